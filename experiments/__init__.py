@@ -1,0 +1,1 @@
+"""The commands and the parts of one run: configure, train, sample, score."""

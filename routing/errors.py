@@ -1,0 +1,24 @@
+"""Errors that a user can cause and mend: one sentence each, never a traceback (no torch here)."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """Wrong input from a user: the message says what is wrong, what was expected and what to type.
+
+    Commands print the message on one line and exit with code 2; libraries raise it as a `ValueError`.
+    """
+
+
+def suggest(word: str, options: Iterable[str]) -> str:
+    """Return `"; did you mean X?"` for the option closest to `word`, or an empty string.
+
+    Args:
+        word: What was typed.
+        options: The names that would have been right.
+    """
+    close = difflib.get_close_matches(str(word), [str(o) for o in options], n=1, cutoff=0.55)
+    return f"; did you mean {close[0]}?" if close else ""
