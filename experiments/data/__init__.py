@@ -1,0 +1,66 @@
+"""Data sets: digits (embedded), scenes (procedural, captioned), latents (ImageNet, COCO).
+
+Every data set answers `batch(index, draws)` with tensors that depend on the arguments alone, so
+that the same run gives
+the same batches on any number of processes and after any restart.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from experiments.data.base import Batch, Dataset, Rows
+    from experiments.data.factory import create
+    from experiments.data.options import (
+        DataError,
+        DataOptions,
+        DigitsOptions,
+        LatentsOptions,
+        ScenesOptions,
+        parse,
+    )
+    from experiments.data.order import Order
+    from experiments.data.prefetch import Prefetch
+
+_HOME = {
+    "Batch": "base",
+    "Dataset": "base",
+    "Rows": "base",
+    "create": "factory",
+    "DataError": "options",
+    "DataOptions": "options",
+    "DigitsOptions": "options",
+    "LatentsOptions": "options",
+    "ScenesOptions": "options",
+    "parse": "options",
+    "Order": "order",
+    "Prefetch": "prefetch",
+}
+
+__all__ = [
+    "Batch",
+    "DataError",
+    "DataOptions",
+    "Dataset",
+    "DigitsOptions",
+    "LatentsOptions",
+    "Order",
+    "Prefetch",
+    "Rows",
+    "ScenesOptions",
+    "create",
+    "parse",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for, so that `--help` needs no torch."""
+    import importlib
+
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"experiments.data.{_HOME[name]}")
+    value = getattr(module, name)
+    globals()[name] = value
+    return value

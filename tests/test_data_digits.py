@@ -1,0 +1,158 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments.data import (
+    DataError,
+    LatentsOptions,
+    Order,
+    ScenesOptions,
+    create,
+    parse,
+)
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return create({"name": "digits"}, task="class")
+
+
+def everything(data, split):
+    return data.batch(torch.arange(data.sizes[split]), None, split)
+
+
+def test_digits_are_scaled_to_sigma_data(digits):
+    x = everything(digits, "train").x
+    assert digits.shape == (1, 8, 8) and digits.num_classes == 10 and digits.size == len(x)
+    assert abs(float(x.mean())) < 1e-6
+    assert abs(float(x.std(correction=0)) - digits.sigma_data) < 1e-6
+
+
+def test_split_is_stratified_and_disjoint(digits):
+    train, test = everything(digits, "train"), everything(digits, "test")
+    assert len(train.x) + len(test.x) == 1797
+    share = test.y.bincount() / (train.y.bincount() + test.y.bincount())
+    assert (share - 0.2).abs().max() < 0.01
+    # Two digits of the set could be equal only by chance; the count says that nothing appears in
+    # both.
+    rows = {tuple(r.flatten().tolist()) for r in train.x}
+    assert not any(tuple(r.flatten().tolist()) in rows for r in test.x)
+
+
+def test_to_pixels_inverts_the_scaling(digits):
+    from sklearn.datasets import load_digits
+
+    ink = torch.from_numpy(load_digits().images) * 255 / 16
+    pixels = digits.to_pixels(everything(digits, "train").x)
+    assert pixels.dtype == torch.uint8 and pixels.shape[1:] == (3, 8, 8)
+    known = {tuple(r.flatten().tolist()) for r in ink.round().to(torch.uint8)}
+    assert all(tuple(p[0].flatten().tolist()) in known for p in pixels)
+    assert (digits.to_pixels(torch.full((1, 1, 8, 8), 99.0)) == 255).all()
+    assert (digits.to_pixels(torch.full((1, 1, 8, 8), -99.0)) == 0).all()
+
+
+def test_digits_options_change_the_fingerprint(digits):
+    assert create({"name": "digits"}).fingerprint == digits.fingerprint
+    assert create({"name": "digits", "split_seed": 1}).fingerprint != digits.fingerprint
+
+
+def test_task_none_has_no_labels():
+    data = create({"name": "digits"}, task="none")
+    assert data.num_classes == 0 and data.batch(torch.arange(3), None).y is None
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: create({"name": "digits"}, task="text"), "task=class"),
+        (lambda: create({"name": "digits"}, task="clas"), "did you mean class?"),
+        (lambda: create({"name": "scene"}), "did you mean scenes?"),
+        (lambda: create({"name": "digits", "sigma_dat": 1}), "did you mean sigma_data?"),
+        (lambda: create({"name": "digits", "sigma_data": 0}), "data.sigma_data=0.5"),
+        (lambda: create({"name": "digits", "test_fraction": 1.0}), "data.test_fraction=0.2"),
+        (lambda: ScenesOptions(max_shapes=4), "data.max_shapes=3"),
+        (lambda: LatentsOptions(flip="mirrored"), "did you mean mirror?"),
+        (lambda: LatentsOptions(scale="stds"), "did you mean std?"),
+        (lambda: LatentsOptions(held_out=-1), "data.held_out"),
+        (lambda: LatentsOptions(held_out=1, test="x"), "data.test"),
+        (lambda: LatentsOptions(decode_batch=0), "data.decode_batch=16"),
+        (lambda: LatentsOptions(scale_factor=-1.0), "0.18215"),
+        (lambda: LatentsOptions(num_classes=-1), "1000"),
+        (lambda: Order(0, 0), "0 samples"),
+    ],
+)
+def test_wrong_options_say_what_to_type(call, words):
+    with pytest.raises(DataError) as error:
+        call()
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_outside_the_split(digits):
+    with pytest.raises(DataError, match="1437 samples"):
+        digits.batch(torch.tensor([1437]), None)
+    with pytest.raises(DataError, match="no validation split"):
+        digits.batch(torch.tensor([0]), None, "validation")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 700), st.integers(0, 2**62), st.integers(0, 2**33))
+def test_order_is_a_permutation_of_every_epoch(size, seed, epoch):
+    positions = torch.arange(size) + epoch * size
+    assert sorted(Order(seed, size).lookup(positions).tolist()) == list(range(size))
+
+
+def test_order_depends_on_seed_and_epoch_and_position_only():
+    size = 1437
+    epochs = torch.arange(4 * size).view(4, size)
+    order = Order(3, size).lookup(epochs)
+    again = torch.cat([Order(3, size).lookup(p) for p in epochs.flatten().split(100)])
+    assert torch.equal(order.flatten(), again)
+    assert all(not torch.equal(order[0], order[k]) for k in (1, 2, 3))
+    # Shifting the seed must not shift the epochs.
+    assert not torch.equal(Order(4, size).lookup(epochs[0]), order[1])
+
+
+def test_order_looks_random():
+    size, epochs = 64, 4000
+    order = Order(0, size).lookup(torch.arange(size * epochs)).view(epochs, size)
+    counts = torch.stack([order[:, k].bincount(minlength=size) for k in range(size)]).double()
+    # Chi-square of 64 x 64 cells, mean 62.5 each: 63 * 63 degrees of freedom, standard deviation
+    # 89.
+    chi2 = float(((counts - epochs / size) ** 2 / (epochs / size)).sum())
+    assert abs(chi2 - 63 * 63) < 5 * (2 * 63 * 63) ** 0.5
+    follows = (order[:, 1:] == order[:, :-1] + 1).double().mean()
+    assert abs(float(follows) - 1 / size) < 0.002
+
+
+def test_endless_stream_needs_no_shuffling():
+    assert Order(0, None).lookup(torch.tensor([5, 7])).tolist() == [5, 7]
+
+
+def test_options_need_no_torch():
+    code = (
+        "import sys, experiments.data.options, experiments.data as d; d.parse({'name': 'digits'});"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=env)
+
+
+def test_conf_lists_every_option_and_default():
+    import dataclasses
+
+    import yaml
+
+    from experiments.data.options import OPTIONS
+
+    for name, kind in OPTIONS.items():
+        text = (ROOT / "experiments/conf/data" / f"{name}.yaml").read_text()
+        assert yaml.safe_load(text) == dataclasses.asdict(kind()), name
+        assert parse(yaml.safe_load(text)) == kind()
