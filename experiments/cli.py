@@ -1,0 +1,87 @@
+"""What every command shares: the tree's packages first on the path, one-sentence errors, exit codes (no torch here)."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from routing.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("routing", "backbones", "experiments", "sweeps", "analysis")
+
+
+class Interrupted(Exception):
+    """Training stopped at a step boundary on a signal, after saving.
+
+    Attributes:
+        reason: `SIGINT`, `SIGTERM` or `SIGUSR2`.
+        step: The step that was saved.
+    """
+
+    def __init__(self, reason: str, step: int, message: str = "") -> None:
+        super().__init__(message or f"stopped by {reason} at step {step}")
+        self.reason = reason
+        self.step = step
+
+
+# 128 + signal number, as shells report a process that a signal ended.
+EXIT_CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGUSR2": 140, "SIGUSR1": 138}
+
+
+def check_packages() -> None:
+    """Refuse to start where another distribution hides one of our packages (W&B ships a `sweeps`).
+
+    Raises:
+        UserError: Names the package and where the other one comes from.
+    """
+    for name in PACKAGES:
+        spec = importlib.util.find_spec(name)
+        origin = Path(spec.origin).resolve() if spec and spec.origin else None
+        if origin is None or ROOT not in origin.parents:
+            raise UserError(
+                f"the package {name!r} that Python finds is another project's ({origin}), not this one's: "
+                f"run from the repository root ({ROOT}) or use a fresh environment (make demo)"
+            )
+
+
+def run_command(
+    command: Callable[[list[str]], int | None], argv: Sequence[str] | None = None
+) -> int:
+    """Run a command and turn what went wrong into one line and an exit code.
+
+    Args:
+        command: Takes the arguments; returns an exit code or None for 0.
+        argv: Arguments without the program name (default: the process's own).
+
+    Returns:
+        0, the command's code, 2 for wrong input, 128 + signal after a requested stop.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        check_packages()
+        return command(arguments) or 0
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except Interrupted as error:
+        print(str(error), file=sys.stderr)
+        return EXIT_CODES.get(error.reason, 1)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output (head, less) has left; there is nobody to tell.
+        sys.stderr.close()
+        return 0
+    except RuntimeError as error:
+        if "torchvision::nms does not exist" not in str(error):
+            raise
+        print(
+            "error: torch and torchvision come from different builds (a CPU torch beside a CUDA torchvision); "
+            "reinstall both from one index: pip install --force-reinstall torch torchvision",
+            file=sys.stderr,
+        )
+        return 2

@@ -1,0 +1,454 @@
+"""What a run is: a typed configuration composed by Hydra, its hash and its name (no torch here).
+
+The YAML under `conf/` lists every option with its default; the dataclasses below give types and checks.
+`load(["backbone=mamba", "route=2-8"])` composes, checks and resolves; every mistake is one `ConfigError`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from routing.errors import UserError, suggest
+
+CONF = Path(__file__).resolve().parent / "conf"
+GROUPS = ("backbone", "data", "objective", "sampler", "guidance", "eval", "scale", "experiment")
+TASKS = ("class", "text", "none")
+TRACKERS = ("none", "tensorboard", "wandb", "trackio")
+
+# Keys that say where and how a run computes or reports, not what it learns: they stay out of the hash.
+_NOT_HASHED = (
+    "paths",
+    "log",
+    "dry",
+    "scale",
+    "experiment",
+    "train.steps",
+    "train.micro_batch",
+    "train.log_every",
+    "train.save_every",
+    "train.keep",
+    "train.keep_every",
+    "train.sample_every",
+    "train.rollback",
+    "train.max_bad_steps",
+)
+
+
+class ConfigError(UserError):
+    """A key, a value or a combination that cannot be run."""
+
+
+@dataclass(frozen=True)
+class RoutingConfig:
+    """How tokens are chosen and come back (see `conf/config.yaml` for each option)."""
+
+    selection: str = "random"
+    shared: bool = False
+    block: int = 2
+    reinsert: str = "identity"
+    remove: str = "start"
+    random_end: bool = False
+    fp32_after: bool = True
+    checkpoint: str = "none"
+    schedule: str = "constant"
+    off_after: float = 1.0
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Optimisation, bookkeeping and numerics of one run (PAPER: AdamW 1e-4, batch 256, EMA 0.9999)."""
+
+    steps: int = 1000
+    batch: int = 64
+    micro_batch: int | str | None = None
+    lr: float = 1e-4
+    warmup: int = 0
+    schedule: str = "constant"
+    betas: tuple[float, ...] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip: float | None = None
+    ema: float = 0.9999
+    label_drop: float = 0.1
+    precision: str = "fp32"
+    tf32: bool = True
+    compile: str = "none"
+    log_every: int = 10
+    save_every: int = 200
+    keep: int = 2
+    keep_every: int = 0
+    sample_every: int = 0
+    max_bad_steps: int = 20
+    rollback: int = 0
+    loss: str = "plain"
+    mae_weight: float = 0.1
+
+
+@dataclass(frozen=True)
+class PathsConfig:
+    """Folders a run reads and writes."""
+
+    runs: str = "runs"
+    cache: str | None = None
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run. Groups with options of their own (`backbone`, `data`, ...) stay mappings; their owners type them."""
+
+    seed: int
+    scale: str
+    size: str
+    route: str
+    task: str
+    backbone: dict[str, Any]
+    data: dict[str, Any]
+    objective: dict[str, Any]
+    sampler: dict[str, Any]
+    guidance: dict[str, Any]
+    eval: dict[str, Any]
+    routing: RoutingConfig = field(default_factory=RoutingConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    paths: PathsConfig = field(default_factory=PathsConfig)
+    init: str | None = None
+    log: str = "none"
+    dry: bool = False
+    experiment: str | None = None
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Config:
+        """Build and check a configuration from plain values (a saved `config.yaml`, weights' metadata).
+
+        Raises:
+            ConfigError: A key is unknown, a type is wrong or a value is out of range.
+        """
+        config = build(cls, values)
+        check(config)
+        return config
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain, JSON-able values; `Config.from_dict` inverts it."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+    @property
+    def depth(self) -> int:
+        """Number of blocks of the backbone."""
+        from backbones.sizes import parse_size
+
+        return int(self.backbone.get("depth") or parse_size(self.size).depth)
+
+    @property
+    def resolved_route(self) -> str:
+        """The route with absolute block numbers, as it names the run."""
+        from routing.route import Route
+
+        return str(Route.parse(self.route).resolve(self.depth))
+
+    def hashed(self) -> dict[str, Any]:
+        """What the hash is taken of: all that decides what is learnt and how it is scored."""
+        values = self.to_dict()
+        values["route"] = self.resolved_route
+        # With a schedule that ends at the last step, another number of steps is another run.
+        keep_steps = self.train.schedule != "constant" or (
+            self.resolved_route != "none"
+            and (self.routing.schedule != "constant" or self.routing.off_after < 1)
+        )
+        for key in _NOT_HASHED:
+            if key == "train.steps" and keep_steps:
+                continue
+            _drop(values, key)
+        values["data_fingerprint"] = data_fingerprint(self.data)
+        if self.init:
+            from experiments.init import parent_digest
+
+            values["init"] = parent_digest(self.init)
+        if values["route"] == "none":
+            # A dense run has no use for these: two dense runs that differ in them are one run.
+            values.pop("routing")
+        return values
+
+    @property
+    def hash(self) -> str:
+        """Eight hexadecimal digits of the SHA-256 of `hashed()`."""
+        text = json.dumps(self.hashed(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+    @property
+    def name(self) -> str:
+        """The run folder's name: `<backbone>-<size>-<data>_<route>_s<seed>-<hash>`."""
+        size = self.size.replace("/", "")
+        head = f"{self.backbone['name']}-{size}-{self.data['name']}"
+        return f"{head}_{self.resolved_route}_s{self.seed}-{self.hash}"
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return Path(self.paths.runs).expanduser() / self.name
+
+
+def data_fingerprint(options: Mapping[str, Any]) -> str:
+    """Return what identifies the content of a data set: a version, or a manifest's checksum."""
+    from experiments.data.options import fingerprint
+
+    return fingerprint(options)
+
+
+def _drop(values: dict[str, Any], key: str) -> None:
+    head, _, rest = key.partition(".")
+    if rest:
+        _drop(values.get(head, {}), rest)
+    else:
+        values.pop(head, None)
+
+
+# --- composing -------------------------------------------------------------------------------------------------
+
+
+def load(overrides: Sequence[str] = ()) -> Config:
+    """Compose the configuration of one run from `key=value` overrides, and check it.
+
+    Args:
+        overrides: As typed: `backbone=mamba`, `route=2-8`, `train.steps=100`, `scale=small`.
+
+    Raises:
+        ConfigError: An unknown key or name, a wrong value or an impossible combination.
+    """
+    overrides = [tidy(text) for text in overrides]
+    for text in overrides:
+        _check_group(*text.split("=", 1))
+    base = _compose([t for t in overrides if t.split("=", 1)[0] in GROUPS])
+    known = sorted(flatten(base))
+    for text in overrides:
+        key = text.split("=", 1)[0]
+        if key not in GROUPS and key not in known and not _is_branch(key, known):
+            raise ConfigError(f"unknown key {key}{suggest(key, known)} (python experiments/run.py --help lists them)")
+        if _is_branch(key, known):
+            raise ConfigError(f"{key} is a group of keys, not a key: type one of {key}.{{...}}, for example {_first(key, known)}=...")
+    return Config.from_dict(_compose(overrides))
+
+
+def tidy(text: str) -> str:
+    """Return one override in the form Hydra takes, or say what is wrong with it."""
+    text = text.strip()
+    if "=" not in text or text.startswith("="):
+        raise ConfigError(f"expected key=value, got {text!r}: for example backbone=mamba route=2-8")
+    key, value = text.split("=", 1)
+    if key[0] in "+~":
+        raise ConfigError(f"{key}: keys can be set, not added or removed; type {key.lstrip('+~')}={value}")
+    if key == "route":
+        value = value.strip("'\"")
+        if "," in value and not value.startswith("["):
+            raise ConfigError(f"route={value}: a comma makes a sweep; join routes with '+': route='{value.replace(',', '+')}'")
+        if not value.startswith("["):
+            # Quoted, so that no character of the route grammar means anything to Hydra.
+            value = "'" + value.replace("'", "") + "'"
+    return f"{key}={value}"
+
+
+def _check_group(group: str, value: str) -> None:
+    if group not in GROUPS or value in ("null", "none") and (CONF / group / f"{value}.yaml").exists():
+        return
+    if group == "experiment" and value == "null":
+        return
+    names = options_of(group)
+    if value not in names:
+        guess = suggest(value, names).replace("did you mean ", f"did you mean {group}=")
+        raise ConfigError(f"unknown {group} {value!r}{guess} (available: {' '.join(names)})")
+
+
+def options_of(group: str) -> list[str]:
+    """Return the names a group can be set to: its YAML files."""
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+def _compose(overrides: Sequence[str]) -> dict[str, Any]:
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    held = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            composed = compose("config", overrides=list(overrides))
+            values = OmegaConf.to_container(composed, resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        reason = " ".join(str(error).split("\n")[0].split())
+        raise ConfigError(f"cannot read {' '.join(overrides)}: {reason}") from error
+    finally:
+        GlobalHydra.instance().hydra = held
+    values = typing.cast(dict[str, Any], values)
+    for group in ("scale", "experiment"):
+        chosen = [t.split("=", 1)[1] for t in overrides if t.startswith(f"{group}=")]
+        values[group] = chosen[-1] if chosen and chosen[-1] != "null" else _default(group)
+    return values
+
+
+def _default(group: str) -> str | None:
+    return "tiny" if group == "scale" else None
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted keys of nested mappings."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield prefix + str(key)
+
+
+def _is_branch(key: str, known: Sequence[str]) -> bool:
+    return key not in GROUPS and any(name.startswith(f"{key}.") for name in known)
+
+
+def _first(key: str, known: Sequence[str]) -> str:
+    return next(name for name in known if name.startswith(f"{key}."))
+
+
+# --- typing ----------------------------------------------------------------------------------------------------
+
+
+def build(cls: type, values: Any, where: str = "") -> Any:
+    """Make a dataclass from a mapping; refuse unknown keys and wrong types by name.
+
+    Args:
+        cls: A dataclass whose annotations are plain types, unions, tuples or dataclasses.
+        values: The mapping; missing keys take the class's defaults.
+        where: Dotted prefix for messages, such as `train.`.
+
+    Raises:
+        ConfigError: A key is unknown or a value has the wrong type.
+    """
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where.rstrip('.') or 'the config'} must be a mapping of keys, got {values!r}")
+    hints = typing.get_type_hints(cls)
+    names = [f.name for f in dataclasses.fields(cls)]
+    for key in values:
+        if key not in names:
+            raise ConfigError(f"unknown key {where}{key}{suggest(str(key), names)}")
+    for f in dataclasses.fields(cls):
+        required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        if required and f.name not in values:
+            raise ConfigError(f"missing key {where}{f.name}")
+    return cls(**{key: _convert(hints[key], value, where + str(key)) for key, value in values.items()})
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(hint):
+        return build(typing.cast(type, hint), value, where + ".")
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        for option in typing.get_args(hint):
+            try:
+                return _convert(option, value, where)
+            except ConfigError:
+                continue
+    elif hint is type(None):
+        if value is None:
+            return None
+    elif origin is tuple:
+        if isinstance(value, (list, tuple)):
+            return tuple(_convert(typing.get_args(hint)[0], item, where) for item in value)
+    elif origin is dict or hint is dict:
+        if isinstance(value, Mapping):
+            return dict(value)
+    elif hint is float:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value)
+    elif hint is str:
+        if isinstance(value, str) or (where == "route" and isinstance(value, list)):
+            return value if isinstance(value, str) else "+".join(map(str, value))
+        if where == "route" and value is None:
+            return "none"
+        if where == "size" and isinstance(value, (int, float)):
+            return str(value)
+    elif hint is Any or (type(value) is hint):
+        return value
+    raise ConfigError(f"{where}={value!r}: expected {_type_name(hint)}, got {type(value).__name__}")
+
+
+def _type_name(hint: Any) -> str:
+    names = {int: "a whole number", float: "a number", str: "a word", bool: "true or false", type(None): "null"}
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return " or ".join(_type_name(option) for option in typing.get_args(hint))
+    if typing.get_origin(hint) is tuple:
+        return "a list such as [0.9,0.999]"
+    return names.get(hint, str(hint))
+
+
+# --- checking --------------------------------------------------------------------------------------------------
+
+
+def _in(config: Any, key: str, options: Sequence[str], where: str) -> None:
+    value = getattr(config, key)
+    if value not in options:
+        raise ConfigError(f"{where}{key}={value}: expected one of {' '.join(options)}{suggest(str(value), options)}")
+
+
+def _at_least(config: Any, key: str, least: float, where: str, *, above: bool = False) -> None:
+    value = getattr(config, key)
+    if value is None:
+        return
+    if not (value > least if above else value >= least) or value != value or value == float("inf"):
+        raise ConfigError(f"{where}{key}={value}: expected a number {'above' if above else 'of at least'} {least:g}")
+
+
+def _share(config: Any, key: str, where: str, *, one: bool = True) -> None:
+    value = getattr(config, key)
+    if not 0 <= value <= 1 or (value == 1 and not one):
+        raise ConfigError(f"{where}{key}={value}: expected a share between 0 and 1{'' if one else ', below 1'}")
+
+
+def check(config: Config) -> None:
+    """Refuse what cannot be run, with one sentence (route against depth, ranges, names).
+
+    Raises:
+        ConfigError: See the message.
+    """
+    _in(config, "task", TASKS, "")
+    _in(config, "log", TRACKERS, "")
+    if not 0 <= config.seed < 2**31:
+        raise ConfigError(f"seed={config.seed}: expected a whole number from 0 to {2**31 - 1}")
+    _check_train(config.train)
+    routing = config.routing
+    _share(routing, "off_after", "routing.")
+    _at_least(routing, "block", 1, "routing.")
+    _in(routing, "checkpoint", ("none", "route", "all"), "routing.")
+    for group in ("backbone", "data", "objective", "sampler", "guidance", "eval"):
+        if "name" not in getattr(config, group):
+            raise ConfigError(f"missing key {group}.name: choose one with {group}={'|'.join(options_of(group))}")
+    # The route is checked against the depth by resolving it.
+    _ = config.resolved_route
+    from experiments.options import check_groups
+
+    check_groups(config)
+
+
+def _check_train(train: TrainConfig) -> None:
+    for key in ("steps", "batch", "log_every", "save_every", "keep"):
+        _at_least(train, key, 1, "train.")
+    for key in ("warmup", "weight_decay", "keep_every", "sample_every", "max_bad_steps", "rollback", "mae_weight"):
+        _at_least(train, key, 0, "train.")
+    for key in ("lr", "eps", "clip"):
+        _at_least(train, key, 0, "train.", above=True)
+    _share(train, "ema", "train.", one=False)
+    _share(train, "label_drop", "train.")
+    _in(train, "precision", ("fp32", "bf16"), "train.")
+    _in(train, "schedule", ("constant", "cosine"), "train.")
+    _in(train, "compile", ("none", "blocks"), "train.")
+    _in(train, "loss", ("plain", "ensemble"), "train.")
+    if len(train.betas) != 2 or not all(0 <= beta < 1 for beta in train.betas):
+        raise ConfigError(f"train.betas={list(train.betas)}: expected two numbers from 0 to below 1, such as [0.9,0.999]")
+    micro = train.micro_batch
+    if isinstance(micro, str) and micro != "auto" or isinstance(micro, int) and micro < 1:
+        raise ConfigError(f"train.micro_batch={micro}: expected null, auto or a whole number of at least 1")
