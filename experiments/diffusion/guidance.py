@@ -1,0 +1,281 @@
+"""Guidance: which passes one evaluation makes, and how their answers become one denoised image.
+
+A guidance is two pure functions: `passes(progress, level)` names the passes (which model,
+which label, which selection rate), `combine` mixes what they return. `Guided` runs the passes;
+those that differ only in the label are one batch. Costs follow from `passes` alone.
+
+With `D_s` the strong and `D_w` the weak prediction, all but APG return `w D_s + (1 - w) D_w`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from experiments.diffusion.objective import Prediction
+from experiments.diffusion.options import (
+    APGOptions,
+    AutoOptions,
+    DiffusionError,
+    GuidanceOptions,
+    ICGOptions,
+    IntervalOptions,
+    Rate,
+    RoutedOptions,
+    options_of,
+)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass through a network.
+
+    Attributes:
+        label: `given` (the condition), `null` (the null class or text) or `random` (another one).
+        rate: Fraction of tokens that skip the route; 0 is a dense pass.
+        weak: Whether the weaker checkpoint runs it.
+    """
+
+    label: str = "given"
+    rate: float = 0.0
+    weak: bool = False
+
+    @property
+    def batch(self) -> tuple[bool, float]:
+        """Passes with equal keys can be one batch."""
+        return self.weak, self.rate
+
+
+class Guidance:
+    """No guidance: one conditional dense pass. Base of all others.
+
+    Args:
+        options: The guidance's options.
+    """
+
+    def __init__(self, options: GuidanceOptions | None = None) -> None:
+        self.options = options or GuidanceOptions()
+
+    @property
+    def name(self) -> str:
+        """Name of the guidance."""
+        return self.options.name
+
+    @property
+    def needs_weak(self) -> bool:
+        """Whether a second, weaker model is part of it."""
+        return False
+
+    def passes(self, progress: float, level: float) -> list[Pass]:
+        """Return the passes of one evaluation, the one that counts alone first.
+
+        Args:
+            progress: 0 at the first sampling step, 1 at the last.
+            level: Noise level sigma / alpha.
+        """
+        if not self.active(level):
+            return [Pass()]
+        return self.guided(progress)
+
+    def active(self, level: float) -> bool:
+        """Return whether guidance acts: low < level <= high, and the scale is not 1."""
+        return self.options.scale != 1.0 and self.options.low < level <= self.options.high
+
+    def guided(self, progress: float) -> list[Pass]:
+        """Return the passes where guidance acts."""
+        return [Pass()]
+
+    def combine(self, outputs: list[Tensor], memory: dict[str, Tensor]) -> Tensor:
+        """Mix the denoised images of the passes.
+
+        Args:
+            outputs: One `(B, C, H, W)` per pass.
+            memory: Whatever a guidance wants to keep until the next evaluation of this batch.
+        """
+        if len(outputs) == 1:
+            return outputs[0]
+        strong, weak = outputs
+        return weak + self.options.scale * (strong - weak)
+
+    def check(self, model: Any, weak_model: Any = None) -> None:
+        """Refuse a model that this guidance cannot work with.
+
+        Raises:
+            DiffusionError: One sentence with the way out.
+        """
+        passes = self.guided(0.0) + self.guided(1.0)
+        labels = {p.label for p in passes}
+        conditional = getattr(model, "num_classes", 0) or has_text(model)
+        if labels & {"null", "random"} and not conditional:
+            raise DiffusionError(
+                f"guidance={self.name} needs a model with classes or text, and this one has "
+                "neither; use guidance=none, routed or autoguidance"
+            )
+        if self.needs_weak and weak_model is None:
+            raise DiffusionError(
+                f"guidance={self.name} needs a second, weaker model; "
+                "give guidance.checkpoint=RUN_OR_FILE, e.g. an early step of the same run"
+            )
+
+
+class CFG(Guidance):
+    """Classifier-free guidance; with `low` and `high` a limited interval."""
+
+    def guided(self, progress: float) -> list[Pass]:
+        """Return the conditional and the null pass, which are one batch."""
+        return [Pass(), Pass(label="null")]
+
+
+class Routed(Guidance):
+    """Routed guidance: two selection rates, both conditional unless `null` is set (CFG+SG).
+
+    Outside the interval, and at scale 1, the strong pass runs alone.
+    """
+
+    options: RoutedOptions
+
+    def __init__(self, options: RoutedOptions) -> None:
+        super().__init__(options)
+        self.strong = Rate.parse(options.strong, "guidance.strong")
+        self.weak = Rate.parse(options.weak, "guidance.weak")
+
+    @property
+    def needs_weak(self) -> bool:
+        """Whether the weak pass has its own checkpoint."""
+        return self.options.checkpoint is not None
+
+    def passes(self, progress: float, level: float) -> list[Pass]:
+        """Return both passes, or the strong one alone outside the interval."""
+        both = self.guided(progress)
+        return both if self.active(level) else both[:1]
+
+    def guided(self, progress: float) -> list[Pass]:
+        """Return the strong and the weak pass at their rates for this step."""
+        label = "null" if self.options.null else "given"
+        return [
+            Pass(rate=self.strong.at(progress)),
+            Pass(label, self.weak.at(progress), weak=self.needs_weak),
+        ]
+
+
+class AutoGuidance(Guidance):
+    """Autoguidance: the weak pass is that of a weaker checkpoint, both conditional and dense."""
+
+    options: AutoOptions
+
+    @property
+    def needs_weak(self) -> bool:
+        """Always."""
+        return True
+
+    def guided(self, progress: float) -> list[Pass]:
+        """Return one pass of each model."""
+        return [Pass(), Pass(weak=True)]
+
+
+class ICG(Guidance):
+    """Independent condition guidance: a random label in place of the null class."""
+
+    options: ICGOptions
+
+    def guided(self, progress: float) -> list[Pass]:
+        """Return the conditional pass and one with a random label, which are one batch."""
+        return [Pass(), Pass(label="random")]
+
+
+class APG(CFG):
+    """Adaptive projected guidance: CFG's difference with momentum, a norm limit, and projection.
+
+    Sadat et al. 2024, Algorithm 1: the part of the difference parallel to the conditional
+    prediction saturates images; it is scaled by `eta`, and the orthogonal part does the guiding.
+    """
+
+    options: APGOptions
+
+    def combine(self, outputs: list[Tensor], memory: dict[str, Tensor]) -> Tensor:
+        """Return `D_c + (w - 1) (orthogonal + eta * parallel)`."""
+        if len(outputs) == 1:
+            return outputs[0]
+        given, null = outputs
+        difference = given - null
+        if self.options.momentum:
+            if "average" in memory:
+                difference = difference + self.options.momentum * memory["average"]
+            memory["average"] = difference
+        dims = tuple(range(1, given.ndim))
+        if self.options.threshold:
+            norm = torch.linalg.vector_norm(difference, dim=dims, keepdim=True)
+            limit = torch.full_like(norm, self.options.threshold)
+            difference = difference * torch.minimum(
+                torch.ones_like(norm), limit / norm.clamp(min=1e-12)
+            )
+        square = (given * given).sum(dims, keepdim=True).clamp(min=1e-12)
+        parallel = (difference * given).sum(dims, keepdim=True) / square * given
+        orthogonal = difference - parallel
+        return given + (self.options.scale - 1) * (orthogonal + self.options.eta * parallel)
+
+
+GUIDANCES: dict[str, type[Any]] = {
+    "none": Guidance,
+    "cfg": CFG,
+    "interval": CFG,
+    "routed": Routed,
+    "autoguidance": AutoGuidance,
+    "apg": APG,
+    "icg": ICG,
+}
+
+
+def has_text(model: Any) -> bool:
+    """Return whether the model is conditioned on text."""
+    return bool((getattr(model, "config", None) or {}).get("text"))
+
+
+def create_guidance(
+    options: Any = None, route: Any = None, selection: Any = None, **routing: Any
+) -> Guidance:
+    """Return the guidance that `options` names.
+
+    Args:
+        options: A name, a mapping or dataclass with the keys of `conf/guidance/<name>.yaml`.
+        route: The route the model was trained with (text or `routing.Route`); routed guidance
+            uses it unless `guidance.route` names another.
+        selection: The `routing.Selection` it was trained with.
+        **routing: Further fields of `routing.Routing` that passes with a route need.
+
+    Raises:
+        DiffusionError: If routed guidance has no route.
+    """
+    resolved = options_of("guidance", options)
+    guidance: Guidance = GUIDANCES[resolved.name](resolved)
+    if isinstance(resolved, RoutedOptions):
+        from routing import Route
+
+        chosen = Route.parse(resolved.route if resolved.route is not None else route)
+        if not chosen:
+            raise DiffusionError(
+                "guidance=routed needs a route, and this model was trained without one; name one "
+                "to try it (guidance.route=auto), or use guidance=cfg"
+            )
+        guidance.route = chosen
+    guidance.selection, guidance.routing = selection, routing
+    return guidance
+
+
+__all__ = [
+    "APG",
+    "CFG",
+    "GUIDANCES",
+    "ICG",
+    "AutoGuidance",
+    "Guidance",
+    "IntervalOptions",
+    "Pass",
+    "Prediction",
+    "Routed",
+    "create_guidance",
+    "has_text",
+]

@@ -1,0 +1,269 @@
+"""From noise to data: samplers that need nothing but a denoiser.
+
+All work in `z = x / s`, `u = sigma / s` (objective.py), where the probability-flow ODE of every
+objective is `dz/du = (z - D) / u`. A sampler walks along the objective's own grid of times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from experiments.diffusion.objective import Objective, Prediction
+from experiments.diffusion.options import (
+    ChurnOptions,
+    DDIMOptions,
+    DDPMSamplerOptions,
+    SamplerOptions,
+    SDEOptions,
+    options_of,
+)
+
+#: `denoise(x, time, step, evaluation)`; times are native to the objective.
+Denoise = Callable[[Tensor, float, int, int], Prediction]
+#: `noise(i, x)`: fresh standard normal like `x`, the i-th of this run; seeded per image.
+Noise = Callable[[int, Tensor], Tensor]
+
+
+class Sampler:
+    """Base of all samplers.
+
+    Args:
+        options: The sampler's options.
+        objective: Whose path to follow.
+    """
+
+    def __init__(self, options: SamplerOptions, objective: Objective) -> None:
+        self.options = options
+        self.objective = objective
+        self.times = objective.schedule(options.steps, options.shift)
+
+    @property
+    def name(self) -> str:
+        """Name of the sampler."""
+        return self.options.name
+
+    @property
+    def steps(self) -> int:
+        """Number of intervals."""
+        return len(self.times) - 1
+
+    def evaluations(self) -> list[tuple[int, float]]:
+        """Return (step, native time) of every evaluation of the denoiser, in order."""
+        return [(i, time) for i, time in enumerate(self.times[:-1])]
+
+    def start(self, noise: Tensor) -> Tensor:
+        """Return the noisy image at the first time, from standard normal `noise`."""
+        return noise * self._value(self.objective.sigma, self.times[0])
+
+    def sample(self, denoise: Denoise, x: Tensor, noise: Noise) -> Tensor:
+        """Walk from `x` at the first time to data.
+
+        Args:
+            denoise: `denoise(x, time, step, evaluation)`.
+            x: `start(noise)`, `(B, C, H, W)`; its dtype is the dtype of the walk.
+            noise: Source of further noise, for stochastic samplers.
+        """
+        for i, time, after in self._intervals():
+            x = self.step(denoise, x, i, time, after, noise)
+        return x
+
+    def step(
+        self, denoise: Denoise, x: Tensor, i: int, time: float, after: float, noise: Noise
+    ) -> Tensor:
+        """Go from `time` to `after`."""
+        raise NotImplementedError
+
+    def _intervals(self) -> Iterator[tuple[int, float, float]]:
+        for i in range(self.steps):
+            yield i, self.times[i], self.times[i + 1]
+
+    def _value(self, function: Callable[[Tensor], Tensor], time: float) -> float:
+        return float(function(torch.tensor(time, dtype=torch.float64)))
+
+    def _slope(self, x: Tensor, x0: Tensor, time: float) -> Tensor:
+        """Return dz/du at `time`."""
+        scale = self._value(self.objective.scale, time)
+        return (x / scale - x0) / self._value(self.objective.coordinate, time)
+
+    def _move(self, x: Tensor, slope: Tensor, time: float, after: float) -> Tensor:
+        """Follow `slope` from `time` to `after` in z and u; returns x at `after`."""
+        length = self._value(self.objective.coordinate, after)
+        length -= self._value(self.objective.coordinate, time)
+        z = x / self._value(self.objective.scale, time) + length * slope
+        return z * self._value(self.objective.scale, after)
+
+    def _posterior(
+        self, x: Tensor, x0: Tensor, time: float, after: float
+    ) -> tuple[Tensor, float, float]:
+        """Return mean and (smallest, largest) variance of q(x_after | x_time, x0)."""
+        a_t, a_s = (self._value(self.objective.alpha, t) for t in (time, after))
+        v_t, v_s = (self._value(self.objective.sigma, t) ** 2 for t in (time, after))
+        ratio = a_t / a_s
+        fresh = max(v_t - ratio**2 * v_s, 0.0)
+        mean = (ratio * v_s / v_t) * x + (a_s * fresh / v_t) * x0
+        return mean, fresh * v_s / v_t, fresh
+
+
+class Euler(Sampler):
+    """Euler's method: order 1. With ddpm times this is DDIM."""
+
+    def step(
+        self, denoise: Denoise, x: Tensor, i: int, time: float, after: float, noise: Noise
+    ) -> Tensor:
+        """Follow the slope at `time`."""
+        x0 = denoise(x, time, i, i).x0
+        return self._move(x, self._slope(x, x0, time), time, after)
+
+
+class Heun(Sampler):
+    """Heun's method: order 2, Euler on the last interval because the slope at u = 0 is 0 / 0."""
+
+    def evaluations(self) -> list[tuple[int, float]]:
+        """Return two evaluations a step, one for the last."""
+        pairs = [[(i, time), (i, after)] for i, time, after in self._intervals()]
+        return [item for pair in pairs for item in pair][:-1]
+
+    def step(
+        self, denoise: Denoise, x: Tensor, i: int, time: float, after: float, noise: Noise
+    ) -> Tensor:
+        """Average the slopes at both ends."""
+        first = self._slope(x, denoise(x, time, i, 2 * i).x0, time)
+        guess = self._move(x, first, time, after)
+        if i == self.steps - 1:
+            return guess
+        second = self._slope(guess, denoise(guess, after, i, 2 * i + 1).x0, after)
+        return self._move(x, (first + second) / 2, time, after)
+
+
+class Churn(Heun):
+    """EDM's Algorithm 2: raise the noise level by a factor 1 + gamma, then a Heun step."""
+
+    options: ChurnOptions
+
+    def evaluations(self) -> list[tuple[int, float]]:
+        """Return two evaluations a step, at the raised level and at the next time."""
+        pairs = [[(i, self._raised(time)), (i, after)] for i, time, after in self._intervals()]
+        return [item for pair in pairs for item in pair][:-1]
+
+    def step(
+        self, denoise: Denoise, x: Tensor, i: int, time: float, after: float, noise: Noise
+    ) -> Tensor:
+        """Renoise, then Heun."""
+        raised = self._raised(time)
+        if raised != time:
+            ratio = self._value(self.objective.alpha, raised)
+            ratio /= self._value(self.objective.alpha, time)
+            extra = self._value(self.objective.sigma, raised) ** 2
+            extra -= (ratio * self._value(self.objective.sigma, time)) ** 2
+            added = self.options.churn_noise * math.sqrt(max(extra, 0.0))
+            x = ratio * x + added * noise(i, x)
+        return super().step(denoise, x, i, raised, after, noise)
+
+    def _raised(self, time: float) -> float:
+        o, level = self.options, self._value(self.objective.level, time)
+        if not o.churn or not o.churn_min <= level <= o.churn_max:
+            return time
+        gamma = min(o.churn / self.steps, math.sqrt(2) - 1)
+        return self._value(self.objective.from_level, level * (1 + gamma))
+
+
+class SDE(Sampler):
+    """Euler-Maruyama on `dz = [(z - D)/u] du + lambda score du_reverse + sqrt(2 lambda) dW`.
+
+    Any lambda(u) >= 0 keeps the marginals (SiT, Equation 5); `lambda = strength * form(u)`.
+    The score in z is `(a D - z) / u^2`, with `a = alpha / s`.
+    """
+
+    options: SDEOptions
+
+    def __init__(self, options: SDEOptions, objective: Objective) -> None:
+        super().__init__(options, objective)
+        if options.last_step and objective.name == "flow" and self.steps > 1:
+            # SiT: even steps down to a last, larger one that takes the mean (its last_step_size).
+            body = objective.schedule(self.steps - 1, options.shift)
+            span = 1 - options.last_step
+            self.times = [options.last_step + span * t for t in body] + [0.0]
+
+    def step(
+        self, denoise: Denoise, x: Tensor, i: int, time: float, after: float, noise: Noise
+    ) -> Tensor:
+        """Take one stochastic step; the last returns the denoised mean."""
+        x0 = denoise(x, time, i, i).x0
+        if i == self.steps - 1:
+            return self._move(x, self._slope(x, x0, time), time, after)
+        u = self._value(self.objective.coordinate, time)
+        length = u - self._value(self.objective.coordinate, after)
+        scale = self._value(self.objective.scale, time)
+        share = self._value(self.objective.alpha, time) / scale
+        form = {"sigma": u, "constant": 1.0, "decreasing": min(u, 1.0) ** 2}[self.options.diffusion]
+        rate = self.options.strength * form
+        score = (share * x0 - x / scale) / u**2
+        z = x / scale - length * self._slope(x, x0, time) + length * rate * score
+        z = z + math.sqrt(2 * rate * length) * noise(i, x)
+        return z * self._value(self.objective.scale, after)
+
+
+class Ancestral(Sampler):
+    """DDPM's ancestral sampling on the objective's grid, learned variance where there is one."""
+
+    options: DDPMSamplerOptions
+
+    def step(
+        self, denoise: Denoise, x: Tensor, i: int, time: float, after: float, noise: Noise
+    ) -> Tensor:
+        """Draw from the Gaussian reverse step; the last step returns its mean."""
+        x0, fraction = denoise(x, time, i, i)
+        mean, small, large = self._posterior(x, x0, time, after)
+        if i == self.steps - 1:
+            return mean
+        if self.options.variance == "learned" and fraction is not None:
+            log = fraction * math.log(large) + (1 - fraction) * math.log(small)
+            return mean + torch.exp(log / 2) * noise(i, x)
+        variance = large if self.options.variance == "large" else small
+        return mean + math.sqrt(variance) * noise(i, x)
+
+
+class DDIM(Sampler):
+    """DDIM, Equation 12: `eta` scales the noise between the ODE and ancestral sampling."""
+
+    options: DDIMOptions
+
+    def step(
+        self, denoise: Denoise, x: Tensor, i: int, time: float, after: float, noise: Noise
+    ) -> Tensor:
+        """Move along the predicted noise and add `eta` of the posterior's noise."""
+        x0 = denoise(x, time, i, i).x0
+        alpha, sigma = (self._value(f, time) for f in (self.objective.alpha, self.objective.sigma))
+        epsilon = (x - alpha * x0) / sigma
+        _, small, _ = self._posterior(x, x0, time, after)
+        spread = self.options.eta**2 * small
+        next_sigma = self._value(self.objective.sigma, after)
+        kept = math.sqrt(max(next_sigma**2 - spread, 0.0))
+        x = self._value(self.objective.alpha, after) * x0 + kept * epsilon
+        return x + math.sqrt(spread) * noise(i, x) if spread else x
+
+
+SAMPLERS: dict[str, type[Sampler]] = {
+    "euler": Euler,
+    "heun": Heun,
+    "churn": Churn,
+    "sde": SDE,
+    "ddpm": Ancestral,
+    "ddim": DDIM,
+}
+
+
+def create_sampler(options: Any, objective: Objective) -> Sampler:
+    """Return the sampler that `options` names, on the grid of `objective`.
+
+    Args:
+        options: A name, a mapping or dataclass with the keys of `conf/sampler/<name>.yaml`.
+        objective: The objective the model was trained with.
+    """
+    resolved = options_of("sampler", options)
+    return SAMPLERS[resolved.name](resolved, objective)

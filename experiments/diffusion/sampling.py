@@ -1,0 +1,229 @@
+"""Seeded generation: image `i` depends on its own seed, never on its batch, rank or neighbours."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from experiments.diffusion.guidance import Guidance
+from experiments.diffusion.guided import (
+    SAMPLING_SEED,
+    Guided,
+    batches,
+    check_conditions,
+    progress_of,
+)
+from experiments.diffusion.objective import Objective
+from experiments.diffusion.options import DiffusionError
+from experiments.diffusion.samplers import Sampler
+from routing.rng import Draws
+
+#: `progress(done, total, seconds_left)`.
+Progress = Callable[[int, int, float], None]
+
+
+def labels_from_seeds(seeds: Tensor, num_classes: int, how: str = "from-seed") -> Tensor | None:
+    """Return a class for each seed, `(n,)`, or None for a model without classes.
+
+    Args:
+        seeds: int64 `(n,)`.
+        num_classes: Number of classes.
+        how: `from-seed` draws it (ADM's protocol); `balanced` is seed modulo classes.
+    """
+    if not num_classes:
+        return None
+    if how == "balanced":
+        return seeds % num_classes
+    if how != "from-seed":
+        raise DiffusionError(f"labels={how}: choose from-seed or balanced, or give class numbers")
+    return Draws(SAMPLING_SEED, 0, seeds).integers("label", 1, num_classes)[:, 0]
+
+
+def seeded_noise(seeds: Tensor, draw: int, shape: tuple[int, ...]) -> Tensor:
+    """Return standard normal noise of each seed, `(n, *shape)`; `draw` 0 is the start."""
+    return Draws(SAMPLING_SEED, 0, seeds).normal(f"sampler.{draw}", shape)
+
+
+def image_shape(model: Any) -> tuple[int, int, int]:
+    """Return (C, H, W) of what `model` denoises."""
+    size = model.config["input_size"]
+    height, width = (size, size) if isinstance(size, int) else size
+    return model.in_channels, int(height), int(width)
+
+
+def generate(
+    model: Any,
+    objective: Objective,
+    sampler: Sampler,
+    guidance: Guidance,
+    seeds: Tensor,
+    labels: Tensor | str | None = "from-seed",
+    text: Tensor | None = None,
+    batch: int = 64,
+    device: torch.device | str | None = None,
+    progress: Progress | None = None,
+    on_batch: Callable[[int, Tensor], None] | None = None,
+    *,
+    weak_model: Any = None,
+    shape: tuple[int, int, int] | None = None,
+) -> Tensor:
+    """Generate one image per seed.
+
+    The last batch is filled up, so that every image is made in a batch of the same size: the same
+    seed then gives the same image bit for bit, and at another batch size to rounding.
+
+    Args:
+        model: The network (in evaluation mode during the call), with the EMA weights if wanted.
+        objective: What it was trained on.
+        sampler: How to walk.
+        guidance: How to guide.
+        seeds: One per image, int64 `(n,)`.
+        labels: Classes `(n,)`, `from-seed`, `balanced`, or None for the null class.
+        text: Text states `(n, L, E)`; None for no text.
+        batch: Images at once.
+        device: Where to sample; the model's device if not given.
+        progress: Called after every batch as `progress(done, total, seconds_left)`.
+        on_batch: Called after every batch as `on_batch(start, images)`.
+        weak_model: The weaker network of autoguidance or routed guidance.
+        shape: (C, H, W); the model's own if not given.
+
+    Returns:
+        Images `(n, C, H, W)` in data space, float32, on `device`.
+
+    Raises:
+        DiffusionError: If guidance, labels or text do not fit the model.
+    """
+    guidance.check(model, weak_model)
+    device = torch.device(device) if device is not None else device_of(model)
+    seeds = seeds.to(device, torch.int64)
+    classes = getattr(model, "num_classes", 0)
+    if isinstance(labels, str):
+        labels = labels_from_seeds(seeds, classes, labels)
+    check_conditions(model, labels, text)
+    labels = None if labels is None else labels.to(device, torch.int64)
+    shape, batch = shape or image_shape(model), max(1, min(batch, len(seeds)))
+    images, began = [], time.monotonic()
+    with torch.no_grad(), evaluating(model, weak_model):
+        for start in range(0, len(seeds), batch):
+            rows = torch.arange(start, start + batch, device=device).clamp(max=len(seeds) - 1)
+            made = _batch(
+                Guided(
+                    model,
+                    objective,
+                    guidance,
+                    seeds[rows],
+                    sampler.steps,
+                    None if labels is None else labels[rows],
+                    None if text is None else text.to(device)[rows],
+                    weak_model,
+                ),
+                sampler,
+                shape,
+            )[: len(seeds) - start]
+            images.append(made)
+            if on_batch:
+                on_batch(start, made)
+            if progress:
+                done = min(start + batch, len(seeds))
+                left = (time.monotonic() - began) / done * (len(seeds) - done)
+                progress(done, len(seeds), left)
+    return torch.cat(images) if images else torch.empty((0, *shape), device=device)
+
+
+def _batch(guided: Guided, sampler: Sampler, shape: tuple[int, ...]) -> Tensor:
+    """Sample one batch; the walk is in float64 where the device has it (as EDM's is)."""
+    dtype = torch.float32 if guided.seeds.device.type == "mps" else torch.float64
+    start = seeded_noise(guided.seeds, 0, shape).to(dtype)
+
+    def noise(i: int, x: Tensor) -> Tensor:
+        return seeded_noise(guided.seeds, i + 1, tuple(x.shape[1:])).to(x)
+
+    return sampler.sample(guided, sampler.start(start), noise).to(torch.float32)
+
+
+class evaluating:
+    """Put models in evaluation mode for a while."""
+
+    def __init__(self, *models: Any) -> None:
+        self.models = [m for m in models if isinstance(m, torch.nn.Module)]
+
+    def __enter__(self) -> None:
+        self.modes = [m.training for m in self.models]
+        for model in self.models:
+            model.eval()
+
+    def __exit__(self, *error: object) -> None:
+        for model, mode in zip(self.models, self.modes, strict=True):
+            model.train(mode)
+
+
+def device_of(model: Any) -> torch.device:
+    """Return the device of a model's first parameter, or the CPU."""
+    first = next(iter(model.parameters()), None) if isinstance(model, torch.nn.Module) else None
+    return first.device if first is not None else torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class SamplingCost:
+    """What one image costs.
+
+    Attributes:
+        macs: Multiply-accumulates of all passes of one image.
+        per_step: The same for each sampling step.
+        evaluations: How often the sampler asks for a denoised image (NFE).
+        passes: How many forward passes per image that makes.
+    """
+
+    macs: float
+    per_step: tuple[float, ...]
+    evaluations: int
+    passes: int
+
+    @property
+    def gmacs_per_evaluation(self) -> float:
+        """Mean GMACs of one evaluation: the column beside FID in the SG paper (PAPER.md 2.9)."""
+        return self.macs / self.evaluations / 1e9
+
+
+def sampling_cost(
+    objective: Objective,
+    sampler: Sampler,
+    guidance: Guidance,
+    cost: Callable[[float, bool], float],
+) -> SamplingCost:
+    """Count the MACs of one image from the passes that the guidance will make.
+
+    Args:
+        objective: Gives the noise level of each evaluation.
+        sampler: Gives the evaluations.
+        guidance: Gives the passes.
+        cost: `cost(rate, weak)`: MACs of one forward pass of one image at a selection rate (0 is
+            dense), on the weak model or on the main one.
+    """
+    per_step, passes = [0.0] * sampler.steps, 0
+    evaluations = sampler.evaluations()
+    for step, native in evaluations:
+        level = float(objective.level(torch.tensor(native, dtype=torch.float64)))
+        made = guidance.passes(progress_of(step, sampler.steps), level)
+        passes += len(made)
+        per_step[step] += sum(cost(item.rate, item.weak) for item in made)
+    return SamplingCost(sum(per_step), tuple(per_step), len(evaluations), passes)
+
+
+__all__ = [
+    "Progress",
+    "SamplingCost",
+    "batches",
+    "device_of",
+    "evaluating",
+    "generate",
+    "image_shape",
+    "labels_from_seeds",
+    "sampling_cost",
+    "seeded_noise",
+]
