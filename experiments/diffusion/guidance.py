@@ -82,7 +82,8 @@ class Guidance:
 
     def active(self, level: float) -> bool:
         """Return whether guidance acts: low < level <= high, and the scale is not 1."""
-        return self.options.scale != 1.0 and self.options.low < level <= self.options.high
+        o = self.options
+        return o.scale != 1.0 and o.low < level and (o.high is None or level <= o.high)
 
     def guided(self, progress: float) -> list[Pass]:
         """Return the passes where guidance acts."""
@@ -130,7 +131,7 @@ class CFG(Guidance):
 
 
 class Routed(Guidance):
-    """Routed guidance: two selection rates, both conditional unless `null` is set (CFG+SG).
+    """Routed guidance: two selection rates, both conditional unless `null_class` is set (CFG+SG).
 
     Outside the interval, and at scale 1, the strong pass runs alone.
     """
@@ -154,7 +155,7 @@ class Routed(Guidance):
 
     def guided(self, progress: float) -> list[Pass]:
         """Return the strong and the weak pass at their rates for this step."""
-        label = "null" if self.options.null else "given"
+        label = "null" if self.options.null_class else "given"
         return [
             Pass(rate=self.strong.at(progress)),
             Pass(label, self.weak.at(progress), weak=self.needs_weak),

@@ -224,7 +224,7 @@ class GuidanceOptions:
     name: str = "none"
     scale: float = 1.0
     low: float = 0.0
-    high: float = math.inf
+    high: float | None = None
 
     def __post_init__(self) -> None:
         _require(
@@ -232,7 +232,7 @@ class GuidanceOptions:
             f"guidance.scale={self.scale}: a number is needed; 1 is no guidance",
         )
         _require(
-            0 <= self.low < self.high,
+            0 <= self.low < (math.inf if self.high is None else self.high),
             f"guidance.low={self.low}, high={self.high}: 0 <= low < high is needed (in sigma)",
         )
 
@@ -252,7 +252,7 @@ class IntervalOptions(GuidanceOptions):
     name: str = "interval"
     scale: float = 2.1
     low: float = 0.28
-    high: float = 2.9
+    high: float | None = 2.9
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,7 @@ class RoutedOptions(GuidanceOptions):
     scale: float = 1.5
     strong: str = "0.5"
     weak: str = "0.9"
-    null: bool = False
+    null_class: bool = False
     subsets: str = "independent"
     route: str | None = None
     checkpoint: str | None = None
