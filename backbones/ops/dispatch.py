@@ -1,0 +1,203 @@
+"""Which implementation of an op runs here, and why.
+
+The packages are probed for the part that is used, not for their name: `import mamba_ssm` fails without its CUDA module,
+although its Mamba-2 kernels are Triton and need none. A probe runs once per process and remembers what it found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import os
+import sys
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from routing.errors import UserError, suggest
+
+INSTALL = {
+    "mamba-ssm": 'pip install --no-build-isolation -e ".[kernels]" (after torch; needs nvcc)',
+    "causal-conv1d": 'pip install --no-build-isolation -e ".[kernels]" (after torch; needs nvcc)',
+    "fla": 'pip install "fla-core>=0.4" triton',
+    "triton": "pip install triton",
+}
+# In the order in which `auto` prefers them; torch and the reference run everywhere.
+KERNELS = {
+    "ssd": ("mamba-ssm", "fla"),
+    "selective_scan": ("mamba-ssm",),
+    "biwkv": ("triton",),
+    "conv": ("causal-conv1d",),
+    "shift": (),
+}
+
+
+class KernelError(UserError):
+    """A kernel was asked for that does not exist or cannot run here."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What runs for an op: `name` is torch, reference or a kernel's package; `why` is a phrase for the banner."""
+
+    op: str
+    name: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.op}: {self.name} ({self.why})"
+
+
+@dataclass(frozen=True)
+class _Probe:
+    function: Callable[..., Any] | None
+    reason: str
+
+
+def interpreted() -> bool:
+    """Whether Triton runs in its interpreter, on the CPU (`TRITON_INTERPRET=1`, set before triton is imported)."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def _import(module: str, name: str, package: str) -> _Probe:
+    if importlib.util.find_spec(module.split(".")[0]) is None:
+        return _Probe(None, f"{package} is not installed")
+    try:
+        return _Probe(getattr(importlib.import_module(module), name), f"{package} found")
+    except Exception as error:  # A broken binary raises anything: ImportError, OSError, RuntimeError.
+        return _Probe(None, f"{package} does not load: {str(error).splitlines()[0][:120]}")
+
+
+def _mamba_ssd() -> _Probe:
+    """mamba-ssm's Triton SSD, also where the package itself does not import for want of its CUDA module."""
+    module = "mamba_ssm.ops.triton.ssd_combined"
+    found = _import(module, "mamba_chunk_scan_combined", "mamba-ssm")
+    spec = importlib.util.find_spec("mamba_ssm") if found.function is None else None
+    if spec is None or not spec.submodule_search_locations:
+        return found
+    # Its __init__ imports the CUDA module; an empty package with the same path lets the Triton files load.
+    saved = {k: v for k, v in sys.modules.items() if k.split(".")[0] == "mamba_ssm"}
+    for key in saved:
+        del sys.modules[key]
+    bare = types.ModuleType("mamba_ssm")
+    bare.__path__ = list(spec.submodule_search_locations)
+    sys.modules["mamba_ssm"] = bare
+    again = _import(module, "mamba_chunk_scan_combined", "mamba-ssm")
+    if again.function is None:
+        for key in [k for k in sys.modules if k.split(".")[0] == "mamba_ssm"]:
+            del sys.modules[key]
+        sys.modules.update(saved)
+    return again
+
+
+@functools.cache
+def probe(op: str, kernel: str) -> _Probe:
+    """Import the function of `kernel` that serves `op`; `.function` is None where it cannot be had."""
+    if (op, kernel) == ("ssd", "mamba-ssm"):
+        return _mamba_ssd()
+    if (op, kernel) == ("ssd", "fla"):
+        return _import("fla.ops.simple_gla", "chunk_simple_gla", "fla-core")
+    if (op, kernel) == ("selective_scan", "mamba-ssm"):
+        found = _import("mamba_ssm.ops.selective_scan_interface", "selective_scan_fn", "mamba-ssm")
+        if found.function is not None and importlib.util.find_spec("selective_scan_cuda") is None:
+            return _Probe(None, "mamba-ssm was built without its Mamba-1 kernel")
+        return found
+    if (op, kernel) == ("conv", "causal-conv1d"):
+        return _import("causal_conv1d", "causal_conv1d_fn", "causal-conv1d")
+    if (op, kernel) == ("biwkv", "triton"):
+        return _import("backbones.ops.biwkv_triton", "biwkv_triton", "triton")
+    raise KeyError((op, kernel))
+
+
+def _refusal(op: str, kernel: str, device: str) -> str | None:
+    """Why `kernel` cannot serve `op` on `device`, or None if it can."""
+    if device != "cuda" and not (kernel == "triton" and interpreted()):
+        return f"{kernel} needs a CUDA device"
+    found = probe(op, kernel)
+    return found.reason if found.function is None else None
+
+
+@functools.cache
+def resolve(op: str, requested: str = "auto", device: str | None = None) -> Choice:
+    """Say which implementation of `op` runs.
+
+    Args:
+        op: ssd, selective_scan, biwkv, conv or shift.
+        requested: auto (the first kernel that can run, else torch), torch, reference, kernel (any kernel), or a kernel by name.
+        device: "cuda" or "cpu"; by default cuda where there is one.
+
+    Raises:
+        KernelError: The implementation asked for is unknown or cannot run here. `auto` never raises.
+    """
+    if op not in KERNELS:
+        raise KernelError(f"unknown op {op}; expected one of {', '.join(KERNELS)}{suggest(op, KERNELS)}")
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    names = ("auto", "torch", "reference", "kernel", *KERNELS[op])
+    if requested not in names:
+        raise KernelError(
+            f"unknown kernel={requested} for {op}; expected {' | '.join(names)}{suggest(requested, names)}"
+        )
+    if requested in ("torch", "reference"):
+        return Choice(op, requested, "asked for")
+    refusals = []
+    for kernel in KERNELS[op] if requested in ("auto", "kernel") else (requested,):
+        # In the interpreter a kernel is for tests: a thousand times slower than torch, so never by itself.
+        if requested == "auto" and device != "cuda":
+            reason: str | None = f"{kernel} needs a CUDA device"
+        else:
+            reason = _refusal(op, kernel, device)
+        if reason is None:
+            return Choice(op, kernel, "asked for" if requested != "auto" else probe(op, kernel).reason)
+        refusals.append((kernel, reason))
+    if requested == "auto":
+        return Choice(op, "torch", "; ".join(r for _, r in refusals) or "the only implementation")
+    raise KernelError(_cannot(op, requested, refusals))
+
+
+def _cannot(op: str, requested: str, refusals: list[tuple[str, str]]) -> str:
+    if not refusals:
+        return f"{op} has no kernel: type kernel=torch, which works everywhere"
+    kernel, reason = refusals[0]
+    if reason.endswith("CUDA device"):
+        return f"kernel={requested} for {op}: {reason} and there is none here; type kernel=auto (torch) instead"
+    return f"kernel={requested} for {op}: {reason}; type {INSTALL[kernel]}, or kernel=auto (torch) instead"
+
+
+def choose(op: str, requested: str, x: torch.Tensor, fits: Callable[[str], str | None] | None = None) -> str:
+    """Resolve for one call: as `resolve` for x's device, and torch where `auto` meets inputs no kernel takes.
+
+    Args:
+        op: The op's name.
+        requested: As for `resolve`.
+        x: An input; its device and dtype count (kernels have no float64).
+        fits: Returns for a kernel's name what is wrong with the inputs, or None.
+
+    Raises:
+        KernelError: A kernel was asked for by name and the inputs do not fit it.
+    """
+    name = resolve(op, requested, x.device.type).name
+    if name in ("torch", "reference"):
+        return name
+    wrong = "it has no float64" if x.dtype == torch.float64 else (fits(name) if fits else None)
+    if wrong is None:
+        return name
+    if requested == "auto":
+        return "torch"
+    raise KernelError(f"kernel={name} for {op}: {wrong}; type kernel=auto (torch) instead")
+
+
+@contextlib.contextmanager
+def full_precision(x: torch.Tensor) -> Iterator[None]:
+    """Switch autocast off for x's device: sums and exponents of a scan are meaningless in half precision."""
+    with torch.autocast(x.device.type, enabled=False):
+        yield
+
+
+def work_dtype(*tensors: torch.Tensor) -> torch.dtype:
+    """Float64 if any input is float64, else float32: what an op computes in whatever it is given."""
+    return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
