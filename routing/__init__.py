@@ -1,0 +1,76 @@
+"""TREAD's token routing: which blocks a token skips, which tokens skip, and where the rest sit.
+
+No architecture and no training lives here. Importing the package imports no torch; a name is
+loaded when it is first asked for, so that parsing a route costs milliseconds.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from routing.errors import UserError
+    from routing.fuse import Fuse, LearnedRouter
+    from routing.layout import Layout, LayoutError, Order
+    from routing.reuse import Reuse
+    from routing.rng import Draws
+    from routing.route import Route, RouteError, Segment, keep_count
+    from routing.selection import MODES, Selection, SelectionError, select
+    from routing.stack import Routing, RoutingError, Stack, StackOutput
+
+_HOME = {
+    "UserError": "errors",
+    "Route": "route",
+    "RouteError": "route",
+    "Segment": "route",
+    "keep_count": "route",
+    "Draws": "rng",
+    "MODES": "selection",
+    "Selection": "selection",
+    "SelectionError": "selection",
+    "select": "selection",
+    "Layout": "layout",
+    "Order": "layout",
+    "LayoutError": "layout",
+    "Routing": "stack",
+    "RoutingError": "stack",
+    "Reuse": "reuse",
+    "Fuse": "fuse",
+    "LearnedRouter": "fuse",
+    "Stack": "stack",
+    "StackOutput": "stack",
+}
+
+__all__ = [
+    "MODES",
+    "Draws",
+    "Fuse",
+    "Layout",
+    "LayoutError",
+    "LearnedRouter",
+    "Order",
+    "Reuse",
+    "Route",
+    "RouteError",
+    "Routing",
+    "RoutingError",
+    "Segment",
+    "Selection",
+    "SelectionError",
+    "Stack",
+    "StackOutput",
+    "UserError",
+    "keep_count",
+    "select",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOME:
+        return getattr(importlib.import_module(f"routing.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'routing' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))

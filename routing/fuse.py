@@ -1,0 +1,103 @@
+"""Small learned parts around a span of blocks: SPRINT's fusion, and a learned choice of tokens.
+
+Both belong to one fixed span and act in dense passes too, or training and sampling would be
+different functions.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from routing.moves import Move
+from routing.route import Route, RouteError, Segment
+
+
+def _single(route: Route | str, depth: int) -> Segment:
+    segments = Route.parse(route).resolve(depth).segments
+    if len(segments) != 1:
+        raise RouteError(f"route {route}: a learned span is a single segment; try route=2--4")
+    return segments[0]
+
+
+class Fuse(nn.Module):
+    """Join the state before a span with what the span made of the tokens that stayed.
+
+    SPRINT (arXiv 2510.21986): dropped positions hold a learned [MASK] vector, and the next blocks
+    get `Linear(concat(before, after))`. The weight starts as the mean of the two, our choice: the
+    stream then keeps its scale.
+
+    Args:
+        width: D.
+        route: The span, a single segment.
+        depth: Number of blocks.
+    """
+
+    def __init__(self, width: int, route: Route | str, depth: int) -> None:
+        super().__init__()
+        self.segment = _single(route, depth)
+        self.mask = nn.Parameter(torch.empty(width).normal_(std=0.02))
+        self.linear = nn.Linear(2 * width, width)
+        with torch.no_grad():
+            self.linear.weight.copy_(torch.eye(width).repeat(1, 2) / 2)
+            self.linear.bias.zero_()
+
+    def forward(
+        self, before: Tensor, after: Tensor | None, move: Move | None, drop: Tensor | None
+    ) -> Tensor:
+        """Fuse.
+
+        Args:
+            before: State at the span's start, `(B, T, D)`.
+            after: Tokens that came out of the span, `(B, T', D)`; None if it was left out.
+            move: Which tokens those are; None for all of them.
+            drop: Samples whose span is left out, bool `(B,)`.
+
+        Returns:
+            Tokens `(B, T, D)`.
+        """
+        sparse = self.mask.to(before.dtype).expand_as(before)
+        if after is not None:
+            full = after if move is None else move.put(sparse, after)
+            sparse = full if drop is None else torch.where(drop.view(-1, 1, 1), sparse, full)
+        return self.linear(torch.cat((before, sparse), -1))
+
+
+class LearnedRouter(nn.Module):
+    """Choose tokens by a learned score and gate the span's change by it (a control).
+
+    Mixture of Depths (arXiv 2404.02258): the top K tokens by score are processed, and their change
+    is multiplied by a function of the score, through which the score learns.
+
+    Args:
+        width: D.
+        route: The span, a single segment.
+        depth: Number of blocks.
+    """
+
+    def __init__(self, width: int, route: Route | str, depth: int) -> None:
+        super().__init__()
+        self.segment = _single(route, depth)
+        self.linear = nn.Linear(width, 1)
+
+    def forward(self, x: Tensor, prefix: int) -> Tensor:
+        """Score tokens: `(B, T, D)` -> gates in (0, 1), `(B, T, 1)`; 1 for the prefix.
+
+        Args:
+            x: Tokens.
+            prefix: How many of them come before the grid's.
+        """
+        gate = self.linear(x[:, prefix:]).sigmoid()
+        return torch.cat((gate.new_ones(gate.shape[0], prefix, 1), gate), 1)
+
+    @staticmethod
+    def choose(gate: Tensor, prefix: int, keep: int) -> Tensor:
+        """Return raster ids of the best-scored grid tokens, `(B, keep)`, ascending.
+
+        Args:
+            gate: What `forward` returned for the full grid.
+            prefix: Tokens before the grid's.
+            keep: How many stay.
+        """
+        scores = gate.detach()[:, prefix:, 0]
+        return scores.argsort(dim=1, descending=True, stable=True)[:, :keep].sort(1).values

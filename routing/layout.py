@@ -1,0 +1,322 @@
+"""Where the tokens of a sequence sit on the grid: all a block may ask about geometry.
+
+A sequence is `prefix` tokens (text; never routed), then grid tokens in ascending raster order: all
+N = H * W of them, or the K that stayed inside a route. An operator that scans asks for an `order`
+of the tokens that are present, which is the dense path with the missing ones deleted; one that
+mixes neighbours asks for a table of `neighbours`; one that decays with distance asks for `gaps`.
+
+What belongs to a full grid is computed once per process and costs nothing in a step. What belongs
+to a subset is computed at most once per route, when a block first asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from routing import paths
+from routing.errors import suggest
+from routing.moves import Move, flat, permute
+from routing.paths import PATHS, LayoutError, Order, path
+
+__all__ = ["MISSING", "PATHS", "Layout", "LayoutError", "Order", "path"]
+
+MISSING = ("self", "zero", "nearest")
+
+
+class Layout:
+    """The geometry of one sequence of tokens.
+
+    Args:
+        grid: Rows and columns (H, W) of the full grid.
+        ids: Raster ids of the grid tokens present, int64 of shape `(B, K)` in any order, or
+            `(1, K)` or `(K,)` where the batch shares them; None for all of them.
+        prefix: Number of tokens before the grid's; never routed, first in every order.
+        shuffle: Permutations of 0..K-1, shaped like `ids`: who sits at which place of a scan (the
+            control `unsorted`). Places, gaps and neighbours stay those of the sorted tokens.
+        device: Where tables live; that of the ids if there are any.
+    """
+
+    def __init__(
+        self,
+        grid: tuple[int, int],
+        ids: Tensor | None = None,
+        prefix: int = 0,
+        shuffle: Tensor | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self.grid = (int(grid[0]), int(grid[1]))
+        self.prefix = int(prefix)
+        if ids is not None:
+            ids = (ids.unsqueeze(0) if ids.dim() == 1 else ids).long().sort(1).values
+        if shuffle is not None and shuffle.dim() == 1:
+            shuffle = shuffle.unsqueeze(0)
+        self.ids, self.shuffle = ids, shuffle
+        self.device = torch.device(device or "cpu") if ids is None else ids.device
+        self._memo: dict[tuple, Any] = {}
+
+    @property
+    def is_full(self) -> bool:
+        """Whether this is the dense sequence: no ids were given."""
+        return self.ids is None
+
+    @property
+    def tokens(self) -> int:
+        """Grid tokens present: K, or N."""
+        return self.grid[0] * self.grid[1] if self.ids is None else self.ids.shape[1]
+
+    @property
+    def length(self) -> int:
+        """Tokens in the sequence, prefix included."""
+        return self.prefix + self.tokens
+
+    @property
+    def full_length(self) -> int:
+        """Tokens of the dense sequence, prefix included."""
+        return self.prefix + self.grid[0] * self.grid[1]
+
+    @property
+    def shared(self) -> bool:
+        """Whether one geometry serves the whole batch."""
+        return all(t is None or t.shape[0] == 1 for t in (self.ids, self.shuffle))
+
+    def order(self, name: str) -> Order:
+        """Return the scan order `name` of the tokens present.
+
+        Args:
+            name: `raster`, `zigzag:0` .. `zigzag:7`, each also with `:reversed`, which reverses
+                the grid tokens only.
+
+        Raises:
+            LayoutError: If there is no such order.
+        """
+        if self.ids is None and self.shuffle is None:
+            return paths.full_order(self.grid, self.prefix, name, self.device)
+        return self._once(("order", name), lambda: self._order(name))
+
+    def to_scan(self, x: Tensor, name: str) -> Tensor:
+        """Put tokens in scan order, `(B, T, C)` -> `(B, T, C)`; no copy where nothing moves.
+
+        Args:
+            x: Tokens in canonical (ascending) order.
+            name: The scan order.
+        """
+        if name == "raster" and self.shuffle is None:
+            return x
+        perm, inv, shared = self._flat_order(name)
+        return permute(x, perm, inv, shared)
+
+    def from_scan(self, y: Tensor, name: str) -> Tensor:
+        """Undo `to_scan`.
+
+        Args:
+            y: Tokens in scan order, shape `(B, T, C)`.
+            name: The scan order.
+        """
+        if name == "raster" and self.shuffle is None:
+            return y
+        perm, inv, shared = self._flat_order(name)
+        return permute(y, inv, perm, shared)
+
+    def positions(self, name: str) -> Tensor:
+        """Place of each token along the dense path, in scan order: int64 `(T,)` or `(B, T)`.
+
+        The prefix has 0..prefix-1, a grid token prefix + its step on the full path.
+
+        Args:
+            name: The scan order.
+        """
+        if self.ids is None:
+            return paths.arange(self.full_length, self.device)
+        return self._once(("positions", name), lambda: self._positions(name))
+
+    def gaps(self, name: str) -> Tensor:
+        """Distance to the previous token present along the path: int64 `(T,)` or `(B, T)`.
+
+        In scan order; 1 for the prefix and for the first grid token.
+
+        Args:
+            name: The scan order.
+        """
+        if self.ids is None:
+            return paths.ones(self.full_length, self.device)
+        return self._once(("gaps", name), lambda: self._gaps(name))
+
+    def neighbours(self, missing: str = "self") -> Tensor:
+        """Local indices of the left, right, upper and lower neighbour: `(4, T)` or `(B, 4, T)`.
+
+        T, one past the end, stands for a row of zeros: outside the image, and for the prefix,
+        which has no neighbours.
+
+        Args:
+            missing: What replaces a neighbour that is not present: the token itself (`self`), a
+                zero row (`zero`), or the next one present on that side (`nearest`; zero if none).
+
+        Raises:
+            LayoutError: If there is no such policy.
+        """
+        if missing not in MISSING:
+            raise LayoutError(
+                f"missing neighbours {missing!r}: expected one of {', '.join(MISSING)}"
+                f"{suggest(missing, MISSING)}"
+            )
+        if self.ids is None:
+            return paths.full_neighbours(self.grid, self.prefix, self.device)
+        return self._once(("neighbours", missing), lambda: self._neighbours(missing))
+
+    def take(self, table: Tensor) -> Tensor:
+        """Rows of a per-position table for the grid tokens present: `(N, ...)` -> `(1|B, K, ...)`.
+
+        Args:
+            table: One row for each position of the full grid, without the prefix.
+        """
+        if self.ids is None:
+            return table.unsqueeze(0)
+        rows = table.index_select(0, self.ids.flatten().to(table.device))
+        return rows.unflatten(0, self.ids.shape)
+
+    def take_batched(self, values: Tensor) -> Tensor:
+        """Rows of per-sample values for the grid tokens present: `(B, N, ...)` -> `(B, K, ...)`.
+
+        Args:
+            values: One row for each sample and position of the full grid, without the prefix.
+        """
+        if self.ids is None:
+            return values
+        n = self.grid[0] * self.grid[1]
+        return self._once(("rows",), lambda: Move(self.ids, n)).take(values)
+
+    def mask(self) -> Tensor:
+        """Which grid tokens are present: bool of shape `(B, N)`, or `(1, N)` where shared."""
+        n = self.grid[0] * self.grid[1]
+        if self.ids is None:
+            return torch.ones(1, n, dtype=torch.bool, device=self.device)
+        empty = torch.zeros(self.ids.shape[0], n, dtype=torch.bool, device=self.device)
+        return empty.scatter(1, self.ids, True)
+
+    def subset(self, ids: Tensor, shuffle: Tensor | None = None) -> Layout:
+        """Return the layout of some of the tokens present.
+
+        Args:
+            ids: Raster ids on the full grid, `(B, K)`, `(1, K)` or `(K,)`, in any order.
+            shuffle: As in the constructor.
+        """
+        return Layout(self.grid, ids.to(self.device), self.prefix, shuffle)
+
+    def move_to(self, inner: Layout) -> Move:
+        """Return the gather from this sequence to that of a subset of it, and its scatter.
+
+        Args:
+            inner: A layout with explicit ids, all of them present here.
+
+        Raises:
+            LayoutError: If the inner layout has no ids.
+        """
+        if inner.ids is None:
+            raise LayoutError("a full layout is no subset of another; give it explicit ids")
+        local = inner.ids + self.prefix if self.ids is None else self._local(inner.ids)
+        front = paths.arange(self.prefix, self.device).expand(local.shape[0], -1)
+        return Move(torch.cat((front, local), 1), self.length)
+
+    def _once(self, key: tuple, make: Callable[[], Any]) -> Any:
+        if key not in self._memo:
+            self._memo[key] = make()
+        return self._memo[key]
+
+    def _flat_order(self, name: str) -> tuple[Tensor, Tensor, bool]:
+        """Return perm and inv as `permute` wants them."""
+        perm, inv, shared = self.order(name)
+        if shared:
+            return perm, inv, True
+        make = lambda: (flat(perm, self.length), flat(inv, self.length))  # noqa: E731
+        return *self._once(("flat", name), make), False
+
+    def _order(self, name: str) -> Order:
+        rank = paths.rank(self.grid, name, self.device)
+        steps = rank.unsqueeze(0) if self.ids is None else rank[self.ids]
+        # The dense path with the missing tokens deleted is the sort of the present ones' steps.
+        perm = steps.argsort(1)
+        if self.shuffle is not None:
+            rows = max(perm.shape[0], self.shuffle.shape[0])
+            perm = perm.expand(rows, -1).gather(1, self.shuffle.expand(rows, -1))
+        front = paths.arange(self.prefix, self.device).expand(perm.shape[0], -1)
+        perm = torch.cat((front, perm + self.prefix), 1)
+        inv = torch.empty_like(perm).scatter_(
+            1, perm, paths.arange(self.length, self.device).expand_as(perm)
+        )
+        return Order(perm[0], inv[0], True) if perm.shape[0] == 1 else Order(perm, inv, False)
+
+    def _positions(self, name: str) -> Tensor:
+        assert self.ids is not None
+        steps = paths.rank(self.grid, name, self.device)[self.ids].sort(1).values + self.prefix
+        front = paths.arange(self.prefix, self.device).expand(steps.shape[0], -1)
+        steps = torch.cat((front, steps), 1)
+        return steps[0] if steps.shape[0] == 1 else steps
+
+    def _gaps(self, name: str) -> Tensor:
+        steps = self.positions(name)
+        gaps = torch.ones_like(steps)
+        first = self.prefix + 1
+        gaps[..., first:] = steps[..., first:] - steps[..., first - 1 : -1]
+        return gaps
+
+    def _slots(self) -> Tensor:
+        """Local index of every raster id, -1 where it is not present, `(B|1, N + 1)`.
+
+        The last column answers for ids outside the image (index -1), also with -1.
+        """
+        assert self.ids is not None
+        n = self.grid[0] * self.grid[1]
+        slots = torch.full((self.ids.shape[0], n + 1), -1, device=self.device)
+        local = paths.arange(self.tokens, self.device) + self.prefix
+        return slots.scatter_(1, self.ids, local.expand_as(self.ids))
+
+    def _local(self, ids: Tensor) -> Tensor:
+        """Local indices of raster ids that are present, `(B|1, K)`."""
+        slots = self._once(("slots",), self._slots)
+        rows = max(slots.shape[0], ids.shape[0])
+        return slots.expand(rows, -1).gather(1, ids.expand(rows, -1))
+
+    def _neighbours(self, missing: str) -> Tensor:
+        assert self.ids is not None
+        slots = self._once(("slots",), self._slots)
+        wanted = paths.neighbour_ids(self.grid, self.device)[:, self.ids].transpose(0, 1)
+        outside = wanted < 0
+        if missing == "nearest":
+            found = self._nearest(slots).gather(2, self.ids.unsqueeze(1).expand(-1, 4, -1))
+        else:
+            n = self.grid[0] * self.grid[1]
+            index = torch.where(outside, n, wanted).flatten(1)
+            found = slots.gather(1, index).unflatten(1, (4, self.tokens))
+        own = paths.arange(self.tokens, self.device) + self.prefix
+        fill = torch.where(outside, self.length, own) if missing == "self" else self.length
+        table = torch.where(found < 0, fill, found)
+        front = table.new_full((table.shape[0], 4, self.prefix), self.length)
+        table = torch.cat((front, table), 2)
+        return table[0] if table.shape[0] == 1 else table
+
+    def _nearest(self, slots: Tensor) -> Tensor:
+        """Local index of the next token present on each side of every position, `(B, 4, N)`."""
+        here = slots[:, :-1].unflatten(1, self.grid)
+        sides = []
+        for dim, backwards in ((2, False), (2, True), (1, False), (1, True)):
+            line = here.flip(dim) if backwards else here
+            last = _last_present(line, dim)
+            sides.append((last.flip(dim) if backwards else last).flatten(1))
+        return torch.stack(sides, 1)
+
+
+def _last_present(line: Tensor, dim: int) -> Tensor:
+    """Value of the last entry >= 0 strictly before each place along `dim`, or -1."""
+    size = line.shape[dim]
+    shape = [1] * line.dim()
+    shape[dim] = size
+    place = torch.arange(size, device=line.device).view(shape)
+    last = torch.where(line >= 0, place, -1).cummax(dim).values
+    before = torch.cat(
+        (torch.full_like(last.narrow(dim, 0, 1), -1), last.narrow(dim, 0, size - 1)), dim
+    )
+    return torch.where(before >= 0, line.gather(dim, before.clamp(min=0)), -1)

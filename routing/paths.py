@@ -1,0 +1,163 @@
+"""Tables of a full grid, computed once per process: paths, orders, neighbours."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from routing.errors import UserError, suggest
+
+PATHS = ("raster", *(f"zigzag:{k}" for k in range(8)))
+REVERSED = ":reversed"
+
+
+class LayoutError(UserError):
+    """A scan order, a policy or a subset that does not exist."""
+
+
+class Order(NamedTuple):
+    """A scan order of the tokens present, as local indices (prefix included, always first).
+
+    Attributes:
+        perm: Token at each place of the scan, int64 of shape `(T,)` or `(B, T)`.
+        inv: Place of each token in the scan, same shape.
+        shared: Whether one order serves the whole batch, shape `(T,)`.
+    """
+
+    perm: Tensor
+    inv: Tensor
+    shared: bool
+
+
+def split(name: str) -> tuple[str, bool]:
+    """Split a scan's name into its path and whether it is walked backwards.
+
+    Args:
+        name: One of `PATHS`, possibly with `:reversed`.
+
+    Raises:
+        LayoutError: If there is no such path.
+    """
+    base, backwards = name.removesuffix(REVERSED), name.endswith(REVERSED)
+    if base not in PATHS:
+        raise LayoutError(
+            f"scan order {name!r}: expected raster or zigzag:0 .. zigzag:7, each with or without "
+            f"{REVERSED}{suggest(base, PATHS)}"
+        )
+    return base, backwards
+
+
+def path(grid: tuple[int, int], name: str) -> Tensor:
+    """Return a dense path over the grid: the raster id at each step, int64 of shape `(N,)`.
+
+    `zigzag:k` is a snake that turns round at the border, so every step moves to a neighbour. Bit 0
+    of k walks columns instead of rows, bit 1 starts at the right, bit 2 at the bottom.
+
+    Args:
+        grid: Rows and columns.
+        name: `raster`, `zigzag:0` .. `zigzag:7`, each also with `:reversed`.
+
+    Raises:
+        LayoutError: If there is no such path.
+    """
+    base, backwards = split(name)
+    ids = torch.arange(grid[0] * grid[1]).view(grid)
+    if base != "raster":
+        k = int(base.removeprefix("zigzag:"))
+        ids = ids.flip(1) if k & 2 else ids
+        ids = ids.flip(0) if k & 4 else ids
+        ids = (ids.T if k & 1 else ids).clone()
+        ids[1::2] = ids[1::2].flip(1)
+    ids = ids.flatten()
+    return ids.flip(0) if backwards else ids
+
+
+# Cached tables may be made first under inference_mode, and must still serve a training step.
+
+
+@lru_cache(maxsize=512)
+def full_order(grid: tuple[int, int], prefix: int, name: str, device: torch.device) -> Order:
+    """Return the order of a full grid behind its prefix.
+
+    Args:
+        grid: Rows and columns.
+        prefix: Tokens before the grid's.
+        name: The scan order.
+        device: Where the tables live.
+    """
+    with torch.inference_mode(False):
+        perm = torch.cat((torch.arange(prefix), path(grid, name) + prefix))
+        return Order(perm.to(device), perm.argsort().to(device), True)
+
+
+@lru_cache(maxsize=512)
+def rank(grid: tuple[int, int], name: str, device: torch.device) -> Tensor:
+    """Return each raster id's step on a path, int64 of shape `(N,)`.
+
+    Args:
+        grid: Rows and columns.
+        name: The scan order.
+        device: Where the table lives.
+    """
+    return full_order(grid, 0, name, device).inv
+
+
+@lru_cache(maxsize=512)
+def neighbour_ids(grid: tuple[int, int], device: torch.device) -> Tensor:
+    """Return raster ids of left, right, upper and lower neighbours, `(4, N)`; -1 outside.
+
+    Args:
+        grid: Rows and columns.
+        device: Where the table lives.
+    """
+    with torch.inference_mode(False):
+        ids = torch.arange(grid[0] * grid[1]).view(grid)
+        out = torch.full((4, *grid), -1)
+        out[0, :, 1:] = ids[:, :-1]
+        out[1, :, :-1] = ids[:, 1:]
+        out[2, 1:] = ids[:-1]
+        out[3, :-1] = ids[1:]
+        return out.flatten(1).to(device)
+
+
+@lru_cache(maxsize=512)
+def full_neighbours(grid: tuple[int, int], prefix: int, device: torch.device) -> Tensor:
+    """Return the neighbour table of a full sequence, `(4, T)`, with T for a row of zeros.
+
+    Args:
+        grid: Rows and columns.
+        prefix: Tokens before the grid's; they have no neighbours.
+        device: Where the table lives.
+    """
+    with torch.inference_mode(False):
+        length = prefix + grid[0] * grid[1]
+        ids = neighbour_ids(grid, torch.device("cpu"))
+        local = torch.where(ids < 0, length, ids + prefix)
+        return torch.cat((torch.full((4, prefix), length), local), 1).to(device)
+
+
+@lru_cache(maxsize=512)
+def arange(n: int, device: torch.device) -> Tensor:
+    """Return 0..n-1.
+
+    Args:
+        n: How many.
+        device: Where the table lives.
+    """
+    with torch.inference_mode(False):
+        return torch.arange(n, device=device)
+
+
+@lru_cache(maxsize=512)
+def ones(n: int, device: torch.device) -> Tensor:
+    """Return n ones, int64.
+
+    Args:
+        n: How many.
+        device: Where the table lives.
+    """
+    with torch.inference_mode(False):
+        return torch.ones(n, dtype=torch.int64, device=device)

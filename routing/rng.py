@@ -1,0 +1,174 @@
+"""Random numbers that depend on (seed, step, sample index, stream) and on nothing else.
+
+A counter-based generator has no state to lose: the numbers of sample 17 at step 900 are the same
+after a resume, on any device, at any world size, and however the batch was split. The generator is
+Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), written in
+int64 torch operations; the key is a hash of (seed, stream), the counter is
+(block of four numbers, sample index low, sample index high, step).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+_M0, _M1 = 0xD2511F53, 0xCD9E8D57
+_W0, _W1 = 0x9E3779B9, 0xBB67AE85
+_WORD = 0xFFFFFFFF
+_ROUNDS = 10
+
+
+def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
+    """One Philox4x32-10 block in plain integers.
+
+    Args:
+        counter: Four 32-bit words.
+        key: Two 32-bit words.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        p0, p1 = _M0 * c0, _M1 * c2
+        c0, c1, c2, c3 = (p1 >> 32) ^ c1 ^ k0, p1 & _WORD, (p0 >> 32) ^ c3 ^ k1, p0 & _WORD
+        k0, k1 = (k0 + _W0) & _WORD, (k1 + _W1) & _WORD
+    return c0, c1, c2, c3
+
+
+def philox_words(even: Tensor, odd: Tensor, key: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Many Philox4x32-10 blocks at once.
+
+    Args:
+        even: Counter words 0 and 2, int64 with values below 2**32, shape `(2, ...)`.
+        odd: Counter words 1 and 3, likewise.
+        key: Two 32-bit words.
+
+    Returns:
+        Result words (0, 2) and (1, 3), each of shape `(2, ...)`.
+    """
+    shape = (2,) + (1,) * (even.dim() - 1)
+    factors, keys = _schedule(key, even.device)
+    factors = factors.view(shape)
+    for r in range(_ROUNDS):
+        # The product wraps in int64, but its 64 bits are right, and only bits are used.
+        product = even * factors
+        high = (product >> 32).bitwise_and_(_WORD)
+        even = high.flip(0).bitwise_xor_(odd).bitwise_xor_(keys[r].view(shape))
+        odd = product.bitwise_and_(_WORD).flip(0)
+    return even, odd
+
+
+@lru_cache(maxsize=1024)
+def _schedule(key: tuple[int, int], device: torch.device) -> tuple[Tensor, Tensor]:
+    rounds = [((key[0] + r * _W0) & _WORD, (key[1] + r * _W1) & _WORD) for r in range(_ROUNDS)]
+    with torch.inference_mode(False):
+        factors = torch.tensor([_M0, _M1], dtype=torch.int64, device=device)
+        return factors, torch.tensor(rounds, dtype=torch.int64, device=device)
+
+
+@lru_cache(maxsize=4096)
+def _key(seed: int, stream: str) -> tuple[int, int]:
+    digest = hashlib.blake2b(f"{seed}/{stream}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
+
+
+class Draws:
+    """The random numbers of one step for a batch of samples.
+
+    Args:
+        seed: The run's seed.
+        step: The step, from 0.
+        index: Which samples of the global batch these are, int64 of shape `(B,)`.
+        device: Where numbers are wanted; the index's device if not given.
+    """
+
+    def __init__(
+        self, seed: int, step: int, index: Tensor, device: torch.device | str | None = None
+    ) -> None:
+        self.seed, self.step = int(seed), int(step)
+        self.device = torch.device(device) if device is not None else index.device
+        self.index = index.to(self.device, torch.int64)
+        self._rows: int | None = None
+
+    def uniform(self, stream: str, n: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Uniform numbers in [0, 1), shape `(B, n)`; asking for more leaves the first unchanged.
+
+        Args:
+            stream: What they are for; streams are independent of each other.
+            n: How many for each sample.
+            dtype: float32 holds the word's upper 24 bits, float64 all of its 32.
+        """
+        words = self._words(stream, n)
+        if dtype == torch.float64:
+            return self._out(words.double().mul_(2.0**-32))
+        return self._out((words >> 8).to(torch.float32).mul_(2.0**-24))
+
+    def normal(
+        self, stream: str, shape: int | tuple[int, ...], dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """Standard normal numbers, shape `(B, *shape)`, by the Box-Muller transform.
+
+        Args:
+            stream: What they are for.
+            shape: Shape for each sample.
+            dtype: Of the result.
+        """
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        n = math.prod(shape)
+        # Computed in float64 and rounded once, so that devices agree although their logarithms
+        # and cosines differ in the last bit.
+        words = self._words(stream, n + n % 2).double()
+        radius = words[:, 0::2].add(1.0).mul_(2.0**-32).log_().mul_(-2.0).sqrt_()
+        angle = words[:, 1::2].mul(2.0**-31 * math.pi)
+        pair = torch.stack((angle.cos().mul_(radius), angle.sin().mul_(radius)), -1)
+        return self._out(pair.flatten(1)[:, :n].to(dtype)).unflatten(1, shape)
+
+    def integers(self, stream: str, n: int, high: int) -> Tensor:
+        """Whole numbers in 0..high-1, int64 of shape `(B, n)`.
+
+        Args:
+            stream: What they are for.
+            n: How many for each sample.
+            high: One more than the largest, at most 2**31.
+        """
+        return self._out((self._words(stream, n) * high) >> 32)
+
+    def scalar(self, stream: str) -> float:
+        """One uniform number in [0, 1) for the whole batch, computed on the host without a sync.
+
+        Args:
+            stream: What it is for.
+        """
+        word = philox((0, 0, 0, self.step & _WORD), _key(self.seed, stream))[0]
+        return word * 2.0**-32
+
+    def shared(self) -> Draws:
+        """The same row for the whole batch, that of sample 0."""
+        draws = Draws(self.seed, self.step, self.index.new_zeros(1), self.device)
+        draws._rows = self.rows
+        return draws
+
+    @property
+    def rows(self) -> int:
+        """The batch size B."""
+        return self.index.shape[0] if self._rows is None else self._rows
+
+    def _words(self, stream: str, n: int) -> Tensor:
+        """Return 32-bit words as int64, shape `(B, n)` (one row where shared)."""
+        # float64 is needed and Apple's GPUs have none.
+        device = torch.device("cpu") if self.device.type == "mps" else self.device
+        index = self.index.to(device)
+        blocks = torch.arange((n + 3) // 4, device=device)
+        even = torch.stack(torch.broadcast_tensors(blocks, (index >> 32).unsqueeze(1) & _WORD))
+        odd = torch.empty_like(even)
+        odd[0] = (index & _WORD).unsqueeze(1)
+        odd[1] = self.step & _WORD
+        even, odd = philox_words(even, odd, _key(self.seed, stream))
+        return torch.stack((even[0], odd[0], even[1], odd[1]), -1).flatten(1)[:, :n]
+
+    def _out(self, values: Tensor) -> Tensor:
+        values = values.to(self.device)
+        return values if self._rows is None else values.expand(self._rows, *values.shape[1:])

@@ -1,0 +1,273 @@
+"""A route: which blocks the routed tokens skip.
+
+TREAD (Krause et al., ICCV 2025) sends a fraction of the tokens past blocks i..j, both ends
+included, while the rest are processed as usual (SG paper, eq. 5; PAPER.md 1.1). With 12 blocks,
+`2-8` is
+
+    0 1 [2 3 4 5 6 7 8] 9 10 11
+
+Grammar, the same on the command line, in YAML and in run names:
+
+    none            no route
+    2-8             blocks 2..8, half of the tokens skip
+    2-8@0.75        three quarters skip
+    2--4            a negative end counts from the last block: 2-8 at depth 12
+    auto, auto@0.75 the paper's guideline, the same as 2--4
+    0-4+6-9         one after the other; also 0-4,6-9 and a list
+
+This module imports no torch, so a wrong route is refused before anything slow starts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from routing.errors import UserError
+
+DEFAULT_RATE = 0.5  # TREAD, Table 5: the best of 0, 0.25, 0.5 and 0.75
+AUTO = (2, -4)  # TREAD, Table 6: absolute placement, start 2 and end depth - 4
+
+_RANGE = re.compile(r"(-?\d+)\s*-\s*(-?\d+)")
+_FORMS = "none, auto, 2-8, 2-8@0.75, 2--4 or 0-4+6-9"
+
+
+class RouteError(UserError):
+    """A route that cannot be: the message says what is wrong and what to type instead."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One stretch of blocks that routed tokens skip.
+
+    Args:
+        start: First block skipped; negative counts from the last block.
+        end: Last block skipped (inclusive); negative counts from the last block.
+        rate: Fraction of the grid's tokens that skip, strictly between 0 and 1.
+
+    Raises:
+        RouteError: If the rate is not a fraction or an end is not a whole number.
+    """
+
+    start: int
+    end: int
+    rate: float = DEFAULT_RATE
+
+    def __post_init__(self) -> None:
+        for value in (self.start, self.end):
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise RouteError(f"route end {value!r}: expected a block index; try route=2-8")
+        if isinstance(self.rate, bool) or not isinstance(self.rate, int | float):
+            raise RouteError(f"rate {self.rate!r}: expected a number; try route={self.span}@0.5")
+        if not 0 < self.rate < 1:
+            raise RouteError(
+                f"route {self.span}@{self.rate:g}: the rate is the fraction of tokens that skip, "
+                f"between 0 and 1; try route={_better_rate(self.span, float(self.rate))}"
+            )
+        object.__setattr__(self, "rate", float(self.rate))
+
+    @property
+    def span(self) -> str:
+        """The two ends without the rate, `2-8`."""
+        return f"{self.start}-{self.end}"
+
+    def __str__(self) -> str:
+        return self.span if self.rate == DEFAULT_RATE else f"{self.span}@{self.rate!r}"
+
+
+@dataclass(frozen=True)
+class Route:
+    """Segments in the order of the blocks; no segments is `none`.
+
+    Args:
+        segments: The stretches of blocks, unresolved until `resolve` has seen the depth.
+    """
+
+    segments: tuple[Segment, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str | Sequence | Route | None) -> Route:
+        """Read a route from text or from a list of segments.
+
+        Args:
+            text: `none`, `auto[@rate]`, `start-end[@rate]`, several joined by `+` or `,`, or a
+                list of such texts or of `[start, end]` and `[start, end, rate]`.
+
+        Raises:
+            RouteError: If it is not a route.
+        """
+        if text is None:
+            return cls()
+        if isinstance(text, Route):
+            return text
+        if isinstance(text, str):
+            items: list = [part.strip() for part in re.split(r"[,+]", text.strip(" []()'\""))]
+        elif isinstance(text, Sequence):
+            items = [piece for item in text for piece in _pieces(item)]
+        else:
+            raise RouteError(_unreadable(text))
+        if not items or items == ["none"]:
+            return cls()
+        return cls(tuple(_segment(item, text) for item in items))
+
+    def resolve(self, depth: int, name: str = "the model") -> Route:
+        """Return the route with absolute ends, checked against the depth.
+
+        Args:
+            depth: Number of blocks, at least 1.
+            name: What to call the model in an error, e.g. `mamba-S`.
+
+        Raises:
+            RouteError: If a segment is reversed, leaves the blocks, or overlaps another.
+        """
+        absolute = tuple(_resolve(segment, depth, name) for segment in self.segments)
+        ordered = sorted(absolute, key=lambda segment: segment.start)
+        if list(absolute) != ordered:
+            better = "+".join(map(str, ordered))
+            if not _overlap(ordered):
+                raise RouteError(
+                    f"route {self}: segments must follow the blocks; try route={better}"
+                )
+        for first, second in _overlap(ordered):
+            raise RouteError(
+                f"route {self}: {second.span} starts inside {first.span}; "
+                f"try route={_apart(first, second)}"
+            )
+        return Route(absolute)
+
+    def with_rate(self, rate: float) -> Route:
+        """Return the same stretches at another rate; at 0 nothing skips, which is `none`.
+
+        Args:
+            rate: Fraction of tokens that skip, at least 0 and below 1.
+        """
+        if rate == 0:
+            return Route()
+        return Route(tuple(replace(segment, rate=rate) for segment in self.segments))
+
+    @property
+    def is_none(self) -> bool:
+        """Whether there is no segment at all."""
+        return not self.segments
+
+    @property
+    def sparse_blocks(self) -> tuple[int, ...]:
+        """Indices of the blocks that see fewer tokens (of a resolved route).
+
+        Raises:
+            RouteError: If an end still counts from the last block.
+        """
+        if any(segment.start < 0 or segment.end < 0 for segment in self.segments):
+            raise RouteError(f"route {self}: its blocks are known only after resolve(depth)")
+        return tuple(i for s in self.segments for i in range(s.start, s.end + 1))
+
+    def ruler(self, depth: int) -> str:
+        """Draw the blocks with the route, `0 1 [2 3 4 5 6 7 8] 9 10 11`.
+
+        Args:
+            depth: Number of blocks.
+        """
+        route = self.resolve(depth)
+        opens = {segment.start for segment in route.segments}
+        closes = {segment.end for segment in route.segments}
+        return " ".join(
+            f"{'[' if i in opens else ''}{i}{']' if i in closes else ''}" for i in range(depth)
+        )
+
+    def __str__(self) -> str:
+        return "+".join(map(str, self.segments)) if self.segments else "none"
+
+    def __bool__(self) -> bool:
+        return bool(self.segments)
+
+
+def keep_count(n: int, rate: float) -> int:
+    """Return how many of `n` tokens stay: exactly `n - int(n * rate)`, and never none.
+
+    Args:
+        n: Number of grid tokens.
+        rate: Fraction that skips.
+    """
+    # A rate just below 1 can round n * rate up to n; somebody must stay.
+    return n - min(int(n * rate), max(n - 1, 0))
+
+
+def _pieces(item: object) -> list:
+    """Split a list's text items on the separators; leave pairs and segments alone."""
+    if isinstance(item, str):
+        return [part.strip() for part in re.split(r"[,+]", item)]
+    return [item]
+
+
+def _unreadable(whole: object) -> str:
+    hint = f"; try route={whole}-{whole}" if re.fullmatch(r"\d+", str(whole).strip()) else ""
+    return f"route {whole}: expected {_FORMS}{hint}"
+
+
+def _segment(item: object, whole: object) -> Segment:
+    """Read one segment; `whole` is what the user typed, for the message."""
+    if isinstance(item, Segment):
+        return item
+    if isinstance(item, Sequence) and not isinstance(item, str) and len(item) in (2, 3):
+        return Segment(*item)
+    if not isinstance(item, str):
+        raise RouteError(_unreadable(whole))
+    span, at, rate = item.partition("@")
+    span = span.strip()
+    if span == "none":
+        raise RouteError(f"route {whole}: none stands alone; try route=none")
+    match = _RANGE.fullmatch(span)
+    if span != "auto" and match is None:
+        raise RouteError(_unreadable(whole))
+    start, end = AUTO if match is None else (int(match[1]), int(match[2]))
+    return Segment(start, end, _rate(rate, span) if at else DEFAULT_RATE)
+
+
+def _rate(text: str, span: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        percent = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
+        better = f"{span}@{float(percent[1]) / 100:g}" if percent else f"{span}@0.5"
+        raise RouteError(
+            f"route {span}@{text}: the rate must be a number; try route={better}"
+        ) from None
+
+
+def _better_rate(span: str, rate: float) -> str:
+    if rate == 0:
+        return "none"  # nobody skips
+    if 1 < rate < 100 and rate >= 2:
+        return f"{span}@{rate / 100:g}"  # meant as per cent
+    return f"{span}@0.5"
+
+
+def _resolve(segment: Segment, depth: int, name: str) -> Segment:
+    start = segment.start + depth if segment.start < 0 else segment.start
+    end = segment.end + depth if segment.end < 0 else segment.end
+    last = depth - 1
+    low, high = sorted((min(max(start, 0), last), min(max(end, 0), last)))
+    better = replace(segment, start=low, end=high)
+    if not (0 <= start <= last and 0 <= end <= last):
+        blocks = f"{depth} block{'s' if depth != 1 else ''}"
+        raise RouteError(f"route {segment}: {name} has {blocks}, 0..{last}; try route={better}")
+    if start > end:
+        resolved = "" if (start, end) == (segment.start, segment.end) else f" ({start}-{end} here)"
+        raise RouteError(
+            f"route {segment}{resolved}: start must not exceed end; blocks are 0..{last}; "
+            f"try route={better}"
+        )
+    return replace(segment, start=start, end=end)
+
+
+def _overlap(ordered: Sequence[Segment]) -> list[tuple[Segment, Segment]]:
+    pairs = zip(ordered, ordered[1:], strict=False)
+    return [(first, second) for first, second in pairs if second.start <= first.end]
+
+
+def _apart(first: Segment, second: Segment) -> str:
+    """Shorten the first of two overlapping segments, or join them where nothing would be left."""
+    if second.start > first.start:
+        return f"{replace(first, end=second.start - 1)}+{second}"
+    return str(replace(first, end=max(first.end, second.end)))

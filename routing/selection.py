@@ -1,0 +1,200 @@
+"""Which tokens stay inside a route: always an exact number of them, always in ascending order.
+
+    random    any tokens (TREAD)                    rows, columns  whole ones
+    unsorted  random, and the scan orders inside    blocks         whole `block` x `block` squares
+              the route are shuffled (a control)    stride         evenly spread, cyclic shift
+                                                    quad           one of every 2x2 (SPRINT)
+
+Whole rows, columns and blocks are drawn at random; the last one is kept in part so that the count
+is exact. Every token stays equally often.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from routing.errors import UserError, suggest
+from routing.rng import Draws
+from routing.route import keep_count
+
+MODES = ("random", "rows", "columns", "blocks", "stride", "quad", "unsorted")
+
+
+class SelectionError(UserError):
+    """A selection that cannot be made on this grid or at this rate."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """How the tokens that stay are chosen.
+
+    Args:
+        mode: One of `MODES`.
+        shared: One choice for the whole batch instead of one for each sample.
+        block: Side of the squares of mode `blocks`, in tokens.
+
+    Raises:
+        SelectionError: If the mode is unknown or the block is empty.
+    """
+
+    mode: str = "random"
+    shared: bool = False
+    block: int = 2
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise SelectionError(
+                f"selection {self.mode!r}: expected one of {', '.join(MODES)}"
+                f"{suggest(self.mode, MODES)}"
+            )
+        if self.block < 1:
+            raise SelectionError(f"block {self.block}: a block has at least 1 token; try block=2")
+
+    def check(self, grid: tuple[int, int], rate: float) -> None:
+        """Refuse a grid or rate that the mode cannot serve.
+
+        Args:
+            grid: Rows and columns of tokens.
+            rate: Fraction that skips.
+
+        Raises:
+            SelectionError: If `quad` meets an odd grid or a rate other than 0.75.
+        """
+        if self.mode == "quad":
+            _check_quad(grid, keep_count(grid[0] * grid[1], rate))
+
+    def ids(
+        self,
+        draws: Draws,
+        k: int,
+        grid: tuple[int, int],
+        keep: int,
+        present: Tensor | None = None,
+    ) -> Tensor:
+        """Draw the tokens that stay in the k-th route.
+
+        Args:
+            draws: The step's random numbers; the stream is `route.<k>`.
+            k: Which route of the pass, from 0.
+            grid: Rows and columns of tokens.
+            keep: How many stay.
+            present: Ids to choose from, ascending, `(B, K)` or `(1, K)`; None for the full grid.
+
+        Returns:
+            Raster ids, int64 of shape `(B, keep)`, or `(1, keep)` where shared, ascending.
+
+        Raises:
+            SelectionError: If a spatial mode is asked to choose from part of a grid.
+        """
+        n = grid[0] * grid[1] if present is None else present.shape[1]
+        uniform = self._rows(draws, f"route.{k}", n)
+        if present is None:
+            return select(self.mode, grid, keep, uniform, self.block)
+        if self.mode not in ("random", "unsorted"):
+            raise SelectionError(
+                f"selection {self.mode}: part of the grid is left; try selection=random"
+            )
+        local = select("random", (1, n), keep, uniform)
+        rows = max(local.shape[0], present.shape[0])
+        return present.expand(rows, -1).gather(1, local.expand(rows, -1))
+
+    def shuffle(self, draws: Draws, k: int, keep: int) -> Tensor | None:
+        """Draw the permutation of mode `unsorted`, `(B, keep)` or `(1, keep)`; None otherwise.
+
+        Args:
+            draws: The step's random numbers; the stream is `order.<k>`.
+            k: Which route of the pass, from 0.
+            keep: How many stay.
+        """
+        if self.mode != "unsorted":
+            return None
+        return self._rows(draws, f"order.{k}", keep).argsort(dim=1, stable=True)
+
+    def _rows(self, draws: Draws, stream: str, n: int) -> Tensor:
+        return draws.shared().uniform(stream, n)[:1] if self.shared else draws.uniform(stream, n)
+
+
+def select(mode: str, grid: tuple[int, int], keep: int, uniform: Tensor, block: int = 2) -> Tensor:
+    """Choose `keep` tokens of a grid for every row of random numbers.
+
+    Args:
+        mode: One of `MODES`.
+        grid: Rows and columns of tokens, N = rows * columns.
+        keep: How many stay, 1..N.
+        uniform: Numbers in [0, 1), shape `(B, N)`.
+        block: Side of the squares of mode `blocks`.
+
+    Returns:
+        Ids in raster order, int64 of shape `(B, keep)`, ascending.
+
+    Raises:
+        SelectionError: If the mode is unknown, or cannot keep that many of that grid.
+    """
+    n = grid[0] * grid[1]
+    if not 1 <= keep <= n:
+        raise SelectionError(f"keep {keep}: a grid of {grid[0]}x{grid[1]} keeps 1..{n} tokens")
+    if mode in ("random", "unsorted"):
+        ids = uniform.argsort(dim=1, stable=True)[:, :keep]
+    elif mode in ("rows", "columns", "blocks"):
+        ids = _whole(mode, grid, keep, uniform, block)
+    elif mode == "stride":
+        base = torch.arange(keep, device=uniform.device) * n // keep
+        ids = (base + (uniform[:, :1] * n).long()) % n
+    elif mode == "quad":
+        _check_quad(grid, keep)
+        choice = (uniform[:, :keep] * 4).long()
+        ids = _corners(grid, uniform.device) + choice // 2 * grid[1] + choice % 2
+    else:
+        raise SelectionError(f"selection {mode!r}: expected one of {', '.join(MODES)}")
+    return ids.sort(1).values
+
+
+def _check_quad(grid: tuple[int, int], keep: int) -> None:
+    height, width = grid
+    if height % 2 or width % 2:
+        raise SelectionError(
+            f"selection quad keeps one of every 2x2, and a grid of {height}x{width} is odd; "
+            "try selection=random"
+        )
+    if keep * 4 != height * width:
+        raise SelectionError(
+            f"selection quad keeps one token of every 2x2, {height * width // 4} of "
+            f"{height * width} and not {keep}; try the rate 0.75, as in route=2-8@0.75"
+        )
+
+
+def _corners(grid: tuple[int, int], device: torch.device) -> Tensor:
+    rows = torch.arange(0, grid[0], 2, device=device).unsqueeze(1) * grid[1]
+    return (rows + torch.arange(0, grid[1], 2, device=device)).flatten()
+
+
+def _whole(mode: str, grid: tuple[int, int], keep: int, uniform: Tensor, block: int) -> Tensor:
+    """Fill up with whole groups in random order, the last one in part."""
+    shape = {"rows": (1, grid[1]), "columns": (grid[0], 1), "blocks": (block, block)}[mode]
+    group, place, size = _groups(grid, shape, uniform.device)
+    count, largest = size.shape[0], shape[0] * shape[1]
+    rank = uniform[:, :count].argsort(dim=1, stable=True).argsort(1)
+    # The part that is kept starts anywhere in its group (cyclically), so that no column is
+    # favoured. With one token to a group there is no part, and no number is left for it.
+    start = (uniform[:, -1:] * size).long()
+    key = rank[:, group] * largest + (place + start[:, group]) % size[group]
+    return key.argsort(1)[:, :keep]
+
+
+@lru_cache(maxsize=64)
+def _groups(
+    grid: tuple[int, int], shape: tuple[int, int], device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return each token's group, its place inside the group, and every group's size."""
+    with torch.inference_mode(False):
+        row = torch.arange(grid[0]).unsqueeze(1).expand(grid)
+        column = torch.arange(grid[1]).expand(grid)
+        across = -(-grid[1] // shape[1])
+        group = (row // shape[0] * across + column // shape[1]).flatten()
+        width = (grid[1] - column // shape[1] * shape[1]).clamp(max=shape[1])
+        place = (row % shape[0] * width + column % shape[1]).flatten()
+        return group.to(device), place.to(device), torch.bincount(group).to(device)
