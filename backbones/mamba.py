@@ -1,0 +1,282 @@
+"""Mamba-2 (Dao and Gu, arXiv 2405.21060): a block is two mixers in a row on two scan paths.
+
+A mixer has about 6 D^2 parameters and a DiT block's two branches 12 D^2, so two mixers make one block: route
+indices count blocks, never mixers. The residual stream stays in raster order; a mixer permutes its D-wide
+input to the scan path, which in a route is the dense path with the absent tokens deleted, and back.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbones.layers import EPS, Block
+from backbones.ops.conv import causal_conv
+from backbones.ops.selective_scan import selective_scan
+from backbones.ops.ssd import ssd
+from backbones.registry import check_choice, register
+from backbones.sizes import BackboneError, Size
+
+if TYPE_CHECKING:
+    from routing.layout import Layout
+
+MAX_GAP = 4.0  # BACKBONES: unclamped, one gap of a whole row makes the input weight explode.
+REVERSED = ":reversed"
+
+
+@dataclass(frozen=True)
+class MambaOptions:
+    """Options of the family `mamba`.
+
+    Attributes:
+        scan: `alternate` (one snake path forward, then reversed), `zigzag` (the next two of eight snake
+            paths) or `bidirectional` (both directions summed inside each mixer).
+        conv: `true` (taps by distance along the full path, absent tokens count as 0), `compact` (taps over
+            the present tokens) or `none`.
+        gap: What the scan does about absent tokens: `off` (nothing), `decay` (the state decays over them)
+            or `dt` (the step is as long as the gap, at most 4).
+        mixer: `mamba2` or `mamba1`.
+        state: State channels N; None takes the size's for Mamba-2 and 16 for Mamba-1.
+        chunk: Tokens of one SSD chunk.
+        kernel: `auto`, `torch` or a kernel of `backbones.ops.ssd` (`ops.selective_scan` for Mamba-1).
+    """
+
+    scan: str = "alternate"
+    conv: str = "true"
+    gap: str = "off"
+    mixer: str = "mamba2"
+    state: int | None = None
+    chunk: int = 64
+    kernel: str = "auto"
+
+    def __post_init__(self) -> None:
+        # YAML reads a bare true or off as a truth value.
+        for key, spelt in (("conv", {True: "true", False: "none"}), ("gap", {False: "off"})):
+            value = getattr(self, key)
+            if isinstance(value, bool):
+                object.__setattr__(self, key, spelt.get(value, str(value)))
+        check_choice("scan", self.scan, ("alternate", "zigzag", "bidirectional"))
+        check_choice("conv", self.conv, ("true", "compact", "none"))
+        check_choice("gap", self.gap, ("off", "decay", "dt"))
+        check_choice("mixer", self.mixer, ("mamba2", "mamba1"))
+        if self.state is not None and (self.state < 8 or self.state % 8):
+            raise BackboneError(f"state={self.state} must be a multiple of 8, as kernels need")
+        if self.chunk < 1:
+            raise BackboneError(f"chunk={self.chunk} must be 1 or more; 64 is a good value")
+
+
+def paths(scan: str, index: int) -> tuple[str, str]:
+    """Return the scan paths of block `index`'s two mixers."""
+    if scan == "zigzag":
+        return f"zigzag:{2 * index % 8}", f"zigzag:{(2 * index + 1) % 8}"
+    return "zigzag:0", "zigzag:0" + (REVERSED if scan == "alternate" else "")
+
+
+class Conv(nn.Module):
+    """Depthwise causal convolution of four taps along the scan path, then SiLU."""
+
+    def __init__(self, channels: int, mode: str, taps: int = 4) -> None:
+        super().__init__()
+        self.mode = mode
+        self.weight = nn.Parameter(torch.empty(channels, taps))
+        self.bias = nn.Parameter(torch.empty(channels))
+        bound = 1 / math.sqrt(taps)
+        nn.init.uniform_(self.weight, -bound, bound)
+        nn.init.uniform_(self.bias, -bound, bound)
+
+    def forward(self, x: Tensor, layout: Layout, path: str) -> Tensor:
+        """Convolve tokens (B, T, C) that are in scan order."""
+        by_distance = self.mode == "true" and not layout.is_full
+        position = layout.positions(path) if by_distance else None
+        return F.silu(causal_conv(x, self.weight, self.bias, position))
+
+
+def _steps(raw: Tensor, bias: Tensor, gap: str, layout: Layout, path: str) -> tuple[Tensor, Tensor | None]:
+    """Return the step sizes dt > 0 (B, T, *) and the gaps for the decay, both in float32 or wider."""
+    dt = F.softplus(raw.to(bias.dtype) + bias)
+    if gap == "off" or layout.is_full:
+        return dt, None
+    gaps = layout.gaps(path).to(dt.dtype).clamp(max=MAX_GAP)
+    if gap == "decay":
+        return dt, gaps
+    return dt * gaps[..., None], None
+
+
+def _draw_dt_bias(bias: Tensor, low: float = 1e-3, high: float = 1e-1) -> None:
+    """Fill with the inverse softplus of steps drawn log-uniformly from [low, high] (Mamba's start)."""
+    dt = torch.exp(torch.rand_like(bias) * math.log(high / low) + math.log(low))
+    bias.copy_(dt + torch.log(-torch.expm1(-dt)))
+
+
+class Direction(nn.Module):
+    """Per-head step and decay of one scan direction (Mamba-2)."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        # Apart from in_proj: its width alone is a multiple of 8 at every size, with dt's it is not.
+        self.dt_proj = nn.Linear(width, heads, bias=False)
+        self.dt_bias = nn.Parameter(torch.empty(heads))
+        self.log_a = nn.Parameter(torch.empty(heads))
+        self.skip = nn.Parameter(torch.ones(heads))
+
+    def initialise(self) -> None:
+        """Draw Mamba-2's start: A in 1..16, steps in 1e-3..1e-1."""
+        _draw_dt_bias(self.dt_bias)
+        self.log_a.copy_(torch.empty_like(self.log_a).uniform_(1, 16).log())
+        self.skip.fill_(1.0)
+
+
+class Mamba2(nn.Module):
+    """Mamba-2 mixer: state-space duality with scalar decay per head.
+
+        z, x, B, C = W x;  h_t = exp(dt A) h_{t-1} + dt B_t x_t;  y_t = C_t h_t + skip x_t
+        out = W_o (RMSNorm(y silu(z)))
+    """
+
+    def __init__(self, size: Size, path: str, options: MambaOptions) -> None:
+        super().__init__()
+        self.inner, self.headdim = 2 * size.width, size.headdim
+        self.state = options.state or size.state
+        self.path, self.options = path, options
+        heads = self.inner // self.headdim
+        mixed = self.inner + 2 * self.state
+        self.in_proj = nn.Linear(size.width, self.inner + mixed, bias=False)
+        self.conv = Conv(mixed, options.conv) if options.conv != "none" else None
+        count = 2 if options.scan == "bidirectional" else 1
+        self.directions = nn.ModuleList(Direction(size.width, heads) for _ in range(count))
+        self.scale = nn.Parameter(torch.ones(self.inner))
+        self.out_proj = nn.Linear(self.inner, size.width, bias=False)
+
+    def forward(self, u: Tensor, layout: Layout) -> Tensor:
+        """Mix tokens (B, T, D)."""
+        u = layout.to_scan(u, self.path)
+        z, mixed = self.in_proj(u).split([self.inner, self.inner + 2 * self.state], dim=-1)
+        y = self._scan(u, mixed, self.directions[0], layout, self.path)
+        if len(self.directions) == 2:
+            turned = self.path + REVERSED
+            # From this path's order to the reversed one's: back to raster, then out again.
+            there = [layout.to_scan(layout.from_scan(v, self.path), turned) for v in (u, mixed)]
+            back = self._scan(there[0], there[1], self.directions[1], layout, turned)
+            y = y + layout.to_scan(layout.from_scan(back, turned), self.path)
+        y = F.rms_norm(y * F.silu(z), (self.inner,), self.scale.to(y.dtype), EPS)
+        return layout.from_scan(self.out_proj(y), self.path)
+
+    def _scan(self, u: Tensor, mixed: Tensor, way: Direction, layout: Layout, path: str) -> Tensor:
+        if self.conv is not None:
+            mixed = self.conv(mixed, layout, path)
+        x, b, c = mixed.split([self.inner, self.state, self.state], dim=-1)
+        dt, decay = _steps(way.dt_proj(u), way.dt_bias, self.options.gap, layout, path)
+        y = ssd(
+            x.unflatten(-1, (-1, self.headdim)),
+            dt,
+            -torch.exp(way.log_a),
+            b.unsqueeze(-2),
+            c.unsqueeze(-2),
+            way.skip,
+            chunk=self.options.chunk,
+            kernel=self.options.kernel,
+            decay_gap=decay,
+        )
+        return y.flatten(-2)
+
+    def initialise(self) -> None:
+        """Draw steps and decays."""
+        for way in self.directions:
+            way.initialise()
+
+
+class Mamba1(nn.Module):
+    """Mamba mixer (arXiv 2312.00752): a selective scan with a decay per channel and state."""
+
+    def __init__(self, size: Size, path: str, options: MambaOptions) -> None:
+        super().__init__()
+        self.inner, self.state = 2 * size.width, options.state or 16
+        self.rank = max(8, math.ceil(size.width / 16 / 8) * 8)
+        self.path, self.options = path, options
+        self.in_proj = nn.Linear(size.width, 2 * self.inner, bias=False)
+        self.conv = Conv(self.inner, options.conv) if options.conv != "none" else None
+        count = 2 if options.scan == "bidirectional" else 1
+        self.directions = nn.ModuleList(
+            SelectiveDirection(self.inner, self.rank, self.state) for _ in range(count)
+        )
+        self.out_proj = nn.Linear(self.inner, size.width, bias=False)
+
+    def forward(self, u: Tensor, layout: Layout) -> Tensor:
+        """Mix tokens (B, T, D)."""
+        u = layout.to_scan(u, self.path)
+        x, z = self.in_proj(u).chunk(2, dim=-1)
+        y = self._scan(x, self.directions[0], layout, self.path)
+        if len(self.directions) == 2:
+            turned = self.path + REVERSED
+            there = layout.to_scan(layout.from_scan(x, self.path), turned)
+            back = self._scan(there, self.directions[1], layout, turned)
+            y = y + layout.to_scan(layout.from_scan(back, turned), self.path)
+        return layout.from_scan(self.out_proj(y.to(z.dtype) * F.silu(z)), self.path)
+
+    def _scan(self, x: Tensor, way: SelectiveDirection, layout: Layout, path: str) -> Tensor:
+        x = F.silu(x) if self.conv is None else self.conv(x, layout, path)
+        low, b, c = way.project(x).split([self.rank, self.state, self.state], dim=-1)
+        dt, decay = _steps(way.dt_proj(low), way.dt_bias, self.options.gap, layout, path)
+        a = -torch.exp(way.log_a)
+        return selective_scan(
+            x, dt, a, b, c, way.skip, kernel=self.options.kernel, decay_gap=decay
+        )
+
+    def initialise(self) -> None:
+        """Draw steps and decays."""
+        for way in self.directions:
+            way.initialise()
+
+
+class SelectiveDirection(nn.Module):
+    """Input-dependent step, B and C of one scan direction (Mamba-1)."""
+
+    def __init__(self, inner: int, rank: int, state: int) -> None:
+        super().__init__()
+        self.project = nn.Linear(inner, rank + 2 * state, bias=False)
+        self.dt_proj = nn.Linear(rank, inner, bias=False)
+        self.dt_bias = nn.Parameter(torch.empty(inner))
+        self.log_a = nn.Parameter(torch.empty(inner, state))
+        self.skip = nn.Parameter(torch.ones(inner))
+
+    def initialise(self) -> None:
+        """Draw Mamba's start: A = 1..N (S4D-real), steps in 1e-3..1e-1."""
+        _draw_dt_bias(self.dt_bias)
+        nn.init.uniform_(self.dt_proj.weight, -(self.dt_proj.in_features**-0.5), self.dt_proj.in_features**-0.5)
+        states = torch.arange(1, self.log_a.shape[1] + 1, dtype=self.log_a.dtype)
+        self.log_a.copy_(states.log().expand_as(self.log_a))
+        self.skip.fill_(1.0)
+
+
+@register("mamba")
+class MambaBlock(Block):
+    """Two mixers, each under its own half of the block's modulation."""
+
+    Options = MambaOptions
+
+    def __init__(
+        self, size: Size, index: int, grid: tuple[int, int], options: MambaOptions
+    ) -> None:
+        super().__init__(index)
+        mixer = Mamba2 if options.mixer == "mamba2" else Mamba1
+        one, two = paths(options.scan, index)
+        self.one, self.two = mixer(size, one, options), mixer(size, two, options)
+
+    def first(self, x: Tensor, layout: Layout) -> Tensor:
+        """Mix tokens along the first path."""
+        return self.one(x, layout)
+
+    def second(self, x: Tensor, layout: Layout) -> Tensor:
+        """Mix tokens along the second path."""
+        return self.two(x, layout)
+
+    def initialise(self) -> None:
+        """Draw weights."""
+        super().initialise()
+        self.one.initialise()
+        self.two.initialise()

@@ -1,0 +1,164 @@
+"""RWKV for images: a spatial mix (bidirectional WKV) and a channel mix, each after a token shift.
+
+Vision-RWKV (arXiv 2403.02308) as Diffusion-RWKV (arXiv 2404.04478) uses it, without long skips. Two
+operators look at where a token sits: the shift takes a quarter of the channels from each grid neighbour,
+and bi-WKV lets a token's weight fall with its distance along the raster path. Inside a route both ask the
+layout, so that they compute what the dense operators would with the absent tokens masked.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbones.layers import Block
+from backbones.ops.biwkv import biwkv
+from backbones.ops.shift import grid_shift
+from backbones.registry import check_choice, register
+from backbones.sizes import BackboneError, Size
+
+if TYPE_CHECKING:
+    from routing.layout import Layout
+
+
+class Shift(nn.Module):
+    """Mix every token with its four grid neighbours, once for each of several inputs.
+
+    Args:
+        width: Channels D; a quarter comes from each neighbour.
+        mixes: How many differently weighted mixtures to return.
+        missing: What stands in for a neighbour that a route took away: `self`, `zero` or `nearest` present
+            one along the same ray. Outside the image it is 0, as in the dense operator.
+    """
+
+    def __init__(self, width: int, mixes: int, missing: str) -> None:
+        super().__init__()
+        self.missing = missing
+        self.mix = nn.Parameter(torch.ones(mixes, width))
+
+    def forward(self, x: Tensor, layout: Layout) -> list[Tensor]:
+        """Return x mix + shifted (1 - mix) for each mix: tokens (B, T, D) each."""
+        grid = layout.grid if layout.is_full else None
+        shifted = grid_shift(x, layout.neighbours(self.missing), grid, layout.prefix)
+        return [torch.lerp(shifted, x, mix.to(x.dtype)) for mix in self.mix]
+
+
+class SpatialMix(nn.Module):
+    """Receptance-gated bi-WKV.
+
+        out = W_o (sigmoid(r) * biwkv(k, v)),  r, k, v = W (x mix + shift(x) (1 - mix))
+    """
+
+    def __init__(self, width: int, wkv: str, missing: str, key_norm: bool, kernel: str) -> None:
+        super().__init__()
+        self.wkv, self.kernel = wkv, kernel
+        self.shift = Shift(width, 3, missing)
+        self.key = nn.Linear(width, width, bias=False)
+        self.value = nn.Linear(width, width, bias=False)
+        self.receptance = nn.Linear(width, width, bias=False)
+        self.output = nn.Linear(width, width, bias=False)
+        self.key_norm = nn.LayerNorm(width) if key_norm else nn.Identity()
+        self.decay = nn.Parameter(torch.zeros(width))
+        self.bonus = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        """Mix tokens (B, T, D)."""
+        to_key, to_value, to_receptance = self.shift(x, layout)
+        k, v = self.key_norm(self.key(to_key)), self.value(to_value)
+        gate = torch.sigmoid(self.receptance(to_receptance))
+        # True distances and the full length make the routed layer the dense one with absent keys at -inf;
+        # by rank, distances and the length shrink together, as in the released code.
+        true = self.wkv == "true"
+        position = layout.positions("raster") if true and not layout.is_full else None
+        length = layout.full_length if true else layout.length
+        mixed = biwkv(k, v, self.decay, self.bonus, position, length, kernel=self.kernel)
+        return self.output(gate * mixed.to(gate.dtype))
+
+
+class ChannelMix(nn.Module):
+    """Gated MLP with squared ReLU: out = sigmoid(r) * W_v relu(W_k x')^2."""
+
+    def __init__(self, width: int, hidden: int, missing: str) -> None:
+        super().__init__()
+        self.shift = Shift(width, 2, missing)
+        self.key = nn.Linear(width, hidden, bias=False)
+        self.value = nn.Linear(hidden, width, bias=False)
+        self.receptance = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        """Mix channels of tokens (B, T, D)."""
+        to_key, to_receptance = self.shift(x, layout)
+        hidden = F.relu(self.key(to_key)).square()
+        return torch.sigmoid(self.receptance(to_receptance)) * self.value(hidden)
+
+
+@register("rwkv")
+class RWKVBlock(Block):
+    """Spatial mix, then channel mix."""
+
+    @dataclass(frozen=True)
+    class Options:
+        """Options of the family `rwkv`.
+
+        Attributes:
+            ratio: Hidden width of the channel mix over D. 3.5 gives a block DiT's 18 D^2 parameters, 4 is
+                Diffusion-RWKV's.
+            wkv: `true` measures distances on the full grid and normalises by its length; `rank` counts
+                present tokens only, as the released code does.
+            missing: `self`, `zero` or `nearest`: what stands in for an absent neighbour of the token shift.
+            key_norm: LayerNorm on the keys, which appear in an exponent.
+            kernel: `auto`, `torch` or a kernel of `backbones.ops.biwkv`.
+        """
+
+        ratio: float = 3.5
+        wkv: str = "true"
+        missing: str = "self"
+        key_norm: bool = False
+        kernel: str = "auto"
+
+        def __post_init__(self) -> None:
+            if self.wkv is True:  # YAML reads a bare true as a truth value.
+                object.__setattr__(self, "wkv", "true")
+            check_choice("wkv", self.wkv, ("true", "rank"))
+            check_choice("missing", self.missing, ("self", "zero", "nearest"))
+            if self.ratio <= 0:
+                raise BackboneError(f"ratio={self.ratio} must be positive; 3.5 matches DiT's size")
+
+    def __init__(self, size: Size, index: int, grid: tuple[int, int], options: Options) -> None:
+        super().__init__(index)
+        self.depth = size.depth
+        hidden = round(size.width * options.ratio / 8) * 8
+        self.spatial = SpatialMix(
+            size.width, options.wkv, options.missing, options.key_norm, options.kernel
+        )
+        self.channel = ChannelMix(size.width, hidden, options.missing)
+
+    def first(self, x: Tensor, layout: Layout) -> Tensor:
+        """Mix tokens."""
+        return self.spatial(x, layout)
+
+    def second(self, x: Tensor, layout: Layout) -> Tensor:
+        """Mix channels."""
+        return self.channel(x, layout)
+
+    def initialise(self) -> None:
+        """Draw weights; decay, bonus and mixes follow RWKV-4's depth-dependent start ("fancy" init)."""
+        super().initialise()
+        width = self.spatial.decay.numel()
+        depth_01 = self.index / max(self.depth - 1, 1)
+        fall = 1 - self.index / self.depth
+        channel = torch.arange(width, dtype=torch.float32)
+        ramp = channel / width
+        self.spatial.decay.copy_(-5 + 8 * (channel / max(width - 1, 1)) ** (0.7 + 1.3 * depth_01))
+        # A small ripple keeps neighbouring channels from starting equal.
+        self.spatial.bonus.copy_(math.log(0.3) + ((channel + 1) % 3 - 1) * 0.5)
+        key, value, receptance = self.spatial.shift.mix
+        key.copy_(ramp**fall)
+        value.copy_(ramp**fall + 0.3 * depth_01)
+        receptance.copy_(ramp ** (0.5 * fall))
+        self.channel.shift.mix.copy_((ramp**fall).expand(2, -1))

@@ -1,0 +1,148 @@
+"""The one size table: what "S/2" means for every family (no torch here).
+
+A block is the same unit everywhere: about 18 D^2 parameters, two residual branches and 6 D of adaLN-zero
+modulation, so depth and width alone fix a size and a table may compare families row by row.
+
+S, B, L and XL are DiT's (Peebles and Xie, arXiv 2212.09748, Table 1). T is for a run of minutes on two CPU
+cores, M lies between T and S.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from routing.errors import UserError, suggest
+
+
+class BackboneError(UserError):
+    """A size, a family name or a family option that does not exist or does not fit."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """Shape of a stack.
+
+    Attributes:
+        name: Letter of the size, `custom` where depth, width or heads were overridden.
+        depth: Number of blocks.
+        width: Channels D of the residual stream.
+        heads: Attention heads; they divide the width.
+        patch: Side of a patch in latent pixels.
+    """
+
+    name: str
+    depth: int
+    width: int
+    heads: int
+    patch: int = 2
+
+    @property
+    def state(self) -> int:
+        """State channels N of a Mamba-2 mixer."""
+        return state_size(self.width)
+
+    @property
+    def headdim(self) -> int:
+        """Channels P of one Mamba-2 head."""
+        return head_size(self.width)
+
+    def __str__(self) -> str:
+        return f"{self.name}/{self.patch}"
+
+
+#            depth  width  heads
+SIZES: dict[str, Size] = {
+    "T": Size("T", 12, 64, 4),
+    "M": Size("M", 12, 192, 3),
+    "S": Size("S", 12, 384, 6),
+    "B": Size("B", 12, 768, 12),
+    "L": Size("L", 24, 1024, 16),
+    "XL": Size("XL", 28, 1152, 16),
+}
+
+
+def state_size(width: int) -> int:
+    """Return Mamba-2's state channels N for a width.
+
+    B and C cost 4 D N parameters a block whatever the width is, so narrow models take a smaller state: the
+    count stays within 6 % of DiT's 18 D^2 at every size, and N stays a multiple of 8 as the kernels want it.
+    """
+    for least, state in ((384, 64), (192, 32), (96, 16)):
+        if width >= least:
+            return state
+    return 8
+
+
+def head_size(width: int) -> int:
+    """Return Mamba-2's channels per head P for a width: the largest of 64..8 that leaves four heads."""
+    for size in (64, 32, 16, 8):
+        if 2 * width % size == 0 and 2 * width // size >= 4:
+            return size
+    raise BackboneError(f"width={width} cannot be split into Mamba heads; take a multiple of 16")
+
+
+def parse_size(
+    text: str | Size,
+    depth: int | None = None,
+    width: int | None = None,
+    heads: int | None = None,
+) -> Size:
+    """Read "S/2" (letter, patch; the patch is 2 where it is left out) and apply overrides.
+
+    Args:
+        text: Size as typed, or a `Size`.
+        depth: Number of blocks instead of the table's.
+        width: Channels instead of the table's.
+        heads: Attention heads instead of the table's; without it an overridden width keeps
+            the table's count where that divides it, else the largest smaller one that does.
+
+    Raises:
+        BackboneError: Unknown letter, a patch below 1, or heads that do not divide the width.
+    """
+    size = text if isinstance(text, Size) else _named(str(text))
+    if depth is None and width is None and heads is None:
+        return size
+    depth, width = depth or size.depth, width or size.width
+    _check_positive(depth=depth, width=width)
+    if width % 16:
+        raise BackboneError(f"width={width} is not a multiple of 16, as kernels need; try {_near(width)}")
+    if heads is None:
+        heads = next(h for h in range(min(size.heads, width), 0, -1) if width % h == 0)
+    _check_positive(heads=heads)
+    if width % heads:
+        good = [h for h in range(1, min(width, 64) + 1) if width % h == 0]
+        raise BackboneError(f"heads={heads} does not divide width={width}; heads may be {_listed(good)}")
+    changed = (depth, width, heads) != (size.depth, size.width, size.heads)
+    return replace(
+        size, name="custom" if changed else size.name, depth=depth, width=width, heads=heads
+    )
+
+
+def _named(text: str) -> Size:
+    letter, _, patch = text.partition("/")
+    if letter not in SIZES:
+        raise BackboneError(
+            f"size {text!r} is not known: sizes are {_listed(SIZES)}, with a patch as in S/2"
+            + suggest(letter, SIZES)
+        )
+    if not patch:
+        return SIZES[letter]
+    if not patch.isdecimal() or int(patch) < 1:
+        raise BackboneError(f"size {text!r} has no patch size after the slash; try {letter}/2")
+    return replace(SIZES[letter], patch=int(patch))
+
+
+def _check_positive(**values: int) -> None:
+    for key, value in values.items():
+        if value < 1:
+            raise BackboneError(f"{key}={value} must be 1 or more")
+
+
+def _near(width: int) -> int:
+    return max(16, round(width / 16) * 16)
+
+
+def _listed(items: Iterable[object]) -> str:
+    *head, last = map(str, items)
+    return f"{', '.join(head)} or {last}" if head else last

@@ -1,0 +1,194 @@
+"""Registry, sizes, initialisation and what a model returns."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import backbones
+from backbones.sizes import SIZES, BackboneError, parse_size
+
+torch.set_num_threads(1)
+TINY = {"in_channels": 1, "input_size": 4, "num_classes": 3, "depth": 4, "width": 32, "heads": 2}
+
+
+def tiny(name, size="T/1", **options):
+    return backbones.create(name, size, **{**TINY, **options})
+
+
+def inputs(model, batch=2):
+    g = torch.Generator().manual_seed(0)
+    shape = (batch, model.in_channels, *model.config["input_size"])
+    y = torch.arange(batch) % model.num_classes if model.num_classes else None
+    return torch.randn(shape, generator=g), torch.rand(batch, generator=g), y
+
+
+def stir(model, scale=0.2, seed=0):
+    """Give every parameter that starts at zero (gates, head) a value, so that all paths count."""
+    g = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.dim() > 1 and not p.any() or p.dim() == 1 and not p.any():
+                p.copy_(torch.randn(p.shape, generator=g) * scale)
+    return model
+
+
+def test_no_torch_before_a_model_is_built():
+    code = (
+        "import sys, backbones, backbones.cost, backbones.registry\n"
+        "backbones.names(), backbones.parse_size('S/2'), backbones.cost.cost('mamba', 'S/2')\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_names_and_suggestions():
+    assert {"dit", "mamba", "rwkv"} <= set(backbones.names())
+    with pytest.raises(BackboneError, match="did you mean mamba"):
+        backbones.create("mmaba")
+    with pytest.raises(BackboneError, match="did you mean scan"):
+        tiny("mamba", scna="zigzag")
+    with pytest.raises(BackboneError, match="did you mean zigzag"):
+        tiny("mamba", scan="zigzg")
+    with pytest.raises(BackboneError, match="did you mean width"):
+        tiny("dit", widht=32)
+
+
+@pytest.mark.parametrize("bad", ["Q/2", "S/0", "S/x", ""])
+def test_unknown_sizes(bad):
+    with pytest.raises(BackboneError, match="S/2|patch"):
+        parse_size(bad)
+
+
+def test_size_overrides():
+    assert parse_size("S/2") == SIZES["S"]
+    assert parse_size("S").patch == 2
+    assert str(parse_size("S/4", depth=3)) == "custom/4"
+    assert parse_size("T/1", width=96).heads == 4
+    for wrong in ({"width": 100}, {"heads": 7}, {"depth": 0}, {"depth": -1}):
+        with pytest.raises(BackboneError):
+            parse_size("S/2", **wrong)
+
+
+@pytest.mark.parametrize("name", backbones.names())
+def test_every_block_is_the_identity_and_the_output_zero_at_init(name):
+    model = tiny(name)
+    x, t, y = inputs(model)
+    first, *_, last = model.forward_intermediates(x, t, y, indices=[-1, 0, 3])
+    assert torch.equal(first, last)
+    assert not model(x, t, y).any()
+
+
+@pytest.mark.parametrize("name", backbones.names())
+def test_every_parameter_learns(name):
+    model = stir(tiny(name, text=(2, 5)))
+    x, t, y = inputs(model)
+    model(x, t, y, text=torch.randn(2, 2, 5), text_drop=torch.tensor([True, False])).square().sum().backward()
+    for key, p in model.named_parameters():
+        assert p.grad is not None and torch.isfinite(p.grad).all(), key
+        assert p.grad.any(), key
+
+
+@pytest.mark.parametrize("name", backbones.names())
+def test_config_builds_the_same_model(name):
+    model = tiny(name, text=[2, 5], input_size=[4, 6])
+    again = backbones.create(**model.config)
+    assert again.config == model.config
+    shapes = [{k: v.shape for k, v in m.state_dict().items()} for m in (model, again)]
+    assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize("name", backbones.names())
+def test_conditions(name):
+    model = stir(tiny(name, text=(2, 5)))
+    x, t, y = inputs(model)
+    text = torch.randn(2, 2, 5)
+    base = model(x, t, y, text)
+    null = torch.full((2,), model.num_classes)
+    assert torch.equal(model(x, t, None, text), model(x, t, null, text))
+    assert not torch.allclose(base, model(x, t, null, text))
+    assert torch.equal(model(x, t, y), model(x, t, y, text, torch.ones(2, dtype=torch.bool)))
+    half = model(x, t, y, text, torch.tensor([True, False]))
+    torch.testing.assert_close(half[1], base[1])
+    assert not torch.allclose(half[0], base[0])
+    assert not torch.allclose(base, model(x, t + 1, y, text))
+
+
+@pytest.mark.parametrize("name", backbones.names())
+def test_unconditional(name):
+    model = stir(tiny(name, num_classes=0))
+    x, t, _ = inputs(model)
+    assert model(x, t).shape == x.shape
+    assert model.labels is None
+
+
+def test_learn_sigma_and_patches():
+    model = stir(tiny("dit", "T/2", in_channels=3, input_size=(8, 4), learn_sigma=True))
+    x, t, y = inputs(model)
+    assert model.grid == (4, 2)
+    assert model(x, t, y).shape == (2, 6, 8, 4)
+    with pytest.raises(BackboneError, match="does not fit"):
+        model(x[..., :2], t, y)
+    with pytest.raises(BackboneError, match="patches of side 2"):
+        tiny("dit", "T/2", input_size=5)
+
+
+def test_patches_are_a_convolution_and_back():
+    from backbones.layers import PatchEmbed, patchify, unpatchify
+
+    embed = PatchEmbed(3, 2, 16)
+    x = torch.randn(2, 3, 4, 6)
+    weight = embed.project.weight.view(16, 3, 2, 2)
+    conv = torch.nn.functional.conv2d(x, weight, embed.project.bias, stride=2)
+    torch.testing.assert_close(embed(x), conv.flatten(2).transpose(1, 2))
+    rows = patchify(x, 2).unflatten(-1, (3, 4)).transpose(-1, -2).flatten(-2)
+    assert torch.equal(unpatchify(rows, (2, 3), 2), x)
+
+
+def test_positions_are_the_formula():
+    from backbones.layers import sincos_2d
+
+    table = sincos_2d(32, (2, 3))
+    omega = 1 / 10000 ** (torch.arange(8) / 8)
+    row = torch.cat([torch.sin(2 * omega), torch.cos(2 * omega), torch.sin(1 * omega), torch.cos(1 * omega)])
+    torch.testing.assert_close(table[1 * 3 + 2], row)
+
+
+@pytest.mark.parametrize("name", backbones.names())
+def test_intermediates(name):
+    model = stir(tiny(name, text=(2, 5)))
+    x, t, y = inputs(model)
+    every = model.forward_intermediates(x, t, y)
+    assert len(every) == 4 and every[0].shape == (2, 18, 32)
+    last = model.forward_intermediates(x, t, y, indices=2)
+    assert torch.equal(last[0], every[2]) and torch.equal(last[1], every[3])
+    with pytest.raises(BackboneError, match="0..3"):
+        model.forward_intermediates(x, t, y, indices=[4])
+
+
+@pytest.mark.parametrize("name", ["mamba", "rwkv"])
+def test_hybrid_stacks(name):
+    kinds = [type(b).__name__ for b in tiny(name, attention=2).stack.blocks]
+    assert kinds[1] == kinds[3] == "DiTBlock" and kinds[0] == kinds[2] != "DiTBlock"
+    kinds = [type(b).__name__ for b in tiny(name, attention=[0]).stack.blocks]
+    assert kinds.count("DiTBlock") == 1 and kinds[0] == "DiTBlock"
+    with pytest.raises(BackboneError, match="no block 9"):
+        tiny(name, attention=[9])
+
+
+@pytest.mark.parametrize("mixer", ["mamba2", "mamba1"])
+@pytest.mark.parametrize("size", SIZES)
+def test_kernel_shapes_of_mamba(size, mixer):
+    """Kernels load 16 bytes at a time: every width and stride they see is a multiple of 8."""
+    with torch.device("meta"):
+        model = backbones.create("mamba", f"{size}/2", mixer=mixer, depth=1)
+    for mix in (model.stack.blocks[0].one, model.stack.blocks[0].two):
+        assert mix.state % 8 == 0 and mix.inner % 8 == 0
+        assert mix.in_proj.out_features % 8 == 0  # stride of z, x, B and C
+        assert mix.conv.weight.shape[0] % 8 == 0 and 2 <= mix.conv.weight.shape[1] <= 4
+        if mixer == "mamba2":
+            assert mix.headdim % 8 == 0 and mix.inner % mix.headdim == 0
+            assert (mix.inner // mix.headdim) % mix.directions[0].dt_proj.out_features == 0
+        else:
+            assert mix.rank % 8 == 0 and mix.directions[0].project.out_features % 8 == 0
