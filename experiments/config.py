@@ -57,7 +57,7 @@ class RoutingConfig:
     remove: str = "start"
     random_end: bool = False
     fp32_after: bool = True
-    checkpoint: str = "none"
+    checkpoint: bool = False
     schedule: str = "constant"
     off_after: float = 1.0
 
@@ -196,7 +196,7 @@ class Config:
 
 def data_fingerprint(options: Mapping[str, Any]) -> str:
     """Return what identifies the content of a data set: a version, or a manifest's checksum."""
-    from experiments.data.options import fingerprint
+    from experiments.data.facts import fingerprint
 
     return fingerprint(options)
 
@@ -423,7 +423,6 @@ def check(config: Config) -> None:
     routing = config.routing
     _share(routing, "off_after", "routing.")
     _at_least(routing, "block", 1, "routing.")
-    _in(routing, "checkpoint", ("none", "route", "all"), "routing.")
     for group in ("backbone", "data", "objective", "sampler", "guidance", "eval"):
         if "name" not in getattr(config, group):
             raise ConfigError(f"missing key {group}.name: choose one with {group}={'|'.join(options_of(group))}")

@@ -1,0 +1,58 @@
+# Two commands on a fresh machine: make demo, make test. Each completes a set-up that was interrupted.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -q
+TESTS ?=
+WORKERS ?= auto
+
+.DEFAULT_GOAL := help
+.PHONY: help env test-env demo test test-slow test-slurm test-soak lint types check clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; type make PYTHON=python3.12 (or wherever a newer one is)")'
+	$(PYTHON) -m venv $(VENV)
+
+# The stamps are touched last: an install that was cut short is done again.
+$(VENV)/.base: pyproject.toml | $(BIN)/python
+	@echo "installing (about three minutes and 5 GB the first time; README: how to make it smaller on a laptop)"
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.test: pyproject.toml $(VENV)/.base
+	@echo "installing the test tools"
+	$(PIP) -e ".[test]"
+	@touch $@
+
+env: $(VENV)/.base  ## create the environment and install the suite
+
+test-env: $(VENV)/.test  ## the same with everything the tests use
+
+demo: $(VENV)/.base  ## train a Mamba on digits whose blocks 2..8 see half the tokens
+	$(BIN)/python experiments/run.py backbone=mamba route=2-8
+
+test: $(VENV)/.test  ## the tests (minutes)
+	$(BIN)/python -m pytest -n $(WORKERS) $(TESTS)
+
+test-slow: $(VENV)/.test  ## the tests marked slow
+	$(BIN)/python -m pytest -n $(WORKERS) -m "slow and not slurm and not gpu and not soak" $(TESTS)
+
+test-slurm: $(VENV)/.test  ## the tests on a real Slurm cluster (apt install slurm-wlm munge)
+	$(BIN)/python -m pytest -m "slurm and not soak" $(TESTS)
+
+test-soak: $(VENV)/.test  ## the long kill and leak tests (hours)
+	$(BIN)/python -m pytest -m soak $(TESTS)
+
+lint: $(VENV)/.test  ## ruff
+	$(BIN)/ruff check .
+
+types: $(VENV)/.test  ## mypy over what is public
+	$(BIN)/mypy
+
+check: lint types test  ## what a change must pass before it is pushed
+
+clean:  ## remove caches (runs stay)
+	rm -rf .pytest_cache .mypy_cache .ruff_cache build *.egg-info

@@ -1,0 +1,76 @@
+"""What is known of a data set from its options alone, without reading it (no torch here).
+
+It is enough to name a run, to count its parameters and FLOPs and to check it before it is
+submitted, also on a
+machine that does not hold the data. A test holds it against the data sets themselves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.data.options import DataOptions, LatentsOptions, parse
+
+# (C, H, W), classes, (L, E) of captions.
+_EMBEDDED = {
+    "digits": ([1, 8, 8], 10, None),
+    "scenes": ([3, 32, 32], 30, [32, 64]),
+}
+# ImageNet-256 under a VAE that divides the side by 8; 77 CLIP tokens for captioned sets (PAPER.md
+# 2.6).
+_LATENTS = ([4, 32, 32], 1000, [77, 768])
+
+
+def facts(options: DataOptions | Mapping[str, Any]) -> dict[str, Any]:
+    """Return shape, number of classes and caption shape as `build.describe_data` names them.
+
+    Args:
+        options: Of any data set; a latent store that is not there yet counts as ImageNet-256.
+    """
+    chosen = parse(options)
+    shape, classes, text = _EMBEDDED.get(chosen.name, _LATENTS)
+    if isinstance(chosen, LatentsOptions):
+        manifest = _manifest(chosen)
+        if manifest:
+            shape = list(manifest["shape"])
+            classes = len(manifest["classes"])
+            text = list(manifest["text"]["shape"])[1:] if manifest.get("text") else None
+        classes = chosen.num_classes if chosen.num_classes is not None else classes
+    return {"name": chosen.name, "shape": shape, "num_classes": classes, "text": text}
+
+
+def _manifest(options: LatentsOptions) -> dict[str, Any] | None:
+    try:
+        found = json.loads((Path(str(options.path)).expanduser() / "manifest.json").read_text())
+        return (
+            found if isinstance(found, dict) and "shape" in found and "classes" in found else None
+        )
+    except (OSError, ValueError):
+        return None
+
+
+def fingerprint(options: DataOptions | Mapping[str, Any]) -> str:
+    """Return what changes when the data change: part of a run's identity.
+
+    Embedded data sets are functions of their options, which the identity holds already. A latent
+    store
+    is its manifest's checksum; a foreign one the names and sizes of its files.
+    """
+    chosen = parse(options)
+    if not isinstance(chosen, LatentsOptions) or not chosen.path:
+        return "embedded" if chosen.name in _EMBEDDED else "absent"
+    folder = Path(chosen.path).expanduser()
+    digest = hashlib.sha256()
+    manifest = folder / "manifest.json"
+    if manifest.is_file():
+        digest.update(manifest.read_bytes())
+    elif folder.is_dir():
+        for path in sorted(p for p in folder.iterdir() if p.is_file()):
+            digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+    else:
+        return "absent"
+    return digest.hexdigest()[:16]

@@ -1,0 +1,142 @@
+"""What a run does beside training: pictures of the same seeds, scores, the loss curve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from experiments import log
+from experiments.files import atomic_path
+
+if TYPE_CHECKING:
+    from experiments.train import Run
+
+COLUMNS = 8
+
+
+def due(run: Run) -> None:
+    """Sample and score what is due at this step and not on disk yet.
+
+    It is asked again after a restart, so that what a kill cut short is done once and wholly.
+    """
+    step, train = run.step, run.config.train
+    last = step == train.steps
+    if step and (last or (train.sample_every and step % train.sample_every == 0)):
+        pictures(run, last)
+    every = run.config.eval["every"]
+    if step and (last or (every and step % every == 0)):
+        scores(run)
+
+
+def pictures(run: Run, last: bool) -> None:
+    """Write `samples/step-*.png`, and at the end `samples/final.png` and `progress.gif`."""
+    folder = run.folder / "samples"
+    path = folder / f"step-{run.step:08d}.png"
+    final = folder / "final.png"
+    if path.exists() and (not last or (final.exists() and (run.folder / "progress.gif").exists())):
+        return
+    if not run.dataset.can_decode:
+        if last:
+            run.console.say(f"no sample pictures: {run.dataset.cannot_decode}")
+        return
+    from experiments.diffusion.grid import image_grid, save_gif, save_png
+
+    images = sample_grid(run)
+    if not run.accelerator.is_main_process:
+        return
+    picture = image_grid(images, columns=COLUMNS)
+    folder.mkdir(exist_ok=True)
+    save_png(picture, path)
+    if last:
+        save_png(picture, final)
+        frames = sorted(folder.glob("step-*.png"))
+        save_gif(frames, run.folder / "progress.gif")
+
+
+def sample_grid(run: Run) -> torch.Tensor:
+    """Return uint8 images (rows * COLUMNS, 3, H, W): one row per class (at most ten), fixed seeds, from the EMA."""
+    from experiments.diffusion import create_guidance, create_sampler, generate
+
+    classes = run.model.num_classes
+    rows = min(classes, 10) if classes else 4
+    count = rows * COLUMNS
+    seeds = torch.arange(count)
+    labels = torch.arange(rows).repeat_interleave(COLUMNS) if classes else None
+    text = None
+    if run.model.prefix:
+        held_out = run.dataset.batch(torch.arange(count, device=run.device), run.draws(torch.arange(count)), split="test")
+        text = held_out.text
+    with run.averaged() as model:
+        samples = generate(
+            model,
+            run.objective,
+            create_sampler(run.config.sampler, run.objective),
+            create_guidance(run.config.guidance, route=run.routes.route, selection=run.routes.selection),
+            seeds,
+            labels,
+            text=text,
+            batch=count,
+            device=run.device,
+        )
+    return run.dataset.to_pixels(samples.to(run.device)).cpu()
+
+
+def scores(run: Run) -> None:
+    """Append this step's scores to `scores.jsonl` unless they stand there whole."""
+    from experiments.scoring import score
+
+    path = run.folder / "scores.jsonl"
+    found = [entry for entry in log.read_jsonl(path) if entry.get("step") == run.step]
+    if found and len(found) == found[0].get("of"):
+        return
+    if found:
+        log.cut_jsonl(path, run.step - 1)
+    with run.averaged() as model:
+        results = score(
+            model,
+            run.config,
+            run.dataset,
+            step=run.step,
+            samples=run.config.eval["samples"],
+            accelerator=run.accelerator,
+            progress=run.console,
+        )
+    if run.accelerator.is_main_process and results:
+        entries = [{**entry.to_dict(), "of": len(results)} for entry in results]
+        log.append_jsonl(path, entries)
+        text = "  ".join(f"{entry['metric']} {entry['value']:.4g}" for entry in entries)
+        run.console.say(f"step {log.grouped(run.step)}: {text}")
+
+
+def draw_curve(folder: Path) -> str | None:
+    """Draw `loss.png` from `metrics.jsonl`; return its name."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    entries = [e for e in log.read_jsonl(folder / "metrics.jsonl") if e.get("loss") is not None]
+    if not entries:
+        return None
+    steps, losses = [e["step"] for e in entries], [e["loss"] for e in entries]
+    smooth, mean = [], None
+    for loss in losses:
+        mean = loss if mean is None else 0.9 * mean + 0.1 * loss
+        smooth.append(mean)
+    figure = Figure(figsize=(6, 3.2), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(steps, losses, color="#bbbbbb", linewidth=0.8, label="logged")
+    axes.plot(steps, smooth, color="#0072b2", linewidth=1.6, label="moving average")
+    if min(losses) > 0 and max(losses) / min(losses) > 5:
+        axes.set_yscale("log")
+    axes.set(xlabel="step", ylabel="training loss", xlim=(0, max(steps)))
+    axes.set_title(folder.name, fontsize=8)
+    axes.legend(frameon=False, fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    with atomic_path(folder / "loss.png") as temporary:
+        figure.savefig(temporary, dpi=150)
+    return "loss.png"
+
+

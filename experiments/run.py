@@ -1,0 +1,38 @@
+"""Train one diffusion model: python experiments/run.py backbone=mamba route=2-8 (--help lists everything)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# The repository root, not this script's folder: `experiments` must be found as a package from anywhere.
+sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from experiments.cli import run_command  # noqa: E402
+
+
+def main(argv: list[str]) -> int:
+    """Run the command with these arguments; return its exit code."""
+    from experiments import usage
+
+    if any(flag in argv for flag in ("-h", "--help", "help")):
+        print(usage.help_text())
+        return 0
+    if any(flag in argv for flag in ("-m", "--multirun")):
+        from experiments.multirun import multirun
+
+        return multirun(argv)
+    from experiments.config import load
+
+    config = load(argv)
+    if config.dry:
+        print(usage.dry_text(config))
+        return 0
+    from experiments.train import train
+
+    train(config)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

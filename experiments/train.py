@@ -1,0 +1,351 @@
+"""The one training loop.
+
+    while step < steps:  draw -> corrupt -> predict (routed) -> loss -> clip -> AdamW -> EMA
+                         log | save | sample and score what is due | stop if a signal asked
+
+A sample's data, flip, sigma, noise, label drop and token subset are functions of (seed, step, its index in the
+global batch) alone: the same after a restart and for any number of processes and micro-batches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from experiments import build, checkpoint, evaluation, log, signals
+from experiments.cli import Interrupted
+from experiments.data import Order
+from experiments.losses import training_loss
+from experiments.memory import micro_batches, out_of_memory
+from experiments.routes import TrainingRoutes, run_cost
+from routing import Draws
+from routing.errors import UserError
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from experiments.config import Config
+
+
+class Diverged(UserError):
+    """Too many steps in a row with a non-finite loss or gradient."""
+
+
+class Run:
+    """One training run: its parts, and the state that a checkpoint holds.
+
+    Args:
+        config: What to train.
+        accelerator: This run's processes.
+        console: Where to print.
+    """
+
+    def __init__(self, config: Config, accelerator: Accelerator, console: log.Console) -> None:
+        self.config, self.accelerator, self.console = config, accelerator, console
+        self.device, self.folder = accelerator.device, config.folder
+        self.dataset = build.make_dataset(config, self.device)
+        self.info = build.describe_data(self.dataset)
+        self.objective = build.make_objective(config)
+        self.model = build.make_model(config, self.info).to(self.device)
+        self.routes = TrainingRoutes(config)
+        self.cost = run_cost(config, self.model.config)
+        self.names = [name for name, _ in self.model.named_parameters()]
+        self.params = [p for _, p in self.model.named_parameters()]
+        self.ema = [p.detach().clone() for p in self.params]
+        # Fused AdamW skips a step by `found_inf` on the device: no host sync to protect the weights.
+        self.optimizer = torch.optim.AdamW(
+            self.params,
+            lr=config.train.lr,
+            betas=(config.train.betas[0], config.train.betas[1]),
+            eps=config.train.eps,
+            weight_decay=config.train.weight_decay,
+            fused=True,
+        )
+        self.order = Order(config.seed, self.dataset.size)
+        self.step, self.salt = 0, 0
+        self.seconds, self.macs, self.mean_loss, self.spikes = 0.0, 0.0, None, 0
+        self.tally = torch.zeros(5, dtype=torch.float64, device=self.device)  # loss, norm, n, bad, streak
+        self.net: Any = accelerator.prepare_model(self.model) if accelerator.num_processes > 1 else self.model
+        if config.train.compile == "blocks":
+            for block in self.model.stack.blocks:
+                block.compile()
+
+    # --- one step ----------------------------------------------------------------------------------------------
+
+    def learning_rate(self) -> float:
+        """Return the rate of the step about to be taken."""
+        train = self.config.train
+        rate = train.lr * min(1.0, (self.step + 1) / train.warmup) if train.warmup else train.lr
+        if train.schedule == "cosine":
+            rate *= 0.5 * (1 + math.cos(math.pi * self.step / train.steps))
+        return rate
+
+    def draws(self, rows: Tensor) -> Draws:
+        """Return the random numbers of this step for these rows of the global batch."""
+        return Draws(self.config.seed + 1_000_003 * self.salt, self.step, rows, device=self.device)
+
+    def one_step(self) -> None:
+        """Take one optimizer step on this process's share of the global batch."""
+        config, world = self.config.train, self.accelerator.num_processes
+        local = config.batch // world
+        first = local * self.accelerator.process_index
+        pieces = micro_batches(self, local)
+        total = torch.zeros((), device=self.device)
+        for position, (low, high) in enumerate(pieces):
+            rows = torch.arange(first + low, first + high, device=self.device)
+            last = position == len(pieces) - 1
+            sync = contextlib.nullcontext() if last or world == 1 else self.accelerator.no_sync(self.net)
+            with sync:
+                loss = self.loss(rows) * ((high - low) / local)
+                loss.backward()
+            total += loss.detach()
+        norm = torch.nn.utils.clip_grad_norm_(self.params, config.clip or math.inf)
+        self.update(self.reduce(total), norm)
+
+    def loss(self, rows: Tensor) -> Tensor:
+        """Return the mean loss of some rows of the global batch."""
+        train = self.config.train
+        draws = self.draws(rows)
+        samples = self.order.lookup(self.step * train.batch + rows.cpu())
+        batch = self.dataset.batch(samples.to(self.device), draws)
+        routing = self.routes.training(draws, self.step / train.steps)
+        bf16 = train.precision == "bf16"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
+            return training_loss(self.net, self.model, self.objective, batch, draws, routing, train)
+
+    def update(self, loss: Tensor, norm: Tensor) -> None:
+        """Apply the gradients unless something is not finite; keep the tally on the device."""
+        bad = ~(torch.isfinite(loss) & torch.isfinite(norm))
+        self.optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
+        self.optimizer.grad_scale = None  # type: ignore[attr-defined]
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        torch._foreach_lerp_(self.ema, self.params, 1 - self.config.train.ema)
+        good = (~bad).double()
+        counted = torch.stack([torch.where(bad, 0.0, loss).double(), torch.where(bad, 0.0, norm).double(), good])
+        self.tally[:3] += counted
+        self.tally[3] += 1 - good
+        self.tally[4] = (self.tally[4] + 1) * (1 - good)
+
+    def reduce(self, value: Tensor) -> Tensor:
+        """Return the mean over processes."""
+        return self.accelerator.reduce(value, "mean") if self.accelerator.num_processes > 1 else value
+
+    # --- state -------------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Write a checkpoint (first process) and wait for it."""
+        tensors = {f"model.{n}": p for n, p in zip(self.names, self.params, strict=True)}
+        tensors |= {f"ema.{n}": p for n, p in zip(self.names, self.ema, strict=True)}
+        for name, p in zip(self.names, self.params, strict=True):
+            tensors |= {f"optim.{key}.{name}": value for key, value in self.optimizer.state[p].items()}
+        tensors["tally"], tensors["rng"] = self.tally, torch.get_rng_state()
+        state = {
+            "step": self.step,
+            "config": self.config.to_dict(),
+            "hashed": self.config.hashed(),
+            "model": self.model.config,
+            "data": self.info,
+            **{k: getattr(self, k) for k in ("salt", "seconds", "macs", "mean_loss", "spikes")},
+        }
+        if self.accelerator.is_main_process:
+            train = self.config.train
+            checkpoint.save(self.folder, self.step, tensors, state, keep=train.keep, keep_every=train.keep_every)
+        self.accelerator.wait_for_everyone()
+
+    def resume(self) -> bool:
+        """Go on from the newest whole checkpoint; return whether there was one.
+
+        Raises:
+            CheckpointError: It belongs to another configuration; the message says what differs.
+        """
+        with self.accelerator.main_process_first():
+            # The first process sets damaged checkpoints aside before the others look.
+            found = checkpoint.newest(self.folder, self.console.say)
+        if found is None:
+            return False
+        tensors, state = checkpoint.read(found)
+        differs = checkpoint.difference(state["hashed"], self.config.hashed())
+        if differs:
+            raise checkpoint.CheckpointError(
+                f"{found} was written by another configuration: {'; '.join(differs)}; "
+                "move that folder away or set paths.runs elsewhere"
+            )
+        with torch.no_grad():
+            for name, p, average in zip(self.names, self.params, self.ema, strict=True):
+                p.copy_(tensors[f"model.{name}"])
+                average.copy_(tensors[f"ema.{name}"])
+                self.optimizer.state[p] = {
+                    key: tensors[f"optim.{key}.{name}"].to(p.device)
+                    for key in ("step", "exp_avg", "exp_avg_sq")
+                    if f"optim.{key}.{name}" in tensors
+                }
+        self.tally.copy_(tensors["tally"])
+        torch.set_rng_state(tensors["rng"])
+        self.step = int(state["step"])
+        for key in ("salt", "seconds", "macs", "mean_loss", "spikes"):
+            setattr(self, key, state[key])
+        return True
+
+    def start_from(self, source: str) -> None:
+        """Load another run's EMA weights into this fresh run (`init=RUN[@STEP]`).
+
+        Raises:
+            UserError: The weights do not fit this model.
+        """
+        from experiments.init import split
+
+        path, step = split(source)
+        parent = checkpoint.load_model(path, step, device="cpu")
+        try:
+            self.model.load_state_dict(parent.model.state_dict())
+        except RuntimeError as error:
+            raise UserError(
+                f"init={source}: {parent.config.backbone['name']}-{parent.config.size} does not fit "
+                f"{self.config.backbone['name']}-{self.config.size}; give both the same backbone, size and data"
+            ) from error
+        for average, p in zip(self.ema, self.params, strict=True):
+            average.copy_(p.detach())
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[Any]:
+        """Give the model its EMA weights, in eval mode, inside the block."""
+        held = [p.detach().clone() for p in self.params]
+        try:
+            with torch.no_grad():
+                torch._foreach_copy_(self.params, self.ema)
+            self.model.eval()
+            yield self.model
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(self.params, held)
+            self.model.train()
+
+    # --- the loop ----------------------------------------------------------------------------------------------
+
+    def fit(self) -> None:
+        """Train to the last step; save, sample and score on the way.
+
+        Raises:
+            Interrupted: A signal asked for a stop; everything is saved.
+            Diverged: Too many non-finite steps in a row.
+        """
+        train, total = self.config.train, self.config.train.steps
+        self.model.train()
+        with self.console.progress("step", total, self.step) as bar:
+            self.due(bar)
+            while self.step < total:
+                began = time.perf_counter()
+                try:
+                    self.one_step()
+                except RuntimeError as error:
+                    out_of_memory(error, self.config, self.accelerator.num_processes)
+                    raise
+                self.step += 1
+                self.macs += self.routes.macs(self.cost, (self.step - 1) / total) * train.batch
+                self.seconds += time.perf_counter() - began
+                reason = self.agreed_stop()
+                if self.step % train.log_every == 0 or self.step == total:
+                    self.report(bar)
+                if self.step % train.save_every == 0 or self.step == total or reason:
+                    self.save()
+                if reason and self.step < total:
+                    raise Interrupted(reason, self.step)
+                self.due(bar)
+
+    def agreed_stop(self) -> str | None:
+        """Return the signal that any process got, the same on every process."""
+        reason = signals.requested()
+        if self.accelerator.num_processes > 1:
+            codes = ["", *signals.NAMES]
+            mine = torch.tensor([codes.index(reason or "")], device=self.device)
+            reason = codes[int(self.accelerator.gather(mine).max())] or None
+        return reason
+
+    def report(self, bar: log.Progress) -> None:
+        """Write one line of metrics, the heartbeat and the progress; stop a run that diverged."""
+        loss, norm, n, bad, streak = self.tally.tolist()
+        self.tally[:3] = 0
+        if streak > self.config.train.max_bad_steps:
+            self.diverged(int(streak))
+            return
+        loss, norm = (loss / n, norm / n) if n else (float("nan"), float("nan"))
+        if self.mean_loss is not None and loss > 4 * self.mean_loss:
+            self.spikes += 1
+            self.console.say(f"loss spike at step {self.step}: {loss:.4g} against a running mean of {self.mean_loss:.4g}")
+        if n:
+            self.mean_loss = loss if self.mean_loss is None else 0.9 * self.mean_loss + 0.1 * loss
+        rate = self.step * self.config.train.batch / max(self.seconds, 1e-9)
+        entry = {
+            "step": self.step,
+            "loss": loss if n else None,
+            "lr": self.optimizer.param_groups[0]["lr"],
+            "grad_norm": norm if n else None,
+            "images_per_s": round(rate, 2),
+            "time": round(self.seconds, 3),
+            "macs": self.macs,
+            "skipped": int(bad),
+            "spikes": self.spikes,
+        }
+        eta = self.seconds / self.step * (self.config.train.steps - self.step)
+        if self.accelerator.is_main_process:
+            log.append_jsonl(self.folder / "metrics.jsonl", [entry])
+            log.write_status(
+                self.folder, "running", step=self.step, steps=self.config.train.steps, eta_s=round(eta), images_per_s=entry["images_per_s"]
+            )
+        if self.config.log != "none":
+            self.accelerator.log({k: v for k, v in entry.items() if v is not None}, step=self.step)
+        memory = f"  {torch.cuda.max_memory_allocated() / 2**30:.1f} GB" if self.device.type == "cuda" else ""
+        skipped = f"  skipped {int(bad)}" if bad else ""
+        bar.update(self.step, f"loss {loss:.4f}  grad {norm:.2f}  {rate:.0f} img/s{memory}{skipped}")
+
+    def diverged(self, streak: int) -> None:
+        """Roll back if the configuration allows it, else stop with what is known."""
+        self.accelerator.wait_for_everyone()
+        last = checkpoint.newest(self.folder, self.console.say)
+        if self.salt < self.config.train.rollback and last is not None:
+            salt = self.salt + 1
+            bad_step = self.step
+            self.resume()
+            self.salt = salt
+            self.console.say(f"{streak} non-finite steps up to {bad_step}: back to step {self.step} with other random numbers")
+            return
+        rows = torch.arange(self.config.train.batch)
+        times = self.objective.times(self.draws(rows.to(self.device)))
+        samples = self.order.lookup((self.step - 1) * self.config.train.batch + rows)[:8].tolist()
+        raise Diverged(
+            f"step {self.step}: {streak} steps in a row had a non-finite loss or gradient (times {float(times.min()):.4g} to "
+            f"{float(times.max()):.4g}, samples {samples}...); last good checkpoint: {last or 'none'}; "
+            f"try train.lr={self.config.train.lr / 3:.1g} or train.clip=1"
+        )
+
+    def due(self, bar: log.Progress) -> None:
+        """Sample and score what this step asks for and no earlier start has finished."""
+        began = time.monotonic()
+        evaluation.due(self)
+        bar.pause(time.monotonic() - began)
+
+
+def train(config: Config, *, quiet: bool = False) -> Path:
+    """Train `config`, or go on where an earlier start stopped; return the run folder.
+
+    Args:
+        config: A checked configuration (`experiments.config.load`).
+        quiet: Print nothing.
+
+    Raises:
+        UserError: Anything a user can mend, in one sentence.
+        Interrupted: Stopped by a signal, after saving.
+    """
+    from experiments import session
+
+    return session.run(config, quiet=quiet)
