@@ -1,4 +1,4 @@
-"""Token mixers as functions: each has a plain float64 reference, a fast torch path, and a kernel if there is one.
+"""Token mixers as functions: a plain float64 reference, a fast torch path, a kernel if there is one.
 
     ops.ssd             Mamba-2's state space dual, chunked
     ops.selective_scan  Mamba-1's scan
@@ -7,8 +7,9 @@
     ops.shift           token shift: quarters of the channels from the four grid neighbours
     ops.dispatch        which implementation runs, and why
 
-Every op takes `kernel="auto"`: the kernel where it is installed and fits the inputs, torch otherwise. A name asks for that
-implementation and is an error where it cannot run. Nothing is imported before it is used.
+Every op takes `kernel="auto"`: the kernel where it is installed and fits the inputs, torch
+otherwise. A name asks for that implementation and is an error where it cannot run. Nothing is
+imported before it is used.
 """
 
 from __future__ import annotations

@@ -2,14 +2,17 @@ r"""Bidirectional WKV (Vision-RWKV's attention), over true distances.
 
 With positions p, decay d = w / L and bonus u / L (L: tokens of the whole sequence, present or not),
 
-    y_t = N_t / D_t,   N_t = sum_{s != t} exp(k_s - d (|p_t - p_s| - 1)) v_s  +  exp(k_t + u / L) v_t,   D_t the same without v.
+    y_t = N_t / D_t,   N_t = sum_{s != t} exp(k_s - d (|p_t - p_s| - 1)) v_s  +  exp(k_t + u / L)
+    v_t,   D_t the same without v.
 
-Both sums are one linear operator K, applied to (e^k v) and to e^k. Because |d| |p_t - p_s| <= |w| the kernel factors without
-overflow, exp(-d (p_t - p_s - 1)) = exp(-d (p_t - c - 1/2)) exp(d (p_s - c + 1/2)), so K is a prefix sum and a suffix sum between two
-scalings: linear in tokens, no loop over them. All terms are positive for D, so nothing cancels. K is symmetric: the backward pass
+Both sums are one linear operator K, applied to (e^k v) and to e^k. Because |d| |p_t - p_s| <= |w|
+the kernel factors without overflow, exp(-d (p_t - p_s - 1)) = exp(-d (p_t - c - 1/2)) exp(d (p_s -
+c + 1/2)), so K is a prefix sum and a suffix sum between two scalings: linear in tokens, no loop
+over them. All terms are positive for D, so nothing cancels. K is symmetric: the backward pass
 applies the same K to the gradients.
 
-Sources: Duan et al., Vision-RWKV (2403.02308), eq. 2; Fei et al., Diffusion-RWKV (2404.04478). Decay over true gaps: ours.
+Sources: Duan et al., Vision-RWKV (2403.02308), eq. 2; Fei et al., Diffusion-RWKV (2404.04478).
+    Decay over true gaps: ours.
 """
 
 from __future__ import annotations
@@ -21,14 +24,22 @@ from torch import Tensor
 
 from backbones.ops.dispatch import KernelError, choose, full_precision, probe, work_dtype
 
-MAX_DECAY = 60.0  # |w| beyond this would overflow float32 in the factors; e^-60 is no weight at all.
-BLOCK = 16  # Tokens summed at once by a triangular matrix product on the CPU; measured best of 16, 32, 64.
+MAX_DECAY = (
+    60.0  # |w| beyond this would overflow float32 in the factors; e^-60 is no weight at all.
+)
+# Tokens that one triangular matrix product sums on the CPU; measured best of 16, 32 and 64.
+BLOCK = 16
 
 
 def reference(
-    k: Tensor, v: Tensor, w: Tensor, u: Tensor, position: Tensor | None = None, length: int | None = None
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    u: Tensor,
+    position: Tensor | None = None,
+    length: int | None = None,
 ) -> Tensor:
-    """The definition, literally, in float64: (B, T, T, C) weights, one quotient. Shapes as `biwkv`."""
+    """The definition in float64, with all (B, T, T, C) weights written out. Shapes as `biwkv`."""
     length = length or k.shape[1]
     p = torch.arange(k.shape[1], device=k.device) if position is None else position
     p = p.double().expand(k.shape[0], -1)
@@ -56,8 +67,8 @@ def biwkv(
         v: (B, T, C) values.
         w: (C,) decay over the whole length; negative values grow with distance. Clamped to +-60.
         u: (C,) bonus of the token itself.
-        position: (T,) or (B, T) integer positions below `length`, ascending; None: 0..T-1 (rank distance, the released form if
-            `length` is None too).
+        position: (T,) or (B, T) integer positions below `length`, ascending; None: 0..T-1 (rank
+            distance, the released form if `length` is None too).
         length: The normaliser L; by default T.
         kernel: auto | torch | reference | triton.
 
@@ -69,7 +80,9 @@ def biwkv(
     """
     length = k.shape[1] if length is None else length
     if length < k.shape[1]:
-        raise KernelError(f"biwkv: length {length} is smaller than the {k.shape[1]} tokens; pass the full length")
+        raise KernelError(
+            f"biwkv: length {length} is smaller than the {k.shape[1]} tokens; pass the full length"
+        )
     name = choose("biwkv", kernel, k)
     if name == "reference":
         return reference(k, v, w, u, position, length)
@@ -90,14 +103,15 @@ def _triangle(size: int, upper: bool, dtype: torch.dtype) -> Tensor:
 
 
 def _sums(x: Tensor, reverse: bool) -> Tensor:
-    """Exclusive prefix (or suffix) sums of (n, T, ...) along dim 1, never by subtracting from a total."""
+    """Exclusive prefix (or suffix) sums of (n, T, ...) along dim 1, without any subtraction."""
     n, tokens = x.shape[:2]
     if x.device.type != "cpu" or tokens % BLOCK:
         flipped = x.flip(1) if reverse else x
         out = torch.zeros_like(x)
         torch.cumsum(flipped[:, :-1], 1, out=out[:, 1:]) if tokens > 1 else None
         return out.flip(1) if reverse else out
-    # torch's cumsum along a middle dim runs at 0.3 G/s on a CPU; a triangular product per 16 tokens is five times faster.
+    # torch's cumsum along a middle dim runs at 0.3 G/s on a CPU; a triangular product per 16 tokens
+    # is five times faster.
     blocks = x.view(n * tokens // BLOCK, BLOCK, -1)
     triangle = _triangle(BLOCK, reverse, x.dtype)
     out = torch.bmm(triangle.expand(len(blocks), BLOCK, BLOCK), blocks)
@@ -115,7 +129,7 @@ def _sums(x: Tensor, reverse: bool) -> Tensor:
 
 
 class _Kernel:
-    """K of one call: the two scalings of each token, in blocks of samples that stay in the cache."""
+    """K of one call: the two scalings of every token."""
 
     def __init__(self, decay: Tensor, position: Tensor | None, tokens: int, length: int) -> None:
         self.position, self.decay, self.length = position, decay, length
@@ -154,7 +168,7 @@ class _Kernel:
 
 
 def _samples(x: Tensor) -> list[slice]:
-    """Blocks of the batch: one sample on the CPU (it fits in the L2 cache), all of them on a device."""
+    """Blocks of the batch: what fits in the L2 cache on the CPU, everything on a device."""
     if x.device.type != "cpu":
         return [slice(0, x.shape[0])]
     step = max(1, 131072 // max(1, x.shape[1] * x.shape[2]))
@@ -162,7 +176,7 @@ def _samples(x: Tensor) -> list[slice]:
 
 
 class _BiWKV(torch.autograd.Function):
-    """K applied to (e^k v, e^k) and divided; saves the output, the denominator and one more tensor."""
+    """K applied to (e^k v, e^k), divided; saves its output and two tensors of that size."""
 
     @staticmethod
     def forward(
@@ -194,7 +208,9 @@ class _BiWKV(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, grad: Tensor
+    ) -> tuple[Tensor | None, ...]:
         k, v, top, y, below, slope, decay, bonus, position = ctx.saved_tensors
         operator = _Kernel(decay, position, k.shape[1], ctx.length)
         dk, dv = torch.empty_like(k), torch.empty_like(v)
@@ -203,7 +219,9 @@ class _BiWKV(torch.autograd.Function):
             for part in _samples(k):
                 up, down, p = operator.at(part)
                 g = grad[part]
-                z = torch.empty(g.shape[0], g.shape[1], 2, g.shape[2], dtype=k.dtype, device=k.device)
+                z = torch.empty(
+                    g.shape[0], g.shape[1], 2, g.shape[2], dtype=k.dtype, device=k.device
+                )
                 a = torch.div(g, below[part], out=z[:, :, 0])
                 torch.mul(a, y[part], out=z[:, :, 1]).neg_()
                 before, after = operator.halves(z, up, down)
@@ -215,7 +233,8 @@ class _BiWKV(torch.autograd.Function):
                 own = (v[part] - y[part]).mul_(a).mul_(e)
                 self_weight = own.sum((0, 1))
                 dbonus += self_weight
-                # d/dd of exp(-d (|p_t - p_s| - 1)), with p_t - p_s split into the two tokens' own positions.
+                # d/dd of exp(-d (|p_t - p_s| - 1)), with p_t - p_s split into the two tokens' own
+                # positions.
                 moment = torch.addcmul(change[:, :, 1], v[part], change[:, :, 0]).mul_(e)
                 moment.addcmul_(g, slope[part], value=2).addcmul_(own, bonus)
                 ddecay -= (moment * p[..., None]).sum((0, 1)) + bonus * self_weight

@@ -1,7 +1,8 @@
 """Which implementation of an op runs here, and why.
 
-The packages are probed for the part that is used, not for their name: `import mamba_ssm` fails without its CUDA module,
-although its Mamba-2 kernels are Triton and need none. A probe runs once per process and remembers what it found.
+The packages are probed for the part that is used, not for their name: `import mamba_ssm` fails
+without its CUDA module, although its Mamba-2 kernels are Triton and need none. A probe runs once
+per process and remembers what it found.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class KernelError(UserError):
 
 @dataclass(frozen=True)
 class Choice:
-    """What runs for an op: `name` is torch, reference or a kernel's package; `why` is a phrase for the banner."""
+    """What runs for an op: `name` is torch, reference or a kernel; `why` is for the banner."""
 
     op: str
     name: str
@@ -60,7 +61,7 @@ class _Probe:
 
 
 def interpreted() -> bool:
-    """Whether Triton runs in its interpreter, on the CPU (`TRITON_INTERPRET=1`, set before triton is imported)."""
+    """Whether Triton interprets its kernels on the CPU (TRITON_INTERPRET=1 before its import)."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
@@ -69,18 +70,21 @@ def _import(module: str, name: str, package: str) -> _Probe:
         return _Probe(None, f"{package} is not installed")
     try:
         return _Probe(getattr(importlib.import_module(module), name), f"{package} found")
-    except Exception as error:  # A broken binary raises anything: ImportError, OSError, RuntimeError.
+    except (
+        Exception
+    ) as error:  # A broken binary raises anything: ImportError, OSError, RuntimeError.
         return _Probe(None, f"{package} does not load: {str(error).splitlines()[0][:120]}")
 
 
 def _mamba_ssd() -> _Probe:
-    """mamba-ssm's Triton SSD, also where the package itself does not import for want of its CUDA module."""
+    """mamba-ssm's Triton SSD, even where the package does not import for want of its CUDA part."""
     module = "mamba_ssm.ops.triton.ssd_combined"
     found = _import(module, "mamba_chunk_scan_combined", "mamba-ssm")
     spec = importlib.util.find_spec("mamba_ssm") if found.function is None else None
     if spec is None or not spec.submodule_search_locations:
         return found
-    # Its __init__ imports the CUDA module; an empty package with the same path lets the Triton files load.
+    # Its __init__ imports the CUDA module; an empty package with the same path lets the Triton
+    # files load.
     saved = {k: v for k, v in sys.modules.items() if k.split(".")[0] == "mamba_ssm"}
     for key in saved:
         del sys.modules[key]
@@ -97,7 +101,7 @@ def _mamba_ssd() -> _Probe:
 
 @functools.cache
 def probe(op: str, kernel: str) -> _Probe:
-    """Import the function of `kernel` that serves `op`; `.function` is None where it cannot be had."""
+    """Import the function of `kernel` that serves `op`; None where it cannot be had."""
     if (op, kernel) == ("ssd", "mamba-ssm"):
         return _mamba_ssd()
     if (op, kernel) == ("ssd", "fla"):
@@ -128,31 +132,39 @@ def resolve(op: str, requested: str = "auto", device: str | None = None) -> Choi
 
     Args:
         op: ssd, selective_scan, biwkv, conv or shift.
-        requested: auto (the first kernel that can run, else torch), torch, reference, kernel (any kernel), or a kernel by name.
+        requested: auto (the first kernel that can run, else torch), torch, reference, kernel (any
+            kernel), or a kernel by name.
         device: "cuda" or "cpu"; by default cuda where there is one.
 
     Raises:
-        KernelError: The implementation asked for is unknown or cannot run here. `auto` never raises.
+        KernelError: The implementation asked for is unknown or cannot run here. `auto` never
+            raises.
     """
     if op not in KERNELS:
-        raise KernelError(f"unknown op {op}; expected one of {', '.join(KERNELS)}{suggest(op, KERNELS)}")
+        raise KernelError(
+            f"unknown op {op}; expected one of {', '.join(KERNELS)}{suggest(op, KERNELS)}"
+        )
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     names = ("auto", "torch", "reference", "kernel", *KERNELS[op])
     if requested not in names:
         raise KernelError(
-            f"unknown kernel={requested} for {op}; expected {' | '.join(names)}{suggest(requested, names)}"
+            f"unknown kernel={requested} for {op}; expected {' | '.join(names)}"
+            f"{suggest(requested, names)}"
         )
     if requested in ("torch", "reference"):
         return Choice(op, requested, "asked for")
     refusals = []
     for kernel in KERNELS[op] if requested in ("auto", "kernel") else (requested,):
-        # In the interpreter a kernel is for tests: a thousand times slower than torch, so never by itself.
+        # In the interpreter a kernel is for tests: a thousand times slower than torch, so never by
+        # itself.
         if requested == "auto" and device != "cuda":
             reason: str | None = f"{kernel} needs a CUDA device"
         else:
             reason = _refusal(op, kernel, device)
         if reason is None:
-            return Choice(op, kernel, "asked for" if requested != "auto" else probe(op, kernel).reason)
+            return Choice(
+                op, kernel, "asked for" if requested != "auto" else probe(op, kernel).reason
+            )
         refusals.append((kernel, reason))
     if requested == "auto":
         return Choice(op, "torch", "; ".join(r for _, r in refusals) or "the only implementation")
@@ -164,12 +176,14 @@ def _cannot(op: str, requested: str, refusals: list[tuple[str, str]]) -> str:
         return f"{op} has no kernel: type kernel=torch, which works everywhere"
     kernel, reason = refusals[0]
     if reason.endswith("CUDA device"):
-        return f"kernel={requested} for {op}: {reason} and there is none here; type kernel=auto (torch) instead"
-    return f"kernel={requested} for {op}: {reason}; type {INSTALL[kernel]}, or kernel=auto (torch) instead"
+        return f"kernel={requested} for {op}: {reason} and none is here; type kernel=auto (torch)"
+    return f"kernel={requested} for {op}: {reason}; type {INSTALL[kernel]}, or kernel=auto (torch)"
 
 
-def choose(op: str, requested: str, x: torch.Tensor, fits: Callable[[str], str | None] | None = None) -> str:
-    """Resolve for one call: as `resolve` for x's device, and torch where `auto` meets inputs no kernel takes.
+def choose(
+    op: str, requested: str, x: torch.Tensor, fits: Callable[[str], str | None] | None = None
+) -> str:
+    """Resolve for one call: torch also where `auto` meets inputs that no kernel takes.
 
     Args:
         op: The op's name.
@@ -193,11 +207,11 @@ def choose(op: str, requested: str, x: torch.Tensor, fits: Callable[[str], str |
 
 @contextlib.contextmanager
 def full_precision(x: torch.Tensor) -> Iterator[None]:
-    """Switch autocast off for x's device: sums and exponents of a scan are meaningless in half precision."""
+    """Switch autocast off for x's device: half precision ruins the sums and exponents of a scan."""
     with torch.autocast(x.device.type, enabled=False):
         yield
 
 
 def work_dtype(*tensors: torch.Tensor) -> torch.dtype:
-    """Float64 if any input is float64, else float32: what an op computes in whatever it is given."""
+    """Float64 if any input is float64, else float32: what an op computes in."""
     return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32

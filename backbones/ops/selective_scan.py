@@ -2,11 +2,13 @@ r"""Selective scan (Mamba-1): one decay per channel and state.
 
     h_t = exp(gap_t dt_t A) h_{t-1} + dt_t u_t B_t,     y_t = <C_t, h_t> + D u_t
 
-The recurrence is run token by token, but everything else a step needs (the exponentials, the products) is computed for a few
-tokens at once, with channels last, so that one step is one multiply-add on a (N, D) state that stays in the cache. The
-backward pass keeps one state per few tokens and recomputes the rest: memory linear in tokens, N / SPAN of an activation.
+The recurrence is run token by token, but everything else a step needs (the exponentials, the
+products) is computed for a few tokens at once, with channels last, so that one step is one
+multiply-add on a (N, D) state that stays in the cache. The backward pass keeps one state per few
+tokens and recomputes the rest: memory linear in tokens, N / SPAN of an activation.
 
-Written as a loop over autograd operations the same scan is quadratic in tokens: the backward pass of an index allocates the whole.
+Written as a loop over autograd operations the same scan is quadratic in tokens: the backward pass
+of an index allocates the whole.
 
 Source: Gu and Dao, Mamba (2312.00752), section 3.
 """
@@ -24,7 +26,13 @@ SPAN = 16  # Tokens per recomputed piece.
 
 
 def reference(
-    u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None, decay_gap: Tensor | None = None
+    u: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    decay_gap: Tensor | None = None,
 ) -> Tensor:
     """The recurrence, literally, in float64, token by token. Shapes as `selective_scan`."""
     batch, tokens, _ = u.shape
@@ -80,7 +88,9 @@ def selective_scan(
     with full_precision(u):
         u_, dt = u.to(dtype), dt.to(dtype)
         write = dt * u_
-        steps = dt if decay_gap is None else dt * decay_gap.to(dtype).expand(dt.shape[:2])[..., None]
+        steps = (
+            dt if decay_gap is None else dt * decay_gap.to(dtype).expand(dt.shape[:2])[..., None]
+        )
         y = _Scan.apply(steps, write, A.to(dtype), B.to(dtype), C.to(dtype))
         if D is not None:
             y = torch.addcmul(y, u_, D.to(dtype))
@@ -93,7 +103,13 @@ def kernel_misfit(kernel: str, state: int) -> str | None:
 
 
 def _mamba_ssm(
-    u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, decay_gap: Tensor | None
+    u: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    decay_gap: Tensor | None,
 ) -> Tensor:
     if decay_gap is not None:
         # The kernel has one dt for decay and input: scale it, and take the scale out of the input.
@@ -113,7 +129,7 @@ def _mamba_ssm(
 
 
 def _groups(x: Tensor) -> list[slice]:
-    """Blocks of the batch: one sample on the CPU (its state fits in the L1 cache), all of them on a device."""
+    """Blocks of the batch: one sample on the CPU (its state fits in the cache), else all."""
     if x.device.type != "cpu":
         return [slice(0, len(x))]
     return [slice(i, i + 1) for i in range(len(x))]
@@ -134,11 +150,16 @@ def _span(
 
 
 class _Scan(torch.autograd.Function):
-    """y_t = <C_t, h_t>, h_t = exp(steps_t A) h_{t-1} + write_t B_t; saves its inputs and one state per span."""
+    """y_t = <C_t, h_t>, h_t = exp(steps_t A) h_{t-1} + write_t B_t; saves a state per span."""
 
     @staticmethod
     def forward(
-        ctx: torch.autograd.function.FunctionCtx, steps: Tensor, write: Tensor, A: Tensor, B: Tensor, C: Tensor
+        ctx: torch.autograd.function.FunctionCtx,
+        steps: Tensor,
+        write: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
     ) -> Tensor:
         batch, tokens, width = write.shape
         rates = A.t().contiguous()  # (N, D): channels last, so that the inner loops are long.

@@ -2,12 +2,14 @@ r"""State space dual (Mamba-2): a scan with one scalar decay per head, as chunke
 
     S_t = exp(gap_t dt_t A) S_{t-1} + dt_t B_t x_t^T,     y_t = C_t^T S_t + D x_t
 
-Inside a chunk of Q tokens y = (C B^T o decay) x is a masked matrix product; between chunks only the state is passed on, so time and
-memory are linear in tokens. The exponent is masked before exp, never the result: with Mamba-2's own initialisation a chunk of 64
-reaches exp(100), and infinity times zero is a NaN in the backward pass.
+Inside a chunk of Q tokens y = (C B^T o decay) x is a masked matrix product; between chunks only the
+state is passed on, so time and memory are linear in tokens. The exponent is masked before exp,
+never the result: with Mamba-2's own initialisation a chunk of 64 reaches exp(100), and infinity
+times zero is a NaN in the backward pass.
 
-The backward pass is written out. Every path from s to t carries exp(c_t - c_s) with c the running sum of log decays, hence
-dL/dc_t = <dy_t, y_t> - <x_t, dx_t>: no gradient of the Q x Q decays is needed.
+The backward pass is written out. Every path from s to t carries exp(c_t - c_s) with c the running
+sum of log decays, hence dL/dc_t = <dy_t, y_t> - <x_t, dx_t>: no gradient of the Q x Q decays is
+needed.
 
 Source: Dao and Gu, Transformers are SSMs (2405.21060), section 6.
 """
@@ -23,11 +25,18 @@ from torch import Tensor
 
 from backbones.ops.dispatch import choose, full_precision, probe, work_dtype
 
-TINY = 1e-20  # dt below this counts as this where a logarithm or a quotient of it is taken; its token weighs nothing.
+# A smaller dt counts as this where its logarithm or a quotient by it is taken.
+TINY = 1e-20
 
 
 def reference(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None, decay_gap: Tensor | None = None
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    decay_gap: Tensor | None = None,
 ) -> Tensor:
     """The recurrence, literally, in float64, token by token. Shapes as `ssd`."""
     batch, tokens, heads, width = x.shape
@@ -79,7 +88,9 @@ def ssd(
     Raises:
         KernelError: The kernel asked for cannot run.
     """
-    name = choose("ssd", kernel, x, functools.partial(kernel_misfit, headdim=x.shape[3], state=B.shape[3]))
+    name = choose(
+        "ssd", kernel, x, functools.partial(kernel_misfit, headdim=x.shape[3], state=B.shape[3])
+    )
     if name == "reference":
         return reference(x, dt, A, B, C, D, decay_gap)
     if name == "mamba-ssm":
@@ -89,9 +100,19 @@ def ssd(
     dtype = work_dtype(x, dt)
     with full_precision(x):
         dt = dt.to(dtype)
-        steps = dt if decay_gap is None else dt * decay_gap.to(dtype).expand(dt.shape[:2])[..., None]
+        steps = (
+            dt if decay_gap is None else dt * decay_gap.to(dtype).expand(dt.shape[:2])[..., None]
+        )
         log_decay = steps * A.to(dtype)
-        y = _chunked(x.to(dtype), dt, log_decay, B.to(dtype), C.to(dtype), None if D is None else D.to(dtype), chunk)
+        y = _chunked(
+            x.to(dtype),
+            dt,
+            log_decay,
+            B.to(dtype),
+            C.to(dtype),
+            None if D is None else D.to(dtype),
+            chunk,
+        )
     return y.to(x.dtype)
 
 
@@ -108,7 +129,14 @@ def kernel_misfit(kernel: str, headdim: int, state: int) -> str | None:
 
 
 def _mamba_ssm(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, chunk: int, decay_gap: Tensor | None
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    chunk: int,
+    decay_gap: Tensor | None,
 ) -> Tensor:
     dt = dt.float()
     if decay_gap is not None:
@@ -124,7 +152,13 @@ def _mamba_ssm(
 
 
 def _fla(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, decay_gap: Tensor | None
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    decay_gap: Tensor | None,
 ) -> Tensor:
     dt = dt.float()
     steps = dt if decay_gap is None else dt * decay_gap.float().expand(dt.shape[:2])[..., None]
@@ -149,7 +183,7 @@ def _chunked(
 
 
 def _parts(x: Tensor) -> list[slice]:
-    """Blocks of the batch: on the CPU as many samples as stay in the L2 cache, all of them on a device."""
+    """Blocks of the batch: what fits in the L2 cache on the CPU, everything on a device."""
     if x.device.type != "cpu":
         return [slice(0, len(x))]
     step = max(1, 262144 // math.prod(x.shape[1:]))
@@ -157,9 +191,11 @@ def _parts(x: Tensor) -> list[slice]:
 
 
 class _Chunks:
-    """One block of the batch cut into chunks; n samples, c chunks of q tokens, g groups of r heads."""
+    """A block of n samples cut into c chunks of q tokens; g groups of r heads of width p."""
 
-    def __init__(self, x: Tensor, dt: Tensor, log_decay: Tensor, B: Tensor, C: Tensor, chunk: int) -> None:
+    def __init__(
+        self, x: Tensor, dt: Tensor, log_decay: Tensor, B: Tensor, C: Tensor, chunk: int
+    ) -> None:
         n, tokens, heads, width = x.shape
         groups, state = B.shape[2:]
         self.n, self.c, self.q, self.g, self.r = n, tokens // chunk, chunk, groups, heads // groups
@@ -171,14 +207,15 @@ class _Chunks:
         self.whole = cum[:, :, -1].exp()  # (n, c, h)
         rows = cum.transpose(2, 3).contiguous()
         columns = (floor.log() - cum).transpose(2, 3).contiguous()
-        # exp(c_t - c_s) dt_s for s <= t, 0 elsewhere: (n, c, h, t, s), and (n c g, r, t, s) for the products.
+        # exp(c_t - c_s) dt_s for s <= t, 0 elsewhere: (n, c, h, t, s), and (n c g, r, t, s) for the
+        # products.
         mask = torch.full((chunk, chunk), -torch.inf, dtype=x.dtype, device=x.device).triu_(1)
         weight = (rows[..., :, None] + columns[..., None, :]).add_(mask).exp_()
         self.weight = weight.view(n * self.c * groups, self.r, chunk, chunk)
         self.keys, self.queries = (self.grouped(m) for m in (B, C))
 
     def grouped(self, m: Tensor) -> Tensor:
-        """Turn (n, T, G or H, k) into (n c g, q, r k): one matrix per chunk and group (a view if G is 1)."""
+        """Turn (n, T, G or H, k) into (n c g, q, r k); a view if G is 1."""
         split = m.reshape(self.n, self.c, self.q, self.g, -1)
         return split.transpose(2, 3).reshape(self.n * self.c * self.g, self.q, -1)
 
@@ -199,7 +236,9 @@ class _Chunks:
 
     def add_heads(self, m: Tensor, by_head: Tensor) -> Tensor:
         """Add (n c g r, q, p) to grouped m in place."""
-        m.view(-1, self.q, self.r, self.p).add_(by_head.view(-1, self.r, self.q, self.p).transpose(1, 2))
+        m.view(-1, self.q, self.r, self.p).add_(
+            by_head.view(-1, self.r, self.q, self.p).transpose(1, 2)
+        )
         return m
 
     def pass_states(self, states: Tensor, reverse: bool = False) -> Tensor:
@@ -215,7 +254,7 @@ class _Chunks:
 
 
 class _SSD(torch.autograd.Function):
-    """Chunked SSD; T is a multiple of the chunk. Saves its inputs, its output and the chunk states."""
+    """SSD of whole chunks; saves its inputs, its output and the state between chunks."""
 
     @staticmethod
     def forward(
@@ -247,7 +286,9 @@ class _SSD(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, grad: Tensor
+    ) -> tuple[Tensor | None, ...]:
         x, dt, log_decay, B, C, D, y, *states = ctx.saved_tensors
         dx, ddt, dlog = torch.empty_like(x), torch.empty_like(dt), torch.empty_like(log_decay)
         dB, dC = torch.empty_like(B), torch.empty_like(C)
@@ -269,7 +310,9 @@ class _SSD(torch.autograd.Function):
         return dx, ddt, dlog, dB, dC, dD, None
 
 
-def _block_backward(k: _Chunks, g: Tensor, xs: Tensor, received: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _block_backward(
+    k: _Chunks, g: Tensor, xs: Tensor, received: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x (without the skip), B and C of one block; g and xs grouped (n c g, q, r p)."""
     g_out, x_in = k.scaled(g, k.from_start), k.scaled(xs, k.to_end)
     dstates = k.pass_states(torch.bmm(k.queries.mT, g_out), reverse=True)

@@ -1,0 +1,212 @@
+r"""Causal depthwise convolution along a path, with or without the tokens between.
+
+Compact, y_t = b + sum_j weight[W-1-j] x_{t-j}: taps reach over gaps to whichever token came before.
+With positions p, tap j of token t is the token at p_t - j, and counts as 0 if that one was dropped:
+the dense convolution of the masked input, read at the present tokens. Weights are stored as
+torch.nn.Conv1d stores them: the last tap is the token itself.
+
+A depthwise convolution of width 4 is four shifted multiply-adds; so is each half of its gradient.
+Written so, sample by sample, it needs no transposition to channels-first and stays in the cache.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from backbones.ops.dispatch import choose, probe
+
+
+def reference(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    position: Tensor | None = None,
+    activation: str | None = None,
+) -> Tensor:
+    """The definition in float64: every token looks at all others for those at its taps.
+
+    Shapes as `causal_conv`.
+    """
+    batch, tokens, _ = x.shape
+    p = torch.arange(tokens, device=x.device) if position is None else position
+    p = p.expand(batch, -1)
+    distance = p[:, :, None] - p[:, None, :]  # (B, T, T), token t minus token s
+    y = torch.zeros_like(x, dtype=torch.float64)
+    for tap in range(weight.shape[1]):
+        hit = (distance == tap).double()
+        y = y + torch.einsum("bts,bsc->btc", hit, x.double()) * weight[:, -1 - tap].double()
+    if bias is not None:
+        y = y + bias.double()
+    return (F.silu(y) if activation == "silu" else y).to(x.dtype)
+
+
+def causal_conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    position: Tensor | None = None,
+    kernel: str = "auto",
+    activation: str | None = None,
+) -> Tensor:
+    """Causal depthwise convolution over the tokens.
+
+    Args:
+        x: (B, T, C) tokens in path order.
+        weight: (C, W) taps, the last one for the token itself.
+        bias: (C,) or None.
+        position: (T,) or (B, T) strictly ascending coordinates along the full path: taps by true
+            distance, dropped tokens count as 0. None: compact, the previous W-1 tokens present.
+        kernel: auto | torch | reference | causal-conv1d (compact only).
+        activation: None or "silu", applied to the result.
+
+    Returns:
+        (B, T, C) in x's dtype.
+
+    Raises:
+        KernelError: The kernel asked for cannot run on these inputs.
+    """
+    fits = functools.partial(
+        kernel_misfit, channels=x.shape[2], width=weight.shape[1], compact=position is None
+    )
+    name = choose("conv", kernel, x, fits)
+    if name == "reference":
+        return reference(x, weight, bias, position, activation)
+    if name == "causal-conv1d":
+        # It takes (B, C, T) with channels last in memory: a transposed view is just that.
+        channels = x.contiguous().transpose(1, 2)
+        weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
+        return (
+            probe("conv", "causal-conv1d")
+            .function(channels, weight, bias, activation=activation)
+            .transpose(1, 2)
+        )
+    rows = weight.to(x.dtype).t().flip(0).contiguous()  # (W, C), row j for distance j
+    table = None if position is None else taps(position, weight.shape[1], x.shape[0])
+    y = _Conv.apply(x.contiguous(), rows, None if bias is None else bias.to(x.dtype), table)
+    return F.silu(y) if activation == "silu" else y
+
+
+def kernel_misfit(kernel: str, channels: int, width: int, compact: bool) -> str | None:
+    """What keeps causal-conv1d from these inputs, or None (its channels-last strides go by 8)."""
+    if not compact:
+        return "it knows no positions (use conv=compact or conv=none for it)"
+    if channels % 8:
+        return f"{channels} channels are not a multiple of 8"
+    return None if 2 <= width <= 4 else f"width {width} is not 2, 3 or 4"
+
+
+def taps(position: Tensor, width: int, batch: int) -> Tensor:
+    """Say who sits at each tap.
+
+    Returns:
+        (1 or B, W-1, T) index of the token at distance 1..W-1 before, or T where there is none.
+    """
+    p = position if position.dim() == 2 else position[None]
+    tokens = p.shape[1]
+    missing = p.new_full((p.shape[0], width - 1, tokens), tokens)
+    index = torch.arange(tokens, device=p.device)
+    # The token j path steps back is at most j places back among the present ones.
+    for back in range(1, min(width, tokens)):
+        distance = p[:, back:] - p[:, :-back]
+        for tap in range(back, width):
+            entry = missing[:, tap - 1, back:]
+            entry.copy_(torch.where(distance == tap, index[:-back], entry))
+    return missing
+
+
+def _followers(table: Tensor) -> Tensor:
+    """Invert `taps`: (.., T) index of the token that has this one at tap j, or T."""
+    n, width, tokens = table.shape
+    inverse = table.new_full((n, width, tokens + 1), tokens)
+    index = torch.arange(tokens, device=table.device).expand(n, width, tokens)
+    # Every dropped tap writes to the spare last column, which nobody reads.
+    return inverse.scatter_(2, table, index)[..., :tokens]
+
+
+def _blocks(x: Tensor) -> list[slice]:
+    if x.device.type != "cpu":
+        return [slice(0, len(x))]
+    step = max(1, 131072 // max(1, x.shape[1] * x.shape[2]))
+    return [slice(i, i + step) for i in range(0, len(x), step)]
+
+
+class _Rows:
+    """Reads rows of one block of samples through a table, an index of T meaning a row of zeros."""
+
+    def __init__(self, x: Tensor) -> None:
+        n, self.tokens, channels = x.shape
+        self.padded = x.new_empty(n, self.tokens + 1, channels)
+        self.padded[:, :-1] = x
+        self.padded[:, -1] = 0
+
+    def at(self, table: Tensor) -> Tensor:
+        n, rows, channels = self.padded.shape
+        if len(table) == 1 and n > 1:
+            return self.padded.index_select(1, table[0])
+        offset = torch.arange(n, device=table.device)[:, None] * rows
+        flat = self.padded.view(n * rows, channels)
+        return flat.index_select(0, (table + offset).view(-1)).view(n, -1, channels)
+
+
+def _part(table: Tensor, samples: slice) -> Tensor:
+    return table if len(table) == 1 else table[samples]
+
+
+class _Conv(torch.autograd.Function):
+    """y_t = bias + sum_j rows[j] x[tap j of t]; saves x and the table."""
+
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx,
+        x: Tensor,
+        rows: Tensor,
+        bias: Tensor | None,
+        table: Tensor | None,
+    ) -> Tensor:
+        y = torch.empty_like(x)
+        for part in _blocks(x):
+            own, out = x[part], y[part]
+            torch.mul(own, rows[0], out=out)
+            if bias is not None:
+                out += bias
+            source = None if table is None else _Rows(own)
+            for tap in range(1, len(rows)):
+                if source is not None:
+                    out.addcmul_(source.at(_part(table[:, tap - 1], part)), rows[tap])
+                elif tap < x.shape[1]:
+                    out[:, tap:].addcmul_(own[:, :-tap], rows[tap])
+        ctx.save_for_backward(x, rows, table)
+        ctx.has_bias = bias is not None
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, grad: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        x, rows, table = ctx.saved_tensors
+        dx, drows = torch.empty_like(x), torch.zeros_like(rows)
+        dbias = torch.zeros_like(rows[0]) if ctx.has_bias else None
+        inverse = None if table is None else _followers(table)
+        grad = grad.contiguous()
+        for part in _blocks(x):
+            own, g, out = x[part], grad[part], dx[part]
+            torch.mul(g, rows[0], out=out)
+            drows[0] += (own * g).sum((0, 1))
+            if dbias is not None:
+                dbias += g.sum((0, 1))
+            source = None if inverse is None else _Rows(g)
+            for tap in range(1, len(rows)):
+                if source is not None:
+                    # One read serves both gradients: g of the token that has this one at its tap.
+                    after = source.at(_part(inverse[:, tap - 1], part))
+                    out.addcmul_(after, rows[tap])
+                    drows[tap] += after.mul_(own).sum((0, 1))
+                elif tap < x.shape[1]:
+                    out[:, :-tap].addcmul_(g[:, tap:], rows[tap])
+                    drows[tap] += (own[:, :-tap] * g[:, tap:]).sum((0, 1))
+        return dx, drows, dbias, None

@@ -1,0 +1,137 @@
+"""Token shift on a grid: each quarter of the channels comes from one of the four neighbours.
+
+Quarter 0 of a token is its left neighbour's, then right, up, down. What a missing neighbour counts
+as is the table's business (`Layout.neighbours`): an index of T is a row of zeros, a token's own
+index the token itself.
+
+Source: Duan et al., Vision-RWKV (2403.02308), section 3.2 (its Q-Shift).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def reference(x: Tensor, neighbours: Tensor) -> Tensor:
+    """The definition: append a row of zeros, take each quarter from its neighbour.
+
+    Shapes as `grid_shift`.
+    """
+    batch, tokens, width = x.shape
+    rows = torch.cat((x, x.new_zeros(batch, 1, width)), 1)
+    table = neighbours.expand(batch, 4, tokens)
+    quarters = []
+    for q, part in enumerate(rows.chunk(4, dim=-1)):
+        quarters.append(part.gather(1, table[:, q, :, None].expand(-1, -1, part.shape[-1])))
+    return torch.cat(quarters, -1)
+
+
+def grid_shift(
+    x: Tensor,
+    neighbours: Tensor | None = None,
+    grid: tuple[int, int] | None = None,
+    prefix: int = 0,
+) -> Tensor:
+    """Shift quarters of the channels by one grid step.
+
+    Args:
+        x: (B, T, D) tokens; D is a multiple of 4.
+        neighbours: (4, T) or (B, 4, T) index of the left, right, upper and lower neighbour among
+            the tokens; T for a row of zeros, the token's own index for itself. No two other tokens
+            may share a neighbour on the same side (on a grid they cannot).
+        grid: (H, W) if the tokens are `prefix` tokens and then the whole grid in raster order: the
+            table is not needed.
+        prefix: Tokens before the grid; they have no neighbours.
+
+    Returns:
+        (B, T, D). Neighbours outside the grid are zeros.
+    """
+    if x.shape[-1] % 4:
+        raise ValueError(
+            f"grid_shift splits the channels in four; width {x.shape[-1]} is not a multiple of 4"
+        )
+    if grid is not None:
+        return _GridShift.apply(x, grid, prefix)
+    if neighbours is None:
+        raise ValueError("grid_shift needs neighbours where the grid is not whole")
+    return _TableShift.apply(x, neighbours)
+
+
+def _whole(x: Tensor, grid: tuple[int, int], prefix: int, reverse: bool) -> Tensor:
+    batch, _, width = x.shape
+    height, breadth = grid
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out[:, :prefix] = 0
+    source = x[:, prefix:].unflatten(1, (height, breadth)).unflatten(3, (4, width // 4))
+    target = out[:, prefix:].unflatten(1, (height, breadth)).unflatten(3, (4, width // 4))
+    for q in range(4):
+        axis = 2 if q < 2 else 1
+        size = grid[1] if q < 2 else grid[0]
+        to, of = target[..., q, :], source[..., q, :]
+        # Quarters 0 and 2 move forward along their axis; gradients move the other way.
+        forward = (q % 2 == 0) != reverse
+        to.narrow(axis, 1 if forward else 0, size - 1).copy_(
+            of.narrow(axis, 0 if forward else 1, size - 1)
+        )
+        to.narrow(axis, 0 if forward else size - 1, 1).zero_()
+    return out
+
+
+class _GridShift(torch.autograd.Function):
+    """The whole grid: eight block copies, and the mirror image of them backward."""
+
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx, x: Tensor, grid: tuple[int, int], prefix: int
+    ) -> Tensor:
+        ctx.grid, ctx.prefix = grid, prefix
+        return _whole(x, grid, prefix, reverse=False)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, grad: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        return _whole(grad, ctx.grid, ctx.prefix, reverse=True), None, None
+
+
+def _flat(table: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+    """Row numbers in a (B T 4, D/4) view for (1 or B, 4, T) neighbours, and which are zeros."""
+    tokens = table.shape[-1]
+    own = table.transpose(-1, -2)  # (1 or B, T, 4)
+    start = torch.arange(batch, device=table.device)[:, None, None] * tokens
+    quarter = torch.arange(4, device=table.device)
+    rows = ((own.clamp(max=tokens - 1) + start) * 4 + quarter).reshape(-1)
+    zero = (own == tokens).expand(batch, tokens, 4).reshape(-1)
+    return rows, zero.nonzero()[:, 0]
+
+
+class _TableShift(torch.autograd.Function):
+    """A subset of the grid: one index_select of quarter rows, and one with the inverse back."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor, neighbours: Tensor) -> Tensor:
+        table = neighbours if neighbours.dim() == 3 else neighbours[None]
+        rows, zero = _flat(table, len(x))
+        ctx.save_for_backward(table)
+        out = x.reshape(-1, x.shape[-1] // 4).index_select(0, rows)
+        return out.index_fill_(0, zero, 0).view(x.shape)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, grad: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        (table,) = ctx.saved_tensors
+        tokens = table.shape[-1]
+        index = torch.arange(tokens, device=table.device)
+        own = table == index
+        inverse = table.new_full((*table.shape[:2], tokens + 1), tokens)
+        inverse.scatter_(2, torch.where(own, tokens, table), index.expand(table.shape))
+        rows, zero = _flat(inverse[..., :tokens], len(grad))
+        quarters = grad.reshape(-1, grad.shape[-1] // 4)
+        out = quarters.index_select(0, rows).index_fill_(0, zero, 0)
+        # Tokens that stand in for their own missing neighbour get that gradient too.
+        own = own.transpose(-1, -2).expand(len(grad), tokens, 4).reshape(-1, 1)
+        return out.addcmul_(quarters, own.to(grad.dtype)).view(grad.shape), None
