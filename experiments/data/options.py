@@ -113,6 +113,7 @@ class LatentsOptions(DataOptions):
         scale_factor: Overrides the VAE's scale factor where a store names none (SD: 0.18215).
         scaled: `auto`: what the store says; `yes` or `no`: whether foreign latents are already
             scaled.
+        kind: `auto`, or what foreign latents hold: `sample` or `moments` (mean and log variance).
         num_classes: Number of classes where a store names none; None: highest label plus one.
         vae: diffusers AutoencoderKL for pixels, a name or a folder; `auto`: the store's own.
         vae_dtype: `float32` or `bfloat16` for decoding.
@@ -128,6 +129,7 @@ class LatentsOptions(DataOptions):
     scale: str = "factor"
     scale_factor: float | None = None
     scaled: str = "auto"
+    kind: str = "auto"
     num_classes: int | None = None
     vae: str = "auto"
     vae_dtype: str = "float32"
@@ -138,6 +140,7 @@ class LatentsOptions(DataOptions):
         super().__post_init__()
         _one_of("flip", self.flip, ("auto", "mirror", "none"))
         _one_of("scale", self.scale, ("factor", "std"))
+        _one_of("kind", self.kind, ("auto", "sample", "moments"))
         _one_of("scaled", self.scaled, ("auto", "yes", "no"))
         _one_of("vae_dtype", self.vae_dtype, ("float32", "bfloat16"))
         _require(

@@ -1,0 +1,248 @@
+"""Read shape, colour, size and place back from a scene, to score what samples show.
+
+A small convolutional network looks at a picture and answers, for every quadrant, which shape,
+colour
+and size it holds (or none), and which background lies behind. Its weights come with the project, so
+that scores and Frechet distances (on its 128 features) are the same numbers on every machine;
+`python -m experiments.data.probe --train` made them, and without `--train` prints their accuracy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from experiments.data import scene_words as words
+from experiments.data.options import DataError
+from experiments.data.scene_words import Attributes
+
+WEIGHTS = Path(__file__).with_name("scenes_probe.safetensors")
+FEATURES = 128
+_HEADS = {"shape": len(words.SHAPES) + 1, "colour": len(words.COLOURS) + 1, "size": 3}
+
+
+class Probe(nn.Module):
+    """Four convolutions, one 2x2 pooling, one linear head per attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (3, 24, 48, 64, 96)
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(a, b, 3, stride=1 if a == 3 else 2, padding=1)
+            for a, b in zip(widths, widths[1:], strict=False)
+        )
+        self.norms = nn.ModuleList(nn.GroupNorm(8, width) for width in widths[1:])
+        self.quadrant = nn.Linear(4 * widths[-1], FEATURES // 4)
+        self.heads = nn.ModuleDict({k: nn.Linear(FEATURES // 4, n) for k, n in _HEADS.items()})
+        self.background = nn.Linear(FEATURES, len(words.BACKGROUNDS))
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        """Look at pictures.
+
+        Args:
+            images: (B, 3, 32, 32) uint8, or float in -1..1.
+
+        Returns:
+            `shape` (B, 4, 6), `colour` (B, 4, 7), `size` (B, 4, 3), `background` (B, 3) as logits,
+            `features` (B, 128) and `spatial` (B, 96, 4, 4).
+
+        Raises:
+            DataError: Pictures of another size.
+        """
+        if images.shape[1:] != (3, 32, 32):
+            raise DataError(
+                f"the scenes probe reads RGB pictures of 32x32; got {tuple(images.shape[1:])}"
+            )
+        x = images.float() / 127.5 - 1 if images.dtype == torch.uint8 else images.float()
+        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
+            x = F.silu(norm(convolution(x)))
+        # (B, C, 4, 4) -> (B, 4 quadrants, 4 C): the place inside a quadrant stays visible.
+        cells = x.unflatten(2, (2, 2)).unflatten(4, (2, 2)).permute(0, 2, 4, 1, 3, 5).flatten(3)
+        quadrants = F.silu(self.quadrant(cells.flatten(1, 2)))
+        answers = {key: head(quadrants) for key, head in self.heads.items()}
+        features = quadrants.flatten(1)
+        answers["background"] = self.background(features)
+        return {**answers, "features": features, "spatial": x}
+
+
+@lru_cache(maxsize=4)
+def load(device: str = "cpu") -> Probe:
+    """Return the probe that comes with the project, on `device`, ready to answer.
+
+    Raises:
+        DataError: The weights are missing or damaged.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    probe = Probe()
+    try:
+        state = {key: value.float() for key, value in load_file(WEIGHTS).items()}
+        probe.load_state_dict(state)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise DataError(
+            f"the probe's weights {WEIGHTS} cannot be read ({str(error).splitlines()[0]}); "
+            "install the project again, or run python -m experiments.data.probe --train"
+        ) from None
+    return probe.to(device).eval().requires_grad_(False)
+
+
+@torch.inference_mode()
+def probe(images: Tensor, batch: int = 512) -> dict[str, Tensor]:
+    """Read any number of pictures: logits, `features` and `spatial` as in `Probe.forward`.
+
+    Args:
+        images: (N, 3, 32, 32) uint8, or float in -1..1.
+        batch: Pictures at a time.
+    """
+    network = load(str(images.device))
+    parts = [network(part) for part in images.split(batch)]
+    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+
+
+def read(images: Tensor) -> Attributes:
+    """Return what the probe sees in pictures (N, 3, 32, 32)."""
+    answers = probe(images)
+    return Attributes(*(answers[k].argmax(-1) for k in ("shape", "colour", "size", "background")))
+
+
+def adherence(
+    images: Tensor, *, labels: Tensor | None = None, captions: Sequence[str] | None = None
+) -> dict[str, float]:
+    """Return which share of pictures shows what was asked, each in 0..1.
+
+    Args:
+        images: (N, 3, 32, 32) samples as uint8, or float in -1..1.
+        labels: (N,) classes that were asked for, or
+        captions: N captions that were asked for.
+
+    Returns:
+        For labels: `class` (exactly one large shape, of that shape and colour), and `shape` and
+        `colour` of it alone. For captions: `caption` (everything right and nothing else), and the
+        shares of asked-for shapes whose quadrant shows the right `shape`, `colour`, `size`,
+        of quadrants rightly empty or filled (`place`), and of right `background`s.
+
+    Raises:
+        DataError: Neither or both were given, or a caption that describes no scene.
+    """
+    if (labels is None) == (captions is None):
+        raise DataError("adherence needs either labels or captions")
+    seen = read(images).to("cpu")
+    if captions is not None:
+        return _caption_shares(seen, words.read_captions(captions))
+    assert labels is not None
+    found, asked = seen.labels(), labels.cpu()
+    colours = len(words.COLOURS)
+    one = found >= 0
+    return {
+        "class": _share(found == asked),
+        "shape": _share(one & (found // colours == asked // colours)),
+        "colour": _share(one & (found % colours == asked % colours)),
+    }
+
+
+def _share(hits: Tensor) -> float:
+    return float(hits.double().mean())
+
+
+def _caption_shares(seen: Attributes, asked: Attributes) -> dict[str, float]:
+    filled = asked.shape > 0
+    same = {k: getattr(seen, k) == getattr(asked, k) for k in ("shape", "colour", "size")}
+    everything = torch.stack([*same.values()]).all(0).all(1)
+    right_ground = seen.background == asked.background
+    return {
+        "caption": _share(everything & right_ground),
+        **{key: _share(value[filled]) for key, value in same.items()},
+        "place": _share((seen.shape > 0) == filled),
+        "background": _share(right_ground),
+    }
+
+
+def _pictures(split: str, start: int, count: int) -> tuple[Tensor, Attributes]:
+    from experiments.data.scenes import _STREAMS, choose, draw
+    from routing.rng import Draws
+
+    attributes, free = choose(Draws(0, _STREAMS[split], torch.arange(start, start + count)))
+    return draw(attributes, free), attributes
+
+
+def accuracy(network: Probe, count: int = 4096) -> dict[str, float]:
+    """Return the share of right answers per attribute on pictures of the test stream."""
+    right: dict[str, float] = dict.fromkeys([*_HEADS, "background", "everything"], 0.0)
+    for start in range(0, count, 512):
+        images, truth = _pictures("test", start, min(512, count - start))
+        with torch.inference_mode():
+            answers = network(images)
+        hits = {k: answers[k].argmax(-1) == getattr(truth, k) for k in (*_HEADS, "background")}
+        hits["everything"] = torch.stack([hits[k].all(1) for k in _HEADS]).all(0)
+        hits["everything"] &= hits["background"]
+        for key, value in hits.items():
+            right[key] += float(value.double().mean(-1).sum() if value.dim() > 1 else value.sum())
+    return {key: value / count for key, value in right.items()}
+
+
+def train(steps: int = 2500, batch: int = 64, lr: float = 2e-3, log: bool = False) -> Probe:
+    """Train the probe on its own stream of pictures, with noise and blur as samples have them.
+
+    Args:
+        steps: Optimiser steps.
+        batch: Pictures per step.
+        lr: Highest learning rate of the one-cycle schedule.
+        log: Print the loss now and then.
+    """
+    generator = torch.Generator().manual_seed(0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = Probe()
+    optimizer = torch.optim.AdamW(network.parameters(), lr=lr, weight_decay=1e-2)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps + 1)
+    for step in range(steps):
+        pixels, truth = _pictures("probe", step * batch, batch)
+        images = pixels.float() / 127.5 - 1
+        noise = torch.randn(images.shape, generator=generator)
+        images = images + noise * torch.rand(batch, 1, 1, 1, generator=generator) * 0.15
+        soft = F.avg_pool2d(images, 3, stride=1, padding=1, count_include_pad=False)
+        images = images.lerp(soft, torch.rand(batch, 1, 1, 1, generator=generator) * 0.6)
+        answers = network(images.clamp(-1, 1))
+        loss = F.cross_entropy(answers["background"], truth.background)
+        for key in _HEADS:
+            loss = loss + F.cross_entropy(answers[key].flatten(0, 1), getattr(truth, key).flatten())
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        if log and step % 100 == 0:
+            print(f"step {step}/{steps}  loss {loss.item():.4f}", flush=True)
+    return network.eval()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the probe's accuracy, after training it where `--train` says so."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.data.probe",
+        description="Accuracy of the network that reads scenes.",
+    )
+    parser.add_argument("--train", action="store_true", help="train it anew and store its weights")
+    parser.add_argument("--steps", type=int, default=2500, help="steps of training (2500)")
+    given = parser.parse_args(arguments)
+    if given.train:
+        from safetensors.torch import save
+
+        from experiments.files import atomic_write
+
+        network = train(given.steps, log=True)
+        state = {key: value.half().contiguous() for key, value in network.state_dict().items()}
+        atomic_write(WEIGHTS, save(state))
+        load.cache_clear()
+    print(json.dumps({key: round(value, 4) for key, value in accuracy(load()).items()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""What a scene is in words: attributes, class labels, captions and their embedding.
+
+A picture has four quadrants. Each is empty or holds one shape with a colour and a size; exactly one
+shape is large, and the class names it. The caption names everything that was chosen:
+
+    a large red circle at the top left, a small blue ring at the top right and
+    a small green cross at the bottom left on a gray background
+
+Captions become tensors without any trained weights: row w of a Hadamard matrix for a word, plus row
+32 + i for its place i in the sentence. The 64 rows are orthogonal, so a linear layer can read both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from experiments.data.options import DataError
+from routing.errors import suggest
+
+SHAPES = ("circle", "square", "triangle", "ring", "cross")
+COLOURS = ("red", "green", "blue", "yellow", "purple", "cyan")
+SIZES = ("large", "small")
+PLACES = ("top left", "top right", "bottom left", "bottom right")
+BACKGROUNDS = ("black", "gray", "white")
+
+CLASSES = tuple(f"{colour} {shape}" for shape in SHAPES for colour in COLOURS)
+WORDS = (
+    ("", "a", "at", "the", "top", "bottom", "left", "right", "and", "on", "background", ",")
+    + SIZES
+    + SHAPES
+    + COLOURS
+    + BACKGROUNDS
+)
+LENGTH = 32
+WIDTH = 64
+
+_OBJECT = re.compile(
+    rf"a ({'|'.join(SIZES)}) ({'|'.join(COLOURS)}) ({'|'.join(SHAPES)}) at the ({'|'.join(PLACES)})"
+)
+_END = re.compile(rf" on a ({'|'.join(BACKGROUNDS)}) background$")
+_EXAMPLE = '"a large red circle at the top left on a black background"'
+
+
+@dataclass(frozen=True)
+class Attributes:
+    """What is in each of B pictures: 0 for an empty quadrant, k for word k - 1 of a tuple above.
+
+    Args:
+        shape: (B, 4) int64 in reading order of `PLACES`.
+        colour: (B, 4) int64.
+        size: (B, 4) int64.
+        background: (B,) int64, counted from 0.
+    """
+
+    shape: Tensor
+    colour: Tensor
+    size: Tensor
+    background: Tensor
+
+    def __len__(self) -> int:
+        return len(self.background)
+
+    def to(self, device: torch.device | str) -> Attributes:
+        """Return the attributes on another device."""
+        return Attributes(*(getattr(self, f.name).to(device) for f in fields(self)))
+
+    def labels(self) -> Tensor:
+        """Return the class of the large shape, (B,) int64; -1 where not exactly one is large."""
+        large = self.size == 1
+        at = large.int().argmax(1, keepdim=True)
+        label = (self.shape.gather(1, at) - 1) * len(COLOURS) + self.colour.gather(1, at) - 1
+        return torch.where(large.sum(1) == 1, label[:, 0], -1)
+
+    def captions(self) -> list[str]:
+        """Return one English sentence for each picture, the large shape first."""
+        rows = zip(
+            self.shape.tolist(),
+            self.colour.tolist(),
+            self.size.tolist(),
+            self.background.tolist(),
+            strict=True,
+        )
+        return [_caption(*row) for row in rows]
+
+
+def _caption(shape: list[int], colour: list[int], size: list[int], background: int) -> str:
+    order = sorted((q for q in range(4) if shape[q]), key=lambda q: (size[q], q))
+    parts = [
+        f"a {SIZES[size[q] - 1]} {COLOURS[colour[q] - 1]} {SHAPES[shape[q] - 1]} at the {PLACES[q]}"
+        for q in order
+    ]
+    listed = " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+    return f"{listed} on a {BACKGROUNDS[background]} background"
+
+
+def read_captions(captions: Sequence[str]) -> Attributes:
+    """Return what captions say: the inverse of `Attributes.captions`.
+
+    Raises:
+        DataError: A sentence that does not have the form of a scene's caption.
+    """
+    rows: dict[str, list[list[int]]] = {"shape": [], "colour": [], "size": []}
+    grounds = []
+    for caption in captions:
+        text = " ".join(caption.lower().split())
+        end = _END.search(text)
+        found = _OBJECT.findall(text)
+        rest = _OBJECT.sub("", _END.sub("", text)).replace(",", "").replace("and", "").strip()
+        places = [place for *_, place in found]
+        if end is None or not found or rest or len(set(places)) != len(places):
+            raise DataError(
+                f"caption {caption!r} does not describe a scene; expected sentences like {_EXAMPLE}"
+            )
+        row = {key: [0] * 4 for key in rows}
+        for size, colour, shape, place in found:
+            quadrant = PLACES.index(place)
+            row["shape"][quadrant] = SHAPES.index(shape) + 1
+            row["colour"][quadrant] = COLOURS.index(colour) + 1
+            row["size"][quadrant] = SIZES.index(size) + 1
+        for key, values in row.items():
+            rows[key].append(values)
+        grounds.append(BACKGROUNDS.index(end[1]))
+    tensors = {key: torch.tensor(values).view(-1, 4) for key, values in rows.items()}
+    return Attributes(**tensors, background=torch.tensor(grounds, dtype=torch.int64))
+
+
+def tokenize(captions: Sequence[str]) -> Tensor:
+    """Return word indices, (B, 32) int64, padded with 0.
+
+    Raises:
+        DataError: A word outside the vocabulary, or more than 32 of them.
+    """
+    ids = torch.zeros(len(captions), LENGTH, dtype=torch.int64)
+    for row, caption in enumerate(captions):
+        words = re.findall(r"[^\s,]+|,", caption.lower())
+        if len(words) > LENGTH:
+            raise DataError(
+                f"a caption has {len(words)} words and commas; expected at most {LENGTH}"
+            )
+        for place, word in enumerate(words):
+            if word not in _INDEX:
+                raise DataError(
+                    f"data=scenes has no word {word!r}{suggest(word, WORDS)}; it knows "
+                    + " ".join(WORDS[1:])
+                )
+            ids[row, place] = _INDEX[word]
+    return ids
+
+
+def embed(ids: Tensor) -> Tensor:
+    """Return (B, 32, 64) float32 embeddings of word indices (B, 32)."""
+    table = _hadamard(WIDTH).to(ids.device)
+    place = table[WIDTH - LENGTH :]
+    return (table[ids] + place) / 2**0.5
+
+
+def _hadamard(n: int) -> Tensor:
+    matrix = torch.ones(1, 1)
+    while len(matrix) < n:
+        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
+    return matrix
+
+
+_INDEX = {word: i for i, word in enumerate(WORDS) if word}

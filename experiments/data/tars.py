@@ -1,0 +1,79 @@
+"""Files inside tar archives, by position: nothing is ever extracted.
+
+Samples are grouped as WebDataset groups them: the key is the path up to the first dot of the file's
+name, the rest is the field (`n01440764/10026.latent.npy` is field `latent.npy` of
+`n01440764/10026`).
+"""
+
+from __future__ import annotations
+
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from experiments.data.options import DataError
+
+
+@dataclass(frozen=True)
+class Member:
+    """One file in an archive: its sample's key, its field, and where its bytes are."""
+
+    key: str
+    field: str
+    offset: int
+    size: int
+
+
+def list_tar(path: Path) -> list[Member]:
+    """Return the regular files of an uncompressed tar archive, in its order.
+
+    Raises:
+        DataError: A damaged archive, or a member that points outside of it.
+    """
+    members = []
+    try:
+        size = path.stat().st_size
+        with tarfile.open(path, "r:") as archive:
+            for info in archive:
+                _refuse_escape(path, info)
+                if not info.isreg():
+                    continue
+                if info.offset_data + info.size > size:
+                    raise DataError(f"{path} is truncated inside {info.name}; copy it again")
+                folder, _, name = info.name.rpartition("/")
+                stem, _, field = name.partition(".")
+                key = f"{folder}/{stem}" if folder else stem
+                members.append(Member(key, field.lower(), info.offset_data, info.size))
+    except DataError:
+        raise
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
+        raise DataError(
+            f"{path} is truncated, compressed, or no tar archive ({error}); copy it again, "
+            "or unpack a compressed one to plain .tar"
+        ) from None
+    if not members:
+        raise DataError(f"{path} holds no files")
+    return members
+
+
+def _refuse_escape(path: Path, info: tarfile.TarInfo) -> None:
+    parts = PurePosixPath(info.name).parts
+    links = info.issym() or info.islnk()
+    if info.name.startswith("/") or ".." in parts or links or info.isdev():
+        kind = "is a link" if links else "points outside of the archive"
+        raise DataError(f"{path}: member {info.name!r} {kind}; pack plain files only")
+
+
+def group(members: list[Member]) -> dict[str, dict[str, Member]]:
+    """Return {key: {field: member}}, keys in the archive's order."""
+    samples: dict[str, dict[str, Member]] = {}
+    for member in members:
+        samples.setdefault(member.key, {})[member.field] = member
+    return samples
+
+
+def tar_files(folder: Path) -> list[Path]:
+    """Return the `.tar` files of a folder, sorted, so that every host sees one order."""
+    return sorted(path for path in folder.iterdir() if path.suffix == ".tar")

@@ -1,0 +1,243 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments.data import DataError, ScenesOptions, create
+from experiments.data import probe as reader
+from experiments.data import scene_words as words
+from experiments.data.scenes import Scenes, choose, draw
+from routing.rng import Draws
+
+
+def scenes(task="class", **options):
+    return create(ScenesOptions(**options), task=task)
+
+
+def test_same_index_same_picture_in_any_batch():
+    data = scenes()
+    whole = data.batch(torch.arange(64))
+    parts = [data.batch(index) for index in torch.arange(64).split([1, 30, 33])]
+    assert torch.equal(whole.x, torch.cat([p.x for p in parts]))
+    assert torch.equal(whole.y, torch.cat([p.y for p in parts]))
+    far = data.batch(torch.tensor([3, 2**40, 3]))
+    assert torch.equal(far.x[0], far.x[2]) and torch.equal(far.x[0], whole.x[3])
+
+
+def test_streams_seeds_and_indices_differ():
+    def pictures(seed, split):
+        return scenes(seed=seed).batch(torch.arange(256), None, split).x
+
+    sets = [pictures(0, "train"), pictures(0, "test"), pictures(1, "train")]
+    rows = [{tuple(x.flatten().tolist()) for x in s} for s in sets]
+    assert [len(r) for r in rows] == [256] * 3
+    assert not (rows[0] & rows[1] or rows[0] & rows[2])
+
+
+def test_scale_and_pixels():
+    data = scenes()
+    batch = data.batch(torch.arange(1024))
+    assert abs(float(batch.x.mean())) < 1e-5 and abs(float(batch.x.std()) - 0.5) < 1e-5
+    pixels = data.to_pixels(batch.x)
+    assert torch.equal(data.from_pixels(pixels), batch.x)
+    test = data.batch(torch.arange(4096), None, "test").x
+    assert abs(float(test.mean())) < 0.02 and abs(float(test.std()) - 0.5) < 0.02
+
+
+def test_every_quadrant_is_drawn_as_its_attributes_say():
+    # An independent check by sampling: the covered area must be that of the shape, within its
+    # range of radii.
+    attributes, free = choose(Draws(5, 0, torch.arange(3000)))
+    pictures = draw(attributes, free).double()
+    ground = torch.tensor([0.06, 0.5, 0.94]).double()[attributes.background] + 0.1 * (
+        free[:, 0, 6] - 0.5
+    )
+    cells = (
+        pictures.unflatten(3, (2, 16)).unflatten(2, (2, 16)).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+    )
+    ground = (ground * 255).round().clamp(0, 255).view(-1, 1, 1, 1, 1)
+    inside = (cells - ground).abs().amax(2) > 1
+    assert not inside[attributes.shape == 0].any()
+    # Air between quadrants: the outer ring of pixels is at most lightly covered.
+    for shape, low, high in (
+        (1, 3.0, 3.3),
+        (2, 2.7, 3.2),
+        (4, 2.0, 2.7),
+        (5, 1.7, 2.4),
+        (3, 1.5, 2.0),
+    ):
+        for size, radii in ((1, (5.2, 6.8)), (2, (2.8, 4.0))):
+            chosen = (attributes.shape == shape) & (attributes.size == size)
+            area = inside[chosen].sum((-1, -2)).double()
+            # A border of antialiased pixels, about 1.2 times the perimeter at most, counts as
+            # inside.
+            assert float(area.min()) > 0.9 * low * radii[0] ** 2
+            assert float(area.max()) < high * radii[1] ** 2 + 14 * radii[1]
+    assert not (inside[..., 0, :] & inside[..., -1, :]).any()
+
+
+def test_attributes_cover_everything_evenly():
+    a = scenes().attributes(torch.arange(20000))
+    assert (a.size == 1).sum(1).eq(1).all()
+    shares = torch.stack([(a.shape > 0).sum(1).eq(k).double().mean() for k in (1, 2, 3)])
+    assert (shares - 1 / 3).abs().max() < 0.02
+    labels = a.labels().bincount(minlength=30)
+    assert len(labels) == 30 and (labels / 20000 - 1 / 30).abs().max() < 0.006
+    assert (a.background.bincount() / 20000 - 1 / 3).abs().max() < 0.02
+    places = (a.size == 1).double().mean(0)
+    assert (places - 0.25).abs().max() < 0.02
+
+
+def test_one_shape_only():
+    a = scenes(max_shapes=1).attributes(torch.arange(200))
+    assert (a.shape > 0).sum(1).eq(1).all()
+
+
+def test_label_names_the_large_shape():
+    data = scenes()
+    a = data.attributes(torch.arange(100))
+    for name, caption in zip(
+        [data.class_names[k] for k in data.batch(torch.arange(100)).y], a.captions(), strict=True
+    ):
+        assert caption.startswith(f"a large {name} at the ")
+
+
+def test_captions_and_reading_them_are_inverses():
+    a = scenes().attributes(torch.arange(2000))
+    again = words.read_captions(a.captions())
+    for key in ("shape", "colour", "size", "background"):
+        assert torch.equal(getattr(a, key), getattr(again, key))
+    assert (
+        "a large blue circle at the bottom right and a small yellow ring at the top left on a "
+        in a.captions()[0]
+    )
+
+
+def test_text_batches():
+    data = scenes("text")
+    batch = data.batch(torch.arange(8))
+    assert data.text == (32, 64) and batch.text.shape == (8, 32, 64) and batch.y is None
+    assert data.num_classes == 0 and len(batch.captions) == 8
+    assert torch.equal(batch.text, data.encode_text(batch.captions))
+    assert torch.equal(batch.x, scenes().batch(torch.arange(8)).x)
+    assert scenes("none").batch(torch.arange(2)).y is None
+
+
+def test_embedding_is_orthogonal_and_of_unit_variance():
+    ids = torch.arange(32).view(1, 32).repeat(2, 1)
+    ids[1] = 0
+    e = words.embed(ids)
+    assert math.isclose(float(e.square().mean()), 1.0, rel_tol=1e-6)
+    # Subtracting the shared places leaves words, whose rows are orthogonal.
+    word = (e[0] - e[1]) * 2**0.5
+    gram = word[1:] @ word[1:].T
+    expected = 64 * (torch.eye(31) + 1)
+    torch.testing.assert_close(gram, expected)
+    assert len(words.WORDS) <= 32 and len(set(words.WORDS)) == len(words.WORDS)
+
+
+@pytest.mark.parametrize(
+    ("call", "words_in_it"),
+    [
+        (lambda: words.tokenize(["a large orange circle"]), "no word 'orange'"),
+        (lambda: words.tokenize(["a large gren circle"]), "did you mean green?"),
+        (lambda: words.tokenize(["a " * 33]), "33 words"),
+        (lambda: words.read_captions(["a large red circle"]), "expected sentences like"),
+        (
+            lambda: words.read_captions(
+                ["a large red circle at the top left and more on a black background"]
+            ),
+            "'a large red circle",
+        ),
+        (lambda: scenes().encode_text(["one circle"]), "no word 'one'"),
+        (lambda: scenes().batch(torch.tensor([-1])), "start at 0"),
+        (lambda: scenes().batch(torch.tensor([0]), None, "probe"), "no probe split"),
+        (lambda: reader.probe(torch.zeros(1, 3, 8, 8)), "32x32"),
+        (lambda: reader.adherence(torch.zeros(1, 3, 32, 32)), "either labels or captions"),
+    ],
+)
+def test_errors_in_one_sentence(call, words_in_it):
+    with pytest.raises(DataError) as error:
+        call()
+    assert words_in_it in str(error.value) and "\n" not in str(error.value)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=80) | st.lists(st.sampled_from(words.WORDS[1:]), max_size=40).map(" ".join))
+def test_any_text_is_read_or_refused(text):
+    for function in (words.tokenize, words.read_captions):
+        try:
+            result = function([text])
+        except DataError as error:
+            assert "\n" not in str(error).replace(repr(text), "")
+        else:
+            assert len(result) == 1
+
+
+@pytest.fixture(scope="module")
+def sample():
+    data = scenes("text")
+    batch = data.batch(torch.arange(512) + 10_000, None, "test")
+    return (
+        data.to_pixels(batch.x),
+        data.attributes(torch.arange(512) + 10_000, "test"),
+        batch.captions,
+    )
+
+
+def test_probe_reads_pictures_it_never_saw(sample):
+    pixels, truth, captions = sample
+    by_label = reader.adherence(pixels, labels=truth.labels())
+    by_caption = reader.adherence(pixels, captions=captions)
+    assert min(by_label.values()) > 0.97
+    assert by_caption["caption"] > 0.95 and min(by_caption.values()) > 0.95
+    # The same pictures as floats.
+    assert reader.adherence(pixels.float() / 127.5 - 1, captions=captions) == by_caption
+
+
+def test_adherence_is_chance_for_wrong_requests(sample):
+    pixels, truth, captions = sample
+    rolled = reader.adherence(pixels, labels=truth.labels().roll(1))
+    assert rolled["class"] < 0.1 and abs(rolled["shape"] - 1 / 5) < 0.08
+    assert reader.adherence(pixels, captions=captions[1:] + captions[:1])["caption"] < 0.02
+    blank = reader.adherence(torch.full_like(pixels, 128), captions=captions)
+    assert blank["caption"] == 0 and blank["shape"] < 0.05
+    assert reader.adherence(torch.full_like(pixels, 128), labels=truth.labels())["class"] == 0
+
+
+def test_probe_features_are_independent_of_the_batch(sample):
+    pixels = sample[0][:40]
+    whole, parts = reader.probe(pixels), reader.probe(pixels, batch=7)
+    assert whole["features"].shape == (40, 128) and whole["spatial"].shape == (40, 96, 4, 4)
+    torch.testing.assert_close(whole["features"], parts["features"], atol=1e-4, rtol=1e-4)
+
+
+def test_probe_training_learns_and_repeats():
+    first, second = (reader.train(steps=12, batch=16) for _ in range(2))
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(a, b)
+    images = draw(*choose(Draws(0, 1, torch.arange(8))))
+    assert first(images)["shape"].shape == (8, 4, 6)
+
+
+def test_damaged_probe_is_named(tmp_path, monkeypatch):
+    bad = tmp_path / "probe.safetensors"
+    bad.write_bytes(reader.WEIGHTS.read_bytes()[:1000])
+    monkeypatch.setattr(reader, "WEIGHTS", bad)
+    reader.load.cache_clear()
+    with pytest.raises(DataError, match="cannot be read"):
+        reader.load()
+    reader.load.cache_clear()
+
+
+@pytest.mark.gpu
+def test_gpu_renders_the_same_pictures():
+    cpu = Scenes(ScenesOptions(), device="cpu")
+    gpu = Scenes(ScenesOptions(), device="cuda")
+    index = torch.arange(20000)
+    a, b = cpu.batch(index), gpu.batch(index)
+    assert torch.equal(a.y, b.y.cpu())
+    assert torch.equal(cpu.to_pixels(a.x), gpu.to_pixels(b.x).cpu())
+    assert cpu.fingerprint == gpu.fingerprint
