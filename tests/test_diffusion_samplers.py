@@ -1,0 +1,183 @@
+"""Every sampler against data whose exact denoiser is known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from oracles import GAUSSIAN, MIXTURE, Mixture, Oracle
+
+from experiments.diffusion import create_guidance, create_objective, create_sampler, generate
+from experiments.diffusion.options import DiffusionError
+
+OBJECTIVES = ("edm", "flow", "ddpm")
+# Enough steps for each that the method's own error is below the sampling error of N images.
+STEPS = {"heun": 60, "euler": 200, "churn": 80, "sde": 250, "ddpm": 400, "ddim": 200}
+N = 3000
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def draw(objective_name, sampler, data, n=N, **options):
+    objective = create_objective(objective_name)
+    if sampler == "churn":
+        options = {"churn_noise": 1.0, **options}  # any other value adds variance on purpose
+    walk = create_sampler({"name": sampler, "steps": STEPS[sampler], **options}, objective)
+    net = Oracle(objective, data)
+    images = generate(net, objective, walk, create_guidance(), torch.arange(n), batch=n)
+    assert images.shape == (n, 2, 1, 1) and images.dtype == torch.float32
+    return images.flatten(1).double()
+
+
+@pytest.mark.parametrize("sampler", STEPS)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_gaussian_has_the_right_mean_and_covariance(objective, sampler):
+    x = draw(objective, sampler, GAUSSIAN)
+    error = GAUSSIAN.covariance.diagonal().sqrt() / math.sqrt(N)
+    assert ((x.mean(0) - GAUSSIAN.mean).abs() < 4 * error).all()
+    # A covariance estimate of a Gaussian has standard error at most sqrt(2 / N) of the variances.
+    assert (x.T.cov() - GAUSSIAN.covariance).abs().max() < 5 * math.sqrt(2 / N) * 0.25
+
+
+@pytest.mark.parametrize("sampler", STEPS)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_mixture_has_the_right_weights(objective, sampler):
+    x = draw(objective, sampler, MIXTURE)
+    left = (x[:, 0] < -0.4).double()
+    assert abs(left.mean() - 0.3) < 4 * math.sqrt(0.3 * 0.7 / N)
+    for inside, k in ((left == 1, 0), (left == 0, 1)):
+        spread = MIXTURE.covariances[k].diagonal()
+        assert (
+            (x[inside].mean(0) - MIXTURE.means[k]).abs() < 5 * (spread / inside.sum()).sqrt()
+        ).all()
+        assert torch.allclose(x[inside].var(0), spread, rtol=0.2)
+
+
+@pytest.mark.parametrize(("eta", "sampler"), [(1.0, "ddim"), (0.5, "ddim")])
+def test_ddim_keeps_the_covariance_at_any_eta(eta, sampler):
+    x = draw("ddpm", sampler, GAUSSIAN, eta=eta)
+    assert (x.T.cov() - GAUSSIAN.covariance).abs().max() < 5 * math.sqrt(2 / N) * 0.25
+
+
+@pytest.mark.parametrize("diffusion", ["constant", "decreasing"])
+@pytest.mark.parametrize("strength", [0.5, 1.5])
+def test_sde_keeps_the_covariance_with_any_diffusion(diffusion, strength):
+    x = draw("flow", "sde", GAUSSIAN, diffusion=diffusion, strength=strength, last_step=0.01)
+    assert (x.T.cov() - GAUSSIAN.covariance).abs().max() < 5 * math.sqrt(2 / N) * 0.25
+
+
+def exact_end(objective, walk, x, c, mean):
+    """Where the exact ODE from x ends after the last interval, which every ODE sampler takes by Euler."""
+    first, last = walk.times[0], walk.times[-2]
+    value = lambda f, t: float(f(torch.tensor(t, dtype=torch.float64)))  # noqa: E731
+
+    def spread(t):
+        return math.sqrt(value(objective.alpha, t) ** 2 * c**2 + value(objective.sigma, t) ** 2)
+
+    gap = (x - value(objective.alpha, first) * mean) * spread(last) / spread(first)
+    alpha, sigma = value(objective.alpha, last), value(objective.sigma, last)
+    return mean + alpha * c**2 / (alpha**2 * c**2 + sigma**2) * gap
+
+
+@pytest.mark.parametrize(("sampler", "order"), [("euler", 1), ("heun", 2), ("ddim", 1)])
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_order_of_convergence(objective, sampler, order):
+    c, mean = 0.5, 0.3
+    data = Mixture([1.0], [[mean]], [[[c**2]]])
+    path = create_objective({"name": objective, **({"steps": 1025} if objective == "ddpm" else {})})
+    net = Oracle(path, data)
+    noise = torch.tensor([-1.3, 0.4, 2.0], dtype=torch.float64).reshape(-1, 1, 1, 1)
+    errors = []
+    for steps in (33, 65, 129, 257):
+        walk = create_sampler({"name": sampler, "steps": steps}, path)
+        start = walk.start(noise)
+
+        def denoise(x, time, step, evaluation):
+            return path.predict(net, x, torch.full((len(x),), time, dtype=torch.float64))
+
+        end = walk.sample(denoise, start, lambda i, x: torch.zeros_like(x))
+        errors.append(float((end - exact_end(path, walk, start, c, mean)).abs().max()))
+    slopes = [math.log2(a / b) for a, b in zip(errors, errors[1:], strict=False)]
+    assert slopes[-1] == pytest.approx(order, abs=0.2), (errors, slopes)
+
+
+def test_evaluations_are_those_made():
+    for objective in OBJECTIVES:
+        path = create_objective(objective)
+        net = Oracle(path, GAUSSIAN)
+        for sampler in STEPS:
+            walk = create_sampler({"name": sampler, "steps": 5}, path)
+            seen = []
+
+            def denoise(x, time, step, evaluation, seen=seen, path=path, net=net):
+                assert evaluation == len(seen)
+                seen.append((step, time))
+                return path.predict(net, x, torch.full((len(x),), time, dtype=torch.float64))
+
+            x = walk.start(torch.ones(1, 2, 1, 1, dtype=torch.float64))
+            walk.sample(denoise, x, lambda i, x: torch.ones_like(x))
+            expected = walk.evaluations()
+            assert [s for s, _ in seen] == [s for s, _ in expected]
+            assert [t for _, t in seen] == pytest.approx([t for _, t in expected])
+    assert len(create_sampler("heun", create_objective("edm")).evaluations()) == 79
+
+
+def test_edm_grid_is_karras():
+    times = create_sampler("heun", create_objective("edm")).times
+    assert times[0] == pytest.approx(80.0) and times[-2] == pytest.approx(0.002) and times[-1] == 0
+    middle = (80 ** (1 / 7) + 0.5 * (0.002 ** (1 / 7) - 80 ** (1 / 7))) ** 7
+    odd = create_sampler({"name": "heun", "steps": 41}, create_objective("edm")).times
+    assert odd[20] == pytest.approx(middle)
+
+
+def test_ddpm_grid_is_dits_respacing():
+    times = create_sampler("ddpm", create_objective("ddpm")).times
+    assert len(times) == 251 and times[0] == 999 and times[-2:] == [0, -1]
+    assert times[-3] == 4.0 and len(set(times)) == 251
+
+
+def test_ddim_equals_euler_of_flow_and_ddpm():
+    for objective in ("flow", "ddpm"):
+        same = draw(objective, "ddim", MIXTURE, n=50), draw(objective, "euler", MIXTURE, n=50)
+        assert torch.allclose(*same, atol=1e-9)
+
+
+def test_churn_zero_is_heun_and_sde_without_noise_is_euler():
+    assert torch.equal(
+        draw("edm", "churn", MIXTURE, n=20, churn=0), draw("edm", "heun", MIXTURE, n=20, steps=80)
+    )
+    sde = draw("flow", "sde", MIXTURE, n=20, strength=0, last_step=0.0, steps=200)
+    assert torch.allclose(sde, draw("flow", "euler", MIXTURE, n=20), atol=1e-9)
+
+
+def test_shift_spends_steps_on_noise():
+    flow = create_objective("flow")
+    plain, moved = (create_sampler({"name": "euler", "shift": s}, flow).times for s in (1, 3))
+    assert moved[0] == 1 and moved[-1] == 0
+    assert all(b > a for a, b in zip(plain[1:-1], moved[1:-1], strict=True))
+    # A shift multiplies the noise level (1 - t) / t by its value.
+    assert moved[25] / (1 - moved[25]) == pytest.approx(3 * plain[25] / (1 - plain[25]))
+
+
+@pytest.mark.parametrize(
+    ("objective", "sampler", "says"),
+    [
+        ("edm", {"name": "heun", "shift": 2}, "shift=1"),
+        ("ddpm", {"name": "ddim", "steps": 1001}, "sampler.steps=1000"),
+        ("edm", {"name": "huen"}, "did you mean heun?"),
+        ("edm", {"name": "heun", "stpes": 3}, "did you mean steps?"),
+        ("edm", {"name": "heun", "steps": 0}, "1 or more"),
+        ("edm", {"name": "heun", "steps": "many"}, "a whole number"),
+        ("edm", {"name": "ddim", "eta": 2}, "0 to 1"),
+        ("flow", {"name": "sde", "diffusion": "sigm"}, "did you mean sigma?"),
+        ("flow", {"name": "sde", "last_step": 1}, "below 1"),
+        ("edm", {"name": "churn", "churn_min": 60}, "churn_min <= churn_max"),
+    ],
+)
+def test_wrong_input_says_what_to_type(objective, sampler, says):
+    with pytest.raises(DiffusionError, match=says):
+        create_sampler(sampler, create_objective(objective))
