@@ -1,0 +1,41 @@
+"""From run folders to tables, figures and one report page. It reads files; it trains nothing.
+
+    df = analysis.load("runs")            one row per finished run, config and scores as typed columns
+    analysis.curves(df)                   training curves, one row per logged step
+    analysis.scores(df)                   every score of every run, with the cost at which it was reached
+    python -m analysis report runs        one self-contained HTML page
+
+Names are resolved on first use, so that `import analysis` costs nothing and never imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_LAZY = {
+    "load": "analysis.runs",
+    "curves": "analysis.history",
+    "scores": "analysis.history",
+    "AnalysisError": "analysis.runs",
+    "paper": "analysis.paper",
+    "tables": "analysis.tables",
+    "figures": "analysis.figures",
+    "similarity": "analysis.similarity",
+    "compare": "analysis.compare",
+    "report": "analysis.report",
+}
+_MODULES = {"paper", "tables", "figures", "similarity", "compare", "report"}
+
+__all__ = sorted(_LAZY)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'analysis' has no attribute {name!r}")
+    module = importlib.import_module(_LAZY[name])
+    return module if name in _MODULES else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

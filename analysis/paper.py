@@ -1,0 +1,84 @@
+"""The published numbers, from `paper.yaml`: each with its table, version and metric.
+
+They are printed beside this suite's own numbers and never mixed with them: every table of the paper is
+a data frame whose `attrs` say where it stands, on which metric and data, and how the numbers were obtained
+(`basis`: seen in the paper, a secondary source, or derived by arithmetic that the note states).
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from routing.errors import UserError, suggest
+
+PAPER = Path(__file__).with_name("paper.yaml")
+
+
+class PaperError(UserError):
+    """A table or row of the paper that does not exist."""
+
+
+@functools.cache
+def _document() -> dict[str, Any]:
+    return yaml.load(PAPER.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+
+
+def tables() -> list[str]:
+    """Return the names of the paper's tables, in the order of the file."""
+    return list(_document()["tables"])
+
+
+def table(name: str) -> pd.DataFrame:
+    """Return one published table.
+
+    Args:
+        name: One of `tables()`.
+
+    Returns:
+        One row per published row, columns as published; `attrs` holds source, where, version, metric, data,
+        basis and note.
+
+    Raises:
+        PaperError: if there is no such table.
+    """
+    known = _document()["tables"]
+    if name not in known:
+        raise PaperError(
+            f"no published table {name}; there are {', '.join(known)}{suggest(name, known)}"
+        )
+    entry = known[name]
+    frame = pd.DataFrame(entry["rows"])
+    frame.attrs = {key: value for key, value in entry.items() if key != "rows"}
+    return frame
+
+
+def citation(name: str) -> str:
+    """Return where a table was published, in one line (for notes under our tables)."""
+    entry = table(name).attrs
+    source = _document()["sources"].get(entry["source"] or "")
+    origin = source["title"] if source else "independent measurements"
+    identifier = f" (arXiv {source['arxiv']})" if source and source["arxiv"] else ""
+    return f"{origin}{identifier}, {entry['where']}, {entry['version']}: {entry['metric']}, {entry['data']}"
+
+
+def main_row(family: str, objective: str, size: str) -> dict[str, Any] | None:
+    """Return the main-table row of a backbone, or None where the paper has none.
+
+    Args:
+        family: Backbone name, such as `dit` or `mamba`.
+        objective: `edm`, `flow` or `ddpm`; only the DiT rows tell objectives apart.
+        size: Size such as `B/2`; RWKV and Mamba have one row each, of another, unpublished model.
+    """
+    rows = table("main").to_dict("records")
+    for row in rows:
+        if row["family"] != family:
+            continue
+        if family == "dit" and (row["objective"] != objective or row["size"] != size):
+            continue
+        return row
+    return None

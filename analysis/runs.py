@@ -1,0 +1,319 @@
+"""Run folders to one tidy data frame: a row per finished run, config and scores as typed columns.
+
+A run folder is any folder that holds `config.yaml`, `summary.json`, `status.json` or `metrics.jsonl`. Columns:
+
+    run, path, status                        the folder
+    backbone, size, data, scale, route, ...  from summary.json
+    span, rate, variant                      derived: route without its rate, the rate, how tokens are treated
+    config.<dotted key>                      the resolved config; lists as JSON text
+    score.<full metric name>                 the run's own last scores, as "score.FD-500 (digits-classifier)"
+    guidance, sampler, reference, score_n    the protocol of those scores
+
+Nothing is fatal: `df.attrs["damaged"]` lists folders that cannot be read, with the reason, and
+`df.attrs["unfinished"]` those without a summary, with their last status.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from routing.errors import UserError
+from routing.route import Route, RouteError
+
+MARKS = ("config.yaml", "summary.json", "status.json", "metrics.jsonl")
+_SUMMARY = (
+    "name", "hash", "backbone", "size", "data", "scale", "seed", "route", "step", "params", "macs_dense",
+    "macs_routed", "macs_dense_no_attention", "macs_routed_no_attention", "wall_s", "images_per_s",
+)  # fmt: skip
+_PROTOCOL = ("guidance", "sampler", "weights", "seed", "reference")
+
+
+class AnalysisError(UserError):
+    """Runs, tables or figures were asked for in a way that cannot be met."""
+
+
+class Damaged(Exception):
+    """A run folder whose files cannot be read; the text is the reason."""
+
+
+def find(root: str | os.PathLike[str]) -> list[Path]:
+    """Return every run folder at or below `root`, sorted; hidden folders and links are not entered.
+
+    Raises:
+        AnalysisError: if `root` is no folder.
+    """
+    top = Path(root)
+    if not top.is_dir():
+        raise AnalysisError(
+            f"{root} is not a folder; give the folder that holds the runs, such as runs"
+        )
+    return sorted(_walk(str(top)))
+
+
+def _walk(folder: str) -> Iterator[Path]:
+    with os.scandir(folder) as entries:
+        children = list(entries)
+    if any(entry.name in MARKS for entry in children):
+        yield Path(folder)
+        return
+    for entry in children:
+        if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
+            yield from _walk(entry.path)
+
+
+def load(root: str | os.PathLike[str]) -> pd.DataFrame:
+    """Read every run below a folder.
+
+    Args:
+        root: Folder with run folders, at any depth, or one run folder.
+
+    Returns:
+        One row per finished run (columns above), sorted by run name; `attrs` holds `root`, `damaged`
+        (dicts with path and reason), `unfinished` (dicts with path, status, step, steps, error) and `metrics`
+        (full name to better, features, n).
+
+    Raises:
+        AnalysisError: if `root` is no folder.
+    """
+    rows: list[dict[str, Any]] = []
+    damaged: list[dict[str, str]] = []
+    unfinished: list[dict[str, Any]] = []
+    metrics: dict[str, dict[str, Any]] = {}
+    for folder in find(root):
+        try:
+            row = read_run(folder, metrics)
+        except Damaged as error:
+            damaged.append({"run": folder.name, "path": str(folder), "reason": str(error)})
+            continue
+        (rows if row.get("status") == "done" else unfinished).append(row)
+    keys = ("run", "path", "status", "step", "steps", "eta_s", "error")
+    frame = typed(rows)
+    frame.attrs = {
+        "root": str(root),
+        "damaged": damaged,
+        "unfinished": [{key: row[key] for key in keys if key in row} for row in unfinished],
+        "metrics": metrics,
+    }
+    return frame
+
+
+def read_run(folder: Path, metrics: dict[str, dict[str, Any]] | None = None) -> dict[str, Any]:
+    """Read one run folder into a flat dict; an unfinished run gives run, path and what its status says.
+
+    Args:
+        folder: The run folder.
+        metrics: Filled with what each full metric name means, for `load`.
+
+    Raises:
+        Damaged: if a file that should be there is missing or unreadable.
+    """
+    row: dict[str, Any] = {"run": folder.name, "path": str(folder)}
+    if not (folder / "summary.json").exists():
+        if not (folder / "status.json").exists():
+            raise Damaged("neither summary.json nor status.json")
+        status = _json(folder / "status.json")
+        row.update(status)
+        # A summary is the proof of an end: a heartbeat alone never makes a run finished.
+        row["status"] = (
+            "unfinished" if status.get("status") == "done" else status.get("status", "unknown")
+        )
+        return row
+    summary = _json(folder / "summary.json")
+    row["status"] = str(summary.get("status", "unknown"))
+    row.update({key: summary.get(key) for key in _SUMMARY})
+    row.update(_config(folder / "config.yaml"))
+    _derive(row)
+    own = own_scores(read_lines(folder / "scores.jsonl"))
+    for line in own:
+        row[f"score.{line['metric']}"] = line["value"]
+        if metrics is not None:
+            known = {key: line.get(key) for key in ("key", "better", "features", "n")}
+            metrics.setdefault(line["metric"], known)
+    if own:
+        first = own[0]
+        row.update(
+            {key: first.get(key) for key in ("guidance", "sampler", "reference")},
+            score_n=first.get("n"),
+        )
+    return row
+
+
+def own_scores(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a run's own last scores: those of its last step under the protocol it was first scored with.
+
+    Later evaluations under another guidance, sampler, seed or reference are further lines of the same file;
+    they are comparisons of their own (see `analysis.scores`) and never replace the run's score.
+    """
+    usable = [line for line in lines if _is_score(line)]
+    if not usable:
+        return []
+    protocol = [usable[0].get(key) for key in _PROTOCOL[:4]]
+    same = [line for line in usable if [line.get(key) for key in _PROTOCOL[:4]] == protocol]
+    last = max(line.get("step") or 0 for line in same)
+    return [line for line in same if (line.get("step") or 0) == last]
+
+
+def _is_score(line: dict[str, Any]) -> bool:
+    value = line.get("value")
+    return (
+        isinstance(line.get("metric"), str)
+        and isinstance(value, int | float)
+        and math.isfinite(value)
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise Damaged(f"{path.name} cannot be read ({type(error).__name__})") from None
+    if not isinstance(value, dict):
+        raise Damaged(f"{path.name} holds no mapping")
+    return value
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of a JSONL file; a missing file is empty and a half-written last line is left out.
+
+    Raises:
+        Damaged: if a line before the last is no JSON object.
+    """
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise Damaged(f"{path.name} cannot be read ({type(error).__name__})") from None
+    found: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, dict):
+            found.append(value)
+        elif number < len(lines):
+            raise Damaged(f"{path.name} line {number} is not a JSON object")
+    return found
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise Damaged(f"config.yaml cannot be read ({type(error).__name__})") from None
+    row: dict[str, Any] = {}
+    for block in _blocks(text):
+        row.update(_parse(block))
+    if not row:
+        raise Damaged("config.yaml is empty")
+    return row
+
+
+def _blocks(text: str) -> list[str]:
+    """Split a plain block-style document at its top-level keys, so that equal blocks are parsed once.
+
+    The runs of a sweep differ in a few lines; the cache makes 2,000 configs cost as much as a few dozen.
+    """
+    if "&" in text or "*" in text or "---" in text:
+        return [text]
+    blocks: list[list[str]] = []
+    for line in text.splitlines(keepends=True):
+        starts = bool(line.strip()) and line[0] not in " -#]})\t"
+        if starts or not blocks:
+            blocks.append([])
+        blocks[-1].append(line)
+    return ["".join(block) for block in blocks]
+
+
+@functools.lru_cache(maxsize=4096)
+def _parse(block: str) -> dict[str, Any]:
+    try:
+        value = yaml.load(block, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise Damaged(f"config.yaml is not YAML ({type(error).__name__})") from None
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise Damaged("config.yaml holds no mapping")
+    return dict(flatten(value, "config"))
+
+
+def flatten(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield `("prefix.key", leaf)` for a nested mapping; lists become JSON text."""
+    if isinstance(value, dict):
+        for key, child in value.items():
+            yield from flatten(child, f"{prefix}.{key}")
+    elif isinstance(value, list | tuple):
+        yield prefix, json.dumps(value, default=str)
+    else:
+        yield prefix, value
+
+
+def _derive(row: dict[str, Any]) -> None:
+    text = str(row.get("route") or row.get("config.route") or "none")
+    try:
+        route = Route.parse(text)
+    except RouteError as error:
+        raise Damaged(f"route {text!r} cannot be read ({error})") from None
+    rates = sorted({segment.rate for segment in route.segments})
+    row["route"] = str(route)
+    row["span"] = "+".join(f"{segment.start}-{segment.end}" for segment in route.segments) or "none"
+    row["rate"] = rates[0] if len(rates) == 1 else (0.0 if not rates else float("nan"))
+    row["selection"] = None if route.is_none else row.get("config.routing.selection", "random")
+    row["objective"] = row.get("config.objective.name")
+    row["variant"] = variant(row)
+
+
+def variant(row: dict[str, Any]) -> str:
+    """Return how a run treats its tokens: dense, TREAD, dropping, delayed, a control or a named baseline."""
+    baseline = row.get("config.train.loss")
+    if baseline not in (None, "plain", "ensemble"):
+        return str(baseline)
+    if row["span"] == "none":
+        return "dense"
+    remove = str(row.get("config.routing.remove", "start"))
+    if remove.startswith("after"):
+        return "delayed removal"
+    name = {"start": "TREAD", "never": "no removal (control)", "forever": "dropping"}.get(
+        remove, remove
+    )
+    if row.get("config.routing.reinsert") == "sum_input" or baseline == "ensemble":
+        return f"{name} v1"
+    return name
+
+
+def typed(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """Return a data frame whose columns have one type each: boolean, Int64, float64 or text."""
+    names: dict[str, None] = {}
+    for row in rows:
+        names.update(dict.fromkeys(row))
+    columns = {name: _column([row.get(name) for row in rows]) for name in _ordered(list(names))}
+    return pd.DataFrame(columns, index=range(len(rows)))
+
+
+def _ordered(names: list[str]) -> list[str]:
+    plain = [name for name in names if "." not in name]
+    scores = [name for name in names if name.startswith("score.")]
+    return plain + scores + sorted(name for name in names if name.startswith("config."))
+
+
+def _column(values: list[Any]) -> pd.Series:
+    present = [value for value in values if value is not None]
+    kinds = {type(value) for value in present}
+    if kinds and kinds <= {bool}:
+        return pd.Series(values, dtype="boolean")
+    if kinds and kinds <= {int} and max(map(abs, present)) < 2**63:
+        return pd.Series(values, dtype="Int64")
+    if kinds and kinds <= {int, float}:
+        return pd.Series([float("nan") if v is None else float(v) for v in values], dtype="float64")
+    return pd.Series([None if value is None else str(value) for value in values], dtype="string")

@@ -1,0 +1,77 @@
+"""Means, spreads and paired differences over seeds.
+
+A cell is the mean and the sample standard deviation (n - 1) over seeds. Seeds are paired (same initialisation,
+data order and noise), so a difference is taken per seed first; its 95 % interval is Student's,
+mean +- t(0.975, n - 1) s / sqrt(n). Ratios (speed-ups) get the same on their logarithms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from scipy.special import stdtrit
+
+ENOUGH_SEEDS = 3
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean with its spread or interval; `n` seeds. Fields without meaning at this n are None."""
+
+    mean: float
+    n: int
+    std: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+def mean_std(values: Sequence[float]) -> Estimate | None:
+    """Return mean and sample standard deviation, or None without finite values."""
+    finite = [float(v) for v in values if v is not None and math.isfinite(v)]
+    if not finite:
+        return None
+    mean = math.fsum(finite) / len(finite)
+    return Estimate(mean, len(finite), _std(finite, mean))
+
+
+def interval(values: Sequence[float], level: float = 0.95) -> Estimate | None:
+    """Return the mean with Student's two-sided interval (None bounds below two values)."""
+    estimate = mean_std(values)
+    if estimate is None or estimate.std is None:
+        return estimate
+    half = float(stdtrit(estimate.n - 1, 0.5 + level / 2)) * estimate.std / math.sqrt(estimate.n)
+    return Estimate(
+        estimate.mean, estimate.n, estimate.std, estimate.mean - half, estimate.mean + half
+    )
+
+
+def paired(
+    first: Mapping[object, float], second: Mapping[object, float], level: float = 0.95
+) -> Estimate | None:
+    """Return `second - first` over the seeds both have, with its interval.
+
+    Args:
+        first: Value per seed of the baseline.
+        second: Value per seed of the treatment.
+        level: Confidence level.
+    """
+    common = sorted(set(first) & set(second), key=str)
+    return interval([second[seed] - first[seed] for seed in common], level)
+
+
+def ratio(values: Sequence[float], level: float = 0.95) -> Estimate | None:
+    """Return the geometric mean of positive ratios with the interval taken on their logarithms."""
+    logs = [math.log(v) for v in values if v is not None and v > 0 and math.isfinite(v)]
+    estimate = interval(logs, level)
+    if estimate is None:
+        return None
+    bounds = [None if v is None else math.exp(v) for v in (estimate.low, estimate.high)]
+    return Estimate(math.exp(estimate.mean), estimate.n, None, *bounds)
+
+
+def _std(values: Sequence[float], mean: float) -> float | None:
+    if len(values) < 2:
+        return None
+    return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))

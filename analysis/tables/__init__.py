@@ -1,0 +1,71 @@
+"""Every table of the paper and of this suite, by name: `analysis.tables.make("placement", "runs")`.
+
+Each builder takes a `Study` and returns a `Table` with our numbers (mean +- std, n) and the paper's beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+
+from analysis.render import document, write
+from analysis.runs import AnalysisError
+from analysis.study import Study
+from analysis.table import Table
+from analysis.tables import ablations, guidance, main, overview, speed, speedup
+from routing.errors import suggest
+
+TABLES: dict[str, Callable[[Study], Table]] = {
+    "headline": speedup.headline,
+    "main": main.main,
+    "sota": main.sota,
+    "placement": ablations.placement,
+    "rate": ablations.rate,
+    "scaling": ablations.scaling,
+    "resolution": main.resolution,
+    "routes": ablations.routes,
+    "masking": speed.masking,
+    "guidance": guidance.guidance,
+    "throughput": speed.throughput,
+    "scan_order": ablations.scan_order,
+    "differences": overview.differences,
+    "all_scores": overview.all_scores,
+    "followups": overview.followups,
+}
+
+__all__ = ["TABLES", "Table", "make", "make_all", "save"]
+
+
+def make(name: str, source: Study | pd.DataFrame | str | Path, metric: str | None = None) -> Table:
+    """Build one table.
+
+    Args:
+        name: One of `TABLES`.
+        source: Runs folder, loaded runs or a study.
+        metric: Full name of the metric; None takes each base's Frechet distance.
+
+    Raises:
+        AnalysisError: if there is no such table, runs folder or metric.
+    """
+    if name not in TABLES:
+        raise AnalysisError(
+            f"no table {name}; tables are {', '.join(TABLES)}{suggest(name, TABLES)}"
+        )
+    return TABLES[name](Study.of(source, metric))
+
+
+def make_all(source: Study | pd.DataFrame | str | Path, metric: str | None = None) -> list[Table]:
+    """Build every table; `Table.covered` says whether our runs give any of its numbers."""
+    study = Study.of(source, metric)
+    return [builder(study) for builder in TABLES.values()]
+
+
+def save(tables: list[Table], folder: str | Path) -> list[Path]:
+    """Write tables in all formats and `tables.tex`, a document with all of them, which compiles as it is."""
+    from analysis.files import atomic_write
+
+    paths = [path for table in tables for path in write(table, folder)]
+    atomic_write(Path(folder) / "tables.tex", document(tables))
+    return [*paths, Path(folder) / "tables.tex"]

@@ -1,0 +1,118 @@
+"""Guidance with two selection rates beside the usual kinds, with its cost (SG, Tables 1 to 3)."""
+
+from __future__ import annotations
+
+import re
+
+import pandas as pd
+
+from analysis import paper
+from analysis.groups import Base, Cell
+from analysis.stats import mean_std
+from analysis.study import Study
+from analysis.table import Column, Entry, Table, build, missing, ours, published, words
+from analysis.tables.common import decimals
+
+
+def parse(text: str) -> tuple[str, dict[str, float]]:
+    """Read a score's guidance, `cfg scale=1.5`, into its kind and its numbers."""
+    kind, _, rest = str(text).partition(" ")
+    numbers = {}
+    for key, value in re.findall(r"([A-Za-z_]+)=(\S+)", rest):
+        try:
+            numbers[key] = float(value)
+        except ValueError:
+            continue
+    return kind, numbers
+
+
+def evaluations(study: Study, base: Base, cell: Cell) -> pd.DataFrame:
+    """Return a cell's scores of the base's metric at each run's last scored step, one row per seed and guidance."""
+    known = study.scores
+    if known.empty or "metric" not in known:
+        return pd.DataFrame()
+    rows = known[known["run"].isin(cell.runs["run"]) & (known["metric"] == base.metric)]
+    rows = rows[rows["step"] == rows.groupby("run")["step"].transform("max")]
+    return rows.assign(guidance=rows["guidance"].fillna("none"))
+
+
+def sampler_steps(text: object) -> int | None:
+    """Return the steps of `heun steps=12`."""
+    found = re.search(r"steps=(\d+)", str(text))
+    return int(found.group(1)) if found else None
+
+
+def guidance(study: Study) -> Table:
+    """Scores and cost per sampling step under each guidance, per trained cell (SG, Tables 1 and 2)."""
+    columns = (
+        Column("Guidance", numeric=False),
+        Column("Score", better="lower"),
+        Column("GMACs per sample"),
+        Column("GMACs per step"),
+        Column("Paper FID-50K", published=True),
+        Column("Paper GMACs per step", published=True),
+    )
+    known = {row["key"]: row for row in paper.table("guidance").to_dict("records")}
+    rows = []
+    for base in study.bases:
+        for cell in base.cells:
+            frame = evaluations(study, base, cell)
+            if frame.empty or frame["guidance"].nunique() < 2:
+                continue
+            best = _best_sparse(frame, base.better)
+            for text, part in frame.groupby("guidance", sort=True):
+                entries = _row(base, str(text), part)
+                rows.append(
+                    (
+                        f"{base.label}, {cell.treatment}: {base.metric}",
+                        [*entries, *_paper(known, str(text), best)],
+                    )
+                )
+    if not rows:
+        for row in known.values():
+            entries = [
+                words(row["method"]),
+                *[missing()] * 3,
+                published(row["fid"]),
+                published(row["gmacs"]),
+            ]
+            rows.append(("Of the paper, not run here", entries))
+    notes = (
+        "The paper's two sparse settings stand beside ours of the same kind: SG_FLOPS at rates 0.5 and 0.9, SG_FID "
+        "beside our best sparse setting.",
+        f"Paper: {paper.citation('guidance')}.",
+        str(paper.table("guidance").attrs["note"]),
+    )
+    return build("guidance", "Guidance and its cost (SG, Tables 1 and 2)", columns, rows, notes)
+
+
+def _row(base: Base, text: str, part: pd.DataFrame) -> list[Entry]:
+    score = ours(mean_std(part.groupby("seed")["value"].mean().tolist()), decimals(base))
+    macs = pd.to_numeric(part["macs_per_sample"], errors="coerce").dropna()
+    steps = sampler_steps(part["sampler"].iloc[0])
+    each = missing() if macs.empty else Entry(value=float(macs.mean()) / 1e9, decimals=3)
+    per_step = (
+        missing()
+        if macs.empty or not steps
+        else Entry(value=float(macs.mean()) / 1e9 / steps, decimals=4)
+    )
+    return [words(text), score, each, per_step]
+
+
+def _best_sparse(frame: pd.DataFrame, better: str) -> str | None:
+    means = frame[frame["guidance"].str.startswith("sg")].groupby("guidance")["value"].mean()
+    if means.empty:
+        return None
+    return str(means.idxmin() if better == "lower" else means.idxmax())
+
+
+def _paper(known: dict[str, dict[str, object]], text: str, best: str | None) -> list[Entry]:
+    kind, numbers = parse(text)
+    key: str | None = kind
+    if kind.startswith("sg"):
+        flops = {0.5, 0.9} <= set(numbers.values())
+        key = "sg_flops" if flops else ("sg_fid" if text == best else None)
+    row = known.get(key or "")
+    if row is None:
+        return [published(None), published(None)]
+    return [published(row["fid"]), published(row["gmacs"])]  # type: ignore[arg-type]

@@ -1,0 +1,176 @@
+"""The main table, the state of the art, and high resolution and text (TREAD, main table, Tables 1 and 4)."""
+
+from __future__ import annotations
+
+from analysis import paper
+from analysis.groups import Base, Cell
+from analysis.study import Study
+from analysis.table import Column, Entry, Table, build, missing, ours, published, words
+from analysis.tables.common import PAIRED, difference, heading, paper_main, score
+
+
+def main(study: Study) -> Table:
+    """Dense, routed, and their difference per backbone, beside the paper's (main table)."""
+    columns = (
+        Column("Model", numeric=False),
+        Column("Params (M)"),
+        Column("Route", numeric=False),
+        Column("Dense"),
+        Column("+ TREAD"),
+        Column("\u0394"),
+        Column("Paper model", numeric=False, published=True),
+        Column("Paper dense", published=True),
+        Column("Paper + TREAD", published=True),
+        Column("Paper \u0394", published=True),
+    )
+    rows = [(heading(base), _main_row(base)) for base in study.bases]
+    seen = {str(row["model"]) for base in study.bases if (row := paper_main(base))}
+    for row in paper.table("main").to_dict("records"):
+        if row["model"] not in seen:
+            entries = [words(row["model"]), missing(), words(""), missing(), missing(), missing()]
+            rows.append(("Of the paper, not run here", [*entries, *_paper_entries(row)]))
+    return build(
+        "main",
+        "Main table: dense against routed, by backbone",
+        columns,
+        rows,
+        _notes("main", PAIRED),
+    )
+
+
+def _main_row(base: Base) -> list[Entry]:
+    routed = base.auto()
+    params = base.any.first("params")
+    row = paper_main(base)
+    name = f"{base.any.first('backbone')}-{base.any.first('size')}"
+    entries = [
+        words(name),
+        Entry(value=params / 1e6, decimals=2) if params else missing(),
+        words(routed.treatment if routed else "none run"),
+        score(base, base.dense),
+        score(base, routed),
+        difference(base, routed, base.dense),
+    ]
+    return [*entries, *(_paper_entries(row) if row else [words("none"), *[published(None)] * 3])]
+
+
+def _paper_entries(row: dict[str, object]) -> list[Entry]:
+    mark = row.get("mark")
+    name = f"{row['model']}, {int(row['iterations']) // 1000}K steps"
+    if isinstance(mark, str):
+        name += f" ({mark})"
+    numbers = [published(row[key]) for key in ("dense", "tread")]
+    return [words(name), *numbers, published(-float(row["delta"]), signed=True)]
+
+
+def _notes(table: str, *more: str) -> tuple[str, ...]:
+    note = paper.table(table).attrs.get("note")
+    return (*more, f"Paper: {paper.citation(table)}.", *([note] if note else []))
+
+
+_SOTA = (("FID", "fid", "fd", 2), ("sFID", "sfid", "sfid", 2), ("IS", "is", "is", 2),
+         ("Precision", "precision", "precision", 2), ("Recall", "recall", "recall", 2))  # fmt: skip
+_HIGHER = {"is", "precision", "recall"}
+
+
+def sota(study: Study) -> Table:
+    """The state-of-the-art table, with our runs below in their own groups (Table 1)."""
+    columns = [Column("Method", numeric=False), Column("Epochs or steps", numeric=False)]
+    columns += [
+        Column(label, better="higher" if key in _HIGHER else "lower") for label, key, _, _ in _SOTA
+    ]
+    rows = []
+    for row in paper.table("sota").to_dict("records"):
+        group = "Paper, guided" if row["guided"] else "Paper, unguided"
+        numbers = [published(row[key], digits) for _, key, _, digits in _SOTA]
+        rows.append((group, [words(row["method"]), words(f"{row['epochs']} epochs"), *numbers]))
+    known = study.runs.attrs.get("metrics", {})
+    for base in study.bases:
+        names = {v["key"]: name for name, v in known.items() if f"score.{name}" in base.any.runs}
+        for cell in (base.dense, base.auto()):
+            if cell is not None:
+                rows.append((f"Ours: {heading(base)}", _sota_row(cell, names, base.metric)))
+    table = build("sota", "State of the art and our runs", columns, rows, _notes("sota"))
+    has_ours = any(row.group.startswith("Ours") for row in table.rows)
+    # The numbers of other people's rows share the columns: only ours make the table ours.
+    return table if has_ours else _foreign(table)
+
+
+def _foreign(table: Table) -> Table:
+    columns = tuple(Column(c.label, c.numeric, c.better, published=True) for c in table.columns)
+    return Table(table.name, table.title, columns, table.rows, table.notes)
+
+
+def _sota_row(cell: Cell, names: dict[str, str], metric: str) -> list[Entry]:
+    numbers = []
+    for _, _, key, digits in _SOTA:
+        name = metric if key == "fd" else names.get(key)
+        estimate = cell.estimate(f"score.{name}") if name else None
+        numbers.append(ours(estimate, digits if key not in ("precision", "recall") else 3))
+    step = cell.first("step")
+    return [
+        words(f"{cell.first('backbone')}-{cell.first('size')}, {cell.treatment}"),
+        words(f"{step} steps"),
+        *numbers,
+    ]
+
+
+def resolution(study: Study) -> Table:
+    """High resolution and text to image: dense against routed with their MACs (Table 4)."""
+    columns = (
+        Column("Task", numeric=False),
+        Column("Dense"),
+        Column("+ TREAD"),
+        Column("\u0394"),
+        Column("Dense GMACs"),
+        Column("Routed GMACs"),
+        Column("Paper task", numeric=False, published=True),
+        Column("Paper dense", published=True),
+        Column("Paper + TREAD", published=True),
+        Column("Paper GMACs", numeric=False, published=True),
+    )
+    published_rows = {row["task"]: row for row in paper.table("resolution").to_dict("records")}
+    rows, seen = [], set()
+    for base in study.bases:
+        task = _task(base)
+        if task:
+            seen.add(task)
+            rows.append(
+                (heading(base), [*_resolution_ours(base), *_resolution_paper(published_rows[task])])
+            )
+    for task, row in published_rows.items():
+        if task not in seen:
+            entries = [words("not run here"), *[missing()] * 5, *_resolution_paper(row)]
+            rows.append(("Of the paper, not run here", entries))
+    notes = _notes(
+        "resolution", "GMACs per image and forward pass, without attention matmuls as in the paper."
+    )
+    return build("resolution", "High resolution and text to image", columns, rows, notes)
+
+
+def _task(base: Base) -> str | None:
+    if str(base.any.first("config.task")) == "text":
+        return "MS-COCO"
+    data, size = str(base.any.first("data")), str(base.any.first("size"))
+    # 1024 tokens: latents of 64 x 64 at patch 2, or scenes of 32 x 32 at patch 1.
+    return "ImageNet-512" if "512" in data or (data == "scenes" and size.endswith("/1")) else None
+
+
+def _resolution_ours(base: Base) -> list[Entry]:
+    routed = base.auto()
+    dense = base.any.estimate("macs_dense_no_attention")
+    sparse = routed.estimate("macs_routed_no_attention") if routed else None
+    name = f"{base.any.first('backbone')}-{base.any.first('size')} on {base.any.first('data')}"
+    numbers = [Entry(value=e.mean / 1e9, decimals=3) if e else missing() for e in (dense, sparse)]
+    scores = [score(base, base.dense), score(base, routed), difference(base, routed, base.dense)]
+    return [words(name), *scores, *numbers]
+
+
+def _resolution_paper(row: dict[str, object]) -> list[Entry]:
+    costs = f"{row['dense_gmacs']} \u2192 {row['tread_gmacs']}"
+    return [
+        words(f"{row['task']}, DiT-B/2, FID-10K"),
+        published(row["dense"]),
+        published(row["tread"]),
+        words(costs),
+    ]

@@ -1,0 +1,79 @@
+"""Tables over all treatments: every score, every paired difference, and what others measured."""
+
+from __future__ import annotations
+
+from analysis import paper
+from analysis.groups import Base, Cell
+from analysis.stats import paired
+from analysis.study import Study
+from analysis.table import Column, Table, build, missing, ours, published, words
+from analysis.tables.common import PAIRED, metric_decimals
+
+
+def _metrics(study: Study) -> dict[str, str | None]:
+    known = study.runs.attrs.get("metrics", {})
+    return {name: known[name].get("better") for name in known if f"score.{name}" in study.runs}
+
+
+def all_scores(study: Study) -> Table:
+    """Every treatment's every score, mean and standard deviation over seeds."""
+    metrics = _metrics(study)
+    columns = [Column("Tokens", numeric=False), Column("Steps", numeric=False)]
+    columns += [Column(name, better=better) for name, better in metrics.items()]
+    rows = []
+    for base in study.bases:
+        for cell in base.cells:
+            scores = [
+                ours(cell.estimate(f"score.{name}"), metric_decimals(name)) for name in metrics
+            ]
+            rows.append((_protocol(base), [words(cell.treatment), words(_steps(cell)), *scores]))
+    if not rows:
+        rows = [("", [words("none run"), words(""), *[missing() for _ in metrics]])]
+    return build("all_scores", "Every score", columns, rows)
+
+
+def _protocol(base: Base) -> str:
+    cell = base.any
+    return f"{base.label}; guidance {cell.first('guidance')}, sampler {cell.first('sampler')}"
+
+
+def _steps(cell: Cell) -> str:
+    return ", ".join(str(step) for step in sorted(set(cell.runs["step"].dropna())))
+
+
+def differences(study: Study) -> Table:
+    """Every treatment's difference to the dense runs, paired by seed, with 95 % intervals."""
+    metrics = _metrics(study)
+    columns = [Column("Tokens", numeric=False), *(Column(f"\u0394 {name}") for name in metrics)]
+    rows = []
+    for base in study.bases:
+        for cell in base.routed:
+            entries = [words(cell.treatment)]
+            for name in metrics:
+                first = base.dense.by_seed(f"score.{name}") if base.dense else {}
+                estimate = paired(first, cell.by_seed(f"score.{name}"))
+                entries.append(ours(estimate, metric_decimals(name), signed=True))
+            rows.append((_protocol(base), entries))
+    if not rows:
+        rows = [("", [words("none run"), *[missing() for _ in metrics]])]
+    return build("differences", "Differences to dense, paired by seed", columns, rows, (PAIRED,))
+
+
+def followups(study: Study) -> Table:  # noqa: ARG001 - every builder takes the study
+    """What others measured with token routing."""
+    columns = (
+        Column("Method", numeric=False),
+        Column("FID", better="lower", published=True),
+        Column("Batches/s", better="higher", published=True),
+    )
+    rows = []
+    for row in paper.table("followups").to_dict("records"):
+        speed = published(row["batches_per_s"], text="")
+        rows.append(
+            (
+                f"{row['setup']} ({row['source']})",
+                [words(row["method"]), published(row["fid"]), speed],
+            )
+        )
+    note = "Each project's own protocol: compare within a group only."
+    return build("followups", "What others measured", columns, rows, (note,))

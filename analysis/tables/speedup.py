@@ -1,0 +1,129 @@
+"""The headline: how much sooner a routed run reaches the dense run's best score.
+
+Per seed, the target is the dense run's best score and its cost the step at which that was scored; the routed
+run's cost is the first step at which it scored as well or better (only scored steps count: no interpolation, so the speed-up
+is never flattered). The ratio of the two, in steps, in training multiply-adds and in hours, is averaged over
+seeds geometrically, with Student's 95 % interval on the logarithms. Seeds that never get there are counted and shown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from analysis import paper
+from analysis.groups import Base, Cell, matching
+from analysis.stats import Estimate, ratio
+from analysis.study import Study
+from analysis.table import Column, Entry, Table, build, missing, ours, published, words
+from analysis.tables.common import heading, score
+
+COSTS = ("step", "macs", "hours")
+
+
+@dataclass(frozen=True)
+class Reach:
+    """One seed's speed-ups (dense cost over routed cost), None where the target is not reached."""
+
+    seed: int
+    target: float
+    dense: dict[str, float]
+    routed: dict[str, float] | None
+
+    def factor(self, cost: str) -> float | None:
+        """Return dense over routed cost."""
+        if self.routed is None or not self.routed[cost] > 0:
+            return None
+        return self.dense[cost] / self.routed[cost]
+
+
+def reach(study: Study, base: Base, dense: Cell, routed: Cell) -> list[Reach]:
+    """Return every paired seed's way to the dense run's best score."""
+    found = []
+    first, second = _runs(dense), _runs(routed)
+    for seed in sorted(set(first) & set(second)):
+        one, two = study.path(base, first[seed]), study.path(base, second[seed])
+        if one.empty or two.empty:
+            continue
+        sign = 1.0 if base.better == "lower" else -1.0
+        best = one.loc[(sign * one["value"]).idxmin()]
+        there = two[sign * two["value"] <= sign * best["value"]]
+        cost = None if there.empty else _cost(there.iloc[0])
+        found.append(Reach(seed, float(best["value"]), _cost(best), cost))
+    return found
+
+
+def _cost(row: pd.Series) -> dict[str, float]:
+    return {key: float(row[key]) for key in COSTS}
+
+
+def _runs(cell: Cell) -> dict[int, str]:
+    frame = cell.runs.dropna(subset=["seed"]).sort_values("step")
+    return {int(seed): str(run) for seed, run in zip(frame["seed"], frame["run"], strict=True)}
+
+
+def headline(study: Study) -> Table:
+    """Speed-up to the dense run's best score, in steps, FLOPs and hours, per backbone and treatment."""
+    columns = (
+        Column("Routed as", numeric=False),
+        Column("Dense best"),
+        Column("Seeds that reach it", numeric=False),
+        Column("Speed-up, steps", better="higher"),
+        Column("Speed-up, FLOPs", better="higher"),
+        Column("Speed-up, hours", better="higher"),
+        Column("Paper, hours", numeric=False, published=True),
+    )
+    claims = paper.table("speedup")
+    latest = claims[claims["version"] == "v3"]
+    text = " and ".join(
+        f"{row.factor:g}x ({row.claim.removeprefix('to ')})" for row in latest.itertuples()
+    )
+    rows = [
+        (heading(base), _headline_row(study, base, dense, routed, text))
+        for base, dense, routed in matching(study.bases)
+    ]
+    if not rows:
+        rows = [
+            (
+                "",
+                [
+                    words("none run"),
+                    missing(),
+                    words(""),
+                    missing(),
+                    missing(),
+                    missing(),
+                    words(text),
+                ],
+            )
+        ]
+    notes = (
+        "Target: each seed's dense run at its best score. A routed run's cost counts to the first scored step that is "
+        "as good. Geometric mean over seeds that reach it, Student's 95 % interval on logarithms.",
+        f"Paper: {paper.citation('speedup')}.",
+    )
+    return build("headline", "Speed-up to the dense run's best score", columns, rows, notes)
+
+
+def _headline_row(study: Study, base: Base, dense: Cell, routed: Cell, text: str) -> list[Entry]:
+    reached = reach(study, base, dense, routed)
+    there = [item for item in reached if item.routed is not None]
+    entries = [
+        words(routed.treatment),
+        score(base, dense),
+        words(f"{len(there)} of {len(reached)}"),
+    ]
+    for cost in COSTS:
+        estimate = ratio([factor for item in there if (factor := item.factor(cost)) is not None])
+        entries.append(_factor(estimate, reached))
+    shown = base.any.first("backbone") == "dit" and routed is base.auto()
+    return [*entries, words(text) if shown else published(None)]
+
+
+def _factor(estimate: Estimate | None, reached: list[Reach]) -> Entry:
+    if not reached:
+        return missing()
+    if all(item.routed is None for item in reached):
+        return words("not reached")
+    return ours(estimate, 2, unit="x")

@@ -1,0 +1,163 @@
+"""Run folders to a data frame: types, damage, unfinished runs, many runs, no torch."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+from analysis_runs import METRIC, score, write
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import analysis
+from analysis.runs import AnalysisError, Damaged, flatten, read_lines, typed
+
+
+def test_one_row_per_run_with_typed_columns(tmp_path):
+    write(tmp_path, "dit", "none", 0)
+    write(tmp_path / "deeper", "mamba", "2-8@0.75", 1, routing__selection="rows")
+    frame = analysis.load(tmp_path)
+    assert len(frame) == 2 and frame.attrs["damaged"] == []
+    assert frame["seed"].dtype == "Int64" and frame["config.routing.shared"].dtype == "boolean"
+    assert frame["config.train.lr"].dtype == "float64" and frame["backbone"].dtype == "string"
+    row = frame[frame["backbone"] == "mamba"].iloc[0]
+    assert (row["span"], row["rate"], row["selection"], row["variant"]) == ("2-8", 0.75, "rows", "TREAD")
+    assert json.loads(row["config.train.betas"]) == [0.9, 0.999]
+    assert frame.attrs["metrics"][METRIC]["better"] == "lower"
+    assert pd.isna(frame["config.backbone.depth"]).all()
+
+
+def test_a_runs_score_is_its_own_protocols_last(tmp_path):
+    folder = write(tmp_path, route="2-8", guidance=True)
+    own = json.loads((folder / "summary.json").read_text())["scores"]
+    rows = read_lines(folder / "scores.jsonl")
+    last = [r for r in rows if r["step"] == 400 and r["metric"] == METRIC and r["guidance"] == "cfg scale=1.5"]
+    frame = analysis.load(tmp_path)
+    assert frame[f"score.{METRIC}"].item() == last[0]["value"] != own[METRIC]
+    assert frame["guidance"].item() == "cfg scale=1.5"
+
+
+def test_later_evaluations_under_another_protocol_do_not_replace_it(tmp_path):
+    folder = write(tmp_path)
+    before = analysis.load(tmp_path)[f"score.{METRIC}"].item()
+    with (folder / "scores.jsonl").open("a") as stream:
+        stream.write(json.dumps(score({}, 400, 1.0, guidance="none")) + "\n")
+        stream.write(json.dumps(score({}, 400, 2.0, seed=7)) + "\n")
+    assert analysis.load(tmp_path)[f"score.{METRIC}"].item() == before
+    assert set(analysis.scores(tmp_path)["value"]) >= {1.0, 2.0}
+
+
+def test_damaged_and_unfinished_folders_are_listed_and_not_fatal(tmp_path):
+    write(tmp_path, seed=0)
+    breakages = {
+        "summary": lambda f: (f / "summary.json").write_text('{"status": "do'),
+        "list": lambda f: (f / "summary.json").write_text("[1]"),
+        "config": lambda f: (f / "config.yaml").write_text("a: [1"),
+        "binary": lambda f: (f / "config.yaml").write_bytes(b"\xff\xfe\x00"),
+        "no config": lambda f: (f / "config.yaml").unlink(),
+        "scores": lambda f: (f / "scores.jsonl").write_text("nonsense\n{}\n"),
+        "no status": lambda f: (f / "summary.json").unlink(),
+        "tag": lambda f: (f / "config.yaml").write_text("a: !!python/object/apply:os.system ['true']"),
+    }
+    for seed, damage in enumerate(breakages.values(), 1):
+        damage(write(tmp_path, seed=seed))
+    live = write(tmp_path, seed=50)
+    (live / "summary.json").unlink()
+    (live / "status.json").write_text(json.dumps({"status": "running", "step": 30, "steps": 400, "eta_s": 12.5}))
+    frame = analysis.load(tmp_path)
+    assert len(frame) == 1
+    assert len(frame.attrs["damaged"]) == len(breakages)
+    assert all(item["reason"] for item in frame.attrs["damaged"])
+    assert [(u["status"], u["step"]) for u in frame.attrs["unfinished"]] == [("running", 30)]
+
+
+def test_a_heartbeat_that_says_done_is_not_a_finished_run(tmp_path):
+    folder = write(tmp_path)
+    (folder / "summary.json").unlink()
+    (folder / "status.json").write_text('{"status": "done", "step": 400}')
+    frame = analysis.load(tmp_path)
+    assert frame.empty and frame.attrs["unfinished"][0]["status"] == "unfinished"
+
+
+def test_a_half_written_last_line_is_left_out(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"st')
+    assert [row["step"] for row in read_lines(path)] == [1, 2]
+    path.write_text('{"step": 1}\n{"st\n{"step": 3}\n')
+    with pytest.raises(Damaged, match="line 2"):
+        read_lines(path)
+
+
+def test_curves_and_scores_carry_the_cost(tmp_path):
+    write(tmp_path, route="2-8")
+    curves = analysis.curves(tmp_path, columns=("time", "loss", "macs", "absent"))
+    assert curves["step"].tolist() == list(range(10, 401, 10))
+    assert curves["hours"].is_monotonic_increasing and curves["absent"].isna().all()
+    scores = analysis.scores(tmp_path)
+    own = scores[scores["metric"] == METRIC]
+    at = own.set_index("step")["macs"]
+    assert at[200] == curves.set_index("step")["macs"][200]
+    assert (at.diff().dropna() > 0).all()
+
+
+def test_no_folder_is_a_user_error(tmp_path):
+    with pytest.raises(AnalysisError, match="not a folder"):
+        analysis.load(tmp_path / "absent")
+    assert analysis.load(tmp_path).empty
+
+
+def test_two_thousand_runs_load_with_one_parse_per_distinct_config_block(tmp_path):
+    from analysis.runs import _parse
+
+    folder = write(tmp_path, evaluations=2)
+    for seed in range(1, 2000):
+        copy = tmp_path / f"run-{seed}"
+        copy.mkdir()
+        for name in ("summary.json", "scores.jsonl"):
+            os.link(folder / name, copy / name)
+        text = (folder / "config.yaml").read_text()
+        (copy / "config.yaml").write_text(text.replace("seed: 0\n", f"seed: {seed}\n", 1))
+    _parse.cache_clear()
+    frame = analysis.load(tmp_path)
+    assert len(frame) == 2000 and set(frame["config.seed"]) == set(range(2000))
+    # What makes it seconds: the blocks that runs share are parsed once.
+    assert _parse.cache_info().misses < 2000 + 40
+
+
+def test_import_and_load_and_tables_need_no_torch(tmp_path):
+    write(tmp_path)
+    code = (
+        "import sys, analysis; analysis.load(sys.argv[1]); analysis.tables.make_all(sys.argv[1]);"
+        "bad = [m for m in ('torch', 'matplotlib', 'experiments') if m in sys.modules]; sys.exit(str(bad) if bad else 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("abc"), values, max_size=3), max_size=5))
+def test_any_values_become_columns_of_one_type(rows):
+    flat = [dict(pair for key, value in row.items() for pair in flatten(value, key)) for row in rows]
+    frame = typed(flat)
+    assert len(frame) == len(rows)
+    assert {str(t) for t in frame.dtypes} <= {"boolean", "Int64", "float64", "string"}
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@given(st.sampled_from(["config.yaml", "summary.json", "status.json", "scores.jsonl", "metrics.jsonl"]), st.binary(max_size=60))
+def test_no_bytes_in_any_file_are_fatal(tmp_path_factory, name, content):
+    root = tmp_path_factory.mktemp("fuzz")
+    folder = write(root, evaluations=1)
+    (folder / name).write_bytes(content)
+    frame = analysis.load(root)
+    assert len(frame) + len(frame.attrs["damaged"]) + len(frame.attrs["unfinished"]) == 1
+    analysis.curves(frame)
+    analysis.scores(frame)

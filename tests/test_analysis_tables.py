@@ -1,0 +1,253 @@
+"""Tables: the numbers in them, what they say about missing ones, and their four formats."""
+
+import csv
+import io
+import json
+import math
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+from analysis_runs import ACCURACY, METRIC, score, study, write
+
+import analysis
+from analysis import render, stats
+from analysis.groups import bases
+from analysis.runs import AnalysisError
+from analysis.study import Study
+from analysis.table import Column, Entry, build, ours, words
+from analysis.tables import TABLES, make, make_all, save
+from analysis.tables.speedup import reach
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return Study.of(analysis.load(study(tmp_path_factory.mktemp("runs"))))
+
+
+def find(table, group, first):
+    """The entries of one row by its group (part of it) and its first cell, as a dict of column label."""
+    for row in table.rows:
+        if group in row.group and row.entries[0].text == first:
+            return dict(zip([c.label for c in table.columns], row.entries, strict=True))
+    raise AssertionError(f"no row {first!r} in {group!r}: {[(r.group, r.entries[0].text) for r in table.rows]}")
+
+
+def test_interval_is_students():
+    estimate = stats.interval([1.0, 2.0, 3.0])
+    # t(0.975, 2) = 4.302653, s = 1, n = 3.
+    assert estimate.mean == 2.0 and estimate.std == 1.0
+    assert math.isclose(estimate.high - 2, 4.302653 / math.sqrt(3), rel_tol=1e-6)
+    assert stats.interval([5.0]).low is None and stats.mean_std([]) is None
+
+
+def test_ratio_is_geometric():
+    assert math.isclose(stats.ratio([2.0, 8.0]).mean, 4.0)
+    assert stats.ratio([]) is None
+
+
+def test_differences_are_paired_by_seed():
+    first, second = {0: 10.0, 1: 20.0, 2: 30.0}, {0: 9.0, 1: 19.0, 2: 29.0, 3: 1.0}
+    estimate = stats.paired(first, second)
+    assert estimate.n == 3 and estimate.mean == -1.0
+    # Unpaired, the spread of the seeds would swamp it; paired, nothing is left.
+    assert estimate.low == estimate.high == -1.0
+
+
+def test_main_table_holds_the_means_of_the_runs(runs):
+    row = find(make("main", runs), "dit-T/1, digits, edm", "dit-T/1")
+    frame = runs.runs
+    dense = frame[(frame.backbone == "dit") & (frame.route == "none") & (frame.objective == "edm")][f"score.{METRIC}"]
+    assert row["Dense"].value == pytest.approx(dense.mean()) and row["Dense"].std == pytest.approx(dense.std())
+    assert row["Dense"].n == 3 and row["Route"].text == "2-8"
+    assert row["\u0394"].value == pytest.approx(row["+ TREAD"].value - row["Dense"].value)
+    assert (row["Paper dense"].value, row["Paper + TREAD"].value) == (43.47, 21.34)
+    mamba = find(make("main", runs), "mamba-T/1", "mamba-T/1")
+    assert "another, unpublished model" in mamba["Paper model"].text
+
+
+def test_different_objectives_and_selections_never_share_a_cell(runs):
+    labels = [base.label for base in runs.bases]
+    assert len(labels) == len(set(labels)) == 4
+    mamba = next(base for base in runs.bases if base.label.startswith("mamba"))
+    assert {"2-8", "2-8, selection=rows", "2-8, selection=unsorted"} <= {cell.treatment for cell in mamba.routed}
+    assert all(len(cell.by_seed(base.score)) == 3 for base in runs.bases for cell in base.cells)
+
+
+def test_a_changed_hyper_parameter_makes_another_base(tmp_path):
+    write(tmp_path, train__lr=1e-3)
+    write(tmp_path, train__lr=2e-3)
+    write(tmp_path, train__lr=2e-3, train__log_every=5, paths__runs="elsewhere", seed=1)
+    found = bases(analysis.load(tmp_path))
+    assert sorted(len(base.dense.runs) for base in found) == [1, 2]
+    assert all("train.lr=" in base.label for base in found)
+
+
+def test_placement_shows_all_sixteen_routes_and_says_which_are_missing(runs):
+    table = make("placement", runs)
+    rows = [row for row in table.rows if row.group.startswith("rwkv")]
+    assert len(rows) == 17
+    seen = find(table, "rwkv", "2-8")
+    assert seen["Ours"].best and seen["Paper"].value == 28.02 and seen["Paper \u0394"].value == -21.87
+    unseen = find(table, "rwkv", "0-5")
+    assert unseen["Ours"].is_missing and unseen["Paper"].value == 50.81
+    assert any(note.startswith("missing") for note in table.notes)
+
+
+def test_rate_masking_scan_order_and_routes(runs):
+    rate = make("rate", runs)
+    assert find(rate, "dit", "0.75 on 2-8")["Paper"].value == 49.29
+    assert find(rate, "dit", "0 (dense)")["Paper"].value == 43.47
+    selection = make("scan_order", runs)
+    control = find(selection, "mamba", "unsorted (control)")
+    assert control["\u0394 to random"].value > 0 and control["\u0394 to random"].low > 0
+    masking = make("masking", runs)
+    dropping = find(masking, "dit", "dropping 2-8")
+    tread = find(masking, "dit", "2-8")
+    assert tread["Equal FLOPs"].value <= tread["Equal steps"].value + 1e-9 or tread["Equal FLOPs"].n == 3
+    assert dropping["Equal steps"].value > tread["Equal steps"].value
+    routes = make("routes", runs)
+    assert find(routes, "dit", "0-4+6-9")["Paper"].value == 28.80
+
+
+def test_guidance_table_has_cost_per_step_and_marks_the_best(runs):
+    table = make("guidance", runs)
+    sparse = find(table, "dit-T/1", "sg scale=1.5 strong=0.3 weak=0.8")
+    assert sparse["Score"].best and sparse["Paper FID-50K"].value == 1.58
+    assert sparse["GMACs per step"].value == pytest.approx(3.1 / 12)
+    flops = find(table, "dit-T/1", "sg scale=1.5 strong=0.5 weak=0.9")
+    assert flops["Paper GMACs per step"].value == 97.67
+    assert find(table, "dit-T/1", "none")["Paper FID-50K"].value == 4.89
+
+
+def test_headline_counts_first_scored_step_that_is_as_good(tmp_path):
+    for seed in range(3):
+        for route, marks in {"none": {100: 9.0, 200: 5.0, 400: 5.5}, "2-8": {100: 5.0, 200: 4.0}}.items():
+            folder = write(tmp_path, route=route, seed=seed)
+            lines = [score({}, step, value) for step, value in marks.items()]
+            (folder / "scores.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        folder = write(tmp_path, route="0-10", seed=seed)
+        (folder / "scores.jsonl").write_text(json.dumps(score({}, 400, 6.0)) + "\n")
+    source = Study.of(analysis.load(tmp_path))
+    table = make("headline", source)
+    row = find(table, "dit", "2-8")
+    # The dense best stands at step 200; the routed run is there at 100: twice as fast in steps.
+    assert row["Speed-up, steps"].value == pytest.approx(2.0)
+    macs = source.runs.set_index("route")
+    factor = 2 * macs.loc["none", "macs_dense"].iloc[0] / macs.loc["2-8", "macs_routed"].iloc[0]
+    assert row["Speed-up, FLOPs"].value == pytest.approx(factor, rel=1e-6)
+    assert row["Seeds that reach it"].text == "3 of 3"
+    never = find(table, "dit", "0-10")
+    assert never["Speed-up, hours"].text == "not reached" and never["Seeds that reach it"].text == "0 of 3"
+
+
+def test_headline_works_for_a_metric_where_higher_is_better(runs):
+    source = Study.of(runs.runs, ACCURACY)
+    base = next(b for b in source.bases if b.label.startswith("rwkv"))
+    assert base.better == "higher"
+    found = reach(source, base, base.dense, base.auto())
+    assert len(found) == 3 and all(item.factor("step") > 1 for item in found)
+
+
+def test_few_seeds_are_marked(tmp_path):
+    write(tmp_path)
+    write(tmp_path, route="2-8")
+    table = make("main", tmp_path)
+    row = find(table, "dit", "dit-T/1")
+    assert row["Dense"].few and row["Dense"].std is None
+    assert any("under-replicated" in note for note in table.notes)
+    assert "\u2020" in render.plain(row["Dense"])
+
+
+def test_every_table_is_made_from_nothing_and_says_missing(tmp_path):
+    for table in make_all(tmp_path):
+        assert table.rows and not table.covered, table.name
+        assert "missing" in render.markdown(table) or table.name in ("sota", "followups", "differences", "all_scores")
+
+
+def test_scaling_and_resolution_find_their_runs(tmp_path):
+    for seed in range(3):
+        for route in ("none", "4-16", "2-20"):
+            write(tmp_path, route=route, seed=seed, backbone__depth=24)
+        for route in ("none", "2-8"):
+            write(tmp_path, route=route, seed=seed, task="text", data__name="scenes", size="M/2")
+    source = Study.of(analysis.load(tmp_path))
+    scaling = make("scaling", source)
+    assert find(scaling, "dit", "relative: 4-16 of 24 blocks")["Paper"].value == 18.81
+    assert find(scaling, "dit", "absolute: 2-20 of 24 blocks")["Ours"].n == 3
+    coco = find(make("resolution", source), "scenes", "dit-M/2 on scenes")
+    assert coco["Paper dense"].value == 35.68 and coco["Dense"].n == 3
+
+
+def test_an_unknown_table_or_metric_is_refused(runs):
+    with pytest.raises(AnalysisError, match="did you mean placement"):
+        make("placment", runs)
+    with pytest.raises(AnalysisError, match="no run has a score called"):
+        make("main", runs.runs, "FID")
+
+
+NASTY = 'a|b & c_d <script>alert(1)</script> $x$ \\end{table} #1 %2 {3} ~^ "q" `t` \u00e9\n| new | row |'
+
+
+class Cells(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags, self.text = [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def nasty():
+    columns = [Column(NASTY, numeric=False), Column("value", better="lower")]
+    rows = [(NASTY, [words(NASTY), Entry(value=1.0, n=1)]), (NASTY, [words("=cmd()"), ours(stats.mean_std([2.0, 3.0, 4.0]))])]
+    return build("nasty", NASTY, columns, rows, [NASTY])
+
+
+def test_strings_are_escaped_in_html():
+    parser = Cells()
+    parser.feed(render.to_html(nasty()))
+    assert set(parser.tags) <= {"table", "thead", "tbody", "tr", "th", "td", "button"}
+    assert NASTY in parser.text
+
+
+def test_strings_are_escaped_in_markdown():
+    lines = [line for line in render.markdown(nasty()).splitlines() if line.startswith("|")]
+    unescaped = [len(re.findall(r"(?<!\\)\|", line)) for line in lines]
+    assert set(unescaped) == {3} and "<script>" not in "\n".join(lines)
+
+
+def test_csv_reads_back_and_runs_nothing():
+    rows = list(csv.reader(io.StringIO(render.to_csv(nasty()))))
+    assert len({len(row) for row in rows}) == 1
+    assert rows[1][1] == NASTY and rows[2][1] == "'=cmd()"
+    assert rows[2][2:6] == ["3.0", "1.0", "", ""]
+
+
+def test_best_is_bold_and_decimals_hold():
+    text = render.markdown(nasty())
+    assert "**1.00 (n=1)\u2020**" in text and "3.00 \u00b1 1.00 (n=3)" in text
+
+
+def test_tables_are_written_in_four_formats(tmp_path, runs):
+    paths = save([make("rate", runs)], tmp_path)
+    assert {path.name for path in paths} == {"rate.md", "rate.tex", "rate.csv", "rate.html", "tables.tex"}
+    assert all(path.stat().st_size > 100 for path in paths)
+    with pytest.raises(AnalysisError, match="formats are md"):
+        render.write(make("rate", runs), tmp_path, ("xlsx",))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed (texlive-latex-base, texlive-science)")
+def test_all_tables_compile_in_latex(tmp_path, runs):
+    save([*(make(name, runs) for name in TABLES), nasty()], tmp_path)
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "-no-shell-escape", "tables.tex"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace")
+    assert result.returncode == 0, result.stdout[-2000:]
+    assert (tmp_path / "tables.pdf").stat().st_size > 10_000
+    assert "Overfull" not in result.stdout and "Missing character" not in result.stdout
