@@ -1,0 +1,31 @@
+"""Features, distances and reference statistics: how good the samples are (nothing is imported until it is used)."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOME = {
+    "EvalOptions": "options",
+    "MetricError": "options",
+    "Moments": "moments",
+    "frechet_distance": "frechet",
+    "SingularCovarianceWarning": "frechet",
+    "Features": "features",
+    "create_features": "features",
+    "Reference": "reference",
+    "METRICS": "names",
+    "Score": "names",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,134 @@
+"""Arrays inside `.npz` files, a piece at a time and never unpickled.
+
+A reference batch of ADM holds 10,000 images (2 GB), a sample batch 50,000 (10 GB): they are
+streamed.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import torch
+from numpy.lib import format as npy
+from torch import Tensor
+
+from experiments.files import atomic_path
+from experiments.metrics.names import MetricError
+
+
+def _header(handle: IO[bytes], what: str) -> tuple[tuple[int, ...], np.dtype]:
+    version = npy.read_magic(handle)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, fortran, dtype = read(handle)
+    if dtype.hasobject or fortran:
+        raise MetricError(
+            f"{what} is stored as Python objects or in column order; expected plain numbers"
+        )
+    return shape, dtype
+
+
+def names(path: str | os.PathLike[str]) -> list[str]:
+    """Return the names of the arrays in an `.npz` file.
+
+    Raises:
+        MetricError: No such file, or no `.npz`.
+    """
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise MetricError(f"{path}: no such file; expected an .npz")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return [name.removesuffix(".npy") for name in archive.namelist()]
+    except zipfile.BadZipFile:
+        raise MetricError(f"{path} is no .npz file, or was cut off while it was written") from None
+
+
+def shape_of(path: str | os.PathLike[str], name: str) -> tuple[int, ...]:
+    """Return the shape of one array without reading it."""
+    with zipfile.ZipFile(Path(path).expanduser()) as archive, archive.open(f"{name}.npy") as handle:
+        return _header(handle, f"{name} in {path}")[0]
+
+
+def stream_images(
+    path: str | os.PathLike[str], name: str = "arr_0", batch: int = 64
+) -> Iterator[Tensor]:
+    """Yield the images in an `.npz` file as uint8 batches `(B, 3, H, W)`.
+
+    Args:
+        path: File with an array `(N, H, W, 3)` of uint8, as ADM's reference and sample batches.
+        name: Name of the array.
+        batch: Images at a time.
+
+    Raises:
+        MetricError: The array is not there, is no uint8 RGB, or ends too early.
+    """
+    if name not in names(path):
+        raise MetricError(
+            f"{path} has no images ({name}); it holds {', '.join(names(path)) or 'nothing'}"
+        )
+    with zipfile.ZipFile(Path(path).expanduser()) as archive, archive.open(f"{name}.npy") as handle:
+        shape, dtype = _header(handle, f"{name} in {path}")
+        if dtype != np.uint8 or len(shape) != 4 or shape[3] != 3:
+            raise MetricError(
+                f"{name} in {path} is {dtype} {shape}; expected uint8 images (N, H, W, 3)"
+            )
+        item = int(np.prod(shape[1:]))
+        for start in range(0, shape[0], batch):
+            count = min(batch, shape[0] - start)
+            try:
+                data = handle.read(count * item)
+            except (zipfile.BadZipFile, EOFError, zlib.error):
+                data = b""
+            if len(data) != count * item:
+                raise MetricError(
+                    f"{path} is damaged: {name} ends before image {start + count} of {shape[0]}"
+                )
+            array = np.frombuffer(data, dtype=np.uint8).reshape(count, *shape[1:])
+            yield torch.from_numpy(array.transpose(0, 3, 1, 2).copy())
+
+
+def write_samples(
+    path: str | os.PathLike[str], images: Iterable[Tensor], labels: Tensor | None, n: int
+) -> Path:
+    """Write the sample batch that ADM's evaluator reads: `arr_0` (images) and, with labels, `arr_1`.
+
+    Args:
+        path: The `.npz` file.
+        images: uint8 batches of shape `(B, 3, H, W)`, `n` images in all.
+        labels: Classes, with shape `(n,)`, or None.
+        n: Number of images.
+
+    Raises:
+        MetricError: The batches do not add up to `n` images of one size.
+    """
+    path = Path(path)
+    written, size = 0, None
+    with (
+        atomic_path(path) as temporary,
+        zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive,
+    ):
+        with archive.open("arr_0.npy", "w", force_zip64=True) as handle:
+            for batch in images:
+                array = np.ascontiguousarray(batch.permute(0, 2, 3, 1).cpu().numpy())
+                if size is None:
+                    size = array.shape[1:]
+                    header = {"descr": "|u1", "fortran_order": False, "shape": (n, *size)}
+                    npy.write_array_header_1_0(handle, header)
+                if array.dtype != np.uint8 or array.shape[1:] != size:
+                    raise MetricError(
+                        f"images of {array.dtype} {array.shape[1:]} among {size}; expected one size, uint8"
+                    )
+                handle.write(array.tobytes())
+                written += len(array)
+        if written != n:
+            raise MetricError(f"{written} images instead of {n}: not written to {path}")
+        if labels is not None:
+            with archive.open("arr_1.npy", "w") as handle:
+                npy.write_array(handle, labels.cpu().numpy().astype(np.int64), allow_pickle=False)
+    return path

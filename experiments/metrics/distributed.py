@@ -1,0 +1,88 @@
+"""The few collectives that scoring needs; with one process, each is the identity."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from experiments.metrics.moments import Moments
+
+
+def world() -> tuple[int, int]:
+    """Return (rank, number of processes)."""
+    dist = torch.distributed
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def share(n: int) -> range:
+    """Return this process's part of `n` items: consecutive, in rank order, sizes at most one apart."""
+    rank, size = world()
+    return range(n * rank // size, n * (rank + 1) // size)
+
+
+def _device() -> torch.device:
+    """Return where the process group moves tensors: NCCL cannot send from the CPU."""
+    on_gpu = "nccl" in torch.distributed.get_backend()
+    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+
+
+@contextlib.contextmanager
+def main_first() -> Iterator[None]:
+    """Let the first process go through the block alone, and the others after it (a cache is filled once)."""
+    rank, size = world()
+    if size > 1 and rank:
+        torch.distributed.barrier()
+    try:
+        yield
+    finally:
+        if size > 1 and not rank:
+            torch.distributed.barrier()
+
+
+def everyone(flag: bool) -> bool:
+    """Return whether `flag` is true in all processes: what they do next must not depend on who looked first."""
+    if world()[1] == 1:
+        return flag
+    mine = torch.tensor([int(flag)], device=_device())
+    torch.distributed.all_reduce(mine, torch.distributed.ReduceOp.MIN)
+    return bool(mine.item())
+
+
+def merge_moments(own: Moments) -> Moments:
+    """Return the moments over all processes, merged in rank order: the same numbers everywhere."""
+    size = world()[1]
+    if size == 1:
+        return own
+    packed = own.pack().to(_device())
+    parts = [torch.empty_like(packed) for _ in range(size)]
+    torch.distributed.all_gather(parts, packed)
+    total = Moments(own.dim, own.mean.device)
+    for part in parts:
+        total.merge(Moments.unpack(part.to(own.mean.device), own.dim))
+    return total
+
+
+def gather_rows(own: Tensor) -> Tensor:
+    """Return every process's rows, concatenated in rank order, on the CPU.
+
+    Args:
+        own: With shape `(n, ...)`; n may differ between processes, and may be 0.
+    """
+    size = world()[1]
+    if size == 1:
+        return own.cpu()
+    device = _device()
+    count = torch.tensor([len(own)], device=device)
+    counts = [torch.empty_like(count) for _ in range(size)]
+    torch.distributed.all_gather(counts, count)
+    lengths = [int(c) for c in counts]
+    padded = torch.zeros(max(lengths), *own.shape[1:], dtype=own.dtype, device=device)
+    padded[: len(own)] = own.to(device)
+    parts = [torch.empty_like(padded) for _ in lengths]
+    torch.distributed.all_gather(parts, padded)
+    return torch.cat([part[:n].cpu() for part, n in zip(parts, lengths, strict=True)])

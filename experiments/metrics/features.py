@@ -1,0 +1,176 @@
+"""What a metric sees of an image: a network's features, chosen by name.
+
+Every extractor takes uint8 images of any size and does its own resizing, so that two scores with
+the same features name went through the same pre-processing.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from experiments.metrics.names import FEATURES, MetricError, check_features
+from experiments.metrics.options import EvalOptions
+
+
+class Features(Protocol):
+    """A feature extractor.
+
+    Attributes:
+        name: Its name, one of `names.FEATURES`.
+        dim: Length of a feature vector.
+        checksum: SHA-256 of its weights.
+        provides: What a call returns: `features`, and some of `logits`, `spatial`.
+        note: One line for the log, as the classifier's accuracy; may be empty.
+    """
+
+    name: str
+    dim: int
+    checksum: str
+    provides: tuple[str, ...]
+    note: str
+
+    def __call__(self, images: Tensor) -> dict[str, Tensor]:
+        """Return float32 `features` `(B, dim)`, and `logits` and `spatial` rows where provided.
+
+        Args:
+            images: uint8 with shape `(B, 3, H, W)`.
+        """
+        ...
+
+
+def identity(features: Features) -> str:
+    """Return name and start of the weights' checksum, as `digits-classifier@1f2e3d4c`."""
+    return f"{features.name}@{features.checksum[:8]}"
+
+
+class ClassifierFeatures:
+    """The small classifier of an embedded data set."""
+
+    provides: tuple[str, ...] = ("features", "logits")
+
+    def __init__(
+        self, name: str, trained: Any, size: int, device: torch.device | str = "cpu"
+    ) -> None:
+        self.name = name
+        self.model = trained.model.to(device)
+        self.dim = self.model.neck.out_features
+        self.checksum = trained.checksum
+        self.accuracy = trained.accuracy
+        self.size = size
+        origin = "trained now, kept in" if trained.fresh else "from"
+        self.note = (
+            f"{name}: {trained.accuracy:.1%} of held-out images right, {origin} {trained.path}"
+        )
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> dict[str, Tensor]:
+        """Return features and logits; see `Features`."""
+        check_images(images)
+        if images.shape[-2:] != (self.size, self.size):
+            raise MetricError(
+                f"{self.name} takes images of {self.size}x{self.size} pixels, "
+                f"got {images.shape[-1]}x{images.shape[-2]}; choose other features"
+            )
+        features, logits = self.model(images.to(self.model.head.weight.device))
+        return {"features": features, "logits": logits}
+
+
+class ProbeFeatures:
+    """The network that reads rendered scenes; its weights come with the project."""
+
+    name = "scenes-probe"
+    provides: tuple[str, ...] = ("features",)
+    note = ""
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        from experiments.data import probe
+        from experiments.files import sha256
+
+        self.device = torch.device(device)
+        self.dim = probe.FEATURES
+        self.checksum = sha256(probe.WEIGHTS) if probe.WEIGHTS.is_file() else ""
+        probe.load(str(self.device))
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> dict[str, Tensor]:
+        """Return features; see `Features`."""
+        from experiments.data import probe
+
+        check_images(images)
+        return {"features": probe.probe(images.to(self.device))["features"]}
+
+
+def check_images(images: Tensor) -> None:
+    """Refuse what is no batch of 8-bit RGB images.
+
+    Raises:
+        MetricError: Another type or shape.
+    """
+    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
+        raise MetricError(
+            f"features take uint8 images of shape (B, 3, H, W), got {images.dtype} {tuple(images.shape)}"
+        )
+
+
+def create_features(
+    name: str,
+    options: EvalOptions | None = None,
+    *,
+    cache: str | os.PathLike[str],
+    dataset: Any = None,
+    device: torch.device | str = "cpu",
+) -> Features:
+    """Return the extractor called `name`.
+
+    Args:
+        name: One of `names.FEATURES`.
+        options: Where the weights of the large networks are.
+        cache: Folder of trained classifiers and downloaded weights.
+        dataset: The run's data set; a classifier of another one is refused.
+        device: Where the network runs.
+
+    Raises:
+        MetricError: An unknown name, a classifier of another data set, or weights that cannot be
+            had.
+    """
+    check_features((name,))
+    options = options or EvalOptions()
+    if name == "inception-adm":
+        from experiments.metrics.inception import InceptionFeatures
+
+        return InceptionFeatures(options.inception_weights, cache=Path(cache), device=device)
+    if name.startswith("dinov2-"):
+        from experiments.metrics.dinov2 import DinoFeatures
+
+        return DinoFeatures(name, options.dinov2_weights, device=device)
+    if name == "scenes-probe":
+        return ProbeFeatures(device)
+    return _classifier(name, Path(cache), dataset, device)
+
+
+def _classifier(
+    name: str, cache: Path, dataset: Any, device: torch.device | str
+) -> ClassifierFeatures:
+    from experiments.metrics.classifier import load_or_train
+    from experiments.metrics.distributed import main_first
+    from experiments.metrics.splits import labelled_images
+
+    wanted = name.removesuffix("-classifier")
+    if dataset is None or dataset.name != wanted:
+        have = "no data set" if dataset is None else f"the data set {dataset.name}"
+        other = ", ".join(f for f in FEATURES if not f.endswith("-classifier"))
+        raise MetricError(
+            f"{name} is for data={wanted}, here is {have}; choose other features: {other}"
+        )
+    size = dataset.shape[-1]
+    with main_first():
+        trained = load_or_train(
+            dataset.name, dataset.fingerprint, size, dataset.num_classes,
+            lambda split: labelled_images(dataset, split), cache,
+        )  # fmt: skip
+    return ClassifierFeatures(name, trained, size, device)

@@ -1,0 +1,223 @@
+"""Statistics of real images: ADM's reference batches, and the same for any data set.
+
+ADM's files (`VIRTUAL_imagenet256_labeled.npz`) hold 10,000 images `arr_0` and, over the whole
+training set, `mu` and `sigma` of the pooled and `mu_s` and `sigma_s` of the spatial Inception
+features. Ours hold the same arrays, `rows` (the feature vectors, for precision, recall and KID) in
+place of the images, and say which features they are of: a distance between features of two networks
+is a number without meaning, so it is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from experiments.files import atomic_path, sha256
+from experiments.metrics import archive, splits
+from experiments.metrics.collect import Collected, collect
+from experiments.metrics.distributed import everyone, main_first, share, world
+from experiments.metrics.features import Features, identity
+from experiments.metrics.names import MetricError
+
+_MOMENTS = ("mu", "sigma")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What samples are compared with.
+
+    Attributes:
+        name: File name, or data set and split.
+        features: Extractor and checksum, as `inception-adm@6726825d`.
+        n: Number of images behind `mu`; 0 where a file does not say.
+        mu: Mean, with shape `(d,)`, float64.
+        sigma: Covariance, with shape `(d, d)`, float64.
+        mu_s: Mean of ADM's spatial features, `(2023,)`, or None.
+        sigma_s: Their covariance, or None.
+        rows: Feature vectors, `(n, d)` float32, or None.
+        checksum: SHA-256 of the file.
+    """
+
+    name: str
+    features: str
+    n: int
+    mu: np.ndarray
+    sigma: np.ndarray
+    mu_s: np.ndarray | None
+    sigma_s: np.ndarray | None
+    rows: Tensor | None
+    checksum: str
+
+    @property
+    def label(self) -> str:
+        """Name and start of the checksum, as a score stores it."""
+        return f"{self.name}@{self.checksum[:8]}"
+
+
+def save(path: str | os.PathLike[str], features: Features, found: Collected, name: str) -> Path:
+    """Write the statistics of collected features as an `.npz` that `load` and ADM's evaluator read.
+
+    Args:
+        path: The file; it is whole or absent.
+        features: The extractor.
+        found: With moments; spatial moments and rows where they are to be compared.
+        name: What the images are, as `digits-test`.
+    """
+    if found.moments is None:
+        raise MetricError(
+            f"no moments were collected for {path}; collect with wanted=('moments', ...)"
+        )
+    mu, sigma = found.moments.finish()
+    arrays: dict[str, Any] = {"mu": mu, "sigma": sigma}
+    if found.spatial is not None:
+        arrays["mu_s"], arrays["sigma_s"] = found.spatial.finish()
+    if found.rows is not None:
+        arrays["rows"] = found.rows.numpy()
+    arrays |= {
+        "n": np.int64(found.n),
+        "features": np.str_(identity(features)),
+        "name": np.str_(name),
+    }
+    with atomic_path(path) as temporary:
+        np.savez(temporary, allow_pickle=False, **arrays)
+    return Path(path)
+
+
+def load(
+    path: str | os.PathLike[str], features: Features, rows: bool = False, spatial: bool = False
+) -> Reference:
+    """Read statistics of ADM's or of our own making; nothing is unpickled.
+
+    Args:
+        path: The `.npz` file.
+        features: What the samples will be looked at with; a file of other features is refused.
+        rows: Feature vectors are needed; where the file has images instead, they are computed.
+        spatial: Spatial moments are needed.
+
+    Raises:
+        MetricError: No such file, a damaged one, other features, or arrays that are missing.
+    """
+    path = Path(path).expanduser()
+    present = archive.names(path)
+    arrays = _read(
+        path,
+        [
+            k
+            for k in ("mu", "sigma", "mu_s", "sigma_s", "rows", "n", "features", "name")
+            if k in present
+        ],
+    )
+    _check(path, arrays, features)
+    if spatial and not {"mu_s", "sigma_s"} <= arrays.keys():
+        raise MetricError(
+            f"{path} has no spatial statistics (mu_s, sigma_s), which sfid needs; leave out sfid"
+        )
+    vectors = torch.from_numpy(arrays["rows"]).float() if "rows" in arrays else None
+    if rows and vectors is None:
+        if "arr_0" not in present:
+            raise MetricError(
+                f"{path} has neither feature rows nor images (arr_0), "
+                "which precision, recall and kid need; leave them out or take a reference with images"
+            )
+        vectors = collect(features, _own_part(path), ("rows",)).rows
+    return Reference(
+        str(arrays["name"]) if "name" in arrays else path.name,
+        str(arrays["features"]) if "features" in arrays else identity(features),
+        int(arrays["n"]) if "n" in arrays else 0,
+        arrays["mu"], arrays["sigma"], arrays.get("mu_s"), arrays.get("sigma_s"), vectors, sha256(path),
+    )  # fmt: skip
+
+
+def _read(path: Path, wanted: list[str]) -> dict[str, Any]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {key: file[key] for key in wanted}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise MetricError(f"{path} is damaged or holds Python objects ({line[:100]})") from None
+
+
+def _check(path: Path, arrays: dict[str, Any], features: Features) -> None:
+    missing = [key for key in _MOMENTS if key not in arrays]
+    if missing:
+        raise MetricError(
+            f"{path} has no {' and '.join(missing)}; expected reference statistics as "
+            "python experiments/evaluate.py SOURCE --write-reference FILE.npz writes them"
+        )
+    if "features" in arrays and str(arrays["features"]) != identity(features):
+        raise MetricError(
+            f"{path} holds features {arrays['features']}, the samples have {identity(features)}; "
+            "write the reference again with these features"
+        )
+    dim = arrays["mu"].shape[0] if arrays["mu"].ndim == 1 else -1
+    if "features" not in arrays and features.name != "inception-adm":
+        raise MetricError(
+            f"{path} is a reference of ADM's kind ({dim} Inception features), "
+            f"the samples have {features.name}; use features inception-adm"
+        )
+    if dim != features.dim or arrays["sigma"].shape != (dim, dim):
+        raise MetricError(
+            f"{path} holds statistics of {max(dim, 0)} features, {features.name} has {features.dim}; "
+            "write the reference again with these features"
+        )
+
+
+def _own_part(path: Path) -> Any:
+    """Yield this process's part of the reference images."""
+    total = archive.shape_of(path, "arr_0")[0]
+    mine, start = share(total), 0
+    for batch in archive.stream_images(path):
+        low, high = max(mine.start - start, 0), min(mine.stop - start, len(batch))
+        if low < high:
+            yield batch[low:high]
+        start += len(batch)
+
+
+def heldout(
+    dataset: Any,
+    features: Features,
+    cache: str | os.PathLike[str],
+    *,
+    spatial: bool = False,
+    split: str = "test",
+) -> Reference:
+    """Return the statistics of a data set's held-out split, from the cache or computed now.
+
+    Args:
+        dataset: The data set.
+        features: The extractor.
+        cache: Folder of the cache.
+        spatial: With ADM's spatial features.
+        split: Another split than the held-out one.
+
+    Raises:
+        MetricError: There is no such split, or it cannot be turned into pixels.
+    """
+    index = splits.indices(dataset, split)
+    key = f"{dataset.name}-{dataset.fingerprint}-{split}{len(index)}-{identity(features).replace('@', '-')}"
+    path = Path(cache) / "references" / f"{key}{'-spatial' if spatial else ''}.npz"
+    kept = _load_kept(path, features, spatial)
+    if everyone(kept is not None) and kept is not None:
+        return kept
+    wanted = ("moments", "rows", "spatial") if spatial else ("moments", "rows")
+    mine = share(len(index))
+    found = collect(features, splits.images(dataset, split, index[mine.start : mine.stop]), wanted)
+    if not world()[0]:
+        save(path, features, found, f"{dataset.name}-{split}")
+    with main_first():
+        return load(path, features, rows=True, spatial=spatial)
+
+
+def _load_kept(path: Path, features: Features, spatial: bool) -> Reference | None:
+    """Return the cached file, or None if it is absent, damaged or of other features: it is then made again."""
+    try:
+        return load(path, features, rows=True, spatial=spatial) if path.is_file() else None
+    except MetricError:
+        return None
