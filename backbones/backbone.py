@@ -1,10 +1,10 @@
 """The model: embed -> `routing.Stack` -> head, for every family.
 
-    x (B, C, H p, W p) --patches + positions--> tokens (B, N, D) --blocks under c--> head --> (B, C, H p, W p)
-    c = time embedding + class embedding or pooled text (B, D)
+    x (B, C, H p, W p) --patches + positions--> tokens (B, N, D) --blocks under c--> head --> (B, C,
+    H p, W p) c = time embedding + class embedding or pooled text (B, D)
 
-Nothing here depends on the family but the class of its blocks. Routes are `routing.Stack`'s business: a
-forward pass hands it a `Routing`, or none for a dense pass.
+Nothing here depends on the family but the class of its blocks. Routes are `routing.Stack`'s
+business: a forward pass hands it a `Routing`, or none for a dense pass.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from backbones import layers
+from backbones.ops.dispatch import resolve
 from backbones.registry import block_class, parse_options
 from backbones.sizes import BackboneError, Size, parse_size
 from routing.layout import Layout
@@ -33,7 +34,8 @@ class Output:
 
     Attributes:
         sample: Prediction (B, C_out, H p, W p).
-        taps: Block index -> its output (B, T, D) as it left the block, prefix first; -1 is the input of block 0.
+        taps: Block index -> its output (B, T, D) as it left the block, prefix first; -1 is the
+            input of block 0.
     """
 
     sample: Tensor
@@ -48,11 +50,12 @@ class Backbone(nn.Module):
         size: Letter and patch, as "S/2".
         in_channels: Image (latent) channels C.
         input_size: Side in pixels, or (height, width); multiples of the patch.
-        num_classes: Classes; 0 builds a model without labels. The null class has index `num_classes`.
+        num_classes: Classes; 0 builds a model without labels. The null class has index
+            `num_classes`.
         text: (L, E) of text states that go in as L prefix tokens, or None.
         learn_sigma: Predict 2 C channels, as the DDPM checkpoints of DiT do.
-        attention: A hybrid stack: the indices of the blocks that are attention blocks (family `dit`), or
-            a number k for every k-th block; 0 or () for none.
+        attention: A hybrid stack: the indices of the blocks that are attention blocks (family
+            `dit`), or a number k for every k-th block; 0 or () for none.
         depth: Overrides the size's depth.
         width: Overrides the size's width.
         heads: Overrides the size's attention heads.
@@ -122,7 +125,7 @@ class Backbone(nn.Module):
 
     @torch.no_grad()
     def initialise(self) -> None:
-        """Draw every weight anew. Gates and head are zero, whatever the order of the calls below."""
+        """Draw every weight anew; gates and head are set to zero last, and stay so."""
         nn.init.xavier_uniform_(self.patches.project.weight)
         nn.init.zeros_(self.patches.project.bias)
         for block in self.stack.blocks:
@@ -139,7 +142,7 @@ class Backbone(nn.Module):
         text: Tensor | None = None,
         text_drop: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return tokens (B, prefix + N, D), raster order after the prefix, and the vector c (B, D)."""
+        """Return tokens (B, prefix + N, D), in raster order after the prefix, and c (B, D)."""
         if tuple(x.shape[1:]) != (self.in_channels, *self.config["input_size"]):
             raise BackboneError(
                 f"input of shape {tuple(x.shape)} does not fit this model, which takes (batch, "
@@ -208,12 +211,13 @@ class Backbone(nn.Module):
             x: Noisy images (B, C, H p, W p).
             t: The network's time input (B,).
             y: Labels (B,) or None.
-            indices: Blocks wanted; a number n for the last n; None for all. -1 is the input of block 0.
+            indices: Blocks wanted; a number n for the last n; None for all. -1 is the input of
+                block 0.
             **conditions: `text`, `text_drop` and `routing` of `forward`.
 
         Returns:
-            One (B, T, D) tensor per index, in the order asked for, prefix tokens first; within a route it
-            holds the tokens that were present.
+            One (B, T, D) tensor per index, in the order asked for, prefix tokens first; within a
+            route it holds the tokens that were present.
         """
         if indices is None:
             indices = range(self.depth)
@@ -221,17 +225,23 @@ class Backbone(nn.Module):
             indices = range(self.depth - indices, self.depth)
         bad = [i for i in indices if not -1 <= i < self.depth]
         if bad:
-            raise BackboneError(f"there is no block {bad[0]}: blocks are 0..{self.depth - 1}, -1 their input")
+            raise BackboneError(
+                f"there is no block {bad[0]}: blocks are 0..{self.depth - 1}, -1 their input"
+            )
         output = self(x, t, y, taps=tuple(indices), return_output=True, **conditions)
         return [output.taps[i] for i in indices]
 
     def describe(self) -> list[str]:
         """Return one line per operation: which implementation runs, and why."""
-        lines: dict[str, None] = {}
-        for block in self.stack.blocks:
-            for line in getattr(block, "describe", list)():
-                lines[line] = None
-        return list(lines) or ["attention: torch scaled_dot_product_attention"]
+        device = self.positions.device.type
+        asked = {pair: None for block in self.stack.blocks for pair in block.ops()}
+        chosen = [resolve(op, kernel, device) for op, kernel in asked]
+        lines = [f"{choice.op}: {choice.name} ({choice.why})" for choice in chosen]
+        if any(isinstance(block, block_class("dit")) for block in self.stack.blocks):
+            lines.append(
+                "attention: torch scaled_dot_product_attention (the fastest that is there)"
+            )
+        return lines
 
 
 COMMON = (
@@ -251,7 +261,8 @@ def _grid(input_size: int | Sequence[int], patch: int) -> tuple[int, int]:
     sides = (input_size, input_size) if isinstance(input_size, int) else tuple(map(int, input_size))
     if len(sides) != 2 or any(s < patch or s % patch for s in sides):
         raise BackboneError(
-            f"input_size={input_size} cannot be cut into patches of side {patch}; take multiples of {patch}"
+            f"input_size={input_size} cannot be cut into patches of side {patch}; "
+            f"take multiples of {patch}"
         )
     return sides[0] // patch, sides[1] // patch
 
@@ -266,7 +277,9 @@ def attention_blocks(attention: int | Sequence[int], depth: int) -> tuple[int, .
         return tuple(range(attention - 1, depth, attention)) if attention > 0 else ()
     bad = [i for i in attention if not 0 <= i < depth]
     if bad:
-        raise BackboneError(f"attention={list(attention)}: there is no block {bad[0]}, blocks are 0..{depth - 1}")
+        raise BackboneError(
+            f"attention={list(attention)}: there is no block {bad[0]}, blocks are 0..{depth - 1}"
+        )
     return tuple(sorted(set(map(int, attention))))
 
 

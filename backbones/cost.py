@@ -1,12 +1,13 @@
 """Parameters, multiply-accumulates (MACs) and memory of a model, dense and routed (no torch here).
 
-A MAC is one multiplication and one addition. What papers print as "GFLOPs" of a DiT are MACs: 118.6 G for
-DiT-XL/2 at 256 tokens. Two conventions are in use, and both are counted: with everything that mixes tokens
-(QK^T and AV, scans, bi-WKV, convolutions, shifts), and linear layers only (`*_no_attention`), as TREAD's
-authors count (114.42 G for the same model). Element-wise work (norms, activations, gates) is in neither.
+A MAC is one multiplication and one addition. What papers print as "GFLOPs" of a DiT are MACs: 118.6
+G for DiT-XL/2 at 256 tokens. Two conventions are in use, and both are counted: with everything that
+mixes tokens (QK^T and AV, scans, bi-WKV, convolutions, shifts), and linear layers only
+(`*_no_attention`), as TREAD's authors count (114.42 G for the same model). Element-wise work
+(norms, activations, gates) is in neither.
 
-A step of guidance by two routed passes costs the sum of both: 97.67 G for Sparse Guidance with DiT-XL/2,
-route 2-24, is 67.5 G at rate 0.5 plus 30.1 G at rate 0.9.
+A step of guidance by two routed passes costs the sum of both: 97.67 G for Sparse Guidance with
+DiT-XL/2, route 2-24, is 67.5 G at rate 0.5 plus 30.1 G at rate 0.9.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ class Cost:
     def training_bytes(self, batch: int, ema: bool = True) -> int:
         """Predict the peak memory of a training step in bytes.
 
-        Weights, gradients and Adam's two moments are float32, as is the EMA; temporaries of the backward
-        pass are not counted.
+        Weights, gradients and Adam's two moments are float32, as is the EMA; temporaries of the
+        backward pass are not counted.
 
         Args:
             batch: Samples in one forward pass.
@@ -111,8 +112,8 @@ def cost(
         depth: Overrides the size's depth.
         width: Overrides the size's width.
         heads: Overrides the size's heads.
-        bytes_per_value: Of an activation: 4 in float32, 2 under bf16 autocast (an estimate then: the
-            residual stream stays in float32).
+        bytes_per_value: Of an activation: 4 in float32, 2 under bf16 autocast (an estimate then:
+            the residual stream stays in float32).
         **options: The family's options.
 
     Raises:
@@ -147,7 +148,9 @@ def cost(
 
     def macs(counts: Sequence[int], mixing: bool) -> list[int]:
         mod = 6 * d * d
-        return [mod + b.linear * n + mixing * b.mixing(n) for b, n in zip(blocks, counts, strict=True)]
+        return [
+            mod + b.linear * n + mixing * b.mixing(n) for b, n in zip(blocks, counts, strict=True)
+        ]
 
     outside = around - shape.depth * 6 * d * d
     routed = macs(tokens, True)
@@ -198,7 +201,8 @@ def _rwkv(size: Size, options: Mapping[str, Any]) -> BlockCost:
     return BlockCost(
         params=5 * d * d + 2 * d * hidden + 7 * d + norm,
         linear=5 * d * d + 2 * d * hidden,
-        # Two mixtures of 3 and 2 shifted inputs; two scans of a numerator and a denominator, and the bonus.
+        # Two mixtures of 3 and 2 shifted inputs; two scans of a numerator and a denominator, and
+        # the bonus.
         mixing=lambda n: n * d * (5 + 2 * 2 + 2),
         saved=30 * d + 3 * hidden,
     )
@@ -213,7 +217,8 @@ def _mamba(size: Size, options: Mapping[str, Any]) -> BlockCost:
     ways = 2 if options.get("scan", "alternate") == "bidirectional" else 1
     conv = 5 * mixed if options.get("conv", "true") != "none" else 0
     linear = d * (inner + mixed) + ways * d * heads + inner * d
-    # h = a h + (dt x) B is two products a state entry, y = C h a third; dt x and skip x one each a channel.
+    # h = a h + (dt x) B is two products a state entry, y = C h a third; dt x and skip x one each a
+    # channel.
     scan = ways * (3 * inner * state + 2 * inner + (4 * mixed if conv else 0))
     return BlockCost(
         params=2 * (linear + ways * 3 * heads + conv + inner),

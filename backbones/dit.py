@@ -1,6 +1,7 @@
 """DiT (Peebles and Xie, arXiv 2212.09748): attention and an MLP, both under adaLN-zero.
 
-Attention asks no order of its tokens, so a routed subset needs nothing but its rows of the rotary table.
+Attention asks no order of its tokens, so a routed subset needs nothing but its rows of the rotary
+table.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.layers import Block, rope_2d, rotate, rotation
+from backbones.layers import Block, RMSNorm, rope_2d, rotate, rotation
 from backbones.registry import register
 from backbones.sizes import BackboneError, Size
 
@@ -38,12 +39,12 @@ class Attention(nn.Module):
         size = width // heads
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
-        self.q_norm = nn.RMSNorm(size, eps=1e-6) if qk_norm else nn.Identity()
-        self.k_norm = nn.RMSNorm(size, eps=1e-6) if qk_norm else nn.Identity()
+        self.q_norm = RMSNorm(size) if qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(size) if qk_norm else nn.Identity()
         if rope and size % 4:
             raise BackboneError(
-                f"rope=true needs a head size that is a multiple of 4, but width {width} over {heads} "
-                f"heads gives {size}; try another heads="
+                f"rope=true needs a head size that is a multiple of 4, but width {width} over "
+                f"{heads} heads gives {size}; try another heads="
             )
         self.register_buffer("angles", rope_2d(size, grid) if rope else None, persistent=False)
 

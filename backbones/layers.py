@@ -1,7 +1,7 @@
 """Layers that every family shares: embeddings, adaLN-zero, the two-branch block, the head.
 
-Shapes: B samples, T present tokens (prefix first), N = H W grid tokens, D channels, C image channels,
-p patch side. The conditioning vector c is (B, D). DiT, arXiv 2212.09748, section 3.2.
+Shapes: B samples, T present tokens (prefix first), N = H W grid tokens, D channels, C image
+channels, p patch side. The conditioning vector c is (B, D). DiT, arXiv 2212.09748, section 3.2.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EPS = 1e-6
 
 
 def sincos_2d(width: int, grid: tuple[int, int]) -> Tensor:
-    """Return the fixed position table (H W, D): first half of the channels the column, then the row.
+    """Return the fixed position table (H W, D): half of the channels for the column, then the row.
 
     Each half is [sin, cos] of position / 10000^(i / (D / 4)), as in DiT and MAE.
     """
@@ -34,10 +34,10 @@ def sincos_2d(width: int, grid: tuple[int, int]) -> Tensor:
 
 
 def rope_2d(size: int, grid: tuple[int, int], base: float = 10000.0) -> Tensor:
-    """Return the angles (H W, size / 2) that rotate channel pairs of a head: half by row, half by column.
+    """Return the angles (H W, size / 2) of a head's channel pairs: half by row, half by column.
 
-    Positions are scaled to a side of 16 patches, so that a model moves between resolutions (LightningDiT,
-    arXiv 2501.01423, after EVA-02).
+    Positions are scaled to a side of 16 patches, so that a model moves between resolutions
+    (LightningDiT, arXiv 2501.01423, after EVA-02).
     """
     rows, columns = grid
     rate = base ** -(torch.arange(size // 4, dtype=torch.float64) / (size // 4))
@@ -58,10 +58,22 @@ def rotation(angles: Tensor, layout: Layout) -> Tensor:
 
 
 def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
-    """Rotate neighbouring channel pairs of queries or keys (B, heads, T, size) by `rotation`'s angles."""
+    """Rotate channel pairs of queries or keys (B, heads, T, size) by `rotation`'s angles."""
     cos, sin = cos_sin.to(x.dtype)
     even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
     return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2)
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last axis, in the dtype of x (autocast casts x alone)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise (..., width)."""
+        return F.rms_norm(x, x.shape[-1:], self.weight.to(x.dtype), EPS)
 
 
 class TimeEmbedder(nn.Module):
@@ -106,7 +118,7 @@ class LabelEmbedder(nn.Module):
 
 
 class TextEmbedder(nn.Module):
-    """Text states (B, L, E) -> prefix tokens (B, L, D), and their mean for the conditioning vector."""
+    """Text states (B, L, E) -> prefix tokens (B, L, D), and their mean for c (B, D)."""
 
     def __init__(self, length: int, channels: int, width: int) -> None:
         super().__init__()
@@ -115,8 +127,10 @@ class TextEmbedder(nn.Module):
         self.pool = nn.Linear(channels, width)
         self.null = nn.Parameter(torch.zeros(length, channels))
 
-    def forward(self, text: Tensor | None, batch: int, drop: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Embed text; a missing text, or a sample whose `drop` (B,) is true, takes the learned null text."""
+    def forward(
+        self, text: Tensor | None, batch: int, drop: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Embed text; None, or a sample whose `drop` (B,) is true, takes the learned null text."""
         if text is None:
             text = self.null.expand(batch, *self.shape)
         elif drop is not None:
@@ -134,7 +148,8 @@ class TextEmbedder(nn.Module):
 class PatchEmbed(nn.Module):
     """Images (B, C, H p, W p) -> tokens (B, H W, D), raster order.
 
-    A reshape and one matmul: about twice as fast on a CPU as a strided convolution with the same weights.
+    A reshape and one matmul: about twice as fast on a CPU as a strided convolution with the same
+    weights.
     """
 
     def __init__(self, channels: int, patch: int, width: int) -> None:
@@ -148,21 +163,21 @@ class PatchEmbed(nn.Module):
 
 
 def patchify(x: Tensor, patch: int) -> Tensor:
-    """Cut images (B, C, H p, W p) into rows (B, H W, C p p), channels slowest as in a convolution's weight."""
+    """Cut images (B, C, H p, W p) into rows (B, H W, C p p), channels slowest (as in Conv2d)."""
     batch, channels, height, width = x.shape
     cut = x.reshape(batch, channels, height // patch, patch, width // patch, patch)
     return cut.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * patch * patch)
 
 
 def unpatchify(x: Tensor, grid: tuple[int, int], patch: int) -> Tensor:
-    """Put rows (B, H W, p p C), channels fastest as in DiT's head, back to images (B, C, H p, W p)."""
+    """Put rows (B, H W, p p C), channels fastest (as in DiT), back to images (B, C, H p, W p)."""
     batch, (rows, columns) = x.shape[0], grid
     cut = x.reshape(batch, rows, columns, patch, patch, -1).permute(0, 5, 1, 3, 2, 4)
     return cut.reshape(batch, -1, rows * patch, columns * patch)
 
 
 def adaln(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """Normalise tokens (B, T, D) without weights, then scale and shift per sample: (B, 1, D) each."""
+    """Normalise tokens (B, T, D), then scale and shift them per sample: (B, 1, D) each."""
     return torch.addcmul(shift, F.layer_norm(x, x.shape[-1:], eps=EPS), scale + 1)
 
 
@@ -173,9 +188,9 @@ def _at_least_fp32(x: Tensor) -> Tensor:
 class Modulation(nn.Module):
     """One projection of c for every block of the stack: (B, D) -> depth x 6 x (B, 1, D).
 
-    DiT gives each block its own Linear(SiLU(c)); side by side in one matrix they are one matmul a step. The
-    rows of block b are `weight[6 D b : 6 D (b + 1)]`, in DiT's order shift, scale, gate of the first branch,
-    then of the second.
+    DiT gives each block its own Linear(SiLU(c)); side by side in one matrix they are one matmul a
+    step. The rows of block b are `weight[6 D b : 6 D (b + 1)]`, in DiT's order shift, scale, gate
+    of the first branch, then of the second.
     """
 
     def __init__(self, width: int, depth: int, parts: int = 6) -> None:
@@ -191,7 +206,7 @@ class Modulation(nn.Module):
         return _at_least_fp32(self.project(F.silu(c))).unflatten(1, self.shape).unbind(1)
 
     def initialise(self) -> None:
-        """Zero it: every gate is 0 at init, so that every block starts as the identity (adaLN-zero)."""
+        """Zero it: all gates are 0, so that every block starts as the identity (adaLN-zero)."""
         nn.init.zeros_(self.project.weight)
         nn.init.zeros_(self.project.bias)
 
@@ -199,8 +214,8 @@ class Modulation(nn.Module):
 class Block(nn.Module):
     """Two residual branches under adaLN-zero; a family fills in `first` and `second`.
 
-        x = x + gate1 * first(adaLN(x; shift1, scale1))
-        x = x + gate2 * second(adaLN(x; shift2, scale2))
+    x = x + gate1 * first(adaLN(x; shift1, scale1))
+    x = x + gate2 * second(adaLN(x; shift2, scale2))
     """
 
     def __init__(self, index: int) -> None:
@@ -214,6 +229,10 @@ class Block(nn.Module):
     def second(self, x: Tensor, layout: Layout) -> Tensor:
         """Mix channels, or tokens once more (B, T, D)."""
         raise NotImplementedError
+
+    def ops(self) -> list[tuple[str, str]]:
+        """Return the dispatched operations that this block calls: name and the kernel asked for."""
+        return []
 
     def norm(self, branch: int, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
         """Normalise and modulate the input of branch 0 or 1."""
@@ -259,6 +278,6 @@ class Head(nn.Module):
 
 
 def mlp(width: int, hidden: int, out: int | None = None) -> nn.Sequential:
-    """Return linear, SiLU, linear, SiLU, linear: the projector that REPA trains beside the model."""
+    """Return linear, SiLU, linear, SiLU, linear: REPA's projector (arXiv 2410.06940)."""
     layers: list[Any] = [nn.Linear(width, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU()]
     return nn.Sequential(*layers, nn.Linear(hidden, out or width))

@@ -1,8 +1,9 @@
 """Mamba-2 (Dao and Gu, arXiv 2405.21060): a block is two mixers in a row on two scan paths.
 
-A mixer has about 6 D^2 parameters and a DiT block's two branches 12 D^2, so two mixers make one block: route
-indices count blocks, never mixers. The residual stream stays in raster order; a mixer permutes its D-wide
-input to the scan path, which in a route is the dense path with the absent tokens deleted, and back.
+A mixer has about 6 D^2 parameters and a DiT block's two branches 12 D^2, so two mixers make one
+block: route indices count blocks, never mixers. The residual stream stays in raster order; a mixer
+permutes its D-wide input to the scan path, which in a route is the dense path with the absent
+tokens deleted, and back.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from backbones.layers import EPS, Block
 from backbones.ops.conv import causal_conv
+from backbones.ops.dispatch import resolve
 from backbones.ops.selective_scan import selective_scan
 from backbones.ops.ssd import ssd
 from backbones.registry import check_choice, register
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 MAX_GAP = 4.0  # BACKBONES: unclamped, one gap of a whole row makes the input weight explode.
 REVERSED = ":reversed"
+OPS = {"mamba2": "ssd", "mamba1": "selective_scan"}
 
 
 @dataclass(frozen=True)
@@ -34,16 +37,17 @@ class MambaOptions:
     """Options of the family `mamba`.
 
     Attributes:
-        scan: `alternate` (one snake path forward, then reversed), `zigzag` (the next two of eight snake
-            paths) or `bidirectional` (both directions summed inside each mixer).
-        conv: `true` (taps by distance along the full path, absent tokens count as 0), `compact` (taps over
-            the present tokens) or `none`.
-        gap: What the scan does about absent tokens: `off` (nothing), `decay` (the state decays over them)
-            or `dt` (the step is as long as the gap, at most 4).
+        scan: `alternate` (one snake path forward, then reversed), `zigzag` (the next two of eight
+            snake paths) or `bidirectional` (both directions summed inside each mixer).
+        conv: `true` (taps by distance along the full path, absent tokens count as 0), `compact`
+            (taps over the present tokens) or `none`.
+        gap: What the scan does about absent tokens: `off` (nothing), `decay` (the state decays over
+            them) or `dt` (the step is as long as the gap, at most 4).
         mixer: `mamba2` or `mamba1`.
         state: State channels N; None takes the size's for Mamba-2 and 16 for Mamba-1.
         chunk: Tokens of one SSD chunk.
-        kernel: `auto`, `torch` or a kernel of `backbones.ops.ssd` (`ops.selective_scan` for Mamba-1).
+        kernel: `auto`, `torch` or a kernel of `backbones.ops.ssd` (`ops.selective_scan` for
+            Mamba-1).
     """
 
     scan: str = "alternate"
@@ -85,19 +89,24 @@ class Conv(nn.Module):
         self.mode = mode
         self.weight = nn.Parameter(torch.empty(channels, taps))
         self.bias = nn.Parameter(torch.empty(channels))
-        bound = 1 / math.sqrt(taps)
-        nn.init.uniform_(self.weight, -bound, bound)
-        nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, x: Tensor, layout: Layout, path: str) -> Tensor:
         """Convolve tokens (B, T, C) that are in scan order."""
         by_distance = self.mode == "true" and not layout.is_full
         position = layout.positions(path) if by_distance else None
-        return F.silu(causal_conv(x, self.weight, self.bias, position))
+        return causal_conv(x, self.weight, self.bias, position, activation="silu")
+
+    def initialise(self) -> None:
+        """Draw taps and bias as torch's convolutions do."""
+        bound = 1 / math.sqrt(self.weight.shape[1])
+        nn.init.uniform_(self.weight, -bound, bound)
+        nn.init.uniform_(self.bias, -bound, bound)
 
 
-def _steps(raw: Tensor, bias: Tensor, gap: str, layout: Layout, path: str) -> tuple[Tensor, Tensor | None]:
-    """Return the step sizes dt > 0 (B, T, *) and the gaps for the decay, both in float32 or wider."""
+def _steps(
+    raw: Tensor, bias: Tensor, gap: str, layout: Layout, path: str
+) -> tuple[Tensor, Tensor | None]:
+    """Return steps dt > 0 (B, T, *) and gaps for the decay, both in float32 or wider."""
     dt = F.softplus(raw.to(bias.dtype) + bias)
     if gap == "off" or layout.is_full:
         return dt, None
@@ -108,7 +117,7 @@ def _steps(raw: Tensor, bias: Tensor, gap: str, layout: Layout, path: str) -> tu
 
 
 def _draw_dt_bias(bias: Tensor, low: float = 1e-3, high: float = 1e-1) -> None:
-    """Fill with the inverse softplus of steps drawn log-uniformly from [low, high] (Mamba's start)."""
+    """Fill with the inverse softplus of steps drawn log-uniformly from [low, high]."""
     dt = torch.exp(torch.rand_like(bias) * math.log(high / low) + math.log(low))
     bias.copy_(dt + torch.log(-torch.expm1(-dt)))
 
@@ -134,8 +143,8 @@ class Direction(nn.Module):
 class Mamba2(nn.Module):
     """Mamba-2 mixer: state-space duality with scalar decay per head.
 
-        z, x, B, C = W x;  h_t = exp(dt A) h_{t-1} + dt B_t x_t;  y_t = C_t h_t + skip x_t
-        out = W_o (RMSNorm(y silu(z)))
+    z, x, B, C = W x;  h_t = exp(dt A) h_{t-1} + dt B_t x_t;  y_t = C_t h_t + skip x_t
+    out = W_o (RMSNorm(y silu(z)))
     """
 
     def __init__(self, size: Size, path: str, options: MambaOptions) -> None:
@@ -167,8 +176,7 @@ class Mamba2(nn.Module):
         return layout.from_scan(self.out_proj(y), self.path)
 
     def _scan(self, u: Tensor, mixed: Tensor, way: Direction, layout: Layout, path: str) -> Tensor:
-        if self.conv is not None:
-            mixed = self.conv(mixed, layout, path)
+        mixed = F.silu(mixed) if self.conv is None else self.conv(mixed, layout, path)
         x, b, c = mixed.split([self.inner, self.state, self.state], dim=-1)
         dt, decay = _steps(way.dt_proj(u), way.dt_bias, self.options.gap, layout, path)
         y = ssd(
@@ -185,7 +193,10 @@ class Mamba2(nn.Module):
         return y.flatten(-2)
 
     def initialise(self) -> None:
-        """Draw steps and decays."""
+        """Draw steps, decays and the convolution."""
+        if self.conv is not None:
+            self.conv.initialise()
+        nn.init.ones_(self.scale)
         for way in self.directions:
             way.initialise()
 
@@ -223,12 +234,12 @@ class Mamba1(nn.Module):
         low, b, c = way.project(x).split([self.rank, self.state, self.state], dim=-1)
         dt, decay = _steps(way.dt_proj(low), way.dt_bias, self.options.gap, layout, path)
         a = -torch.exp(way.log_a)
-        return selective_scan(
-            x, dt, a, b, c, way.skip, kernel=self.options.kernel, decay_gap=decay
-        )
+        return selective_scan(x, dt, a, b, c, way.skip, kernel=self.options.kernel, decay_gap=decay)
 
     def initialise(self) -> None:
-        """Draw steps and decays."""
+        """Draw steps, decays and the convolution."""
+        if self.conv is not None:
+            self.conv.initialise()
         for way in self.directions:
             way.initialise()
 
@@ -247,7 +258,9 @@ class SelectiveDirection(nn.Module):
     def initialise(self) -> None:
         """Draw Mamba's start: A = 1..N (S4D-real), steps in 1e-3..1e-1."""
         _draw_dt_bias(self.dt_bias)
-        nn.init.uniform_(self.dt_proj.weight, -(self.dt_proj.in_features**-0.5), self.dt_proj.in_features**-0.5)
+        nn.init.uniform_(
+            self.dt_proj.weight, -(self.dt_proj.in_features**-0.5), self.dt_proj.in_features**-0.5
+        )
         states = torch.arange(1, self.log_a.shape[1] + 1, dtype=self.log_a.dtype)
         self.log_a.copy_(states.log().expand_as(self.log_a))
         self.skip.fill_(1.0)
@@ -263,9 +276,18 @@ class MambaBlock(Block):
         self, size: Size, index: int, grid: tuple[int, int], options: MambaOptions
     ) -> None:
         super().__init__(index)
+        self.options, self.op = options, OPS[options.mixer]
+        resolve(
+            self.op, options.kernel
+        )  # A kernel that is not there is an error now, not in step 1.
         mixer = Mamba2 if options.mixer == "mamba2" else Mamba1
         one, two = paths(options.scan, index)
         self.one, self.two = mixer(size, one, options), mixer(size, two, options)
+
+    def ops(self) -> list[tuple[str, str]]:
+        """Return the dispatched operations of this block."""
+        conv = [("conv", "auto")] if self.options.conv != "none" else []
+        return [(self.op, self.options.kernel), *conv]
 
     def first(self, x: Tensor, layout: Layout) -> Tensor:
         """Mix tokens along the first path."""

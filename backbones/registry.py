@@ -1,12 +1,12 @@
-"""Names of the families and the one way to build a model (torch is imported only when one is built).
+"""Names of the families and the one way to build a model (torch comes only with a model).
 
 A family is one file of this package whose block class is decorated:
 
     @register("mamba")
     class MambaBlock(nn.Module): ...
 
-`names()` reads the decorators without importing the files, so that a typo in `backbone=` is answered at
-once; `create` imports the file it needs.
+`names()` reads the decorators without importing the files, so that a typo in `backbone=` is
+answered at once; `create` imports the file it needs.
 """
 
 from __future__ import annotations

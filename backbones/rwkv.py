@@ -1,9 +1,10 @@
 """RWKV for images: a spatial mix (bidirectional WKV) and a channel mix, each after a token shift.
 
 Vision-RWKV (arXiv 2403.02308) as Diffusion-RWKV (arXiv 2404.04478) uses it, without long skips. Two
-operators look at where a token sits: the shift takes a quarter of the channels from each grid neighbour,
-and bi-WKV lets a token's weight fall with its distance along the raster path. Inside a route both ask the
-layout, so that they compute what the dense operators would with the absent tokens masked.
+operators look at where a token sits: the shift takes a quarter of the channels from each grid
+neighbour, and bi-WKV lets a token's weight fall with its distance along the raster path. Inside a
+route both ask the layout, so that they compute what the dense operators would with the absent
+tokens masked.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from backbones.layers import Block
 from backbones.ops.biwkv import biwkv
+from backbones.ops.dispatch import resolve
 from backbones.ops.shift import grid_shift
 from backbones.registry import check_choice, register
 from backbones.sizes import BackboneError, Size
@@ -32,8 +34,8 @@ class Shift(nn.Module):
     Args:
         width: Channels D; a quarter comes from each neighbour.
         mixes: How many differently weighted mixtures to return.
-        missing: What stands in for a neighbour that a route took away: `self`, `zero` or `nearest` present
-            one along the same ray. Outside the image it is 0, as in the dense operator.
+        missing: What stands in for a neighbour that a route took away: `self`, `zero` or `nearest`
+            present one along the same ray. Outside the image it is 0, as in the dense operator.
     """
 
     def __init__(self, width: int, mixes: int, missing: str) -> None:
@@ -51,7 +53,7 @@ class Shift(nn.Module):
 class SpatialMix(nn.Module):
     """Receptance-gated bi-WKV.
 
-        out = W_o (sigmoid(r) * biwkv(k, v)),  r, k, v = W (x mix + shift(x) (1 - mix))
+    out = W_o (sigmoid(r) * biwkv(k, v)),  r, k, v = W (x mix + shift(x) (1 - mix))
     """
 
     def __init__(self, width: int, wkv: str, missing: str, key_norm: bool, kernel: str) -> None:
@@ -71,13 +73,16 @@ class SpatialMix(nn.Module):
         to_key, to_value, to_receptance = self.shift(x, layout)
         k, v = self.key_norm(self.key(to_key)), self.value(to_value)
         gate = torch.sigmoid(self.receptance(to_receptance))
-        # True distances and the full length make the routed layer the dense one with absent keys at -inf;
-        # by rank, distances and the length shrink together, as in the released code.
+        # True distances and the full length make the routed layer the dense one with absent keys at
+        # -inf; by rank, distances and the length shrink together, as in the released code.
         true = self.wkv == "true"
         position = layout.positions("raster") if true and not layout.is_full else None
         length = layout.full_length if true else layout.length
+        # Raster order already, so nothing moves; but the control `unsorted` shuffles every scan
+        # order.
+        k, v = layout.to_scan(k, "raster"), layout.to_scan(v, "raster")
         mixed = biwkv(k, v, self.decay, self.bonus, position, length, kernel=self.kernel)
-        return self.output(gate * mixed.to(gate.dtype))
+        return self.output(gate * layout.from_scan(mixed, "raster").to(gate.dtype))
 
 
 class ChannelMix(nn.Module):
@@ -106,11 +111,12 @@ class RWKVBlock(Block):
         """Options of the family `rwkv`.
 
         Attributes:
-            ratio: Hidden width of the channel mix over D. 3.5 gives a block DiT's 18 D^2 parameters, 4 is
-                Diffusion-RWKV's.
-            wkv: `true` measures distances on the full grid and normalises by its length; `rank` counts
-                present tokens only, as the released code does.
-            missing: `self`, `zero` or `nearest`: what stands in for an absent neighbour of the token shift.
+            ratio: Hidden width of the channel mix over D. 3.5 gives a block DiT's 18 D^2
+                parameters, 4 is Diffusion-RWKV's.
+            wkv: `true` measures distances on the full grid and normalises by its length; `rank`
+                counts present tokens only, as the released code does.
+            missing: `self`, `zero` or `nearest`: what stands in for an absent neighbour of the
+                token shift.
             key_norm: LayerNorm on the keys, which appear in an exponent.
             kernel: `auto`, `torch` or a kernel of `backbones.ops.biwkv`.
         """
@@ -131,12 +137,19 @@ class RWKVBlock(Block):
 
     def __init__(self, size: Size, index: int, grid: tuple[int, int], options: Options) -> None:
         super().__init__(index)
+        resolve(
+            "biwkv", options.kernel
+        )  # A kernel that is not there is an error now, not in step 1.
         self.depth = size.depth
         hidden = round(size.width * options.ratio / 8) * 8
         self.spatial = SpatialMix(
             size.width, options.wkv, options.missing, options.key_norm, options.kernel
         )
         self.channel = ChannelMix(size.width, hidden, options.missing)
+
+    def ops(self) -> list[tuple[str, str]]:
+        """Return the dispatched operations of this block."""
+        return [("biwkv", self.spatial.kernel), ("shift", "auto")]
 
     def first(self, x: Tensor, layout: Layout) -> Tensor:
         """Mix tokens."""
@@ -147,7 +160,7 @@ class RWKVBlock(Block):
         return self.channel(x, layout)
 
     def initialise(self) -> None:
-        """Draw weights; decay, bonus and mixes follow RWKV-4's depth-dependent start ("fancy" init)."""
+        """Draw weights; decay, bonus and mixes start depth-dependent as RWKV-4's ("fancy")."""
         super().initialise()
         width = self.spatial.decay.numel()
         depth_01 = self.index / max(self.depth - 1, 1)

@@ -1,10 +1,11 @@
 """The one size table: what "S/2" means for every family (no torch here).
 
-A block is the same unit everywhere: about 18 D^2 parameters, two residual branches and 6 D of adaLN-zero
-modulation, so depth and width alone fix a size and a table may compare families row by row.
+A block is the same unit everywhere: about 18 D^2 parameters, two residual branches and 6 D of
+adaLN-zero modulation, so depth and width alone fix a size and a table may compare families row by
+row.
 
-S, B, L and XL are DiT's (Peebles and Xie, arXiv 2212.09748, Table 1). T is for a run of minutes on two CPU
-cores, M lies between T and S.
+S, B, L and XL are DiT's (Peebles and Xie, arXiv 2212.09748, Table 1). T is for a run of minutes on
+two CPU cores, M lies between T and S.
 """
 
 from __future__ import annotations
@@ -65,8 +66,9 @@ SIZES: dict[str, Size] = {
 def state_size(width: int) -> int:
     """Return Mamba-2's state channels N for a width.
 
-    B and C cost 4 D N parameters a block whatever the width is, so narrow models take a smaller state: the
-    count stays within 6 % of DiT's 18 D^2 at every size, and N stays a multiple of 8 as the kernels want it.
+    B and C cost 4 D N parameters a block whatever the width is, so narrow models take a smaller
+    state: the count stays within 6 % of DiT's 18 D^2 at every size, and N stays a multiple of 8 as
+        the kernels want it.
     """
     for least, state in ((384, 64), (192, 32), (96, 16)):
         if width >= least:
@@ -75,7 +77,7 @@ def state_size(width: int) -> int:
 
 
 def head_size(width: int) -> int:
-    """Return Mamba-2's channels per head P for a width: the largest of 64..8 that leaves four heads."""
+    """Return Mamba-2's head width P: the largest of 64..8 that leaves four heads."""
     for size in (64, 32, 16, 8):
         if 2 * width % size == 0 and 2 * width // size >= 4:
             return size
@@ -103,16 +105,21 @@ def parse_size(
     size = text if isinstance(text, Size) else _named(str(text))
     if depth is None and width is None and heads is None:
         return size
-    depth, width = depth or size.depth, width or size.width
+    depth = size.depth if depth is None else depth
+    width = size.width if width is None else width
     _check_positive(depth=depth, width=width)
     if width % 16:
-        raise BackboneError(f"width={width} is not a multiple of 16, as kernels need; try {_near(width)}")
+        raise BackboneError(
+            f"width={width} is not a multiple of 16, as kernels need; try {_near(width)}"
+        )
     if heads is None:
         heads = next(h for h in range(min(size.heads, width), 0, -1) if width % h == 0)
     _check_positive(heads=heads)
     if width % heads:
         good = [h for h in range(1, min(width, 64) + 1) if width % h == 0]
-        raise BackboneError(f"heads={heads} does not divide width={width}; heads may be {_listed(good)}")
+        raise BackboneError(
+            f"heads={heads} does not divide width={width}; heads may be {_listed(good)}"
+        )
     changed = (depth, width, heads) != (size.depth, size.width, size.heads)
     return replace(
         size, name="custom" if changed else size.name, depth=depth, width=width, heads=heads

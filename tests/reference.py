@@ -160,7 +160,7 @@ def mamba2(mixer, u, present, grid, prefix):
     y = 0
     for n, way in enumerate(mixer.directions):
         order = scan_order(grid, prefix, mixer.path + (":reversed" if n else ""))
-        m = mixed if mixer.conv is None else causal_conv(mixer.conv, mixed, present, order)
+        m = silu(mixed) if mixer.conv is None else causal_conv(mixer.conv, mixed, present, order)
         x, b, c = m.split([inner, state, state], dim=-1)
         raw = linear(way.dt_proj, u)
         dt, fade = steps_and_decay(raw, way.dt_bias, mixer.options.gap, present, order, prefix)

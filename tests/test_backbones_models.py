@@ -84,7 +84,9 @@ def test_every_block_is_the_identity_and_the_output_zero_at_init(name):
 def test_every_parameter_learns(name):
     model = stir(tiny(name, text=(2, 5)))
     x, t, y = inputs(model)
-    model(x, t, y, text=torch.randn(2, 2, 5), text_drop=torch.tensor([True, False])).square().sum().backward()
+    model(
+        x, t, y, text=torch.randn(2, 2, 5), text_drop=torch.tensor([True, False])
+    ).square().sum().backward()
     for key, p in model.named_parameters():
         assert p.grad is not None and torch.isfinite(p.grad).all(), key
         assert p.grad.any(), key
@@ -151,7 +153,9 @@ def test_positions_are_the_formula():
 
     table = sincos_2d(32, (2, 3))
     omega = 1 / 10000 ** (torch.arange(8) / 8)
-    row = torch.cat([torch.sin(2 * omega), torch.cos(2 * omega), torch.sin(1 * omega), torch.cos(1 * omega)])
+    row = torch.cat(
+        [torch.sin(2 * omega), torch.cos(2 * omega), torch.sin(1 * omega), torch.cos(1 * omega)]
+    )
     torch.testing.assert_close(table[1 * 3 + 2], row)
 
 

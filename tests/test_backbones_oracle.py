@@ -1,0 +1,240 @@
+"""The oracle of routing: routed blocks equal dense blocks under masking semantics, at the kept tokens.
+
+Every case runs in float64, values and gradients of the input, the modulation and every weight, against the
+plain references in `tests/reference.py`. The mutations at the end break the code in known ways and
+ask the same comparison to fail.
+"""
+
+import pytest
+import reference
+import torch
+
+import backbones
+from routing.layout import Layout
+from routing.paths import Order
+from routing.rng import Draws
+from routing.route import Route
+from routing.selection import MODES, Selection
+from routing.spec import Routing
+
+torch.set_num_threads(1)
+GRID, BATCH, WIDTH, DEPTH = (4, 6), 2, 32, 4
+N = GRID[0] * GRID[1]
+ROUTE = "1-2@0.5"
+
+# Family options under test; the first case of each family is its default.
+CASES = {
+    "dit": [{}, {"rope": True, "qk_norm": True}],
+    "mamba": [
+        {},
+        {"conv": "none"},
+        {"scan": "zigzag"},
+        {"scan": "bidirectional"},
+        {"gap": "decay"},
+        {"gap": "dt"},
+        {"mixer": "mamba1"},
+        {"mixer": "mamba1", "conv": "none", "gap": "dt", "scan": "bidirectional"},
+        {"attention": 2},
+    ],
+    "rwkv": [{}, {"missing": "zero"}, {"missing": "nearest"}, {"attention": [2]}],
+}
+ALL = [(name, options) for name, cases in CASES.items() for options in cases]
+DEFAULTS = [(name, cases[0]) for name, cases in CASES.items()] + [("mamba", {"conv": "none"})]
+
+
+def label(value):
+    if isinstance(value, dict):
+        return ",".join(f"{k}={v}" for k, v in value.items()) or "default"
+    return None
+
+
+def build(name, options, dtype=torch.float64, seed=0):
+    """A model whose blocks do something (weights drawn anew, none of them zero)."""
+    torch.manual_seed(seed)
+    shape = {"depth": DEPTH, "width": WIDTH, "heads": 2, "input_size": GRID, "in_channels": 1}
+    model = backbones.create(name, "T/1", **shape, **options).to(dtype)
+    with torch.no_grad():
+        for p in model.stack.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    return model
+
+
+def drawn(prefix, dtype=torch.float64, seed=1):
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(BATCH, prefix + N, WIDTH, generator=g, dtype=dtype)
+    cond = [torch.randn(BATCH, 6, 1, WIDTH, generator=g, dtype=dtype) / 2 for _ in range(DEPTH)]
+    probe = torch.randn(BATCH, prefix + N, WIDTH, generator=g, dtype=dtype)
+    return x, cond, probe
+
+
+def routing(mode="random", ids=None, route=ROUTE, shared=False):
+    draws = Draws(seed=3, step=5, index=torch.arange(BATCH))
+    return Routing(Route.parse(route), Selection(mode, shared), draws, ids)
+
+
+def masks(out, prefix):
+    """Presence (B, T) of each segment, prefix included."""
+    found = []
+    for layout in out.inner:
+        rows = layout.mask().expand(BATCH, -1)
+        found.append(torch.cat([torch.ones(BATCH, prefix, dtype=torch.bool), rows], dim=1))
+    return found
+
+
+def gradients(y, probe, model, x, cond):
+    leaves = [x, *cond, *model.stack.parameters()]
+    return torch.autograd.grad((y * probe).sum(), leaves, allow_unused=True)
+
+
+def compare(model, prefix, plan, **changes):
+    """Assert values and gradients of the routed stack against the masked dense reference."""
+    x, cond, probe = drawn(prefix)
+    for leaf in (x, *cond):
+        leaf.requires_grad_()
+    out = model.stack(x, tuple(cond), Layout(GRID, prefix=prefix), plan)
+    segments = changes.pop("segments", plan.route.resolve(DEPTH).segments)
+    kept = [(s.start, s.end, m) for s, m in zip(segments, masks(out, prefix), strict=True)]
+    want = reference.run_stack(model.stack.blocks, x, cond, GRID, prefix, kept, **changes)
+    torch.testing.assert_close(out.x, want, rtol=1e-9, atol=1e-9)
+    ours, theirs = (gradients(y, probe, model, x, cond) for y in (out.x, want))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("prefix", [0, 3])
+@pytest.mark.parametrize(("name", "options"), ALL, ids=label)
+def test_routed_is_masked_dense(name, options, prefix):
+    compare(build(name, options), prefix, routing())
+
+
+@pytest.mark.parametrize("mode", [m for m in MODES if m not in ("random", "unsorted")])
+@pytest.mark.parametrize(("name", "options"), DEFAULTS, ids=label)
+def test_every_selection(name, options, mode):
+    route = "1-2@0.75" if mode == "quad" else ROUTE
+    compare(build(name, options), 2, routing(mode, route=route))
+
+
+@pytest.mark.parametrize(("name", "options"), DEFAULTS[:3], ids=label)
+def test_two_routes_and_a_shared_subset(name, options):
+    compare(build(name, options), 0, routing(route="0-0@0.25+2-3@0.75", shared=True))
+
+
+@pytest.mark.parametrize(("name", "options"), DEFAULTS[:3], ids=label)
+def test_dense_is_the_reference(name, options):
+    compare(build(name, options), 2, routing(route="none"))
+
+
+@pytest.mark.parametrize("prefix", [0, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("name", "options"), ALL, ids=label)
+def test_keep_all_is_bitwise_dense(name, options, dtype, prefix):
+    model = build(name, options, dtype)
+    x, cond, _ = drawn(prefix, dtype)
+    layout = Layout(GRID, prefix=prefix)
+    dense = model.stack(x, tuple(cond), layout).x
+    before = dict(model.stack.moves)
+    everything = torch.arange(N).expand(BATCH, -1)
+    kept = model.stack(x, tuple(cond), layout, routing(ids=everything)).x
+    moved = {key: model.stack.moves[key] - before[key] for key in before}
+    assert moved == {"gather": 1, "scatter": 1}
+    assert torch.equal(kept, dense)
+
+
+@pytest.mark.parametrize(("name", "options"), ALL, ids=label)
+def test_order_of_ids_makes_no_difference(name, options):
+    model = build(name, options)
+    x, cond, _ = drawn(2)
+    ids = torch.stack([torch.randperm(N)[:9] for _ in range(BATCH)])
+    layout = Layout(GRID, prefix=2)
+    first = model.stack(x, tuple(cond), layout, routing(ids=ids)).x
+    again = model.stack(x, tuple(cond), layout, routing(ids=ids.flip(1))).x
+    assert torch.equal(first, again)
+
+
+@pytest.mark.parametrize(("name", "options"), DEFAULTS[:3], ids=label)
+def test_routed_tokens_arrive_bit_for_bit(name, options):
+    model = build(name, options, torch.float32)
+    x, cond, _ = drawn(2, torch.float32)
+    out = model.stack(x, tuple(cond), Layout(GRID, prefix=2), routing(route="1-3"), taps=[0])
+    gone = ~masks(out, 2)[0]
+    assert gone.sum() == BATCH * N // 2
+    assert torch.equal(out.x[gone], out.taps[0][gone])
+    assert not torch.equal(out.x[~gone], out.taps[0][~gone])
+
+
+# Relative L2 error of bf16 autocast against float32, whole stack, dense and routed; measured about half.
+BF16_ERROR = 0.02
+
+
+@pytest.mark.parametrize("plan", [None, "routed"])
+@pytest.mark.parametrize(("name", "options"), ALL, ids=label)
+def test_bf16_autocast_stays_close(name, options, plan):
+    model = build(name, options, torch.float32)
+    x, cond, _ = drawn(2, torch.float32)
+    plan = plan and routing()
+    layout = Layout(GRID, prefix=2)
+    want = model.stack(x, tuple(cond), layout, plan).x
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = model.stack(x, tuple(cond), layout, plan).x
+    assert got.dtype == torch.float32
+    error = (got - want).norm() / (want - x).norm()
+    assert 0 < error < BF16_ERROR
+
+
+# Mutations: each breaks one thing, and the comparison must notice.
+
+
+@pytest.mark.parametrize(("name", "options"), DEFAULTS, ids=label)
+def test_mutation_route_end_off_by_one(name, options):
+    model = build(name, options)
+    wrong = Route.parse("1-3@0.5").resolve(DEPTH).segments
+    with pytest.raises(AssertionError):
+        compare(model, 0, routing(), segments=wrong)
+
+
+@pytest.mark.parametrize(("name", "options"), DEFAULTS[1:], ids=label)
+def test_mutation_scan_order_lost(name, options, monkeypatch):
+    """Kept tokens in a random order inside the route, as the released code leaves them."""
+    subset = Layout.subset
+
+    def unsorted(self, ids, shuffle=None):
+        layout = subset(self, ids, shuffle)
+        order = torch.randperm(layout.ids.shape[1], generator=torch.Generator().manual_seed(0))
+        layout.shuffle = order.expand_as(layout.ids)
+        return layout
+
+    model = build(name, options)
+    compare(model, 0, routing())
+    monkeypatch.setattr(Layout, "subset", unsorted)
+    with pytest.raises(AssertionError):
+        compare(model, 0, routing())
+
+
+@pytest.mark.parametrize(("name", "options"), DEFAULTS[1:], ids=label)
+def test_mutation_sort_removed(name, options, monkeypatch):
+    """Every sort of `Layout` does nothing: tokens are stored, and scanned, in the order of their ids."""
+    model = build(name, options)
+    ids = torch.stack([torch.randperm(N)[: N // 2] for _ in range(BATCH)])
+    compare(model, 0, routing(ids=ids))
+    made = Layout.__init__
+
+    def unsorted(self, grid, ids=None, *rest, **named):
+        made(self, grid, ids, *rest, **named)
+        self.ids = ids
+
+    def as_stored(self, name):
+        steps = torch.arange(self.length).expand(BATCH, -1)
+        return Order(steps, steps, False)
+
+    monkeypatch.setattr(Layout, "__init__", unsorted)
+    monkeypatch.setattr(Layout, "_order", as_stored)
+    with pytest.raises(AssertionError):
+        compare(model, 0, routing(ids=ids))
+
+
+@pytest.mark.parametrize("policies", [("self", "zero"), ("zero", "nearest"), ("nearest", "self")])
+def test_mutation_missing_neighbour_policy_swapped(policies):
+    model = build("rwkv", {"missing": policies[0]})
+    compare(model, 0, routing(), missing=policies[0])
+    with pytest.raises(AssertionError):
+        compare(model, 0, routing(), missing=policies[1])
