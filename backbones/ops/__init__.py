@@ -1,4 +1,4 @@
-"""Token mixers as functions: a plain float64 reference, a fast torch path, a kernel if there is one.
+"""Token mixers as functions: a plain float64 reference, a fast torch path, a kernel if any.
 
     ops.ssd             Mamba-2's state space dual, chunked
     ops.selective_scan  Mamba-1's scan

@@ -90,7 +90,7 @@ def biwkv(
     decay = w.to(dtype).clamp(-MAX_DECAY, MAX_DECAY) / length
     bonus = torch.exp(u.to(dtype) / length)
     if name == "triton":
-        return probe("biwkv", "triton").function(k, v, decay, bonus, position)
+        return probe("biwkv", "triton").function(k, v, decay, bonus, position, length)
     with full_precision(k):
         out = _BiWKV.apply(k.to(dtype), v.to(dtype), decay, bonus, position, length)
     return out.to(v.dtype)

@@ -153,21 +153,20 @@ def resolve(op: str, requested: str = "auto", device: str | None = None) -> Choi
         )
     if requested in ("torch", "reference"):
         return Choice(op, requested, "asked for")
+    if requested == "auto" and (device != "cuda" or not KERNELS[op]):
+        # Triton's interpreter is for tests: a thousand times slower, so never chosen here.
+        return Choice(
+            op, "torch", "kernels need a CUDA device" if KERNELS[op] else "needs no kernel"
+        )
     refusals = []
     for kernel in KERNELS[op] if requested in ("auto", "kernel") else (requested,):
-        # In the interpreter a kernel is for tests: a thousand times slower than torch, so never by
-        # itself.
-        if requested == "auto" and device != "cuda":
-            reason: str | None = f"{kernel} needs a CUDA device"
-        else:
-            reason = _refusal(op, kernel, device)
+        reason = _refusal(op, kernel, device)
         if reason is None:
-            return Choice(
-                op, kernel, "asked for" if requested != "auto" else probe(op, kernel).reason
-            )
+            return Choice(op, kernel, probe(op, kernel).reason)
         refusals.append((kernel, reason))
     if requested == "auto":
-        return Choice(op, "torch", "; ".join(r for _, r in refusals) or "the only implementation")
+        kernel, reason = refusals[0]
+        return Choice(op, "torch", f"{reason}: {INSTALL[kernel]}")
     raise KernelError(_cannot(op, requested, refusals))
 
 
