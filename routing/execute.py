@@ -74,7 +74,7 @@ class Run:
         state: dict[str, Tensor] | None,
         reuse: Reuse | None,
     ) -> None:
-        self.stack, self.cond, self.layout = stack, cond, layout
+        self.stack, self.cond, self.layout = stack, cond, layout.to(x.device)
         self.x, self.input, self.state = x, x, dict(state or {})
         self.routing = Routing(Route()) if routing is None else routing
         self.spans = _spans(stack, self.routing)

@@ -206,6 +206,18 @@ class Layout:
         """
         return Layout(self.grid, ids.to(self.device), self.prefix, shuffle)
 
+    def to(self, device: torch.device | str) -> Layout:
+        """Return the same layout with its tables on `device`; itself if they are there.
+
+        Args:
+            device: Where the tokens live.
+        """
+        device = torch.device(device)
+        if device == self.device:
+            return self
+        moved = [None if t is None else t.to(device) for t in (self.ids, self.shuffle)]
+        return Layout(self.grid, moved[0], self.prefix, moved[1], device)
+
     def move_to(self, inner: Layout) -> Move:
         """Return the gather from this sequence to that of a subset of it, and its scatter.
 

@@ -19,9 +19,7 @@ from torch import Tensor
 
 from routing.errors import UserError, suggest
 from routing.rng import Draws
-from routing.route import keep_count
-
-MODES = ("random", "rows", "columns", "blocks", "stride", "quad", "unsorted")
+from routing.route import MODES, keep_count
 
 
 class SelectionError(UserError):

@@ -117,7 +117,7 @@ class Stack(nn.Module):
         tapped = _tapped(taps, self.depth, run.skipped)
         seen: dict[int, tuple[Tensor, Layout]] = {}
         if -1 in tapped:
-            seen[-1] = x, layout
+            seen[-1] = x, run.layout
         for i in range(self.depth):
             run.open(i)
             run.block(i)

@@ -1,0 +1,280 @@
+"""Layout against plain Python: paths, restricted orders, gaps, neighbours, tables."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from routing import Layout, LayoutError
+from routing.layout import PATHS, path
+
+NAMES = [*PATHS, *(f"{name}:reversed" for name in PATHS)]
+quick = settings(max_examples=40, deadline=None)
+
+
+@st.composite
+def subsets(draw, batch=st.integers(1, 3)):
+    """A grid, a prefix and ids of a batch, in any order."""
+    grid = draw(st.integers(1, 6)), draw(st.integers(1, 6))
+    n = grid[0] * grid[1]
+    keep = draw(st.integers(1, n))
+    rows = [draw(st.permutations(range(n)))[:keep] for _ in range(draw(batch))]
+    return grid, draw(st.integers(0, 3)), torch.tensor(rows)
+
+
+def rows_of(table, batch):
+    """A per-sample view of a table that may be shared."""
+    return table.expand(batch, *table.shape) if table.dim() == 1 else table
+
+
+def walk(grid, k):
+    """Snake k, written as loops."""
+    height, width = grid
+    outer, inner = (width, height) if k & 1 else (height, width)
+    steps = []
+    for a in range(outer):
+        for b in range(inner) if a % 2 == 0 else reversed(range(inner)):
+            row, column = (b, a) if k & 1 else (a, b)
+            row = height - 1 - row if k & 4 else row
+            column = width - 1 - column if k & 2 else column
+            steps.append(row * width + column)
+    return steps
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("grid", [(8, 8), (1, 5), (5, 1), (3, 7), (4, 2)])
+def test_paths_are_permutations_with_step_one(name, grid):
+    steps = path(grid, name)
+    n = grid[0] * grid[1]
+    assert steps.sort().values.tolist() == list(range(n))
+    if name.startswith("zigzag"):
+        row, column = steps // grid[1], steps % grid[1]
+        assert (row.diff().abs() + column.diff().abs() == 1).all()
+
+
+def test_the_eight_snakes_are_the_eight_snakes():
+    for grid in ((4, 6), (5, 3)):
+        found = [path(grid, f"zigzag:{k}").tolist() for k in range(8)]
+        assert found == [walk(grid, k) for k in range(8)]
+        assert len({tuple(steps) for steps in found}) == 8
+        assert {steps[0] for steps in found} == {
+            0, grid[1] - 1, (grid[0] - 1) * grid[1], grid[0] * grid[1] - 1
+        }  # fmt: skip
+
+
+@quick
+@given(subsets(), st.sampled_from(NAMES))
+def test_restricted_order_is_the_path_filtered(case, name):
+    grid, prefix, ids = case
+    layout = Layout(grid, ids, prefix)
+    order = layout.order(name)
+    assert order.shared == (len(ids) == 1)
+    full = path(grid, name).tolist()
+    for b, (perm, inv) in enumerate(zip(rows_of(order.perm, len(ids)), rows_of(order.inv, len(ids)), strict=True)):
+        present = sorted(ids[b].tolist())
+        expected = [prefix + present.index(step) for step in full if step in present]
+        assert perm.tolist() == [*range(prefix), *expected]
+        assert perm[inv].tolist() == list(range(layout.length))
+
+
+@quick
+@given(subsets(), st.sampled_from(NAMES))
+def test_positions_and_gaps(case, name):
+    grid, prefix, ids = case
+    layout = Layout(grid, ids, prefix)
+    full = path(grid, name).tolist()
+    positions, gaps = rows_of(layout.positions(name), len(ids)), rows_of(layout.gaps(name), len(ids))
+    for b in range(len(ids)):
+        places = [prefix + i for i, step in enumerate(full) if step in set(ids[b].tolist())]
+        assert positions[b].tolist() == [*range(prefix), *places]
+        expected = [1] * (prefix + 1) + [y - x for x, y in zip(places, places[1:], strict=False)]
+        assert gaps[b].tolist() == expected
+        if len(places) > 1:
+            assert gaps[b][prefix:].cumsum(0)[-1] - 1 == places[-1] - places[0]
+
+
+@quick
+@given(subsets(), st.sampled_from(["self", "zero", "nearest"]))
+def test_neighbours(case, missing):
+    grid, prefix, ids = case
+    layout = Layout(grid, ids, prefix)
+    table = layout.neighbours(missing)
+    table = table.expand(len(ids), 4, -1) if table.dim() == 2 else table
+    t = layout.length
+    for b in range(len(ids)):
+        present = sorted(ids[b].tolist())
+        for local in range(t):
+            if local < prefix:
+                assert table[b, :, local].tolist() == [t] * 4
+                continue
+            row, column = divmod(present[local - prefix], grid[1])
+            for side, (dy, dx) in enumerate([(0, -1), (0, 1), (-1, 0), (1, 0)]):
+                expected, y, x = t, row + dy, column + dx
+                inside = lambda y, x: 0 <= y < grid[0] and 0 <= x < grid[1]  # noqa: E731
+                if inside(y, x) and y * grid[1] + x in present:
+                    expected = prefix + present.index(y * grid[1] + x)
+                elif inside(y, x) and missing == "self":
+                    expected = local
+                elif missing == "nearest":
+                    while inside(y, x) and y * grid[1] + x not in present:
+                        y, x = y + dy, x + dx
+                    if inside(y, x):
+                        expected = prefix + present.index(y * grid[1] + x)
+                assert table[b, side, local] == expected
+
+
+@quick
+@given(subsets(), st.sampled_from(NAMES), st.integers(0, 2))
+def test_scans_are_undone(case, name, extra):
+    grid, prefix, ids = case
+    layout = Layout(grid, ids, prefix)
+    batch = len(ids) if len(ids) > 1 else 1 + extra  # one row of ids serves any batch
+    x = torch.randn(batch, layout.length, 2)
+    y = layout.to_scan(x, name)
+    perm = rows_of(layout.order(name).perm, batch)
+    assert torch.equal(y, torch.stack([row[p] for row, p in zip(x, perm, strict=True)]))
+    assert torch.equal(layout.from_scan(y, name), x)
+
+
+@quick
+@given(subsets(), st.sampled_from(NAMES))
+def test_all_ids_in_any_order_are_the_full_layout(case, name):
+    grid, prefix, _ = case
+    n = grid[0] * grid[1]
+    full, explicit = Layout(grid, prefix=prefix), Layout(grid, torch.randperm(n), prefix)
+    assert full.is_full and not explicit.is_full and full.length == explicit.length == full.full_length
+    assert torch.equal(full.order(name).perm, explicit.order(name).perm)
+    assert torch.equal(full.order(name).inv, explicit.order(name).inv)
+    assert torch.equal(full.gaps(name), explicit.gaps(name))
+    assert torch.equal(full.positions(name), explicit.positions(name))
+    for missing in ("self", "zero", "nearest"):
+        assert torch.equal(full.neighbours(missing), explicit.neighbours(missing))
+
+
+@quick
+@given(subsets())
+def test_ids_in_any_order_make_no_difference(case):
+    grid, prefix, ids = case
+    a, b = Layout(grid, ids, prefix), Layout(grid, ids.flip(1), prefix)
+    assert torch.equal(a.ids, b.ids)
+    assert torch.equal(a.order("zigzag:5").perm, b.order("zigzag:5").perm)
+
+
+def test_scan_gradients_are_exact():
+    for ids in (None, torch.tensor([[0, 2, 5], [1, 3, 4]]), torch.tensor([[0, 4, 5]])):
+        layout = Layout((2, 3), ids, prefix=1)
+        x = torch.randn(2, layout.length, 2, dtype=torch.float64, requires_grad=True)
+        for name in ("zigzag:3", "raster:reversed"):
+            scan = lambda v, layout=layout, name=name: layout.to_scan(v, name)  # noqa: E731
+            back = lambda v, layout=layout, name=name: layout.from_scan(v, name)  # noqa: E731
+            assert torch.autograd.gradcheck(scan, x) and torch.autograd.gradcheck(back, x)
+            assert torch.autograd.gradgradcheck(scan, x)
+
+
+def test_raster_is_free():
+    x = torch.randn(2, 6, 3)
+    for layout in (Layout((2, 3)), Layout((3, 4), torch.stack([torch.randperm(12)[:6]] * 2))):
+        assert layout.to_scan(x, "raster") is x and layout.from_scan(x, "raster") is x
+
+
+def test_full_layouts_share_tables_and_subsets_compute_once():
+    a, b = Layout((4, 4), prefix=2), Layout((4, 4), prefix=2)
+    assert a.order("zigzag:1").perm is b.order("zigzag:1").perm
+    assert a.gaps("raster") is b.gaps("raster") and a.neighbours() is b.neighbours()
+    sub = a.subset(torch.tensor([[1, 2, 9], [0, 4, 5]]))
+    for make in (lambda: sub.order("zigzag:1"), lambda: sub.gaps("zigzag:1"), sub.neighbours):
+        assert make() is make()
+
+
+def test_tables_made_under_inference_mode_serve_training():
+    with torch.inference_mode():
+        Layout((3, 11)).to_scan(torch.zeros(1, 33, 1), "zigzag:6")
+        Layout((3, 11)).neighbours()
+    x = torch.randn(1, 33, 1, requires_grad=True)
+    Layout((3, 11)).to_scan(x, "zigzag:6").sum().backward()
+    assert torch.equal(x.grad, torch.ones_like(x))
+
+
+@quick
+@given(subsets())
+def test_tables_follow_the_tokens(case):
+    grid, prefix, ids = case
+    n = grid[0] * grid[1]
+    layout = Layout(grid, ids, prefix)
+    table, values = torch.randn(n, 2), torch.randn(len(ids), n, 2)
+    for b in range(len(ids)):
+        present = ids[b].sort().values
+        assert torch.equal(layout.take(table)[b], table[present])
+        assert torch.equal(layout.take_batched(values)[b], values[b][present])
+        assert layout.mask()[b].nonzero().flatten().tolist() == present.tolist()
+    full = Layout(grid, prefix=prefix)
+    assert torch.equal(full.take(table)[0], table) and full.take_batched(values) is values
+    assert full.mask().all() and full.mask().shape == (1, n)
+
+
+@quick
+@given(subsets(), st.data())
+def test_moves_take_and_put(case, data):
+    grid, prefix, ids = case
+    n, batch = grid[0] * grid[1], len(ids)
+    outer = Layout(grid, prefix=prefix)
+    if data.draw(st.booleans()):
+        extra = torch.stack([torch.tensor(sorted(set(row.tolist()) | {0})) for row in ids][:1])
+        ids, batch = ids[:1], 1
+        outer = Layout(grid, extra, prefix)
+    inner = outer.subset(ids)
+    x = torch.randn(batch, outer.length, 3)
+    move = outer.move_to(inner)
+    taken = move.take(x)
+    wanted = torch.arange(n).expand(batch, n) if outer.is_full else outer.ids
+    for b in range(batch):
+        local = [prefix + wanted[b].tolist().index(i) for i in inner.ids[b].tolist()]
+        assert torch.equal(taken[b], x[b][[*range(prefix), *local]])
+    assert torch.equal(move.put(x, taken), x)
+    other = move.put(x, taken + 1)
+    assert torch.equal(move.take(other), taken + 1) and torch.equal(move.take(x), taken)
+    changed = (other != x).any(-1).sum(1)
+    assert (changed == inner.length).all()
+
+
+def test_move_gradients():
+    outer = Layout((2, 3), prefix=1)
+    for ids in (torch.tensor([[0, 2, 5], [1, 3, 4]]), torch.tensor([1, 4])):
+        move = outer.move_to(outer.subset(ids))
+        x = torch.randn(2, 7, 2, dtype=torch.float64, requires_grad=True)
+        y = torch.randn(2, move.kept, 2, dtype=torch.float64, requires_grad=True)
+        assert torch.autograd.gradcheck(move.take, x) and torch.autograd.gradcheck(move.put, (x, y))
+        assert torch.autograd.gradgradcheck(move.take, x)
+
+
+def test_shuffle_moves_tokens_and_leaves_geometry():
+    ids = torch.tensor([[0, 3, 5, 6], [1, 2, 4, 7]])
+    shuffle = torch.tensor([[2, 0, 3, 1], [3, 2, 1, 0]])
+    plain, mixed = Layout((2, 4), ids, 1), Layout((2, 4), ids, 1, shuffle)
+    assert torch.equal(plain.gaps("zigzag:0"), mixed.gaps("zigzag:0"))
+    assert torch.equal(plain.neighbours(), mixed.neighbours())
+    for name in ("raster", "zigzag:2"):
+        for b in range(2):
+            sorted_grid = plain.order(name).perm[b, 1:]
+            assert torch.equal(mixed.order(name).perm[b, 1:], sorted_grid[shuffle[b]])
+        x = torch.randn(2, 5, 2)
+        y = mixed.to_scan(x, name)
+        assert torch.equal(y[:, 0], x[:, 0]) and not torch.equal(y, plain.to_scan(x, name))
+        assert torch.equal(mixed.from_scan(y, name), x)
+
+
+@pytest.mark.parametrize(
+    ("make", "part"),
+    [
+        (lambda: Layout((2, 2)).order("zigzag:8"), "zigzag:0 .. zigzag:7"),
+        (lambda: Layout((2, 2)).order("rastr"), "did you mean raster"),
+        (lambda: Layout((2, 2)).neighbours("selff"), "did you mean self"),
+        (lambda: Layout((2, 2)).move_to(Layout((2, 2))), "explicit ids"),
+    ],
+)
+def test_errors(make, part):
+    with pytest.raises(LayoutError) as caught:
+        make()
+    assert part in str(caught.value)

@@ -1,0 +1,186 @@
+"""The route grammar: parse and print are inverses, and a wrong route says what to type."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from routing.errors import UserError, suggest
+from routing.route import Route, RouteError, Segment, keep_count
+
+ends = st.integers(-40, 40)
+rates = st.floats(0, 1, exclude_min=True, exclude_max=True)
+segments = st.builds(Segment, ends, ends, rates)
+routes = st.builds(Route, st.lists(segments, max_size=4).map(tuple))
+
+
+@st.composite
+def valid(draw):
+    """A depth and a resolved route that fits it."""
+    depth = draw(st.integers(1, 40))
+    cuts = draw(st.lists(st.integers(0, depth - 1), max_size=6, unique=True).map(sorted))
+    pairs = zip(cuts[::2], cuts[1::2], strict=False)
+    return depth, Route(tuple(Segment(a, b, draw(rates)) for a, b in pairs))
+
+
+@given(routes)
+def test_print_then_parse(route):
+    assert Route.parse(str(route)) == route
+    assert Route.parse(str(route).replace("+", ",")) == route
+    assert Route.parse(route) is route
+
+
+@given(valid())
+def test_valid_routes_resolve_to_themselves(case):
+    depth, route = case
+    assert route.resolve(depth) == route
+    negative = Route(tuple(Segment(s.start - depth, s.end - depth, s.rate) for s in route.segments))
+    assert negative.resolve(depth) == route
+    blocks = route.sparse_blocks
+    assert len(set(blocks)) == len(blocks) and all(0 <= b < depth for b in blocks)
+    assert list(blocks) == sorted(blocks)
+    assert route.ruler(depth).replace("[", "").replace("]", "").split() == [str(i) for i in range(depth)]
+
+
+@given(routes, st.integers(1, 30))
+def test_what_to_type_instead_is_a_valid_route(route, depth):
+    try:
+        resolved = route.resolve(depth)
+    except RouteError as error:
+        better = str(error).rpartition("try route=")[2]
+        assert better, error
+        for _ in range(len(route.segments) + 1):  # one mistake is named at a time
+            try:
+                Route.parse(better).resolve(depth)
+                break
+            except RouteError as again:
+                better = str(again).rpartition("try route=")[2]
+        else:
+            pytest.fail(f"{error} leads nowhere")
+    else:
+        starts = [s.start for s in resolved.segments]
+        assert starts == sorted(starts)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("none", ()),
+        ("auto", (Segment(2, -4),)),
+        ("auto@0.75", (Segment(2, -4, 0.75),)),
+        ("2-8", (Segment(2, 8),)),
+        ("2-8@0.75", (Segment(2, 8, 0.75),)),
+        ("2--4", (Segment(2, -4),)),
+        ("-10--4", (Segment(-10, -4),)),
+        ("0-4,6-9", (Segment(0, 4), Segment(6, 9))),
+        ("0-4+6-9@0.25", (Segment(0, 4), Segment(6, 9, 0.25))),
+        (" 2-8 ", (Segment(2, 8),)),
+        (["0-4", "6-9"], (Segment(0, 4), Segment(6, 9))),
+        ([[0, 4], (6, 9, 0.25)], (Segment(0, 4), Segment(6, 9, 0.25))),
+        ("[0-4,6-9]", (Segment(0, 4), Segment(6, 9))),
+        ([], ()),
+        (None, ()),
+    ],
+)
+def test_forms(text, expected):
+    assert Route.parse(text).segments == expected
+
+
+def test_auto_is_the_guideline():
+    assert str(Route.parse("auto")) == "2--4"
+    at = {12: "2-8", 24: "2-20", 28: "2-24"}
+    assert {d: str(Route.parse("auto").resolve(d)) for d in at} == at
+    assert str(Route.parse("auto@0.25").resolve(12)) == "2-8@0.25"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("8-2", "route 8-2: start must not exceed end; blocks are 0..11; try route=2-8"),
+        ("2-30", "route 2-30: mamba-S has 12 blocks, 0..11; try route=2-11"),
+        ("2--20", "route 2--20: mamba-S has 12 blocks, 0..11; try route=0-2"),
+        ("-2--4", "route -2--4 (10-8 here): start must not exceed end; blocks are 0..11; try route=8-10"),
+        ("0-6+4-9", "route 0-6+4-9: 4-9 starts inside 0-6; try route=0-3+4-9"),
+        ("2-8+2-8", "route 2-8+2-8: 2-8 starts inside 2-8; try route=2-8"),
+        ("6-9+0-4", "route 6-9+0-4: segments must follow the blocks; try route=0-4+6-9"),
+    ],
+)
+def test_routes_that_do_not_fit(text, message):
+    with pytest.raises(RouteError) as caught:
+        Route.parse(text).resolve(12, "mamba-S")
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("2-8@1.5", "try route=2-8@0.5"),
+        ("2-8@75", "try route=2-8@0.75"),
+        ("2-8@75%", "try route=2-8@0.75"),
+        ("2-8@0", "try route=none"),
+        ("2-8@1", "between 0 and 1"),
+        ("2-8@nan", "between 0 and 1"),
+        ("2-8@half", "must be a number"),
+        ("5", "try route=5-5"),
+        (5, "try route=5-5"),
+        ("2..8", "expected none, auto"),
+        ("2-8+", "expected none, auto"),
+        ("2-8+none", "none stands alone"),
+        ([[1, 2, 3, 4]], "expected none, auto"),
+        ([[2.5, 8]], "expected a block index"),
+        ([[2, 8, "x"]], "expected a number"),
+    ],
+)
+def test_texts_that_are_no_route(text, part):
+    with pytest.raises(RouteError, match="route") as caught:
+        Route.parse(text)
+    assert part in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_errors_are_user_errors():
+    assert issubclass(RouteError, UserError) and issubclass(RouteError, ValueError)
+    assert suggest("zigzak", ["zigzag", "raster"]) == "; did you mean zigzag?"
+
+
+def test_ruler_and_blocks():
+    route = Route.parse("2-8")
+    assert route.ruler(12) == "0 1 [2 3 4 5 6 7 8] 9 10 11"
+    assert Route.parse("0-4+6-6").ruler(8) == "[0 1 2 3 4] 5 [6] 7"
+    assert route.sparse_blocks == (2, 3, 4, 5, 6, 7, 8)
+    with pytest.raises(RouteError, match="after resolve"):
+        _ = Route.parse("auto").sparse_blocks
+    assert Route.parse("none").ruler(3) == "0 1 2"
+
+
+def test_truth_and_rates():
+    none, route = Route.parse("none"), Route.parse("0-4+6-9@0.25")
+    assert not none and none.is_none and route and not route.is_none
+    assert str(route.with_rate(0.75)) == "0-4@0.75+6-9@0.75"
+    assert route.with_rate(0).is_none
+    assert hash(route) == hash(Route.parse(str(route)))
+
+
+@given(st.integers(1, 5000), st.floats(0, 1, exclude_max=True))
+def test_keep_count(n, rate):
+    kept = keep_count(n, rate)
+    assert 1 <= kept <= n
+    if int(n * rate) < n:
+        assert kept == n - int(n * rate)
+
+
+def test_no_torch():
+    code = "import sys, routing, routing.route; routing.Route.parse('2-8').resolve(12); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=".", check=False).returncode == 0
+
+
+def test_public_names():
+    import routing
+
+    assert all(getattr(routing, name) is not None for name in routing.__all__)
+    assert set(routing.__all__) <= set(dir(routing))
+    with pytest.raises(AttributeError, match="no attribute 'Rout'"):
+        _ = routing.Rout

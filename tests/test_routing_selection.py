@@ -1,0 +1,153 @@
+"""Selections: exact counts, ascending ids, whole groups, fair marginals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from routing import MODES, Draws, Selection, SelectionError, keep_count, select
+
+FREE = [mode for mode in MODES if mode != "quad"]
+
+
+def numbers(batch, n, seed=0):
+    return Draws(seed, 0, torch.arange(batch)).uniform("route.0", n)
+
+
+@st.composite
+def cases(draw):
+    grid = draw(st.integers(1, 9)), draw(st.integers(1, 9))
+    keep = draw(st.integers(1, grid[0] * grid[1]))
+    return draw(st.sampled_from(FREE)), grid, keep, draw(st.integers(1, 4)), draw(st.integers(0, 99))
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases())
+def test_exact_count_ascending_in_range(case):
+    mode, grid, keep, block, seed = case
+    n = grid[0] * grid[1]
+    ids = select(mode, grid, keep, numbers(3, n, seed), block)
+    assert ids.shape == (3, keep) and ids.dtype == torch.int64
+    assert (ids[:, 1:] > ids[:, :-1]).all() and ids.min() >= 0 and ids.max() < n
+
+
+@settings(max_examples=100, deadline=None)
+@given(cases())
+def test_whole_groups_but_for_one(case):
+    _, grid, keep, block, seed = case
+    n = grid[0] * grid[1]
+    row, column = torch.arange(n) // grid[1], torch.arange(n) % grid[1]
+    groups = {
+        "rows": row,
+        "columns": column,
+        "blocks": row // block * grid[1] + column // block,
+    }
+    for mode, group in groups.items():
+        for ids in select(mode, grid, keep, numbers(2, n, seed), block):
+            kept = torch.bincount(group[ids], minlength=n)
+            size = torch.bincount(group, minlength=n)
+            partial = (kept > 0) & (kept < size)
+            assert partial.sum() <= 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("grid", [(8, 8), (6, 10), (7, 5)])
+def test_every_token_stays_equally_often(mode, grid):
+    n = grid[0] * grid[1]
+    if mode == "quad":
+        if grid == (7, 5):
+            pytest.skip("quad needs an even grid")
+        keep = n // 4
+    else:
+        keep = n // 2 - 3
+    batch = 6000
+    counts = torch.bincount(select(mode, grid, keep, numbers(batch, n), 2).flatten(), minlength=n)
+    share = counts / batch
+    if mode == "blocks" and grid == (7, 5):
+        # Squares cut off by the border are drawn as often as whole ones, so they gain a little.
+        assert (share - keep / n).abs().max() < 0.08
+    else:
+        assert (share - keep / n).abs().max() < 5 * (0.25 / batch) ** 0.5
+
+
+def test_subsets_are_uniform():
+    """All 6 pairs of 4 tokens occur equally often."""
+    ids = select("random", (2, 2), 2, numbers(6000, 4))
+    counts = torch.bincount(ids[:, 0] * 4 + ids[:, 1])
+    assert (counts[counts > 0] - 1000).abs().max() < 160 and (counts > 0).sum() == 6
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.data())
+def test_stride_is_even(height, width, data):
+    n = height * width
+    keep = data.draw(st.integers(1, n))
+    ids = select("stride", (height, width), keep, numbers(2, n))
+    around = torch.cat((ids, ids[:, :1] + n), 1).diff(dim=1)
+    assert around.min() >= n // keep and around.max() <= -(-n // keep)
+
+
+@pytest.mark.parametrize("grid", [(4, 4), (2, 8), (8, 6)])
+def test_quad_keeps_one_of_every_square(grid):
+    n = grid[0] * grid[1]
+    for ids in select("quad", grid, n // 4, numbers(5, n)):
+        squares = ids // grid[1] // 2 * grid[1] + ids % grid[1] // 2
+        assert squares.unique().numel() == n // 4
+
+
+def test_samples_differ_unless_shared():
+    draws = Draws(0, 4, torch.arange(5))
+    for mode in FREE:
+        ids = Selection(mode).ids(draws, 0, (8, 8), 32)
+        assert ids.shape == (5, 32)
+        assert len(ids.unique(dim=0)) == (2 if mode == "stride" else 5)  # every second token
+        shared = Selection(mode, shared=True).ids(draws, 0, (8, 8), 32)
+        assert shared.shape == (1, 32)
+        again = Selection(mode, shared=True).ids(Draws(0, 4, torch.tensor([9])), 0, (8, 8), 32)
+        assert torch.equal(shared, again)
+    assert not torch.equal(Selection().ids(draws, 0, (8, 8), 32), Selection().ids(draws, 1, (8, 8), 32))
+
+
+def test_unsorted_keeps_ids_ascending_and_draws_a_shuffle():
+    draws = Draws(0, 0, torch.arange(3))
+    unsorted = Selection("unsorted")
+    assert torch.equal(unsorted.ids(draws, 0, (4, 4), 8), Selection().ids(draws, 0, (4, 4), 8))
+    shuffle = unsorted.shuffle(draws, 0, 8)
+    assert torch.equal(shuffle.sort(1).values, torch.arange(8).expand(3, 8))
+    assert (shuffle != torch.arange(8)).any(1).all()
+    assert Selection().shuffle(draws, 0, 8) is None
+
+
+def test_choosing_among_some():
+    draws = Draws(0, 0, torch.arange(2))
+    present = torch.tensor([[1, 4, 6, 9, 12, 15]])
+    ids = Selection().ids(draws, 0, (4, 4), 3, present)
+    assert ids.shape == (2, 3) and torch.isin(ids, present).all() and (ids.diff(dim=1) > 0).all()
+    with pytest.raises(SelectionError, match="selection=random"):
+        Selection("rows").ids(draws, 0, (4, 4), 3, present)
+
+
+@pytest.mark.parametrize(
+    ("make", "part"),
+    [
+        (lambda: Selection("row"), "did you mean rows"),
+        (lambda: Selection(block=0), "try block=2"),
+        (lambda: Selection("quad").check((8, 8), 0.5), "2-8@0.75"),
+        (lambda: Selection("quad").check((7, 8), 0.75), "7x8 is odd"),
+        (lambda: select("quad", (4, 4), 5, torch.rand(1, 16)), "not 5"),
+        (lambda: select("random", (4, 4), 0, torch.rand(1, 16)), "keeps 1..16"),
+        (lambda: select("random", (4, 4), 17, torch.rand(1, 16)), "keeps 1..16"),
+        (lambda: select("spiral", (4, 4), 8, torch.rand(1, 16)), "expected one of"),
+    ],
+)
+def test_errors(make, part):
+    with pytest.raises(SelectionError) as caught:
+        make()
+    assert part in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_check_accepts_what_fits():
+    Selection("quad").check((8, 8), 0.75)
+    Selection("rows").check((7, 5), 0.5)
+    assert keep_count(64, 0.75) == 16

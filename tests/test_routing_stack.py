@@ -1,0 +1,425 @@
+"""The loop over blocks: what is gathered, what returns, and where gradients go."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from routing import (
+    Draws,
+    Fuse,
+    Layout,
+    LearnedRouter,
+    Reuse,
+    Route,
+    Routing,
+    RoutingError,
+    Selection,
+    Stack,
+    UserError,
+)
+
+GRID, WIDTH, DEPTH, BATCH, PREFIX = (4, 4), 6, 8, 3, 2
+N, T = 16, 18
+
+
+class Mix(nn.Module):
+    """A residual block that mixes all tokens it sees, so that a missing one is felt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.seen: list[tuple] = []
+
+    def forward(self, x, cond, layout):
+        self.seen.append((x.shape[1], layout.length, x.dtype, torch.is_autocast_enabled("cpu")))
+        return x + torch.tanh(self.linear(x + cond.unsqueeze(1)) + x.mean(1, keepdim=True))
+
+
+class Carry(Mix):
+    """A block that carries a per-token tensor: the first one writes it, the rest add to it."""
+
+    carries = ("first",)
+
+    def forward(self, x, cond, layout, state):
+        if "first" not in state:
+            state["first"] = x.detach() * 2
+        assert state["first"].shape[1] == x.shape[1] == layout.length
+        state["first"] = state["first"] + 1
+        return super().forward(x, cond, layout) + 0.1 * state["first"][..., :WIDTH]
+
+
+def stack(block=Mix, **options):
+    torch.manual_seed(0)
+    return Stack([block() for _ in range(DEPTH)], **options).double()
+
+
+def inputs(dtype=torch.float64):
+    torch.manual_seed(1)
+    x = torch.randn(BATCH, T, WIDTH, dtype=dtype, requires_grad=True)
+    return x, torch.randn(BATCH, WIDTH, dtype=dtype), Layout(GRID, prefix=PREFIX)
+
+
+def draws(step=0, index=BATCH):
+    return Draws(0, step, torch.arange(index))
+
+
+def routing(text="2-5", **options):
+    return Routing(Route.parse(text), draws=options.pop("draws", draws()), **options)
+
+
+def by_hand(model, x, cond, layout, start, end, ids, mutate=lambda before, input: before):
+    """The same pass with plain indexing, one sample at a time."""
+    rows = []
+    for b in range(len(x)):
+        state = x[b : b + 1]
+        chosen = [*range(PREFIX), *(PREFIX + i for i in sorted(ids[b].tolist()))]
+        inner = layout.subset(ids[b])
+        before = state
+        for i, block in enumerate(model.blocks):
+            if i == start:
+                before, state = state, state[:, chosen]
+            state = block(state, cond[b : b + 1], inner if start <= i <= end else layout)
+            if i == end:
+                full = mutate(before, x[b : b + 1]).clone()
+                full[:, chosen] = state
+                state = full
+        rows.append(state)
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("block", [Mix, Carry])
+@pytest.mark.parametrize("shared", [False, True])
+def test_keeping_all_is_bitwise_dense_through_gather_and_scatter(block, shared):
+    model = stack(block)
+    x, cond, layout = inputs()
+    dense = model(x, cond, layout)
+    assert model.moves == {"gather": 0, "scatter": 0}
+    ids = torch.randperm(N) if shared else torch.stack([torch.randperm(N) for _ in range(BATCH)])
+    for text, count in (("2-5", 1), ("0-2+3-3+6-7", 3)):
+        model.moves.update(gather=0, scatter=0)
+        routed = model(x, cond, layout, Routing(Route.parse(text), ids=[ids] * count))
+        assert model.moves == {"gather": count, "scatter": count}
+        assert torch.equal(routed.x, dense.x) and routed.layout.is_full and routed.kept is None
+        assert all(torch.equal(routed.state[key], dense.state[key]) for key in dense.state)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_route_equals_plain_indexing(shared):
+    model = stack()
+    x, cond, layout = inputs()
+    out = model(x, cond, layout, routing("2-5@0.75", selection=Selection(shared=shared)))
+    ids = out.inner[0].ids.expand(BATCH, -1)
+    assert ids.shape == (BATCH, 4)
+    expected = by_hand(model, x, cond, layout, 2, 5, ids)
+    assert torch.allclose(out.x, expected, atol=1e-12)
+    grad = torch.autograd.grad(out.x.square().sum(), x)[0]
+    assert torch.allclose(grad, torch.autograd.grad(expected.square().sum(), x)[0], atol=1e-12)
+
+
+def test_blocks_see_fewer_tokens_inside_and_only_there():
+    model = stack()
+    x, cond, layout = inputs()
+    model(x, cond, layout, routing("0-1+4-6@0.75"))
+    counts = [block.seen[0][0] for block in model.blocks]
+    assert counts == [10, 10, 18, 18, 6, 6, 6, 18]
+    assert all(block.seen[0][0] == block.seen[0][1] for block in model.blocks)
+
+
+def test_routed_tokens_arrive_bit_for_bit_and_prefix_is_never_routed():
+    model = stack()
+    x, cond, layout = inputs()
+    out = model(x, cond, layout, routing("2-5"), taps=(1, 2, 5), full_taps=True)
+    skip = ~out.inner[0].mask()
+    before, after = out.taps[1], out.taps[5]
+    assert torch.equal(after[:, PREFIX:][skip], before[:, PREFIX:][skip])
+    assert (after[:, PREFIX:][~skip] != before[:, PREFIX:][~skip]).any(-1).all()
+    assert (after[:, :PREFIX] != before[:, :PREFIX]).any(-1).all()
+
+
+def test_ids_in_any_order_make_no_difference():
+    model = stack(Carry)
+    x, cond, layout = inputs()
+    ids = torch.stack([torch.randperm(N)[:7] for _ in range(BATCH)])
+    a = model(x, cond, layout, Routing(Route.parse("2-5"), ids=ids))
+    b = model(x, cond, layout, Routing(Route.parse("2-5"), ids=ids.flip(1)))
+    assert torch.equal(a.x, b.x) and torch.equal(a.state["first"], b.state["first"])
+
+
+def test_gradient_of_routed_tokens_flows_only_through_the_bypass():
+    model = stack()
+    x, cond, layout = inputs()
+    out = model(x, cond, layout, routing("0-7"))  # the route is the whole stack
+    weight = torch.randn_like(out.x)
+    grad = torch.autograd.grad((out.x * weight).sum(), x)[0]
+    skip = torch.cat((torch.zeros(BATCH, PREFIX, dtype=torch.bool), ~out.inner[0].mask()), 1)
+    assert torch.equal(grad[skip], weight[skip])  # identity, and nothing from the blocks
+    assert not torch.allclose(grad[~skip], weight[~skip])
+
+
+def test_subsets_do_not_depend_on_the_split_and_segments_differ():
+    model = stack()
+    x, cond, layout = inputs()
+    whole = model(x, cond, layout, routing("0-1+4-6")).inner
+    part = model(x[1:], cond[1:], layout, routing("0-1+4-6", draws=Draws(0, 0, torch.tensor([1, 2])))).inner
+    assert torch.equal(whole[0].ids[1:], part[0].ids) and torch.equal(whole[1].ids[1:], part[1].ids)
+    assert not torch.equal(whole[0].ids, whole[1].ids)
+    later = model(x, cond, layout, routing("0-1+4-6", draws=draws(1))).inner
+    assert not torch.equal(whole[0].ids, later[0].ids)
+
+
+def test_carried_state_travels_with_its_tokens():
+    model = stack(Carry)
+    x, cond, layout = inputs()
+    out = model(x, cond, layout, routing("2-5"))
+    steps = torch.cat((torch.ones(BATCH, PREFIX), out.inner[0].mask().double()), 1) * 4 + 4
+    assert torch.allclose(out.state["first"], x.detach() * 2 + steps.unsqueeze(-1), atol=1e-12)
+    born_inside = model(x, cond, layout, routing("0-7")).state["first"]
+    skip = torch.cat((torch.zeros(BATCH, PREFIX, dtype=torch.bool), ~out.inner[0].mask()), 1)
+    assert (born_inside[skip] == 0).all() and (born_inside[~skip] != 0).all()
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_the_block_after_a_route_runs_in_float32(on):
+    model = stack(fp32_after=on).float()
+    x, cond, layout = inputs(torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(x, cond.bfloat16(), layout, routing("1-2+5-6"))
+        cast = [block.seen[0][3] for block in model.blocks]
+        assert cast == ([True] * 3 + [False] + [True] * 3 + [False] if on else [True] * 8)
+        assert [block.seen[0][2] for block in model.blocks][3] == torch.float32
+        model(x, cond, layout)
+        assert all(block.seen[1][3] for block in model.blocks)  # a dense pass has no such block
+
+
+def test_bf16_autocast_stays_close():
+    model = stack().float()
+    x, cond, layout = inputs(torch.float32)
+    plain = model(x, cond, layout, routing("2-5")).x
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = model(x, cond, layout, routing("2-5")).x
+    assert ((cast - plain).norm() / plain.norm()) < 2e-2
+
+
+@pytest.mark.parametrize("block", [Mix, Carry])
+def test_checkpointing_recomputes_the_same_inside_routes_only(block):
+    plain, saving = stack(block), stack(block, checkpoint=True)
+    x, cond, layout = inputs()
+    outs = [model(x, cond, layout, routing("2-5+6-6")) for model in (plain, saving)]
+    assert torch.equal(outs[0].x, outs[1].x)
+    grads = [torch.autograd.grad(o.x.square().sum(), [x, *m.parameters()]) for o, m in zip(outs, (plain, saving), strict=True)]
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+    runs = [len(b.seen) for b in saving.blocks]
+    assert runs == [1, 1, 2, 2, 2, 2, 2, 1]
+
+
+def test_taps():
+    model = stack()
+    x, cond, layout = inputs()
+    out = model(x, cond, layout, routing("2-5"), taps=(-1, 0, 3, 5, 7))
+    assert sorted(out.taps) == [-1, 0, 3, 5, 7] and torch.equal(out.taps[-1], x)
+    assert torch.equal(out.taps[7], out.x)
+    assert out.taps[3].shape == (BATCH, PREFIX + 8, WIDTH)
+    assert torch.equal(out.tap_layouts[3].ids, out.inner[0].ids) and out.tap_layouts[0].is_full
+    full = model(x, cond, layout, routing("2-5"), taps=(3, 5), full_taps=True)
+    assert full.taps[3].shape == x.shape and full.tap_layouts[3].is_full
+    move = layout.move_to(out.inner[0])
+    assert torch.equal(move.take(full.taps[3]), out.taps[3])
+    for tap in (-2, 8):
+        with pytest.raises(RoutingError, match=r"-1 \(the input\) or 0..7"):
+            model(x, cond, layout, taps=(tap,))
+
+
+# Variants (PAPER.md 1.5, 5.2, 5.3)
+
+
+def test_sum_input_adds_the_network_input_where_a_later_route_ends():
+    model = stack()
+    x, cond, layout = inputs()
+    ids = torch.stack([torch.randperm(N)[:8] for _ in range(BATCH)])
+    out = model(x, cond, layout, Routing(Route.parse("3-5"), ids=ids, reinsert="sum_input"))
+    expected = by_hand(model, x, cond, layout, 3, 5, ids, lambda before, first: before + first)
+    assert torch.allclose(out.x, expected, atol=1e-12)
+    plain, summed = (
+        model(x, cond, layout, Routing(Route.parse("0-5"), ids=ids, reinsert=how)).x
+        for how in ("identity", "sum_input")
+    )
+    assert torch.equal(plain, summed)  # the state before block 0 is the input
+
+
+def test_delayed_removal_and_the_control_without_removal():
+    model = stack()
+    x, cond, layout = inputs()
+    seen = lambda: [block.seen.pop()[0] for block in model.blocks]  # noqa: E731
+    outs = {}
+    for remove in ("start", "after:3", "after:5", "never"):
+        outs[remove] = model(
+            x, cond, layout, routing("2-5", remove=remove), taps=(1, 5), full_taps=True
+        )
+        inside = {"start": 0, "after:3": 2, "after:5": 4, "never": 4}[remove]
+        assert seen() == [18, 18] + [18] * inside + [10] * (4 - inside) + [18, 18]
+        skip = ~outs[remove].inner[0].mask()
+        state = model.blocks[6:]  # what block 6 got: routed tokens as they were before block 2
+        assert len(state) == 2
+        end = layout.move_to(outs[remove].inner[0]).put(
+            outs[remove].taps[1], layout.move_to(outs[remove].inner[0]).take(outs[remove].taps[5])
+        )
+        for block in model.blocks[6:]:
+            end = block(end, cond, layout)
+            block.seen.clear()
+        assert torch.allclose(outs[remove].x, end, atol=1e-12) and skip.sum() == BATCH * 8
+    assert torch.equal(outs["after:5"].x, outs["never"].x)
+    assert not torch.allclose(outs["start"].x, outs["after:3"].x)
+    dense = model(x, cond, layout, taps=(5,)).taps[5]
+    assert torch.equal(outs["never"].taps[5], dense)  # nothing was removed on the way
+
+
+def test_dropping_for_good():
+    model = stack()
+    x, cond, layout = inputs()
+    out = model(x, cond, layout, routing("2-5", reinsert="none"))
+    assert [block.seen[0][0] for block in model.blocks] == [18, 18] + [10] * 6
+    assert out.x.shape == (BATCH, 10, WIDTH) and torch.equal(out.layout.ids, out.inner[0].ids)
+    assert out.kept.shape == (BATCH, N) and (out.kept.sum(1) == 8).all()
+    grad = torch.autograd.grad(out.x.sum(), x)[0]
+    assert grad.abs().sum() > 0
+    with pytest.raises(RoutingError, match="single segment"):
+        routing("0-1+2-5", reinsert="none")
+
+
+def test_random_end_is_drawn_per_step_within_the_segment():
+    model = stack()
+    x, cond, layout = inputs()
+    ends = set()
+    for step in range(40):
+        model(x, cond, layout, routing("0-5", draws=draws(step), random_end=True))
+        sparse = [i for i, block in enumerate(model.blocks) if block.seen.pop()[0] == 10]
+        assert sparse == list(range(len(sparse))) and 1 <= len(sparse) <= 6
+        ends.add(len(sparse))
+    assert ends == {1, 2, 3, 4, 5, 6}
+
+
+def test_unsorted_shuffles_inside_the_route_only():
+    model = stack()
+    x, cond, layout = inputs()
+    out = model(x, cond, layout, routing("2-5", selection=Selection("unsorted")))
+    assert out.inner[0].shuffle.shape == out.inner[0].ids.shape
+    assert (out.inner[0].ids.diff(dim=1) > 0).all() and out.layout.shuffle is None
+    explicit = torch.randperm(N)
+    with_ids = model(x, cond, layout, routing("2-5", selection=Selection("unsorted"), ids=explicit))
+    assert with_ids.inner[0].shuffle is not None and with_ids.inner[0].tokens == N
+
+
+def test_fusion_acts_in_dense_passes_too():
+    fuse = Fuse(WIDTH, "2-5", DEPTH)
+    model = stack(fuse=fuse)
+    x, cond, layout = inputs()
+    out = model(x, cond, layout, routing("2-5@0.75"), taps=(1, 5))
+    before, after = out.taps[1], out.taps[5]
+    sparse = fuse.mask.expand_as(before).clone()
+    for b in range(BATCH):
+        sparse[b, :PREFIX] = after[b, :PREFIX]
+        sparse[b, PREFIX + out.inner[0].ids[b]] = after[b, PREFIX:]
+    state = fuse.linear(torch.cat((before, sparse), -1))
+    for block in model.blocks[6:]:
+        state = block(state, cond, layout)
+    assert torch.allclose(out.x, state, atol=1e-12)
+    dense = model(x, cond, layout, taps=(1, 5))
+    state = fuse.linear(torch.cat((dense.taps[1], dense.taps[5]), -1))
+    for block in model.blocks[6:]:
+        state = block(state, cond, layout)
+    assert torch.allclose(dense.x, state, atol=1e-12) and not dense.inner
+    kept = model(x, cond, layout, Routing(Route.parse("2-5"), ids=torch.randperm(N)))
+    assert torch.equal(kept.x, dense.x)
+    with pytest.raises(RoutingError, match="try route=2-5"):
+        model(x, cond, layout, routing("1-5"))
+    with pytest.raises(RoutingError, match="try identity"):
+        model(x, cond, layout, routing("2-5", reinsert="sum_input"))
+
+
+def test_path_drop_leaves_the_span_out():
+    model = stack(fuse=Fuse(WIDTH, "2-5", DEPTH))
+    x, cond, layout = inputs()
+    none = Routing(Route(), path_drop=1.0)
+    out = model(x, cond, layout, none, taps=(1,))
+    assert [len(block.seen) for block in model.blocks] == [1, 1, 0, 0, 0, 0, 1, 1]
+    state = model.fuse.linear(torch.cat((out.taps[1], model.fuse.mask.expand_as(x)), -1))
+    for block in model.blocks[6:]:
+        state = block(state, cond, layout)
+    assert torch.equal(out.x, state)
+    uniform = draws().uniform("path", 1)[:, 0]
+    share = float(uniform.median()) + 1e-6
+    some = model(x, cond, layout, routing("2-5@0.75", path_drop=share))
+    dropped = uniform < share
+    assert 0 < dropped.sum() < BATCH
+    assert torch.allclose(some.x[dropped], out.x[dropped])
+    assert not torch.allclose(some.x[~dropped], out.x[~dropped])
+    with pytest.raises(RoutingError, match="block 3 does not run"):
+        model(x, cond, layout, none, taps=(3,))
+
+
+def test_learned_router_keeps_the_best_and_gates_them():
+    router = LearnedRouter(WIDTH, "2-5", DEPTH)
+    model = stack(router=router)
+    x, cond, layout = inputs()
+    out = model(x, cond, layout, routing("2-5@0.75", draws=None), taps=(1, 5))
+    scores = router.linear(out.taps[1][:, PREFIX:])[..., 0]
+    best = scores.topk(4, 1).indices.sort(1).values
+    assert torch.equal(out.inner[0].ids, best)
+    out.x.sum().backward()
+    assert router.linear.weight.grad.abs().sum() > 0
+    dense = model(x, cond, layout)
+    kept = model(x, cond, layout, Routing(Route.parse("2-5"), ids=torch.randperm(N)))
+    assert torch.equal(kept.x, dense.x)
+    assert router(x, PREFIX)[:, :PREFIX].eq(1).all()
+    with pytest.raises(UserError, match="single segment"):
+        LearnedRouter(WIDTH, "0-1+2-3", DEPTH)
+    with pytest.raises(RoutingError, match="not both"):
+        stack(router=router, fuse=Fuse(WIDTH, "2-5", DEPTH))
+
+
+def test_block_outputs_are_reused():
+    model = stack()
+    x, cond, layout = inputs()
+    reuse = Reuse(2, 5)
+    with pytest.raises(UserError, match="nothing was recorded"):
+        reuse.replay()
+    recorded = model(x, cond, layout, reuse=reuse.record(), taps=(1, 5))
+    assert torch.equal(recorded.x, model(x, cond, layout).x)
+    assert torch.equal(reuse.delta, recorded.taps[5] - recorded.taps[1])
+    for block in model.blocks:
+        block.seen.clear()
+    again = model(x, cond, layout, reuse=reuse.replay())
+    assert [len(block.seen) for block in model.blocks] == [1, 1, 0, 0, 0, 0, 1, 1]
+    assert torch.allclose(again.x, recorded.x, atol=1e-12)
+    other = model(x + 1e-4, cond, layout, reuse=reuse)
+    near = model(x + 1e-4, cond, layout).x
+    assert not torch.equal(other.x, near) and torch.allclose(other.x, near, atol=0.02)
+    with pytest.raises(RoutingError, match="dense passes"):
+        model(x, cond, layout, routing("2-5"), reuse=reuse)
+    with pytest.raises(RoutingError, match="the last block is 7"):
+        model(x, cond, layout, reuse=Reuse(2, 8))
+    with pytest.raises(UserError, match="start must not exceed end"):
+        Reuse(5, 2)
+
+
+def test_options_that_contradict():
+    model = stack()
+    x, cond, layout = inputs()
+    with pytest.raises(RoutingError, match="identity, sum_input, none"):
+        routing(reinsert="add")
+    for remove in ("later", "after:", "after:x"):
+        with pytest.raises(RoutingError, match="after:<block>"):
+            routing(remove=remove)
+    with pytest.raises(RoutingError, match="neither draws nor ids"):
+        model(x, cond, layout, Routing(Route.parse("2-5")))
+    with pytest.raises(UserError, match="has 8 blocks"):
+        model(x, cond, layout, routing("2-9"))
+
+
+def test_the_stack_moves_the_layout_to_the_tokens():
+    layout = Layout(GRID, prefix=PREFIX)
+    assert layout.to("cpu") is layout
+    moved = layout.to("meta")
+    assert moved.device.type == "meta" and moved.grid == GRID and moved.prefix == PREFIX
