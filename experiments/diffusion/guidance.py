@@ -58,6 +58,10 @@ class Guidance:
 
     def __init__(self, options: GuidanceOptions | None = None) -> None:
         self.options = options or GuidanceOptions()
+        #: What passes with a rate do: the route, the `routing.Selection`, further `Routing` fields.
+        self.route: Any = None
+        self.selection: Any = None
+        self.routing: dict[str, Any] = {}
 
     @property
     def name(self) -> str:
@@ -67,6 +71,11 @@ class Guidance:
     @property
     def needs_weak(self) -> bool:
         """Whether a second, weaker model is part of it."""
+        return False
+
+    @property
+    def sparse(self) -> bool:
+        """Whether some pass drops tokens."""
         return False
 
     def passes(self, progress: float, level: float) -> list[Pass]:
@@ -147,6 +156,11 @@ class Routed(Guidance):
     def needs_weak(self) -> bool:
         """Whether the weak pass has its own checkpoint."""
         return self.options.checkpoint is not None
+
+    @property
+    def sparse(self) -> bool:
+        """Always."""
+        return True
 
     def passes(self, progress: float, level: float) -> list[Pass]:
         """Return both passes, or the strong one alone outside the interval."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,9 @@ from torch import Tensor
 from experiments.diffusion.guidance import Guidance, Pass, has_text
 from experiments.diffusion.objective import Objective, Prediction
 from experiments.diffusion.options import DiffusionError
+from experiments.diffusion.reuse import ReusePlan
 from routing.rng import Draws
+from routing.route import keep_count
 
 #: Images depend on their own seed alone, so the run's seed has no part in sampling.
 SAMPLING_SEED = 0
@@ -31,6 +34,8 @@ class Guided:
         labels: Class of each image, `(B,)`, or None.
         text: Text states `(B, L, E)`, or None.
         weak_model: The weaker network of autoguidance or routed guidance.
+        reuse: Which blocks are reused between evaluations, if any.
+        memory: What a guidance keeps between evaluations.
     """
 
     model: Any
@@ -41,6 +46,7 @@ class Guided:
     labels: Tensor | None = None
     text: Tensor | None = None
     weak_model: Any = None
+    reuse: ReusePlan | None = None
     memory: dict[str, Tensor] = field(default_factory=dict)
 
     def __call__(self, x: Tensor, time: float, step: int, evaluation: int) -> Prediction:
@@ -56,20 +62,27 @@ class Guided:
         passes = self.guidance.passes(progress_of(step, self.steps), level)
         outputs: dict[int, Prediction] = {}
         for group in batches(passes):
-            times = torch.full((len(group) * len(x),), time, dtype=torch.float64, device=x.device)
-            found = self.objective.predict(
-                self.weak_model if passes[group[0]].weak else self.model,
-                x.repeat(len(group), 1, 1, 1),
-                times,
-                **self._conditions([passes[i] for i in group], evaluation),
-                **self._routing(passes[group[0]].rate, len(group), evaluation, group[0]),
-            )
+            times = torch.full((len(group) * len(x),), time, dtype=x.dtype, device=x.device)
+            model = self.weak_model if passes[group[0]].weak else self.model
+            with self._reusing(model, passes[group[0]], len(group), evaluation):
+                found = self.objective.predict(
+                    model,
+                    x.repeat(len(group), 1, 1, 1),
+                    times,
+                    **self._conditions([passes[i] for i in group], evaluation),
+                    **self._routing(model, passes[group[0]].rate, len(group), evaluation, group[0]),
+                )
             for position, i in enumerate(group):
                 rows = slice(position * len(x), (position + 1) * len(x))
                 variance = None if found.variance is None else found.variance[rows]
                 outputs[i] = Prediction(found.x0[rows], variance)
         images = [outputs[i].x0 for i in range(len(passes))]
         return Prediction(self.guidance.combine(images, self.memory), outputs[0].variance)
+
+    def _reusing(self, model: Any, first: Pass, copies: int, evaluation: int) -> Any:
+        if self.reuse is None:
+            return contextlib.nullcontext()
+        return self.reuse.run(model, evaluation, (first.weak, copies))
 
     def _conditions(self, group: list[Pass], evaluation: int) -> dict[str, Tensor]:
         """Return labels and text of the passes of one batch, one after the other."""
@@ -100,14 +113,17 @@ class Guided:
         noise = self._draws(evaluation, 1, 0).normal("icg", tuple(self.text.shape[1:]))
         return noise.to(self.text) * self.text.std(dim=(1, 2), keepdim=True)
 
-    def _routing(self, rate: float, copies: int, evaluation: int, first: int) -> dict[str, Any]:
+    def _routing(
+        self, model: Any, rate: float, copies: int, evaluation: int, first: int
+    ) -> dict[str, Any]:
         """Return the `routing` argument of a pass; joined passes keep the same tokens."""
-        if rate <= 0:
+        tokens = getattr(model, "num_tokens", None)
+        if rate <= 0 or (tokens and keep_count(tokens, rate) == tokens):
             return {}
         from routing import Routing
 
         nested = getattr(self.guidance.options, "subsets", "independent") == "nested"
-        route = self.guidance.route.with_rate(rate).resolve(self.model.depth)
+        route = self.guidance.route.with_rate(rate).resolve(model.depth)
         extra = dict(self.guidance.routing)
         if self.guidance.selection is not None:
             extra["selection"] = self.guidance.selection

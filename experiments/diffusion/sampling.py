@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from experiments.diffusion.guidance import Guidance
-from experiments.diffusion.guided import (
-    SAMPLING_SEED,
-    Guided,
-    batches,
-    check_conditions,
-    progress_of,
-)
+from experiments.diffusion.guided import SAMPLING_SEED, Guided, check_conditions
 from experiments.diffusion.objective import Objective
 from experiments.diffusion.options import DiffusionError
+from experiments.diffusion.reuse import plan_reuse
 from experiments.diffusion.samplers import Sampler
 from routing.rng import Draws
 
@@ -99,6 +93,8 @@ def generate(
         DiffusionError: If guidance, labels or text do not fit the model.
     """
     guidance.check(model, weak_model)
+    depth = getattr(model, "depth", 0)
+    plan_reuse(sampler.options, depth, guidance.sparse)
     device = torch.device(device) if device is not None else device_of(model)
     seeds = seeds.to(device, torch.int64)
     classes = getattr(model, "num_classes", 0)
@@ -121,6 +117,7 @@ def generate(
                     None if labels is None else labels[rows],
                     None if text is None else text.to(device)[rows],
                     weak_model,
+                    plan_reuse(sampler.options, depth, guidance.sparse),
                 ),
                 sampler,
                 shape,
@@ -166,64 +163,3 @@ def device_of(model: Any) -> torch.device:
     """Return the device of a model's first parameter, or the CPU."""
     first = next(iter(model.parameters()), None) if isinstance(model, torch.nn.Module) else None
     return first.device if first is not None else torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class SamplingCost:
-    """What one image costs.
-
-    Attributes:
-        macs: Multiply-accumulates of all passes of one image.
-        per_step: The same for each sampling step.
-        evaluations: How often the sampler asks for a denoised image (NFE).
-        passes: How many forward passes per image that makes.
-    """
-
-    macs: float
-    per_step: tuple[float, ...]
-    evaluations: int
-    passes: int
-
-    @property
-    def gmacs_per_evaluation(self) -> float:
-        """Mean GMACs of one evaluation: the column beside FID in the SG paper (PAPER.md 2.9)."""
-        return self.macs / self.evaluations / 1e9
-
-
-def sampling_cost(
-    objective: Objective,
-    sampler: Sampler,
-    guidance: Guidance,
-    cost: Callable[[float, bool], float],
-) -> SamplingCost:
-    """Count the MACs of one image from the passes that the guidance will make.
-
-    Args:
-        objective: Gives the noise level of each evaluation.
-        sampler: Gives the evaluations.
-        guidance: Gives the passes.
-        cost: `cost(rate, weak)`: MACs of one forward pass of one image at a selection rate (0 is
-            dense), on the weak model or on the main one.
-    """
-    per_step, passes = [0.0] * sampler.steps, 0
-    evaluations = sampler.evaluations()
-    for step, native in evaluations:
-        level = float(objective.level(torch.tensor(native, dtype=torch.float64)))
-        made = guidance.passes(progress_of(step, sampler.steps), level)
-        passes += len(made)
-        per_step[step] += sum(cost(item.rate, item.weak) for item in made)
-    return SamplingCost(sum(per_step), tuple(per_step), len(evaluations), passes)
-
-
-__all__ = [
-    "Progress",
-    "SamplingCost",
-    "batches",
-    "device_of",
-    "evaluating",
-    "generate",
-    "image_shape",
-    "labels_from_seeds",
-    "sampling_cost",
-    "seeded_noise",
-]

@@ -1,0 +1,255 @@
+"""Many samples in a folder: numbered shards, so that a kill costs one shard and ranks share the work.
+
+    FOLDER/manifest.json     what the samples are (settings, number, seeds)
+    FOLDER/shard-00000.npz   images (n, H, W, 3) uint8, seeds (n,), labels (n,)
+
+A shard is written whole or not at all. The same call again makes what is missing, whatever the number
+of processes is by then; another setting in the same folder is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from experiments.diffusion.guidance import Guidance
+from experiments.diffusion.objective import Objective
+from experiments.diffusion.options import DiffusionError
+from experiments.diffusion.samplers import Sampler
+from experiments.diffusion.sampling import Progress, generate, labels_from_seeds
+from experiments.files import atomic_path, atomic_write
+
+FORMAT = "tread-suite-samples/1"
+Text = Callable[[Tensor], Tensor]
+
+
+def generate_shards(
+    folder: str | os.PathLike[str],
+    model: Any,
+    objective: Objective,
+    sampler: Sampler,
+    guidance: Guidance,
+    seeds: Tensor,
+    labels: Tensor | str | None = "from-seed",
+    text: Tensor | Text | None = None,
+    *,
+    to_pixels: Callable[[Tensor], Tensor],
+    settings: Mapping[str, Any] | None = None,
+    shard: int = 512,
+    batch: int = 64,
+    device: torch.device | str | None = None,
+    accelerator: Any = None,
+    progress: Progress | None = None,
+    weak_model: Any = None,
+) -> list[Path]:
+    """Generate one image per seed into a folder, going on where an earlier call stopped.
+
+    Args:
+        folder: Where the shards are.
+        model: The network.
+        objective: What it was trained on.
+        sampler: How to walk.
+        guidance: How to guide.
+        seeds: One per image, int64 `(n,)`.
+        labels: As for `generate`.
+        text: Text states `(n, L, E)`, or a function from positions `(b,)` to `(b, L, E)`.
+        to_pixels: From data space `(b, C, H, W)` to uint8 `(b, 3, h, w)`.
+        settings: What else identifies the samples, JSON-able (weights, data, ...).
+        shard: Images per file.
+        batch: Images at once.
+        device: Where to sample.
+        accelerator: An `accelerate.Accelerator`: its processes share the shards.
+        progress: Called as `progress(done, total, seconds_left)` for this process's share.
+        weak_model: The weaker network, if guidance has one.
+
+    Returns:
+        All shards in order, those of other processes too (they wait for each other).
+
+    Raises:
+        DiffusionError: If the folder holds samples of other settings.
+    """
+    folder = Path(folder)
+    if isinstance(labels, str):
+        labels = labels_from_seeds(seeds.cpu(), getattr(model, "num_classes", 0), labels)
+    rank, world = (0, 1)
+    if accelerator is not None:
+        rank, world = accelerator.process_index, accelerator.num_processes
+    about = describe(objective, sampler, guidance, seeds, labels, shard, batch, settings)
+    _claim(folder, about, write=rank == 0)
+    starts = list(range(0, len(seeds), shard))
+    paths = [folder / f"shard-{k:05d}.npz" for k in range(len(starts))]
+    mine = [k for k in range(len(starts)) if k % world == rank]
+    clock = _Clock(progress, [min(shard, len(seeds) - starts[k]) for k in mine])
+    for number, k in enumerate(mine):
+        if paths[k].exists():
+            clock.skip(number)
+            continue
+        rows = torch.arange(starts[k], min(starts[k] + shard, len(seeds)))
+        images = generate(
+            model,
+            objective,
+            sampler,
+            guidance,
+            seeds.cpu()[rows],
+            None if labels is None else labels.cpu()[rows],
+            None if text is None else text(rows) if callable(text) else text[rows.to(text.device)],
+            batch=batch,
+            device=device,
+            progress=lambda done, total, left, number=number: clock.report(number, done),
+            weak_model=weak_model,
+        )
+        pixels = torch.cat([to_pixels(piece).cpu() for piece in images.split(batch)])
+        kept = torch.full((len(rows),), -1) if labels is None else labels.cpu()[rows]
+        with atomic_path(paths[k]) as temporary, temporary.open("wb") as handle:
+            np.savez(
+                handle,
+                images=pixels.permute(0, 2, 3, 1).contiguous().numpy(),
+                seeds=seeds.cpu()[rows].numpy(),
+                labels=kept.numpy(),
+            )
+    if accelerator is not None:
+        accelerator.wait_for_everyone()
+    return paths
+
+
+def describe(
+    objective: Objective,
+    sampler: Sampler,
+    guidance: Guidance,
+    seeds: Tensor,
+    labels: Tensor | None,
+    shard: int,
+    batch: int,
+    settings: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Return what a folder of samples is, JSON-able: equal for equal samples only."""
+    import dataclasses
+    import hashlib
+
+    digest = hashlib.sha256(seeds.cpu().numpy().tobytes())
+    digest.update(b"none" if labels is None else labels.cpu().numpy().tobytes())
+    parts = {"objective": objective, "sampler": sampler, "guidance": guidance}
+    options = {key: dataclasses.asdict(part.options) for key, part in parts.items()}
+    options["guidance"]["route"] = str(guidance.route) if guidance.route else None
+    about = {
+        "format": FORMAT,
+        "count": len(seeds),
+        "shard": shard,
+        "batch": batch,
+        "seeds_and_labels": digest.hexdigest()[:16],
+        **options,
+        "settings": dict(settings or {}),
+    }
+    return json.loads(json.dumps(about, default=str))
+
+
+def _claim(folder: Path, about: Mapping[str, Any], write: bool) -> None:
+    """Write the manifest, or compare it with the one that is there."""
+    path = folder / "manifest.json"
+    if path.exists():
+        found = json.loads(path.read_text())
+        other = [key for key in about.keys() | found.keys() if about.get(key) != found.get(key)]
+        if other:
+            raise DiffusionError(
+                f"{folder} holds samples with another {', '.join(sorted(other))}; give another "
+                "folder, or remove this one"
+            )
+    elif write:
+        atomic_write(path, json.dumps(about, indent=1) + "\n")
+
+
+class _Clock:
+    """Progress over shards; those found on disk do not count for the time that is left."""
+
+    def __init__(self, progress: Progress | None, sizes: list[int]) -> None:
+        self.progress, self.sizes = progress, sizes
+        self.began, self.skipped = time.monotonic(), 0
+
+    def skip(self, number: int) -> None:
+        self.skipped += self.sizes[number]
+        self.report(number, self.sizes[number])
+
+    def report(self, number: int, done: int) -> None:
+        if self.progress is None:
+            return
+        done, total = sum(self.sizes[:number]) + done, sum(self.sizes)
+        made = done - self.skipped
+        left = (time.monotonic() - self.began) / made * (total - done) if made > 0 else 0.0
+        self.progress(done, total, left)
+
+
+def read_shards(
+    folder: str | os.PathLike[str],
+) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]]:
+    """Yield (images `(n, H, W, 3)`, seeds `(n,)`, labels `(n,)`, -1 for none) shard by shard.
+
+    Raises:
+        DiffusionError: If the folder holds no samples or not yet all of them.
+    """
+    folder = Path(folder)
+    try:
+        about = json.loads((folder / "manifest.json").read_text())
+        count, size = int(about["count"]), int(about["shard"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DiffusionError(
+            f"{folder} is no folder of samples: it has no manifest.json"
+        ) from error
+    paths = [folder / f"shard-{k:05d}.npz" for k in range(-(-count // size))]
+    missing = [path.name for path in paths if not path.exists()]
+    if missing:
+        raise DiffusionError(
+            f"{folder} lacks {len(missing)} of {len(paths)} shards (the first is {missing[0]}); "
+            "run the sampling command again to make them"
+        )
+    for path in paths:
+        with np.load(path, allow_pickle=False) as data:
+            yield data["images"], data["seeds"], data["labels"]
+
+
+def write_npz(
+    pieces: Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]],
+    count: int,
+    path: str | os.PathLike[str],
+) -> None:
+    """Write the sample batch that ADM's evaluator reads: `arr_0` images, `arr_1` labels if any.
+
+    Images are streamed: 50,000 of 256x256 are 9.8 GB, more than many machines hold.
+
+    Args:
+        pieces: (images uint8 `(n, H, W, 3)`, labels `(n,)`) in order; labels -1 mean none.
+        count: Number of images in all.
+        path: The `.npz` file.
+
+    Raises:
+        ValueError: If the pieces do not add up to `count`.
+    """
+    labels, written = [], 0
+    with (
+        atomic_path(path) as temporary,
+        zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED, allowZip64=True) as archive,
+    ):
+        with archive.open("arr_0.npy", "w", force_zip64=True) as handle:
+            for images, classes in pieces:
+                if not written:
+                    shape = (count, *images.shape[1:])
+                    header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+                    np.lib.format.write_array_header_1_0(handle, header)
+                handle.write(np.ascontiguousarray(images).tobytes())
+                written += len(images)
+                labels.append(np.asarray(classes))
+        if written != count:
+            raise ValueError(f"{written} images were given for a file of {count}")
+        classes = np.concatenate(labels).astype(np.int64)
+        if (classes >= 0).all():
+            with archive.open("arr_1.npy", "w") as handle:
+                np.lib.format.write_array(handle, classes, allow_pickle=False)
