@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from experiments.routes import model_arguments
 from routing.errors import UserError
 
 if TYPE_CHECKING:
@@ -53,22 +54,6 @@ def make_objective(config: Config) -> Objective:
     from experiments.diffusion import create_objective
 
     return create_objective(config.objective)
-
-
-def model_arguments(config: Config, info: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `backbones.create` for a run on data with this `info`."""
-    channels, height, width = info["shape"]
-    # Keys that are null in the YAML take the family's or the size's own value.
-    options = {k: v for k, v in config.backbone.items() if v is not None}
-    return {
-        **options,
-        "size": config.size,
-        "in_channels": channels,
-        "input_size": [height, width],
-        "num_classes": info["num_classes"] if config.task == "class" else 0,
-        "text": info["text"] if config.task == "text" else None,
-        "learn_sigma": bool(config.objective.get("learn_sigma", False)),
-    }
 
 
 def describe_data(dataset: Dataset) -> dict[str, Any]:

@@ -232,7 +232,13 @@ def load(overrides: Sequence[str] = ()) -> Config:
             raise ConfigError(f"unknown key {key}{suggest(key, known)} (python experiments/run.py --help lists them)")
         if _is_branch(key, known):
             raise ConfigError(f"{key} is a group of keys, not a key: type one of {key}.{{...}}, for example {_first(key, known)}=...")
-    return Config.from_dict(_compose(overrides))
+    config = Config.from_dict(_compose(overrides))
+    if config.init:
+        # Only where a run is about to start: a saved configuration may outlive its parent.
+        from experiments.init import parent_digest
+
+        parent_digest(config.init)
+    return config
 
 
 def tidy(text: str) -> str:

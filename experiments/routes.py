@@ -1,11 +1,11 @@
-"""Which route a training step takes, and what it costs."""
+"""Which route a training step takes, what model it runs in, and what that costs (no torch until a step is taken)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from routing.errors import UserError
-from routing.route import Route
+from routing.errors import UserError, suggest
+from routing.route import MODES, Route
 
 if TYPE_CHECKING:
     from experiments.config import Config
@@ -23,20 +23,23 @@ class TrainingRoutes:
     """
 
     def __init__(self, config: Config) -> None:
-        from routing.schedule import Schedule
         from routing.selection import Selection
 
         options = config.routing
         self.options = options
         self.route = Route.parse(config.route).resolve(config.depth)
         self.selection = Selection(options.selection, shared=options.shared, block=options.block)
-        self.schedule = Schedule.parse(options.schedule)
+        self.factor = lambda progress: 1.0
+        if options.schedule != "constant":
+            from routing.schedule import Schedule
+
+            self.factor = Schedule.parse(options.schedule).at
 
     def at(self, progress: float) -> Route:
         """Return the route at `progress`, 0 at the first step and below 1 at the last."""
         if not self.route or progress >= self.options.off_after:
             return Route()
-        factor = self.schedule.at(progress)
+        factor = self.factor(progress)
         if factor == 1:
             return self.route
         rate = self.route.segments[0].rate * factor
@@ -71,6 +74,22 @@ class TrainingRoutes:
         return cost.macs_dense + share * (cost.macs_routed - cost.macs_dense)
 
 
+def model_arguments(config: Config, info: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `backbones.create` for a run on data with this `info`."""
+    channels, height, width = info["shape"]
+    # Keys that are null in the YAML take the family's or the size's own value.
+    options = {k: v for k, v in config.backbone.items() if v is not None}
+    return {
+        **options,
+        "size": config.size,
+        "in_channels": channels,
+        "input_size": [height, width],
+        "num_classes": info["num_classes"] if config.task == "class" else 0,
+        "text": info["text"] if config.task == "text" else None,
+        "learn_sigma": bool(config.objective.get("learn_sigma", False)),
+    }
+
+
 def run_cost(config: Config, model: dict[str, Any]) -> Any:
     """Return `backbones.cost.cost` for a run.
 
@@ -91,6 +110,10 @@ def check_routes(config: Config) -> None:
         UserError: One sentence.
     """
     options = config.routing
+    if options.selection not in MODES:
+        raise UserError(
+            f"routing.selection={options.selection}: expected one of {' '.join(MODES)}{suggest(options.selection, MODES)}"
+        )
     if options.reinsert not in ("identity", "sum_input", "none"):
         raise UserError(f"routing.reinsert={options.reinsert}: expected identity, sum_input or none")
     after = options.remove.removeprefix("after:")

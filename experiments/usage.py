@@ -55,9 +55,8 @@ def help_text() -> str:
 
 def facts(config: Config) -> tuple[dict[str, Any], Any]:
     """Return the model's arguments and the cost of a run, without its data and without building it."""
-    from experiments.build import model_arguments
     from experiments.data.facts import facts as data_facts
-    from experiments.routes import run_cost
+    from experiments.routes import model_arguments, run_cost
 
     arguments = model_arguments(config, data_facts(config.data))
     return arguments, run_cost(config, arguments)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from experiments.data.base import Batch, Dataset, Rows
+    from experiments.data.base import Batch, Condition, Dataset, Rows
     from experiments.data.factory import create
     from experiments.data.options import (
         DataError,
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Batch": "base",
+    "Condition": "base",
     "Dataset": "base",
     "Rows": "base",
     "create": "factory",
@@ -40,6 +41,7 @@ _HOME = {
 
 __all__ = [
     "Batch",
+    "Condition",
     "DataError",
     "DataOptions",
     "Dataset",

@@ -45,6 +45,15 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class Condition:
+    """What a sample is asked to show: a `Batch` without data."""
+
+    y: Tensor | None = None
+    text: Tensor | None = None
+    captions: list[str] | None = None
+
+
+@dataclass(frozen=True)
 class Rows:
     """What was read from disk for one batch, before anything is computed from it."""
 
@@ -126,6 +135,11 @@ class Dataset(abc.ABC):
         Raises:
             DataError: No such split or sample.
         """
+
+    def condition(self, index: Tensor, split: str = "test") -> Condition:
+        """Return labels or captions of samples `index` (B,), to ask a model for the like of them."""
+        batch = self.batch(index, None, split)
+        return Condition(batch.y, batch.text, batch.captions)
 
     @abc.abstractmethod
     def to_pixels(self, x: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """What is known of a data set from its options alone, without reading it (no torch here).
 
 It is enough to name a run, to count its parameters and FLOPs and to check it before it is
-submitted, also on a
-machine that does not hold the data. A test holds it against the data sets themselves.
+submitted, also on a machine that does not hold the data. A test holds it against the data sets
+themselves.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ _EMBEDDED = {
     "digits": ([1, 8, 8], 10, None),
     "scenes": ([3, 32, 32], 30, [32, 64]),
 }
-# ImageNet-256 under a VAE that divides the side by 8; 77 CLIP tokens for captioned sets (PAPER.md
-# 2.6).
+# ImageNet-256 under a VAE that divides the side by 8; 77 CLIP tokens for captioned sets.
 _LATENTS = ([4, 32, 32], 1000, [77, 768])
 
 
@@ -57,8 +56,8 @@ def fingerprint(options: DataOptions | Mapping[str, Any]) -> str:
     """Return what changes when the data change: part of a run's identity.
 
     Embedded data sets are functions of their options, which the identity holds already. A latent
-    store
-    is its manifest's checksum; a foreign one the names and sizes of its files.
+    store is its manifest's checksum; a foreign one the names and sizes of its files, hidden ones
+    (the list of positions that reading tars leaves there) aside.
     """
     chosen = parse(options)
     if not isinstance(chosen, LatentsOptions) or not chosen.path:
@@ -69,7 +68,7 @@ def fingerprint(options: DataOptions | Mapping[str, Any]) -> str:
     if manifest.is_file():
         digest.update(manifest.read_bytes())
     elif folder.is_dir():
-        for path in sorted(p for p in folder.iterdir() if p.is_file()):
+        for path in sorted(p for p in folder.iterdir() if p.is_file() and p.name[0] != "."):
             digest.update(f"{path.name} {path.stat().st_size}\n".encode())
     else:
         return "absent"

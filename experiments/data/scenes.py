@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from experiments.data import scene_words as words
-from experiments.data.base import Batch, Dataset, Rows, to_uint8
+from experiments.data.base import Batch, Condition, Dataset, Rows, to_uint8
 from experiments.data.options import DataError, ScenesOptions
 from experiments.data.scene_words import Attributes
 
@@ -158,12 +158,20 @@ class Scenes(Dataset):
             raise DataError(f"sample {int(index.min())} of data=scenes: indices start at 0")
         attributes, free = self._choose(index, split)
         x = self.from_pixels(draw(attributes, free).to(self.device))
+        asked = self._condition(attributes)
+        return Batch(x, asked.y, asked.text, asked.captions)
+
+    def condition(self, index: Tensor, split: str = "test") -> Condition:
+        """Return labels or captions of pictures `index` (B,) without rendering them."""
+        return self._condition(self.attributes(index, split))
+
+    def _condition(self, attributes: Attributes) -> Condition:
         if self.task == "class":
-            return Batch(x, attributes.labels().to(self.device))
+            return Condition(y=attributes.labels().to(self.device))
         if self.task == "text":
             captions = attributes.captions()
-            return Batch(x, None, self.encode_text(captions), captions)
-        return Batch(x)
+            return Condition(text=self.encode_text(captions), captions=captions)
+        return Condition()
 
     def from_pixels(self, pixels: Tensor) -> Tensor:
         """Turn uint8 RGB (B, 3, 32, 32) into model space."""

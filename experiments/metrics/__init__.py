@@ -1,4 +1,4 @@
-"""Features, distances and reference statistics: how good the samples are (nothing is imported until it is used)."""
+"""How good the samples are: features, distances, reference statistics (imported on first use)."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def stream_images(
 def write_samples(
     path: str | os.PathLike[str], images: Iterable[Tensor], labels: Tensor | None, n: int
 ) -> Path:
-    """Write the sample batch that ADM's evaluator reads: `arr_0` (images) and, with labels, `arr_1`.
+    """Write the sample batch that ADM's evaluator reads: images `arr_0`, labels `arr_1`.
 
     Args:
         path: The `.npz` file.
@@ -122,7 +122,8 @@ def write_samples(
                     npy.write_array_header_1_0(handle, header)
                 if array.dtype != np.uint8 or array.shape[1:] != size:
                     raise MetricError(
-                        f"images of {array.dtype} {array.shape[1:]} among {size}; expected one size, uint8"
+                        f"images of {array.dtype} {array.shape[1:]} among {size}; "
+                        "expected uint8 of one size"
                     )
                 handle.write(array.tobytes())
                 written += len(array)

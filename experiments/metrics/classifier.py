@@ -1,4 +1,4 @@
-"""A small classifier of the embedded data: features, class probabilities, and a check on what was drawn.
+"""A small classifier of the embedded data: features, and a check on what was drawn.
 
 It is trained once per data set, on the training split only, in seconds on a CPU, and kept in the
 cache under a name made of the data's fingerprint and of everything that decides the weights.
@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -100,8 +101,11 @@ def train(
     recipe = recipe or Recipe()
     with _one_thread(recipe.seed), torch.enable_grad():
         model = SmallClassifier(images.shape[-1], classes, recipe).double()
-        decay = {"params": [p for p in model.parameters() if p.ndim > 1]}
-        rest = {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0}
+        decay: dict[str, Any] = {"params": [p for p in model.parameters() if p.ndim > 1]}
+        rest: dict[str, Any] = {
+            "params": [p for p in model.parameters() if p.ndim == 1],
+            "weight_decay": 0.0,
+        }
         optimizer = torch.optim.AdamW([decay, rest], lr=recipe.lr, weight_decay=recipe.weight_decay)
         steps = recipe.epochs * -(-len(images) // recipe.batch)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.lr, total_steps=steps)

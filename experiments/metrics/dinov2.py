@@ -68,8 +68,9 @@ def build_dinov2(
                 f"eval.dinov2_weights={weights} does not hold {model} ({line[:120]})"
             ) from None
         raise MetricError(
-            f"weights of {model} are not in timm's cache and could not be downloaded ({line[:120]}): "
-            f"fetch model.safetensors of huggingface.co/timm/{model} and pass eval.dinov2_weights=FILE"
+            f"weights of {model} are not in timm's cache and could not be downloaded "
+            f"({line[:120]}): fetch model.safetensors of huggingface.co/timm/{model} "
+            "and pass eval.dinov2_weights=FILE"
         ) from None
 
 
@@ -98,7 +99,7 @@ class DinoFeatures:
         network = build_dinov2(name, weights) if network is None else network
         self.network = network.eval().requires_grad_(False).to(device)
         self.device = torch.device(device)
-        self.dim = self.network.num_features
+        self.dim = int(self.network.num_features)  # type: ignore[arg-type]
         self.checksum = checksum(network)
         self.mean = torch.tensor(_MEAN, device=device).view(1, 3, 1, 1)
         self.std = torch.tensor(_STD, device=device).view(1, 3, 1, 1)

@@ -28,7 +28,8 @@ def radii(rows: Tensor, neighbours: int) -> Tensor:
     """
     if len(rows) <= neighbours:
         raise MetricError(
-            f"precision and recall with {neighbours} neighbours need more than {neighbours} images, got {len(rows)}"
+            f"precision and recall with {neighbours} neighbours need more images than that, "
+            f"got {len(rows)}"
         )
     # The nearest is the row itself.
     return torch.cat(
@@ -45,7 +46,7 @@ def inside(rows: Tensor, centres: Tensor, radius: Tensor) -> float:
 def precision_recall(
     samples: Tensor, reference: Tensor, neighbours: int = 3
 ) -> tuple[float, float]:
-    """Return improved precision and recall (Kynkaanniemi et al. 2019), k nearest neighbours as in ADM.
+    """Return improved precision and recall (Kynkaanniemi et al. 2019).
 
     Args:
         samples: Features of the samples, with shape `(N, d)`.
@@ -129,7 +130,7 @@ def nearest(rows: Tensor, others: Tensor, skip_self: bool = False) -> Tensor:
 
 
 def memorisation(samples: Tensor, train: Tensor, heldout: Tensor) -> tuple[float, float]:
-    """Return how near samples are to training images, relative to held-out ones, and the same for new real images.
+    """Return how near samples are to training images relative to held-out ones.
 
     The ratio is the mean distance to the nearest training image over the mean distance to the
     nearest held-out one: 0 for copies of the training set. Since the two sets differ in size,
@@ -143,7 +144,8 @@ def memorisation(samples: Tensor, train: Tensor, heldout: Tensor) -> tuple[float
     """
     if len(heldout) < 2 or not len(train):
         raise MetricError(
-            f"memorisation compares with training and held-out images, got {len(train)} and {len(heldout)}"
+            "memorisation compares with training and held-out images, "
+            f"got {len(train)} and {len(heldout)}"
         )
     ratio = nearest(samples, train).mean() / nearest(samples, heldout).mean().clamp_min(1e-12)
     fresh = nearest(heldout, train).mean() / nearest(

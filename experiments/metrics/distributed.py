@@ -20,7 +20,7 @@ def world() -> tuple[int, int]:
 
 
 def share(n: int) -> range:
-    """Return this process's part of `n` items: consecutive, in rank order, sizes at most one apart."""
+    """Return this process's part of `n` items: consecutive, in rank order, of nearly equal size."""
     rank, size = world()
     return range(n * rank // size, n * (rank + 1) // size)
 
@@ -33,7 +33,7 @@ def _device() -> torch.device:
 
 @contextlib.contextmanager
 def main_first() -> Iterator[None]:
-    """Let the first process go through the block alone, and the others after it (a cache is filled once)."""
+    """Let the first process go through the block alone, then the others: a cache is filled once."""
     rank, size = world()
     if size > 1 and rank:
         torch.distributed.barrier()
@@ -45,7 +45,10 @@ def main_first() -> Iterator[None]:
 
 
 def everyone(flag: bool) -> bool:
-    """Return whether `flag` is true in all processes: what they do next must not depend on who looked first."""
+    """Return whether `flag` is true in all processes.
+
+    What they do next must not depend on who looked at the disk first.
+    """
     if world()[1] == 1:
         return flag
     mine = torch.tensor([int(flag)], device=_device())

@@ -113,7 +113,8 @@ def check_images(images: Tensor) -> None:
     """
     if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
         raise MetricError(
-            f"features take uint8 images of shape (B, 3, H, W), got {images.dtype} {tuple(images.shape)}"
+            "features take uint8 images of shape (B, 3, H, W), "
+            f"got {images.dtype} {tuple(images.shape)}"
         )
 
 

@@ -2,10 +2,9 @@
 
 ADM (Dhariwal and Nichol 2021) compares three outputs of the network:
 
-    pool_3                   2048 pooled features                                     FID,
-    precision, recall, KID mixed_6/conv, first 7    the 1x1 branch of the third 17x17 block, 17*17*7
-    = 2023  sFID (Nash et al. 2021) softmax without bias     1008 logits                            
-                     Inception Score
+    pool_3                  2048 pooled features: FID, precision, recall, KID
+    mixed_6/conv, first 7   1x1 branch of a 17x17 block, 17*17*7 = 2023: sFID (Nash et al. 2021)
+    softmax without bias    1008 logits: Inception Score
 
 The TensorFlow blocks are called mixed, mixed_1, ...; mixed_6 is the port's Mixed_6d. The graph's
 rows run over height, width, then channel, and so do ours, or mu_s and sigma_s of a published
@@ -41,11 +40,11 @@ def build_inception() -> torch.nn.Module:
         from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
     except ImportError:
         raise MetricError(
-            'features inception-adm need torch-fidelity; install it with pip install -e ".[metrics]"'
+            'inception-adm needs torch-fidelity; install it with pip install -e ".[metrics]"'
         ) from None
 
     class Inception(FeatureExtractorInceptionV3):
-        """Loads nothing while it is built: upstream would download, or unpickle the file it is given."""
+        """Loads nothing while it is built: upstream would download, or unpickle a file."""
 
         def load_state_dict(
             self, state_dict: dict, strict: bool = True, assign: bool = False
@@ -103,14 +102,14 @@ class InceptionFeatures:
         self.device = torch.device(device)
         self.checksum = checksum(network)
         self._spatial: Tensor | None = None
-        network.Mixed_6d.branch1x1.register_forward_hook(self._keep)
+        network.get_submodule("Mixed_6d.branch1x1").register_forward_hook(self._keep)
 
     def _keep(self, module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         self._spatial = output[:, :SPATIAL_CHANNELS].permute(0, 2, 3, 1).flatten(1).float()
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
-        """Return features `(B, 2048)`, logits `(B, 1008)` and spatial rows `(B, 2023)`; see `Features`."""
+        """Return features `(B, 2048)`, logits `(B, 1008)` and spatial rows `(B, 2023)`."""
         check_images(images)
         # ADM's protocol is fp32; autocast around a training loop must not reach it.
         with torch.autocast(self.device.type, enabled=False):

@@ -19,6 +19,8 @@ from experiments.metrics.options import EvalOptions
 from experiments.metrics.reference import Reference
 
 _LARGEST_PIXELS = 64
+# Metrics that compare with nothing.
+_ALONE = ("accuracy", "is")
 # A collector's part for each need of a metric.
 _KEEP = {
     "moments": "moments",
@@ -126,7 +128,7 @@ class Meter:
                 key, value, found.n,
                 None if pixels else self.features.name,
                 None if pixels else identity(self.features),
-                self.reference.label if self.reference is not None and key not in ("accuracy", "is") else None,
+                None if self.reference is None or key in _ALONE else self.reference.label,
             )
             for key, value in values.items()
         ]  # fmt: skip
@@ -160,7 +162,8 @@ class Meter:
         assert found.logits is not None
         if labels is None:
             raise MetricError(
-                "accuracy compares with the classes asked for, and these images have none; leave it out"
+                "accuracy compares with the classes asked for, and these images have none; "
+                "leave it out"
             )
         return {"accuracy": (found.logits.argmax(dim=1) == labels.cpu()).double().mean().item()}
 
@@ -242,7 +245,7 @@ def train_rows(dataset: Any, features: Features) -> Tensor:
 
 
 class AdherenceMeter:
-    """Share of rendered scenes that show the class or the caption asked for, by the data set's own probe."""
+    """Share of rendered scenes that show the class or caption asked for, read by the probe."""
 
     def __init__(self) -> None:
         self.n = 0

@@ -54,7 +54,7 @@ class Moments:
         return self
 
     def merge(self, other: Moments) -> Moments:
-        """Take in another collection's moments (another rank's, another shard's); returns itself."""
+        """Take in another collection's moments (another rank's, another file's); returns itself."""
         if other.n:
             self._merge(other.n, other.mean.to(self.mean), other.scatter.to(self.scatter))
         return self

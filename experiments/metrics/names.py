@@ -67,7 +67,7 @@ METRICS: dict[str, Metric] = {
 FEATURES: dict[str, str] = {
     "digits-classifier": "a small network trained on the digits' training split (8x8)",
     "scenes-probe": "the network that reads rendered scenes, which comes with the project (32x32)",
-    "inception-adm": "Inception v3 of 2015 with ADM's pre-processing: FID, sFID, IS, precision, recall",
+    "inception-adm": "Inception v3 of 2015 as ADM uses it: FID, sFID, IS, precision, recall",
     "dinov2-vitl14": "DINOv2 ViT-L/14 at 224 pixels: FD-DINOv2",
     "dinov2-vits14": "DINOv2 ViT-S/14 at 224 pixels: a faster FD, not the published FD-DINOv2",
 }

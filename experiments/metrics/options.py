@@ -55,7 +55,8 @@ class EvalOptions:
         check_metrics(self.metrics)
         if self.labels not in LABELS:
             raise MetricError(
-                f"eval.labels={self.labels}: unknown{suggest(self.labels, LABELS)}; choose {' or '.join(LABELS)}"
+                f"eval.labels={self.labels}: choose {' or '.join(LABELS)}"
+                f"{suggest(self.labels, LABELS)}"
             )
         floors = {
             "every": 0, "samples": 2, "seed": 0, "batch": 1,

@@ -124,14 +124,15 @@ def load(
         if "arr_0" not in present:
             raise MetricError(
                 f"{path} has neither feature rows nor images (arr_0), "
-                "which precision, recall and kid need; leave them out or take a reference with images"
+                "which precision, recall and kid need; leave them out or take one with images"
             )
         vectors = collect(features, _own_part(path), ("rows",)).rows
     return Reference(
         str(arrays["name"]) if "name" in arrays else path.name,
         str(arrays["features"]) if "features" in arrays else identity(features),
         int(arrays["n"]) if "n" in arrays else 0,
-        arrays["mu"], arrays["sigma"], arrays.get("mu_s"), arrays.get("sigma_s"), vectors, sha256(path),
+        arrays["mu"], arrays["sigma"], arrays.get("mu_s"), arrays.get("sigma_s"),
+        vectors, sha256(path),
     )  # fmt: skip
 
 
@@ -164,8 +165,8 @@ def _check(path: Path, arrays: dict[str, Any], features: Features) -> None:
         )
     if dim != features.dim or arrays["sigma"].shape != (dim, dim):
         raise MetricError(
-            f"{path} holds statistics of {max(dim, 0)} features, {features.name} has {features.dim}; "
-            "write the reference again with these features"
+            f"{path} holds statistics of {max(dim, 0)} features, {features.name} has "
+            f"{features.dim}; write the reference again with these features"
         )
 
 
@@ -201,7 +202,8 @@ def heldout(
         MetricError: There is no such split, or it cannot be turned into pixels.
     """
     index = splits.indices(dataset, split)
-    key = f"{dataset.name}-{dataset.fingerprint}-{split}{len(index)}-{identity(features).replace('@', '-')}"
+    of = identity(features).replace("@", "-")
+    key = f"{dataset.name}-{dataset.fingerprint}-{split}{len(index)}-{of}"
     path = Path(cache) / "references" / f"{key}{'-spatial' if spatial else ''}.npz"
     kept = _load_kept(path, features, spatial)
     if everyone(kept is not None) and kept is not None:
@@ -216,7 +218,7 @@ def heldout(
 
 
 def _load_kept(path: Path, features: Features, spatial: bool) -> Reference | None:
-    """Return the cached file, or None if it is absent, damaged or of other features: it is then made again."""
+    """Return the cached file, or None if it is absent, damaged or of other features."""
     try:
         return load(path, features, rows=True, spatial=spatial) if path.is_file() else None
     except MetricError:

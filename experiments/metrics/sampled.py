@@ -1,4 +1,4 @@
-"""The samples that are scored: which seeds and conditions, in what pieces, and kept on disk or not."""
+"""The samples that are scored: which seeds and conditions, in what pieces, kept on disk or not."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Piece:
 def conditions(
     dataset: Any, model: Any, options: EvalOptions, index: Tensor, device: torch.device
 ) -> tuple[Tensor | None, Tensor | None, list[str] | None]:
-    """Return labels, text states and captions of the samples at `index`, each None where the model takes none.
+    """Return labels, text states and captions of the samples at `index`, None where not taken.
 
     Labels are balanced or drawn per seed; captions are those of the held-out split, in order.
     """
@@ -116,7 +116,7 @@ def pieces(
             )[: len(index)]  # fmt: skip
             if not bool(made.isfinite().all()):
                 raise MetricError(
-                    "the model samples NaN or infinite pixels: it diverged; train with a smaller train.lr"
+                    "the model samples NaN or infinite pixels: it diverged; try a smaller train.lr"
                 )
             images = dataset.to_pixels(made.to(dataset.device)).cpu()
             if kept:

@@ -29,7 +29,8 @@ def indices(dataset: Any, split: str, limit: int | None = None) -> Tensor:
     """
     if split not in dataset.sizes or dataset.sizes[split] == 0:
         raise MetricError(
-            f"data={dataset.name} has no {split} split to compare with; pass eval.reference=FILE.npz instead"
+            f"data={dataset.name} has no {split} split to compare with; give "
+            "eval.reference=FILE.npz"
         )
     size = dataset.sizes[split]
     if size is None:

@@ -34,7 +34,7 @@ def fetch(
     if target.exists():
         if not sha256(target).startswith(digest_start):
             raise MetricError(
-                f"{target} is not {what} (its checksum differs); delete it and run the command again"
+                f"{target} are not {what} (the checksum differs); delete it and run again"
             )
         return target
     try:

@@ -1,0 +1,44 @@
+"""Runs small enough for a test: four narrow blocks on real digits."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from experiments.config import Config, load
+
+ROOT = Path(__file__).resolve().parents[1]
+
+SMALL = (
+    "backbone.depth=4",
+    "backbone.width=32",
+    "train.batch=8",
+    "train.warmup=2",
+    "train.log_every=2",
+    "train.save_every=3",
+    "train.sample_every=0",
+    "train.steps=6",
+    "sampler.steps=2",
+    "eval=none",
+)
+
+
+def overrides(runs: Path, *more: str) -> list[str]:
+    """Return the overrides of a small run below `runs`; later ones win."""
+    return [*SMALL, f"paths.runs={runs}", *more]
+
+
+def small(runs: Path, *more: str) -> Config:
+    """Return the configuration of a small run below `runs`."""
+    return load(overrides(runs, *more))
+
+
+def command(*arguments: str) -> list[str]:
+    """Return the real command line of a run."""
+    return [sys.executable, str(ROOT / "experiments" / "run.py"), *arguments]
+
+
+def run(*arguments: str, timeout: float = 300, **options) -> subprocess.CompletedProcess:
+    """Run the real command and return what it printed."""
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=timeout, **options)

@@ -1,0 +1,230 @@
+"""The configuration: keys, groups, names, hashes, and every mistake as one sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from experiments.config import CONF, GROUPS, Config, ConfigError, RoutingConfig, TrainConfig, flatten, load, options_of
+from routing.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_default_config_is_the_documented_one():
+    config = load(["backbone=mamba", "route=2-8"])
+    assert (config.scale, config.data["name"], config.size, config.depth) == ("tiny", "digits", "T/1", 12)
+    assert config.backbone["name"] == "mamba"
+    assert config.resolved_route == "2-8"
+
+
+def test_scale_sets_data_size_and_steps_and_each_can_be_overridden():
+    small = load(["scale=small"])
+    assert (small.data["name"], small.size) == ("scenes", "M/2")
+    changed = load(["scale=small", "size=S/2", "data=digits", "train.steps=7", "eval=digits"])
+    assert (changed.data["name"], changed.size, changed.train.steps) == ("digits", "S/2", 7)
+    paper = load(["scale=paper", "size=XL/2", "route=auto"])
+    assert paper.resolved_route == "2-24"
+    assert (paper.train.steps, paper.train.batch, paper.train.lr, paper.train.ema) == (400_000, 256, 1e-4, 0.9999)
+
+
+def test_yaml_and_dataclasses_list_the_same_keys():
+    values = yaml.safe_load((CONF / "config.yaml").read_text())
+    assert set(values["train"]) == {f.name for f in dataclasses.fields(TrainConfig)}
+    assert set(values["routing"]) == {f.name for f in dataclasses.fields(RoutingConfig)}
+
+
+def test_defaults_of_yaml_and_dataclasses_agree():
+    values = yaml.safe_load((CONF / "config.yaml").read_text())
+    for name, cls in (("train", TrainConfig), ("routing", RoutingConfig)):
+        for f in dataclasses.fields(cls):
+            given = values[name][f.name]
+            assert (tuple(given) if isinstance(given, list) else given) == f.default, f.name
+
+
+def test_config_survives_json_and_yaml():
+    config = load(["backbone=rwkv", "route=0-4+6-9@0.25"])
+    assert Config.from_dict(config.to_dict()) == config
+    assert Config.from_dict(yaml.safe_load(yaml.safe_dump(config.to_dict()))) == config
+
+
+@pytest.mark.parametrize("group", [g for g in GROUPS if g not in ("scale", "experiment")])
+def test_every_group_file_composes(group):
+    for name in options_of(group):
+        extra = {"ddpm": ["sampler=ddim"]}.get(name, []) if group == "objective" else []
+        if group == "sampler" and name in ("ddpm", "ddim"):
+            extra = ["objective=ddpm"]
+        config = load([f"{group}={name}", *extra])
+        assert getattr(config, group)["name"]
+
+
+# --- identity --------------------------------------------------------------------------------------------------
+
+
+def test_auto_negative_and_plain_routes_name_the_same_run():
+    names = {load([f"route={text}"]).name for text in ("auto", "2--4", "2-8", "2-8@0.5", "'2-8'")}
+    assert len(names) == 1
+    assert "_2-8_s0-" in names.pop()
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["train.steps=5", "train.micro_batch=8", "log=tensorboard", "paths.runs=elsewhere", "train.log_every=3", "train.keep=9", "dry=true"],
+)
+def test_what_does_not_change_the_result_does_not_change_the_name(override):
+    assert load([override]).name == load([]).name
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["seed=1", "train.lr=0.1", "route=2-8", "backbone=rwkv", "sampler.steps=5", "train.batch=32", "data.test_fraction=0.3"],
+)
+def test_what_changes_the_result_changes_the_hash(override):
+    assert load([override]).hash != load([]).hash
+
+
+def test_steps_are_part_of_the_name_where_a_schedule_depends_on_them():
+    a, b = (load(["train.schedule=cosine", f"train.steps={n}"]).hash for n in (10, 20))
+    assert a != b
+
+
+def test_dense_runs_that_differ_in_routing_options_are_one_run():
+    assert load(["routing.selection=rows"]).hash == load([]).hash
+    assert load(["routing.selection=rows", "route=2-8"]).hash != load(["route=2-8"]).hash
+
+
+def test_name_has_no_slash():
+    assert "/" not in load(["size=S/2"]).name
+
+
+def test_init_is_identified_by_its_weights(tmp_path):
+    first, second = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    first.write_bytes(b"weights")
+    second.write_bytes(b"weights")
+    assert load([f"init={first}"]).hash == load([f"init={second}"]).hash != load([]).hash
+    second.write_bytes(b"other")
+    assert load([f"init={first}"]).hash != load([f"init={second}"]).hash
+
+
+# --- mistakes --------------------------------------------------------------------------------------------------
+
+MISTAKES = [
+    ("backbone=mmaba", "did you mean backbone=mamba"),
+    ("backbone.widht=3", "did you mean backbone.width"),
+    ("rote=2-8", "did you mean route"),
+    ("route=8-2", "try route=2-8"),
+    ("route=2-40", "try route=2-11"),
+    ("route=2-8@1.5", "try route=2-8"),
+    ("route=0-4,6-9", "'0-4+6-9'"),
+    ("route=0-6+4-9", "try route=0-3+4-9"),
+    ("route=x", "2-8"),
+    ("scale=huge", "available: paper small tiny"),
+    ("train.steps=0", "at least 1"),
+    ("train.steps=many", "a whole number"),
+    ("train.lr=-1", "above 0"),
+    ("train.ema=1", "below 1"),
+    ("train.betas=[0.9]", "two numbers"),
+    ("train.micro_batch=some", "auto"),
+    ("train.precision=fp8", "fp32 bf16"),
+    ("seed=-1", "whole number"),
+    ("task=clas", "did you mean class"),
+    ("train=3", "train is a group of keys"),
+    ("backbone", "key=value"),
+    ("+new=1", "keys can be set"),
+    ("~seed=1", "keys can be set"),
+    ("size=Q/2", "sizes are"),
+    ("init=nowhere", "does not exist"),
+    ("log=wandbb", "did you mean wandb"),
+    ("routing.selection=row", "rows"),
+    ("routing.remove=later", "after:4"),
+]
+
+
+@pytest.mark.parametrize(("override", "expected"), MISTAKES, ids=[m[0] for m in MISTAKES])
+def test_mistakes_are_one_sentence_with_what_to_type(override, expected):
+    with pytest.raises(UserError) as caught:
+        load([override])
+    message = str(caught.value)
+    assert expected in message
+    assert "\n" not in message
+
+
+def test_saved_config_of_another_version_is_refused_by_key():
+    values = load([]).to_dict()
+    with pytest.raises(ConfigError, match="unknown key colour"):
+        Config.from_dict({**values, "colour": 1})
+    del values["route"]
+    with pytest.raises(ConfigError, match="missing key route"):
+        Config.from_dict(values)
+
+
+def test_flatten_gives_dotted_keys():
+    assert list(flatten({"a": {"b": 1, "c": {}}, "d": 2})) == ["a.b", "a.c", "d"]
+
+
+# --- the command -----------------------------------------------------------------------------------------------
+
+
+def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(ROOT / "experiments" / "run.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
+
+
+@pytest.mark.parametrize("arguments", [["rote=1"], ["route=8-2"], ["backbone=mmaba"]])
+def test_wrong_input_exits_with_2_and_one_line(arguments, tmp_path):
+    done = run(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert done.stderr.startswith("error: ")
+
+
+def test_help_works_from_anywhere_and_lists_groups_keys_and_routes(tmp_path):
+    done = run("--help", cwd=tmp_path)
+    assert done.returncode == 0
+    for part in ("backbone=   dit", "2-8@0.75", "micro_batch", "python experiments/run.py backbone=mamba route=2-8"):
+        assert part in done.stdout
+
+
+TORCH_FREE = """
+import sys
+sys.path.insert(0, {root!r})
+import routing, backbones, experiments, sweeps, analysis
+import routing.route, backbones.sizes, backbones.cost, experiments.config, experiments.usage
+from experiments.config import load
+config = load(["backbone=mamba", "route=2-8"])
+assert config.name
+experiments.usage.help_text()
+experiments.usage.facts(config)
+loaded = [name for name in ("torch", "accelerate", "timm", "pandas", "matplotlib") if name in sys.modules]
+assert not loaded, loaded
+"""
+
+
+def test_help_config_and_cost_import_no_torch():
+    subprocess.run([sys.executable, "-c", TORCH_FREE.format(root=str(ROOT))], check=True, timeout=120)
+
+
+def test_dry_run_prints_config_cost_and_folder_and_writes_nothing(tmp_path):
+    done = run("backbone=rwkv", "route=2-8", "dry=true", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for part in ("route: 2-8", "parameters", "MACs per image dense ->", "0 1 [2 3 4 5 6 7 8] 9 10 11", "memory", "time", "nothing was trained"):
+        assert part in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_foreign_package_of_our_name_is_noticed(tmp_path):
+    (tmp_path / "sweeps").mkdir()
+    (tmp_path / "sweeps" / "__init__.py").write_text("")
+    code = (
+        f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]\n"
+        "from experiments.cli import run_command\nsys.exit(run_command(lambda argv: 0, []))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "'sweeps'" in done.stderr and "fresh environment" in done.stderr

@@ -1,0 +1,213 @@
+"""The training loop: what a run leaves, resumes, skips and refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from experiments import build, checkpoint, log, signals
+from experiments.cli import Interrupted
+from experiments.lock import LockedError, locked
+from experiments.session import finished
+from experiments.train import Diverged, Run, train
+from small import small
+
+BACKBONES = ("dit", "mamba", "rwkv")
+
+
+def make_run(config):
+    return Run(config, build.make_accelerator(config), log.Console(quiet=True))
+
+
+def weights(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_a_run_leaves_the_files_it_promises(backbone, tmp_path):
+    config = small(tmp_path, f"backbone={backbone}", "route=1-2", "train.sample_every=3")
+    folder = train(config, quiet=True)
+    assert folder == config.folder
+    for name in ("config.yaml", "env.json", "metrics.jsonl", "summary.json", "status.json", "model.safetensors",
+                 "loss.png", "progress.gif", "samples/final.png", "samples/step-00000003.png"):  # fmt: skip
+        assert (folder / name).is_file(), name
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["status"], summary["step"], summary["route"]) == ("done", 6, "1-2")
+    assert summary["macs_routed"] < summary["macs_dense"]
+    lines = log.read_jsonl(folder / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [2, 4, 6]
+    assert all(math.isfinite(line["loss"]) for line in lines)
+    assert lines[-1]["macs"] == 6 * 8 * summary["macs_routed"]
+    loaded = checkpoint.load_model(folder)
+    assert loaded.step == 6 and loaded.config == config
+    assert same(loaded.model.state_dict(), weights(folder))
+
+
+def test_the_same_command_again_says_done_and_more_steps_go_on(tmp_path):
+    first = train(small(tmp_path, "route=1-2"), quiet=True)
+    before = (first / "model.safetensors").stat().st_mtime_ns
+    assert train(small(tmp_path, "route=1-2"), quiet=True) == first
+    assert (first / "model.safetensors").stat().st_mtime_ns == before
+    longer = small(tmp_path, "route=1-2", "train.steps=9")
+    assert train(longer, quiet=True) == first
+    assert finished(first, longer) == 9
+    straight = train(small(tmp_path / "straight", "route=1-2", "train.steps=9"), quiet=True)
+    assert same(weights(first), weights(straight))
+
+
+def test_micro_batches_change_nothing_but_rounding(tmp_path):
+    whole = train(small(tmp_path / "a", "route=1-2"), quiet=True)
+    parts = train(small(tmp_path / "b", "route=1-2", "train.micro_batch=3"), quiet=True)
+    a, b = (log.read_jsonl(f / "metrics.jsonl") for f in (whole, parts))
+    for x, y in zip(a, b, strict=True):
+        assert x["loss"] == pytest.approx(y["loss"], rel=1e-5)
+        assert x["grad_norm"] == pytest.approx(y["grad_norm"], rel=1e-4)
+
+
+def test_micro_batch_auto_takes_all_where_it_fits_and_less_where_not(tmp_path, monkeypatch):
+    from experiments import memory
+
+    run = make_run(small(tmp_path, "train.micro_batch=auto"))
+    assert memory.micro_batches(run, 8) == [(0, 8)]
+    tight = make_run(small(tmp_path, "train.micro_batch=auto", "seed=1"))
+    monkeypatch.setattr(memory, "available_memory", lambda: int(tight.cost.training_bytes(3) / 0.8))
+    assert memory.micro_batches(tight, 8) == [(0, 2), (2, 4), (4, 6), (6, 8)]
+
+
+def test_out_of_memory_names_the_value_to_type(tmp_path, monkeypatch):
+    def fail(self, rows):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+
+    monkeypatch.setattr(Run, "loss", fail)
+    with pytest.raises(ValueError, match=r"train\.micro_batch=4 .*micro_batch=auto"):
+        train(small(tmp_path), quiet=True)
+    assert json.loads((small(tmp_path).folder / "status.json").read_text())["status"] == "failed"
+
+
+def test_random_numbers_of_a_sample_depend_on_seed_step_and_index_alone(tmp_path):
+    run = make_run(small(tmp_path, "route=1-2"))
+    run.step = 5
+    whole, part = run.draws(torch.arange(8)), run.draws(torch.tensor([6, 3]))
+    for stream, n in (("sigma", 1), ("noise", 64), ("drop", 1), ("route.0", 64)):
+        assert torch.equal(whole.uniform(stream, n)[[6, 3]], part.uniform(stream, n))
+    run.step = 6
+    assert not torch.equal(run.draws(torch.arange(8)).uniform("noise", 64), whole.uniform("noise", 64))
+
+
+def test_routes_share_initialisation_data_and_noise(tmp_path):
+    dense, routed = make_run(small(tmp_path)), make_run(small(tmp_path, "route=1-2"))
+    assert same(dict(dense.model.state_dict()), dict(routed.model.state_dict()))
+    rows = torch.arange(8)
+    assert torch.equal(dense.draws(rows).uniform("noise", 9), routed.draws(rows).uniform("noise", 9))
+    assert torch.equal(dense.order.lookup(rows), routed.order.lookup(rows))
+
+
+def test_a_non_finite_step_is_skipped_and_counted(tmp_path, monkeypatch):
+    run = make_run(small(tmp_path))
+    run.model.train()
+    honest = Run.loss
+    monkeypatch.setattr(Run, "loss", lambda self, rows: honest(self, rows) * float("nan"))
+    before = [p.detach().clone() for p in run.params]
+    run.one_step()
+    assert all(torch.equal(a, b) for a, b in zip(before, run.params, strict=True))
+    assert run.tally[3] == 1 and run.tally[4] == 1
+    monkeypatch.setattr(Run, "loss", honest)
+    run.one_step()
+    run.one_step()
+    assert not all(torch.equal(a, b) for a, b in zip(before, run.params, strict=True))
+    assert run.tally[3] == 1 and run.tally[4] == 0
+
+
+def test_a_run_that_diverges_stops_and_says_where(tmp_path, monkeypatch):
+    honest = Run.loss
+    poison = lambda self, rows: honest(self, rows) * (float("inf") if self.step >= 4 else 1.0)  # noqa: E731
+    monkeypatch.setattr(Run, "loss", poison)
+    config = small(tmp_path, "train.steps=20", "train.max_bad_steps=3")
+    with pytest.raises(Diverged, match=r"step 8: .*steps in a row.*times .* samples .*step-0000000"):
+        train(config, quiet=True)
+
+
+def test_roll_back_goes_on_with_other_numbers(tmp_path, monkeypatch):
+    honest = Run.loss
+    poison = lambda self, rows: honest(self, rows) * (float("nan") if self.salt == 0 and self.step >= 4 else 1.0)  # noqa: E731
+    monkeypatch.setattr(Run, "loss", poison)
+    config = small(tmp_path, "train.steps=12", "train.max_bad_steps=2", "train.rollback=1", "train.save_every=4")
+    train(config, quiet=True)
+    summary = json.loads((config.folder / "summary.json").read_text())
+    assert summary["step"] == 12
+
+
+def test_a_signal_saves_and_the_same_command_goes_on_bit_for_bit(tmp_path, monkeypatch):
+    config = small(tmp_path / "a", "route=1-2", "train.save_every=100", "train.steps=7")
+    honest = Run.one_step
+
+    def interrupted(self):
+        honest(self)
+        if self.step == 4:
+            signals.request("SIGUSR2")
+
+    monkeypatch.setattr(Run, "one_step", interrupted)
+    with pytest.raises(Interrupted) as stop:
+        train(config, quiet=True)
+    assert (stop.value.reason, stop.value.step) == ("SIGUSR2", 5)
+    assert json.loads((config.folder / "status.json").read_text())["status"] == "preempted"
+    monkeypatch.setattr(Run, "one_step", honest)
+    train(config, quiet=True)
+    straight = train(small(tmp_path / "b", "route=1-2", "train.save_every=100", "train.steps=7"), quiet=True)
+    assert same(weights(config.folder), weights(straight))
+    clean = [[{k: v for k, v in line.items() if k not in ("time", "images_per_s")} for line in log.read_jsonl(f / "metrics.jsonl")]
+             for f in (config.folder, straight)]  # fmt: skip
+    assert clean[0] == clean[1]
+
+
+def test_two_writers_are_refused_and_a_dead_lock_is_not(tmp_path):
+    (tmp_path / "lock").write_text('{"host": "gone", "pid": 1}')
+    with locked(tmp_path), pytest.raises(LockedError, match="process .* on "), locked(tmp_path):
+        pass
+    with locked(tmp_path):
+        pass
+
+
+def test_ema_follows_the_weights(tmp_path):
+    run = make_run(small(tmp_path, "train.ema=0.5"))
+    run.model.train()
+    start = [p.detach().clone() for p in run.params]
+    run.one_step()
+    for before, now, average in zip(start, run.params, run.ema, strict=True):
+        torch.testing.assert_close(average, 0.5 * before + 0.5 * now.detach())
+
+
+def test_learning_rate_warms_up_and_follows_its_schedule(tmp_path):
+    run = make_run(small(tmp_path, "train.lr=1", "train.warmup=2", "train.schedule=cosine", "train.steps=8"))
+    rates = []
+    for run.step in range(8):
+        rates.append(run.learning_rate())
+    assert rates[0] == pytest.approx(0.5) and rates[1] == pytest.approx(0.5 * (1 + math.cos(math.pi / 8)))
+    assert rates == sorted(rates, reverse=True) or rates[1] > rates[0]
+
+
+def test_init_loads_the_parents_ema_and_is_another_run(tmp_path):
+    parent = train(small(tmp_path), quiet=True)
+    child = small(tmp_path, f"init={parent}", "train.steps=1")
+    assert child.folder != parent
+    run = make_run(child)
+    run.start_from(child.init)
+    expected = weights(parent)
+    assert all(torch.equal(p.detach(), expected[n]) for n, p in zip(run.names, run.params, strict=True))
+    wrong = small(tmp_path, f"init={parent}", "backbone.width=48")
+    with pytest.raises(ValueError, match="does not fit"):
+        make_run(wrong).start_from(wrong.init)
+
+
+def test_routing_can_be_switched_off_after_a_fraction(tmp_path):
+    run = make_run(small(tmp_path, "route=1-2", "routing.off_after=0.5"))
+    assert str(run.routes.at(0.49)) == "1-2" and not run.routes.at(0.5)
+    assert run.routes.macs(run.cost, 0.9) == run.cost.macs_dense
