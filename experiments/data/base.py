@@ -35,11 +35,10 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch on another device."""
-        move = {"device": device, "non_blocking": True}
         return Batch(
-            self.x.to(**move),
-            None if self.y is None else self.y.to(**move),
-            None if self.text is None else self.text.to(**move),
+            self.x.to(device, non_blocking=True),
+            None if self.y is None else self.y.to(device, non_blocking=True),
+            None if self.text is None else self.text.to(device, non_blocking=True),
             self.captions,
         )
 
@@ -137,7 +136,7 @@ class Dataset(abc.ABC):
         """
 
     def condition(self, index: Tensor, split: str = "test") -> Condition:
-        """Return labels or captions of samples `index` (B,), to ask a model for the like of them."""
+        """Return labels or captions of samples `index` (B,), to ask a model for such."""
         batch = self.batch(index, None, split)
         return Condition(batch.y, batch.text, batch.captions)
 

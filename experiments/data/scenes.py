@@ -29,8 +29,14 @@ _CELL = SIDE // 2
 _STREAMS = {"train": 0, "test": 1, "probe": 2}
 # Radii and grey levels of neighbouring words leave a gap, so that every word can be read back.
 _RADIUS = ((5.2, 6.8), (2.8, 4.0))
-_INK = ((0.9, 0.1, 0.1), (0.1, 0.75, 0.15), (0.12, 0.2, 0.95), (0.95, 0.9, 0.1), (0.6, 0.1, 0.8))
-_INK += ((0.1, 0.85, 0.9),)
+_INK = (
+    (0.9, 0.1, 0.1),
+    (0.1, 0.75, 0.15),
+    (0.12, 0.2, 0.95),
+    (0.95, 0.9, 0.1),
+    (0.6, 0.1, 0.8),
+    (0.1, 0.85, 0.9),
+)
 _GROUND = (0.06, 0.5, 0.94)
 _STATISTICS_FROM = 1024
 
@@ -81,21 +87,19 @@ def draw(attributes: Attributes, free: Tensor) -> Tensor:
         attributes: What is in each picture.
         free: (B, 4, 7) uniform numbers from `choose`.
     """
-    device = free.device
-    table = {"dtype": torch.float64, "device": device}
-    radii = torch.tensor(((0.0, 0.0), *_RADIUS), **table)[attributes.size]
+    radii = free.new_tensor(((0.0, 0.0), *_RADIUS))[attributes.size]
     radius = radii[..., 0] + free[..., 0] * (radii[..., 1] - radii[..., 0])
     # Half a pixel of air keeps shapes of neighbouring quadrants apart.
     room = _CELL / 2 - 0.5 - radius
     centre = _CELL / 2 + (2 * free[..., 1:3] - 1) * room[..., None]
-    axis = torch.arange(_CELL, **table) + 0.5
+    axis = torch.arange(_CELL, dtype=free.dtype, device=free.device) + 0.5
     x = axis - centre[..., 0, None, None]
     y = axis[:, None] - centre[..., 1, None, None]
     distance = _distance(attributes.shape[..., None, None], x, y, radius[..., None, None])
     cover = (0.5 - distance).clamp(0, 1) * (attributes.shape > 0)[..., None, None]
-    ink = torch.tensor(((0.0,) * 3, *_INK), **table)[attributes.colour]
+    ink = free.new_tensor(((0.0,) * 3, *_INK))[attributes.colour]
     ink = ink * (0.85 + 0.15 * free[..., 3:4]) + 0.1 * (free[..., 4:7] - 0.5)
-    ground = torch.tensor(_GROUND, **table)[attributes.background] + 0.1 * (free[:, 0, 6] - 0.5)
+    ground = free.new_tensor(_GROUND)[attributes.background] + 0.1 * (free[:, 0, 6] - 0.5)
     ground = ground.view(-1, 1, 1, 1, 1)
     cells = ground + (ink.clamp(0, 1)[..., None, None] - ground) * cover[:, :, None]
     picture = cells.view(-1, 2, 2, 3, _CELL, _CELL).permute(0, 3, 1, 4, 2, 5)

@@ -1,0 +1,270 @@
+"""Latents on disk as a data set: sampled, scaled, flipped and shuffled without worker processes.
+
+A stored row is a sample z of the autoencoder's posterior, or its moments (m, log s^2), from which
+each step samples anew: z = m + s n. The model sees x = (z - a) / b with two numbers per channel:
+the VAE's shift and scale factor, or the data's mean and standard deviation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from experiments.data.base import Batch, Dataset, Rows
+from experiments.data.foreign import open_store
+from experiments.data.options import DataError, LatentsOptions
+from experiments.data.order import Order
+from experiments.data.store import Store
+
+if TYPE_CHECKING:
+    from experiments.data.text import TextEncoder
+    from experiments.data.vae import Autoencoder
+    from routing.rng import Draws
+
+# diffusers' `scaling_factor` of Stable Diffusion's first VAE, which foreign 4-channel latents are.
+SD_SCALE = 0.18215
+_HELD_OUT_SEED = 0x7EAD
+_STATISTICS_FROM = 2048
+
+
+class Latents(Dataset):
+    """A latent store, and a second one or a part of it as held-out split.
+
+    Args:
+        options: Where it is and how it is read.
+        task: `class`, `text` or `none`.
+        device: Where batches are made.
+
+    Raises:
+        DataError: No store, a damaged one, or one without what the task needs.
+    """
+
+    reads_disk = True
+
+    def __init__(
+        self, options: LatentsOptions, task: str = "class", device: torch.device | str = "cpu"
+    ) -> None:
+        super().__init__(task, options.sigma_data, device)
+        if not options.path:
+            raise DataError("data=latents needs the folder of a store: data.path=FOLDER")
+        self.name, self.options = "latents", options
+        store = open_store(options.path, kind=options.kind, verify=options.verify)
+        self._stores = {"train": store}
+        self._ids: dict[str, Tensor] = {}
+        self.shape = store.shape
+        if options.test:
+            test = open_store(options.test, kind=options.kind, verify=options.verify)
+            if test.shape != store.shape:
+                raise DataError(
+                    f"data.test={options.test} holds {list(test.shape)} latents and data.path "
+                    f"{list(store.shape)}; both must have one shape"
+                )
+            self._stores["test"] = test
+        elif options.held_out:
+            self._hold_out(store, options.held_out)
+        self.sizes = {
+            split: len(self._ids[split]) if split in self._ids else one.count
+            for split, one in self._stores.items()
+        }
+        for one in self._stores.values():
+            self._require(one)
+        self._affine(store)
+        other = self._stores["test"].fingerprint if options.test else ""
+        self.fingerprint = store.fingerprint + (f"-{other}" if other else "")
+        self._codec: Autoencoder | None = None
+        self._encoder: TextEncoder | None = None
+
+    def _hold_out(self, store: Store, count: int) -> None:
+        if count >= store.count:
+            raise DataError(
+                f"data.held_out={count} leaves nothing of {store.count} samples to train on"
+            )
+        shuffled = Order(_HELD_OUT_SEED, store.count).lookup(torch.arange(store.count))
+        self._stores["test"] = store
+        self._ids = {"test": shuffled[:count].sort()[0], "train": shuffled[count:].sort()[0]}
+
+    def _require(self, store: Store) -> None:
+        options, path = self.options, self.options.path
+        if self.task == "text":
+            if store.text is None:
+                raise DataError(
+                    f"{path} is {store.layout} without captions; use task=class, or prepare it "
+                    "with --captions and --text"
+                )
+            self.text = store.text[1:]
+        if self.task != "class":
+            return
+        if store.labels is None:
+            raise DataError(
+                f"{path} is {store.layout} without labels; use task=none, or store a label (cls) "
+                "with every latent"
+            )
+        low, high = int(store.labels.min()), int(store.labels.max())
+        named = self._stores["train"].classes
+        self.num_classes = options.num_classes or len(named) or self.num_classes or high + 1
+        if low < 0 or high >= self.num_classes:
+            raise DataError(
+                f"{path} has label {low if low < 0 else high}, outside 0..{self.num_classes - 1}; "
+                f"set data.num_classes={high + 1}, or mend the store"
+            )
+        self.class_names = named or tuple(str(k) for k in range(self.num_classes))
+
+    def _affine(self, store: Store) -> None:
+        options = self.options
+        # `auto`: samples of other projects' stores come scaled, as the TREAD release expects them.
+        self._scaled = store.scaled if options.scaled == "auto" else options.scaled == "yes"
+        self._factor = options.scale_factor or store.scale_factor
+        if self._factor is None and self.shape[0] == 4:
+            self._factor = SD_SCALE
+        shape = (self.shape[0], 1, 1)
+        shift, unit = torch.zeros(shape), torch.ones(shape)
+        if options.scale == "std" or store.normalised:
+            mean, std = self._statistics(store)
+            shift, unit = mean.view(shape), std.view(shape)
+            if options.scale == "std":
+                unit = unit / self.sigma_data
+        elif not self._scaled:
+            if self._factor is None:
+                raise DataError(
+                    f"{options.path} is {store.layout}, which names no scale factor; set "
+                    "data.scale_factor (Stable Diffusion's VAE: 0.18215) or data.scale=std"
+                )
+            shift, unit = shift + store.shift_factor, unit / self._factor
+        self._shift, self._unit = shift.to(self.device), unit.to(self.device)
+
+    def _statistics(self, store: Store) -> tuple[Tensor, Tensor]:
+        if store.mean is not None and store.std is not None:
+            return store.mean, store.std
+        count = min(store.count, _STATISTICS_FROM)
+        index = torch.arange(count) * store.count // count
+        rows = store.latents(index).double()
+        noise = torch.zeros(())
+        if store.kind == "moments":
+            rows, noise = rows[:, : self.shape[0]], rows[:, self.shape[0] :].exp()
+        mean = rows.mean((0, 2, 3))
+        variance = rows.var((0, 2, 3), correction=0) + (noise.mean((0, 2, 3)) if noise.dim() else 0)
+        if not bool((variance > 0).all()):
+            raise DataError(
+                f"{self.options.path} has a constant channel; data.scale=std cannot scale it"
+            )
+        return mean.float(), variance.sqrt().float()
+
+    def rows(self, index: Tensor, draws: Draws | None, split: str = "train") -> Rows:
+        """Read latents, labels, captions; flips are drawn here, for flipped rows may be stored."""
+        index = index.cpu()
+        self._check(index, split)
+        store = self._stores[split]
+        at = self._ids[split][index] if split in self._ids else index
+        flip = torch.zeros(len(at), dtype=torch.bool)
+        random = draws if split == "train" else None
+        if random is not None and self.options.flip != "none":
+            flip = random.uniform("flip", 1)[:, 0].cpu() < 0.5
+        stored = self.options.flip == "auto" and store.has_flips
+        tensors = {"latents": store.latents(at, flip if stored else None)}
+        if self.options.flip == "mirror":
+            tensors["mirror"] = flip
+        if self.task == "class":
+            assert store.labels is not None
+            tensors["y"] = store.labels[at]
+        captions = None
+        if self.task == "text":
+            assert store.text is not None
+            which = torch.zeros(len(at), dtype=torch.int64)
+            if random is not None:
+                which = (random.uniform("caption", 1)[:, 0].cpu() * store.text[0]).long()
+            tensors["text"], captions = store.text_rows(at, which)
+        return Rows(tensors, captions)
+
+    def batch(
+        self, index: Tensor, draws: Draws | None, split: str = "train", rows: Rows | None = None
+    ) -> Batch:
+        """Return latents in model space.
+
+        Without `draws` (references, previews) there are no flips, the first caption is taken and
+        the
+        noise of moments depends on the sample alone.
+        """
+        rows = rows if rows is not None else self.rows(index, draws, split)
+        put = {k: v.to(self.device, non_blocking=True) for k, v in rows.tensors.items()}
+        z = put["latents"].float()
+        if self._stores[split].kind == "moments":
+            z = self._sample(z, index, draws)
+        if "mirror" in put:
+            z = torch.where(put["mirror"].view(-1, 1, 1, 1), z.flip(-1), z)
+        x = (z - self._shift) / self._unit
+        return Batch(x, put.get("y"), put.get("text"), rows.captions)
+
+    def _sample(self, moments: Tensor, index: Tensor, draws: Draws | None) -> Tensor:
+        from routing.rng import Draws
+
+        draws = draws or Draws(0, 0, index, self.device)
+        mean, log_variance = moments.chunk(2, 1)
+        noise = draws.normal("moments", self.shape).to(self.device)
+        # The bounds of diffusers' DiagonalGaussianDistribution.
+        return mean + (log_variance.clamp(-30, 20) / 2).exp() * noise
+
+    @property
+    def vae(self) -> str | None:
+        """Name or folder of the autoencoder that turns these latents into pixels."""
+        from experiments.data.vae import DEFAULT
+
+        if self.options.vae != "auto":
+            return self.options.vae
+        named = self._stores["train"].vae
+        return named or (DEFAULT if self.shape[0] == 4 else None)
+
+    @property
+    def cannot_decode(self) -> str:
+        """Why latents cannot be shown as pixels here; empty if they can."""
+        from experiments.data.vae import why_not
+
+        return "" if self._codec is not None else why_not(self.vae)
+
+    def to_pixels(self, x: Tensor) -> Tensor:
+        """Decode model space (B, C, H, W) into uint8 RGB (B, 3, 8 H, 8 W) with the VAE.
+
+        Raises:
+            DataError: The VAE is not on this machine: `cannot_decode` says so beforehand.
+        """
+        z = x.to(self.device).float() * self._unit + self._shift
+        if self._scaled:
+            if self._factor is None:
+                raise DataError("scaled latents need data.scale_factor to be decoded")
+            z = z / self._factor + self._stores["train"].shift_factor
+        codec = self._decoder()
+        return torch.cat([codec.decode(part) for part in z.split(self.options.decode_batch)])
+
+    def _decoder(self) -> Autoencoder:
+        from experiments.data.vae import Autoencoder
+
+        if self._codec is None:
+            if self.cannot_decode:
+                raise DataError(f"no pixels: {self.cannot_decode}")
+            dtype = getattr(torch, self.options.vae_dtype)
+            self._codec = Autoencoder(str(self.vae), self.device, dtype)
+            if self._codec.channels != self.shape[0]:
+                channels, self._codec = self._codec.channels, None
+                raise DataError(
+                    f"the VAE {self.vae} has {channels} channels and the latents {self.shape[0]}; "
+                    "set data.vae to the one that made them"
+                )
+        return self._codec
+
+    def encode_text(self, captions: Sequence[str]) -> Tensor:
+        """Embed captions with the text encoder that the store was prepared with.
+
+        Raises:
+            DataError: A store without captions, or its encoder is not on this machine.
+        """
+        store = self._stores["train"]
+        if self.task != "text" or store.text_encoder is None:
+            return super().encode_text(captions)
+        if self._encoder is None:
+            from experiments.data.text import TextEncoder
+
+            assert store.text is not None
+            self._encoder = TextEncoder(store.text_encoder, self.device, length=store.text[1])
+        return self._encoder(captions)

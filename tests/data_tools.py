@@ -1,0 +1,114 @@
+"""Latent stores and foreign data sets written by hand to their published layouts, for tests."""
+
+import io
+import json
+import tarfile
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+
+def add(archive, name, data):
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    archive.addfile(info, io.BytesIO(data))
+
+
+def npy(array):
+    stream = io.BytesIO()
+    np.save(stream, array, allow_pickle=False)
+    return stream.getvalue()
+
+
+def latents(count, channels=4, side=8, seed=0):
+    return np.random.default_rng(seed).normal(size=(count, channels, side, side)).astype(np.float32)
+
+
+def write_tars(folder, arrays, labels, per_tar=5, field="latent.npy", encode=npy):
+    """WebDataset: consecutive members of one key are one sample; `cls` is a number in digits."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for start in range(0, len(arrays), per_tar):
+        with tarfile.open(folder / f"shard-{start // per_tar:06d}.tar", "w") as archive:
+            for i in range(start, min(start + per_tar, len(arrays))):
+                add(archive, f"{i:09d}.{field}", encode(arrays[i]))
+                if labels is not None and labels[i] is not None:
+                    add(archive, f"{i:09d}.cls", str(labels[i]).encode())
+    return folder
+
+
+def write_lightning(folder, arrays, flips, labels, per_file=6, stats=True):
+    """LightningDiT: `latents_rank00_shard000.safetensors` with three tensors, and latents_stats.pt."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for k, start in enumerate(range(0, len(arrays), per_file)):
+        stop = start + per_file
+        save_file(
+            {
+                "latents": torch.from_numpy(arrays[start:stop]),
+                "latents_flip": torch.from_numpy(flips[start:stop]),
+                "labels": torch.tensor(labels[start:stop]),
+            },
+            folder / f"latents_rank00_shard{k:03d}.safetensors",
+        )
+    if stats:
+        data = torch.from_numpy(arrays)
+        mean, std = data.mean((0, 2, 3), keepdim=True), data.std((0, 2, 3), keepdim=True)
+        torch.save({"mean": mean, "std": std}, folder / "latents_stats.pt")
+    return folder
+
+
+def write_store(folder, arrays, labels=None, kind="sample", flips=None, per_file=6, text=None):
+    """A store as prepare writes it, made from arrays alone."""
+    import hashlib
+
+    folder.mkdir(parents=True, exist_ok=True)
+    shards = []
+    for k, start in enumerate(range(0, len(arrays), per_file)):
+        part = slice(start, start + per_file)
+        tensors = {"latents": torch.from_numpy(arrays[part])}
+        if flips is not None:
+            tensors["latents_flip"] = torch.from_numpy(flips[part])
+        if labels is not None:
+            tensors["labels"] = torch.tensor(labels[part])
+        if text is not None:
+            embeddings, captions = text
+            flat = [c.encode() for row in captions[part] for c in row]
+            tensors["text"] = embeddings[part].clone()
+            tensors["captions"] = torch.tensor(list(b"".join(flat)), dtype=torch.uint8)
+            ends = torch.tensor([len(c) for c in flat]).cumsum(0)
+            tensors["caption_ends"] = ends.view(-1, embeddings.shape[1])
+        file = folder / f"shard-{k:05d}.safetensors"
+        save_file(tensors, file)
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        shards.append(
+            {
+                "file": file.name,
+                "count": len(arrays[part]),
+                "bytes": file.stat().st_size,
+                "sha256": digest,
+            }
+        )
+    channels = arrays.shape[1] // (2 if kind == "moments" else 1)
+    manifest = {
+        "format": "tread-latents/1",
+        "kind": kind,
+        "shape": [channels, *arrays.shape[2:]],
+        "count": len(arrays),
+        "flips": flips is not None,
+        "labels": labels is not None,
+        "classes": [] if labels is None else [f"class {k}" for k in range(max(labels) + 1)],
+        "text": None
+        if text is None
+        else {"encoder": "nowhere/clip", "shape": list(text[0].shape[1:])},
+        "vae": "nowhere/vae",
+        "scale_factor": 0.5,
+        "shift_factor": 0.25,
+        "image_size": 64,
+        "mean": [0.0] * channels,
+        "std": [1.0] * channels,
+        "source": "test",
+        "skipped": 0,
+        "shards": shards,
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder

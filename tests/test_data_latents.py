@@ -1,0 +1,605 @@
+import json
+import pickle
+import shutil
+import tarfile
+import threading
+
+import numpy as np
+import pytest
+import torch
+from data_tools import add, latents, npy, write_lightning, write_store, write_tars
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from experiments.data import DataError, Prefetch, create
+from experiments.data.foreign import open_store
+from routing.rng import Draws
+
+COUNT = 13
+
+
+def load(path, task="class", **options):
+    return create({"name": "latents", "path": str(path), **options}, task=task)
+
+
+def refused(call, *words):
+    with pytest.raises(DataError) as error:
+        call()
+    message = str(error.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message, message
+    return message
+
+
+@pytest.fixture
+def labels():
+    return [(7 * i) % 5 for i in range(COUNT)]
+
+
+def stored(path, name="latents"):
+    return torch.cat([open_store(path)._shards.rows(name, torch.arange(COUNT))])
+
+
+# --- the project's own store -------------------------------------------------------------------
+
+
+def test_samples_are_shifted_and_scaled(tmp_path, labels):
+    z = latents(COUNT)
+    data = load(write_store(tmp_path / "s", z, labels))
+    index = torch.tensor([12, 0, 5, 5, 7])
+    batch = data.batch(index, Draws(0, 0, torch.arange(5)))
+    torch.testing.assert_close(batch.x, (torch.from_numpy(z)[index] - 0.25) * 0.5)
+    assert batch.y.tolist() == [labels[i] for i in index]
+    assert data.size == COUNT and data.num_classes == 5 and data.class_names[4] == "class 4"
+    assert data.reads_disk and data.sigma_data == 0.5 and data.shape == (4, 8, 8)
+
+
+def test_moments_are_sampled_anew_each_step_and_repeatably(tmp_path):
+    moments = latents(COUNT, channels=8)
+    moments[:, 4:] = -2.0
+    data = load(write_store(tmp_path / "s", moments, kind="moments"), task="none")
+    index = torch.arange(COUNT)
+    draws = [Draws(3, step, index) for step in (0, 1)]
+    first, second = (data.batch(index, d).x for d in draws)
+    assert not torch.equal(first, second)
+    assert torch.equal(first, data.batch(index, Draws(3, 0, index)).x)
+    noise = draws[0].normal("moments", (4, 8, 8))
+    expected = (torch.from_numpy(moments[:, :4]) + noise * torch.tensor(-1.0).exp() - 0.25) * 0.5
+    torch.testing.assert_close(first, expected)
+    # Rank 1 of two processes sees what one process sees.
+    part = data.batch(index[7:], Draws(3, 0, index[7:])).x
+    assert torch.equal(part, first[7:])
+    assert torch.equal(data.batch(index, None).x[3:], data.batch(index[3:], None).x)
+
+
+def test_stored_flips(tmp_path, labels):
+    z = latents(COUNT)
+    path = write_store(tmp_path / "s", z, labels, flips=-z)
+    index = torch.arange(COUNT)
+    draws = Draws(0, 9, index)
+    flip = draws.uniform("flip", 1)[:, 0] < 0.5
+    assert flip.any() and not flip.all()
+    x = load(path).batch(index, draws).x
+    sign = torch.where(flip, -1.0, 1.0).view(-1, 1, 1, 1)
+    torch.testing.assert_close(x, (torch.from_numpy(z) * sign - 0.25) * 0.5)
+    straight = (torch.from_numpy(z) - 0.25) * 0.5
+    torch.testing.assert_close(load(path, flip="none").batch(index, draws).x, straight)
+    torch.testing.assert_close(load(path).batch(index, None).x, straight)
+    mirrored = load(path, flip="mirror").batch(index, draws).x
+    expected = torch.where(flip.view(-1, 1, 1, 1), straight.flip(-1), straight)
+    torch.testing.assert_close(mirrored, expected)
+
+
+def test_scale_std_uses_the_manifest(tmp_path):
+    z = latents(COUNT)
+    path = write_store(tmp_path / "s", z)
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["mean"], manifest["std"] = [1.0, 2.0, 3.0, 4.0], [2.0] * 4
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    x = load(path, task="none", scale="std").batch(torch.arange(COUNT), None).x
+    mean = torch.tensor([1.0, 2, 3, 4]).view(-1, 1, 1)
+    torch.testing.assert_close(x, (torch.from_numpy(z) - mean) / 2.0 * 0.5)
+
+
+def test_held_out_samples_are_never_trained_on(tmp_path):
+    z = latents(COUNT)
+    path = write_store(tmp_path / "s", z)
+    data = load(path, task="none", held_out=4)
+    assert data.sizes == {"train": 9, "test": 4}
+    rows = [data.batch(torch.arange(n), None, s).x for s, n in data.sizes.items()]
+    together = {tuple(r.flatten().tolist()) for r in torch.cat(rows)}
+    assert len(together) == COUNT
+    again = load(path, task="none", held_out=4).batch(torch.arange(4), None, "test").x
+    assert torch.equal(rows[1], again)
+    refused(lambda: load(path, task="none", held_out=13), "held_out=13", "13 samples")
+    refused(lambda: load(path, task="none").batch(torch.arange(1), None, "test"), "no test split")
+
+
+def test_second_store_is_the_test_split(tmp_path, labels):
+    train = write_store(tmp_path / "a", latents(COUNT), labels)
+    test = write_store(tmp_path / "b", latents(3, seed=1), [0, 1, 2])
+    data = load(train, test=str(test))
+    assert data.sizes == {"train": COUNT, "test": 3} and data.num_classes == 5
+    assert data.fingerprint != load(train).fingerprint
+    other = write_store(tmp_path / "c", latents(3, side=4), [0, 1, 2])
+    refused(lambda: load(train, test=str(other)), "one shape")
+
+
+def test_captions(tmp_path):
+    text = torch.randn(COUNT, 2, 77, 6)
+    captions = [[f"first of {i}", f"another, \u00e9 {i}"] for i in range(COUNT)]
+    path = write_store(tmp_path / "s", latents(COUNT), text=(text, captions))
+    data = load(path, task="text")
+    index = torch.tensor([11, 2, 2, 7])
+    draws = Draws(0, 0, torch.arange(4))
+    which = (draws.uniform("caption", 1)[:, 0] * 2).long()
+    batch = data.batch(index, draws)
+    assert data.text == (77, 6) and data.num_classes == 0
+    assert torch.equal(batch.text, text[index, which])
+    assert batch.captions == [captions[i][k] for i, k in zip(index, which, strict=True)]
+    assert data.condition(index, "train").captions == [captions[i][0] for i in index]
+    refused(lambda: data.encode_text(["a dog"]), "nowhere/clip", "hf download")
+    refused(lambda: load(path, task="class"), "without labels")
+
+
+def test_shuffled_epochs_read_every_sample_once(tmp_path):
+    from experiments.data import Order
+
+    z = latents(COUNT)
+    data = load(write_store(tmp_path / "s", z, per_file=2), task="none")
+    order = Order(0, data.size)
+    epoch = torch.cat([data.batch(order.lookup(p), None).x for p in torch.arange(COUNT).split(4)])
+    assert {tuple(r.flatten().tolist()) for r in epoch} == {
+        tuple(r.flatten().tolist()) for r in (torch.from_numpy(z) - 0.25) * 0.5
+    }
+
+
+def damage_truncate(path):
+    shard = path / "shard-00001.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-100])
+
+
+def damage_header(path):
+    (path / "shard-00001.safetensors").write_bytes(b"\x10")
+
+
+def damage_missing(path):
+    (path / "shard-00002.safetensors").unlink()
+
+
+def damage_shape(path):
+    from safetensors.torch import load_file, save_file
+
+    shard = path / "shard-00001.safetensors"
+    tensors = load_file(shard)
+    tensors["latents"] = tensors["latents"][:, :3].contiguous()
+    tensors["pad"] = torch.zeros(6, 1, 8, 8)
+    save_file(tensors, shard)
+    resize(path, shard)
+
+
+def damage_labels(path):
+    from safetensors.torch import load_file, save_file
+
+    shard = path / "shard-00001.safetensors"
+    tensors = load_file(shard)
+    del tensors["labels"]
+    save_file(tensors, shard)
+    resize(path, shard)
+
+
+def damage_format(path):
+    text = (path / "manifest.json").read_text()
+    (path / "manifest.json").write_text(text.replace("tread-latents/1", "tread-latents/9"))
+
+
+def damage_manifest(path):
+    (path / "manifest.json").write_text((path / "manifest.json").read_text()[:200])
+
+
+def resize(path, shard):
+    manifest = json.loads((path / "manifest.json").read_text())
+    for entry in manifest["shards"]:
+        if entry["file"] == shard.name:
+            entry["bytes"] = shard.stat().st_size
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (damage_truncate, ("shard-00001.safetensors is truncated", "rerun prepare")),
+        (damage_header, ("shard-00001.safetensors is no safetensors file",)),
+        (damage_missing, ("shard-00002.safetensors is missing",)),
+        (damage_shape, ("latents has shape [6, 3, 8, 8]; expected [6, 4, 8, 8]",)),
+        (damage_labels, ("has no labels; it holds latents [6, 4, 8, 8]",)),
+        (damage_format, ("'tread-latents/9'",)),
+        (damage_manifest, ("manifest.json is damaged",)),
+    ],
+)
+def test_damage_is_named(tmp_path, labels, damage, words):
+    path = write_store(tmp_path / "s", latents(COUNT), labels)
+    load(path)
+    damage(path)
+    refused(lambda: load(path), *words)
+
+
+def test_verify_finds_a_changed_byte(tmp_path, labels):
+    path = write_store(tmp_path / "s", latents(COUNT), labels)
+    load(path, verify=True)
+    shard = path / "shard-00001.safetensors"
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    load(path)
+    refused(lambda: load(path, verify=True), "shard-00001.safetensors has changed")
+
+
+def test_label_outside_the_classes(tmp_path, labels):
+    path = write_store(tmp_path / "s", latents(COUNT), labels)
+    refused(lambda: load(path, num_classes=3), "label 4, outside 0..2", "data.num_classes=5")
+
+
+def test_a_manifest_cannot_name_files_elsewhere(tmp_path, labels):
+    path = write_store(tmp_path / "s", latents(COUNT), labels)
+    text = (path / "manifest.json").read_text()
+    (path / "manifest.json").write_text(text.replace("shard-00000", "../s/shard-00000"))
+    refused(lambda: load(path), "damaged")
+
+
+# --- foreign layouts ---------------------------------------------------------------------------
+
+
+def test_official_webdataset_tars(tmp_path, labels):
+    z = latents(COUNT)
+    path = write_tars(tmp_path / "wds", z, labels)
+    data = load(path)
+    index = torch.tensor([12, 0, 5, 5, 7])
+    batch = data.batch(index, None)
+    # Already sampled and scaled: taken as they are.
+    assert torch.equal(batch.x, torch.from_numpy(z)[index])
+    assert batch.y.tolist() == [labels[i] for i in index]
+    assert (path / ".latent-index.npz").exists()
+    again = load(path)
+    assert torch.equal(again.batch(index, None).x, batch.x)
+    assert again.fingerprint == data.fingerprint
+    # A half-scaled store: told that it is not scaled, it is multiplied by SD's factor.
+    raw = load(path, scaled="no").batch(index, None).x
+    torch.testing.assert_close(raw, batch.x * 0.18215)
+
+
+def test_tar_order_does_not_depend_on_the_directory(tmp_path, labels):
+    path = write_tars(tmp_path / "a", latents(COUNT), labels)
+    other = tmp_path / "b"
+    other.mkdir()
+    for tar in sorted(path.glob("*.tar"), reverse=True):
+        shutil.copy(tar, other)
+    index = torch.arange(COUNT)
+    assert torch.equal(load(path).batch(index, None).x, load(other).batch(index, None).x)
+
+
+def test_stale_or_damaged_index_is_made_again(tmp_path, labels):
+    path = write_tars(tmp_path / "wds", latents(COUNT), labels)
+    load(path)
+    z = latents(COUNT, seed=5)
+    write_tars(path, z, labels)
+    assert torch.equal(load(path).batch(torch.arange(COUNT), None).x, torch.from_numpy(z))
+    (path / ".latent-index.npz").write_bytes(b"PK\x03\x04 nonsense")
+    assert torch.equal(load(path).batch(torch.arange(COUNT), None).x, torch.from_numpy(z))
+
+
+@pytest.mark.parametrize("field", ["latent.npy", "latent"])
+def test_maskdit_moments(tmp_path, labels, field):
+    z = latents(COUNT, channels=8)
+    data = load(write_tars(tmp_path / "wds", z, labels, field=field))
+    assert data.shape == (4, 8, 8)
+    index = torch.arange(COUNT)
+    draws = Draws(0, 0, index)
+    mean, log_variance = torch.from_numpy(z).chunk(2, 1)
+    expected = mean + (log_variance / 2).exp() * draws.normal("moments", (4, 8, 8))
+    torch.testing.assert_close(data.batch(index, draws).x, expected * 0.18215)
+
+
+def test_pickles_are_refused_and_not_run(tmp_path, labels):
+    ran = tmp_path / "ran"
+
+    class Malicious:
+        def __reduce__(self):
+            return open, (str(ran), "w")
+
+    path = write_tars(
+        tmp_path / "wds", [Malicious()] * 3, labels, field="latent", encode=pickle.dumps
+    )
+    refused(lambda: load(path), "is a pickle", "numpy.save")
+    assert not ran.exists()
+
+    def object_array(_):
+        import io
+
+        stream = io.BytesIO()
+        np.save(stream, np.array([Malicious()], dtype=object), allow_pickle=True)
+        return stream.getvalue()
+
+    path = write_tars(tmp_path / "objects", [0] * 3, labels, encode=object_array)
+    refused(lambda: load(path), "expected float16 or float32")
+    assert not ran.exists()
+
+    lightning = write_lightning(tmp_path / "l", latents(4), latents(4), [0, 1, 2, 3])
+    torch.save({"mean": Malicious(), "std": Malicious()}, lightning / "latents_stats.pt")
+    refused(lambda: load(lightning), "latents_stats.pt", "can run code")
+    assert not ran.exists()
+
+
+def test_wrong_tar_layouts_are_named(tmp_path, labels):
+    z = latents(4)
+    images = write_tars(tmp_path / "a", [b"x"] * 4, labels, field="jpg", encode=bytes)
+    refused(lambda: load(images), "no latent.npy; found cls, jpg", "prepare.py")
+    odd = write_tars(tmp_path / "b", [z[0], z[1][:3], z[2]], labels)
+    refused(
+        lambda: load(odd), "holds float32 [3, 8, 8]; the samples before it hold float32 [4, 8, 8]"
+    )
+    flat = write_tars(tmp_path / "c", z.reshape(4, -1), labels)
+    refused(lambda: load(flat), "has shape [256]; expected [C, H, W]")
+    integers = write_tars(tmp_path / "d", z.astype(np.int32), labels)
+    refused(lambda: load(integers), "int32", "expected float16")
+    junk = write_tars(tmp_path / "e", [b"hello world, this is it"] * 4, labels, encode=bytes)
+    refused(lambda: load(junk), "no .npy array", "b'hello '")
+    one = write_tars(tmp_path / "f", z, [1, 2, None, 3])
+    refused(lambda: load(one), "000000002 has no cls")
+    words = write_tars(tmp_path / "g", z, ["cat", 1, 2, 3])
+    refused(lambda: load(words), "cls holds b'cat'; expected a number")
+    none = write_tars(tmp_path / "h", z, None)
+    refused(lambda: load(none), "without labels; use task=none")
+    assert load(none, task="none").size == 4
+
+
+def test_truncated_and_compressed_tars(tmp_path, labels):
+    path = write_tars(tmp_path / "a", latents(COUNT), labels)
+    tar = path / "shard-000001.tar"
+    tar.write_bytes(tar.read_bytes()[:2000])
+    refused(lambda: load(path), "shard-000001.tar is truncated")
+    gz = tmp_path / "b"
+    gz.mkdir()
+    with tarfile.open(gz / "x.tar", "w:gz") as archive:
+        add(archive, "0.latent.npy", npy(latents(1)[0]))
+    refused(lambda: load(gz), "compressed")
+    cut = write_tars(tmp_path / "c", [npy(latents(1)[0])[:-8]] * 2, labels, encode=bytes)
+    refused(
+        lambda: load(cut), "is truncated: float32 [4, 8, 8] needs 1152 bytes and 1144 are there"
+    )
+
+
+@pytest.mark.parametrize("kind", ["../up.latent.npy", "/abs.latent.npy", "a/../../b.cls", "link"])
+def test_members_that_leave_the_archive(tmp_path, kind):
+    folder = tmp_path / "wds"
+    folder.mkdir()
+    with tarfile.open(folder / "x.tar", "w") as archive:
+        if kind == "link":
+            info = tarfile.TarInfo("0.latent.npy")
+            info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
+            archive.addfile(info)
+        else:
+            add(archive, kind, npy(latents(1)[0]))
+    refused(lambda: load(folder, task="none"), "link" if kind == "link" else "points outside")
+
+
+def test_lightningdit_shards(tmp_path, labels):
+    z, f = latents(COUNT, channels=32, side=4), latents(COUNT, channels=32, side=4, seed=1)
+    path = write_lightning(tmp_path / "l", z, f, labels)
+    data = load(path)
+    assert data.shape == (32, 4, 4) and data.num_classes == 5
+    index = torch.tensor([12, 0, 5, 5, 7, 1, 2])
+    draws = Draws(0, 4, torch.arange(7))
+    flip = (draws.uniform("flip", 1)[:, 0] < 0.5).view(-1, 1, 1, 1)
+    assert flip.any() and not flip.all()
+    z, f = torch.from_numpy(z), torch.from_numpy(f)
+    mean, std = z.mean((0, 2, 3), keepdim=True), z.std((0, 2, 3), keepdim=True)
+    expected = (torch.where(flip, f[index], z[index]) - mean) / std
+    batch = data.batch(index, draws)
+    torch.testing.assert_close(batch.x, expected)
+    assert batch.y.tolist() == [labels[i] for i in index]
+    half = load(path, scale="std").batch(index, draws).x
+    torch.testing.assert_close(half, expected * 0.5)
+
+
+def test_lightningdit_without_statistics(tmp_path, labels):
+    z = latents(COUNT, channels=32, side=4) * 3 + 1
+    path = write_lightning(tmp_path / "l", z, z.copy(), labels, stats=False)
+    refused(lambda: load(path), "data.scale=std", "data.scale_factor")
+    x = load(path, scale="std").batch(torch.arange(COUNT), None).x
+    assert x.mean((0, 2, 3)).abs().max() < 1e-4
+    torch.testing.assert_close(x.std((0, 2, 3), correction=0), torch.full((32,), 0.5))
+    torch.testing.assert_close(
+        load(path, scale_factor=2.0).batch(torch.arange(3), None).x, torch.from_numpy(z[:3]) * 2
+    )
+
+
+def test_wrong_lightning_layouts_are_named(tmp_path, labels):
+    from safetensors.torch import save_file
+
+    path = write_lightning(tmp_path / "l", latents(COUNT), latents(COUNT), labels)
+    save_file({"moments": torch.zeros(2, 3)}, path / "latents_rank01_shard000.safetensors")
+    refused(lambda: load(path), "has no latents; it holds moments [2, 3]")
+    save_file({"latents": torch.zeros(2, 4, 8, 8)}, path / "latents_rank01_shard000.safetensors")
+    refused(lambda: load(path), "has no latents_flip; it holds latents")
+    save_file({"latents": torch.zeros(2, 64)}, path / "latents_rank01_shard000.safetensors")
+    refused(lambda: load(path), "latents has shape [2, 64]; expected [N, C, H, W]")
+    torch.save({"mean": torch.zeros(3), "std": torch.ones(3)}, path / "latents_stats.pt")
+    (path / "latents_rank01_shard000.safetensors").unlink()
+    refused(lambda: load(path), "3 means for 4 channels")
+
+
+def test_what_else_is_there_is_named(tmp_path):
+    def made(name, *files):
+        folder = tmp_path / name
+        for file in files:
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).write_bytes(b"x")
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    refused(lambda: load(tmp_path / "nowhere"), "is no folder")
+    refused(lambda: create({"name": "latents"}), "data.path=FOLDER")
+    refused(lambda: load(made("lmdb", "data.mdb", "lock.mdb")), "LMDB", "latent.npy")
+    refused(lambda: load(made("pictures", "n01/a.JPEG")), "pictures", "prepare.py")
+    refused(lambda: load(made("loose", "0.npy")), "loose .npy")
+    refused(lambda: load(made("half", "plan.json", "shard-0.safetensors.tmp")), "has not finished")
+    refused(lambda: load(made("empty")), "found nothing")
+    refused(lambda: load(made("else", "readme.md")), "found readme.md")
+
+
+# --- fuzz --------------------------------------------------------------------------------------
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.data())
+def test_damaged_files_are_refused_or_read_never_worse(tmp_path, data):
+    name = data.draw(st.sampled_from(["own", "tar", "lightning"]))
+    folder = tmp_path / name
+    if not folder.exists():
+        labels = [0, 1, 2, 1]
+        {
+            "own": lambda: write_store(folder, latents(4, side=2), labels),
+            "tar": lambda: write_tars(folder, latents(4, side=2), labels),
+            "lightning": lambda: write_lightning(
+                folder, latents(4, side=2), latents(4, side=2), labels
+            ),
+        }[name]()
+    broken = tmp_path / "broken"
+    shutil.rmtree(broken, ignore_errors=True)
+    shutil.copytree(folder, broken)
+    file = data.draw(st.sampled_from(sorted(p.name for p in broken.iterdir() if p.name[0] != ".")))
+    content = bytearray((broken / file).read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        # Headers are where damage matters: most of the draws go there.
+        limit = data.draw(st.sampled_from([16, 200, 1024, len(content)]))
+        at = data.draw(st.integers(0, min(limit, len(content)) - 1))
+        content[at] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):
+        content = content[: data.draw(st.integers(0, len(content)))]
+    (broken / file).write_bytes(content)
+    try:
+        x = load(broken, scale="std").batch(torch.arange(2), None).x
+    except DataError as error:
+        assert "\n" not in str(error)
+    else:
+        assert x.shape[0] == 2
+
+
+# --- prefetch ----------------------------------------------------------------------------------
+
+
+def plan(step):
+    index = torch.tensor([step % COUNT, (step * 5) % COUNT])
+    return index, Draws(0, step, torch.arange(2))
+
+
+def test_prefetch_gives_what_batch_gives(tmp_path, labels):
+    data = load(write_store(tmp_path / "s", latents(COUNT), labels, flips=latents(COUNT, seed=2)))
+    before = threading.active_count()
+    for step, batch in zip(range(4, 20), Prefetch(data, plan, 4, 20), strict=True):
+        expected = data.batch(*plan(step))
+        assert torch.equal(batch.x, expected.x) and torch.equal(batch.y, expected.y)
+    for batch in Prefetch(data, plan):
+        assert len(batch.x) == 2
+        break
+    assert threading.active_count() == before
+    digits = create({"name": "digits"})
+    first = next(iter(Prefetch(digits, plan)))
+    assert torch.equal(first.x, digits.batch(*plan(0)).x)
+
+
+def test_prefetch_raises_where_the_batch_is_asked_for(tmp_path, labels):
+    data = load(write_store(tmp_path / "s", latents(COUNT), labels))
+
+    def bad(step):
+        if step == 3:
+            return torch.tensor([99]), Draws(0, 0, torch.arange(1))
+        return plan(step)
+
+    seen = 0
+    with pytest.raises(DataError, match="sample 99 is outside"):
+        for _ in Prefetch(data, bad):
+            seen += 1
+    assert seen == 3
+
+
+# --- pixels ------------------------------------------------------------------------------------
+
+
+def test_without_a_vae_the_data_train_and_say_what_is_missing(tmp_path, labels):
+    data = load(write_store(tmp_path / "s", latents(COUNT), labels))
+    assert not data.can_decode
+    assert "nowhere/vae" in data.cannot_decode and "hf download" in data.cannot_decode
+    refused(lambda: data.to_pixels(torch.zeros(1, 4, 8, 8)), "no pixels", "data.vae=FOLDER")
+    refused(lambda: load(write_store(tmp_path / "t", latents(3)), task="class"), "task=none")
+    missing = load(write_store(tmp_path / "u", latents(3)), task="none", vae=str(tmp_path))
+    assert "config.json" in missing.cannot_decode
+
+
+@pytest.fixture(scope="module")
+def vae_folder(tmp_path_factory):
+    from diffusers import AutoencoderKL
+
+    folder = tmp_path_factory.mktemp("vae")
+    torch.manual_seed(0)
+    AutoencoderKL(
+        block_out_channels=(8, 8, 8, 8),
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        latent_channels=4,
+        norm_num_groups=4,
+        layers_per_block=1,
+    ).save_pretrained(folder)
+    return folder
+
+
+def test_pixels_are_rounded_and_types_agree(tmp_path, labels, vae_folder):
+    from experiments.data.vae import Autoencoder
+
+    store = write_store(tmp_path / "s", latents(COUNT) * 3, labels)
+    data = load(store, vae=str(vae_folder), decode_batch=4)
+    assert data.can_decode
+    x = data.batch(torch.arange(9), None).x
+    pixels = data.to_pixels(x)
+    assert pixels.shape == (9, 3, 64, 64) and pixels.dtype == torch.uint8
+    network = Autoencoder(str(vae_folder)).network
+    z = x / 0.5 + 0.25
+    exact = (network.decode(z).sample + 1) * 127.5
+    error = (pixels.double() - exact.clamp(0, 255).double()).abs()
+    assert float(error.max()) <= 0.502
+    half = load(store, vae=str(vae_folder), vae_dtype="bfloat16").to_pixels(x)
+    assert half.dtype == torch.uint8
+    difference = (half.double() - pixels.double()).abs()
+    assert (
+        float(difference.mean()) < 2 and abs(float((half.double() - pixels.double()).mean())) < 0.5
+    )
+
+
+def test_scaled_foreign_latents_decode_to_the_same_pixels(tmp_path, labels, vae_folder):
+    z = latents(COUNT)
+    scaled = load(write_tars(tmp_path / "a", z * np.float32(0.18215), labels), vae=str(vae_folder))
+    raw = load(write_tars(tmp_path / "b", z, labels), vae=str(vae_folder), scaled="no")
+    index = torch.arange(3)
+    a, b = (d.to_pixels(d.batch(index, None).x).int() for d in (scaled, raw))
+    assert (a - b).abs().max() <= 1
+
+
+def test_a_vae_of_another_kind_is_named(tmp_path, vae_folder):
+    store = write_lightning(tmp_path / "l", latents(4, 32), latents(4, 32), [0, 1, 2, 3])
+    data = load(store, vae=str(vae_folder))
+    refused(lambda: data.to_pixels(torch.zeros(1, 32, 8, 8)), "has 4 channels and the latents 32")
+    assert "does not say which VAE" in load(store).cannot_decode
+
+
+@pytest.mark.gpu
+def test_latents_on_the_gpu(tmp_path, labels):
+    path = write_store(tmp_path / "s", latents(COUNT, channels=8), labels, kind="moments")
+    cpu, gpu = load(path), create({"name": "latents", "path": str(path)}, device="cuda")
+    for step, batch in enumerate(Prefetch(gpu, plan, 0, 5)):
+        expected = cpu.batch(*plan(step))
+        assert batch.x.device.type == "cuda"
+        torch.testing.assert_close(batch.x.cpu(), expected.x, atol=1e-6, rtol=1e-6)
