@@ -1,0 +1,132 @@
+"""What runs cost, and how many steps each may take so that dense and routed meet at equal cost (no torch here).
+
+At equal FLOPs a routed run gets `steps * dense / routed` steps (forward MACs of one image; backward is twice the
+forward for both). At equal hours it is `steps * speed / speed of the dense run`, from speeds that runs measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from routing.errors import suggest
+from sweeps import state
+from sweeps.errors import SweepError
+from sweeps.plan import Budget, Plan
+from sweeps.resources import Resources
+
+WAYS = ("steps", "flops", "hours")
+
+
+def model_arguments(config: Any) -> dict[str, Any]:
+    """Return the arguments of `backbones.create` and `backbones.cost.cost` for a configuration."""
+    from experiments.data.facts import facts
+
+    info = facts(config.data)
+    channels, height, width = info["shape"]
+    return {
+        **{k: v for k, v in config.backbone.items() if v is not None},
+        "size": config.size,
+        "in_channels": channels,
+        "input_size": [height, width],
+        "num_classes": info["num_classes"] if config.task == "class" else 0,
+        "text": info["text"] if config.task == "text" else None,
+        "learn_sigma": bool(config.objective.get("learn_sigma", False)),
+    }
+
+
+def costs(config: Any) -> Any:
+    """Return the `backbones.cost.Cost` of a run."""
+    from experiments.routes import run_cost
+
+    return run_cost(config, model_arguments(config))
+
+
+def training_macs(config: Any) -> float:
+    """Return the forward MACs of a whole run, schedules of the route included."""
+    from experiments.routes import TrainingRoutes
+
+    cost, steps = costs(config), config.train.steps
+    routes = TrainingRoutes(config)
+    # A schedule is smooth: a hundred points of it are its mean.
+    points = 1 if config.routing.schedule == "constant" and config.routing.off_after >= 1 else 100
+    per_image = sum(routes.macs(cost, i / points) for i in range(points)) / points
+    return per_image * config.train.batch * steps
+
+
+def budget(way: str) -> Budget | None:
+    """Return what gives a cell its steps, None for equal steps.
+
+    Raises:
+        SweepError: `way` is none of steps, flops, hours.
+    """
+    if way not in WAYS:
+        raise SweepError(f"--compare-at {way}: expected steps, flops or hours{suggest(way, WAYS)}")
+    return {"steps": None, "flops": _flops, "hours": _hours}[way]
+
+
+def _flops(config: Any, _words: Sequence[str]) -> int:
+    cost = costs(config)
+    per_step = training_macs(config) / config.train.steps / config.train.batch
+    return max(1, round(config.train.steps * cost.macs_dense / per_step))
+
+
+def _hours(config: Any, words: Sequence[str]) -> int | None:
+    if config.resolved_route == "none":
+        return None
+    from experiments.config import load
+
+    dense = load([w for w in words if not w.startswith(("route=", "routing."))] + ["route=none"])
+    found = []
+    for one in (config, dense):
+        measured = state.speed(Path(config.paths.runs) / one.name)
+        if measured is None:
+            raise SweepError(
+                f"--compare-at hours needs the measured speed of {one.name}: "
+                "first run the same sweep for a few steps (train.steps=50), the longer runs go on from there"
+            )
+        found.append(measured)
+    return max(1, round(config.train.steps * found[0] / found[1]))
+
+
+def estimate(made: Plan, resources: Resources) -> list[str]:
+    """Return what the runs of a plan will cost, one line each and their sum."""
+    lines, total = [], 0.0
+    for run in made.runs:
+        config = made.configs.get(run.name)
+        if config is None:
+            lines.append(f"{run.name}  {run.label}")
+            continue
+        flops = 6 * training_macs(
+            config
+        )  # forward and backward are three forwards; 2 FLOPs per MAC
+        total += flops
+        cost = costs(config)
+        share = (
+            ""
+            if config.resolved_route == "none"
+            else f", {cost.speedup:.2f}x fewer per image than dense"
+        )
+        lines.append(
+            f"{run.name}  {run.label}  {config.train.steps} steps  {big(cost.params)} parameters  "
+            f"{big(flops)}FLOPs{share}{_hours_text(flops, resources)}"
+        )
+    if total:
+        lines.append(f"together: {big(total)}FLOPs{_hours_text(total, resources)}")
+    return lines
+
+
+def _hours_text(flops: float, resources: Resources) -> str:
+    if resources.tflops is None:
+        return ""
+    return f", about {flops / (resources.tflops * 1e12) / 3600:.3g} GPU hours at {resources.tflops:g} TFLOP/s"
+
+
+def big(value: float) -> str:
+    """Return a number with a decimal prefix: 130.3 M, 1.2 E."""
+    for unit in ("", "k", "M", "G", "T", "P", "E", "Z"):
+        if abs(value) < 999.5 or unit == "Z":
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    raise AssertionError("unreachable")

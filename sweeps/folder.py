@@ -1,0 +1,163 @@
+"""A sweep on disk: `<runs>/.sweeps/<grid>/`, readable from any shell, later, without a database.
+
+sweep.json        the runs: name, overrides, folder, steps            (rewritten whole)
+batches.jsonl     what was submitted: intent, then ids, times, code   (appended)
+attempts/*.jsonl  per run: every start and end, by the jobs           (appended)
+logs/             what the jobs printed
+outputs/          of commands that are no training run
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from experiments.files import atomic_write
+from sweeps import state
+from sweeps.plan import Run
+
+FRUITLESS = 3  # attempts that start from the same step before a run is given up
+
+
+@dataclass
+class Batch:
+    """One submission: which runs, where, and the ids they got (none if the submission was cut off)."""
+
+    name: str
+    cluster: str
+    kind: str
+    runs: list[str]
+    time: float
+    code: str
+    note: str = ""
+    ids: dict[str, str] = field(default_factory=dict)
+
+
+class Sweep:
+    """The folder of one grid below one folder of runs."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        self.root = root
+        self.name = name
+        self.path = root / ".sweeps" / name
+
+    @property
+    def lock(self) -> Path:
+        """The lock of all sweeps below one folder of runs: two grids may share a run."""
+        return self.root / ".sweeps" / "lock"
+
+    @property
+    def logs(self) -> Path:
+        """Where the jobs' output goes."""
+        return self.path / "logs"
+
+    def exists(self) -> bool:
+        """Whether anything was launched here."""
+        return (self.path / "sweep.json").is_file()
+
+    def runs(self) -> dict[str, Run]:
+        """Return the runs of every launch so far, by name."""
+        values = state.read(self.path / "sweep.json").get("runs", {})
+        return {name: Run.from_dict(run) for name, run in values.items()}
+
+    def add(self, title: str, runs: Iterable[Run]) -> None:
+        """Write runs into the sweep's file; the same name again is replaced (it may have more steps)."""
+        known = self.runs() | {run.name: run for run in runs}
+        values = {"format": 1, "title": title, "runs": {n: r.to_dict() for n, r in known.items()}}
+        atomic_write(self.path / "sweep.json", json.dumps(values, indent=1))
+
+    def batches(self) -> list[Batch]:
+        """Return the submissions in order, each with its ids if they were written."""
+        found: dict[str, Batch] = {}
+        for line in lines(self.path / "batches.jsonl"):
+            if "runs" in line:
+                found[line["batch"]] = Batch(
+                    line["batch"],
+                    line["cluster"],
+                    line["kind"],
+                    line["runs"],
+                    line["time"],
+                    line["code"],
+                )
+            elif line.get("batch") in found:
+                batch = found[line["batch"]]
+                batch.ids.update(line.get("ids", {}))
+                batch.note = line.get("note", batch.note)
+        return list(found.values())
+
+    def intend(self, batch: Batch) -> None:
+        """Note a submission before it is made, so that one that is cut off can be found in the queue."""
+        values = {k: v for k, v in batch.__dict__.items() if k not in ("name", "ids", "note")}
+        append(self.path / "batches.jsonl", {"batch": batch.name, **values})
+
+    def submitted(self, batch: str, ids: Mapping[str, str], note: str = "") -> None:
+        """Note the ids that runs of a submission got."""
+        append(self.path / "batches.jsonl", {"batch": batch, "ids": dict(ids), "note": note})
+
+    def attempts(self, run: str) -> Attempts:
+        """Return the record of a run's starts and ends."""
+        return Attempts(self.path / "attempts" / f"{run}.jsonl")
+
+
+class Attempts:
+    """Starts and ends of one run, appended by its jobs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return all events, oldest first."""
+        return list(lines(self.path))
+
+    def note(self, event: str, **values: Any) -> None:
+        """Append an event with the time."""
+        append(self.path, {"event": event, "time": time.time(), **values})
+
+    def fruitless(self, step: int) -> int:
+        """Count the last starts that began at `step` too, since the last retry by hand."""
+        count = 0
+        for event in reversed(self.events()):
+            if event["event"] == "retry":
+                break
+            if event["event"] == "start":
+                if event.get("step") != step:
+                    break
+                count += 1
+        return count
+
+
+def all_sweeps(root: Path) -> list[Sweep]:
+    """Return the sweeps below a folder of runs."""
+    return [Sweep(root, p.parent.name) for p in sorted((root / ".sweeps").glob("*/sweep.json"))]
+
+
+def lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects of a file that may be growing: a half-written line is passed over."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return
+    for line in content.splitlines():
+        try:
+            values = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(values, dict):
+            yield values
+
+
+def append(path: Path, values: Mapping[str, Any]) -> None:
+    """Append one JSON line in a single write, flushed to disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = (json.dumps(values) + "\n").encode()
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        os.write(fd, data)
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,82 @@
+"""A user's `key=value` words: commas make lists of values, `cluster.*` goes to the resources."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sweeps.errors import SweepError
+
+_KEY = re.compile(r"[A-Za-z_][\w.]*\Z")
+
+
+@dataclass(frozen=True)
+class Typed:
+    """A value as it was typed: passed on untouched, so Hydra's quoting stays the user's."""
+
+    text: str
+
+
+def parse(words: Iterable[str]) -> dict[str, list[Typed]]:
+    """Return values by key of words such as `backbone=dit,mamba` (a comma in brackets or quotes stays).
+
+    Raises:
+        SweepError: A word is no `key=value`, or a key stands twice.
+    """
+    found: dict[str, list[Typed]] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not _KEY.match(key):
+            raise SweepError(
+                f"{word!r} is no override; expected key=value, such as backbone=dit,mamba"
+            )
+        if key in found:
+            raise SweepError(f"{key} stands twice; give its values as {key}=A,B")
+        found[key] = [Typed(part) for part in split(text)]
+        if any(not value.text for value in found[key]):
+            raise SweepError(f"{word!r} has an empty value; expected {key}=VALUE or {key}=A,B")
+    return found
+
+
+def split(text: str) -> list[str]:
+    """Split at commas that stand in no bracket or quote."""
+    parts, depth, quote, start = [], 0, "", 0
+    for i, char in enumerate(text):
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "'\"":
+            quote = char
+        elif char in "[{(":
+            depth += 1
+        elif char in "]})":
+            depth -= 1
+        elif char == "," and depth == 0:
+            parts.append(text[start:i])
+            start = i + 1
+    return [part.strip() for part in [*parts, text[start:]]]
+
+
+def show(value: Any) -> str:
+    """Write a value as an override's right-hand side (Hydra's grammar; text with odd characters quoted)."""
+    if isinstance(value, Typed):
+        return value.text
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(show(v) for v in value) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{k}:{show(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, str) and not (value and set(value) <= _PLAIN):
+        return json.dumps(value)
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+./@:%")
+
+
+def same(value: Any, other: Any) -> bool:
+    """Whether two values read the same on a command line (`0.5` typed equals 0.5 in a file)."""
+    return show(value).strip("'\"") == show(other).strip("'\"")
