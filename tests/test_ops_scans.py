@@ -1,0 +1,358 @@
+"""SSD and the selective scan: against libraries' plain versions, loops, each other, and at hard inputs."""
+
+import importlib.util
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backbones.ops import selective_scan as ss
+from backbones.ops import ssd as dual
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def ssd_inputs(batch, tokens, heads, width, groups, state, dtype=torch.float64, seed=0, fast=1.0):
+    """Mamba-2's own initialisation: A in -16..-1, dt log-uniform in 1e-3..1e-1 (times `fast`)."""
+    g = generator(seed)
+    draw = lambda *s: torch.randn(*s, generator=g, dtype=torch.float64)  # noqa: E731
+    unit = lambda *s: torch.rand(*s, generator=g, dtype=torch.float64)  # noqa: E731
+    dt = torch.exp(unit(batch, tokens, heads) * math.log(100) + math.log(1e-3)) * fast
+    values = (
+        draw(batch, tokens, heads, width),
+        dt,
+        -(1 + 15 * unit(heads)),
+        draw(batch, tokens, groups, state),
+        draw(batch, tokens, groups, state),
+        draw(heads),
+    )
+    return [m.to(dtype).requires_grad_() for m in values]
+
+
+def scan_inputs(batch, tokens, width, state, dtype=torch.float64, seed=0, fast=1.0):
+    g = generator(seed)
+    draw = lambda *s: torch.randn(*s, generator=g, dtype=torch.float64)  # noqa: E731
+    dt = torch.exp(torch.rand(batch, tokens, width, generator=g, dtype=torch.float64) * math.log(100) + math.log(1e-3))
+    rates = -torch.arange(1.0, state + 1, dtype=torch.float64).expand(width, state)
+    values = (
+        draw(batch, tokens, width),
+        dt * fast,
+        rates,
+        draw(batch, tokens, state),
+        draw(batch, tokens, state),
+        draw(width),
+    )
+    return [m.to(dtype).clone().requires_grad_() for m in values]
+
+
+def same_gradients(fast, plain, values, rtol=1e-10, atol=1e-12):
+    torch.testing.assert_close(fast, plain, rtol=rtol, atol=atol)
+    g = torch.randn(fast.shape, generator=generator(9), dtype=torch.float64)
+    ours = torch.autograd.grad(fast, values, g.to(fast.dtype))
+    for a, b in zip(ours, torch.autograd.grad(plain, values, g.to(plain.dtype)), strict=True):
+        torch.testing.assert_close(a, b, rtol=rtol, atol=atol * max(1.0, b.abs().max().item()))
+
+
+def relative(a, b):
+    return ((a.double() - b.double()).norm() / b.double().norm()).item()
+
+
+# --- against plain versions of other projects
+
+
+def fla_naive():
+    """fla-core's own reference, loaded by its path: the package itself wants a GPU."""
+    pytest.importorskip("einops")
+    found = importlib.util.find_spec("fla")
+    if found is None:
+        pytest.skip("fla-core is not installed")
+    path = Path(found.submodule_search_locations[0]) / "ops" / "simple_gla" / "naive.py"
+    spec = importlib.util.spec_from_file_location("fla_naive_simple_gla", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.naive_recurrent_simple_gla
+
+
+@pytest.mark.parametrize("implementation", ["torch", "reference"])
+def test_ssd_equals_flas_recurrence(implementation):
+    x, dt, A, B, C, _ = ssd_inputs(2, 37, 4, 8, 1, 16, torch.float32)
+    expected, _ = fla_naive()(
+        C.expand(-1, -1, 4, -1), B.expand(-1, -1, 4, -1), x * dt[..., None], dt * A, scale=1.0
+    )
+    assert relative(dual.ssd(x, dt, A, B, C, chunk=16, kernel=implementation), expected) < 1e-6
+
+
+def test_selective_scan_equals_flas_recurrence_when_channels_share_their_rate():
+    x, dt, A, B, C, _ = ssd_inputs(2, 21, 2, 4, 1, 6, torch.float32)
+    expected, _ = fla_naive()(
+        C.expand(-1, -1, 2, -1), B.expand(-1, -1, 2, -1), x * dt[..., None], dt * A, scale=1.0
+    )
+    rates = A.repeat_interleave(4)[:, None].expand(8, 6)
+    y = ss.selective_scan(x.flatten(2), dt.repeat_interleave(4, 2), rates, B[:, :, 0], C[:, :, 0])
+    assert relative(y, expected.flatten(2)) < 1e-6
+
+
+def test_ssd_inside_transformers_mamba2_mixer():
+    """The mixer's projections around our op give what the mixer's own torch path gives."""
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+
+    config = transformers.Mamba2Config(
+        hidden_size=32, state_size=8, num_heads=4, head_dim=16, expand=2, n_groups=2, chunk_size=16, num_hidden_layers=1
+    )
+    torch.manual_seed(0)
+    mixer = Mamba2Mixer(config, 0)
+    hidden = torch.randn(2, 24, 32)
+    inner, groups, state, heads = 64, 2, 8, 4
+    z, xbc, dt = mixer.in_proj(hidden).split((inner, inner + 2 * groups * state, heads), -1)
+    xbc = F.silu(mixer.conv1d(xbc.mT)[..., :24].mT)
+    x, B, C = xbc.split((inner, groups * state, groups * state), -1)
+    y = dual.ssd(
+        x.unflatten(-1, (heads, 16)),
+        F.softplus(dt + mixer.dt_bias),
+        -mixer.A_log.exp(),
+        B.unflatten(-1, (groups, state)),
+        C.unflatten(-1, (groups, state)),
+        mixer.D,
+        chunk=16,
+    )
+    ours = mixer.out_proj(mixer.norm(y.flatten(2), z))
+    assert relative(ours, mixer(hidden)) < 1e-5
+
+
+def test_selective_scan_inside_transformers_mamba_mixer():
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.mamba.modeling_mamba import MambaMixer
+
+    config = transformers.MambaConfig(hidden_size=16, state_size=8, num_hidden_layers=1)
+    torch.manual_seed(0)
+    mixer = MambaMixer(config, 0)
+    hidden = torch.randn(2, 12, 16)
+    u, gate = mixer.in_proj(hidden).chunk(2, -1)
+    u = F.silu(mixer.conv1d(u.mT)[..., :12].mT)
+    dt, B, C = mixer.x_proj(u).split((mixer.time_step_rank, 8, 8), -1)
+    dt = F.softplus(mixer.dt_proj(dt))
+    y = ss.selective_scan(u, dt, -mixer.A_log.exp(), B, C, mixer.D)
+    assert relative(mixer.out_proj(y * F.silu(gate)), mixer(hidden)) < 1e-5
+
+
+# --- against the recurrence, values and gradients, in float64
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    tokens=st.integers(1, 40),
+    chunk=st.sampled_from([1, 8, 16, 64]),
+    groups=st.sampled_from([1, 2]),
+    gap=st.sampled_from(["none", "shared", "own"]),
+    fast=st.sampled_from([1.0, 50.0]),
+)
+def test_ssd_equals_the_recurrence(tokens, chunk, groups, gap, fast):
+    values = ssd_inputs(2, tokens, 4, 3, groups, 5, fast=fast)
+    shape = {"none": None, "shared": (tokens,), "own": (2, tokens)}[gap]
+    gaps = None if shape is None else torch.randint(1, 5, shape, generator=generator(1))
+    fast_path = dual.ssd(*values, chunk=chunk, decay_gap=gaps, kernel="torch")
+    same_gradients(fast_path, dual.reference(*values, gaps), values, rtol=1e-8, atol=1e-9)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    tokens=st.integers(1, 40),
+    gap=st.sampled_from(["none", "shared", "own"]),
+    fast=st.sampled_from([1.0, 50.0]),
+)
+def test_selective_scan_equals_the_recurrence(tokens, gap, fast):
+    values = scan_inputs(2, tokens, 3, 4, fast=fast)
+    shape = {"none": None, "shared": (tokens,), "own": (2, tokens)}[gap]
+    gaps = None if shape is None else torch.randint(1, 5, shape, generator=generator(1))
+    fast_path = ss.selective_scan(*values, decay_gap=gaps, kernel="torch")
+    same_gradients(fast_path, ss.reference(*values, gaps), values)
+
+
+def test_gradcheck():
+    values = ssd_inputs(1, 6, 2, 2, 1, 2)
+    assert torch.autograd.gradcheck(lambda *a: dual.ssd(*a, chunk=4, kernel="torch"), values)
+    values = scan_inputs(1, 5, 2, 2)
+    assert torch.autograd.gradcheck(lambda *a: ss.selective_scan(*a, kernel="torch"), values)
+
+
+def test_without_skip_and_with_gradients_for_some_inputs_only():
+    x, dt, A, B, C, _ = ssd_inputs(1, 16, 2, 4, 1, 4)
+    plain = dual.reference(x, dt, A, B, C)
+    (ours,) = torch.autograd.grad(dual.ssd(x, dt.detach(), A.detach(), B, C, chunk=8).sum(), B)
+    torch.testing.assert_close(ours, torch.autograd.grad(plain.sum(), B)[0], rtol=1e-10, atol=1e-12)
+
+
+# --- the masking oracle: dt = 0 deletes a token
+
+
+def kept_of(batch, tokens, keep):
+    g = generator(3)
+    return torch.stack([torch.randperm(tokens, generator=g)[:keep].sort()[0] for _ in range(batch)])
+
+
+def test_ssd_of_the_kept_tokens_is_the_dense_one_with_dt_zero():
+    x, dt, A, B, C, D = ssd_inputs(2, 32, 2, 4, 1, 4)
+    kept = kept_of(2, 32, 13)
+    rows = torch.arange(2)[:, None]
+    mask = torch.zeros(2, 32, 1, dtype=torch.float64).index_put((rows, kept), torch.ones(()).double())
+    dense = dual.ssd(x, dt * mask, A, B, C, D, chunk=8)[rows, kept]
+    routed = dual.ssd(x[rows, kept], dt[rows, kept], A, B[rows, kept], C[rows, kept], D, chunk=8)
+    same_gradients(routed, dense, (x, dt, A, B, C, D))
+
+
+def test_selective_scan_of_the_kept_tokens_is_the_dense_one_with_dt_zero():
+    u, dt, A, B, C, D = scan_inputs(2, 24, 3, 4)
+    kept = kept_of(2, 24, 11)
+    rows = torch.arange(2)[:, None]
+    mask = torch.zeros(2, 24, 1, dtype=torch.float64).index_put((rows, kept), torch.ones(()).double())
+    dense = ss.selective_scan(u, dt * mask, A, B, C, D)[rows, kept]
+    routed = ss.selective_scan(u[rows, kept], dt[rows, kept], A, B[rows, kept], C[rows, kept], D)
+    same_gradients(routed, dense, (u, dt, A, B, C, D))
+
+
+# --- hard inputs in float32 and below
+
+
+def test_stock_mamba2_initialisation_has_finite_gradients():
+    """A = -16 and dt = 0.1 over a chunk of 64 reach exp(100): masking after exp gives NaN."""
+    values = [m.detach() for m in ssd_inputs(1, 128, 2, 8, 1, 8, torch.float32)]
+    values[1].fill_(0.1)
+    values[2].fill_(-16.0)
+    values = [m.requires_grad_() for m in values]
+    y = dual.ssd(*values, chunk=64, kernel="torch")
+    for grad in (y, *torch.autograd.grad(y.square().sum(), values)):
+        assert torch.isfinite(grad).all()
+
+
+@pytest.mark.parametrize(("fast", "bound"), [(1.0, 2e-6), (10.0, 1e-5), (50.0, 4e-5)])
+def test_float32_error_of_ssd(fast, bound):
+    """Relative to float64, the output and the gradients of x, dt, B, C and D."""
+    values = ssd_inputs(2, 256, 4, 16, 1, 16, torch.float32, fast=fast)
+    exact = [m.detach().double().requires_grad_() for m in values]
+    y, plain = dual.ssd(*values, kernel="torch"), dual.reference(*exact)
+    assert relative(y, plain) < bound
+    g = torch.randn(y.shape, generator=generator(5))
+    ours, theirs = torch.autograd.grad(y, values, g), torch.autograd.grad(plain, exact, g.double())
+    for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        # A's gradient is a sum of terms that cancel where everything has decayed already.
+        assert relative(a, b) < (bound if i != 2 else 100 * bound)
+
+
+@pytest.mark.parametrize("fast", [1.0, 50.0])
+def test_float32_error_of_the_selective_scan(fast):
+    values = scan_inputs(1, 128, 8, 16, torch.float32, fast=fast)
+    exact = [m.detach().double().requires_grad_() for m in values]
+    y, plain = ss.selective_scan(*values, kernel="torch"), ss.reference(*exact)
+    assert relative(y, plain) < 1e-6
+    for a, b in zip(torch.autograd.grad(y.sum(), values), torch.autograd.grad(plain.sum(), exact), strict=True):
+        assert relative(a, b) < 3e-6
+
+
+def test_bfloat16_inputs_are_summed_in_float32():
+    """2.9e-3 is the rounding of the inputs themselves; sums in bfloat16 would give 1.3e-2."""
+    x, dt, A, B, C, D = (m.detach() for m in ssd_inputs(2, 256, 4, 16, 1, 16, torch.float32))
+    exact = dual.reference(x, dt, A, B, C, D)
+    half = dual.ssd(x.bfloat16(), dt, A, B.bfloat16(), C.bfloat16(), D, kernel="torch")
+    assert half.dtype == torch.bfloat16
+    assert relative(half, exact) < 6e-3
+    u, dt, A, B, C, D = (m.detach() for m in scan_inputs(1, 128, 8, 16, torch.float32))
+    half = ss.selective_scan(u.bfloat16(), dt, A, B.bfloat16(), C.bfloat16(), D, kernel="torch")
+    assert relative(half, ss.reference(u, dt, A, B, C, D)) < 6e-3
+
+
+@pytest.mark.parametrize("op", ["ssd", "scan"])
+def test_autocast_changes_nothing(op):
+    if op == "ssd":
+        values = ssd_inputs(1, 64, 2, 8, 1, 8, torch.float32)
+        run = lambda: dual.ssd(*values, chunk=16, kernel="torch")  # noqa: E731
+    else:
+        values = scan_inputs(1, 20, 4, 4, torch.float32)
+        run = lambda: ss.selective_scan(*values, kernel="torch")  # noqa: E731
+    plain = torch.autograd.grad(run().sum(), values)
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = torch.autograd.grad(run().sum(), values)
+    assert all(torch.equal(a, b) for a, b in zip(plain, cast, strict=True))
+
+
+@pytest.mark.parametrize("op", ["ssd", "scan"])
+def test_what_is_saved_grows_with_the_tokens_not_their_square(op):
+    def saved(tokens):
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
+            if op == "ssd":
+                dual.ssd(*ssd_inputs(1, tokens, 2, 8, 1, 8, torch.float32), chunk=32)
+            else:
+                ss.selective_scan(*scan_inputs(1, tokens, 4, 4, torch.float32))
+        return sum(sizes)
+
+    assert saved(512) < 2.2 * saved(256)
+
+
+# --- what the kernels are fed (they themselves need a GPU)
+
+
+@pytest.mark.parametrize("gap", [False, True])
+@pytest.mark.parametrize("kernel", ["mamba-ssm", "fla"])
+def test_the_ssd_kernels_are_fed_what_they_document(monkeypatch, kernel, gap):
+    def mamba(x, dt, A, B, C, chunk_size, D=None):
+        assert dt.dtype == A.dtype == torch.float32
+        assert x.dtype == B.dtype == C.dtype
+        assert chunk_size & (chunk_size - 1) == 0
+        assert chunk_size >= 16
+        return dual.reference(x, dt, A, B, C, D)
+
+    def fla(q, k, v, g, scale=None):
+        assert scale == 1.0
+        assert q.shape == k.shape
+        assert g.dtype == torch.float32
+        naive, state = fla_naive()(q, k, v, g, scale=scale)
+        return naive.to(v.dtype), state
+
+    from backbones.ops.dispatch import _Probe
+
+    fakes = {"mamba-ssm": mamba, "fla": fla}
+    monkeypatch.setattr(dual, "probe", lambda op, name: _Probe(fakes[name], "fake"))
+    monkeypatch.setattr(dual, "choose", lambda *a: kernel)
+    values = ssd_inputs(2, 24, 4, 8, 2, 8, torch.float32)
+    gaps = torch.randint(1, 5, (2, 24), generator=generator(2)) if gap else None
+    assert relative(dual.ssd(*values, decay_gap=gaps), dual.reference(*values, gaps)) < 1e-5
+
+
+@pytest.mark.parametrize("gap", [False, True])
+def test_the_selective_scan_kernel_is_fed_what_it_documents(monkeypatch, gap):
+    def kernel(u, delta, A, B, C, D=None):
+        assert u.dtype == delta.dtype == B.dtype == C.dtype
+        assert all(m.stride(-1) == 1 for m in (u, delta, B, C))
+        return ss.reference(u.mT, delta.mT, A, B.mT, C.mT, D).mT
+
+    from backbones.ops.dispatch import _Probe
+
+    monkeypatch.setattr(ss, "probe", lambda op, name: _Probe(kernel, "fake"))
+    monkeypatch.setattr(ss, "choose", lambda *a: "mamba-ssm")
+    values = scan_inputs(2, 12, 4, 4, torch.float32)
+    gaps = torch.randint(1, 5, (12,), generator=generator(2)) if gap else None
+    assert relative(ss.selective_scan(*values, decay_gap=gaps), ss.reference(*values, gaps)) < 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", ["mamba-ssm", "fla"])
+@pytest.mark.parametrize("gap", [False, True])
+def test_the_ssd_kernels_on_a_gpu(kernel, gap):
+    from backbones.ops.dispatch import probe
+
+    if probe("ssd", kernel).function is None:
+        pytest.skip(probe("ssd", kernel).reason)
+    values = [m.detach().cuda().requires_grad_() for m in ssd_inputs(2, 256, 4, 64, 1, 64, torch.float32)]
+    gaps = torch.randint(1, 4, (2, 256), generator=generator(2)).cuda() if gap else None
+    fast, plain = dual.ssd(*values, kernel=kernel, decay_gap=gaps), dual.ssd(*values, kernel="torch", decay_gap=gaps)
+    assert relative(fast, plain) < 5e-3  # Their products run in TF32.
+    g = torch.randn_like(plain)
+    for a, b in zip(torch.autograd.grad(fast, values, g), torch.autograd.grad(plain, values, g), strict=True):
+        assert relative(a, b) < 2e-2
