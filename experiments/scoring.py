@@ -42,11 +42,16 @@ def cache_of(config: Config) -> Path:
 def options_for(config: Config, **changes: Any) -> EvalOptions:
     """Return a run's evaluation options with `changes` (None keeps the run's own).
 
+    A run without a condition has nothing to adhere to: its own metrics lose accuracy and adherence.
+
     Raises:
         MetricError: An unknown metric or features, or a number out of range.
     """
     given = {key: value for key, value in changes.items() if value is not None}
-    return EvalOptions(**{**config.eval, **given})
+    values = {**config.eval, **given}
+    if config.task == "none" and "metrics" not in given:
+        values["metrics"] = [m for m in values["metrics"] if m not in ("accuracy", "adherence")]
+    return EvalOptions(**values)
 
 
 def setting_for(
@@ -92,19 +97,12 @@ def setting_for(
 
 
 def macs_per_sample(setting: sampled.Setting) -> float:
-    """Return the multiply-adds of sampling one image, from the passes that the guidance makes."""
-    from backbones.cost import cost
-    from experiments.diffusion import sampling_cost
+    """Return the multiply-adds of one image: all passes that sampler and guidance make."""
+    from experiments.diffusion.cost import model_cost, sampling_cost
 
-    route = getattr(setting.guidance, "route", None)
-
-    def one_pass(rate: float, weak: bool) -> float:
-        model = setting.weak if weak else setting.model
-        if not rate or route is None:
-            return cost(**model.config).macs_dense
-        return cost(**{**model.config, "route": route.with_rate(rate)}).macs_routed
-
-    return sampling_cost(setting.objective, setting.sampler, setting.guidance, one_pass).macs
+    one_pass = model_cost(setting.model, setting.guidance, setting.weak)
+    depth = setting.model.depth
+    return sampling_cost(setting.objective, setting.sampler, setting.guidance, one_pass, depth).macs
 
 
 def describe(options: Any, drop: Sequence[str] = ("name",)) -> str:
@@ -116,6 +114,21 @@ def describe(options: Any, drop: Sequence[str] = ("name",)) -> str:
         and (f.name in ("steps", "scale") or getattr(options, f.name) != f.default)
     ]
     return " ".join([options.name, *changed])
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    """Scores with what they were measured on.
+
+    Attributes:
+        scores: One per number.
+        labels: Classes that were asked for, `(n,)`, or None.
+        folder: Where the samples are kept, or None.
+    """
+
+    scores: list[Score]
+    labels: Tensor | None
+    folder: Path | None
 
 
 def score(
@@ -133,8 +146,6 @@ def score(
     batch: int | None = None,
     reference: str | None = None,
     accelerator: Any = None,
-    out: str | os.PathLike[str] | None = None,
-    identity: str = "",
     progress: Any = None,
 ) -> list[Score]:
     """Sample from a model and measure; all processes call it and get the same scores.
@@ -153,13 +164,7 @@ def score(
         batch: Images per sampling batch and process.
         reference: Statistics file in place of the held-out split.
         accelerator: Gives the device; processes are found through torch.distributed.
-        out: Keep finished samples below this folder, so that an interrupted call goes on where it
-            was.
-        identity: What the weights are (a checksum): kept samples of other weights are not taken.
         progress: A `experiments.log.Console`, or a function of (done, total), or None.
-
-    Returns:
-        One `Score` per number.
 
     Raises:
         MetricError: Something that cannot be measured; said before the first image is sampled.
@@ -173,34 +178,82 @@ def score(
         batch=batch,
         reference=reference,
     )
-    device = (
-        torch.device(accelerator.device)
-        if accelerator is not None
-        else next(model.parameters()).device
-    )
+    device = accelerator.device if accelerator is not None else next(model.parameters()).device
+    setting = setting_for(model, config, guidance, sampler, device)
+    return sample_and_score(
+        setting, config, dataset, options, step=step, device=device, progress=progress
+    ).scores
+
+
+def check(config: Config, dataset: Any, device: torch.device | str = "cpu") -> list[str]:
+    """Load what a run's scores need, so that a run that cannot be scored stops before it trains.
+
+    Returns:
+        Lines for the log, as the classifier's accuracy on held-out images.
+
+    Raises:
+        MetricError: Weights or a reference that are not there, or metrics that do not fit.
+    """
+    conditional = config.task != "none"
+    options, cache = options_for(config), cache_of(config)
+    return prepare(options, dataset, cache, device, conditional, config.data).notes
+
+
+def sample_and_score(
+    setting: sampled.Setting,
+    config: Config,
+    dataset: Any,
+    options: EvalOptions,
+    *,
+    step: int | None = None,
+    device: torch.device | str = "cpu",
+    cache: Path | None = None,
+    out: Path | None = None,
+    identity: str = "",
+    progress: Any = None,
+) -> Scored:
+    """Sample as `setting` says and measure as `options` say; a collective call.
+
+    Args:
+        setting: How images are made.
+        config: The run.
+        dataset: The run's data set.
+        options: What is measured.
+        step: Training step of the weights, for the record.
+        device: Where to sample and measure.
+        cache: Folder of the cache; None: the run's.
+        out: Keep finished samples below this folder: an interrupted call goes on where it was.
+        identity: What the weights are (a checksum): kept samples of other weights are not taken.
+        progress: See `score`.
+
+    Raises:
+        MetricError: See `score`.
+    """
+    device = torch.device(device)
     if options.samples < world()[1]:
         raise MetricError(
             f"eval.samples={options.samples} are fewer than {world()[1]} processes; ask for more"
         )
-    setting = setting_for(model, config, guidance, sampler, device)
-    bench = prepare(
-        options, dataset, cache_of(config), device, labelled=config.task != "none", data=config.data
-    )
+    cache, conditional = cache or cache_of(config), config.task != "none"
+    bench = prepare(options, dataset, cache, device, conditional, config.data)
+    made = {
+        "guidance": describe(setting.guidance.options),
+        "sampler": describe(setting.sampler.options),
+    }
     folder = None
     if out is not None:
         about = {
-            "weights": identity, "step": step, "guidance": describe(setting.guidance.options),
-            "sampler": describe(setting.sampler.options), "samples": options.samples,
+            **made, "weights": identity, "step": step, "samples": options.samples,
             "seed": options.seed, "batch": options.batch, "labels": options.labels,
-            "objective": config.to_dict()["objective"], "data": dataset.fingerprint,
+            "objective": dict(config.objective), "data": dataset.fingerprint,
         }  # fmt: skip
-        folder = sampled.open_folder(Path(out), about)
-    asked = _run(bench, sampled.pieces(setting, dataset, options, device, folder), progress)
-    record = {
-        "seed": options.seed, "step": step, "guidance": describe(setting.guidance.options),
-        "sampler": describe(setting.sampler.options), "macs_per_sample": macs_per_sample(setting),
-    }  # fmt: skip
-    return scores_of(bench.results(asked), **record)
+        folder = sampled.open_folder(out, about)
+    labels = _show(bench, sampled.pieces(setting, dataset, options, device, folder), progress)
+    macs = macs_per_sample(setting)
+    scores = scores_of(
+        bench.results(labels), **made, seed=options.seed, step=step, macs_per_sample=macs
+    )
+    return Scored(scores, labels, folder)
 
 
 def scores_of(results: Sequence[meters.Result], **record: Any) -> list[Score]:
@@ -214,7 +267,7 @@ def scores_of(results: Sequence[meters.Result], **record: Any) -> list[Score]:
     ]  # fmt: skip
 
 
-def _run(bench: Bench, stream: Any, progress: Any) -> Tensor | None:
+def _show(bench: Bench, stream: Any, progress: Any) -> Tensor | None:
     """Show all pieces to the meters; return the labels that were asked for, over all processes."""
     total, done, labels = bench.options.samples, 0, []
     with Display(progress, total, bench.notes) as report:
