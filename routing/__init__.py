@@ -13,11 +13,13 @@ if TYPE_CHECKING:
     from routing.errors import UserError
     from routing.fuse import Fuse, LearnedRouter
     from routing.layout import Layout, LayoutError, Order
+    from routing.options import RoutingError, RoutingOptions
     from routing.reuse import Reuse
     from routing.rng import Draws
-    from routing.route import Route, RouteError, Segment, keep_count
-    from routing.selection import MODES, Selection, SelectionError, select
-    from routing.stack import Routing, RoutingError, Stack, StackOutput
+    from routing.route import MODES, Route, RouteError, Segment, keep_count
+    from routing.schedule import RouteSchedule, Schedule, ScheduleError
+    from routing.selection import Selection, SelectionError, select
+    from routing.stack import Routing, Stack, StackOutput
 
 _HOME = {
     "UserError": "errors",
@@ -26,7 +28,7 @@ _HOME = {
     "Segment": "route",
     "keep_count": "route",
     "Draws": "rng",
-    "MODES": "selection",
+    "MODES": "route",
     "Selection": "selection",
     "SelectionError": "selection",
     "select": "selection",
@@ -34,7 +36,11 @@ _HOME = {
     "Order": "layout",
     "LayoutError": "layout",
     "Routing": "stack",
-    "RoutingError": "stack",
+    "RoutingError": "options",
+    "RoutingOptions": "options",
+    "Schedule": "schedule",
+    "RouteSchedule": "schedule",
+    "ScheduleError": "schedule",
     "Reuse": "reuse",
     "Fuse": "fuse",
     "LearnedRouter": "fuse",
@@ -53,8 +59,12 @@ __all__ = [
     "Reuse",
     "Route",
     "RouteError",
+    "RouteSchedule",
     "Routing",
     "RoutingError",
+    "RoutingOptions",
+    "Schedule",
+    "ScheduleError",
     "Segment",
     "Selection",
     "SelectionError",

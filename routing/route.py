@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from routing.errors import UserError
 
 DEFAULT_RATE = 0.5  # TREAD, Table 5: the best of 0, 0.25, 0.5 and 0.75
-# How the tokens that stay are chosen (routing.selection); here, so that a name is checked without torch.
+# How the tokens that stay are chosen (routing.selection); here, so that checking needs no torch.
 MODES = ("random", "rows", "columns", "blocks", "stride", "quad", "unsorted")
 AUTO = (2, -4)  # TREAD, Table 6: absolute placement, start 2 and end depth - 4
 

@@ -17,12 +17,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from routing.errors import UserError, suggest
+from routing.errors import suggest
+from routing.options import RoutingError, check_quad
 from routing.rng import Draws
 from routing.route import MODES, keep_count
 
 
-class SelectionError(UserError):
+class SelectionError(RoutingError):
     """A selection that cannot be made on this grid or at this rate."""
 
 
@@ -60,10 +61,10 @@ class Selection:
             rate: Fraction that skips.
 
         Raises:
-            SelectionError: If `quad` meets an odd grid or a rate other than 0.75.
+            RoutingError: If `quad` meets an odd grid or a rate other than 0.75.
         """
         if self.mode == "quad":
-            _check_quad(grid, keep_count(grid[0] * grid[1], rate))
+            check_quad(grid, keep_count(grid[0] * grid[1], rate))
 
     def ids(
         self,
@@ -143,26 +144,12 @@ def select(mode: str, grid: tuple[int, int], keep: int, uniform: Tensor, block: 
         base = torch.arange(keep, device=uniform.device) * n // keep
         ids = (base + (uniform[:, :1] * n).long()) % n
     elif mode == "quad":
-        _check_quad(grid, keep)
+        check_quad(grid, keep)
         choice = (uniform[:, :keep] * 4).long()
         ids = _corners(grid, uniform.device) + choice // 2 * grid[1] + choice % 2
     else:
         raise SelectionError(f"selection {mode!r}: expected one of {', '.join(MODES)}")
     return ids.sort(1).values
-
-
-def _check_quad(grid: tuple[int, int], keep: int) -> None:
-    height, width = grid
-    if height % 2 or width % 2:
-        raise SelectionError(
-            f"selection quad keeps one of every 2x2, and a grid of {height}x{width} is odd; "
-            "try selection=random"
-        )
-    if keep * 4 != height * width:
-        raise SelectionError(
-            f"selection quad keeps one token of every 2x2, {height * width // 4} of "
-            f"{height * width} and not {keep}; try the rate 0.75, as in route=2-8@0.75"
-        )
 
 
 def _corners(grid: tuple[int, int], device: torch.device) -> Tensor:

@@ -7,16 +7,12 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from routing.errors import UserError
+from routing.options import RoutingError, check_words
 from routing.rng import Draws
 from routing.route import Route, Segment
 from routing.selection import Selection
 
-REINSERT = ("identity", "sum_input", "none")
-
-
-class RoutingError(UserError):
-    """Routing options that contradict each other or the stack."""
+__all__ = ["Routing", "RoutingError"]
 
 
 @dataclass
@@ -52,15 +48,7 @@ class Routing:
     def __post_init__(self) -> None:
         if isinstance(self.ids, Tensor):
             self.ids = (self.ids,)
-        if self.reinsert not in REINSERT:
-            raise RoutingError(f"reinsert {self.reinsert!r}: expected one of {', '.join(REINSERT)}")
-        if self.reinsert == "none" and len(self.route.segments) > 1:
-            raise RoutingError("reinsert none drops tokens for good: give it a single segment")
-        after = self.remove.removeprefix("after:")
-        if self.remove not in ("start", "never") and (after == self.remove or not after.isdigit()):
-            raise RoutingError(
-                f"remove {self.remove!r}: expected start, never or after:<block>, as in after:4"
-            )
+        check_words(self.reinsert, self.remove, self.route)
 
     def drop_before(self, segment: Segment) -> int:
         """Index of the first block that sees fewer tokens in a resolved segment.

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routing import MODES, Draws, Selection, SelectionError, keep_count, select
+from routing import MODES, Draws, RoutingError, Selection, SelectionError, keep_count, select
 
 FREE = [mode for mode in MODES if mode != "quad"]
 
@@ -142,7 +142,7 @@ def test_choosing_among_some():
     ],
 )
 def test_errors(make, part):
-    with pytest.raises(SelectionError) as caught:
+    with pytest.raises(RoutingError) as caught:
         make()
     assert part in str(caught.value) and "\n" not in str(caught.value)
 

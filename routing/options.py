@@ -1,0 +1,220 @@
+"""Everything that can be said about routing in a config, checked before torch is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from routing.errors import UserError, suggest
+from routing.route import MODES, Route, keep_count
+from routing.schedule import RouteSchedule, Schedule
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from routing.rng import Draws
+    from routing.spec import Routing
+    from routing.stack import Stack
+
+REINSERT = ("identity", "sum_input", "none")
+LEARNED = ("none", "fuse", "router")
+
+
+class RoutingError(UserError):
+    """Routing options that contradict each other or the stack."""
+
+
+@dataclass(frozen=True)
+class RoutingOptions:
+    """The routing of a training run.
+
+    Args:
+        route: A route, or stages of routes (`routing.schedule.RouteSchedule`).
+        selection: How the tokens that stay are chosen, one of `MODES`.
+        shared: One subset for the whole batch.
+        block: Side of the squares of `selection=blocks`.
+        reinsert: As in `Routing`.
+        remove: As in `Routing`.
+        random_end: As in `Routing`.
+        fp32_after: As in `Stack`.
+        checkpoint: As in `Stack`.
+        learned: `fuse` (SPRINT's fusion) or `router` (a learned choice of tokens) on the span.
+        path_drop: Share of samples whose fused span is left out in training (SPRINT: 0.1).
+        schedule: Factor of the rate over progress (`routing.schedule.Schedule`).
+        off_after: Progress from which nothing is routed.
+    """
+
+    route: str = "none"
+    selection: str = "random"
+    shared: bool = False
+    block: int = 2
+    reinsert: str = "identity"
+    remove: str = "start"
+    random_end: bool = False
+    fp32_after: bool = True
+    checkpoint: bool = False
+    learned: str = "none"
+    path_drop: float = 0.0
+    schedule: str = "constant"
+    off_after: float = 1.0
+
+    def check(
+        self, depth: int, grid: tuple[int, int] | None = None, name: str = "the model"
+    ) -> None:
+        """Refuse what cannot run, without importing torch.
+
+        Args:
+            depth: Number of blocks.
+            grid: Rows and columns of tokens, where they are known.
+            name: What to call the model.
+
+        Raises:
+            UserError: One sentence; a subclass for what is wrong.
+        """
+        stages = RouteSchedule.parse(self.route).resolve(depth, name)
+        schedule = Schedule.parse(self.schedule)
+        one_of("selection", self.selection, MODES)
+        one_of("learned", self.learned, LEARNED)
+        for _, route in stages.stages:
+            check_words(self.reinsert, self.remove, route)
+            for segment in route.segments:
+                if segment.rate * schedule.largest >= 1:
+                    raise RoutingError(
+                        f"schedule {self.schedule}: takes the rate of route {segment} to "
+                        f"{segment.rate * schedule.largest:g}, and it must stay below 1"
+                    )
+                if grid is not None and self.selection == "quad":
+                    check_quad(grid, keep_count(grid[0] * grid[1], segment.rate))
+        if self.selection == "quad" and schedule.kind != "constant":
+            raise RoutingError(
+                "selection quad needs the rate 0.75 throughout; try schedule=constant"
+            )
+        for key in ("path_drop", "off_after"):
+            if not 0 <= getattr(self, key) <= 1:
+                raise RoutingError(f"{key}={getattr(self, key):g}: expected a fraction, 0 to 1")
+        if self.path_drop and self.learned != "fuse":
+            raise RoutingError("path_drop leaves a fused span out; try learned=fuse with it")
+        if self.learned != "none" and not stages.stages[0][1]:
+            raise RoutingError(f"learned={self.learned} needs a span; try route=auto")
+
+    def at(self, progress: float, depth: int) -> Route:
+        """Return the resolved route at `progress`; `none` where nothing is routed.
+
+        Args:
+            progress: Fraction of the run that is done, 0..1.
+            depth: Number of blocks.
+        """
+        route = RouteSchedule.parse(self.route).resolve(depth).at(progress)
+        factor = Schedule.parse(self.schedule).at(progress)
+        if progress >= self.off_after and self.off_after < 1:
+            return Route()
+        segments = [(s.start, s.end, s.rate * factor) for s in route.segments]
+        return route if factor == 1 else Route.parse([s for s in segments if s[2] > 0])
+
+    def routing(self, progress: float, draws: Draws, depth: int) -> Routing | None:
+        """Return what the step at `progress` does about routes; None is a dense step.
+
+        Args:
+            progress: Fraction of the run that is done, 0..1.
+            draws: The step's random numbers.
+            depth: Number of blocks.
+        """
+        from routing.selection import Selection
+        from routing.spec import Routing
+
+        route = self.at(progress, depth)
+        if not route:
+            return None
+        selection = Selection(self.selection, self.shared, self.block)
+        return Routing(
+            route,
+            selection,
+            draws,
+            reinsert=self.reinsert,
+            remove=self.remove,
+            random_end=self.random_end,
+            path_drop=self.path_drop,
+        )
+
+    def stack(self, blocks: nn.ModuleList | Sequence[nn.Module], width: int) -> Stack:
+        """Build the stack, with the learned part that the options ask for.
+
+        Args:
+            blocks: The blocks.
+            width: D, the size of a token.
+        """
+        from routing.fuse import Fuse, LearnedRouter
+        from routing.stack import Stack
+
+        route = RouteSchedule.parse(self.route).stages[0][1]
+        return Stack(
+            blocks,
+            self.fp32_after,
+            self.checkpoint,
+            Fuse(width, route, len(blocks)) if self.learned == "fuse" else None,
+            LearnedRouter(width, route, len(blocks)) if self.learned == "router" else None,
+        )
+
+
+def one_of(key: str, value: str, options: Sequence[str]) -> None:
+    """Refuse a word that is not among the options.
+
+    Args:
+        key: What the word sets.
+        value: What was given.
+        options: What would have been right.
+
+    Raises:
+        RoutingError: If it is not one of them.
+    """
+    if value not in options:
+        raise RoutingError(
+            f"{key} {value!r}: expected one of {', '.join(options)}{suggest(value, options)}"
+        )
+
+
+def check_words(reinsert: str, remove: str, route: Route) -> None:
+    """Refuse a re-insertion or removal that does not exist or does not fit the route.
+
+    Args:
+        reinsert: As in `Routing`.
+        remove: As in `Routing`.
+        route: The route.
+
+    Raises:
+        RoutingError: One sentence.
+    """
+    one_of("reinsert", reinsert, REINSERT)
+    if reinsert == "none" and len(route.segments) > 1:
+        raise RoutingError("reinsert none drops tokens for good; try a route of a single segment")
+    after = remove.removeprefix("after:")
+    if remove not in ("start", "never") and (after == remove or not after.isdigit()):
+        raise RoutingError(
+            f"remove {remove!r}: expected start, never or after:<block>, as in after:4"
+        )
+    if reinsert == "none" and remove == "never":
+        raise RoutingError("reinsert none drops tokens and remove never does not; try remove=start")
+
+
+def check_quad(grid: tuple[int, int], keep: int) -> None:
+    """Refuse a grid or a count that `selection=quad`, one of every 2x2, cannot serve.
+
+    Args:
+        grid: Rows and columns of tokens.
+        keep: How many stay.
+
+    Raises:
+        RoutingError: One sentence.
+    """
+    height, width = grid
+    if height % 2 or width % 2:
+        raise RoutingError(
+            f"selection quad keeps one of every 2x2, and a grid of {height}x{width} is odd; "
+            "try selection=random"
+        )
+    if keep * 4 != height * width:
+        raise RoutingError(
+            f"selection quad keeps one token of every 2x2, {height * width // 4} of "
+            f"{height * width} and not {keep}; try the rate 0.75, as in route=2-8@0.75"
+        )

@@ -1,0 +1,138 @@
+"""Schedules and the options of a run: parse, print, values, refusals."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from routing import Draws, Route, RouteSchedule, RoutingError, RoutingOptions, Schedule, UserError
+
+factors = st.floats(0, 4)
+marks = st.floats(0, 1, exclude_min=True)
+
+
+@st.composite
+def schedules(draw):
+    kind = draw(st.sampled_from(["constant", "linear", "cosine", "steps"]))
+    if kind == "constant":
+        return Schedule(kind, ((0.0, draw(factors)),))
+    if kind == "steps":
+        starts = [0.0, *sorted(draw(st.lists(marks, max_size=3, unique=True)))]
+        return Schedule(kind, tuple((at, draw(factors)) for at in starts))
+    return Schedule(kind, ((0.0, draw(factors)), (draw(marks), draw(factors))))
+
+
+@given(schedules(), st.floats(0, 1))
+def test_print_parse_and_range(schedule, progress):
+    assert Schedule.parse(str(schedule)) == schedule
+    values = [factor for _, factor in schedule.points]
+    assert min(values) - 1e-9 <= schedule.at(progress) <= max(values) + 1e-9
+    assert schedule.at(0) == values[0] and abs(schedule.at(1) - values[-1]) < 1e-9
+    assert schedule.largest == max(values)
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("constant", [1, 1, 1]),
+        ("constant:0.5", [0.5, 0.5, 0.5]),
+        ("linear:1:0", [1, 0.5, 0]),
+        ("linear", [1, 0.5, 0]),
+        ("linear:0:1:0.5", [0, 1, 1]),
+        ("cosine:1:0", [1, 0.5, 0]),
+        ("steps:1@0+0.25@0.5+0@0.75", [1, 0.25, 0]),
+    ],
+)
+def test_values(text, values):
+    schedule = Schedule.parse(text)
+    assert [schedule.at(p) for p in (0, 0.5, 1)] == pytest.approx(values)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["linaer:1:0", "linear:1", "linear:1:0:2", "linear:a:b", "steps", "steps:1", "steps:1@0.5",
+     "steps:1@0+2@0", "constant:-1", "constant:nan", "constant:inf", "cosine:1:0:0"],
+)  # fmt: skip
+def test_what_is_no_schedule(text):
+    with pytest.raises(UserError, match="schedule") as caught:
+        Schedule.parse(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_route_schedules():
+    stages = RouteSchedule.parse("auto/0.5:4-8@0.75/0.9:none")
+    assert RouteSchedule.parse(str(stages)) == stages
+    stages = stages.resolve(12)
+    assert str(stages) == "2-8/0.5:4-8@0.75/0.9:none"
+    assert [str(stages.at(p)) for p in (0, 0.49, 0.5, 0.95)] == ["2-8", "2-8", "4-8@0.75", "none"]
+    assert str(RouteSchedule.parse("0-4+6-9")) == "0-4+6-9"
+    for text in ("2-8/none", "2-8/0.9:nope", "2-8/0.9:none/0.5:1-3", "2-8/2:none", "2-8/x:none"):
+        with pytest.raises(UserError):
+            RouteSchedule.parse(text)
+    with pytest.raises(UserError, match="12 blocks"):
+        RouteSchedule.parse("2-8/0.5:2-20").resolve(12)
+
+
+def test_options_over_a_run():
+    options = RoutingOptions("0-4+6-9@0.25", schedule="linear:1:0", off_after=0.9)
+    options.check(12, (8, 8))
+    assert str(options.at(0, 12)) == "0-4+6-9@0.25"
+    assert str(options.at(0.5, 12)) == "0-4@0.25+6-9@0.125"
+    assert options.at(0.9, 12).is_none
+    draws = Draws(0, 0, torch.arange(2))
+    assert options.routing(0.95, draws, 12) is None
+    routing = RoutingOptions("auto", "blocks", block=4, shared=True).routing(0.3, draws, 12)
+    assert str(routing.route) == "2-8" and routing.selection.block == 4 and routing.selection.shared
+    assert RoutingOptions("2-8/0.5:none").routing(0.5, draws, 12) is None
+    assert RoutingOptions("2-8", schedule="linear:1:0").routing(1.0, draws, 12) is None
+
+
+def test_options_build_the_stack():
+    blocks = [nn.Identity() for _ in range(8)]
+    plain = RoutingOptions("auto", fp32_after=False, checkpoint=True).stack(blocks, 4)
+    assert plain.fuse is None and plain.router is None and plain.checkpoint and not plain.fp32_after
+    fused = RoutingOptions("auto@0.75", learned="fuse", path_drop=0.1)
+    fused.check(8)
+    assert fused.stack(blocks, 4).fuse.segment.end == 4
+    assert RoutingOptions("auto", learned="router").stack(blocks, 4).router.linear.in_features == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"route": "8-2"}, "try route=2-8"),
+        ({"selection": "row"}, "did you mean rows"),
+        ({"reinsert": "sum"}, "sum_input"),
+        ({"remove": "later"}, "after:4"),
+        ({"route": "0-2+4-6", "reinsert": "none"}, "single segment"),
+        ({"reinsert": "none", "remove": "never"}, "try remove=start"),
+        ({"schedule": "linear:1:3"}, "must stay below 1"),
+        ({"selection": "quad"}, "rate 0.75"),
+        ({"selection": "quad", "route": "2-8@0.75", "schedule": "linear:1:0"}, "schedule=constant"),
+        ({"off_after": 2}, "off_after=2"),
+        ({"path_drop": 0.1}, "learned=fuse"),
+        ({"learned": "fuze"}, "did you mean fuse"),
+        ({"route": "none", "learned": "fuse"}, "try route=auto"),
+    ],
+)
+def test_options_that_cannot_run(options, part):
+    with pytest.raises(UserError) as caught:
+        RoutingOptions(**({"route": "auto"} | options)).check(12, (8, 8))
+    assert part in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_good_config_is_checked_without_torch():
+    code = (
+        "import sys; from routing import RoutingOptions, MODES; "
+        "[RoutingOptions('auto', m).check(12, (8, 8)) for m in MODES if m != 'quad']; "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    RoutingOptions("2-8@0.75", "quad").check(12, (8, 8))
+    assert issubclass(RoutingError, UserError) and Route().is_none
