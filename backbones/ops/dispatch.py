@@ -89,6 +89,7 @@ def _mamba_ssd() -> _Probe:
     for key in saved:
         del sys.modules[key]
     bare = types.ModuleType("mamba_ssm")
+    bare.__spec__ = spec
     bare.__path__ = list(spec.submodule_search_locations)
     sys.modules["mamba_ssm"] = bare
     again = _import(module, "mamba_chunk_scan_combined", "mamba-ssm")

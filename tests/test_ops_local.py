@@ -1,0 +1,293 @@
+"""Causal convolution along a path and token shift on the grid, against plain torch and plain loops."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backbones.ops import conv, shift
+from backbones.ops.dispatch import KernelError, _Probe
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def draw(*shape, dtype=torch.float64, seed=0):
+    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64).to(dtype).requires_grad_()
+
+
+def some(batch, tokens, length, seed=0):
+    g = generator(seed)
+    return torch.stack([torch.randperm(length, generator=g)[:tokens].sort()[0] for _ in range(batch)])
+
+
+def same(fast, plain, values):
+    torch.testing.assert_close(fast, plain, rtol=0, atol=1e-13)
+    g = torch.randn(fast.shape, generator=generator(9), dtype=fast.dtype)
+    ours = torch.autograd.grad(fast, values, g, retain_graph=True)
+    for a, b in zip(ours, torch.autograd.grad(plain, values, g, retain_graph=True), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
+
+
+# --- convolution
+
+
+def conv1d(x, weight, bias):
+    tokens = x.shape[1]
+    padded = F.conv1d(x.mT, weight[:, None], bias, padding=weight.shape[1] - 1, groups=x.shape[2])
+    return padded[..., :tokens].mT
+
+
+@settings(max_examples=30, deadline=None)
+@given(tokens=st.integers(1, 20), width=st.integers(1, 5), with_bias=st.booleans(), silu=st.booleans())
+def test_compact_equals_torchs_conv1d(tokens, width, with_bias, silu):
+    x, weight = draw(2, tokens, 3), draw(3, width, seed=1)
+    bias = draw(3, seed=2) if with_bias else None
+    values = [m for m in (x, weight, bias) if m is not None]
+    activation = "silu" if silu else None
+    plain = conv1d(x, weight, bias)
+    plain = F.silu(plain) if silu else plain
+    same(conv.causal_conv(x, weight, bias, activation=activation), plain, values)
+    same(conv.reference(x, weight, bias, activation=activation), plain, values)
+
+
+@settings(max_examples=30, deadline=None)
+@given(tokens=st.integers(1, 20), extra=st.integers(0, 12), shared=st.booleans(), seed=st.integers(0, 99))
+def test_taps_by_distance_are_the_dense_convolution_of_the_masked_input(tokens, extra, shared, seed):
+    length = tokens + extra
+    x, weight, bias = draw(2, length, 3), draw(3, 4, seed=1), draw(3, seed=2)
+    kept = some(1 if shared else 2, tokens, length, seed).expand(2, -1)
+    rows = torch.arange(2)[:, None]
+    mask = torch.zeros(2, length, 1, dtype=torch.float64).index_put((rows, kept), torch.ones(()).double())
+    dense = conv1d(x * mask, weight, bias)[rows, kept]
+    position = kept[0] if shared else kept
+    same(conv.causal_conv(x[rows, kept], weight, bias, position), dense, (x, weight, bias))
+    same(conv.reference(x[rows, kept], weight, bias, position), dense, (x, weight, bias))
+
+
+def test_compact_and_true_distance_differ_where_tokens_are_missing():
+    x, weight = draw(1, 6, 2), draw(2, 4, seed=1)
+    position = torch.tensor([0, 1, 4, 5, 6, 11])
+    assert not torch.allclose(conv.causal_conv(x, weight), conv.causal_conv(x, weight, None, position))
+    assert torch.equal(conv.causal_conv(x, weight), conv.causal_conv(x, weight, None, torch.arange(6)))
+
+
+def test_conv_gradcheck():
+    values = draw(2, 5, 2), draw(2, 4, seed=1), draw(2, seed=2)
+    position = torch.tensor([[0, 1, 3, 4, 9], [2, 4, 5, 6, 7]])
+    assert torch.autograd.gradcheck(lambda *a: conv.causal_conv(*a, position), values)
+
+
+def test_conv_in_bfloat16_keeps_its_type_and_stays_close():
+    x, weight, bias = (m.detach().float() for m in (draw(2, 64, 8), draw(8, 4, seed=1), draw(8, seed=2)))
+    exact = conv.reference(x, weight, bias)
+    half = conv.causal_conv(x.bfloat16(), weight, bias)
+    assert half.dtype == torch.bfloat16
+    assert (half.float() - exact).norm() / exact.norm() < 1e-2
+
+
+def test_the_conv_kernel_is_fed_channels_last(monkeypatch):
+    def kernel(x, weight, bias=None, activation=None):
+        assert x.stride(1) == 1
+        assert x.stride(0) % 8 == x.stride(2) % 8 == 0
+        assert x.shape[1] % 8 == 0
+        assert weight.dtype == bias.dtype == x.dtype
+        y = conv1d(x.mT, weight, bias).mT
+        return F.silu(y) if activation == "silu" else y
+
+    monkeypatch.setattr(conv, "probe", lambda op, name: _Probe(kernel, "fake"))
+    monkeypatch.setattr(conv, "choose", lambda *a: "causal-conv1d")
+    x, weight, bias = draw(2, 12, 16), draw(16, 4, seed=1), draw(16, seed=2)
+    # A slice of a wider projection, as a mixer hands it over.
+    wide = torch.cat((x, x[..., :3]), -1)[..., :16]
+    y = conv.causal_conv(wide, weight, bias, activation="silu")
+    torch.testing.assert_close(y, conv.reference(x, weight, bias, activation="silu"))
+
+
+def test_the_conv_kernel_knows_its_limits():
+    assert conv.kernel_misfit("causal-conv1d", 768, 4, True) is None
+    assert "multiple of 8" in conv.kernel_misfit("causal-conv1d", 770, 4, True)
+    assert "width 5" in conv.kernel_misfit("causal-conv1d", 768, 5, True)
+    assert "positions" in conv.kernel_misfit("causal-conv1d", 768, 4, False)
+
+
+# --- token shift
+
+
+def table(height, width, present, policy, prefix=0):
+    """Neighbours among the present cells by walking the grid, one cell at a time."""
+    rank = {cell: prefix + i for i, cell in enumerate(present)}
+    total = prefix + len(present)
+    out = torch.full((4, total), total)
+    for i, cell in enumerate(present):
+        row, column = divmod(cell, width)
+        for side, (down, right) in enumerate(((0, -1), (0, 1), (-1, 0), (1, 0))):
+            r, c = row + down, column + right
+            while 0 <= r < height and 0 <= c < width:
+                if (r * width + c) in rank:
+                    out[side, prefix + i] = rank[r * width + c]
+                    break
+                if policy == "self":
+                    out[side, prefix + i] = prefix + i
+                    break
+                if policy == "zero":
+                    break
+                r, c = r + down, c + right
+    return out
+
+
+def shift_by_hand(x, neighbours):
+    batch, tokens, width = x.shape
+    rows = neighbours.expand(batch, 4, tokens)
+    y = torch.zeros_like(x)
+    quarter = width // 4
+    for b in range(batch):
+        for t in range(tokens):
+            for q in range(4):
+                source = int(rows[b, q, t])
+                part = slice(q * quarter, (q + 1) * quarter)
+                if source < tokens:
+                    y[b, t, part] = x[b, source, part]
+    return y
+
+
+@pytest.mark.parametrize("prefix", [0, 3])
+@pytest.mark.parametrize("grid", [(1, 1), (1, 5), (4, 1), (3, 4)])
+def test_the_whole_grid_equals_its_table(grid, prefix):
+    height, width = grid
+    neighbours = table(height, width, range(height * width), "zero", prefix)
+    x = draw(2, prefix + height * width, 8)
+    fast = shift.grid_shift(x, grid=grid, prefix=prefix)
+    assert torch.equal(fast, shift_by_hand(x, neighbours))
+    same(fast, shift.reference(x, neighbours), (x,))
+    same(shift.grid_shift(x, neighbours), shift.reference(x, neighbours), (x,))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    height=st.integers(1, 5),
+    width=st.integers(1, 5),
+    policy=st.sampled_from(["self", "zero", "nearest"]),
+    prefix=st.sampled_from([0, 2]),
+    seed=st.integers(0, 99),
+    data=st.data(),
+)
+def test_a_subset_shifts_by_its_table(height, width, policy, prefix, seed, data):
+    keep = data.draw(st.integers(1, height * width))
+    rows = some(2, keep, height * width, seed)
+    neighbours = torch.stack([table(height, width, row.tolist(), policy, prefix) for row in rows])
+    x = draw(2, prefix + keep, 8)
+    fast = shift.grid_shift(x, neighbours)
+    assert torch.equal(fast, shift_by_hand(x, neighbours))
+    same(fast, shift.reference(x, neighbours), (x,))
+    same(shift.grid_shift(x, neighbours[0]), shift.reference(x, neighbours[0]), (x,))
+
+
+def test_the_table_of_the_layout_is_the_table_by_hand():
+    from routing.layout import Layout
+
+    kept = some(2, 7, 20)
+    layout = Layout((4, 5), kept, prefix=2)
+    for policy in ("self", "zero", "nearest"):
+        by_hand = torch.stack([table(4, 5, row.tolist(), policy, 2) for row in kept])
+        assert torch.equal(layout.neighbours(policy), by_hand)
+
+
+def test_shift_refuses_what_it_cannot_split():
+    with pytest.raises(ValueError, match="width 6 is not a multiple of 4"):
+        shift.grid_shift(draw(1, 4, 6), grid=(2, 2))
+    with pytest.raises(ValueError, match="needs neighbours"):
+        shift.grid_shift(draw(1, 4, 8))
+
+
+# --- which one runs
+
+
+def test_auto_never_raises_and_says_why():
+    from backbones.ops import dispatch
+
+    for op in dispatch.KERNELS:
+        choice = dispatch.resolve(op, "auto", "cpu")
+        assert choice.name == "torch"
+        assert choice.why
+        assert str(choice).startswith(f"{op}: torch (")
+
+
+@pytest.mark.parametrize(
+    ("op", "requested", "message"),
+    [
+        ("ssd", "mamba-ssm", "needs a CUDA device and none is here; type kernel=auto"),
+        ("ssd", "kernel", "mamba-ssm needs a CUDA device"),
+        ("conv", "causal-conv1d", "needs a CUDA device"),
+        ("biwkv", "trition", "did you mean triton"),
+        ("shift", "kernel", "type kernel=torch"),
+        ("sdd", "auto", "did you mean ssd"),
+    ],
+)
+def test_asking_for_what_is_not_there_is_one_sentence(op, requested, message):
+    from backbones.ops import dispatch
+
+    with pytest.raises(KernelError, match=message) as caught:
+        dispatch.resolve(op, requested, "cpu")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("requested", ["auto", "mamba-ssm"])
+def test_on_a_gpu_without_the_package_the_command_is_named(monkeypatch, requested):
+    from backbones.ops import dispatch
+
+    monkeypatch.setattr(dispatch, "probe", lambda op, k: _Probe(None, f"{k} is not installed"))
+    dispatch.resolve.cache_clear()
+    try:
+        if requested == "auto":
+            choice = dispatch.resolve("selective_scan", "auto", "cuda")
+            assert choice.name == "torch"
+            assert "pip install" in choice.why
+        else:
+            with pytest.raises(KernelError, match="mamba-ssm is not installed; type pip install"):
+                dispatch.resolve("selective_scan", requested, "cuda")
+    finally:
+        dispatch.resolve.cache_clear()
+
+
+def test_a_kernel_is_taken_when_it_fits_and_torch_when_it_does_not(monkeypatch):
+    from backbones.ops import dispatch
+
+    monkeypatch.setattr(dispatch, "resolve", lambda *a: dispatch.Choice("ssd", "mamba-ssm", "found"))
+    x = torch.zeros(1)
+    assert dispatch.choose("ssd", "auto", x, lambda k: None) == "mamba-ssm"
+    assert dispatch.choose("ssd", "auto", x, lambda k: "wrong") == "torch"
+    assert dispatch.choose("ssd", "auto", x.double(), lambda k: None) == "torch"
+    with pytest.raises(KernelError, match="it has no float64"):
+        dispatch.choose("ssd", "mamba-ssm", x.double())
+
+
+def test_the_package_is_lazy():
+    import subprocess
+    import sys
+
+    code = "import sys, backbones.ops; assert 'torch' not in sys.modules; backbones.ops.ssd.ssd"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_ssd_of_mamba_ssm_loads_without_the_cuda_part(monkeypatch, tmp_path):
+    """The package's __init__ raises, its Triton file does not: only the latter is wanted."""
+    import sys
+
+    from backbones.ops import dispatch
+
+    folder = tmp_path / "mamba_ssm" / "ops" / "triton"
+    folder.mkdir(parents=True)
+    (tmp_path / "mamba_ssm" / "__init__.py").write_text("import selective_scan_cuda\n")
+    (folder.parent / "__init__.py").touch()
+    (folder / "__init__.py").touch()
+    (folder / "ssd_combined.py").write_text("def mamba_chunk_scan_combined():\n    return 'ran'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = {k for k in sys.modules if k.split(".")[0] == "mamba_ssm"}
+    try:
+        assert dispatch._mamba_ssd().function() == "ran"
+    finally:
+        for key in {k for k in sys.modules if k.split(".")[0] == "mamba_ssm"} - before:
+            del sys.modules[key]
