@@ -74,6 +74,11 @@ class Guidance:
         return False
 
     @property
+    def labels(self) -> set[str]:
+        """The labels that its passes use: `given`, `null`, `random`."""
+        return {p.label for p in self.guided(0.0)}
+
+    @property
     def sparse(self) -> bool:
         """Whether some pass drops tokens."""
         return False
@@ -116,8 +121,7 @@ class Guidance:
         Raises:
             DiffusionError: One sentence with the way out.
         """
-        passes = self.guided(0.0) + self.guided(1.0)
-        labels = {p.label for p in passes}
+        labels = self.labels
         conditional = getattr(model, "num_classes", 0) or has_text(model)
         if labels & {"null", "random"} and not conditional:
             raise DiffusionError(
@@ -127,8 +131,17 @@ class Guidance:
         if self.needs_weak and weak_model is None:
             raise DiffusionError(
                 f"guidance={self.name} needs a second, weaker model; "
-                "give guidance.checkpoint=RUN_OR_FILE, e.g. an early step of the same run"
+                "give guidance.checkpoint=RUN@STEP, e.g. an early step of the same run"
             )
+        if self.needs_weak:
+            keys = ("in_channels", "input_size", "num_classes", "text")
+            pair = [{key: m.config.get(key) for key in keys} for m in (model, weak_model)]
+            other = [key for key in keys if pair[0][key] != pair[1][key]]
+            if other:
+                raise DiffusionError(
+                    f"guidance.checkpoint has another {', '.join(other)} than the model "
+                    f"({pair[1][other[0]]}, not {pair[0][other[0]]}); take one of the same data"
+                )
 
 
 class CFG(Guidance):

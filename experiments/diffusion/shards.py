@@ -1,10 +1,10 @@
-"""Many samples in a folder: numbered shards, so that a kill costs one shard and ranks share the work.
+"""Many samples in a folder: numbered shards, so that a kill costs one and ranks share the work.
 
     FOLDER/manifest.json     what the samples are (settings, number, seeds)
     FOLDER/shard-00000.npz   images (n, H, W, 3) uint8, seeds (n,), labels (n,)
 
-A shard is written whole or not at all. The same call again makes what is missing, whatever the number
-of processes is by then; another setting in the same folder is refused.
+A shard is written whole or not at all. The same call again makes what is missing, whatever the
+number of processes is by then; another setting in the same folder is refused.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ def generate_shards(
     accelerator: Any = None,
     progress: Progress | None = None,
     weak_model: Any = None,
+    finished: bool = False,
 ) -> list[Path]:
     """Generate one image per seed into a folder, going on where an earlier call stopped.
 
@@ -71,6 +72,7 @@ def generate_shards(
         accelerator: An `accelerate.Accelerator`: its processes share the shards.
         progress: Called as `progress(done, total, seconds_left)` for this process's share.
         weak_model: The weaker network, if guidance has one.
+        finished: Only compare the settings: the shards were used and removed already.
 
     Returns:
         All shards in order, those of other processes too (they wait for each other).
@@ -88,6 +90,8 @@ def generate_shards(
     _claim(folder, about, write=rank == 0)
     starts = list(range(0, len(seeds), shard))
     paths = [folder / f"shard-{k:05d}.npz" for k in range(len(starts))]
+    if finished:
+        return paths
     mine = [k for k in range(len(starts)) if k % world == rank]
     clock = _Clock(progress, [min(shard, len(seeds) - starts[k]) for k in mine])
     for number, k in enumerate(mine):

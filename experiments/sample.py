@@ -1,0 +1,201 @@
+"""Make images: python experiments/sample.py RUN --classes 3,7 --seeds 0-63 (see --help)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+# The repository root, not this script's folder: `experiments` is a package, from anywhere.
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from experiments.cli import run_command
+from experiments.diffusion.options import DiffusionError
+from experiments.diffusion.requests import (
+    Request,
+    chosen_options,
+    names_of,
+    parse_captions,
+    parse_classes,
+    parse_numbers,
+    parse_overrides,
+    plan_request,
+)
+
+if TYPE_CHECKING:
+    from experiments.checkpoint import Loaded
+
+EXAMPLES = """\
+examples:
+  python experiments/sample.py runs/NAME                    64 images, as the run samples
+  python experiments/sample.py model.safetensors --classes 3,7 --seeds 0-63 --guidance cfg --scale 2
+  python experiments/sample.py runs/NAME --guidance routed guidance.strong=0.3 guidance.weak=0.8
+  python experiments/sample.py runs/NAME --guidance autoguidance guidance.checkpoint=runs/NAME@300
+  python experiments/sample.py runs/NAME --seeds 0-49999 --pngs 0 --out fid50k   (resumes)
+  python experiments/sample.py runs/NAME sampler.reuse=4-9  blocks 4..9 at every 2nd step
+
+Options of a sampler or a guidance are group.key=value; experiments/conf/sampler and
+experiments/conf/guidance list them.
+Several GPUs: accelerate launch experiments/sample.py ...
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    p = argparse.ArgumentParser(
+        prog="python experiments/sample.py",
+        description="Make images with a trained model: PNGs, a grid, an npz for ADM's evaluator.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument(
+        "source", metavar="RUN", help="a run folder, or an exported model.safetensors alone"
+    )
+    p.add_argument(
+        "changes", nargs="*", metavar="group.key=value", help="options of sampler, guidance, data"
+    )
+    p.add_argument("--classes", help="3,7 or 0-9 or names or all (default: drawn from each seed)")
+    p.add_argument(
+        "--captions", help="for text models: separated by ; or a .txt file, one per line"
+    )
+    p.add_argument("--seeds", default="0-63", help="one image per seed and class (default: 0-63)")
+    p.add_argument("--guidance", help=f"{names_of('guidance')} (default: the run's)")
+    p.add_argument(
+        "--scale", type=float, help="guidance scale; 1 is none (default: the guidance's)"
+    )
+    p.add_argument("--sampler", help=f"{names_of('sampler')} (default: the run's)")
+    p.add_argument("--steps", type=int, help="sampling steps (default: the run's)")
+    p.add_argument("--out", default="samples", help="folder to write to (default: samples)")
+    p.add_argument(
+        "--pngs", type=int, default=1000, help="write at most so many PNGs (default: 1000)"
+    )
+    p.add_argument("--batch", type=int, default=64, help="images at once (default: 64)")
+    p.add_argument(
+        "--step", type=int, help="a checkpoint of the run (default: its exported weights)"
+    )
+    p.add_argument("--weights", default="ema", help="ema or raw (default: ema)")
+    p.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one)")
+    return p
+
+
+def main(argv: list[str]) -> int:
+    """Run the command with these arguments; return its exit code."""
+    args = parser().parse_intermixed_args(argv)
+    changes = parse_overrides(args.changes)
+    seeds = parse_numbers(args.seeds, "--seeds")
+    captions = parse_captions(args.captions) if args.captions else None
+    if args.steps is not None:
+        changes["sampler"]["steps"] = args.steps
+    if args.scale is not None:
+        changes["guidance"]["scale"] = args.scale
+    if args.batch < 1:
+        raise DiffusionError(f"--batch {args.batch}: 1 or more is needed")
+    # What can be refused without weights is refused before torch starts.
+    for kind, name in (("sampler", args.sampler), ("guidance", args.guidance)):
+        if name is not None:
+            chosen_options(kind, {}, name, changes[kind])
+
+    from experiments.checkpoint import load_model
+
+    accelerator = processes()
+    device = accelerator.device if accelerator else args.device
+    loaded = load_model(args.source, step=args.step, weights=args.weights, device=device)
+    names = loaded.info.get("class_names") or ()
+    classes = args.classes and parse_classes(args.classes, loaded.model.num_classes, names)
+    check_captions(loaded, captions)
+    request = plan_request(seeds, classes or None, captions, names)
+    return sample(args, loaded, changes, request, accelerator)
+
+
+def processes() -> Any:
+    """Return an Accelerator where several processes were started, else None."""
+    import os
+
+    if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
+        return None
+    from accelerate import Accelerator
+
+    return Accelerator()
+
+
+def check_captions(loaded: Loaded, captions: list[str] | None) -> None:
+    """Refuse captions without a text model, and a text model without captions."""
+    if captions is None and loaded.model.prefix:
+        raise DiffusionError("this model is conditioned on text; give --captions 'one; another'")
+    if captions is not None and not loaded.model.prefix:
+        raise DiffusionError("--captions: this model is not conditioned on text; leave them out")
+
+
+def sample(
+    args: argparse.Namespace,
+    loaded: Loaded,
+    changes: dict[str, dict[str, Any]],
+    request: Request,
+    accelerator: Any = None,
+) -> int:
+    """Sample what was asked for, going on where an earlier call was killed."""
+    import torch
+
+    from experiments.data import create
+    from experiments.diffusion import generate_shards
+    from experiments.diffusion.setup import Setup
+
+    config, main_process = loaded.config, accelerator is None or accelerator.is_main_process
+    setup = Setup.make(
+        loaded,
+        chosen_options("sampler", config.sampler, args.sampler, changes["sampler"]),
+        chosen_options("guidance", config.guidance, args.guidance, changes["guidance"]),
+    )
+    device = next(loaded.model.parameters()).device
+    dataset = create({**config.data, **changes["data"]}, task=config.task, device=device)
+    if not dataset.can_decode:
+        raise DiffusionError(dataset.cannot_decode)
+    if main_process:
+        print(f"model     {loaded.source} (step {loaded.step}, {args.weights})")
+        print("\n".join(setup.lines()))
+    text = None
+    if request.captions is not None:
+
+        def text(rows: torch.Tensor) -> torch.Tensor:
+            return dataset.encode_text([request.captions[i] for i in rows.tolist()])
+
+    out = Path(args.out)
+    finished = (out / "samples.npz").exists() and (out / "shards/manifest.json").exists()
+    labels = "from-seed" if request.labels is None else torch.tensor(request.labels)
+    generate_shards(
+        out / "shards",
+        loaded.model,
+        setup.objective,
+        setup.sampler,
+        setup.guidance,
+        torch.tensor(request.seeds),
+        labels,
+        text,
+        to_pixels=dataset.to_pixels,
+        settings=setup.identity(args.weights, request.captions),
+        batch=args.batch,
+        accelerator=accelerator,
+        progress=show if main_process else None,
+        weak_model=setup.weak,
+        finished=finished,
+    )
+    if main_process:
+        from experiments.diffusion.output import write_all
+
+        write_all(out, request, args.pngs, loaded.info.get("class_names") or (), finished)
+    return 0
+
+
+def show(done: int, total: int, left: float) -> None:
+    """Print progress: in place on a terminal, else every tenth."""
+    text = f"sampling  {done:,}/{total:,}  {int(left // 60):02d}:{int(left % 60):02d} left"
+    if sys.stderr.isatty():
+        print(f"\r{text}", end="\n" if done >= total else "", file=sys.stderr, flush=True)
+    elif done >= total:
+        print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
