@@ -143,7 +143,7 @@ def write(root, backbone="dit", route="none", seed=0, *, evaluations=8, guidance
     (folder / "summary.json").write_text(json.dumps(summary))
     if samples:
         (folder / "samples").mkdir()
-        picture(seed, route).save(folder / "samples" / f"step-{steps:08d}.png")
+        picture(seed, route).save(folder / "samples" / "final.png")
     return folder
 
 
@@ -152,14 +152,14 @@ def guided(values, step):
     base = fd(values, step)
     rows = []
     for text, factor, cost in [
-        ("none", 1.3, 2.3e9),
+        ("none scale=1.0", 1.3, 2.3e9),
         ("cfg scale=1.3", 1.05, 4.6e9),
         ("autoguidance scale=1.5", 1.02, 4.6e9),
-        ("sg scale=1.5 strong=0.5 weak=0.9", 0.9, 1.9e9),
-        ("sg scale=1.5 strong=0 weak=0.8", 0.85, 3.4e9),
-        ("sg scale=1.5 strong=0.3 weak=0.8", 0.8, 3.1e9),
-        ("sg scale=1.5 strong=0.3 weak=0.7", 0.95, 3.2e9),
-        ("sg scale=1.5 strong=0 weak=0.7", 0.97, 3.6e9),
+        ("routed scale=1.5", 0.9, 1.9e9),
+        ("routed scale=1.5 strong=0 weak=0.8", 0.85, 3.4e9),
+        ("routed scale=1.5 strong=0.3 weak=0.8", 0.8, 3.1e9),
+        ("routed scale=1.5 strong=0.3 weak=0.7", 0.95, 3.2e9),
+        ("routed scale=1.5 strong=0 weak=0.7", 0.97, 3.6e9),
     ]:
         rows.append(score(values, step, base * factor, guidance=text, macs_per_sample=cost))
     return rows

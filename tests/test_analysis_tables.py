@@ -114,12 +114,12 @@ def test_rate_masking_scan_order_and_routes(runs):
 
 def test_guidance_table_has_cost_per_step_and_marks_the_best(runs):
     table = make("guidance", runs)
-    sparse = find(table, "dit-T/1", "sg scale=1.5 strong=0.3 weak=0.8")
+    sparse = find(table, "dit-T/1", "routed scale=1.5 strong=0.3 weak=0.8")
     assert sparse["Score"].best and sparse["Paper FID-50K"].value == 1.58
     assert sparse["GMACs per step"].value == pytest.approx(3.1 / 12)
-    flops = find(table, "dit-T/1", "sg scale=1.5 strong=0.5 weak=0.9")
+    flops = find(table, "dit-T/1", "routed scale=1.5")
     assert flops["Paper GMACs per step"].value == 97.67
-    assert find(table, "dit-T/1", "none")["Paper FID-50K"].value == 4.89
+    assert find(table, "dit-T/1", "none scale=1.0")["Paper FID-50K"].value == 4.89
 
 
 def test_headline_counts_first_scored_step_that_is_as_good(tmp_path):

@@ -105,7 +105,7 @@ def placement(study: Study) -> Table:
         if len(cells) < 2:
             return []
         spans = published_routes if base.any.depth == 12 else []
-        spans = sorted(dict.fromkeys([*spans, *cells]), key=_span_order)
+        spans = sorted(dict.fromkeys([*spans, *cells]), key=span_order)
         rows: list[tuple[object, str, Cell | None]] = [("dense", "dense", base.dense)]
         return [*rows, *((span, span, cells.get(span)) for span in spans)]
 
@@ -114,7 +114,8 @@ def placement(study: Study) -> Table:
     )
 
 
-def _span_order(span: str) -> tuple[int, int]:
+def span_order(span: str) -> tuple[int, int]:
+    """Return the sort key of a route `start-end`."""
     start, end = map(int, span.split("-"))
     # Fig. 8's order: routes from block 0 by their end, then the others by their start, last first.
     return (0, end) if start == 0 else (1, -start)

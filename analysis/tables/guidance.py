@@ -14,16 +14,26 @@ from analysis.table import Column, Entry, Table, build, missing, ours, published
 from analysis.tables.common import decimals
 
 
-def parse(text: str) -> tuple[str, dict[str, float]]:
-    """Read a score's guidance, `cfg scale=1.5`, into its kind and its numbers."""
+# What `routed` leaves unsaid when it has its default (conf/guidance/routed.yaml: SG_FLOPS).
+_ROUTED = {"strong": "0.5", "weak": "0.9"}
+
+
+def parse(text: str) -> tuple[str, dict[str, str]]:
+    """Read a score's guidance, such as `cfg scale=1.5`, into its kind and its options.
+
+    A score leaves out options that have their default; the two rates of `routed` are filled in.
+    """
     kind, _, rest = str(text).partition(" ")
-    numbers = {}
-    for key, value in re.findall(r"([A-Za-z_]+)=(\S+)", rest):
-        try:
-            numbers[key] = float(value)
-        except ValueError:
-            continue
-    return kind, numbers
+    found = dict(re.findall(r"([A-Za-z_]+)=(\S+)", rest))
+    return kind, ({**_ROUTED, **found} if kind == "routed" else found)
+
+
+def number(text: str | None) -> float | None:
+    """Return a rate or scale as a number; None for a schedule such as `cosine:0.6:0`."""
+    try:
+        return float(text) if text is not None else None
+    except ValueError:
+        return None
 
 
 def evaluations(study: Study, base: Base, cell: Cell) -> pd.DataFrame:
@@ -33,7 +43,7 @@ def evaluations(study: Study, base: Base, cell: Cell) -> pd.DataFrame:
         return pd.DataFrame()
     rows = known[known["run"].isin(cell.runs["run"]) & (known["metric"] == base.metric)]
     rows = rows[rows["step"] == rows.groupby("run")["step"].transform("max")]
-    return rows.assign(guidance=rows["guidance"].fillna("none"))
+    return rows.assign(guidance=rows["guidance"].fillna("not said"))
 
 
 def sampler_steps(text: object) -> int | None:
@@ -100,17 +110,18 @@ def _row(base: Base, text: str, part: pd.DataFrame) -> list[Entry]:
 
 
 def _best_sparse(frame: pd.DataFrame, better: str) -> str | None:
-    means = frame[frame["guidance"].str.startswith("sg")].groupby("guidance")["value"].mean()
+    sparse = frame[frame["guidance"].str.startswith("routed")]
+    means = sparse.groupby("guidance")["value"].mean()
     if means.empty:
         return None
     return str(means.idxmin() if better == "lower" else means.idxmax())
 
 
 def _paper(known: dict[str, dict[str, object]], text: str, best: str | None) -> list[Entry]:
-    kind, numbers = parse(text)
+    kind, options = parse(text)
     key: str | None = kind
-    if kind.startswith("sg"):
-        flops = {0.5, 0.9} <= set(numbers.values())
+    if kind == "routed":
+        flops = (number(options["strong"]), number(options["weak"])) == (0.5, 0.9)
         key = "sg_flops" if flops else ("sg_fid" if text == best else None)
     row = known.get(key or "")
     if row is None:

@@ -1,0 +1,72 @@
+"""Every figure, by name: `analysis.figures.make("placement", "runs")`; each comes as PDF, PNG and CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+
+from analysis.figures.convergence import convergence
+from analysis.figures.cost import cost
+from analysis.figures.guidance import guidance
+from analysis.figures.placement import placement
+from analysis.figures.rate import rate
+from analysis.figures.samples import samples
+from analysis.figures.scans import scan_paths, selections
+from analysis.figures.similarity_maps import similarity
+from analysis.figures.style import Plot
+from analysis.runs import AnalysisError
+from analysis.similarity_file import read
+from analysis.study import Study
+from routing.errors import suggest
+
+Source = Study | pd.DataFrame | str | Path
+
+
+def similarity_maps(study: Study) -> Plot | None:
+    """Draw the similarity files that stand in the study's run folders (`similarity.npz`); None without one."""
+    paths = [Path(str(path)) / "similarity.npz" for path in study.runs.get("path", [])]
+    maps = [read(path) for path in paths if path.is_file()]
+    # One map per architecture and route says it; further seeds say it again.
+    first = {(item.label): item for item in reversed(maps)}
+    return similarity(sorted(first.values(), key=lambda item: item.label)) if first else None
+
+
+FIGURES: dict[str, Callable[[Study], Plot | None]] = {
+    "convergence": convergence,
+    "placement": placement,
+    "rate": rate,
+    "samples": samples,
+    "similarity": similarity_maps,
+    "guidance": guidance,
+    "cost": cost,
+    "scan_paths": lambda _: scan_paths(),
+    "selections": lambda _: selections(),
+}
+
+__all__ = [
+    "FIGURES", "Plot", "make", "make_all", "save", "scan_paths", "selections", "similarity", "similarity_maps",
+]  # fmt: skip
+
+
+def make(name: str, source: Source, metric: str | None = None) -> Plot | None:
+    """Draw one figure; None where the runs do not give it.
+
+    Raises:
+        AnalysisError: if there is no such figure, runs folder or metric.
+    """
+    if name not in FIGURES:
+        raise AnalysisError(f"no figure {name}; figures are {', '.join(FIGURES)}{suggest(name, FIGURES)}")
+    return FIGURES[name](Study.of(source, metric))
+
+
+def make_all(source: Source, metric: str | None = None) -> list[Plot]:
+    """Draw every figure that the runs give."""
+    study = Study.of(source, metric)
+    return [plot for builder in FIGURES.values() if (plot := builder(study)) is not None]
+
+
+def save(plots: list[Plot], folder: str | Path) -> list[Path]:
+    """Write every figure as PDF, PNG and CSV."""
+    return [path for plot in plots for path in plot.save(folder)]

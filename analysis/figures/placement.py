@@ -1,0 +1,107 @@
+"""Route placement (TREAD, Fig. 8): a bar from start to end per route, coloured by what it does to the score."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import TwoSlopeNorm
+from matplotlib.patches import FancyBboxPatch
+
+from analysis import paper
+from analysis.figures.style import SIGNED, Plot, canvas, colormap, colour, ink, styled
+from analysis.groups import Base
+from analysis.stats import paired
+from analysis.study import Study
+from analysis.tables.ablations import plain_routes, span_order
+
+
+def _rows(base: Base) -> list[dict[str, Any]]:
+    rows = []
+    for cell in plain_routes(base):
+        if cell.first("rate") != 0.5 or base.dense is None:
+            continue
+        estimate = paired(base.dense.by_seed(base.score), cell.by_seed(base.score))
+        own = cell.estimate(base.score)
+        if estimate is not None and own is not None:
+            rows.append(
+                {
+                    "panel": base.label, "backbone": base.any.first("backbone"), "route": str(cell.first("span")),
+                    "delta": estimate.mean, "low": estimate.low, "high": estimate.high, "n": estimate.n,
+                    "score": own.mean, "metric": base.metric, "depth": base.any.depth,
+                    "sign": 1 if base.better == "lower" else -1,
+                }
+            )  # fmt: skip
+    return sorted(rows, key=lambda row: span_order(row["route"]))
+
+
+def _paper_rows() -> list[dict[str, Any]]:
+    frame = paper.table("placement")
+    shared = {"panel": "Paper: DiT-B/2, ImageNet-256", "backbone": "paper", "low": None, "high": None, "n": None}
+    return [
+        {**shared, "route": r.route, "delta": r.delta, "score": r.fid, "metric": "FID-5K", "depth": 12, "sign": 1}
+        for r in frame.itertuples()
+    ]
+
+
+@styled
+def placement(study: Study) -> Plot | None:
+    """Draw every base with two or more routes beside the paper's figure; None without such a base."""
+    panels = [rows for base in study.bases if len(rows := _rows(base)) > 1]
+    if not panels:
+        return None
+    panels.append(_paper_rows())
+    columns = min(len(panels), 2)
+    lines = -(-len(panels) // columns)
+    # Bars are equally thick in all panels: each line of panels is as tall as its longest list.
+    tallest = [max(map(len, panels[i * columns : (i + 1) * columns])) for i in range(lines)]
+    heights = [0.23 * count + 0.75 for count in tallest]
+    figure, axes = canvas(4.1 * columns, sum(heights), lines, columns, height_ratios=heights)
+    for index, (panel, ax) in enumerate(zip(panels, axes.flat, strict=False)):
+        _panel(ax, panel)
+        ax.set_ylim(tallest[index // columns] - 0.4, -0.6)
+    for ax in axes.flat[len(panels) :]:
+        ax.set_visible(False)
+    return Plot(
+        "placement",
+        "Route placement",
+        "Each bar spans the blocks that a route's tokens skip (rate 0.5). Blue improves on the dense run, red worsens it; "
+        "the number is the score minus the dense one, paired by seed, with half the width of its 95 % interval.",
+        figure,
+        pd.DataFrame([row for panel in panels for row in panel]),
+    )
+
+
+def _panel(ax: Axes, rows: list[dict[str, Any]]) -> None:
+    depth = rows[0]["depth"]
+    largest = max(max(abs(row["delta"]) for row in rows), 1e-9)
+    norm, cmap = TwoSlopeNorm(0, -largest, largest), colormap(SIGNED)
+    for y, row in enumerate(rows):
+        start, end = map(int, row["route"].split("-"))
+        face = cmap(norm(row["delta"] * row["sign"]))
+        ax.add_patch(
+            FancyBboxPatch(
+                (start - 0.4, y - 0.36), end - start + 0.8, 0.72, boxstyle="round,pad=0,rounding_size=0.18",
+                facecolor=face, edgecolor="#555555", linewidth=0.6, zorder=2,
+            )
+        )  # fmt: skip
+        ax.text((start + end) / 2, y, row["route"], ha="center", va="center", fontsize=7, color=ink(face), zorder=3)
+        ax.text(depth - 0.2, y, _label(row), ha="left", va="center", fontsize=7, color="#333333")
+    best = min(range(len(rows)), key=lambda y: rows[y]["delta"] * rows[y]["sign"])
+    ax.text(-0.9, best, "\u2605", ha="center", va="center", fontsize=9, color="#E69F00")
+    ax.set(xlim=(-1.4, depth + 3.6), yticks=[], xlabel="block")
+    ax.set_xticks(range(0, depth, 1 if depth <= 12 else 4))
+    ax.grid(axis="y", visible=False)
+    ax.spines["left"].set_visible(False)
+    ax.spines["bottom"].set_bounds(-0.5, depth - 0.5)
+    tint = "#333333" if rows[0]["backbone"] == "paper" else colour(rows[0]["backbone"])
+    ax.set_title(rows[0]["panel"], color=tint)
+    ax.text(depth - 0.2, -0.75, f"\u0394 {rows[0]['metric'].split(' ')[0]}", fontsize=7, color="#666666", va="bottom")
+
+
+def _label(row: dict[str, Any]) -> str:
+    text = f"{row['delta']:+.2f}"
+    if row["high"] is not None:
+        text += f" \u00b1 {(row['high'] - row['low']) / 2:.2f}"
+    return text

@@ -1,0 +1,56 @@
+"""Score against the share of tokens that take the route (TREAD, Table 5)."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from analysis import paper
+from analysis.figures.style import PAPER_COLOUR, Plot, canvas, colour, line, styled
+from analysis.groups import Base
+from analysis.study import Study
+from analysis.tables.ablations import plain_routes
+
+
+def _rows(base: Base) -> list[dict[str, object]]:
+    spans: dict[str, dict[float, object]] = {}
+    for cell in plain_routes(base):
+        spans.setdefault(str(cell.first("span")), {})[float(cell.first("rate"))] = cell
+    rows: list[dict[str, object]] = []
+    for span, cells in spans.items():
+        if len(cells) < 2:
+            continue
+        known = {0.0: base.dense, **cells} if base.dense else cells
+        for rate in sorted(known):
+            estimate = known[rate].estimate(base.score)  # type: ignore[attr-defined]
+            if estimate is not None:
+                shared = {"panel": base.label, "backbone": base.any.first("backbone"), "span": span}
+                spread = {"mean": estimate.mean, "std": estimate.std, "n": estimate.n}
+                rows.append({**shared, "metric": base.metric, "rate": rate, **spread})
+    return rows
+
+
+@styled
+def rate(study: Study) -> Plot | None:
+    """Draw every base with two or more rates on one span beside the paper's; None without one."""
+    frame = pd.DataFrame([row for base in study.bases for row in _rows(base)])
+    if frame.empty:
+        return None
+    metrics = list(dict.fromkeys(frame["metric"]))
+    figure, axes = canvas(3.2 * (len(metrics) + 1), 2.7, 1, len(metrics) + 1)
+    for ax, metric in zip(axes[0], metrics, strict=False):
+        for (panel, span), part in frame[frame["metric"] == metric].groupby(["panel", "span"], sort=False):
+            tint = colour(str(part["backbone"].iloc[0]))
+            style = line(str(span))
+            ax.errorbar(
+                part["rate"], part["mean"], yerr=part["std"].fillna(0.0), color=tint, capsize=2.5, label=f"{panel.split(',')[0]}, {span}", **style,
+            )  # fmt: skip
+        ax.set(title="Ours", ylabel=metric)
+        ax.legend()
+    known = paper.table("rate")
+    axes[0][-1].plot(known["rate"], known["fid"], color=PAPER_COLOUR, marker="s", label="DiT-B/2, 2-8")
+    axes[0][-1].set(title="Paper, Table 5", ylabel="FID-50K")
+    axes[0][-1].legend()
+    for ax in axes[0]:
+        ax.set(xlabel="share of tokens that skip (0: dense)", xticks=[0, 0.25, 0.5, 0.75], xlim=(-0.06, 0.84))
+    caption = "Mean and standard deviation over seeds. A rate of 0 is the dense run."
+    return Plot("rate", "Selection rate", caption, figure, frame)

@@ -1,0 +1,142 @@
+"""One look for every figure: a colour per backbone, a line per route, and one way to save.
+
+Colours are Okabe and Ito's (2008), which people with any common colour blindness tell apart; a backbone has
+the same one in every figure. Line styles and markers tell routes apart where colour says something else.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import matplotlib
+import pandas as pd
+from matplotlib import style as mpl_style
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from analysis.files import atomic_path, atomic_write
+
+STYLE = Path(__file__).resolve().parent.parent / "paper.mplstyle"
+COLOURS = {
+    "dit": "#0072B2",
+    "mamba": "#D55E00",
+    "rwkv": "#009E73",
+    "lightningdit": "#CC79A7",
+    "hybrid": "#56B4E9",
+    "hydra": "#E69F00",
+}
+PAPER_COLOUR = "#6b6b6b"
+_OTHERS = ("#882255", "#44AA99", "#332288", "#999933", "#AA4499", "#117733")
+# A signed quantity: blue is better than dense, red is worse (ColorBrewer's RdBu, safe for colour-blind readers).
+SIGNED = "RdBu_r"
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def colour(backbone: str) -> str:
+    """Return a backbone's colour; one that is not listed gets a fixed colour by its name."""
+    if backbone in COLOURS:
+        return COLOURS[backbone]
+    return _OTHERS[sum(map(ord, backbone)) % len(_OTHERS)]
+
+
+def line(treatment: str) -> dict[str, Any]:
+    """Return the line style of a treatment: dense is dashed, the guideline's route is solid."""
+    if treatment == "dense":
+        return {"linestyle": (0, (4, 2)), "marker": "o", "markerfacecolor": "white"}
+    others = [(0, (1, 1)), (0, (5, 1, 1, 1)), (0, (3, 1, 1, 1, 1, 1))]
+    markers = ["^", "D", "v", "P", "X"]
+    if treatment.startswith("2-"):
+        return {"linestyle": "-", "marker": "s"}
+    pick = sum(map(ord, treatment))
+    return {"linestyle": others[pick % len(others)], "marker": markers[pick % len(markers)]}
+
+
+@dataclass(frozen=True, eq=False)
+class Plot:
+    """A figure with the data behind it.
+
+    Attributes:
+        name: File name without a suffix.
+        title: What it shows.
+        caption: How to read it.
+        figure: The matplotlib figure.
+        data: The numbers that were drawn.
+    """
+
+    name: str
+    title: str
+    caption: str
+    figure: Figure
+    data: pd.DataFrame
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Write `<name>.pdf`, `<name>.png` (200 dpi) and `<name>.csv`; return the paths."""
+        paths = [Path(folder) / f"{self.name}.{suffix}" for suffix in ("pdf", "png", "csv")]
+        for path, options in zip(paths[:2], ({"metadata": {"CreationDate": None}}, {"dpi": 200}), strict=True):
+            with mpl_style.context(STYLE), atomic_path(path) as temporary:
+                self.figure.savefig(temporary, **options)
+        atomic_write(paths[2], self.data.to_csv(index=False, lineterminator="\n"))
+        return paths
+
+    def svg(self) -> str:
+        """Return the figure as SVG text."""
+        with mpl_style.context(STYLE):
+            stream = io.StringIO()
+            self.figure.savefig(stream, format="svg", metadata={"Date": None})
+        return stream.getvalue()
+
+    def png(self, dpi: int = 110) -> bytes:
+        """Return the figure as PNG."""
+        with mpl_style.context(STYLE):
+            stream = io.BytesIO()
+            self.figure.savefig(stream, format="png", dpi=dpi)
+        return stream.getvalue()
+
+    def _repr_png_(self) -> bytes:
+        return self.png()
+
+
+def styled(function: Callable[P, R]) -> Callable[P, R]:
+    """Run a drawing function under the project's style, whatever style the caller has."""
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        with mpl_style.context(STYLE):
+            return function(*args, **kwargs)
+
+    return wrapped
+
+
+def canvas(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
+    """Return a figure (inches) and its axes as a 2-D array, without pyplot's global state."""
+    figure = Figure(figsize=(width, height))
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def quiet(axes: Axes) -> None:
+    """Remove ticks, grid and frame."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.grid(False)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def ink(rgba: tuple[float, ...]) -> str:
+    """Return black or white, whichever reads better on a colour."""
+    red, green, blue = rgba[:3]
+    return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else "#1a1a1a"
+
+
+def colormap(name: str) -> Any:
+    """Return a matplotlib colour map by name."""
+    return matplotlib.colormaps[name]
