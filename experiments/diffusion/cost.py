@@ -64,8 +64,8 @@ def sampling_cost(
         made = guidance.passes(progress_of(step, sampler.steps), level)
         for group in batches(made):
             first = made[group[0]]
-            replay = plan is not None and plan.replays(evaluation, (first.weak, len(group)))
-            skipped = (plan.blocks,) if plan is not None and replay else ()
+            replay = plan and not first.weak and plan.replays(evaluation, len(group))
+            skipped = (plan.blocks,) if plan and replay else ()
             per_step[step] += len(group) * cost(first.rate, first.weak, *skipped)
             calls += 1
         passes += len(made)
@@ -81,7 +81,8 @@ def model_cost(
         model: The network; its `config` is all that is used.
         guidance: Has the route that sparse passes take.
         weak_model: The weaker network, if there is one.
-        attention: Count what mixes tokens too; False counts linear layers only, as SG's table does.
+        attention: Count what mixes tokens too; False counts linear layers only, as SG's table does
+            (not with reuse: the cost of a block is known as a whole).
     """
     from backbones.cost import cost
 
@@ -90,6 +91,8 @@ def model_cost(
         config = (weak_model if weak and weak_model is not None else model).config
         route = guidance.route.with_rate(rate) if rate > 0 and guidance.route else "none"
         found = cost(**config, route=route)
+        if skipped and not attention:
+            raise ValueError("reuse is counted with attention only")
         total = found.macs_routed if attention else found.macs_routed_no_attention
         return float(total - sum(found.per_block[i] for i in skipped))
 

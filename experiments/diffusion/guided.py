@@ -80,9 +80,10 @@ class Guided:
         return Prediction(self.guidance.combine(images, self.memory), outputs[0].variance)
 
     def _reusing(self, model: Any, first: Pass, copies: int, evaluation: int) -> Any:
-        if self.reuse is None:
+        # A weaker model may have other blocks: only the main one's are reused.
+        if self.reuse is None or first.weak:
             return contextlib.nullcontext()
-        return self.reuse.run(model, evaluation, (first.weak, copies))
+        return self.reuse.run(model, evaluation, copies)
 
     def _conditions(self, group: list[Pass], evaluation: int) -> dict[str, Tensor]:
         """Return labels and text of the passes of one batch, one after the other."""

@@ -86,20 +86,22 @@ class Setup:
 
     def lines(self) -> list[str]:
         """Return what will be done, in lines for people."""
-        cost, linear = self.cost(), self.cost(attention=False)
+        cost = self.cost()
+        reused = self.sampler.options.reuse not in (None, "none")
+        linear = None if reused else self.cost(attention=False).gmacs_per_evaluation
         lines = [
             f"sampler   {self.sampler.name}, {self.sampler.steps} steps, "
             f"{cost.evaluations} evaluations of objective {self.objective.name}",
             f"guidance  {said(self.guidance)}: {cost.passes} passes in {cost.batches} batches",
             f"cost      {cost.macs / 1e9:.4g} GMACs an image, "
-            f"{cost.gmacs_per_evaluation:.4g} an evaluation "
-            f"({linear.gmacs_per_evaluation:.4g} counting linear layers only)",
+            f"{cost.gmacs_per_evaluation:.4g} an evaluation"
+            + ("" if linear is None else f" ({linear:.4g} counting linear layers only)"),
         ]
-        if self.sampler.options.reuse not in (None, "none"):
+        if reused:
             error, share = self.reuse_error()
             lines.append(
-                f"reuse     blocks {self.sampler.options.reuse} at every "
-                f"{self.sampler.options.reuse_every}. evaluation: {share:.0%} of the MACs, images "
+                f"reuse     blocks {self.sampler.options.reuse} run in one of "
+                f"{self.sampler.options.reuse_every} evaluations: {share:.0%} of the MACs, images "
                 f"differ by {error:.2%} (relative root mean square, {PROBES} images)"
             )
         return lines

@@ -1,0 +1,436 @@
+"""Guidance: its algebra, its passes, its labels, its tokens, its cost."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import backbones
+from experiments.diffusion import (
+    create_guidance,
+    create_objective,
+    create_sampler,
+    generate,
+    model_cost,
+    sampling_cost,
+)
+from experiments.diffusion.guidance import Pass
+from experiments.diffusion.guided import Guided, batches
+from experiments.diffusion.options import DiffusionError, Rate
+from routing.errors import UserError
+
+OBJECTIVES = ("edm", "flow", "ddpm")
+FAMILIES = ("dit", "mamba", "rwkv")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def tiny(family="dit", seed=0, depth=4, **options):
+    """A model with random weights everywhere, so that labels and tokens matter."""
+    torch.manual_seed(seed)
+    options = {"num_classes": 5, "in_channels": 2, "input_size": 4, **options}
+    model = backbones.create(family, "T/1", depth=depth, width=32, heads=2, **options)
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.15)
+    return model.eval()
+
+
+class Recorder:
+    """Says what it was asked: its output is a number per label, and per number of tokens kept."""
+
+    num_classes, depth, dtype = 5, 4, torch.float64
+    num_tokens = 16
+
+    def __init__(self, gain=1.0, text=None):
+        self.calls, self.gain = [], gain
+        self.config = {"input_size": 4, "num_classes": 5, "text": text, "in_channels": 2}
+        self.in_channels = 2
+
+    def __call__(self, x, t, y=None, text=None, text_drop=None, routing=None):
+        self.calls.append(
+            SimpleNamespace(y=y, text=text, drop=text_drop, routing=routing, n=len(x))
+        )
+        value = torch.zeros(len(x), dtype=x.dtype)
+        if y is not None:
+            value = value + torch.where(y == 5, -1.0, y.double())
+        if text_drop is not None:
+            value = value + torch.where(text_drop, -1.0, 2.0)
+        if routing is not None:
+            value = value - 10 * routing.route.segments[0].rate
+        return self.gain * value.reshape(-1, 1, 1, 1).expand_as(x)
+
+
+def evaluate(guidance, model, labels=(1, 3), step=0, steps=5, time=0.5, weak=None, text=None):
+    """The velocity of one guided evaluation of flow matching, one number per image."""
+    flow = create_objective("flow")
+    seeds = torch.arange(len(labels)) + 7
+    guided = Guided(
+        model, flow, guidance, seeds, steps, torch.tensor(labels), text=text, weak_model=weak
+    )
+    x = torch.zeros(len(labels), 2, 4, 4, dtype=torch.float64)
+    return (-guided(x, time, step, step).x0 / time)[:, 0, 0, 0].tolist()
+
+
+def test_none_is_one_conditional_pass():
+    model = Recorder()
+    assert evaluate(create_guidance("none"), model) == [1, 3]
+    assert len(model.calls) == 1 and model.calls[0].routing is None
+
+
+def test_cfg_in_one_batch():
+    model = Recorder()
+    assert evaluate(create_guidance({"name": "cfg", "scale": 2}), model) == [2 * 1 + 1, 2 * 3 + 1]
+    assert [c.n for c in model.calls] == [4]
+    assert model.calls[0].y.tolist() == [1, 3, 5, 5]
+
+
+def test_scale_one_is_no_second_pass():
+    for name in ("cfg", "icg", "apg", "interval"):
+        model = Recorder()
+        assert evaluate(create_guidance({"name": name, "scale": 1}), model) == [1, 3]
+        assert [c.n for c in model.calls] == [2]
+
+
+@pytest.mark.parametrize(
+    ("level", "acts"), [(0.27, False), (0.29, True), (2.89, True), (2.91, False)]
+)
+def test_interval_acts_inside_only(level, acts):
+    guidance, time = create_guidance({"name": "interval", "scale": 3}), level / (1 + level)
+    model = Recorder()
+    expected = [3 * 1 + 2, 3 * 3 + 2] if acts else [1, 3]
+    assert evaluate(guidance, model, time=time) == pytest.approx(expected)
+    assert model.calls[0].n == (4 if acts else 2)
+
+
+def test_every_guidance_can_be_limited():
+    for name in ("cfg", "icg", "apg", "routed"):
+        options = create_guidance({"name": name, "low": 0.28, "high": 2.9}, route="1-2")
+        assert len(options.passes(0.5, 10.0)) == 1 and len(options.passes(0.5, 1.0)) == 2
+
+
+def test_routed_mixes_two_conditional_passes():
+    model = Recorder()
+    guidance = create_guidance({"name": "routed", "scale": 1.5}, route="1-2")
+    strong, weak = [1 - 5, 3 - 5], [1 - 9, 3 - 9]
+    expected = [1.5 * s - 0.5 * w for s, w in zip(strong, weak, strict=True)]
+    assert evaluate(guidance, model) == pytest.approx(expected)
+    assert [c.y.tolist() for c in model.calls] == [[1, 3], [1, 3]]
+    assert [c.routing.route.segments[0].rate for c in model.calls] == [0.5, 0.9]
+    assert [str(c.routing.route.with_rate(0.5)) for c in model.calls] == ["1-2", "1-2"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("scale", [1.0, 0.0], ids=["strong", "weak"])
+def test_the_label_reaches_both_routed_passes_of_a_real_model(family, scale):
+    # Scale 1 is the strong pass alone, 0 the weak one. The released code drops the label in both.
+    model, flow = tiny(family), create_objective("flow")
+    guidance = create_guidance({"name": "routed", "scale": scale}, route="1-2")
+    seeds = torch.tensor([4, 4, 4])
+    guided = Guided(model, flow, guidance, seeds, 5, torch.tensor([0, 1, 1]))
+    x = torch.randn(1, 2, 4, 4).expand(3, -1, -1, -1)
+    with torch.no_grad():
+        out = guided(x, 0.5, 0, 0).x0
+    assert torch.allclose(out[1], out[2], atol=1e-6)
+    assert (out[0] - out[1]).abs().max() > 1e-3
+
+
+def test_routed_with_the_null_class():
+    model = Recorder()
+    guidance = create_guidance({"name": "routed", "scale": 2, "null_class": True}, route="1-2")
+    assert evaluate(guidance, model) == pytest.approx([2 * (1 - 5) - (-1 - 9), 2 * (3 - 5) + 10])
+    assert [c.y.tolist() for c in model.calls] == [[1, 3], [5, 5]]
+    # At equal rates the passes differ in the label only: one batch, on the same tokens.
+    model = Recorder()
+    guidance = create_guidance(
+        {"name": "routed", "null_class": True, "weak": 0.5, "strong": 0.5}, route="1-2"
+    )
+    evaluate(guidance, model)
+    assert [c.y.tolist() for c in model.calls] == [[1, 3, 5, 5]]
+    tokens = model.calls[0].routing.draws.uniform("route.0", 16)
+    assert torch.equal(tokens[:2], tokens[2:]) and not torch.equal(tokens[0], tokens[1])
+
+
+def test_routed_at_rate_zero_is_dense():
+    model = Recorder()
+    guidance = create_guidance({"name": "routed", "strong": 0}, route="1-2")
+    evaluate(guidance, model)
+    assert model.calls[0].routing is None and model.calls[1].routing is not None
+
+
+def test_rates_follow_a_schedule_over_the_steps():
+    options = {"name": "routed", "strong": "cosine:0:0.6", "weak": "cosine:0.6:0", "scale": 1.5}
+    guidance = create_guidance(options, route="1-2")
+    pairs = [[p.rate for p in guidance.guided(i / 4)] for i in range(5)]
+    assert [a for a, _ in pairs] == pytest.approx([0, 0.0878680, 0.3, 0.5121320, 0.6])
+    assert [a + b for a, b in pairs] == pytest.approx([0.6] * 5)
+    model = Recorder()
+    evaluate(guidance, model, step=4, steps=5)
+    assert model.calls[0].routing.route.segments[0].rate == pytest.approx(0.6)
+    assert model.calls[1].routing is None
+    assert Rate.parse("linear:0.8:0.2").at(0.25) == pytest.approx(0.65)
+    assert Rate.parse(0.3).at(0.7) == 0.3
+
+
+def test_any_two_checkpoints():
+    strong, weak = Recorder(), Recorder(gain=0.5)
+    options = {"name": "routed", "scale": 2, "checkpoint": "early", "strong": 0, "weak": 0.5}
+    guidance = create_guidance(options, route="1-2")
+    found = evaluate(guidance, strong, weak=weak)
+    assert found == pytest.approx([2 * 1 - 0.5 * (1 - 5), 2 * 3 - 0.5 * (3 - 5)])
+    assert len(strong.calls) == len(weak.calls) == 1
+
+
+def test_autoguidance_is_conditional_and_dense_on_both_models():
+    strong, weak = Recorder(), Recorder(gain=0.5)
+    found = evaluate(create_guidance({"name": "autoguidance", "scale": 3}), strong, weak=weak)
+    assert found == pytest.approx([3 * 1 - 2 * 0.5, 3 * 3 - 2 * 1.5])
+    assert weak.calls[0].y.tolist() == [1, 3] and weak.calls[0].routing is None
+
+
+def test_icg_uses_random_labels_that_belong_to_the_seed():
+    guidance = create_guidance({"name": "icg", "scale": 2})
+    model = Recorder()
+    evaluate(guidance, model, labels=[1] * 300)
+    drawn = model.calls[0].y[300:]
+    assert drawn.min() == 0 and drawn.max() == 4
+    assert (drawn.bincount() > 30).all()
+    alone = Recorder()
+    evaluate(guidance, alone, labels=[1] * 3)
+    assert torch.equal(alone.calls[0].y[3:], drawn[:3])
+    evaluate(guidance, alone, labels=[1] * 3, step=1)
+    assert not torch.equal(alone.calls[1].y[3:], drawn[:3])
+
+
+def test_apg_without_its_parts_is_cfg():
+    plain = create_guidance({"name": "cfg", "scale": 4})
+    apg = create_guidance({"name": "apg", "scale": 4, "eta": 1, "threshold": 0, "momentum": 0})
+    torch.manual_seed(0)
+    pair = [torch.randn(3, 2, 4, 4), torch.randn(3, 2, 4, 4)]
+    assert torch.allclose(plain.combine(pair, {}), apg.combine(pair, {}), atol=1e-5)
+
+
+def test_apg_projects_limits_and_remembers():
+    given = torch.tensor([1.0, 0.0]).reshape(1, 2, 1, 1)
+    null = torch.tensor([0.0, -2.0]).reshape(1, 2, 1, 1)  # the difference is (1, 2)
+
+    def run(memory=None, **options):
+        guidance = create_guidance({"name": "apg", "scale": 3, **options})
+        return guidance.combine([given, null], {} if memory is None else memory).flatten().tolist()
+
+    free = {"threshold": 0, "momentum": 0}
+    assert run(**free) == pytest.approx([1, 4])  # only the part orthogonal to (1, 0)
+    assert run(**free, eta=0.5) == pytest.approx([1 + 2 * 0.5, 4])
+    short = run(threshold=1.0, momentum=0)
+    assert short == pytest.approx([1, 2 * 2 / 5**0.5])
+    memory: dict = {}
+    first, second = (run(memory, threshold=0, momentum=-0.5) for _ in range(2))
+    assert first == pytest.approx([1, 4]) and second == pytest.approx([1, 2])
+
+
+def test_text_is_dropped_by_the_mask_and_replaced_in_icg():
+    model = Recorder(text=(3, 4))
+    model.num_classes = 0
+    text = torch.randn(2, 3, 4)
+    found = evaluate(create_guidance({"name": "cfg", "scale": 2}), model, text=text)
+    assert found == [2 * 2 + 1] * 2
+    assert model.calls[0].drop.tolist() == [False, False, True, True]
+    model.calls.clear()
+    evaluate(create_guidance({"name": "icg", "scale": 2}), model, text=text)
+    call = model.calls[0]
+    assert torch.equal(call.text[:2], text) and not call.drop.any()
+    assert not torch.allclose(call.text[2:], text)
+
+
+def test_subsets_are_independent_or_nested():
+    def draws(subsets):
+        model = Recorder()
+        evaluate(create_guidance({"name": "routed", "subsets": subsets}, route="1-2"), model)
+        return [c.routing.draws.uniform("route.0", 16) for c in model.calls]
+
+    assert torch.equal(*draws("nested"))
+    assert not torch.equal(*draws("independent"))
+
+
+def test_tokens_change_between_evaluations_and_belong_to_the_seed():
+    guidance = create_guidance("routed", route="1-2")
+    model = Recorder()
+    for step in (0, 1):
+        evaluate(guidance, model, step=step)
+    evaluate(guidance, model, labels=[1])
+    first, _, second, _, alone, _ = (c.routing.draws.uniform("route.0", 16) for c in model.calls)
+    assert not torch.equal(first, second) and torch.equal(first[:1], alone)
+
+
+def test_batches_join_what_differs_in_the_label_only():
+    assert batches([Pass(), Pass("null")]) == [[0, 1]]
+    assert batches([Pass(rate=0.5), Pass(rate=0.9)]) == [[0], [1]]
+    assert batches([Pass(), Pass(weak=True)]) == [[0], [1]]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_every_guidance_runs_on_every_objective_and_backbone(family, objective):
+    model, weak = tiny(family), tiny(family, seed=1, depth=3)
+    path = create_objective(objective)
+    walk = create_sampler({"name": "euler", "steps": 2}, path)
+    plain = None
+    for name in ("none", "cfg", "interval", "routed", "autoguidance", "apg", "icg"):
+        guidance = create_guidance({"name": name}, route="1-2")
+        out = generate(model, path, walk, guidance, torch.arange(2), weak_model=weak)
+        assert out.shape == (2, 2, 4, 4) and out.isfinite().all()
+        plain = out if plain is None else plain
+        # The interval of noise levels may miss both steps.
+        assert name in ("none", "interval") or not torch.allclose(out, plain)
+
+
+def test_learned_variance_survives_guidance():
+    model = tiny(learn_sigma=True)
+    path = create_objective({"name": "ddpm", "learn_sigma": True})
+    walk = create_sampler({"name": "ddpm", "steps": 4}, path)
+    out = generate(model, path, walk, create_guidance("cfg"), torch.arange(2))
+    small = create_sampler({"name": "ddpm", "steps": 4, "variance": "small"}, path)
+    other = generate(model, path, small, create_guidance("cfg"), torch.arange(2))
+    assert out.shape == (2, 2, 4, 4) and not torch.allclose(out, other)
+
+
+# ------------------------------------------------------------------------------------------- cost
+
+SG = [  # Sparse Guidance, Table 1: SiT-XL/2, r_{2->24}, GFLOPs a step (PAPER.md 2.9).
+    ({"name": "none"}, 114.42),
+    ({"name": "cfg"}, 228.84),
+    ({"name": "icg"}, 228.84),
+    ({"name": "apg"}, 228.84),
+    ({"name": "autoguidance"}, 228.84),
+    ({"name": "routed"}, 97.67),
+    (
+        {"name": "routed", "strong": "cosine:0:0.6", "weak": "cosine:0.6:0", "checkpoint": "50K"},
+        173.16,
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "published"), SG)
+def test_cost_is_the_papers(options, published):
+    model = SimpleNamespace(config={"name": "dit", "size": "XL/2"}, depth=28)
+    path = create_objective("flow")
+    walk = create_sampler({"name": "euler", "steps": 40}, path)
+    guidance = create_guidance(options, route="2-24")
+    cost = sampling_cost(path, walk, guidance, model_cost(model, guidance, attention=False))
+    assert cost.gmacs_per_evaluation == pytest.approx(published, rel=2.5e-3)
+    assert cost.evaluations == 40 and len(cost.per_step) == 40
+    assert sum(cost.per_step) == pytest.approx(cost.macs)
+
+
+def test_cost_counts_what_runs():
+    model, path = Recorder(), create_objective("edm")
+    walk = create_sampler({"name": "heun", "steps": 6}, path)
+    for name in ("none", "cfg", "interval", "routed"):
+        guidance = create_guidance(name, route="1-2")
+        model.calls.clear()
+        model.depth = 4
+        generate(model, path, walk, guidance, torch.arange(3), batch=3)
+        cost = sampling_cost(path, walk, guidance, lambda rate, weak: 1.0)
+        assert cost.passes == sum(c.n for c in model.calls) / 3 == cost.macs
+        assert cost.batches == len(model.calls) and cost.evaluations == 11
+
+
+# ------------------------------------------------------------------------------------------ reuse
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", ["none", "cfg"])
+def test_reuse_skips_blocks_and_stays_close(family, name):
+    model, path = tiny(family, depth=5), create_objective("flow")
+    guidance = create_guidance(name)
+    ran = []
+    for i, block in enumerate(model.stack.blocks):
+        block.register_forward_hook(lambda *_, i=i: ran.append(i))
+
+    def run(**options):
+        ran.clear()
+        walk = create_sampler({"name": "heun", "steps": 8, **options}, path)
+        images = generate(model, path, walk, guidance, torch.arange(4))
+        macs = sampling_cost(path, walk, guidance, model_cost(model, guidance), depth=5).macs
+        return images, macs, [ran.count(i) for i in range(5)]
+
+    exact, full, all_blocks = run()
+    same, equal, _ = run(reuse="1-3", reuse_every=1)
+    assert torch.equal(exact, same) and equal == full and all_blocks == [15] * 5
+    close, cheaper, counts = run(reuse="1-3", reuse_every=2)
+    assert counts == [15, 8, 8, 8, 15]
+    assert 0 < (close - exact).norm() / exact.norm() < 0.3
+    per_block = model_cost(model, guidance)(0.0) - model_cost(model, guidance)(
+        0.0, False, (1, 2, 3)
+    )
+    assert full - cheaper == pytest.approx(7 * per_block * (2 if name == "cfg" else 1))
+    far, _, fewer = run(reuse="1-3", reuse_every=4)
+    assert fewer == [15, 4, 4, 4, 15]
+    assert (far - exact).norm() > (close - exact).norm()
+
+
+def test_reuse_does_not_outlive_its_batch():
+    model, path = tiny(), create_objective("flow")
+    walk = create_sampler({"name": "euler", "steps": 5, "reuse": "1-2"}, path)
+    whole = generate(model, path, walk, create_guidance(), torch.arange(4), batch=2)
+    again = generate(model, path, walk, create_guidance(), torch.arange(2, 4), batch=2)
+    assert torch.equal(whole[2:], again)
+
+
+# ------------------------------------------------------------------------------------ wrong input
+
+
+@pytest.mark.parametrize(
+    ("options", "route", "says"),
+    [
+        ("routed", "none", "use guidance=cfg"),
+        ("routd", "1-2", "did you mean routed"),
+        ({"name": "routed", "weak": 1}, "1-2", "guidance.weak=1: a rate is the fraction"),
+        ({"name": "routed", "weak": "cos:1:0"}, "1-2", "such as cosine:0.6:0"),
+        ({"name": "routed", "subsets": "nestd"}, "1-2", "did you mean nested"),
+        ({"name": "cfg", "scal": 2}, None, "did you mean scale"),
+        ({"name": "cfg", "scale": float("nan")}, None, "a number is needed"),
+        ({"name": "interval", "low": 3}, None, "0 <= low < high"),
+        ({"name": "apg", "momentum": -1}, None, "between -1 and 1"),
+    ],
+)
+def test_wrong_options_say_what_to_type(options, route, says):
+    with pytest.raises(DiffusionError, match=says):
+        create_guidance(options, route=route)
+
+
+def test_a_route_may_be_named_for_an_unrouted_model():
+    guidance = create_guidance({"name": "routed", "route": "1-2"}, route="none")
+    assert str(guidance.route) == "1-2"
+
+
+@pytest.mark.parametrize("name", ["cfg", "interval", "icg", "apg"])
+def test_null_class_of_an_unconditional_model(name):
+    model = tiny(num_classes=0)
+    with pytest.raises(DiffusionError, match="classes or text.*use guidance=none"):
+        create_guidance(name).check(model)
+    create_guidance("routed", route="1-2").check(model)
+
+
+def test_a_missing_or_other_weak_model():
+    with pytest.raises(DiffusionError, match="guidance.checkpoint=RUN@STEP"):
+        create_guidance("autoguidance").check(tiny())
+    with pytest.raises(DiffusionError, match="another num_classes than the model"):
+        create_guidance("autoguidance").check(tiny(), tiny(num_classes=3))
+
+
+def test_reuse_that_cannot_be():
+    path = create_objective("flow")
+    for reuse, guidance, says in (
+        ("1-2", "routed", "needs dense passes"),
+        ("0-1,2-3", "none", "one stretch of blocks"),
+        ("1-9", "none", "0..3"),
+    ):
+        walk = create_sampler({"name": "euler", "steps": 2, "reuse": reuse}, path)
+        guide = create_guidance(guidance, route="1-2")
+        with pytest.raises(UserError, match=says):
+            generate(tiny(), path, walk, guide, torch.arange(2))
