@@ -20,7 +20,7 @@ from experiments.data.options import DataError
 from experiments.data.store import MANIFEST as OWN
 from experiments.data.store import LatentStore, Shards, Store, check_rows, flipped_rows
 from experiments.data.tars import Member, group, list_tar, tar_files
-from experiments.data.tensorfile import TensorFile
+from experiments.data.tensorfile import TensorFile, map_file
 
 _INDEX = ".latent-index.npz"
 _STATISTICS = "latents_stats.pt"
@@ -122,14 +122,17 @@ class TarStore(Store):
         self.fingerprint = hashlib.sha256(
             json.dumps([self._state(), self._offset.tolist()[:64], list(shape)]).encode()
         ).hexdigest()[:16]
-        self._maps: dict[int, np.memmap[Any, Any]] = {}
+        self._maps: dict[int, np.ndarray[Any, Any]] = {}
 
     def _state(self) -> list[list[Any]]:
         return [[path.name, path.stat().st_size] for path in self._tars]
 
     def _load_index(self) -> dict[str, Any] | None:
         try:
-            with np.load(self.path / _INDEX, allow_pickle=False) as stored:
+            with (
+                (self.path / _INDEX).open("rb") as file,
+                np.load(file, allow_pickle=False) as stored,
+            ):
                 index = {key: stored[key] for key in stored.files}
             times = [path.stat().st_mtime_ns for path in self._tars]
             fresh = json.loads(bytes(index["state"])) == [self._state(), times]
@@ -189,7 +192,7 @@ class TarStore(Store):
         for row, i in enumerate(index.tolist()):
             number = int(self._tar[i])
             if number not in self._maps:
-                self._maps[number] = np.memmap(self._tars[number], np.uint8, "r")
+                self._maps[number] = map_file(self._tars[number]).numpy()
             start = int(self._offset[i]) + self._header
             raw = self._maps[number][start : start + size]
             out[row] = raw.view(self._dtype).reshape(self._stored)

@@ -14,7 +14,6 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,6 +32,19 @@ _TYPES = {
     "BOOL": (torch.bool, 1),
 }
 _HEADER_LIMIT = 100_000_000
+
+
+def map_file(path: Path) -> Tensor:
+    """Return a file's bytes as a uint8 tensor that reads them as they are touched.
+
+    The mapping is private: writing to it would not change the file. It holds no file descriptor, of
+    which a process has 1024 and ImageNet's shards may be more.
+    """
+    size = path.stat().st_size
+    try:
+        return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+    except RuntimeError as error:
+        raise DataError(f"{path} cannot be mapped: {str(error).splitlines()[0]}") from None
 
 
 class TensorFile:
@@ -71,6 +83,7 @@ class TensorFile:
                 f"{path} is truncated: its header promises {needed} bytes and {size} are there; "
                 "copy it again, or delete it and rerun prepare"
             )
+        self._bytes: Tensor | None = None
         self._views: dict[str, Tensor] = {}
 
     def __contains__(self, name: object) -> bool:
@@ -93,13 +106,13 @@ class TensorFile:
             dtype, shape, begin, end = self._entries[name]
             if begin == end:
                 self._views[name] = torch.empty(shape, dtype=dtype)
-            else:
-                # Copy-on-write: torch wants writable memory, and the file must stay as it is.
-                raw = np.memmap(self.path, np.uint8, "c", self._start + begin, (end - begin,))
-                data = torch.from_numpy(raw)
-                if (self._start + begin) % dtype.itemsize:
-                    data = data.clone()
-                self._views[name] = data.view(dtype).view(shape)
+                return self._views[name]
+            if self._bytes is None:
+                self._bytes = map_file(self.path)
+            data = self._bytes[self._start + begin : self._start + end]
+            if (self._start + begin) % dtype.itemsize:
+                data = data.clone()
+            self._views[name] = data.view(dtype).view(shape)
         return self._views[name]
 
 

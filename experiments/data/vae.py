@@ -47,8 +47,8 @@ def why_not(name: str | None) -> str:
     if all(isinstance(path, str) for path in found):
         return ""
     return (
-        f"the weights of {name} are not on this machine: fetch them with `hf download {name}`, "
-        "or set data.vae=FOLDER"
+        f"the weights of {name} are not on this machine: fetch them with `hf download {name}`, or "
+        "give a folder (data.vae=FOLDER; prepare: --vae FOLDER)"
     )
 
 
@@ -105,7 +105,9 @@ class Autoencoder:
 
     def wrap(self, network: Any, device: torch.device | str, dtype: torch.dtype) -> None:
         """Take over a network: on `device`, in `dtype`, without gradients."""
-        self.network = network.to(device=device, dtype=dtype).eval().requires_grad_(False)
+        if network.dtype != dtype:
+            network = network.to(dtype=dtype)
+        self.network = network.to(device).eval().requires_grad_(False)
         self.device, self.dtype = torch.device(device), dtype
         config = network.config
         self.channels = int(config.latent_channels)
