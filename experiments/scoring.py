@@ -22,7 +22,7 @@ from experiments.metrics import meters, sampled
 from experiments.metrics.display import Display
 from experiments.metrics.distributed import gather_rows, world
 from experiments.metrics.names import MetricError, Score, direction, full_name
-from experiments.metrics.options import EvalOptions
+from experiments.metrics.options import EvalOptions, defaults_for
 from experiments.metrics.prepare import Bench, prepare
 
 if TYPE_CHECKING:
@@ -48,7 +48,8 @@ def options_for(config: Config, **changes: Any) -> EvalOptions:
         MetricError: An unknown metric or features, or a number out of range.
     """
     given = {key: value for key, value in changes.items() if value is not None}
-    values = {**config.eval, **given}
+    # A run with eval=none is measured as its data usually are.
+    values = {**defaults_for(config.data["name"]), **config.eval, **given}
     if config.task == "none" and "metrics" not in given:
         values["metrics"] = [m for m in values["metrics"] if m not in ("accuracy", "adherence")]
     return EvalOptions(**values)

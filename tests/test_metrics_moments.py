@@ -35,7 +35,9 @@ def test_batches_and_merges_equal_one_pass(sizes: list[int], split: int) -> None
     mu, sigma = first.merge(second).finish()
     assert first.n == len(data)
     np.testing.assert_allclose(mu, data.double().mean(0).numpy(), rtol=1e-12)
-    np.testing.assert_allclose(sigma, np.cov(data.double().numpy(), rowvar=False), rtol=1e-8, atol=1e-9)
+    np.testing.assert_allclose(
+        sigma, np.cov(data.double().numpy(), rowvar=False), rtol=1e-8, atol=1e-9
+    )
 
 
 def test_a_large_mean_does_not_eat_the_variance() -> None:
@@ -71,7 +73,9 @@ def test_known_distances_between_gaussians() -> None:
     assert found == pytest.approx(expected, rel=1e-13)
     rotation = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))[0]
     turned = [rotation @ np.diag(v) @ rotation.T for v in (a, b)]
-    assert frechet_distance(np.zeros(3), turned[0], mu, turned[1]) == pytest.approx(expected, rel=1e-12)
+    assert frechet_distance(np.zeros(3), turned[0], mu, turned[1]) == pytest.approx(
+        expected, rel=1e-12
+    )
     # One dimension: (mean difference)^2 + (std difference)^2.
     one = frechet_distance(np.array([2.0]), np.array([[9.0]]), np.array([5.0]), np.array([[1.0]]))
     assert one == pytest.approx(9 + 4, rel=1e-14)

@@ -23,9 +23,12 @@ from experiments.metrics.names import MetricError
 
 
 def _header(handle: IO[bytes], what: str) -> tuple[tuple[int, ...], np.dtype]:
-    version = npy.read_magic(handle)
-    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, fortran, dtype = read(handle)
+    try:
+        version = npy.read_magic(handle)
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, fortran, dtype = read(handle)
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise MetricError(f"{what} is damaged ({str(error)[:100]})") from None
     if dtype.hasobject or fortran:
         raise MetricError(
             f"{what} is stored as Python objects or in column order; expected plain numbers"

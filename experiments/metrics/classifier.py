@@ -34,11 +34,11 @@ VERSION = 1
 class Recipe:
     """How the classifier is built and trained; part of its name in the cache."""
 
-    width: int = 24
+    width: int = 16
     dim: int = 64
-    epochs: int = 24
+    epochs: int = 16
     batch: int = 64
-    lr: float = 4e-3
+    lr: float = 6e-3
     weight_decay: float = 1e-2
     shift: int = 1
     seed: int = 0

@@ -24,10 +24,8 @@ from experiments.metrics.distributed import main_first, share, world
 from experiments.metrics.elsewhere import Images
 from experiments.metrics.features import create_features
 from experiments.metrics.names import MetricError, Score
-from experiments.metrics.options import EvalOptions
+from experiments.metrics.options import EvalOptions, defaults_for
 from routing.errors import suggest
-
-_CONF = Path(__file__).resolve().parents[1] / "conf" / "eval"
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
@@ -216,8 +214,7 @@ def _dataset(name: str | None, device: torch.device) -> Any:
 
 def _defaults(args: argparse.Namespace, n: int) -> EvalOptions:
     """Return the options for images: the data set's own, or the Inception protocol."""
-    path = _CONF / f"{args.data}.yaml"
-    values = yaml.safe_load((path if path.is_file() else _CONF / "inception.yaml").read_text())
+    values = defaults_for(args.data)
     if args.metrics is None:
         # What was asked for is not known of images, and a short list suits every extractor.
         values["metrics"] = ["fd", "precision", "recall"] if args.features else [

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from experiments.metrics.names import MetricError, check_features, check_metrics
 from routing.errors import suggest
 
 LABELS = ("balanced", "random")
+_CONF = Path(__file__).resolve().parents[1] / "conf" / "eval"
+
+
+def defaults_for(data: str | None) -> dict[str, Any]:
+    """Return the options of `conf/eval` that fit a data set: its own, or the Inception protocol."""
+    import yaml
+
+    path = _CONF / f"{data}.yaml"
+    return yaml.safe_load((path if path.is_file() else _CONF / "inception.yaml").read_text())
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,194 @@
+"""Reference statistics: ADM's files and ours, what is refused, and what is never unpickled."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from experiments.metrics import archive, reference
+from experiments.metrics.collect import PixelFeatures, collect
+from experiments.metrics.elsewhere import Images
+from experiments.metrics.names import MetricError
+
+
+class Other(PixelFeatures):
+    name = "inception-adm"
+    checksum = "1" * 64
+
+    def __init__(self, dim: int = 48) -> None:
+        self.dim = dim
+
+
+def pictures(n: int, seed: int = 0, side: int = 4) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (n, 3, side, side), generator=generator, dtype=torch.uint8)
+
+
+@pytest.fixture
+def pixels() -> PixelFeatures:
+    return PixelFeatures((4, 4))
+
+
+def test_what_is_written_is_read_back(tmp_path: Path, pixels: PixelFeatures) -> None:
+    images = pictures(60)
+    found = collect(pixels, images.split(16), ("moments", "rows"))
+    path = reference.save(tmp_path / "real.npz", pixels, found, "pictures")
+    back = reference.load(path, pixels, rows=True)
+    flat = images.flatten(1).double().numpy() / 255
+    np.testing.assert_allclose(back.mu, flat.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(back.sigma, np.cov(flat, rowvar=False), rtol=1e-5, atol=1e-8)
+    assert back.rows is not None
+    assert torch.equal(back.rows, pixels(images)["features"])
+    assert (back.n, back.name, back.features) == (60, "pictures", "pixels@00000000")
+    assert back.label == f"pictures@{back.checksum[:8]}"
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_adm_reference_batches_are_read(tmp_path: Path) -> None:
+    # The layout of VIRTUAL_imagenet256_labeled.npz: images beside moments, no word about the features.
+    images = pictures(20)
+    rng = np.random.default_rng(0)
+    arrays = {
+        "mu": rng.normal(size=48),
+        "sigma": np.eye(48),
+        "mu_s": np.zeros(7),
+        "sigma_s": np.eye(7),
+    }
+    path = tmp_path / "VIRTUAL.npz"
+    np.savez(path, arr_0=images.permute(0, 2, 3, 1).numpy(), **arrays)
+    back = reference.load(path, Other(), rows=True, spatial=True)
+    for key, value in arrays.items():
+        assert np.array_equal(getattr(back, key), value)
+    # Rows are not stored: they come from the images.
+    assert back.rows is not None
+    assert torch.equal(back.rows, images.flatten(1).float() / 255)
+
+
+def test_other_features_are_refused(tmp_path: Path, pixels: PixelFeatures) -> None:
+    found = collect(pixels, [pictures(60)], ("moments",))
+    path = reference.save(tmp_path / "real.npz", pixels, found, "pictures")
+    with pytest.raises(
+        MetricError, match="holds features pixels@00000000, the samples have inception-adm@11111111"
+    ):
+        reference.load(path, Other())
+    adm = tmp_path / "adm.npz"
+    np.savez(adm, mu=np.zeros(48), sigma=np.eye(48))
+    with pytest.raises(MetricError, match="use features inception-adm"):
+        reference.load(adm, pixels)
+    with pytest.raises(
+        MetricError, match="holds statistics of 48 features, inception-adm has 2048"
+    ):
+        reference.load(adm, Other(2048))
+
+
+def test_missing_parts_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "part.npz"
+    np.savez(path, mu=np.zeros(48))
+    with pytest.raises(MetricError, match="has no sigma; expected reference statistics"):
+        reference.load(path, Other())
+    np.savez(path, mu=np.zeros(48), sigma=np.eye(48))
+    with pytest.raises(MetricError, match="no spatial statistics .* leave out sfid"):
+        reference.load(path, Other(), spatial=True)
+    with pytest.raises(MetricError, match="neither feature rows nor images"):
+        reference.load(path, Other(), rows=True)
+    with pytest.raises(MetricError, match="no such file"):
+        reference.load(tmp_path / "none.npz", Other())
+
+
+def test_nothing_is_unpickled(tmp_path: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple:
+            return (Path.touch, (tmp_path / "boom",))
+
+    for key in ("mu", "arr_0"):
+        path = tmp_path / f"{key}.npz"
+        np.savez(
+            path,
+            **{"mu": np.zeros(48), "sigma": np.eye(48)} | {key: np.array([Bomb()], dtype=object)},
+        )
+        with pytest.raises(MetricError, match="Python objects"):
+            reference.load(path, Other(), rows=True)
+        if key == "arr_0":
+            with pytest.raises(MetricError, match="Python objects"):
+                list(archive.stream_images(path))
+    assert not (tmp_path / "boom").exists()
+
+
+@pytest.mark.parametrize("keep", [10, 3000])
+def test_damaged_files_are_one_sentence(tmp_path: Path, keep: int) -> None:
+    path = tmp_path / "cut.npz"
+    np.savez(path, mu=np.zeros(48), sigma=np.eye(48))
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(MetricError, match="no .npz file, or was cut off"):
+        reference.load(path, Other())
+
+
+def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "bad.npz"
+    np.savez(path, mu=np.zeros(48), sigma=np.eye(48), arr_0=np.zeros((4, 4, 4, 3), np.uint8))
+    data = bytearray(path.read_bytes())
+    for name in (b"sigma.npy", b"arr_0.npy"):
+        # Past the local header and numpy's, inside the numbers; the checksum of the archive is of these.
+        data[data.index(name) + 240] ^= 0xFF
+    path.write_bytes(bytes(data))
+    with pytest.raises(MetricError, match="damaged"):
+        reference.load(path, Other())
+    with pytest.raises(MetricError, match="damaged"):
+        list(archive.stream_images(path))
+
+
+def test_sample_batches_are_what_adms_evaluator_reads(tmp_path: Path) -> None:
+    images, labels = pictures(21), torch.arange(21) % 4
+    path = archive.write_samples(tmp_path / "samples.npz", images.split(8), labels, 21)
+    with np.load(path, allow_pickle=False) as file:
+        assert file["arr_0"].dtype == np.uint8
+        assert np.array_equal(file["arr_0"], images.permute(0, 2, 3, 1).numpy())
+        assert np.array_equal(file["arr_1"], labels.numpy())
+    assert torch.equal(torch.cat(list(archive.stream_images(path, batch=5))), images)
+    assert torch.equal(Images(path).labels(), labels)
+    assert torch.equal(torch.cat(list(Images(path).batches(range(4, 17), batch=5))), images[4:17])
+
+
+def test_a_short_sample_batch_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(MetricError, match="8 images instead of 9"):
+        archive.write_samples(tmp_path / "s.npz", [pictures(8)], None, 9)
+    with pytest.raises(MetricError, match="expected uint8 of one size"):
+        archive.write_samples(tmp_path / "s.npz", [pictures(4), pictures(4, side=5)], None, 8)
+    assert not list(tmp_path.iterdir())
+
+
+def test_folders_of_pictures(tmp_path: Path) -> None:
+    from PIL import Image
+
+    images = pictures(5)
+    for i, image in enumerate(images):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / f"{i:03d}.png")
+    (tmp_path / "notes.txt").write_text("not a picture")
+    found = Images(tmp_path)
+    assert found.n == 5
+    assert torch.equal(torch.cat(list(found.batches(range(5), batch=2))), images)
+    Image.fromarray(pictures(1, side=6)[0].permute(1, 2, 0).numpy()).save(tmp_path / "900.png")
+    with pytest.raises(MetricError, match="900.png is 6x6, 000.png is 4x4"):
+        list(Images(tmp_path).batches(range(6)))
+    (tmp_path / "900.png").write_bytes(b"broken")
+    with pytest.raises(MetricError, match="not a readable picture"):
+        list(Images(tmp_path).batches(range(6)))
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(MetricError, match="neither a run folder nor a folder of pictures"):
+        Images(empty)
+
+
+def test_an_archive_without_images(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    np.savez(path, arr_0=np.zeros((3, 4, 4), np.uint8))
+    with pytest.raises(MetricError, match="expected uint8 images"):
+        list(archive.stream_images(path))
+    with zipfile.ZipFile(path, "w"):
+        pass
+    with pytest.raises(MetricError, match="has no images"):
+        Images(path)
