@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from backbones.fused import adaln, gated_sum
+
 if TYPE_CHECKING:
     from routing.layout import Layout
 
@@ -176,11 +178,6 @@ def unpatchify(x: Tensor, grid: tuple[int, int], patch: int) -> Tensor:
     return cut.reshape(batch, -1, rows * patch, columns * patch)
 
 
-def adaln(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """Normalise tokens (B, T, D), then scale and shift them per sample: (B, 1, D) each."""
-    return torch.addcmul(shift, F.layer_norm(x, x.shape[-1:], eps=EPS), scale + 1)
-
-
 def _at_least_fp32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
@@ -241,8 +238,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor, cond: Sequence[Tensor], layout: Layout) -> Tensor:
         """Run both branches on tokens (B, T, D); `cond` holds every block's modulation."""
         shift1, scale1, gate1, shift2, scale2, gate2 = cond[self.index].unbind(1)
-        x = torch.addcmul(x, gate1, _as(self.first(self.norm(0, x, shift1, scale1), layout), x))
-        return torch.addcmul(x, gate2, _as(self.second(self.norm(1, x, shift2, scale2), layout), x))
+        x = gated_sum(x, gate1, self.first(self.norm(0, x, shift1, scale1), layout))
+        return gated_sum(x, gate2, self.second(self.norm(1, x, shift2, scale2), layout))
 
     def initialise(self) -> None:
         """Draw the weights: Xavier for every linear layer, zero biases; a family adds its own."""
@@ -251,10 +248,6 @@ class Block(nn.Module):
                 nn.init.xavier_uniform_(module.weight)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
-
-
-def _as(y: Tensor, x: Tensor) -> Tensor:
-    return y if y.dtype == x.dtype else y.to(x.dtype)
 
 
 class Head(nn.Module):

@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.layers import EPS, Block
+from backbones.fused import gated_rms_norm
+from backbones.layers import Block
 from backbones.ops.conv import causal_conv
 from backbones.ops.dispatch import resolve
 from backbones.ops.selective_scan import selective_scan
@@ -172,7 +173,7 @@ class Mamba2(nn.Module):
             there = [layout.to_scan(layout.from_scan(v, self.path), turned) for v in (u, mixed)]
             back = self._scan(there[0], there[1], self.directions[1], layout, turned)
             y = y + layout.to_scan(layout.from_scan(back, turned), self.path)
-        y = F.rms_norm(y * F.silu(z), (self.inner,), self.scale.to(y.dtype), EPS)
+        y = gated_rms_norm(y, z, self.scale)
         return layout.from_scan(self.out_proj(y), self.path)
 
     def _scan(self, u: Tensor, mixed: Tensor, way: Direction, layout: Layout, path: str) -> Tensor:

@@ -1,0 +1,133 @@
+"""Element-wise chains in one pass over memory, for CPUs.
+
+Next to the matmuls, a block on a CPU spends its time streaming activations through memory: every
+element-wise operation reads and writes all of them. The functions here walk over pieces that stay in
+the cache, forward and backward, and save one tensor where autograd would save several. On other
+devices, and under `torch.compile`, they are the plain formula, which compilers fuse themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+PIECE = 1 << 16  # Values in a piece: 256 KiB in float32.
+
+
+def on_cpu(*tensors: Tensor) -> bool:
+    """Say whether the piecewise path runs for these tensors."""
+    same = len({t.dtype for t in tensors}) == 1
+    return same and tensors[0].device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _rows(x: Tensor) -> Iterator[slice]:
+    """Split the batch of (B, T, D) into pieces of whole samples."""
+    step = max(1, PIECE // max(x[0].numel(), 1))
+    return (slice(i, i + step) for i in range(0, x.shape[0], step))
+
+
+def adaln(x: Tensor, shift: Tensor, scale: Tensor, eps: float = 1e-6) -> Tensor:
+    """Normalise tokens (B, T, D), then scale and shift them per sample: (B, 1, D) each."""
+    if on_cpu(x, shift, scale):
+        return _AdaLN.apply(x, shift, scale, eps)
+    return torch.addcmul(shift, F.layer_norm(x, x.shape[-1:], eps=eps), scale + 1)
+
+
+class _AdaLN(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
+        out, size = torch.empty_like(x), x.shape[-1:]
+        mean, rstd = (x.new_empty(*x.shape[:-1], 1) for _ in range(2))
+        factor = scale + 1
+        for piece in _rows(x):
+            unit, mean[piece], rstd[piece] = torch.native_layer_norm(x[piece], size, None, None, eps)
+            torch.addcmul(shift[piece], unit, factor[piece], out=out[piece])
+        ctx.save_for_backward(x, factor, mean, rstd)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, factor, mean, rstd = ctx.saved_tensors
+        dx, dshift, dscale = (torch.empty_like(t) for t in (x, factor, factor))
+        for piece in _rows(x):
+            g, r = grad[piece], rstd[piece]
+            unit = (x[piece] - mean[piece]).mul_(r)
+            product = g * unit
+            torch.sum(g, 1, keepdim=True, out=dshift[piece])
+            torch.sum(product, 1, keepdim=True, out=dscale[piece])
+            # d unit = g factor; LayerNorm's backward takes its mean and its part along `unit` out.
+            along = product.mul_(factor[piece]).mean(-1, keepdim=True)
+            inner = torch.mul(g, factor[piece], out=product)
+            middle = inner.mean(-1, keepdim=True)
+            torch.mul(inner.sub_(middle).sub_(unit.mul_(along)), r, out=dx[piece])
+        return dx, dshift, dscale, None
+
+
+def gated_sum(x: Tensor, gate: Tensor, y: Tensor) -> Tensor:
+    """Return x + gate y for tokens (B, T, D) and a gate per sample (B, 1, D)."""
+    if on_cpu(x, gate, y):
+        return _GatedSum.apply(x, gate, y)
+    return torch.addcmul(x, gate, y.to(x.dtype))
+
+
+class _GatedSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gate: Tensor, y: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, y)
+        return torch.addcmul(x, gate, y)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        gate, y = ctx.saved_tensors
+        dy, dgate = torch.empty_like(y), torch.empty_like(gate)
+        for piece in _rows(y):
+            torch.sum(grad[piece] * y[piece], 1, keepdim=True, out=dgate[piece])
+            torch.mul(grad[piece], gate[piece], out=dy[piece])
+        return grad, dgate, dy
+
+
+def gated_rms_norm(y: Tensor, z: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+    """RMSNorm(y silu(z)) weight over the channels of (B, T, C): Mamba-2's norm before its output."""
+    weight = weight.to(y.dtype)
+    if on_cpu(y, z, weight):
+        return _GatedRMSNorm.apply(y, z, weight, eps)
+    return F.rms_norm(y * F.silu(z), weight.shape, weight, eps)
+
+
+class _GatedRMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
+        out = torch.empty_like(y)
+        scale = y.new_empty(*y.shape[:-1], 1)
+        for piece in _rows(y):
+            gated = F.silu(z[piece]).mul_(y[piece])
+            power = torch.linalg.vector_norm(gated, dim=-1, keepdim=True).square_()
+            scale[piece] = power.div_(y.shape[-1]).add_(eps).rsqrt_()
+            torch.mul(gated.mul_(scale[piece]), weight, out=out[piece])
+        ctx.save_for_backward(y, z, weight, scale)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        y, z, weight, scale = ctx.saved_tensors
+        dy, dz, dweight = torch.empty_like(y), torch.empty_like(y), torch.zeros_like(weight)
+        for piece in _rows(y):
+            sigmoid = torch.sigmoid(z[piece])
+            silu = sigmoid * z[piece]
+            unit = (silu * y[piece]).mul_(scale[piece])
+            dunit = grad[piece] * unit
+            dweight += dunit.sum((0, 1))
+            along = dunit.mul_(weight).mean(-1, keepdim=True)
+            dgated = (grad[piece] * weight).sub_(unit.mul_(along)).mul_(scale[piece])
+            torch.mul(dgated, silu, out=dy[piece])
+            # silu' = sigmoid + silu (1 - sigmoid)
+            slope = torch.addcmul(silu, silu, sigmoid, value=-1).add_(sigmoid)
+            torch.mul(dgated.mul_(y[piece]), slope, out=dz[piece])
+        return dy, dz, dweight, None

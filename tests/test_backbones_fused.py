@@ -1,0 +1,63 @@
+"""Piecewise chains against their plain formula, values and gradients."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from backbones import fused
+
+B, T, D = 5, 7, 12
+CASES = {
+    "adaln": (
+        fused.adaln,
+        lambda x, shift, scale: F.layer_norm(x, (D,), eps=1e-6) * (1 + scale) + shift,
+        [(B, T, D), (B, 1, D), (B, 1, D)],
+    ),
+    "gated_sum": (
+        fused.gated_sum,
+        lambda x, gate, y: x + gate * y,
+        [(B, T, D), (B, 1, D), (B, T, D)],
+    ),
+    "gated_rms_norm": (
+        fused.gated_rms_norm,
+        lambda y, z, w: F.rms_norm(y * F.silu(z), (D,), w, 1e-6),
+        [(B, T, D), (B, T, D), (D,)],
+    ),
+}
+
+
+def leaves(shapes, dtype=torch.float64):
+    torch.manual_seed(0)
+    return [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+
+
+@pytest.mark.parametrize("piece", [1, 2 * T * D, 1 << 16])
+@pytest.mark.parametrize("case", CASES)
+def test_equals_the_formula(case, piece, monkeypatch):
+    monkeypatch.setattr(fused, "PIECE", piece)
+    ours, plain, shapes = CASES[case]
+    given = leaves(shapes)
+    got, want = ours(*given), plain(*given)
+    torch.testing.assert_close(got, want)
+    probe = torch.randn(B, T, D, dtype=torch.float64)
+    for a, b in zip(
+        torch.autograd.grad(got, given, probe), torch.autograd.grad(want, given, probe), strict=True
+    ):
+        torch.testing.assert_close(a, b)
+    torch.autograd.gradcheck(ours, given)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_plain_path_is_the_same(case, monkeypatch):
+    ours, _, shapes = CASES[case]
+    given = leaves(shapes)
+    want = ours(*given)
+    monkeypatch.setattr(fused, "on_cpu", lambda *tensors: False)
+    torch.testing.assert_close(ours(*given), want)
+
+
+def test_mixed_types_keep_the_stream():
+    x, gate, y = leaves([(B, T, D), (B, 1, D), (B, T, D)], torch.float32)
+    out = fused.gated_sum(x, gate, y.bfloat16())
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out, x + gate * y.bfloat16().float())
