@@ -1,0 +1,132 @@
+"""Checkpoint folders: whole or absent, verified, kept as asked, refused by name of what differs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+
+import pytest
+import torch
+from small import small
+
+from experiments import checkpoint
+from experiments.checkpoint import CheckpointError
+from experiments.train import train
+
+
+def write(folder, step, **options):
+    return checkpoint.save(folder, step, {"model.w": torch.full((3,), float(step))}, {"step": step}, **options)
+
+
+def steps(folder):
+    return [step for step, _ in checkpoint._listed(folder)]
+
+
+def test_newest_is_read_back(tmp_path):
+    write(tmp_path, 5)
+    tensors, state = checkpoint.read(checkpoint.newest(tmp_path))
+    assert state == {"step": 5} and torch.equal(tensors["model.w"], torch.full((3,), 5.0))
+
+
+def test_last_k_and_every_n_are_kept(tmp_path):
+    for step in range(1, 9):
+        write(tmp_path, step, keep=2, keep_every=3)
+    assert steps(tmp_path) == [3, 6, 7, 8]
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "manifest"])
+def test_a_damaged_checkpoint_is_set_aside_with_a_message_and_the_one_before_taken(tmp_path, damage):
+    write(tmp_path, 1)
+    path = write(tmp_path, 2)
+    target = path / "state.safetensors"
+    if damage == "truncate":
+        os.truncate(target, target.stat().st_size - 4)
+    elif damage == "flip":
+        data = bytearray(target.read_bytes())
+        data[-1] ^= 1
+        target.write_bytes(data)
+    elif damage == "remove":
+        target.unlink()
+    else:
+        (path / "manifest.json").write_text("{")
+    said = []
+    assert checkpoint.newest(tmp_path, said.append).name == "step-00000001"
+    assert len(said) == 1 and "step-00000002 is damaged" in said[0]
+    assert (tmp_path / "checkpoints" / "damaged-step-00000002").is_dir()
+
+
+def test_a_half_written_checkpoint_is_never_listed(tmp_path):
+    write(tmp_path, 1)
+    half = tmp_path / "checkpoints" / ".step-00000002.tmp99"
+    half.mkdir()
+    (half / "state.safetensors").write_bytes(b"half")
+    assert checkpoint.newest(tmp_path).name == "step-00000001"
+    assert not half.exists()
+
+
+@pytest.fixture
+def little_disk(tmp_path):
+    """A file system of two megabytes."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)], capture_output=True)
+    if done.returncode:
+        pytest.skip("needs the right to mount a small file system")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=False)
+
+
+def test_a_full_disk_leaves_the_checkpoint_before_intact(little_disk):
+    write(little_disk, 1)
+    big = {"model.w": torch.zeros(10**6)}
+    with pytest.raises(CheckpointError, match=r"step 2 .*[Nn]o space left.*step 1 is intact: free some space"):
+        checkpoint.save(little_disk, 2, big, {"step": 2})
+    assert steps(little_disk) == [1] and checkpoint.damage(checkpoint.step_folder(little_disk, 1)) is None
+    assert not list((little_disk / "checkpoints").glob(".step*"))
+
+
+def test_another_configs_checkpoint_is_refused_by_what_differs(tmp_path):
+    first = train(small(tmp_path), quiet=True)
+    other = small(tmp_path, "train.lr=0.5")
+    shutil.copytree(first / "checkpoints", other.folder / "checkpoints")
+    with pytest.raises(CheckpointError, match=r"train\.lr \(saved 0\.001, asked 0\.5\)"):
+        train(other, quiet=True)
+
+
+def test_load_model_says_what_is_there(tmp_path):
+    folder = train(small(tmp_path, "train.keep=5"), quiet=True)
+    assert checkpoint.load_model(folder, step=3).step == 3
+    raw, ema = (checkpoint.load_model(folder, weights=w).model.state_dict() for w in ("raw", "ema"))
+    assert any(not torch.equal(raw[k], ema[k]) for k in raw)
+    for call, expected in (
+        (lambda: checkpoint.load_model(folder, step=4), "there are 3, 6"),
+        (lambda: checkpoint.load_model(tmp_path / "none"), "does not exist"),
+        (lambda: checkpoint.load_model(folder, weights="best"), "ema or raw"),
+        (lambda: checkpoint.load_model(folder / "model.safetensors", step=3), "run folder"),
+        (lambda: checkpoint.load_model(folder / "config.yaml"), "not a whole safetensors file"),
+        (lambda: checkpoint.load_model(tmp_path), "no checkpoints"),
+    ):
+        with pytest.raises(CheckpointError, match=expected):
+            call()
+
+
+def test_damaged_or_foreign_weights_are_refused(tmp_path):
+    from safetensors.torch import save_file
+
+    folder = train(small(tmp_path), quiet=True)
+    path = folder / "model.safetensors"
+    os.truncate(path, 1000)
+    with pytest.raises(CheckpointError, match="not a whole safetensors"):
+        checkpoint.load_model(path)
+    save_file({"w": torch.zeros(2)}, path)
+    with pytest.raises(CheckpointError, match="no tread-suite/1 metadata"):
+        checkpoint.load_model(path)
+    save_file({"w": torch.zeros(2)}, path, {"format": "tread-suite/1", "config": "{", "model": "{}", "data": "{}", "step": "1"})
+    with pytest.raises(CheckpointError, match="metadata .* damaged"):
+        checkpoint.load_model(path)
+    config = json.dumps(small(tmp_path).to_dict())
+    save_file({"w": torch.zeros(2)}, path, {"format": "tread-suite/1", "config": config, "model": "{}", "data": "{}", "step": "1"})
+    with pytest.raises(CheckpointError, match="does not describe its model|do not fit"):
+        checkpoint.load_model(path)

@@ -1,0 +1,93 @@
+"""One process under accelerate, two gloo ranks under torchrun: the same numbers as one plain process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from small import ROOT, overrides, run
+
+from experiments import log
+
+pytestmark = pytest.mark.slow
+RUN = str(ROOT / "experiments" / "run.py")
+TWO = ["--standalone", "--nproc_per_node", "2"]
+ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def torchrun(*arguments: str, **options) -> subprocess.CompletedProcess:
+    call = [sys.executable, "-m", "torch.distributed.run", *TWO, RUN, *arguments]
+    return subprocess.run(call, capture_output=True, text=True, timeout=400, env=ENV, **options)
+
+
+def losses(runs: Path) -> list[tuple[float, float]]:
+    (folder,) = runs.iterdir()
+    return [(line["loss"], line["grad_norm"]) for line in log.read_jsonl(folder / "metrics.jsonl")]
+
+
+@pytest.mark.parametrize("backbone", ["dit", "mamba"])
+def test_two_ranks_equal_one(backbone, tmp_path):
+    more = (f"backbone={backbone}", "route=1-2", "train.batch=8")
+    one = run(*overrides(tmp_path / "one", *more))
+    assert one.returncode == 0, one.stderr
+    two = torchrun(*overrides(tmp_path / "two", *more))
+    assert two.returncode == 0, two.stderr
+    assert two.stdout.count("parameters") == 1, "only the first rank speaks"
+    for (a, x), (b, y) in zip(losses(tmp_path / "one"), losses(tmp_path / "two"), strict=True):
+        assert a == pytest.approx(b, rel=1e-5)
+        assert x == pytest.approx(y, rel=1e-4)
+
+
+def test_two_ranks_with_micro_batches_and_scores(tmp_path):
+    more = ("train.micro_batch=2", "eval=digits", "eval.samples=80", "eval.metrics=[fd,accuracy]", f"paths.cache={tmp_path / 'cache'}")
+    one = run(*overrides(tmp_path / "one", *more))
+    two = torchrun(*overrides(tmp_path / "two", *more))
+    assert (one.returncode, two.returncode) == (0, 0), one.stderr + two.stderr
+    for (a, _), (b, _) in zip(losses(tmp_path / "one"), losses(tmp_path / "two"), strict=True):
+        assert a == pytest.approx(b, rel=1e-5)
+    scores = []
+    for runs in ("one", "two"):
+        (folder,) = (tmp_path / runs).iterdir()
+        scores.append({e["metric"]: e["value"] for e in log.read_jsonl(folder / "scores.jsonl")})
+    assert scores[0].keys() == scores[1].keys()
+    for name, value in scores[0].items():
+        assert scores[1][name] == pytest.approx(value, rel=1e-2), name
+
+
+def test_two_killed_ranks_go_on_where_they_were(tmp_path):
+    more = ("route=1-2", "train.steps=40", "train.save_every=5")
+    straight = torchrun(*overrides(tmp_path / "straight", *more))
+    assert straight.returncode == 0, straight.stderr
+    call = [sys.executable, "-m", "torch.distributed.run", *TWO, RUN, *overrides(tmp_path / "killed", *more)]
+    process = subprocess.Popen(call, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENV, start_new_session=True)
+    while not list((tmp_path / "killed").glob("*/checkpoints/step-0000001*")):
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    again = torchrun(*overrides(tmp_path / "killed", *more))
+    assert again.returncode == 0 and "resumed at step" in again.stdout, again.stderr
+    a, b = (next(p.iterdir()) / "model.safetensors" for p in (tmp_path / "straight", tmp_path / "killed"))
+    assert a.read_bytes() == b.read_bytes()
+
+
+def test_a_batch_that_ranks_cannot_share_is_refused(tmp_path):
+    done = torchrun(*overrides(tmp_path, "train.batch=7"))
+    assert done.returncode != 0
+    assert "train.batch=7 cannot be split over 2 processes: try train.batch=8" in done.stderr
+
+
+def test_one_process_under_accelerate_launch(tmp_path):
+    accelerate = shutil.which("accelerate", path=str(Path(sys.executable).parent))
+    call = [accelerate, "launch", "--cpu", "--num_processes", "1", RUN, *overrides(tmp_path / "launched", "route=1-2")]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=300, env=ENV)
+    assert done.returncode == 0, done.stderr
+    plain = run(*overrides(tmp_path / "plain", "route=1-2"))
+    assert plain.returncode == 0
+    assert losses(tmp_path / "launched") == losses(tmp_path / "plain")
