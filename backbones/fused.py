@@ -44,7 +44,9 @@ class _AdaLN(torch.autograd.Function):
         mean, rstd = (x.new_empty(*x.shape[:-1], 1) for _ in range(2))
         factor = scale + 1
         for piece in _rows(x):
-            unit, mean[piece], rstd[piece] = torch.native_layer_norm(x[piece], size, None, None, eps)
+            unit, mean[piece], rstd[piece] = torch.native_layer_norm(
+                x[piece], size, None, None, eps
+            )
             torch.addcmul(shift[piece], unit, factor[piece], out=out[piece])
         ctx.save_for_backward(x, factor, mean, rstd)
         return out

@@ -62,7 +62,9 @@ def test_published_macs():
     assert xl.macs_dense / giga == pytest.approx(118.6, rel=1e-3)
     assert xl.macs_dense_no_attention / giga == pytest.approx(114.42, rel=1e-3)
     # A guided step by two routed passes of the same weights costs their sum.
-    strong, weak = (cost("dit", "XL/2", route=f"2-24@{g}").macs_routed_no_attention for g in (0.5, 0.9))
+    strong, weak = (
+        cost("dit", "XL/2", route=f"2-24@{g}").macs_routed_no_attention for g in (0.5, 0.9)
+    )
     assert (strong + weak) / giga == pytest.approx(97.67, rel=1e-3)
     two = cost("dit", "B/2", route="0-4+6-9")
     assert two.macs_dense_no_attention / giga == pytest.approx(21.81, rel=1e-3)
@@ -105,7 +107,12 @@ def test_routed_dit_agrees_with_torch():
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("mamba", {}), ("mamba", {"scan": "bidirectional"}), ("mamba", {"mixer": "mamba1"}), ("rwkv", {})],
+    [
+        ("mamba", {}),
+        ("mamba", {"scan": "bidirectional"}),
+        ("mamba", {"mixer": "mamba1"}),
+        ("rwkv", {}),
+    ],
 )
 def test_linear_layers_of_the_others_agree_with_torch(name, options, monkeypatch):
     """Scans are counted by hand; without them only linear layers are left."""
