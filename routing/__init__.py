@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from routing.attached import Attached, AttachError, attach
     from routing.errors import UserError
     from routing.fuse import Fuse, LearnedRouter
     from routing.layout import Layout, LayoutError, Order
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from routing.stack import Routing, Stack, StackOutput
 
 _HOME = {
+    "attach": "attached",
+    "Attached": "attached",
+    "AttachError": "attached",
     "UserError": "errors",
     "Route": "route",
     "RouteError": "route",
@@ -50,6 +54,8 @@ _HOME = {
 
 __all__ = [
     "MODES",
+    "AttachError",
+    "Attached",
     "Draws",
     "Fuse",
     "Layout",
@@ -71,6 +77,7 @@ __all__ = [
     "Stack",
     "StackOutput",
     "UserError",
+    "attach",
     "keep_count",
     "select",
 ]
