@@ -119,7 +119,8 @@ def execute(job: Job) -> dict[str, Any]:
         if rank == 0:
             _guard(attempts, step)
             attempts.note(
-                "start", step=step, job=job.id or f"pid {os.getpid()}", host=host(), batch=job.batch,
+                "start", step=step, job=job.id, pid=os.getpid(),
+                code=Path(job.code).name if job.code else None, host=host(), batch=job.batch,
                 restart=int(os.environ.get("SLURM_RESTART_COUNT", 0)),
             )  # fmt: skip
         with _watchdog(job, run, rank):
@@ -165,20 +166,15 @@ def _failures(job: Job, run: Run, rank: int) -> Iterator[None]:
 
 
 def place(error: BaseException) -> str:
-    """Return `file:line` of the innermost frame of this project's code, or of any code."""
+    """Return `file:line` of the innermost frame that is neither this package nor an installed one."""
     frames = traceback.extract_tb(error.__traceback__)
-    if not frames:
-        return ""
     root = Path(__file__).resolve().parent.parent
     for frame in reversed(frames):
         path = Path(frame.filename)
-        if (
-            path.is_relative_to(root)
-            and "site-packages" not in path.parts
-            and ".venv" not in path.parts
-        ):
-            return f"{path.relative_to(root)}:{frame.lineno}"
-    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"
+        if "site-packages" in path.parts or path.parent == root / "sweeps":
+            continue
+        return f"{path.relative_to(root) if path.is_relative_to(root) else path.name}:{frame.lineno}"
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
 
 
 def _call(run: Run) -> str | None:

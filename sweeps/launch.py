@@ -117,6 +117,7 @@ def cancel(sweep: Sweep, runs: Sequence[Run], say: Say = print) -> int:
             if not row.live:
                 continue
             batch = latest[row.run.name]
+            sweep.attempts(row.run.name).note("cancelled")
             if batch.kind == "slurm":
                 ids.append(row.job)
             else:

@@ -193,24 +193,23 @@ def _ended(
 ) -> Standing:  # fmt: skip
     last = events[-1] if events else {}
     failed = next((e for e in reversed(events) if e["event"] == "end" and e.get("rank") == 0), last)
-    if last.get("event") == "retry":
-        last = {}
+    if last.get("event") in ("retry", "cancelled"):
+        cancelled, last = last["event"] == "cancelled", {}
+    else:
+        cancelled = found == "CANCELLED"
     if last.get("how") in ("failed", "given up"):
         told = failed if failed.get("how") in ("failed", "given up") else last
         row.state, where = "failed", told.get("where")
         row.why = " ".join(str(told.get("error", "")).split()) + (f"  ({where})" if where else "")
-    elif last.get("how") == "stopped" or found == "CANCELLED":
-        row.state, row.why = (
-            "stopped",
-            "cancelled" if found == "CANCELLED" else str(last.get("signal", "")),
-        )
+    elif cancelled or last.get("how") == "stopped":
+        row.state, row.why = "stopped", "cancelled" if cancelled else str(last.get("signal", ""))
     elif trouble and batch.kind == "slurm":
-        row.state, row.why = (
-            "starting" if row.attempts else "pending",
-            "unknown: Slurm does not answer",
-        )
+        row.state, row.why = "starting" if row.attempts else "pending", "unknown: Slurm does not answer"
     elif not batch.ids and not events:
         row.state, row.why = "new", "its submission was cut off"
+    elif not last and not found:
+        # A task that is cancelled while it waits leaves no trace where there is no accounting.
+        row.state, row.why = "stopped", "its job is gone"
     else:
         row.state = "failed"
         row.why = _death(sweep, row, batch, found, job)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import subprocess
 import uuid
@@ -98,7 +99,8 @@ def submit(
         executor.update_parameters(**options)
         jobs = [job_of(sweep, run, code, batch, cwd, resources) for run in part]
         try:
-            with _environment(code), executor.batch():
+            # submitit prints what sbatch says; it is in the exception too.
+            with _environment(code), contextlib.redirect_stderr(io.StringIO()), executor.batch():
                 handles = [executor.submit(job) for job in jobs]
         except (submitit.core.utils.FailedJobError, subprocess.CalledProcessError) as error:
             reason = " ".join(str(getattr(error, "stderr", None) or error).split())

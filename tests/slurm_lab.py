@@ -1,0 +1,122 @@
+"""A real Slurm cluster for the tests: two node daemons on this machine, fake GPUs, no accounting."""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+TOOLS = Path(__file__).parent / "tools"
+STUB = TOOLS / "stub"
+
+
+class Lab:
+    """The cluster: start, stop, and what the tests do to it."""
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+        self.port = free_ports(8)
+        self.over = threading.Event()
+
+    def script(self, *words):
+        knobs = {"LAB": str(self.folder), "PORT": str(self.port), "NODES": "2", "CPUS": "4", "GPUS": "2"}
+        knobs |= {"ACCT": "0", "GRACE": "20", "KILL_WAIT": "2"}
+        done = subprocess.run(
+            [str(TOOLS / "start-slurm.sh"), *words], env={**os.environ, **knobs}, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def start(self):
+        self.script("start")
+        threading.Thread(target=self._undelay, daemon=True).start()
+
+    def stop(self):
+        self.over.set()
+        self.script("wipe")
+
+    def _undelay(self):
+        # Slurm holds a requeued job for 120 s; the tests do not wait for that.
+        while not self.over.wait(0.5):
+            with contextlib.suppress(AssertionError):
+                self.script("undelay")
+
+    def environment(self):
+        path = f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        return {"SLURM_CONF": str(self.folder / "etc" / "slurm.conf"), "PATH": path}
+
+
+def free_ports(count):
+    """Return the first of `count` ports in a row that nobody listens on."""
+    for start in range(17000 + os.getpid() % 500 * 8, 30000, count):
+        if all(_free(port) for port in range(start, start + count)):
+            return start
+    raise RuntimeError("no free ports")
+
+
+def _free(port):
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+@pytest.fixture(scope="session")
+def lab():
+    missing = [name for name in ("slurmctld", "slurmd", "munged") if which(name) is None]
+    if missing:
+        reason = f"no {', '.join(missing)} on PATH: apt-get install slurm-wlm munge"
+        if os.environ.get("SLURM_REQUIRED"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    # A short path: a munge socket's name has at most 107 characters.
+    folder = tempfile.mkdtemp(prefix="slurm-", dir="/tmp")
+    cluster = Lab(folder)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def which(name):
+    return shutil.which(name, path=os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin"]))
+
+
+def until(check, seconds=60.0, what="it"):
+    """Poll until `check` returns something true, and return that."""
+    end = time.monotonic() + seconds
+    while not (found := check()):
+        assert time.monotonic() < end, f"waited {seconds:.0f} s for {what}"
+        time.sleep(0.1)
+    return found
+
+
+def squeue(*words):
+    """Return what squeue says of each task: {id: (state, node, name)}."""
+    out = subprocess.run(
+        ["squeue", "-r", "-h", "-t", "all", "-o", "%i|%T|%N|%j", *words], capture_output=True, text=True, check=True
+    ).stdout
+    return {parts[0]: tuple(parts[1:]) for line in out.splitlines() if (parts := line.split("|"))}
+
+
+def write_grid(folder, name="count", **changes):
+    """Write a grid of trivial runs and return its path."""
+    raw = {
+        "title": "Trivial runs", "entry": "stub_training:main", "args": ["config"],
+        "base": {"train.steps": 20}, "seeds": [0, 1, 2, 3],
+    }  # fmt: skip
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump({**raw, **changes}))
+    return str(path)

@@ -1,0 +1,81 @@
+"""A training that only counts: the files, signals and exit of a real run, in milliseconds a step.
+
+It reads `stub.json` in the folder of runs: {"*": {...}, "3": {...}} by seed, with `sleep` (seconds a step),
+`fail` (step at which it raises), `save_every`, `stuck` (never saves).
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+
+from experiments import signals
+from experiments.cli import Interrupted
+from experiments.config import load
+from experiments.files import atomic_write
+from experiments.lock import locked
+from sweeps import state
+
+
+def agreed(reason):
+    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+        return reason
+    import torch
+    import torch.distributed as dist
+
+    codes = ["", *signals.NAMES]
+    mine = torch.tensor([codes.index(reason or "")])
+    dist.all_reduce(mine, dist.ReduceOp.MAX)
+    return codes[int(mine)] or None
+
+
+def main(overrides):
+    config = load(overrides)
+    folder, rank = config.folder, int(os.environ.get("RANK", 0))
+    known = state.read(folder.parent / "stub.json")
+    options = {"sleep": 0.02, "save_every": 5} | known.get("*", {}) | known.get(str(config.seed), {})
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+    with signals.installed():
+        if rank:
+            return work(config, folder, options, write=False)
+        with locked(folder):
+            return work(config, folder, options, write=True)
+
+
+def work(config, folder, options, write):
+    step, steps = state.saved_step(folder), config.train.steps
+
+    def tell(status, **more):
+        if write:
+            values = {"status": status, "step": step, "steps": steps, "time": time.time(), **more}
+            atomic_write(folder / "status.json", json.dumps(values))
+
+    def save():
+        if write and not options.get("stuck"):
+            (folder / "checkpoints" / f"step-{step:08d}").mkdir(parents=True, exist_ok=True)
+
+    tell("running", images_per_s=10.0, eta_s=5)
+    while step < steps:
+        time.sleep(options["sleep"])
+        step += 1
+        if step == options.get("fail"):
+            tell("failed", error="RuntimeError: the loss is not a number")
+            raise RuntimeError(f"the loss is not a number at step {step}")
+        reason = agreed(signals.requested())
+        if step % options["save_every"] == 0 or reason or step == steps:
+            save()
+        tell("running", images_per_s=10.0, eta_s=(steps - step) * options["sleep"])
+        if reason and step < steps:
+            tell("preempted")
+            raise Interrupted(reason, step)
+    if write:
+        with (folder / "ends.txt").open("a") as handle:
+            handle.write(f"{os.getpid()}\n")
+        world = os.environ.get("WORLD_SIZE", "1")
+        summary = {"status": "done", "step": step, "images_per_s": 10.0, "scores": {"FD": 1.5}, "world": world}
+        summary |= {"master": os.environ.get("MASTER_ADDR", "")}
+        atomic_write(Path(folder) / "summary.json", json.dumps(summary))
+    return 0
