@@ -106,19 +106,23 @@ def headline(study: Study) -> Table:
     return build("headline", "Speed-up to the dense run's best score", columns, rows, notes)
 
 
-def _headline_row(study: Study, base: Base, dense: Cell, routed: Cell, text: str) -> list[Entry]:
+def headline_cell(study: Study, base: Base, dense: Cell, routed: Cell) -> dict[str, Entry]:
+    """Return one treatment's speed-ups by cost (`step`, `macs`, `hours`) and its count of seeds as `seeds`."""
     reached = reach(study, base, dense, routed)
     there = [item for item in reached if item.routed is not None]
-    entries = [
-        words(routed.treatment),
-        score(base, dense),
-        words(f"{len(there)} of {len(reached)}"),
-    ]
+    entries = {"seeds": words(f"{len(there)} of {len(reached)}")}
     for cost in COSTS:
-        estimate = ratio([factor for item in there if (factor := item.factor(cost)) is not None])
-        entries.append(_factor(estimate, reached))
+        factors = [factor for item in there if (factor := item.factor(cost)) is not None]
+        entries[cost] = _factor(ratio(factors), reached)
+    return entries
+
+
+def _headline_row(study: Study, base: Base, dense: Cell, routed: Cell, text: str) -> list[Entry]:
+    found = headline_cell(study, base, dense, routed)
     shown = base.any.first("backbone") == "dit" and routed is base.auto()
-    return [*entries, words(text) if shown else published(None)]
+    claim = words(text) if shown else published(None)
+    costs = [found[cost] for cost in COSTS]
+    return [words(routed.treatment), score(base, dense), found["seeds"], *costs, claim]
 
 
 def _factor(estimate: Estimate | None, reached: list[Reach]) -> Entry:

@@ -1,0 +1,296 @@
+"""How alike the blocks of a trained model are (TREAD, Fig. 4), for any run of any backbone.
+
+The paper does not publish its protocol, so this is ours, and it is stored with the result. For every held-out
+sample x0 and every noise level of a fixed grid, x_t is made as in training and goes through the averaged
+weights in eval mode with all tokens. For the input h_{-1} of block 0 and the outputs h_0 .. h_{D-1},
+
+    S[i, j] = mean over levels, samples and tokens n of  <h_i[n], h_j[n]> / (|h_i[n]| |h_j[n]|),
+
+the cosine over channels per token, averaged. Prefix (text) tokens do not count. Everything is summed batch by batch
+in float64, so memory does not grow with the samples and the largest sizes fit.
+
+Options: `centred` takes each channel's mean over the batch's tokens away first and is returned with linear CKA
+(the unbiased estimator of HSIC, Song et al. 2012, per batch of tokens as in Nguyen et al. 2021); `routed` runs the pass
+with the run's route instead and keeps tokens that took it apart from those that stayed.
+
+This is the one module of `analysis` that imports `experiments`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from analysis.runs import AnalysisError
+from analysis.similarity_file import SimilarityFile
+from routing.route import Route
+
+if TYPE_CHECKING:
+    from experiments.checkpoint import Loaded
+    from routing.rng import Draws
+
+# Noise levels sigma / alpha in units of the data's standard deviation: from almost clean to almost noise.
+LEVELS = (0.1, 0.3, 1.0, 3.0, 10.0)
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What is averaged over.
+
+    Attributes:
+        levels: Noise levels sigma / alpha over the data's standard deviation.
+        samples: Held-out samples, the same for every level and run.
+        batch: Samples per pass.
+        seed: Seed of the noise (and of the route's subset with `routed`).
+        weights: `ema` or `raw`.
+        centred: Also centred cosine and CKA.
+        per_level: Also one map per noise level.
+        routed: Also the routed pass, tokens that took the route apart from those that stayed.
+    """
+
+    levels: tuple[float, ...] = LEVELS
+    samples: int = 64
+    batch: int = 16
+    seed: int = 0
+    weights: str = "ema"
+    centred: bool = False
+    per_level: bool = False
+    routed: bool = False
+
+    def __post_init__(self) -> None:
+        if self.samples < 1 or self.batch < 1:
+            raise AnalysisError("similarity needs at least 1 sample and a batch of at least 1")
+        if not self.levels or min(self.levels) <= 0:
+            raise AnalysisError("similarity needs noise levels above 0, such as levels=(0.1, 1, 10)")
+
+
+def cosine(hidden: Sequence[Tensor]) -> Tensor:
+    """Return the summed per-token cosine of every two layers.
+
+    Args:
+        hidden: L tensors (B, T, D).
+
+    Returns:
+        (L, L) float64: the sum over B * T tokens; divide by their number for the mean.
+    """
+    total = torch.zeros(len(hidden), len(hidden), dtype=torch.float64)
+    unit = [torch.nn.functional.normalize(h.double(), dim=-1, eps=1e-12) for h in hidden]
+    for i, first in enumerate(unit):
+        for j in range(i, len(unit)):
+            total[i, j] = total[j, i] = (first * unit[j]).sum()
+    return total
+
+
+def centre(hidden: Sequence[Tensor]) -> list[Tensor]:
+    """Take each channel's mean over the batch and its tokens away: (B, T, D) each."""
+    return [h - h.mean(dim=(0, 1), keepdim=True) for h in hidden]
+
+
+def hsic(hidden: Sequence[Tensor]) -> Tensor:
+    """Return the unbiased HSIC of every two layers with linear kernels over a batch's tokens (Song et al. 2012).
+
+    Args:
+        hidden: L tensors (M, D): M > 3 tokens.
+
+    Returns:
+        (L, L) float64.
+    """
+    kernels = []
+    for h in hidden:
+        k = h.double() @ h.double().T
+        kernels.append(k - torch.diag(torch.diag(k)))
+    m = kernels[0].shape[0]
+    sums = [k.sum(0) for k in kernels]
+    total = torch.zeros(len(kernels), len(kernels), dtype=torch.float64)
+    for i, first in enumerate(kernels):
+        for j in range(i, len(kernels)):
+            trace = (first * kernels[j]).sum()
+            outer = sums[i].sum() * sums[j].sum() / ((m - 1) * (m - 2))
+            cross = 2.0 / (m - 2) * (sums[i] * sums[j]).sum()
+            total[i, j] = total[j, i] = (trace + outer - cross) / (m * (m - 3))
+    return total
+
+
+@dataclass
+class Mean:
+    """A running mean of (L, L) sums."""
+
+    total: Tensor | None = None
+    count: int = 0
+
+    def add(self, value: Tensor, count: int) -> None:
+        """Add a sum over `count` items."""
+        self.total = value.cpu() if self.total is None else self.total + value.cpu()
+        self.count += count
+
+    def value(self) -> np.ndarray:
+        """Return the mean, float64 (L, L)."""
+        assert self.total is not None
+        return (self.total / self.count).numpy()
+
+
+@dataclass
+class _Sums:
+    """All running means of one run."""
+
+    levels: list[Mean]
+    centred: Mean = field(default_factory=Mean)
+    hsic: Mean = field(default_factory=Mean)
+    routed: Mean = field(default_factory=Mean)
+    stayed: Mean = field(default_factory=Mean)
+
+
+def measure(run: str | Path, protocol: Protocol | None = None, device: str | None = None) -> SimilarityFile:
+    """Measure a run.
+
+    Args:
+        run: Run folder or exported weights.
+        protocol: What to average over; None is the default protocol.
+        device: Where to compute; None is CUDA where there is one.
+
+    Raises:
+        AnalysisError: `routed` was asked for a run without a route.
+        UserError: what `experiments.checkpoint.load_model` refuses.
+    """
+    from experiments.checkpoint import load_model
+
+    work = _Work(load_model(run, weights=(protocol or Protocol()).weights, device=device), protocol or Protocol())
+    if work.protocol.routed and work.route.is_none:
+        raise AnalysisError(f"{run} was trained without a route: leave routed out, or give a routed run")
+    with torch.inference_mode():
+        for start in range(0, work.protocol.samples, work.protocol.batch):
+            work.batch(start, min(work.protocol.batch, work.protocol.samples - start))
+    return SimilarityFile(_arrays(work.sums, work.protocol), _described(work.loaded, work.protocol, run, str(work.route)))
+
+
+def _arrays(sums: _Sums, protocol: Protocol) -> dict[str, np.ndarray]:
+    maps = np.stack([mean.value() for mean in sums.levels])
+    arrays = {"cosine": maps.mean(axis=0)}
+    if protocol.per_level:
+        arrays["per_level"] = maps
+    if protocol.centred:
+        arrays["centred"] = sums.centred.value()
+        products = sums.hsic.value()
+        own = np.sqrt(np.clip(np.diag(products), 1e-30, None))
+        arrays["cka"] = products / own[:, None] / own[None, :]
+    if protocol.routed:
+        arrays["routed"], arrays["stayed"] = sums.routed.value(), sums.stayed.value()
+    return arrays
+
+
+def _described(loaded: Loaded, protocol: Protocol, run: str | Path, route: str) -> dict[str, Any]:
+    config = loaded.config
+    return {
+        "run": Path(run).name,
+        "backbone": config.backbone["name"],
+        "size": config.size,
+        "data": config.data["name"],
+        "route": route,
+        "seed_of_run": config.seed,
+        "step": loaded.step,
+        "weights": protocol.weights,
+        "levels": list(protocol.levels),
+        "level_unit": "sigma / alpha over the data's standard deviation",
+        "samples": protocol.samples,
+        "batch": protocol.batch,
+        "noise_seed": protocol.seed,
+        "split": "test",
+        "tokens": "all grid tokens, eval mode; prefix tokens left out",
+        "layers": "index 0 is the input of block 0, index i + 1 the output of block i",
+        "average": "per token over channels, then over tokens, samples and levels with equal weight",
+    }
+
+
+class _Work:
+    """One measurement: the model, its data and objective, and the running means."""
+
+    def __init__(self, loaded: Loaded, protocol: Protocol) -> None:
+        from experiments.build import make_dataset, make_objective
+
+        self.loaded, self.protocol = loaded, protocol
+        self.model: Any = loaded.model
+        self.device = next(self.model.parameters()).device
+        self.dataset: Any = make_dataset(loaded.config, self.device)
+        self.objective: Any = make_objective(loaded.config)
+        self.route = Route.parse(loaded.config.resolved_route)
+        self.sums = _Sums([Mean() for _ in protocol.levels])
+
+    def batch(self, start: int, count: int) -> None:
+        """Add `count` held-out samples from `start` on, at every noise level."""
+        from routing import Draws
+
+        index = torch.arange(start, start + count, device=self.device)
+        draws = Draws(self.protocol.seed, 0, index, device=self.device)
+        held_out = self.dataset.batch(index, draws, split="test")
+        noise = draws.normal("similarity", tuple(held_out.x.shape[1:])).to(held_out.x)
+        conditions: dict[str, Any] = {"y": held_out.y if self.model.num_classes else None}
+        if self.model.prefix:
+            conditions["text"] = held_out.text
+        for place, level in enumerate(self.protocol.levels):
+            absolute = torch.full((count,), level * self.objective.sigma_data, device=self.device)
+            time = self.objective.from_level(absolute)
+            noisy = self.objective.corrupt(held_out.x, noise, time)
+            self._level(place, draws, lambda routing, x=noisy, t=time: self.hidden(x, t, conditions, routing))
+
+    def _level(self, place: int, draws: Draws, hidden_of: Callable[[Any], list[Tensor]]) -> None:
+        hidden = hidden_of(None)
+        tokens = hidden[0].shape[0] * hidden[0].shape[1]
+        self.sums.levels[place].add(cosine(hidden), tokens)
+        if self.protocol.centred:
+            apart = centre(hidden)
+            self.sums.centred.add(cosine(apart), tokens)
+            self.sums.hsic.add(hsic([_some(h) for h in hidden]), 1)
+        if self.protocol.routed:
+            self._routed(draws, hidden_of)
+
+    def hidden(self, noisy: Tensor, time: Tensor, conditions: dict[str, Any], routing: Any) -> list[Tensor]:
+        """Return the input and every block's output, (B, T, D) each, under the objective's own preconditioning."""
+        found: list[Tensor] = []
+        places = tuple(range(-1, self.model.depth))
+
+        def net(x: Tensor, t: Tensor, **cond: Any) -> Tensor:
+            output = self.model(x, t, taps=places, return_output=True, routing=routing, **cond)
+            found.extend(output.taps[i][:, self.model.prefix :] for i in places)
+            return output.sample
+
+        self.objective.denoise(net, noisy, time, **conditions)
+        return found
+
+    def _routed(self, draws: Draws, hidden_of: Callable[[Any], list[Tensor]]) -> None:
+        """Add one routed pass; inside the route a token that skips has the state it had at the route's start."""
+        from routing import Routing, Selection
+        from routing.route import keep_count
+
+        options = self.loaded.config.routing
+        selection = Selection(options.selection, options.shared, options.block)
+        counts = [keep_count(self.model.num_tokens, segment.rate) for segment in self.route.segments]
+        ids = [
+            selection.ids(draws, k, self.model.grid, count).expand(len(draws.index), -1)
+            for k, count in enumerate(counts)
+        ]
+        hidden = hidden_of(Routing(self.route, selection, draws, ids=ids))
+        stayed = torch.ones(hidden[0].shape[:2], dtype=torch.bool, device=self.device)
+        for segment, kept in zip(self.route.segments, ids, strict=True):
+            stayed &= torch.zeros_like(stayed).scatter_(1, kept, True)
+            # Index 0 of `hidden` is the input, so this is the state right before the route.
+            entry = hidden[segment.start]
+            where = kept.unsqueeze(-1).expand(-1, -1, entry.shape[-1])
+            for block in range(segment.start, segment.end + 1):
+                hidden[block + 1] = entry.scatter(1, where, hidden[block + 1].to(entry.dtype))
+        for mean, mask in ((self.sums.routed, ~stayed), (self.sums.stayed, stayed)):
+            if mask.any():
+                chosen = [h[mask].unsqueeze(0) for h in hidden]
+                mean.add(cosine(chosen), int(mask.sum()))
+
+
+def _some(h: Tensor, most: int = 2048) -> Tensor:
+    """Flatten to tokens; a kernel matrix needs their square, so an even subset of at most `most`."""
+    flat = h.reshape(-1, h.shape[-1])
+    return flat[:: max(1, math.ceil(flat.shape[0] / most))]
