@@ -1,0 +1,222 @@
+"""experiments/sample.py: what it writes, from what, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from experiments import build, checkpoint, sample
+from experiments.cli import run_command
+from experiments.config import load
+from experiments.diffusion.options import DiffusionError
+from experiments.diffusion.requests import (
+    parse_captions,
+    parse_classes,
+    parse_numbers,
+    parse_overrides,
+    plan_request,
+)
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def export(path, *overrides, seed=0):
+    config = load(["backbone.depth=4", "route=1-2", "sampler.steps=3", *overrides])
+    dataset = build.make_dataset(config)
+    info = build.describe_data(dataset)
+    model = build.make_model(config, info)
+    torch.manual_seed(seed)
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.1)
+    checkpoint.export(path, model, model.state_dict(), config, 7, info)
+    return path
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    return export(tmp_path_factory.mktemp("weights") / "model.safetensors")
+
+
+def run(*args):
+    return run_command(sample.main, [str(a) for a in args])
+
+
+def test_writes_pngs_a_grid_and_an_npz(weights, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert run(weights, "--classes", "3,7", "--seeds", "0-4", "--out", out, "--device", "cpu") == 0
+    said = capsys.readouterr().out
+    assert "step 7" in said and "GMACs an image" in said and str(out / "samples.npz") in said
+    names = sorted(p.name for p in (out / "png").iterdir())
+    assert len(names) == 10 and names[0] == "class0003_seed000000.png"
+    with np.load(out / "samples.npz", allow_pickle=False) as data:
+        images, labels = data["arr_0"], data["arr_1"]
+    assert images.shape == (10, 8, 8, 3) and images.dtype == np.uint8
+    assert labels.tolist() == [3] * 5 + [7] * 5
+    with Image.open(out / "png/class0007_seed000002.png") as image:
+        assert np.array_equal(np.asarray(image), images[7])
+    with Image.open(out / "grid.png") as grid:
+        # Two rows of five tiles of 6 x 8 pixels, gaps of 2, and a margin with the classes' names.
+        assert grid.height == 2 * 50 + 2 and grid.width > 5 * 50 + 2
+    assert not list((out / "shards").glob("shard-*"))
+
+
+def test_the_same_command_again_is_done_and_another_is_refused(weights, tmp_path, capsys):
+    out = tmp_path / "out"
+    arguments = [weights, "--seeds", "0-2", "--out", out, "--device", "cpu"]
+    assert run(*arguments) == 0
+    stamp = (out / "samples.npz").stat().st_mtime_ns
+    assert run(*arguments) == 0
+    assert (out / "samples.npz").stat().st_mtime_ns == stamp
+    assert run(*arguments, "--scale", 3) == 2
+    assert "holds samples with another guidance" in capsys.readouterr().err
+
+
+def test_classes_of_unnamed_seeds_are_drawn_from_the_seeds(weights, tmp_path):
+    out = tmp_path / "out"
+    assert run(weights, "--seeds", "0-5", "--out", out, "--pngs", 4, "--device", "cpu") == 0
+    names = sorted(p.name for p in (out / "png").iterdir())
+    with np.load(out / "samples.npz", allow_pickle=False) as data:
+        expected = [f"seed{i:06d}_class{k:04d}.png" for i, k in enumerate(data["arr_1"][:4])]
+    assert names == expected
+
+
+@pytest.mark.parametrize("guidance", ["none", "cfg", "interval", "routed", "apg", "icg"])
+def test_every_guidance_and_its_options(weights, tmp_path, capsys, guidance):
+    arguments = [weights, "--classes", "1", "--seeds", "0-1", "--device", "cpu"]
+    assert run(*arguments, "--guidance", guidance, "--scale", 2, "--out", tmp_path / "a") == 0
+    assert f"guidance  {guidance}" in capsys.readouterr().out
+
+
+def test_samplers_steps_weak_checkpoints_and_reuse(weights, tmp_path, capsys):
+    weak = export(tmp_path / "weak.safetensors", "backbone.depth=3", seed=1)
+    arguments = [weights, "--classes", "1", "--seeds", "0-1", "--device", "cpu", "--steps", 4]
+    auto = ["--guidance", "autoguidance", f"guidance.checkpoint={weak}", "--scale", 2]
+    assert run(*arguments, *auto, "--out", tmp_path / "a", "--sampler", "ddim") == 0
+    said = capsys.readouterr().out
+    assert "ddim, 4 steps, 4 evaluations" in said and "8 passes in 8 batches" in said
+    assert run(*arguments, "--out", tmp_path / "b", "sampler.reuse=1-2", "--guidance", "none") == 0
+    said = capsys.readouterr().out
+    assert "blocks 1-2 run in one of 2 evaluations" in said and "images differ by" in said
+
+
+def test_an_image_of_a_seed_and_class_is_the_same_in_every_request(weights, tmp_path):
+    common = ["--device", "cpu", "--batch", 2, "--seeds"]
+    assert run(weights, "--classes", "0-2", *common, "0-3", "--out", tmp_path / "a") == 0
+    assert run(weights, "--classes", "2", *common, "3,2", "--out", tmp_path / "b") == 0
+    for seed in (2, 3):
+        name = f"png/class0002_seed{seed:06d}.png"
+        with Image.open(tmp_path / "a" / name) as one, Image.open(tmp_path / "b" / name) as two:
+            assert np.array_equal(np.asarray(one), np.asarray(two))
+
+
+def test_text_model(tmp_path, capsys):
+    path = export(tmp_path / "text.safetensors", "data=scenes", "task=text", "size=T/4")
+    out = tmp_path / "out"
+    words = "a red circle; a blue square"
+    assert run(path, "--captions", words, "--seeds", "0-1", "--out", out, "--device", "cpu") == 0
+    assert sorted(p.name for p in (out / "png").iterdir())[0] == "caption000_seed000000.png"
+    assert run(path, "--out", tmp_path / "b", "--device", "cpu") == 2
+    assert "give --captions" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--classes", "12"], "10 classes, 0..9"),
+        (["--classes", "cat"], "no class of that name"),
+        (["--seeds", "9-3"], "counts down; try 3-9"),
+        (["--seeds", "x"], "numbers such as 3,7"),
+        (["--guidance", "rooted"], "did you mean routed"),
+        (["--guidance", "autoguidance"], "guidance.checkpoint=RUN@STEP"),
+        (["--guidance", "cfg", "guidance.sclae=2"], "did you mean scale"),
+        (["--sampler", "huen"], "did you mean heun"),
+        (["--steps", "0"], "1 or more"),
+        (["--captions", "a cat"], "not conditioned on text"),
+        (["model.width=3"], "sampling can change sampler.KEY=VALUE"),
+        (["--batch", "0"], "1 or more"),
+        (["--step", "3"], "run folder"),
+    ],
+)
+def test_wrong_input_is_one_sentence_and_exit_code_2(weights, tmp_path, capsys, arguments, says):
+    assert run(weights, "--out", tmp_path / "out", "--device", "cpu", *arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and says in error and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_without_what_guidance_needs(tmp_path, capsys):
+    arguments = ["--seeds", "0", "--device", "cpu", "--out", tmp_path / "out"]
+    dense = export(tmp_path / "dense.safetensors", "route=none")
+    assert run(dense, *arguments, "--guidance", "routed") == 2
+    assert "trained without one" in capsys.readouterr().err
+    never = export(tmp_path / "never.safetensors", "train.label_drop=0")
+    assert run(never, *arguments, "--guidance", "cfg") == 2
+    assert "train.label_drop=0" in capsys.readouterr().err
+    plain = export(tmp_path / "plain.safetensors", "task=none", "guidance=none")
+    assert run(plain, *arguments, "--guidance", "cfg") == 2
+    assert "classes or text" in capsys.readouterr().err
+    assert run(plain, *arguments, "--classes", "1") == 2
+    assert "has no classes" in capsys.readouterr().err
+    assert run(plain, *arguments) == 0
+
+
+def test_help_needs_no_torch_and_the_script_runs_from_anywhere(weights, tmp_path):
+    script = str(ROOT / "experiments" / "sample.py")
+    shown = subprocess.run(
+        [sys.executable, "-X", "importtime", script, "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    assert "--guidance" in shown.stdout and "examples:" in shown.stdout
+    assert " torch" not in shown.stderr
+    done = subprocess.run(
+        [sys.executable, script, str(weights), "--seeds", "0-1", "--device", "cpu", "--pngs", "0"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "samples/grid.png").exists() and not (tmp_path / "samples/png").exists()
+
+
+def test_numbers_classes_captions_overrides():
+    assert parse_numbers("3,7", "--seeds") == [3, 7]
+    assert parse_numbers("0-2, 9", "--seeds") == [0, 1, 2, 9]
+    names = ("cat", "dog", "great ape")
+    assert parse_classes("dog,0,great ape", 3, names) == [1, 0, 2]
+    assert parse_classes("all", 3, names) == [0, 1, 2]
+    with pytest.raises(DiffusionError, match="did you mean dog"):
+        parse_classes("dgo", 3, names)
+    assert parse_captions("a; b ;") == ["a", "b"]
+    with pytest.raises(DiffusionError, match="no such file"):
+        parse_captions("none.txt")
+    found = parse_overrides(
+        ["guidance.scale=2", "sampler.reuse=null", "guidance.weak=cosine:0.6:0"]
+    )
+    assert found["guidance"] == {"scale": 2, "weak": "cosine:0.6:0"}
+    assert found["sampler"] == {"reuse": None}
+
+
+def test_captions_from_a_file(tmp_path):
+    (tmp_path / "c.txt").write_text("one\n\ntwo\n")
+    assert parse_captions(str(tmp_path / "c.txt")) == ["one", "two"]
+
+
+def test_request_is_row_by_row():
+    request = plan_request([5, 6], [1, 0], None, ("cat", "dog"))
+    assert request.seeds == [5, 6, 5, 6] and request.labels == [1, 1, 0, 0]
+    assert request.columns == 2 and request.row_names == ["dog", "cat"]
+    assert len(set(request.names)) == 4
