@@ -34,8 +34,8 @@ def evaluate(arguments: argparse.Namespace) -> int:
     if not source.exists():
         siblings = [p.name for p in source.parent.iterdir()] if source.parent.is_dir() else []
         raise MetricError(
-            f"{source} does not exist{suggest(source.name, siblings)}; "
-            "expected a run folder, a model.safetensors, a folder of pictures or an .npz"
+            f"{source} does not exist: expected a run folder, a model.safetensors, "
+            f"a folder of pictures or an .npz{suggest(source.name, siblings)}"
         )
     for name in ("metrics", "features"):
         setattr(arguments, name, split_names(getattr(arguments, name)))

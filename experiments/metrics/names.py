@@ -90,9 +90,7 @@ def check_metrics(names: tuple[str, ...]) -> tuple[str, ...]:
     for name in names:
         if name not in METRICS:
             known = ", ".join(METRICS)
-            raise MetricError(
-                f"unknown metric {name!r}{suggest(name, METRICS)}; metrics are {known}"
-            )
+            raise MetricError(f"unknown metric {name!r}: there are {known}{suggest(name, METRICS)}")
     if not names:
         raise MetricError(f"no metric was asked for; name some of {', '.join(METRICS)}")
     return tuple(names)
@@ -108,7 +106,7 @@ def check_features(names: tuple[str, ...]) -> tuple[str, ...]:
         if name not in FEATURES:
             known = ", ".join(FEATURES)
             raise MetricError(
-                f"unknown features {name!r}{suggest(name, FEATURES)}; features are {known}"
+                f"unknown features {name!r}: there are {known}{suggest(name, FEATURES)}"
             )
     return tuple(names)
 

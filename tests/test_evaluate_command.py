@@ -1,0 +1,209 @@
+"""python experiments/evaluate.py on runs, exported files, folders, archives, and two processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from small import ROOT, small
+
+from experiments import build, checkpoint
+from experiments.cli import run_command
+from experiments.evaluate import main
+from experiments.metrics.evaluation import parse_choice, split_names
+from experiments.metrics.names import MetricError
+
+SCRIPT = str(ROOT / "experiments" / "evaluate.py")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder with exported weights, as training leaves it."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    config = small(folder.parent, "eval=digits", "eval.samples=70", "eval.batch=35", "route=1-2")
+    info = build.describe_data(build.make_dataset(config))
+    model = build.make_model(config, info)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn(p.shape, generator=generator) * 0.05)
+    folder.mkdir()
+    (folder / "config.yaml").write_text("marker: 1\n")
+    (folder / "scores.jsonl").write_text("")
+    (folder / "summary.json").write_text("{}")
+    checkpoint.export(folder / "model.safetensors", model, model.state_dict(), config, 7, info)
+    return folder
+
+
+def command(*arguments: object) -> int:
+    return run_command(main, [str(a) for a in arguments])
+
+
+def records(folder: Path) -> list[dict]:
+    return [json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))]
+
+
+def test_a_run_is_scored_without_touching_its_record(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {p: p.read_bytes() for p in run.iterdir() if p.is_file()}
+    samples = tmp_path / "samples.npz"
+    asked = ("--metrics", "fd", "accuracy", "--guidance", "none", "--steps", 3)
+    assert command(run, *asked, "--write-samples", samples) == 0
+    assert {p: p.read_bytes() for p in run.iterdir() if p.is_file()} == before
+    (record,) = records(run / "evaluations")
+    assert record["step"] == 7
+    assert record["sampler"]["steps"] == 3
+    assert [s["metric"] for s in record["scores"]] == [
+        "FD-70 (digits-classifier)",
+        "accuracy-70 (digits-classifier)",
+    ]
+    assert record["scores"][0]["guidance"] == "none scale=1.0"
+    printed = capsys.readouterr().out
+    assert "FD-70 (digits-classifier)" in printed
+    assert "record" in printed
+    # The pieces that resuming needs are gone, and the same command writes the same file again.
+    assert not list((run / "evaluations").rglob("*.npy"))
+    assert command(run, *asked) == 0
+    (again,) = records(run / "evaluations")
+    assert again["scores"] == record["scores"]
+    # The batch of samples scores the same as the samples did.
+    assert (
+        command(samples, "--data", "digits", "--metrics", "fd,accuracy", "--out", tmp_path / "e")
+        == 0
+    )
+    (elsewhere,) = records(tmp_path / "e")
+    for ours, theirs in zip(record["scores"], elsewhere["scores"], strict=True):
+        assert ours["value"] == pytest.approx(theirs["value"], rel=1e-9)
+        assert theirs["source"] == str(samples)
+
+
+def test_several_guidances_and_the_exported_file_alone(run: Path, tmp_path: Path) -> None:
+    code = command(
+        run / "model.safetensors", "--metrics", "accuracy", "--samples", 20, "--out", tmp_path,
+        "--guidance", "none", "cfg,scale=3", "routed,strong=0,weak=0.75", "--keep-samples",
+    )  # fmt: skip
+    assert code == 0
+    found = {r["scores"][0]["guidance"] for r in records(tmp_path)}
+    assert found == {"none scale=1.0", "cfg scale=3.0", "routed scale=1.5 strong=0 weak=0.75"}
+    assert len(list((tmp_path / "samples").rglob("*.npy"))) == 3
+
+
+def test_a_reference_is_written_and_compared_with(run: Path, tmp_path: Path) -> None:
+    real = tmp_path / "real.npz"
+    assert command(run, "--write-reference", real) == 0
+    with np.load(real, allow_pickle=False) as file:
+        assert set(file.files) == {"mu", "sigma", "rows", "n", "features", "name"}
+        assert file["n"] == 360
+    for n, reference in enumerate(((), ("--reference", real))):
+        assert command(run, "--metrics", "fd", "--out", tmp_path / str(n), *reference) == 0
+    values = [records(tmp_path / str(n))[0]["scores"][0]["value"] for n in range(2)]
+    assert values[0] == values[1]
+
+
+def test_pictures_are_scored(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from PIL import Image
+
+    from experiments.data import create
+    from experiments.metrics.splits import labelled_images
+
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    pixels, _ = labelled_images(create({"name": "digits"}), "test")
+    for i, image in enumerate(pixels[:90]):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f"{i:04d}.png")
+    asked = (folder, "--data", "digits", "--metrics", "fd", "--out", tmp_path / "e")
+    assert command(*asked) == 0
+    assert records(tmp_path / "e")[0]["scores"][0]["value"] < 10
+    assert command(*asked, "--samples", 91) == 2
+    assert "holds 90 images, fewer than --samples 91" in capsys.readouterr().err
+    assert command(*asked, "--steps", 3) == 2
+    assert "--steps is for sampling from a run" in capsys.readouterr().err
+    assert command(folder, "--metrics", "accuracy", "--features", "digits-classifier") == 2
+    assert "not known here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--metrics", "fdi"), "did you mean fd"),
+        (("--guidance", "cgf"), "guidance=cgf: choose one of"),
+        (("--guidance", "cfg,scale"), "expected NAME,KEY=VALUE"),
+        (("--guidance", "cfg,scal=2"), "did you mean scale"),
+        (("--sampler", "huen"), "did you mean heun"),
+        (("--samples", "1"), "eval.samples=1: expected a whole number of 2 or more"),
+        (("--step", "3"), "has no checkpoints"),
+        (("--reference", "nowhere.npz"), "no such file"),
+        (("--write-reference", "x.txt"), "must end in .npz"),
+        (("--write-samples", "x.npz", "--guidance", "none", "cfg"), "one --guidance"),
+    ],
+)
+def test_wrong_arguments_are_one_sentence(
+    run: Path, arguments: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(run, *arguments) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+
+
+def test_a_source_that_is_not_there(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(run.parent / "runn") == 2
+    assert "did you mean run?" in capsys.readouterr().err
+
+
+def test_choices_and_lists() -> None:
+    own = {"name": "cfg", "scale": 1.5, "low": 0.1}
+    assert parse_choice("", own) == own
+    assert parse_choice("cfg,scale=2", own) == {"name": "cfg", "scale": 2, "low": 0.1}
+    assert parse_choice("routed,weak=cosine:0.6:0", own) == {
+        "name": "routed",
+        "weak": "cosine:0.6:0",
+    }
+    assert own["scale"] == 1.5
+    assert split_names(["fd,is", "kid"]) == ("fd", "is", "kid")
+    with pytest.raises(MetricError, match="after the comma"):
+        parse_choice("cfg,2", own)
+
+
+def test_help_from_another_folder(tmp_path: Path) -> None:
+    found = subprocess.run(
+        [sys.executable, SCRIPT, "--help"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert "examples:" in found.stdout
+
+
+@pytest.mark.slow
+def test_two_processes_score_as_one(run: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    metrics = [
+        "fd",
+        "accuracy",
+        "precision",
+        "recall",
+        "kid",
+        "memorisation",
+        "memorisation_pixels",
+    ]
+    for n, launcher in enumerate(
+        ([], ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"])
+    ):
+        cache = tmp_path / f"cache{n}"
+        subprocess.run(
+            [sys.executable, *launcher, SCRIPT, str(run), "--metrics", *metrics,
+             "--out", str(tmp_path / str(n)), "--cache", str(cache)],
+            check=True, env=environment, cwd=tmp_path, timeout=570,
+        )  # fmt: skip
+    one, two = (records(tmp_path / str(n))[0]["scores"] for n in range(2))
+    assert [s["metric"] for s in one] == [s["metric"] for s in two]
+    assert len(one) == 9
+    for a, b in zip(one, two, strict=True):
+        assert a["value"] == pytest.approx(b["value"], rel=1e-6, abs=1e-9), a["metric"]
+        assert a["features"] == b["features"]
