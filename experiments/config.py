@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from routing.errors import UserError, suggest
+from routing.options import RoutingOptions
+from routing.schedule import RouteSchedule
 
 CONF = Path(__file__).resolve().parent / "conf"
 GROUPS = ("backbone", "data", "objective", "sampler", "guidance", "eval", "scale", "experiment")
@@ -44,22 +46,6 @@ _NOT_HASHED = (
 
 class ConfigError(UserError):
     """A key, a value or a combination that cannot be run."""
-
-
-@dataclass(frozen=True)
-class RoutingConfig:
-    """How tokens are chosen and come back (see `conf/config.yaml` for each option)."""
-
-    selection: str = "random"
-    shared: bool = False
-    block: int = 2
-    reinsert: str = "identity"
-    remove: str = "start"
-    random_end: bool = False
-    fp32_after: bool = True
-    checkpoint: bool = False
-    schedule: str = "constant"
-    off_after: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -115,7 +101,7 @@ class Config:
     sampler: dict[str, Any]
     guidance: dict[str, Any]
     eval: dict[str, Any]
-    routing: RoutingConfig = field(default_factory=RoutingConfig)
+    routing: RoutingOptions = field(default_factory=RoutingOptions)
     train: TrainConfig = field(default_factory=TrainConfig)
     paths: PathsConfig = field(default_factory=PathsConfig)
     init: str | None = None
@@ -131,6 +117,9 @@ class Config:
             ConfigError: A key is unknown, a type is wrong or a value is out of range.
         """
         config = build(cls, values)
+        # The route is typed at the top (route=2-8); the routing options carry it to where it acts.
+        routing = dataclasses.replace(config.routing, route=config.route)
+        config = dataclasses.replace(config, routing=routing)
         check(config)
         return config
 
@@ -148,18 +137,17 @@ class Config:
     @property
     def resolved_route(self) -> str:
         """The route with absolute block numbers, as it names the run."""
-        from routing.route import Route
-
-        return str(Route.parse(self.route).resolve(self.depth))
+        return str(RouteSchedule.parse(self.route).resolve(self.depth))
 
     def hashed(self) -> dict[str, Any]:
         """What the hash is taken of: all that decides what is learnt and how it is scored."""
         values = self.to_dict()
         values["route"] = self.resolved_route
+        del values["routing"]["route"]
         # With a schedule that ends at the last step, another number of steps is another run.
         keep_steps = self.train.schedule != "constant" or (
             self.resolved_route != "none"
-            and (self.routing.schedule != "constant" or self.routing.off_after < 1)
+            and (self.routing.schedule != "constant" or self.routing.off_after < 1 or "/" in self.route)
         )
         for key in _NOT_HASHED:
             if key == "train.steps" and keep_steps:
@@ -186,7 +174,9 @@ class Config:
         """The run folder's name: `<backbone>-<size>-<data>_<route>_s<seed>-<hash>`."""
         size = self.size.replace("/", "")
         head = f"{self.backbone['name']}-{size}-{self.data['name']}"
-        return f"{head}_{self.resolved_route}_s{self.seed}-{self.hash}"
+        # Stages of a schedule (2-8/0.9:none) are written with signs that file names may have.
+        route = self.resolved_route.replace("/", "~").replace(":", "=")
+        return f"{head}_{route}_s{self.seed}-{self.hash}"
 
     @property
     def folder(self) -> Path:
@@ -426,14 +416,10 @@ def check(config: Config) -> None:
     if not 0 <= config.seed < 2**31:
         raise ConfigError(f"seed={config.seed}: expected a whole number from 0 to {2**31 - 1}")
     _check_train(config.train)
-    routing = config.routing
-    _share(routing, "off_after", "routing.")
-    _at_least(routing, "block", 1, "routing.")
+    _at_least(config.routing, "block", 1, "routing.")
     for group in ("backbone", "data", "objective", "sampler", "guidance", "eval"):
         if "name" not in getattr(config, group):
             raise ConfigError(f"missing key {group}.name: choose one with {group}={'|'.join(options_of(group))}")
-    # The route is checked against the depth by resolving it.
-    _ = config.resolved_route
     from experiments.options import check_groups
 
     check_groups(config)

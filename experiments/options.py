@@ -21,7 +21,7 @@ def check_groups(config: Config) -> None:
     from experiments.data import options as data
     from experiments.diffusion.options import options_of
     from experiments.metrics.options import EvalOptions
-    from experiments.routes import check_routes
+    from experiments.routes import check_routing
 
     known = names()
     if config.backbone["name"] not in known:
@@ -29,7 +29,7 @@ def check_groups(config: Config) -> None:
     shape = {key: config.backbone.get(key) for key in ("depth", "width", "heads")}
     parse_size(config.size, **shape)
     data.parse(config.data)
-    check_routes(config)
+    check_routing(config)
     for kind in ("objective", "sampler", "guidance"):
         options_of(kind, getattr(config, kind))
     EvalOptions(**{k: v for k, v in config.eval.items() if k != "name"})

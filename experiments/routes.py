@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from routing.errors import UserError, suggest
-from routing.route import MODES, Route
+from routing.route import Route
 
 if TYPE_CHECKING:
     from experiments.config import Config
-    from routing import Draws, Routing
+    from routing import Draws, Routing, Selection
 
 
 class TrainingRoutes:
@@ -19,59 +18,45 @@ class TrainingRoutes:
         config: The run.
 
     Attributes:
-        route: Resolved route without a schedule applied.
+        route: The resolved route of the first step.
     """
 
     def __init__(self, config: Config) -> None:
+        self.options, self.depth = config.routing, config.depth
+        self.route = first_route(config)
+
+    @property
+    def selection(self) -> Selection:
+        """How the tokens that stay are chosen."""
         from routing.selection import Selection
 
-        options = config.routing
-        self.options = options
-        self.route = Route.parse(config.route).resolve(config.depth)
-        self.selection = Selection(options.selection, shared=options.shared, block=options.block)
-        self.factor = lambda progress: 1.0
-        if options.schedule != "constant":
-            from routing.schedule import Schedule
-
-            self.factor = Schedule.parse(options.schedule).at
-
-    def at(self, progress: float) -> Route:
-        """Return the route at `progress`, 0 at the first step and below 1 at the last."""
-        if not self.route or progress >= self.options.off_after:
-            return Route()
-        factor = self.factor(progress)
-        if factor == 1:
-            return self.route
-        rate = self.route.segments[0].rate * factor
-        return self.route.with_rate(rate) if rate > 0 else Route()
+        return Selection(self.options.selection, self.options.shared, self.options.block)
 
     def training(self, draws: Draws, progress: float) -> Routing | None:
-        """Return what this step does about routes; None is a dense step."""
-        from routing import Routing
-
-        route = self.at(progress)
-        if not route:
-            return None
-        options = self.options
-        return Routing(
-            route,
-            self.selection,
-            draws,
-            reinsert=options.reinsert,
-            remove=options.remove,
-            random_end=options.random_end,
-        )
+        """Return what the step at `progress` (0 at the first, below 1 at the last) does about routes."""
+        return self.options.routing(progress, draws, self.depth)
 
     def macs(self, cost: Any, progress: float) -> float:
         """Return the forward MACs of one image at `progress` (`cost` from `run_cost`)."""
-        route = self.at(progress)
+        route = self.options.at(progress, self.depth)
         if not route:
             return cost.macs_dense
         if route == self.route:
             return cost.macs_routed
-        # Cost is linear in the rate where attention is a small part; exact enough for a budget.
-        share = route.segments[0].rate / self.route.segments[0].rate
+        # Cost is linear in the skipped token-blocks where attention is a small part: enough for a budget.
+        share = _skipped(route) / _skipped(self.route) if self.route else 0.0
         return cost.macs_dense + share * (cost.macs_routed - cost.macs_dense)
+
+
+def _skipped(route: Route) -> float:
+    return sum((s.end - s.start + 1) * s.rate for s in route.segments)
+
+
+def first_route(config: Config) -> Route:
+    """Return the resolved route of a run's first step: what its costs and its guidance refer to."""
+    from routing.schedule import RouteSchedule
+
+    return RouteSchedule.parse(config.route).resolve(config.depth).stages[0][1]
 
 
 def model_arguments(config: Config, info: dict[str, Any]) -> dict[str, Any]:
@@ -99,23 +84,19 @@ def run_cost(config: Config, model: dict[str, Any]) -> Any:
     """
     from backbones.cost import cost
 
-    route = Route.parse(config.route).resolve(config.depth)
-    return cost(**model, route=route)
+    return cost(**model, route=first_route(config))
 
 
-def check_routes(config: Config) -> None:
-    """Refuse routing options that the data or the route cannot have, before torch is imported.
+def check_routing(config: Config) -> None:
+    """Refuse routes and routing options that the model cannot have, before torch is imported.
 
     Raises:
         UserError: One sentence.
     """
-    options = config.routing
-    if options.selection not in MODES:
-        raise UserError(
-            f"routing.selection={options.selection}: expected one of {' '.join(MODES)}{suggest(options.selection, MODES)}"
-        )
-    if options.reinsert not in ("identity", "sum_input", "none"):
-        raise UserError(f"routing.reinsert={options.reinsert}: expected identity, sum_input or none")
-    after = options.remove.removeprefix("after:")
-    if options.remove not in ("start", "never") and (after == options.remove or not after.isdigit()):
-        raise UserError(f"routing.remove={options.remove}: expected start, never or after:BLOCK, such as after:4")
+    from backbones.sizes import parse_size
+    from experiments.data.facts import facts
+
+    _, height, width = facts(config.data)["shape"]
+    patch = parse_size(config.size).patch
+    name = f"{config.backbone['name']}-{config.size}"
+    config.routing.check(config.depth, (height // patch, width // patch), name)

@@ -27,6 +27,7 @@ from experiments.metrics.prepare import Bench, prepare
 
 if TYPE_CHECKING:
     from experiments.config import Config
+    from experiments.diffusion.setup import Setup
 
 
 def default_cache() -> Path:
@@ -55,13 +56,9 @@ def options_for(config: Config, **changes: Any) -> EvalOptions:
     return EvalOptions(**values)
 
 
-def setting_for(
-    model: Any,
-    config: Config,
-    guidance: Any = None,
-    sampler: Any = None,
-    device: torch.device | str | None = None,
-) -> sampled.Setting:
+def setup_for(
+    model: Any, config: Config, guidance: Any = None, sampler: Any = None, step: int | None = None
+) -> Setup:
     """Return how a run samples, with guidance and sampler replaced where given.
 
     Args:
@@ -69,41 +66,16 @@ def setting_for(
         config: The run.
         guidance: A name or mapping in place of the run's own.
         sampler: A name or mapping in place of the run's own.
-        device: Where a weaker checkpoint is put.
+        step: Training step of the weights.
+
+    Raises:
+        DiffusionError: A combination that this run cannot have.
     """
-    from experiments.diffusion import create_guidance, create_objective, create_sampler
-    from routing.selection import Selection
+    from experiments.checkpoint import Loaded
+    from experiments.diffusion.setup import Setup
 
-    objective = create_objective(config.objective)
-    selection = Selection(
-        config.routing.selection, shared=config.routing.shared, block=config.routing.block
-    )
-    chosen = create_guidance(
-        guidance or config.guidance, route=config.resolved_route, selection=selection
-    )
-    weak = None
-    if chosen.needs_weak:
-        from experiments.checkpoint import load_model
-        from experiments.init import split
-
-        if chosen.options.checkpoint is None:
-            raise MetricError(
-                f"guidance={chosen.name} needs a weaker model; give guidance.checkpoint=RUN@STEP"
-            )
-        path, step = split(chosen.options.checkpoint)
-        weak = load_model(path, step, device=device).model
-    return sampled.Setting(
-        model, objective, create_sampler(sampler or config.sampler, objective), chosen, weak
-    )
-
-
-def macs_per_sample(setting: sampled.Setting) -> float:
-    """Return the multiply-adds of one image: all passes that sampler and guidance make."""
-    from experiments.diffusion.cost import model_cost, sampling_cost
-
-    one_pass = model_cost(setting.model, setting.guidance, setting.weak)
-    depth = setting.model.depth
-    return sampling_cost(setting.objective, setting.sampler, setting.guidance, one_pass, depth).macs
+    loaded = Loaded(model, config, step or 0, "", {})
+    return Setup.make(loaded, sampler or config.sampler, guidance or config.guidance)
 
 
 def describe(options: Any, drop: Sequence[str] = ("name",)) -> str:
@@ -180,14 +152,22 @@ def score(
         reference=reference,
     )
     device = accelerator.device if accelerator is not None else next(model.parameters()).device
-    setting = setting_for(model, config, guidance, sampler, device)
+    setup = setup_for(model, config, guidance, sampler, step)
     return sample_and_score(
-        setting, config, dataset, options, step=step, device=device, progress=progress
+        setup, dataset, options, step=step, device=device, progress=progress
     ).scores
 
 
-def check(config: Config, dataset: Any, device: torch.device | str = "cpu") -> list[str]:
+def check(
+    config: Config, dataset: Any, model: Any = None, device: torch.device | str = "cpu"
+) -> list[str]:
     """Load what a run's scores need, so that a run that cannot be scored stops before it trains.
+
+    Args:
+        config: The run.
+        dataset: Its data set.
+        model: Its model, to check guidance and sampler against; None leaves that out.
+        device: Where the feature networks run.
 
     Returns:
         Lines for the log, as the classifier's accuracy on held-out images.
@@ -197,12 +177,13 @@ def check(config: Config, dataset: Any, device: torch.device | str = "cpu") -> l
     """
     conditional = config.task != "none"
     options, cache = options_for(config), cache_of(config)
+    if model is not None:
+        setup_for(model, config)
     return prepare(options, dataset, cache, device, conditional, config.data).notes
 
 
 def sample_and_score(
-    setting: sampled.Setting,
-    config: Config,
+    setup: Setup,
     dataset: Any,
     options: EvalOptions,
     *,
@@ -213,11 +194,10 @@ def sample_and_score(
     identity: str = "",
     progress: Any = None,
 ) -> Scored:
-    """Sample as `setting` says and measure as `options` say; a collective call.
+    """Sample as `setup` says and measure as `options` say; a collective call.
 
     Args:
-        setting: How images are made.
-        config: The run.
+        setup: How images are made.
         dataset: The run's data set.
         options: What is measured.
         step: Training step of the weights, for the record.
@@ -230,7 +210,7 @@ def sample_and_score(
     Raises:
         MetricError: See `score`.
     """
-    device = torch.device(device)
+    device, config = torch.device(device), setup.loaded.config
     if options.samples < world()[1]:
         raise MetricError(
             f"eval.samples={options.samples} are fewer than {world()[1]} processes; ask for more"
@@ -238,8 +218,8 @@ def sample_and_score(
     cache, conditional = cache or cache_of(config), config.task != "none"
     bench = prepare(options, dataset, cache, device, conditional, config.data)
     made = {
-        "guidance": describe(setting.guidance.options),
-        "sampler": describe(setting.sampler.options),
+        "guidance": describe(setup.guidance.options),
+        "sampler": describe(setup.sampler.options),
     }
     folder = None
     if out is not None:
@@ -249,10 +229,13 @@ def sample_and_score(
             "objective": dict(config.objective), "data": dataset.fingerprint,
         }  # fmt: skip
         folder = sampled.open_folder(out, about)
-    labels = _show(bench, sampled.pieces(setting, dataset, options, device, folder), progress)
-    macs = macs_per_sample(setting)
+    labels = _show(bench, sampled.pieces(setup, dataset, options, device, folder), progress)
     scores = scores_of(
-        bench.results(labels), **made, seed=options.seed, step=step, macs_per_sample=macs
+        bench.results(labels),
+        **made,
+        seed=options.seed,
+        step=step,
+        macs_per_sample=setup.cost().macs,
     )
     return Scored(scores, labels, folder)
 

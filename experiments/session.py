@@ -196,9 +196,9 @@ def banner(console: log.Console, config: Config, work: Run, resumed: bool) -> No
 
 def banner_lines(config: Config, cost: Any, kernels: Sequence[str]) -> list[str]:
     """Return the lines that describe a model and its route (see the README's picture)."""
-    from routing.route import Route
+    from experiments.routes import first_route
 
-    route = Route.parse(config.route).resolve(config.depth)
+    route = first_route(config)
     name = f"{config.backbone['name']}-{config.size}"
     flops = f"{log.big(cost.macs_dense)} MACs per image"
     if route:
@@ -208,7 +208,7 @@ def banner_lines(config: Config, cost: Any, kernels: Sequence[str]) -> list[str]
     if route:
         tokens += f" -> {min(cost.tokens)} inside, chosen by {config.routing.selection}"
     return [
-        f"{name}   {log.big(cost.params)} parameters   {flops}   route {route}",
+        f"{name}   {log.big(cost.params)} parameters   {flops}   route {config.resolved_route}",
         f"blocks      {route.ruler(config.depth)}   {tokens}",
         *(f"kernel      {line}" for line in kernels),
     ]

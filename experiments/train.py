@@ -21,7 +21,7 @@ from torch import Tensor
 
 from experiments import build, checkpoint, evaluation, log, signals
 from experiments.cli import Interrupted
-from experiments.data import Order
+from experiments.data import Order, Prefetch
 from experiments.losses import training_loss
 from experiments.memory import micro_batches, out_of_memory
 from experiments.routes import TrainingRoutes, run_cost
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from experiments.config import Config
+    from experiments.data import Batch
 
 
 class Diverged(UserError):
@@ -70,6 +71,7 @@ class Run:
         )
         self.order = Order(config.seed, self.dataset.size)
         self.step, self.salt = 0, 0
+        self.ahead: Iterator[Batch] | None = None
         self.seconds, self.macs, self.mean_loss, self.spikes = 0.0, 0.0, None, 0
         self.tally = torch.zeros(5, dtype=torch.float64, device=self.device)  # loss, norm, n, bad, streak
         self.net: Any = accelerator.prepare_model(self.model) if accelerator.num_processes > 1 else self.model
@@ -87,9 +89,10 @@ class Run:
             rate *= 0.5 * (1 + math.cos(math.pi * self.step / train.steps))
         return rate
 
-    def draws(self, rows: Tensor) -> Draws:
-        """Return the random numbers of this step for these rows of the global batch."""
-        return Draws(self.config.seed + 1_000_003 * self.salt, self.step, rows, device=self.device)
+    def draws(self, rows: Tensor, step: int | None = None) -> Draws:
+        """Return the random numbers of a step (this one) for these rows of the global batch."""
+        seed = self.config.seed + 1_000_003 * self.salt
+        return Draws(seed, self.step if step is None else step, rows, device=self.device)
 
     def one_step(self) -> None:
         """Take one optimizer step on this process's share of the global batch."""
@@ -98,23 +101,34 @@ class Run:
         first = local * self.accelerator.process_index
         pieces = micro_batches(self, local)
         total = torch.zeros((), device=self.device)
+        whole = next(self.ahead) if self.ahead is not None else None
         for position, (low, high) in enumerate(pieces):
             rows = torch.arange(first + low, first + high, device=self.device)
             last = position == len(pieces) - 1
             sync = contextlib.nullcontext() if last or world == 1 else self.accelerator.no_sync(self.net)
             with sync:
-                loss = self.loss(rows) * ((high - low) / local)
+                loss = self.loss(rows, whole and whole.rows(low, high)) * ((high - low) / local)
                 loss.backward()
             total += loss.detach()
         norm = torch.nn.utils.clip_grad_norm_(self.params, config.clip or math.inf)
         self.update(self.reduce(total), norm)
 
-    def loss(self, rows: Tensor) -> Tensor:
-        """Return the mean loss of some rows of the global batch."""
+    def samples(self, step: int, rows: Tensor) -> Tensor:
+        """Return which samples stand in these rows of the global batch of `step`."""
+        return self.order.lookup(step * self.config.train.batch + rows.cpu())
+
+    def read_ahead(self) -> Iterator[Batch]:
+        """Return this process's batches from the current step on, read from disk by a thread."""
+        local = self.config.train.batch // self.accelerator.num_processes
+        rows = local * self.accelerator.process_index + torch.arange(local)
+        return iter(Prefetch(self.dataset, lambda step: (self.samples(step, rows), self.draws(rows, step)), self.step))
+
+    def loss(self, rows: Tensor, batch: Batch | None = None) -> Tensor:
+        """Return the mean loss of some rows of the global batch, which may have been read ahead."""
         train = self.config.train
         draws = self.draws(rows)
-        samples = self.order.lookup(self.step * train.batch + rows.cpu())
-        batch = self.dataset.batch(samples.to(self.device), draws)
+        if batch is None:
+            batch = self.dataset.batch(self.samples(self.step, rows), draws)
         routing = self.routes.training(draws, self.step / train.steps)
         bf16 = train.precision == "bf16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
@@ -241,6 +255,8 @@ class Run:
         """
         train, total = self.config.train, self.config.train.steps
         self.model.train()
+        if self.dataset.reads_disk:
+            self.ahead = self.read_ahead()
         with self.console.progress("step", total, self.step) as bar:
             self.due(bar)
             while self.step < total:
@@ -317,11 +333,13 @@ class Run:
             bad_step = self.step
             self.resume()
             self.salt = salt
+            if self.ahead is not None:
+                self.ahead = self.read_ahead()
             self.console.say(f"{streak} non-finite steps up to {bad_step}: back to step {self.step} with other random numbers")
             return
         rows = torch.arange(self.config.train.batch)
         times = self.objective.times(self.draws(rows.to(self.device)))
-        samples = self.order.lookup((self.step - 1) * self.config.train.batch + rows)[:8].tolist()
+        samples = self.samples(self.step - 1, rows)[:8].tolist()
         raise Diverged(
             f"step {self.step}: {streak} steps in a row had a non-finite loss or gradient (times {float(times.min()):.4g} to "
             f"{float(times.max()):.4g}, samples {samples}...); last good checkpoint: {last or 'none'}; "

@@ -27,6 +27,7 @@ Routes: blocks from a start to an end, both inclusive, counted from 0.
   auto            2--4: from block 2 to the fourth from the end, the paper's guideline
   2--4            a negative end counts from the last block
   '0-4+6-9'       one after the other
+  2-8/0.9:none    another route from a share of the steps on: here dense for the last tenth
 """
 
 AFTER = """\

@@ -83,7 +83,7 @@ def test_micro_batch_auto_takes_all_where_it_fits_and_less_where_not(tmp_path, m
 
 
 def test_out_of_memory_names_the_value_to_type(tmp_path, monkeypatch):
-    def fail(self, rows):
+    def fail(self, rows, batch=None):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
 
     monkeypatch.setattr(Run, "loss", fail)
@@ -114,7 +114,7 @@ def test_a_non_finite_step_is_skipped_and_counted(tmp_path, monkeypatch):
     run = make_run(small(tmp_path))
     run.model.train()
     honest = Run.loss
-    monkeypatch.setattr(Run, "loss", lambda self, rows: honest(self, rows) * float("nan"))
+    monkeypatch.setattr(Run, "loss", lambda self, rows, batch=None: honest(self, rows) * float("nan"))
     before = [p.detach().clone() for p in run.params]
     run.one_step()
     assert all(torch.equal(a, b) for a, b in zip(before, run.params, strict=True))
@@ -128,7 +128,7 @@ def test_a_non_finite_step_is_skipped_and_counted(tmp_path, monkeypatch):
 
 def test_a_run_that_diverges_stops_and_says_where(tmp_path, monkeypatch):
     honest = Run.loss
-    poison = lambda self, rows: honest(self, rows) * (float("inf") if self.step >= 4 else 1.0)  # noqa: E731
+    poison = lambda self, rows, batch=None: honest(self, rows) * (float("inf") if self.step >= 4 else 1.0)  # noqa: E731
     monkeypatch.setattr(Run, "loss", poison)
     config = small(tmp_path, "train.steps=20", "train.max_bad_steps=3")
     with pytest.raises(Diverged, match=r"step 8: .*steps in a row.*times .* samples .*step-0000000"):
@@ -137,7 +137,7 @@ def test_a_run_that_diverges_stops_and_says_where(tmp_path, monkeypatch):
 
 def test_roll_back_goes_on_with_other_numbers(tmp_path, monkeypatch):
     honest = Run.loss
-    poison = lambda self, rows: honest(self, rows) * (float("nan") if self.salt == 0 and self.step >= 4 else 1.0)  # noqa: E731
+    poison = lambda self, rows, batch=None: honest(self, rows) * (float("nan") if self.salt == 0 and self.step >= 4 else 1.0)  # noqa: E731
     monkeypatch.setattr(Run, "loss", poison)
     config = small(tmp_path, "train.steps=12", "train.max_bad_steps=2", "train.rollback=1", "train.save_every=4")
     train(config, quiet=True)
@@ -209,5 +209,6 @@ def test_init_loads_the_parents_ema_and_is_another_run(tmp_path):
 
 def test_routing_can_be_switched_off_after_a_fraction(tmp_path):
     run = make_run(small(tmp_path, "route=1-2", "routing.off_after=0.5"))
-    assert str(run.routes.at(0.49)) == "1-2" and not run.routes.at(0.5)
+    rows = run.draws(torch.arange(8))
+    assert str(run.routes.training(rows, 0.49).route) == "1-2" and run.routes.training(rows, 0.5) is None
     assert run.routes.macs(run.cost, 0.9) == run.cost.macs_dense

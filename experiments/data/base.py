@@ -52,6 +52,17 @@ class Condition:
     captions: list[str] | None = None
 
 
+    def rows(self, low: int, high: int) -> Batch:
+        """Return the samples `low..high-1` of the batch."""
+        part = slice(low, high)
+        return Batch(
+            self.x[part],
+            None if self.y is None else self.y[part],
+            None if self.text is None else self.text[part],
+            None if self.captions is None else self.captions[part],
+        )
+
+
 @dataclass(frozen=True)
 class Rows:
     """What was read from disk for one batch, before anything is computed from it."""
