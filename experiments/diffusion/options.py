@@ -7,33 +7,46 @@ value raises `DiffusionError`: one sentence with what is wrong and what to type 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from routing.errors import UserError, suggest
+from experiments.diffusion.checks import DiffusionError, one_of, positive, require
+from experiments.diffusion.guidance_options import (
+    APGOptions,
+    AutoOptions,
+    CFGOptions,
+    GuidanceOptions,
+    ICGOptions,
+    IntervalOptions,
+    Rate,
+    RoutedOptions,
+)
+from routing.errors import suggest
 
-
-class DiffusionError(UserError):
-    """A setting of an objective, a sampler or a guidance that cannot work."""
-
-
-def _require(ok: bool, message: str) -> None:
-    if not ok:
-        raise DiffusionError(message)
-
-
-def _one_of(key: str, value: str, options: tuple[str, ...]) -> None:
-    hint = suggest(value, options)
-    _require(value in options, f"{key}={value}: choose one of {', '.join(options)}{hint}")
-
-
-def _positive(key: str, value: float) -> None:
-    _require(
-        isinstance(value, int | float) and math.isfinite(value) and value > 0,
-        f"{key}={value}: a positive number is needed",
-    )
+__all__ = [
+    "OPTIONS",
+    "APGOptions",
+    "AutoOptions",
+    "CFGOptions",
+    "ChurnOptions",
+    "DDIMOptions",
+    "DDPMOptions",
+    "DDPMSamplerOptions",
+    "DiffusionError",
+    "EDMOptions",
+    "EulerOptions",
+    "FlowOptions",
+    "GuidanceOptions",
+    "HeunOptions",
+    "ICGOptions",
+    "IntervalOptions",
+    "Rate",
+    "RoutedOptions",
+    "SDEOptions",
+    "SamplerOptions",
+    "options_of",
+]
 
 
 # ------------------------------------------------------------------------------------- objectives
@@ -53,8 +66,8 @@ class EDMOptions:
 
     def __post_init__(self) -> None:
         for key in ("p_std", "sigma_data", "sigma_min", "rho"):
-            _positive(f"objective.{key}", getattr(self, key))
-        _require(
+            positive(f"objective.{key}", getattr(self, key))
+        require(
             self.sigma_max > self.sigma_min,
             f"objective.sigma_max={self.sigma_max}: it must exceed sigma_min={self.sigma_min}",
         )
@@ -76,10 +89,10 @@ class FlowOptions:
     sigma_data: float = 1.0
 
     def __post_init__(self) -> None:
-        _one_of("objective.times", self.times, self.TIMES)
+        one_of("objective.times", self.times, self.TIMES)
         for key in ("std", "shift", "time_scale", "sigma_data"):
-            _positive(f"objective.{key}", getattr(self, key))
-        _require(self.cosine >= 0, f"objective.cosine={self.cosine}: a weight of 0 or more")
+            positive(f"objective.{key}", getattr(self, key))
+        require(self.cosine >= 0, f"objective.cosine={self.cosine}: a weight of 0 or more")
 
 
 @dataclass(frozen=True)
@@ -95,14 +108,14 @@ class DDPMOptions:
     sigma_data: float = 1.0
 
     def __post_init__(self) -> None:
-        _require(self.steps >= 2, f"objective.steps={self.steps}: two or more steps are needed")
-        _require(
+        require(self.steps >= 2, f"objective.steps={self.steps}: two or more steps are needed")
+        require(
             0 < self.beta_start <= self.beta_end < 1,
             f"objective.beta_start={self.beta_start}, beta_end={self.beta_end}: "
             "0 < beta_start <= beta_end < 1 is needed; DiT has 0.0001 and 0.02",
         )
-        _require(self.vlb >= 0, f"objective.vlb={self.vlb}: a weight of 0 or more is needed")
-        _positive("objective.sigma_data", self.sigma_data)
+        require(self.vlb >= 0, f"objective.vlb={self.vlb}: a weight of 0 or more is needed")
+        positive("objective.sigma_data", self.sigma_data)
 
 
 # --------------------------------------------------------------------------------------- samplers
@@ -119,12 +132,12 @@ class SamplerOptions:
     reuse_every: int = 2
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             isinstance(self.steps, int) and self.steps >= 1,
             f"sampler.steps={self.steps}: a whole number of 1 or more is needed",
         )
-        _positive("sampler.shift", self.shift)
-        _require(
+        positive("sampler.shift", self.shift)
+        require(
             self.reuse_every >= 1,
             f"sampler.reuse_every={self.reuse_every}: 1 (never reuse) or more is needed",
         )
@@ -156,8 +169,8 @@ class ChurnOptions(SamplerOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require(self.churn >= 0, f"sampler.churn={self.churn}: a number of 0 or more is needed")
-        _require(
+        require(self.churn >= 0, f"sampler.churn={self.churn}: a number of 0 or more is needed")
+        require(
             0 <= self.churn_min <= self.churn_max,
             f"sampler.churn_min={self.churn_min}, churn_max={self.churn_max}: "
             "0 <= churn_min <= churn_max is needed",
@@ -178,9 +191,9 @@ class SDEOptions(SamplerOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _one_of("sampler.diffusion", self.diffusion, self.FORMS)
-        _require(self.strength >= 0, f"sampler.strength={self.strength}: 0 (the ODE) or more")
-        _require(
+        one_of("sampler.diffusion", self.diffusion, self.FORMS)
+        require(self.strength >= 0, f"sampler.strength={self.strength}: 0 (the ODE) or more")
+        require(
             0 <= self.last_step < 1,
             f"sampler.last_step={self.last_step}: a fraction of 0 or more and below 1 is needed",
         )
@@ -198,7 +211,7 @@ class DDPMSamplerOptions(SamplerOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _one_of("sampler.variance", self.variance, self.VARIANCES)
+        one_of("sampler.variance", self.variance, self.VARIANCES)
 
 
 @dataclass(frozen=True)
@@ -211,154 +224,7 @@ class DDIMOptions(SamplerOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require(0 <= self.eta <= 1, f"sampler.eta={self.eta}: a number from 0 to 1 is needed")
-
-
-# --------------------------------------------------------------------------------------- guidance
-
-
-@dataclass(frozen=True)
-class GuidanceOptions:
-    """What every guidance has: its scale, and the noise levels (sigma / alpha) where it acts."""
-
-    name: str = "none"
-    scale: float = 1.0
-    low: float = 0.0
-    high: float | None = None
-
-    def __post_init__(self) -> None:
-        _require(
-            isinstance(self.scale, int | float) and math.isfinite(self.scale),
-            f"guidance.scale={self.scale}: a number is needed; 1 is no guidance",
-        )
-        _require(
-            0 <= self.low < (math.inf if self.high is None else self.high),
-            f"guidance.low={self.low}, high={self.high}: 0 <= low < high is needed (in sigma)",
-        )
-
-
-@dataclass(frozen=True)
-class CFGOptions(GuidanceOptions):
-    """Classifier-free guidance (Ho & Salimans 2022): `D = null + scale * (cond - null)`."""
-
-    name: str = "cfg"
-    scale: float = 1.5
-
-
-@dataclass(frozen=True)
-class IntervalOptions(GuidanceOptions):
-    """CFG at a limited interval of noise levels only (Kynkaanniemi et al. 2024)."""
-
-    name: str = "interval"
-    scale: float = 2.1
-    low: float = 0.28
-    high: float | None = 2.9
-
-
-@dataclass(frozen=True)
-class RoutedOptions(GuidanceOptions):
-    """Routed guidance (Sparse Guidance, arXiv 2601.01608): two conditional passes, two rates."""
-
-    SUBSETS: ClassVar[tuple[str, ...]] = ("independent", "nested")
-
-    name: str = "routed"
-    scale: float = 1.5
-    strong: str = "0.5"
-    weak: str = "0.9"
-    null_class: bool = False
-    subsets: str = "independent"
-    route: str | None = None
-    checkpoint: str | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _one_of("guidance.subsets", self.subsets, self.SUBSETS)
-        Rate.parse(self.strong, "guidance.strong")
-        Rate.parse(self.weak, "guidance.weak")
-
-
-@dataclass(frozen=True)
-class AutoOptions(GuidanceOptions):
-    """Autoguidance (Karras et al. 2024): away from a weaker checkpoint, both conditional."""
-
-    name: str = "autoguidance"
-    scale: float = 1.5
-    checkpoint: str | None = None
-
-
-@dataclass(frozen=True)
-class APGOptions(GuidanceOptions):
-    """Adaptive projected guidance (Sadat et al. 2024)."""
-
-    name: str = "apg"
-    scale: float = 4.0
-    eta: float = 0.0
-    threshold: float = 2.5
-    momentum: float = -0.75
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require(self.threshold >= 0, f"guidance.threshold={self.threshold}: 0 (no limit) or more")
-        _require(
-            -1 < self.momentum < 1,
-            f"guidance.momentum={self.momentum}: a number between -1 and 1 is needed; 0 is none",
-        )
-
-
-@dataclass(frozen=True)
-class ICGOptions(GuidanceOptions):
-    """Independent condition guidance (Sadat et al. 2024): a random label is the null class."""
-
-    name: str = "icg"
-    scale: float = 1.5
-
-
-@dataclass(frozen=True)
-class Rate:
-    """A selection rate over the sampling steps: `0.5`, `cosine:0.6:0` or `linear:0.6:0`.
-
-    Attributes:
-        start: Rate at the first (noisiest) step.
-        end: Rate at the last step.
-        shape: `constant`, `linear` or `cosine` (half a cosine from start to end).
-    """
-
-    start: float
-    end: float
-    shape: str = "constant"
-
-    @classmethod
-    def parse(cls, text: str | float, key: str = "rate") -> Rate:
-        """Read a rate.
-
-        Raises:
-            DiffusionError: If the text is no rate or a rate lies outside 0 <= rate < 1.
-        """
-        if isinstance(text, Rate):
-            return text
-        parts = str(text).replace(" ", "").split(":")
-        try:
-            shape, numbers = ("constant", parts) if len(parts) == 1 else (parts[0], parts[1:])
-            start, end = float(numbers[0]), float(numbers[-1])
-            if shape not in ("constant", "linear", "cosine") or len(parts) not in (1, 3):
-                raise ValueError
-        except ValueError:
-            raise DiffusionError(
-                f"{key}={text}: a rate is a number such as 0.5, or a schedule from the first to "
-                "the last step such as cosine:0.6:0 or linear:0.6:0"
-            ) from None
-        _require(
-            0 <= start < 1 and 0 <= end < 1,
-            f"{key}={text}: a rate is the fraction of tokens that skip, 0 <= rate < 1; 0 is dense",
-        )
-        return cls(start, end, shape)
-
-    def at(self, progress: float) -> float:
-        """Return the rate at `progress`, 0 at the first step and 1 at the last."""
-        if self.shape == "constant":
-            return self.start
-        ramp = progress if self.shape == "linear" else (1 - math.cos(math.pi * progress)) / 2
-        return self.start + (self.end - self.start) * ramp
+        require(0 <= self.eta <= 1, f"sampler.eta={self.eta}: a number from 0 to 1 is needed")
 
 
 OPTIONS: dict[str, dict[str, type]] = {
@@ -406,7 +272,7 @@ def options_of(kind: str, value: Any) -> Any:
     if not isinstance(value, Mapping):
         raise DiffusionError(f"{kind}={value!r}: a name or a mapping with a name is needed")
     name = str(value.get("name", next(iter(known))))
-    _one_of(kind, name, tuple(known))
+    one_of(kind, name, tuple(known))
     fields = {f.name: f for f in dataclasses.fields(known[name])}
     for key in value:
         if key not in fields:
