@@ -44,6 +44,10 @@ def open_store(path: str | os.PathLike[str], *, kind: str = "auto", verify: bool
     names = sorted(entry.name for entry in folder.iterdir())
     if OWN in names:
         return LatentStore(folder, verify)
+    if "plan.json" in names:
+        raise DataError(
+            f"{folder}: prepare has not finished here; run the same command again to continue it"
+        )
     if any(name.endswith(".tar") for name in names):
         return TarStore(folder, kind)
     if any(name.endswith(".safetensors") for name in names):
@@ -57,8 +61,6 @@ def _describe(folder: Path, names: list[str]) -> str:
             "this is an LMDB, which is not read; write its records to WebDataset tars as "
             "latent.npy and cls, or run python experiments/prepare.py on the pictures"
         )
-    if "plan.json" in names:
-        return "prepare has not finished here; run the same command again to continue it"
     suffixes = {Path(name).suffix.lower() for name in names}
     below = {p.suffix.lower() for p in list(folder.glob("*/*"))[:64]}
     if any(s in _IMAGES for s in suffixes | below):

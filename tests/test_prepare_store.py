@@ -1,0 +1,660 @@
+import errno
+import io
+import json
+import subprocess
+import sys
+import tarfile
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from data_tools import add
+from PIL import Image
+
+from experiments import prepare
+from experiments.data import DataError, create
+from experiments.data.foreign import open_store
+from experiments.data.images import center_crop
+from experiments.data.vae import Autoencoder
+from routing.rng import Draws
+
+ROOT = Path(__file__).parents[1]
+SIZE = 64
+
+
+@pytest.fixture(scope="session")
+def vae(tmp_path_factory):
+    """The architecture of Stable Diffusion's VAE with few channels and random weights."""
+    from diffusers import AutoencoderKL
+
+    folder = tmp_path_factory.mktemp("vae")
+    torch.manual_seed(0)
+    AutoencoderKL(
+        block_out_channels=(8, 8, 8, 8),
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        latent_channels=4,
+        norm_num_groups=4,
+        layers_per_block=1,
+    ).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def pictures():
+    """Real photographs that come with scikit-image and scikit-learn, as encoded bytes."""
+    from skimage import data
+    from sklearn.datasets import load_sample_image
+
+    def png(array):
+        stream = io.BytesIO()
+        Image.fromarray(array).save(stream, "PNG")
+        return stream.getvalue()
+
+    return {
+        "animals/cat.png": png(data.chelsea()),
+        "animals/flower.png": png(load_sample_image("flower.jpg")[:300]),
+        "grey/camera.png": png(data.camera()),
+        "grey/coins.png": png(data.coins()),
+        "things/astronaut.png": png(data.astronaut()),
+        "things/coffee.png": png(data.coffee()),
+        "things/house.png": png(load_sample_image("china.jpg")[:, :200]),
+    }
+
+
+@pytest.fixture
+def folder(tmp_path, pictures):
+    for name, content in pictures.items():
+        path = tmp_path / "photos" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return tmp_path / "photos"
+
+
+def arguments(source, out, vae, *more):
+    given = [
+        source,
+        out,
+        "--vae",
+        vae,
+        "--size",
+        SIZE,
+        "--shard",
+        3,
+        "--batch",
+        2,
+        "--device",
+        "cpu",
+    ]
+    return [str(word) for word in (*given, *more)]
+
+
+def run(source, out, vae, *more):
+    return prepare.main(arguments(source, out, vae, *more))
+
+
+def content(out):
+    return {p.name: p.read_bytes() for p in sorted(out.iterdir()) if p.suffix != ".txt"}
+
+
+def fails(capsys, code, *words):
+    assert code == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("error: ")
+    for word in words:
+        assert word in error, error
+    return error
+
+
+def test_photographs_become_a_store_that_trains(folder, tmp_path, vae, capsys):
+    out = tmp_path / "out"
+    assert run(folder, out, vae, "--dtype", "float32", "--verify") == 0
+    said = capsys.readouterr()
+    assert "7 pictures as moments of 4x8x8, mirrored too" in said.out and "classes   3" in said.out
+    assert "7/7 pictures" in said.err and not list(out.glob(".*"))
+    data = create({"name": "latents", "path": str(out)}, task="class")
+    assert data.size == 7 and data.class_names == ("animals", "grey", "things")
+    assert data.shape == (4, 8, 8) and data.can_decode
+    batch = data.batch(torch.arange(7), Draws(0, 0, torch.arange(7)))
+    assert batch.y.tolist() == [0, 0, 1, 1, 2, 2, 2]
+    assert data.to_pixels(batch.x).shape == (7, 3, SIZE, SIZE)
+
+    # What lies there is what the autoencoder says of each picture, straight and mirrored.
+    network = Autoencoder(str(vae))
+    store = open_store(out)
+    for flip in (False, True):
+        rows = store.latents(torch.arange(7), torch.full((7,), flip))
+        for row, path in zip(rows, sorted(folder.rglob("*.png")), strict=True):
+            crop = torch.from_numpy(center_crop(Image.open(path), SIZE).copy()).permute(2, 0, 1)
+            expected = network.encode((crop.flip(-1) if flip else crop)[None])[0]
+            torch.testing.assert_close(row, expected, atol=1e-4, rtol=1e-4)
+    mean, log_variance = store.latents(torch.arange(7)).double().chunk(2, 1)
+    torch.testing.assert_close(store.mean.double(), mean.mean((0, 2, 3)), atol=1e-4, rtol=1e-4)
+    second = (mean.square() + log_variance.exp()).mean((0, 2, 3)) - mean.mean((0, 2, 3)).square()
+    torch.testing.assert_close(store.std.double(), second.sqrt(), atol=1e-4, rtol=1e-4)
+
+
+def test_samples_halves_and_no_flips(folder, tmp_path, vae):
+    moments, sample = tmp_path / "m", tmp_path / "s"
+    assert run(folder, moments, vae, "--dtype", "float32") == 0
+    assert run(folder, sample, vae, "--kind", "sample", "--no-flips", "--limit", 5) == 0
+    store = open_store(sample)
+    assert store.kind == "sample" and not store.has_flips and store.count == 5
+    rows = store.latents(torch.arange(5))
+    assert rows.dtype == torch.float16
+    mean, log_variance = open_store(moments).latents(torch.arange(5)).chunk(2, 1)
+    z = (rows.float() - mean) / (log_variance / 2).exp()
+    assert abs(float(z.mean())) < 0.15 and abs(float(z.std()) - 1) < 0.1
+    data = create({"name": "latents", "path": str(sample)}, task="none")
+    torch.testing.assert_close(data.batch(torch.arange(5), None).x, rows.float() * 0.18215)
+
+
+def test_a_kill_loses_one_shard_and_a_rerun_continues(folder, tmp_path, vae, monkeypatch, capsys):
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    assert run(folder, whole, vae) == 0
+
+    class Killed(BaseException):
+        pass
+
+    def killed(self, count):
+        self.done += count
+        if self.done > 4:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare.Progress, "__call__", killed)
+        with pytest.raises(Killed):
+            run(folder, out, vae)
+    assert [p.name for p in sorted(out.iterdir())] == [
+        "plan.json",
+        "shard-00000.json",
+        "shard-00000.safetensors",
+    ]
+    # What a kill inside a write leaves behind: a temporary file, or a shard without its note.
+    (out / ".shard-00001-abc.tmp.safetensors").write_bytes(b"half")
+    (out / "shard-00001.safetensors").write_bytes(b"half")
+    with pytest.raises(DataError, match="has not finished here"):
+        open_store(out)
+    first = (out / "shard-00000.safetensors").stat().st_mtime_ns
+    capsys.readouterr()
+    assert run(folder, out, vae) == 0
+    assert "3 shards, 1 finished before" in capsys.readouterr().err
+    assert (out / "shard-00000.safetensors").stat().st_mtime_ns == first
+    assert content(out) == content(whole)
+    # A third time there is nothing left to do, and a lost shard is made again.
+    assert run(folder, out, vae) == 0
+    (out / "shard-00001.safetensors").unlink()
+    assert run(folder, out, vae) == 0
+    assert content(out) == content(whole)
+
+
+def test_interrupt_says_how_to_continue(folder, tmp_path, vae, monkeypatch, capsys):
+    def interrupted(self, count):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(prepare.Progress, "__call__", interrupted)
+    assert run(folder, tmp_path / "out", vae) == 130
+    assert "same command continues" in capsys.readouterr().err
+
+
+def test_two_processes_make_the_same_store(folder, tmp_path, vae, monkeypatch):
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert run(folder, one, vae) == 0
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert run(folder, two, vae) == 0
+    assert not (two / "manifest.json").exists()
+    assert not (two / "shard-00000.json").exists() and (two / "shard-00001.json").exists()
+    monkeypatch.setenv("RANK", "0")
+    assert run(folder, two, vae) == 0
+    assert content(one) == content(two)
+
+
+def test_unreadable_pictures_are_listed_and_skipped(folder, tmp_path, vae, capsys):
+    (folder / "animals/broken.jpg").write_bytes(b"\xff\xd8\xff no picture")
+    whole = (folder / "grey/camera.png").read_bytes()
+    (folder / "grey/cut.png").write_bytes(whole[: len(whole) // 3])
+    (folder / "things/empty.png").write_bytes(b"")
+    out = tmp_path / "out"
+    assert run(folder, out, vae) == 0
+    assert "skipped   3" in capsys.readouterr().out
+    listed = (out / "skipped.txt").read_text().splitlines()
+    assert [line.split("\t")[0] for line in listed] == [
+        "animals/broken.jpg",
+        "grey/cut.png",
+        "things/empty.png",
+    ]
+    assert all(line.split("\t")[1] for line in listed)
+    store = open_store(out)
+    assert store.count == 7 and store.labels.tolist() == [0, 0, 1, 1, 2, 2, 2]
+
+
+def test_nothing_readable(tmp_path, vae, capsys):
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p/a.png").write_bytes(b"x")
+    fails(capsys, run(tmp_path / "p", tmp_path / "out", vae), "none of 1 pictures", "a.png")
+
+
+@pytest.fixture
+def small_disk(tmp_path, monkeypatch):
+    """A folder that holds 100 kB: a real file system where that can be mounted, else a simulation."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", str(disk)]
+    try:
+        mounted = subprocess.run(mount, capture_output=True).returncode == 0
+    except OSError:
+        mounted = False
+    if not mounted:
+        write = Path.write_bytes
+
+        def limited(self, data):
+            used = sum(p.stat().st_size for p in disk.rglob("*") if p.is_file())
+            if disk in self.parents and used + len(data) > 100_000:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return write(self, data)
+
+        monkeypatch.setattr(Path, "write_bytes", limited)
+    yield disk, (lambda: monkeypatch.undo() if not mounted else remount(disk))
+    if mounted:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def remount(disk):
+    subprocess.run(["mount", "-o", "remount,size=10m", str(disk)], check=True)
+
+
+def test_a_full_disk_loses_nothing(folder, tmp_path, vae, small_disk, capsys):
+    disk, enlarge = small_disk
+    whole = tmp_path / "whole"
+    more = ("--size", 256, "--shard", 2, "--no-flips")
+    assert run(folder, whole, vae, *more) == 0
+    out = disk / "out"
+    error = fails(capsys, run(folder, out, vae, *more), "is full", "run the same command again")
+    assert "keeps the 2 finished shards" in error
+    assert not list(out.glob(".*")) and not (out / "manifest.json").exists()
+    enlarge()
+    assert run(folder, out, vae, *more) == 0
+    assert content(out) == content(whole)
+
+
+# --- sources -----------------------------------------------------------------------------------
+
+
+def labels(pictures):
+    classes = sorted({name.split("/")[0] for name in pictures})
+    return classes, [classes.index(name.split("/")[0]) for name in sorted(pictures)]
+
+
+def write_tar(path, pictures, **fields):
+    with tarfile.open(path, "w") as archive:
+        for i, name in enumerate(sorted(pictures)):
+            add(archive, f"{i:04d}.png", pictures[name])
+            for field, values in fields.items():
+                add(archive, f"{i:04d}.{field}", str(values[i]).encode())
+
+
+def write_table(path, pictures, **columns):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    classes, numbers = labels(pictures)
+    images = [{"bytes": pictures[name], "path": name} for name in sorted(pictures)]
+    table = pa.table({"image": images, "label": numbers, **columns})
+    info = {"info": {"features": {"label": {"names": classes, "_type": "ClassLabel"}}}}
+    table = table.replace_schema_metadata({"huggingface": json.dumps(info)})
+    if path.suffix == ".parquet":
+        pq.write_table(table, path, row_group_size=2)
+    else:
+        writer = pa.ipc.new_stream if "stream" in path.name else pa.ipc.new_file
+        with pa.OSFile(str(path), "wb") as file, writer(file, table.schema) as stream:
+            stream.write_table(table)
+
+
+@pytest.mark.parametrize("kind", ["x.tar", "x.parquet", "x-stream.arrow", "x-file.arrow"])
+def test_tars_and_tables_give_what_the_folder_gives(folder, pictures, tmp_path, vae, kind):
+    source = tmp_path / "source"
+    source.mkdir()
+    if kind == "x.tar":
+        write_tar(source / kind, pictures, cls=labels(pictures)[1])
+    else:
+        write_table(source / kind, pictures)
+    assert run(folder, tmp_path / "a", vae) == 0
+    assert run(source, tmp_path / "b", vae) == 0
+    a, b = open_store(tmp_path / "a"), open_store(tmp_path / "b")
+    index = torch.arange(7)
+    assert torch.equal(a.latents(index), b.latents(index))
+    assert torch.equal(a.labels, b.labels)
+    assert b.classes == (("0", "1", "2") if kind == "x.tar" else a.classes)
+    assert (tmp_path / "a/shard-00001.safetensors").read_bytes() == (
+        tmp_path / "b/shard-00001.safetensors"
+    ).read_bytes()
+
+
+def test_one_file_and_a_pattern(pictures, tmp_path, vae):
+    write_table(tmp_path / "train-0.parquet", pictures)
+    write_table(tmp_path / "test-0.parquet", dict(list(pictures.items())[:2]))
+    assert run(tmp_path / "test-0.parquet", tmp_path / "a", vae) == 0
+    assert run(tmp_path, tmp_path / "b", vae, "--files", "test-*.parquet") == 0
+    assert content(tmp_path / "a") == content(tmp_path / "b")
+
+
+def test_a_flat_folder_has_no_classes(folder, pictures, tmp_path, vae):
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for name, data in pictures.items():
+        (flat / name.split("/")[1]).write_bytes(data)
+    assert run(flat, tmp_path / "out", vae) == 0
+    store = open_store(tmp_path / "out")
+    assert store.labels is None and store.classes == ()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda p: [p / "nowhere"], ["does not exist"]),
+        (lambda p: [p / "empty"], ["holds no pictures", "found nothing"]),
+        (lambda p: [p / "loose"], ["lies beside class folders"]),
+        (lambda p: [p / "photos", "--size", "60"], ["--size 60", "try --size 56"]),
+        (lambda p: [p / "photos", "--size", "0"], ["--size 0: must be at least 1"]),
+        (lambda p: [p / "photos", "--limit", "0"], ["--limit 0"]),
+        (lambda p: [p / "photos", "--captions", "c.json"], ["--captions needs --text"]),
+        (lambda p: [p / "photos", "--vae", p / "empty"], ["has no config.json"]),
+        (lambda p: [p / "photos", "--vae", "nowhere/vae"], ["nowhere/vae", "not on this machine"]),
+        (lambda p: [p / "photos", "--device", "cuda:99"], ["--device cpu"]),
+        (lambda p: [p / "bad.tar"], ["bad.tar is truncated, compressed, or no tar"]),
+        (lambda p: [p / "bad.parquet"], ["bad.parquet is damaged"]),
+        (lambda p: [p / "bad.arrow"], ["bad.arrow is damaged"]),
+        (lambda p: [p / "half.tar"], ["0001 has no cls"]),
+        (lambda p: [p / "words.tar"], ["cls holds b'cat'"]),
+        (
+            lambda p: [p / "x.parquet", "--image-column", "picture"],
+            ["no column 'picture'; it has image"],
+        ),
+        (lambda p: [p / "photos", "--text", "nowhere/clip"], ["nowhere/clip", "hf download"]),
+    ],
+)
+def test_wrong_input_in_one_sentence(
+    folder, pictures, tmp_path, vae, capsys, monkeypatch, make, words
+):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "empty").mkdir()
+    for name in ("a/x.png", "y.png"):
+        (tmp_path / "loose" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "loose" / name).write_bytes(b"x")
+    for name in ("bad.tar", "bad.parquet", "bad.arrow"):
+        (tmp_path / name).write_bytes(b"nonsense" * 200)
+    with tarfile.open(tmp_path / "half.tar", "w") as archive:
+        add(archive, "0000.png", b"x")
+        add(archive, "0000.cls", b"1")
+        add(archive, "0001.png", b"x")
+    with tarfile.open(tmp_path / "words.tar", "w") as archive:
+        add(archive, "0000.png", b"x")
+        add(archive, "0000.cls", b"cat")
+    write_table(tmp_path / "x.parquet", dict(list(pictures.items())[:1]))
+    source, *more = make(tmp_path)
+    fails(capsys, run(source, tmp_path / "out", vae, *more), *words)
+
+
+def test_another_preparation_in_the_same_folder_is_refused(folder, tmp_path, vae, capsys):
+    out = tmp_path / "out"
+    assert run(folder, out, vae) == 0
+    before = content(out)
+    fails(
+        capsys, run(folder, out, vae, "--dtype", "float32"), "dtype 'float16' instead of 'float32'"
+    )
+    (folder / "grey/coins.png").rename(folder / "grey/money.png")
+    fails(capsys, run(folder, out, vae), "another list of pictures")
+    assert content(out) == before
+    busy = tmp_path / "busy"
+    busy.mkdir()
+    (busy / "thesis.tex").write_text("x")
+    fails(capsys, run(folder, busy, vae), "is not empty")
+
+
+# --- the crop ----------------------------------------------------------------------------------
+
+
+def test_crop_halves_with_a_box_filter_and_cuts_the_middle():
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (128, 192, 3), dtype=np.uint8)
+    expected = pixels.reshape(64, 2, 96, 2, 3).mean((1, 3))[:, 16:80]
+    # Pillow rounds after each axis: at most one level off the mean of four pixels.
+    assert np.abs(center_crop(Image.fromarray(pixels), 64) - expected).max() <= 1
+    exact = pixels[:64, :80]
+    assert np.array_equal(center_crop(Image.fromarray(exact), 64), exact[:, 8:72])
+    for shape in ((37, 200), (200, 37), (64, 64), (65, 64), (1000, 65), (3, 3)):
+        assert center_crop(Image.new("RGB", shape), 64).shape == (64, 64, 3)
+    for mode in ("L", "RGBA", "P", "CMYK", "1", "I;16", "LA"):
+        crop = center_crop(Image.new(mode, (70, 64)), 64)
+        assert crop.shape == (64, 64, 3) and crop.dtype == np.uint8
+
+
+# --- captions ----------------------------------------------------------------------------------
+
+
+def clip(folder):
+    import transformers
+
+    letters = [chr(c) for c in range(97, 123)]
+    vocabulary = [*letters, *(f"{c}</w>" for c in letters), "<|startoftext|>", "<|endoftext|>"]
+    folder.mkdir()
+    (folder / "vocab.json").write_text(json.dumps({w: i for i, w in enumerate(vocabulary)}))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    transformers.CLIPTokenizer(
+        str(folder / "vocab.json"), str(folder / "merges.txt")
+    ).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = transformers.CLIPTextConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        bos_token_id=52,
+        eos_token_id=53,
+    )
+    transformers.CLIPTextModel(config).save_pretrained(folder)
+    return folder
+
+
+def t5(folder):
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["<pad>", "</s>", "<unk>", "a", "cat", "picture", "number"]
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
+    ).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=7, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2
+    )
+    transformers.T5EncoderModel(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def coco(folder, tmp_path, pictures):
+    """COCO's annotation layout: images with ids, captions that point to them, out of order."""
+    names = sorted(pictures)
+    notes = [
+        {
+            "id": 10 * k + i,
+            "image_id": 500 - i,
+            "caption": f"a {'cat' if k else 'picture'} number {i}",
+        }
+        for i in range(len(names))
+        for k in (1, 0)
+    ]
+    images = [{"id": 500 - i, "file_name": name} for i, name in enumerate(names)]
+    path = tmp_path / "captions.json"
+    path.write_text(json.dumps({"images": images, "annotations": notes}))
+    return path
+
+
+@pytest.mark.parametrize("make", [clip, t5])
+def test_captions_train_text_to_image(folder, coco, tmp_path, vae, make, capsys):
+    encoder = make(tmp_path / "encoder")
+    out = tmp_path / "out"
+    more = ("--captions", coco, "--text", encoder, "--captions-per-image", 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        assert run(folder, out, vae, *more) == 0
+        assert f"captions  [3, 77, 8] by {encoder}" in capsys.readouterr().out
+        data = create({"name": "latents", "path": str(out)}, task="text")
+        index = torch.arange(7)
+        batch = data.batch(index, Draws(0, 0, index))
+        assert data.text == (77, 8) and batch.text.shape == (7, 77, 8) and batch.y is None
+        first = data.condition(index, "train")
+        assert first.captions == [f"a picture number {i}" for i in range(7)]
+        assert any(c.startswith("a cat") for c in batch.captions)
+        again = data.encode_text(batch.captions)
+    torch.testing.assert_close(batch.text, again, atol=2e-3, rtol=2e-3)
+    assert not torch.equal(batch.text[0], batch.text[1])
+    with pytest.raises(DataError, match="without labels"):
+        create({"name": "latents", "path": str(out)}, task="class")
+
+
+def test_captions_beside_pictures_in_tars_and_tables(pictures, tmp_path):
+    from experiments.data.sources import open_source
+
+    said = [f"caption {i}" for i in range(7)]
+    write_tar(tmp_path / "txt.tar", pictures, txt=said)
+    write_tar(tmp_path / "json.tar", pictures, json=[json.dumps({"caption": s}) for s in said])
+    write_table(tmp_path / "x.parquet", pictures, caption=said)
+    write_table(tmp_path / "y.parquet", pictures, sentences=[[s, "b"] for s in said])
+    for name, tail in (("txt.tar", ()), ("json.tar", ()), ("x.parquet", ()), ("y.parquet", ("b",))):
+        source = open_source(tmp_path / name)
+        assert source.captioned
+        assert [raw.captions for raw in source.read(2, 5)] == [(s, *tail) for s in said[2:5]]
+        assert [raw.content for raw in source.read(2, 5)] == [
+            pictures[k] for k in sorted(pictures)[2:5]
+        ]
+
+
+def test_missing_captions_are_named(folder, coco, tmp_path, vae, capsys):
+    encoder = t5(tmp_path / "encoder")
+    extra = folder / "grey/extra.png"
+    extra.write_bytes((folder / "grey/coins.png").read_bytes())
+    more = ("--captions", coco, "--text", encoder)
+    fails(capsys, run(folder, tmp_path / "a", vae, *more), "no caption for grey/extra.png (1 such)")
+    coco.write_text("{}")
+    fails(capsys, run(folder, tmp_path / "b", vae, *more), "holds no captions", "annotations")
+    fails(capsys, run(folder, tmp_path / "c", vae, "--text", encoder), "give them with --captions")
+
+
+def test_another_kind_of_text_model_is_named(folder, coco, tmp_path, vae, capsys):
+    other = tmp_path / "bert"
+    other.mkdir()
+    (other / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    code = run(folder, tmp_path / "out", vae, "--captions", coco, "--text", other)
+    fails(capsys, code, "is a bert model; expected a CLIP or T5")
+
+
+# --- the command -------------------------------------------------------------------------------
+
+
+def test_help_needs_no_torch_and_runs_from_anywhere(tmp_path):
+    script = ROOT / "experiments/prepare.py"
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", str(script), "--help"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and "torchrun" in done.stdout
+    loaded = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
+    assert "argparse" in loaded and not loaded & {"torch", "numpy", "PIL", "diffusers"}
+
+
+def test_a_typo_is_answered_without_a_traceback(tmp_path):
+    script = ROOT / "experiments/prepare.py"
+    call = [sys.executable, str(script), "x", "y", "--size", "0"]
+    done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr == "error: --size 0: must be at least 1\n"
+
+
+def test_progress_in_a_log_and_on_a_terminal():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    for stream in (io.StringIO(), Terminal()):
+        progress = prepare.Progress(1000, stream)
+        progress(400)
+        progress.last -= 60
+        progress(100)
+        progress(500)
+        said = stream.getvalue()
+        assert "500/1,000 pictures" in said and said.endswith("]\n") and "/s  [" in said
+        assert "400/1,000" not in said
+
+
+@pytest.mark.slow
+def test_killed_for_real_under_torchrun_and_continued(folder, tmp_path, vae):
+    import signal
+    import time
+
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    assert run(folder, whole, vae, "--shard", 1) == 0
+    script = str(ROOT / "experiments/prepare.py")
+    words = arguments(folder, out, vae, "--shard", 1, "--threads", 1)
+    one = subprocess.Popen([sys.executable, script, *words], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not (out / "shard-00001.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    one.send_signal(signal.SIGKILL)
+    one.wait()
+    finished = len(list(out.glob("shard-*.json")))
+    assert finished >= 2
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+    ]
+    done = subprocess.run([*launch, script, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("7 pictures as moments") >= 1
+    assert content(out) == content(whole)
+
+
+@pytest.mark.slow
+def test_the_full_architecture_once(folder, tmp_path, capsys):
+    import time
+
+    from diffusers import AutoencoderKL
+
+    torch.manual_seed(0)
+    network = AutoencoderKL(
+        block_out_channels=(128, 256, 512, 512),
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        layers_per_block=2,
+        latent_channels=4,
+        sample_size=256,
+    )
+    assert round(sum(p.numel() for p in network.parameters()) / 1e6, 1) == 83.7
+    network.save_pretrained(tmp_path / "vae")
+    start = time.monotonic()
+    code = run(
+        folder, tmp_path / "out", tmp_path / "vae", "--size", 256, "--limit", 2, "--no-flips"
+    )
+    assert code == 0
+    encoded = time.monotonic() - start
+    data = create({"name": "latents", "path": str(tmp_path / "out")})
+    assert data.shape == (4, 32, 32)
+    start = time.monotonic()
+    assert data.to_pixels(data.batch(torch.arange(2), None).x).shape == (2, 3, 256, 256)
+    with capsys.disabled():
+        print(
+            f"\n2 pictures of 256x256: encoded in {encoded:.1f} s, decoded in "
+            f"{time.monotonic() - start:.1f} s"
+        )
