@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 # The repository root, not this script's folder: `experiments` must be found as a package from anywhere.
-sys.path[0] = str(Path(__file__).resolve().parents[1])
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from experiments.cli import run_command  # noqa: E402
+from experiments.cli import run_command
 
 
 def main(argv: list[str]) -> int:
