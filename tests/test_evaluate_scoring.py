@@ -35,10 +35,10 @@ class Case:
 
     def run(self, out: Path | None = None, **changes: Any) -> scoring.Scored:
         options = scoring.options_for(self.config, **changes)
-        setting = scoring.setting_for(self.model, self.config)
+        setup = scoring.setup_for(self.model, self.config)
         identity = checksum(self.model)
         return scoring.sample_and_score(
-            setting, self.config, self.dataset, options, step=7, out=out, identity=identity
+            setup, self.dataset, options, step=7, out=out, identity=identity
         )
 
 

@@ -125,10 +125,9 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
     if args.write_samples and len(choices) > 1:
         raise MetricError("--write-samples takes the samples of one --guidance; give one")
     for guidance in choices:
-        setting = scoring.setting_for(loaded.model, config, guidance, sampler, device)
+        setup = scoring.setup_for(loaded.model, config, guidance, sampler, loaded.step)
         found = scoring.sample_and_score(
-            setting,
-            config,
+            setup,
             dataset,
             options,
             step=loaded.step,

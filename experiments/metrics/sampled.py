@@ -19,26 +19,7 @@ from experiments.metrics.names import MetricError
 from experiments.metrics.options import EvalOptions
 
 if TYPE_CHECKING:
-    from experiments.diffusion import Guidance, Objective, Sampler
-
-
-@dataclass
-class Setting:
-    """How images are made: everything but the seeds.
-
-    Attributes:
-        model: The network, with the weights to be scored.
-        objective: What it was trained on.
-        sampler: How to walk from noise to data.
-        guidance: How to guide.
-        weak: The weaker network of some guidances, or None.
-    """
-
-    model: Any
-    objective: Objective
-    sampler: Sampler
-    guidance: Guidance
-    weak: Any = None
+    from experiments.diffusion.setup import Setup
 
 
 @dataclass
@@ -78,7 +59,7 @@ def conditions(
 
 
 def pieces(
-    setting: Setting,
+    setup: Setup,
     dataset: Any,
     options: EvalOptions,
     device: torch.device,
@@ -90,7 +71,7 @@ def pieces(
     does not depend on where a run was interrupted, nor on the number of processes.
 
     Args:
-        setting: How images are made.
+        setup: How images are made.
         dataset: Turns them into pixels, and has captions.
         options: Number, seeds, labels and batch.
         device: Where to sample.
@@ -99,20 +80,21 @@ def pieces(
     from experiments.diffusion import generate
 
     mine, batch = share(options.samples), min(options.batch, options.samples)
+    model = setup.loaded.model
     for start in range(mine.start, mine.stop, batch):
         stop = min(start + batch, mine.stop)
         index = torch.arange(start, stop)
-        labels, text, captions = conditions(dataset, setting.model, options, index, device)
+        labels, text, captions = conditions(dataset, model, options, index, device)
         kept = folder / f"{start:07d}-{stop:07d}.npy" if folder else None
         images = _read(kept, len(index)) if kept else None
         if images is None:
             fill = torch.arange(batch).clamp_max(len(index) - 1)
             made = generate(
-                setting.model, setting.objective, setting.sampler, setting.guidance,
+                model, setup.objective, setup.sampler, setup.guidance,
                 (options.seed + index)[fill],
                 None if labels is None else labels[fill],
                 None if text is None else text[fill.to(text.device)],
-                batch=batch, device=device, weak_model=setting.weak,
+                batch=batch, device=device, weak_model=setup.weak,
             )[: len(index)]  # fmt: skip
             if not bool(made.isfinite().all()):
                 raise MetricError(
