@@ -156,10 +156,11 @@ def sample(
         print(f"model     {loaded.source} (step {loaded.step}, {args.weights})")
         print("\n".join(setup.lines()))
     text = None
-    if request.captions is not None:
+    captions = request.captions
+    if captions is not None:
 
         def text(rows: torch.Tensor) -> torch.Tensor:
-            return dataset.encode_text([request.captions[i] for i in rows.tolist()])
+            return dataset.encode_text([captions[i] for i in rows.tolist()])
 
     out = Path(args.out)
     finished = (out / "samples.npz").exists() and (out / "shards/manifest.json").exists()

@@ -28,9 +28,10 @@ def write_all(
         finished: Whether an earlier call did all this.
     """
     if not finished:
-        images, labels = [], []
+        images: list[NDArray[np.uint8]] = []
+        labels: list[NDArray[np.int64]] = []
         for pixels, _, classes in read_shards(out / "shards"):
-            keep = max(0, max(pngs, MOST_COLUMNS * MOST_ROWS) - sum(map(len, images)))
+            keep = max(0, max(pngs, MOST_COLUMNS * MOST_ROWS) - sum(len(piece) for piece in images))
             images.append(pixels[:keep])
             labels.append(classes[:keep])
         first, classes = np.concatenate(images), np.concatenate(labels)

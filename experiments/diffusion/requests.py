@@ -143,10 +143,9 @@ def plan_request(
     class_names: Sequence[str] = (),
 ) -> Request:
     """Return every seed for every class or caption, one row of the grid for each of those."""
+    rows: list[tuple[int | None, str | None]] = [(number, None) for number in classes or ()]
     if captions is not None:
         rows = [(None, text) for text in captions]
-    else:
-        rows = [(number, None) for number in classes] if classes is not None else []
     if not rows:
         names = [f"seed{seed:06d}" for seed in seeds]
         return Request(list(seeds), None, None, None, None, names)
@@ -158,8 +157,8 @@ def plan_request(
     shown = [text or _name(number, class_names) for number, text in rows]
     return Request(
         list(seeds) * len(rows),
-        [n for n, _ in rows for _ in seeds] if classes is not None and captions is None else None,
-        [text for _, text in rows for _ in seeds] if captions is not None else None,
+        [n for n, _ in rows if n is not None for _ in seeds] or None,
+        [text for _, text in rows if text is not None for _ in seeds] or None,
         len(seeds),
         [text if len(text) <= 40 else text[:37] + "..." for text in shown],
         names,

@@ -109,7 +109,7 @@ def generate_shards(
             None if text is None else text(rows) if callable(text) else text[rows.to(text.device)],
             batch=batch,
             device=device,
-            progress=lambda done, total, left, number=number: clock.report(number, done),
+            progress=clock.of(number),
             weak_model=weak_model,
         )
         pixels = torch.cat([to_pixels(piece).cpu() for piece in images.split(batch)])
@@ -142,7 +142,7 @@ def describe(
 
     digest = hashlib.sha256(seeds.cpu().numpy().tobytes())
     digest.update(b"none" if labels is None else labels.cpu().numpy().tobytes())
-    parts = {"objective": objective, "sampler": sampler, "guidance": guidance}
+    parts: dict[str, Any] = {"objective": objective, "sampler": sampler, "guidance": guidance}
     options = {key: dataclasses.asdict(part.options) for key, part in parts.items()}
     options["guidance"]["route"] = str(guidance.route) if guidance.route else None
     about = {
@@ -182,6 +182,9 @@ class _Clock:
     def skip(self, number: int) -> None:
         self.skipped += self.sizes[number]
         self.report(number, self.sizes[number])
+
+    def of(self, number: int) -> Progress:
+        return lambda done, total, left: self.report(number, done)
 
     def report(self, number: int, done: int) -> None:
         if self.progress is None:

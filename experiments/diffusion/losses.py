@@ -1,0 +1,139 @@
+"""Losses beside the objective's own: TREAD's first version, MaskDiT, REPA. Pure functions.
+
+Token masks are bool `(B, N)`, true for tokens that were *dropped* (routed or masked), N = H W in
+raster order. Loss maps are what `Objective.loss` returns, `(B, C, H p, W p)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def pixel_mask(dropped: Tensor, grid: tuple[int, int], patch: int) -> Tensor:
+    """Return a token mask at the resolution of the image.
+
+    Args:
+        dropped: `(B, N)`.
+        grid: (H, W) in patches.
+        patch: Side p of a patch.
+
+    Returns:
+        `(B, 1, H p, W p)`, the mask's dtype.
+    """
+    image = dropped.reshape(-1, 1, *grid)
+    return image.repeat_interleave(patch, 2).repeat_interleave(patch, 3)
+
+
+def masked_mean(loss: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean of `loss` where `mask` is true (0 if it is true nowhere), a scalar.
+
+    Args:
+        loss: `(B, C, H, W)`.
+        mask: Bool `(B, 1, H, W)`.
+    """
+    weight = mask.to(loss.dtype).expand_as(loss)
+    return (loss * weight).sum() / weight.sum().clamp(min=1)
+
+
+def patch_error(prediction: Tensor, target: Tensor, patch: int, normalise: bool = True) -> Tensor:
+    """Return each patch's mean squared error, `(B, N)`: the term of a masked autoencoder.
+
+    Args:
+        prediction: `(B, C, H p, W p)`; with `normalise`, of normalised patches.
+        target: `(B, C, H p, W p)`. MaskDiT reconstructs the noisy image, TREAD's first version the
+            clean one.
+        patch: Side p.
+        normalise: Bring each target patch to mean 0 and variance 1 first, as MAE and MaskDiT do.
+    """
+    guess, truth = _patches(prediction, patch), _patches(target, patch)
+    if normalise:
+        mean, variance = truth.mean(-1, keepdim=True), truth.var(-1, keepdim=True)
+        truth = (truth - mean) / (variance + 1e-6).sqrt()
+    return (guess - truth).square().mean(-1)
+
+
+def _patches(image: Tensor, patch: int) -> Tensor:
+    """Cut `(B, C, H p, W p)` into `(B, N, C p p)`."""
+    cut = image.unfold(2, patch, patch).unfold(3, patch, patch)
+    return cut.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
+
+
+def maskdit_loss(
+    loss: Tensor,
+    reconstruction: Tensor,
+    dropped: Tensor,
+    grid: tuple[int, int],
+    weight: float = 0.1,
+) -> Tensor:
+    """Return MaskDiT's loss (Zheng et al. 2024): denoise what is seen, reconstruct what is not.
+
+    Args:
+        loss: The objective's loss map, `(B, C, H p, W p)`.
+        reconstruction: `patch_error` of every token, `(B, N)`.
+        dropped: Masked tokens, `(B, N)`.
+        grid: (H, W) in patches.
+        weight: Of the reconstruction (MaskDiT: 0.1).
+
+    Returns:
+        A scalar.
+    """
+    seen = pixel_mask(~dropped, grid, loss.shape[-1] // grid[1])
+    hidden = dropped.to(reconstruction.dtype)
+    rebuilt = (reconstruction * hidden).sum() / hidden.sum().clamp(min=1)
+    return masked_mean(loss, seen) + weight * rebuilt
+
+
+def ensemble_loss(
+    losses: Sequence[Tensor],
+    dropped: Sequence[Tensor],
+    grid: tuple[int, int],
+    weight: float = 0.1,
+) -> Tensor:
+    """Return the loss of TREAD's first version over several routes (PAPER.md 1.5).
+
+    `L = mean_k ( dsm_k + weight * mae_k )`, where `dsm_k` is the objective's loss on the tokens
+    that stayed in route k and `mae_k` the same error on those that skipped it. Both are means over their
+    tokens. The paper's weight is not published; 0.1 is MaskDiT's.
+
+    Args:
+        losses: For each route the loss map of the pass with it, `(B, C, H p, W p)`; the same map
+            several times where one pass took all routes.
+        dropped: For each route the tokens that skipped it, `(B, N)`.
+        grid: (H, W) in patches.
+        weight: Of the skipped tokens.
+
+    Returns:
+        A scalar.
+
+    Raises:
+        ValueError: If there are no routes, or not one mask per route.
+    """
+    if not losses or len(losses) != len(dropped):
+        raise ValueError(
+            f"one mask per route is needed, not {len(dropped)} for {len(losses)} routes"
+        )
+    terms = []
+    for loss, mask in zip(losses, dropped, strict=True):
+        hidden = pixel_mask(mask, grid, loss.shape[-1] // grid[1])
+        terms.append(masked_mean(loss, ~hidden) + weight * masked_mean(loss, hidden))
+    return torch.stack(terms).mean()
+
+
+def alignment_loss(projected: Tensor, features: Tensor, ids: Tensor | None = None) -> Tensor:
+    """Return REPA's loss (Yu et al. 2025, Equation 8): minus the mean cosine to a frozen encoder.
+
+    Args:
+        projected: A block's tokens after the projector, `(B, K, E)`.
+        features: The encoder's tokens of the clean image, `(B, N, E)`.
+        ids: Which of the N tokens the K are, `(B, K)`: inside a route only those that stayed are
+            aligned, as the TREAD authors do. None if all are there.
+
+    Returns:
+        A scalar in [-1, 1].
+    """
+    if ids is not None:
+        features = features.gather(1, ids.unsqueeze(-1).expand(-1, -1, features.shape[-1]))
+    return -torch.nn.functional.cosine_similarity(projected, features.detach(), dim=-1).mean()
