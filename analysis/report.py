@@ -106,7 +106,7 @@ def _facts(study: Study) -> list[str]:
     return facts
 
 
-def _card(study: Study, base: Base) -> dict[str, str]:
+def _card(study: Study, base: Base) -> dict[str, Any]:
     dense, routed = base.dense, base.auto()
     assert dense is not None and routed is not None
     speedups = headline_cell(study, base, dense, routed)
@@ -119,7 +119,14 @@ def _card(study: Study, base: Base) -> dict[str, str]:
         "label": f"{base.label}: {routed.treatment}",
         "big": macs.split(" ")[0] if reached else macs,
         "line": what,
-        "small": f"steps {steps}; hours {hours}. {base.metric}: {plain(before)} dense, {plain(after)} routed, {plain(gap)}.",
+        "facts": [
+            ("steps", steps),
+            ("hours", hours),
+            ("dense", plain(before)),
+            ("routed", plain(after)),
+            ("difference", plain(gap)),
+            ("metric", base.metric),
+        ],
     }
 
 

@@ -70,7 +70,8 @@ def read(path: str | Path) -> SimilarityFile:
         AnalysisError: if it is not one.
     """
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        # numpy leaves a file open that it cannot read: this one is closed here.
+        with Path(path).open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
             protocol = json.loads(str(stored["protocol"]))
             arrays = {key: stored[key] for key in stored.files if key != "protocol"}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:

@@ -119,8 +119,10 @@ def headline_cell(study: Study, base: Base, dense: Cell, routed: Cell) -> dict[s
 
 def _headline_row(study: Study, base: Base, dense: Cell, routed: Cell, text: str) -> list[Entry]:
     found = headline_cell(study, base, dense, routed)
-    shown = base.any.first("backbone") == "dit" and routed is base.auto()
-    claim = words(text) if shown else published(None)
+    # The claim is about the guideline's route: beside any other row it would mislead.
+    claim = words("")
+    if routed is base.auto():
+        claim = words(text) if base.any.first("backbone") == "dit" else published(None)
     costs = [found[cost] for cost in COSTS]
     return [words(routed.treatment), score(base, dense), found["seeds"], *costs, claim]
 

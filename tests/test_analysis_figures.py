@@ -1,0 +1,172 @@
+"""Figures: what is drawn is what was measured, in one style, saved as PDF, PNG and CSV."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from analysis_runs import METRIC, study, write
+from PIL import Image
+
+import analysis
+from analysis import figures
+from analysis.figures import style
+from analysis.figures.scans import ORDERS
+from analysis.runs import AnalysisError
+from analysis.similarity_file import SimilarityFile, read
+from analysis.study import Study
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    study(root, seeds=2, backbones=("dit", "mamba"))
+    return Study.of(analysis.load(root))
+
+
+def weights(folder, **arguments):
+    """A safetensors file without tensors: the header that the cost figure reads."""
+    model = {"name": "dit", "size": "T/1", "in_channels": 1, "input_size": [8, 8], "num_classes": 10} | arguments
+    header = json.dumps({"__metadata__": {"format": "tread-suite/1", "model": json.dumps(model)}}).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+
+
+def test_colours_are_one_per_backbone_and_distinct():
+    named = [style.colour(name) for name in ("dit", "mamba", "rwkv", "lightningdit")]
+    assert len(set(named)) == 4 and style.colour("dit") == style.colour("dit")
+    assert style.colour("somebody-else") not in named
+
+
+def test_placement_draws_the_paired_differences(runs):
+    plot = figures.make("placement", runs)
+    ours = plot.data[plot.data["backbone"] == "mamba"].set_index("route")["delta"]
+    frame = runs.runs[runs.runs.backbone == "mamba"]
+    frame = frame[frame["config.routing.selection"] == "random"].pivot_table(index="route", values=f"score.{METRIC}")
+    for route in ("2-8", "0-10"):
+        expected = frame.loc[route].item() - frame.loc["none"].item()
+        assert ours[route] == pytest.approx(expected)
+    assert (plot.data["panel"].str.startswith("Paper")).sum() == 16
+    text = {t.get_text() for ax in plot.figure.axes for t in ax.texts}
+    assert "-21.87" in text and any(t.startswith(f"{ours['2-8']:+.2f}") for t in text)
+
+
+def test_convergence_has_three_costs_and_labels_the_speedup(runs):
+    plot = figures.make("convergence", runs)
+    labels = [ax.get_xlabel() for ax in plot.figure.axes[:3]]
+    assert labels == ["training steps", "training multiply-adds", "training time"]
+    annotations = [t.get_text() for t in plot.figure.axes[0].texts]
+    table = analysis.tables.make("headline", runs)
+    row = next(r for r in table.rows if r.group.startswith("dit-T/1, digits, edm") and r.entries[0].text == "2-8")
+    assert f"{row.entries[3].value:.1f}x" in annotations
+    assert set(plot.data["treatment"]) == {"dense", "2-8"}
+
+
+def test_rate_and_guidance_draw_the_data_of_the_runs(runs):
+    rate = figures.make("rate", runs).data.set_index("rate")["mean"]
+    assert sorted(rate.index) == [0.0, 0.25, 0.5, 0.75]
+    plot = figures.make("guidance", runs)
+    assert set(zip(plot.data["strong"], plot.data["weak"], strict=True)) >= {(0.5, 0.9), (0.3, 0.8), (0.0, 0.7)}
+
+
+def test_samples_stand_side_by_side_with_the_same_seed(runs):
+    plot = figures.make("samples", runs)
+    by_panel = plot.data.groupby("panel")
+    assert (by_panel["seed"].nunique() == 1).all() and (by_panel["treatment"].apply(list) == [["dense", "2-8"]] * len(by_panel)).all()
+
+
+def test_cost_per_block_is_the_cost_models(tmp_path):
+    from backbones.cost import cost
+
+    for route in ("none", "2-8"):
+        weights(write(tmp_path, route=route))
+    plot = figures.make("cost", tmp_path)
+    exact = cost("dit", "T/1", in_channels=1, input_size=8, num_classes=10, route="2-8")
+    assert plot.data["routed_macs"].tolist() == list(exact.per_block)
+    inside = plot.data["routed_macs"] < plot.data["dense_macs"]
+    assert plot.data["block"][inside].tolist() == [2, 3, 4, 5, 6, 7, 8]
+    assert figures.make("cost", write(tmp_path / "other", route="2-8")) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 40, b"\x05\0\0\0\0\0\0\0[1,2]", (10**12).to_bytes(8, "little")])
+def test_weights_that_cannot_be_read_have_no_metadata(tmp_path, content):
+    from analysis.weights import metadata
+
+    (tmp_path / "model.safetensors").write_bytes(content)
+    assert metadata(tmp_path / "model.safetensors") is None
+
+
+def test_scan_paths_walk_every_order_and_the_subset_keeps_it():
+    plot = figures.scan_paths(side=4)
+    for name, part in plot.data.groupby("order"):
+        full = part[part["tokens"] == "all tokens"].sort_values("place")
+        kept = part[part["tokens"] == "routed subset"].sort_values("place")
+        walk = list(zip(full["row"], full["column"], strict=True))
+        assert len(set(walk)) == 16
+        subset = list(zip(kept["row"], kept["column"], strict=True))
+        assert len(subset) == 8 and subset == [place for place in walk if place in set(subset)], name
+        if name.startswith("zigzag"):
+            assert (np.abs(np.diff(walk, axis=0)).sum(axis=1) == 1).all()
+    assert set(plot.data["order"]) == set(ORDERS)
+
+
+def test_selections_keep_the_same_number_in_every_draw():
+    counts = figures.selections(side=4).data.groupby(["mode", "draw"]).size()
+    assert (counts.drop("quad", level=0) == 8).all() and (counts["quad"] == 4).all()
+
+
+def similar(route="2-8", depth=12):
+    generator = np.random.default_rng(0)
+    values = np.clip(1 - generator.random((depth + 1, depth + 1)), 0.2, 1)
+    np.fill_diagonal(values, 1)
+    protocol = {
+        "backbone": "dit", "size": "T/1", "route": route, "levels": [0.1, 1.0], "samples": 4, "weights": "ema", "run": "r",
+    }  # fmt: skip
+    return SimilarityFile({"cosine": values}, protocol)
+
+
+def test_similarity_maps_share_one_scale_and_outline_the_route(tmp_path):
+    similar("none").save(tmp_path / "a.npz")
+    similar("2-8").save(tmp_path / "b.npz")
+    plot = figures.similarity([tmp_path / "a.npz", tmp_path / "b.npz"])
+    maps = [ax for ax in plot.figure.axes if ax.images]
+    assert len({ax.images[0].get_clim() for ax in maps[:2]}) == 1 and maps[0].images[0].get_clim()[1] == 1.0
+    assert [len(ax.patches) for ax in maps[:2]] == [0, 1]
+    frame = maps[1].patches[0]
+    # Block i is drawn at i + 1, because 0 is the input: blocks 2..8 fill 2.5 to 9.5.
+    assert (frame.get_x(), frame.get_width()) == (2.5, 7)
+    with pytest.raises(AnalysisError, match="has no array 'cka'"):
+        figures.similarity([tmp_path / "a.npz"], key="cka")
+    with pytest.raises(AnalysisError, match="no similarity file"):
+        figures.similarity([])
+
+
+def test_a_similarity_file_is_read_back_and_never_unpickled(tmp_path):
+    similar().save(tmp_path / "a.npz")
+    again = read(tmp_path / "a.npz")
+    assert again.protocol["levels"] == [0.1, 1.0] and np.array_equal(again.arrays["cosine"], similar().arrays["cosine"])
+    np.savez(tmp_path / "evil.npz", protocol=np.array([{"a": 1}], dtype=object))
+    (tmp_path / "junk.npz").write_bytes(b"PK\x03\x04junk")
+    np.savez(tmp_path / "other.npz", protocol=np.array("[]"))
+    for name in ("evil", "junk", "other", "absent"):
+        with pytest.raises(AnalysisError, match="is not a"):
+            read(tmp_path / f"{name}.npz")
+
+
+def test_figures_are_saved_as_pdf_png_and_csv(tmp_path, runs):
+    plot = figures.make("rate", runs)
+    paths = plot.save(tmp_path)
+    assert [path.suffix for path in paths] == [".pdf", ".png", ".csv"]
+    with Image.open(paths[1]) as image:
+        width, height = plot.figure.get_size_inches()
+        assert image.size == (round(width * 200), round(height * 200))
+    pd.testing.assert_frame_equal(pd.read_csv(paths[2]), plot.data.reset_index(drop=True), check_dtype=False)
+    assert paths[0].read_bytes().startswith(b"%PDF")
+    assert plot.svg().startswith("<?xml") and "<svg" in plot.svg()
+
+
+def test_figures_that_the_runs_do_not_give_are_none_and_unknown_ones_refused(tmp_path):
+    write(tmp_path)
+    for name in ("convergence", "placement", "rate", "samples", "guidance", "cost", "similarity"):
+        assert figures.make(name, tmp_path) is None
+    with pytest.raises(AnalysisError, match="did you mean placement"):
+        figures.make("placment", tmp_path)
