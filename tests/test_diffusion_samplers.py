@@ -14,7 +14,7 @@ from experiments.diffusion.options import DiffusionError
 OBJECTIVES = ("edm", "flow", "ddpm")
 # Enough steps for each that the method's own error is below the sampling error of N images.
 STEPS = {"heun": 60, "euler": 200, "churn": 80, "sde": 250, "ddpm": 400, "ddim": 200}
-N = 3000
+N = 1500
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ def test_mixture_has_the_right_weights(objective, sampler):
         assert (
             (x[inside].mean(0) - MIXTURE.means[k]).abs() < 5 * (spread / inside.sum()).sqrt()
         ).all()
-        assert torch.allclose(x[inside].var(0), spread, rtol=0.2)
+        assert torch.allclose(x[inside].var(0), spread, rtol=0.25)
 
 
 @pytest.mark.parametrize(("eta", "sampler"), [(1.0, "ddim"), (0.5, "ddim")])

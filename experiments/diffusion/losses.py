@@ -95,8 +95,8 @@ def ensemble_loss(
     """Return the loss of TREAD's first version over several routes (PAPER.md 1.5).
 
     `L = mean_k ( dsm_k + weight * mae_k )`, where `dsm_k` is the objective's loss on the tokens
-    that stayed in route k and `mae_k` the same error on those that skipped it. Both are means over their
-    tokens. The paper's weight is not published; 0.1 is MaskDiT's.
+    that stayed in route k and `mae_k` the same error on those that skipped it. Both are means over
+    their tokens. The paper's weight is not published; 0.1 is MaskDiT's.
 
     Args:
         losses: For each route the loss map of the pass with it, `(B, C, H p, W p)`; the same map

@@ -41,6 +41,7 @@ class Sampler:
         self.options = options
         self.objective = objective
         self.times = objective.schedule(options.steps, options.shift)
+        self._known: dict[tuple[str, float], float] = {}
 
     @property
     def name(self) -> str:
@@ -83,7 +84,11 @@ class Sampler:
             yield i, self.times[i], self.times[i + 1]
 
     def _value(self, function: Callable[[Tensor], Tensor], time: float) -> float:
-        return float(function(torch.tensor(time, dtype=torch.float64)))
+        # Every batch asks for the same few numbers, and a tensor of one element is slow.
+        key = function.__name__, time
+        if key not in self._known:
+            self._known[key] = float(function(torch.tensor(time, dtype=torch.float64)))
+        return self._known[key]
 
     def _slope(self, x: Tensor, x0: Tensor, time: float) -> Tensor:
         """Return dz/du at `time`."""
