@@ -7,26 +7,19 @@ state is passed on, so time and memory are linear in tokens. The exponent is mas
 never the result: with Mamba-2's own initialisation a chunk of 64 reaches exp(100), and infinity
 times zero is a NaN in the backward pass.
 
-The backward pass is written out. Every path from s to t carries exp(c_t - c_s) with c the running
-sum of log decays, hence dL/dc_t = <dy_t, y_t> - <x_t, dx_t>: no gradient of the Q x Q decays is
-needed.
-
 Source: Dao and Gu, Transformers are SSMs (2405.21060), section 6.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from backbones.ops.chunks import SSD
 from backbones.ops.dispatch import choose, full_precision, probe, work_dtype
-
-# A smaller dt counts as this where its logarithm or a quotient by it is taken.
-TINY = 1e-20
 
 
 def reference(
@@ -97,23 +90,93 @@ def ssd(
         return _mamba_ssm(x, dt, A, B, C, D, chunk, decay_gap)
     if name == "fla":
         return _fla(x, dt, A, B, C, D, decay_gap)
-    dtype = work_dtype(x, dt)
-    with full_precision(x):
-        dt = dt.to(dtype)
-        steps = (
-            dt if decay_gap is None else dt * decay_gap.to(dtype).expand(dt.shape[:2])[..., None]
-        )
+    if B.shape[2] == 1:
+        packed = torch.cat((x.flatten(2), B.flatten(2), C.flatten(2)), -1)
+        return _torch(packed, dt, A, D, chunk, decay_gap, x.shape[3])
+    # The torch path knows one group: groups become samples.
+    fold = functools.partial(_groups_to_samples, groups=B.shape[2])
+    packed = torch.cat((fold(x), fold(B), fold(C)), -1)
+    gap = decay_gap
+    if gap is not None:
+        gap = gap.expand(dt.shape[:2]).repeat_interleave(B.shape[2], 0)
+    rates = A.view(B.shape[2], -1).repeat(x.shape[0], 1)
+    y = _torch(packed, fold(dt[..., None]), rates[:, None], None, chunk, gap, x.shape[3])
+    y = y.unflatten(0, (x.shape[0], -1)).transpose(1, 2).reshape(x.shape)
+    return y if D is None else y + D.to(y.dtype)[:, None] * x
+
+
+def ssd_packed(
+    packed: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    D: Tensor | None = None,
+    chunk: int = 64,
+    kernel: str = "auto",
+    decay_gap: Tensor | None = None,
+    *,
+    width: int,
+) -> Tensor:
+    """Mamba-2's scan with one group and x, B and C side by side, as a mixer's projection has them.
+
+    The same as `ssd` on the three pieces. The torch path reads them where they are and writes their
+    gradients side by side, which saves a copy of everything each way.
+
+    Args:
+        packed: (B, T, H width + 2 N) with x, then B, then C.
+        dt: (B, T, H) steps after softplus.
+        A: (H,) negative rates.
+        D: (H,) skip, or None.
+        chunk: As `ssd`.
+        kernel: As `ssd`.
+        decay_gap: As `ssd`.
+        width: P, of one head.
+
+    Returns:
+        (B, T, H, width) in packed's dtype.
+
+    Raises:
+        KernelError: The kernel asked for cannot run.
+    """
+    inner = dt.shape[2] * width
+    state = (packed.shape[2] - inner) // 2
+    fits = functools.partial(kernel_misfit, headdim=width, state=state)
+    if choose("ssd", kernel, packed, fits) == "torch":
+        return _torch(packed, dt, A, D, chunk, decay_gap, width)
+    x, B, C = packed.split([inner, state, state], -1)
+    x, B, C = x.unflatten(-1, (-1, width)), B.unsqueeze(2), C.unsqueeze(2)
+    return ssd(x, dt, A, B, C, D, chunk, kernel, decay_gap)
+
+
+def _groups_to_samples(m: Tensor, groups: int) -> Tensor:
+    """Turn (B, T, H or G, k) into (B G, T, H k / G)."""
+    return m.flatten(2).unflatten(-1, (groups, -1)).transpose(1, 2).flatten(0, 1)
+
+
+def _torch(
+    packed: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    D: Tensor | None,
+    chunk: int,
+    decay_gap: Tensor | None,
+    width: int,
+) -> Tensor:
+    """Run the chunked path on (B, T, H P + 2 N); A may be (H,) or one row per sample (B, 1, H)."""
+    dtype = work_dtype(packed, dt)
+    with full_precision(packed):
+        x, dt = packed.to(dtype), dt.to(dtype)
+        steps = dt
+        if decay_gap is not None:
+            steps = dt * decay_gap.to(dtype).expand(dt.shape[:2])[..., None]
         log_decay = steps * A.to(dtype)
-        y = _chunked(
-            x.to(dtype),
-            dt,
-            log_decay,
-            B.to(dtype),
-            C.to(dtype),
-            None if D is None else D.to(dtype),
-            chunk,
-        )
-    return y.to(x.dtype)
+        tokens = x.shape[1]
+        chunk = min(chunk, max(8, 1 << (tokens - 1).bit_length()))
+        if missing := -tokens % chunk:
+            # dt = 0 makes padding exact: no decay, no write.
+            x, dt, log_decay = (F.pad(m, (0, 0, 0, missing)) for m in (x, dt, log_decay))
+        y = SSD.apply(x, dt, log_decay, None if D is None else D.to(dtype), chunk, width)
+        y = y[:, :tokens] if missing else y
+    return y.to(packed.dtype)
 
 
 def kernel_misfit(kernel: str, headdim: int, state: int) -> str | None:
@@ -167,164 +230,3 @@ def _fla(
     values = (x * dt[..., None]).to(x.dtype)
     y, _ = probe("ssd", "fla").function(queries, keys, values, steps * A.float(), scale=1.0)
     return y if D is None else y + D.to(x.dtype)[:, None] * x
-
-
-def _chunked(
-    x: Tensor, dt: Tensor, log_decay: Tensor, B: Tensor, C: Tensor, D: Tensor | None, chunk: int
-) -> Tensor:
-    tokens = x.shape[1]
-    chunk = min(chunk, max(8, 1 << (tokens - 1).bit_length()))
-    if missing := -tokens % chunk:
-        # dt = 0 makes padding exact: no decay, no write.
-        x, B, C = (F.pad(m, (0, 0, 0, 0, 0, missing)) for m in (x, B, C))
-        dt, log_decay = (F.pad(m, (0, 0, 0, missing)) for m in (dt, log_decay))
-    y = _SSD.apply(x.contiguous(), dt, log_decay, B, C, D, chunk)
-    return y[:, :tokens] if missing else y
-
-
-def _parts(x: Tensor) -> list[slice]:
-    """Blocks of the batch: what fits in the L2 cache on the CPU, everything on a device."""
-    if x.device.type != "cpu":
-        return [slice(0, len(x))]
-    step = max(1, 262144 // math.prod(x.shape[1:]))
-    return [slice(i, i + step) for i in range(0, len(x), step)]
-
-
-class _Chunks:
-    """A block of n samples cut into c chunks of q tokens; g groups of r heads of width p."""
-
-    def __init__(
-        self, x: Tensor, dt: Tensor, log_decay: Tensor, B: Tensor, C: Tensor, chunk: int
-    ) -> None:
-        n, tokens, heads, width = x.shape
-        groups, state = B.shape[2:]
-        self.n, self.c, self.q, self.g, self.r = n, tokens // chunk, chunk, groups, heads // groups
-        self.p, self.state = width, state
-        cum = log_decay.view(n, self.c, chunk, heads).cumsum(2)
-        floor = dt.view(cum.shape).clamp_min(TINY)
-        self.from_start = cum.exp()  # (n, c, q, h)
-        self.to_end = (cum[:, :, -1:] - cum).exp_().mul_(floor)
-        self.whole = cum[:, :, -1].exp()  # (n, c, h)
-        rows = cum.transpose(2, 3).contiguous()
-        columns = (floor.log() - cum).transpose(2, 3).contiguous()
-        # exp(c_t - c_s) dt_s for s <= t, 0 elsewhere: (n, c, h, t, s), and (n c g, r, t, s) for the
-        # products.
-        mask = torch.full((chunk, chunk), -torch.inf, dtype=x.dtype, device=x.device).triu_(1)
-        weight = (rows[..., :, None] + columns[..., None, :]).add_(mask).exp_()
-        self.weight = weight.view(n * self.c * groups, self.r, chunk, chunk)
-        self.keys, self.queries = (self.grouped(m) for m in (B, C))
-
-    def grouped(self, m: Tensor) -> Tensor:
-        """Turn (n, T, G or H, k) into (n c g, q, r k); a view if G is 1."""
-        split = m.reshape(self.n, self.c, self.q, self.g, -1)
-        return split.transpose(2, 3).reshape(self.n * self.c * self.g, self.q, -1)
-
-    def ungrouped(self, m: Tensor, last: int) -> Tensor:
-        """Undo `grouped`; returns (n, T, -1, last)."""
-        split = m.view(self.n, self.c, self.g, self.q, -1).transpose(2, 3)
-        return split.reshape(self.n, self.c * self.q, -1, last)
-
-    def by_head(self, m: Tensor) -> Tensor:
-        """Turn grouped (n c g, q, r p) into contiguous (n c g r, q, p)."""
-        split = m.view(-1, self.q, self.r, self.p).transpose(1, 2)
-        return split.reshape(-1, self.q, self.p)
-
-    def scaled(self, m: Tensor, scale: Tensor) -> Tensor:
-        """Multiply grouped m by a (n, c, q, h) factor per token and head."""
-        factor = self.grouped(scale[..., None].flatten(1, 2))
-        return (m.view(-1, self.q, self.r, self.p) * factor[..., None]).view(m.shape)
-
-    def add_heads(self, m: Tensor, by_head: Tensor) -> Tensor:
-        """Add (n c g r, q, p) to grouped m in place."""
-        m.view(-1, self.q, self.r, self.p).add_(
-            by_head.view(-1, self.r, self.q, self.p).transpose(1, 2)
-        )
-        return m
-
-    def pass_states(self, states: Tensor, reverse: bool = False) -> Tensor:
-        """Turn what each chunk adds into what each chunk receives (n c g, N, r p), in place."""
-        s = states.view(self.n, self.c, self.g, self.state, self.r, self.p)
-        keep = self.whole.view(self.n, self.c, self.g, 1, self.r, 1)
-        carried = torch.zeros_like(s[:, 0])
-        for i in range(self.c - 1, -1, -1) if reverse else range(self.c):
-            own = s[:, i].clone()
-            s[:, i] = carried
-            carried = own.addcmul_(carried, keep[:, i])
-        return states
-
-
-class _SSD(torch.autograd.Function):
-    """SSD of whole chunks; saves its inputs, its output and the state between chunks."""
-
-    @staticmethod
-    def forward(
-        ctx: torch.autograd.function.FunctionCtx,
-        x: Tensor,
-        dt: Tensor,
-        log_decay: Tensor,
-        B: Tensor,
-        C: Tensor,
-        D: Tensor | None,
-        chunk: int,
-    ) -> Tensor:
-        y = torch.empty_like(x)
-        states = []
-        for part in _parts(x):
-            k = _Chunks(x[part], dt[part], log_decay[part], B[part], C[part], chunk)
-            xs = k.grouped(x[part])
-            received = k.pass_states(torch.bmm(k.keys.mT, k.scaled(xs, k.to_end)))
-            out = k.scaled(torch.bmm(k.queries, received), k.from_start)
-            scores = torch.bmm(k.queries, k.keys.mT)
-            inside = torch.bmm(k.weight.mul_(scores[:, None]).flatten(0, 1), k.by_head(xs))
-            y[part] = k.ungrouped(k.add_heads(out, inside), k.p)
-            if D is not None:
-                y[part].addcmul_(x[part], D[:, None])
-            states.append(received)
-        ctx.save_for_backward(x, dt, log_decay, B, C, D, y, *states)
-        ctx.chunk = chunk
-        return y
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(
-        ctx: torch.autograd.function.FunctionCtx, grad: Tensor
-    ) -> tuple[Tensor | None, ...]:
-        x, dt, log_decay, B, C, D, y, *states = ctx.saved_tensors
-        dx, ddt, dlog = torch.empty_like(x), torch.empty_like(dt), torch.empty_like(log_decay)
-        dB, dC = torch.empty_like(B), torch.empty_like(C)
-        dD = None if D is None else torch.zeros_like(D)
-        with full_precision(x):
-            for part, received in zip(_parts(x), states, strict=True):
-                k = _Chunks(x[part], dt[part], log_decay[part], B[part], C[part], ctx.chunk)
-                g, xs = k.grouped(grad[part]), k.grouped(x[part])
-                dx[part], dB[part], dC[part] = _block_backward(k, g, xs, received)
-                through = (x[part] * dx[part]).sum(-1)
-                ddt[part] = through / dt[part].clamp_min(TINY)
-                at = (grad[part] * y[part]).sum(-1)
-                if dD is not None:
-                    skip = (grad[part] * x[part]).sum(-1)
-                    dD += skip.sum((0, 1))
-                    at -= skip * D
-                    dx[part].addcmul_(grad[part], D[:, None])
-                dlog[part] = (at - through).flip(1).cumsum(1).flip(1)
-        return dx, ddt, dlog, dB, dC, dD, None
-
-
-def _block_backward(
-    k: _Chunks, g: Tensor, xs: Tensor, received: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x (without the skip), B and C of one block; g and xs grouped (n c g, q, r p)."""
-    g_out, x_in = k.scaled(g, k.from_start), k.scaled(xs, k.to_end)
-    dstates = k.pass_states(torch.bmm(k.queries.mT, g_out), reverse=True)
-    dqueries = torch.bmm(g_out, received.mT)
-    dkeys = torch.bmm(x_in, dstates.mT)
-    dxs = k.scaled(torch.bmm(k.keys, dstates), k.to_end)
-    g_heads, x_heads = k.by_head(g), k.by_head(xs)
-    dpairs = torch.bmm(g_heads, x_heads.mT).view(k.weight.shape)
-    dscores = (dpairs * k.weight).sum(1)
-    dqueries.baddbmm_(dscores, k.keys)
-    dkeys.baddbmm_(dscores.mT, k.queries)
-    scores = torch.bmm(k.queries, k.keys.mT)
-    inside = torch.bmm(k.weight.mul_(scores[:, None]).flatten(0, 1).mT, g_heads)
-    dxs = k.add_heads(dxs, inside)
-    return k.ungrouped(dxs, k.p), k.ungrouped(dkeys, k.state), k.ungrouped(dqueries, k.state)
