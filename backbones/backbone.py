@@ -120,7 +120,8 @@ class Backbone(nn.Module):
         self.text = layers.TextEmbedder(*map(int, text), shape.width) if text else None
         self.modulate = layers.Modulation(shape.width, shape.depth)
         self.stack = Stack(_blocks(name, shape, self.grid, family, attention))
-        self.head = layers.Head(shape.width, shape.patch, self.out_channels)
+        norm = block_class(name).head_norm
+        self.head = layers.Head(shape.width, shape.patch, self.out_channels, norm)
         self.initialise()
 
     @torch.no_grad()

@@ -1,8 +1,8 @@
 """Element-wise chains in one pass over memory, for CPUs.
 
 Next to the matmuls, a block on a CPU spends its time streaming activations through memory: every
-element-wise operation reads and writes all of them. The functions here walk over pieces that stay in
-the cache, forward and backward, and save one tensor where autograd would save several. On other
+element-wise operation reads and writes all of them. The functions here walk over pieces that stay
+in the cache, forward and backward, and save one tensor where autograd would save several. On other
 devices, and under `torch.compile`, they are the plain formula, which compilers fuse themselves.
 """
 
@@ -95,7 +95,7 @@ class _GatedSum(torch.autograd.Function):
 
 
 def gated_rms_norm(y: Tensor, z: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
-    """RMSNorm(y silu(z)) weight over the channels of (B, T, C): Mamba-2's norm before its output."""
+    """RMSNorm(y silu(z)) weight over the channels of (B, T, C): Mamba-2 before its output."""
     weight = weight.to(y.dtype)
     if on_cpu(y, z, weight):
         return _GatedRMSNorm.apply(y, z, weight, eps)

@@ -215,6 +215,8 @@ class Block(nn.Module):
     x = x + gate2 * second(adaLN(x; shift2, scale2))
     """
 
+    head_norm: type[nn.Module] | None = None  # What the model's head normalises with instead.
+
     def __init__(self, index: int) -> None:
         super().__init__()
         self.index = index
@@ -251,16 +253,28 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
-    """AdaLN and a linear layer, both zero at init: tokens (B, N, D) -> rows (B, N, p p C)."""
+    """AdaLN and a linear layer, both zero at init: tokens (B, N, D) -> rows (B, N, p p C).
 
-    def __init__(self, width: int, patch: int, channels: int) -> None:
+    Args:
+        width: Channels D.
+        patch: Side of a patch.
+        channels: Image channels C.
+        norm: Class of a norm to take instead of the weightless LayerNorm.
+    """
+
+    def __init__(
+        self, width: int, patch: int, channels: int, norm: type[nn.Module] | None = None
+    ) -> None:
         super().__init__()
+        self.norm = norm(width) if norm else None
         self.modulate = Modulation(width, 1, 2)
         self.project = nn.Linear(width, patch * patch * channels)
 
     def forward(self, x: Tensor, c: Tensor) -> Tensor:
         """Predict patches from grid tokens and the conditioning vector."""
         shift, scale = self.modulate(c)[0].unbind(1)
+        if self.norm is not None:
+            return self.project(torch.addcmul(shift, self.norm(x), scale + 1))
         return self.project(adaln(x, shift, scale))
 
     def initialise(self) -> None:
@@ -268,6 +282,54 @@ class Head(nn.Module):
         self.modulate.initialise()
         nn.init.zeros_(self.project.weight)
         nn.init.zeros_(self.project.bias)
+
+
+class SwiGLU(nn.Module):
+    """Gated MLP: W_3 (silu(W_1 x) * W_2 x), W_1 and W_2 side by side (arXiv 2002.05202)."""
+
+    def __init__(self, width: int, hidden: int, bias: bool = True) -> None:
+        super().__init__()
+        self.w12 = nn.Linear(width, 2 * hidden, bias=bias)
+        self.w3 = nn.Linear(hidden, width, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map tokens (B, T, D)."""
+        gate, value = self.w12(x).chunk(2, dim=-1)
+        return self.w3(F.silu(gate) * value)
+
+
+def head_norm(y: Tensor, norm: nn.GroupNorm) -> Tensor:
+    """Normalise heads (B, T, H, V) one by one with a GroupNorm of H groups; return (B, T, H V)."""
+    flat = y.flatten(0, 1).flatten(1)
+    weight, bias = (p.to(flat.dtype) for p in (norm.weight, norm.bias))
+    return F.group_norm(flat, norm.num_groups, weight, bias, norm.eps).view(*y.shape[:2], -1)
+
+
+def low_rank(width: int) -> int:
+    """Return the rank of a small token-dependent correction: a 16th of the width, 8 at least."""
+    return max(8, round(width / 128) * 8)
+
+
+def hidden_for(width: int, spent: int, matrices: int, fixed: int = 0) -> int:
+    """Return the hidden width that brings a block to DiT's 12 D^2, in steps of 8.
+
+    Args:
+        width: Channels D.
+        spent: Parameters of the token mixer.
+        matrices: Matrices of D x hidden in the channel mixer.
+        fixed: Its other parameters.
+    """
+    return max(8, round((12 * width * width - spent - fixed) / (matrices * width) / 8) * 8)
+
+
+def turns(index: int) -> str:
+    """Return the scan path of block `index` where every block scans once: four ways in turn."""
+    return ("zigzag:0", "zigzag:0:reversed", "zigzag:1", "zigzag:1:reversed")[index % 4]
+
+
+def matrix_head(width: int) -> int:
+    """Return the channels of a head with a matrix state: 64 where that leaves two heads."""
+    return next(size for size in (64, 32, 16, 8) if width % size == 0 and width >= 2 * size)
 
 
 def mlp(width: int, hidden: int, out: int | None = None) -> nn.Sequential:

@@ -138,7 +138,8 @@ class Direction(nn.Module):
         """Draw Mamba-2's start: A in 1..16, steps in 1e-3..1e-1."""
         _draw_dt_bias(self.dt_bias)
         self.log_a.copy_(torch.empty_like(self.log_a).uniform_(1, 16).log())
-        self.skip.fill_(1.0)
+        if self.skip is not None:
+            self.skip.fill_(1.0)
 
 
 class Mamba2(nn.Module):

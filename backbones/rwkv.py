@@ -101,6 +101,11 @@ class ChannelMix(nn.Module):
         hidden = F.relu(self.key(to_key)).square()
         return torch.sigmoid(self.receptance(to_receptance)) * self.value(hidden)
 
+    def initialise(self, index: int, depth: int) -> None:
+        """Set the mixtures: early channels take more of their neighbours, deep blocks less."""
+        width = self.receptance.in_features
+        self.shift.mix.copy_((torch.arange(width) / width).pow(1 - index / depth).expand(2, -1))
+
 
 @register("rwkv")
 class RWKVBlock(Block):
@@ -174,4 +179,4 @@ class RWKVBlock(Block):
         key.copy_(ramp**fall)
         value.copy_(ramp**fall + 0.3 * depth_01)
         receptance.copy_(ramp ** (0.5 * fall))
-        self.channel.shift.mix.copy_((ramp**fall).expand(2, -1))
+        self.channel.initialise(self.index, self.depth)

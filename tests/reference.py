@@ -269,16 +269,36 @@ def rwkv(block, branch, x, present, grid, prefix, missing=None):
     return linear(module.value, hidden) / (1 + torch.exp(-linear(module.receptance, mixed[1])))
 
 
-BRANCHES = {"DiTBlock": dit, "MambaBlock": mamba, "RWKVBlock": rwkv}
+def lightningdit(block, branch, x, present, grid, prefix):
+    if branch == 0:
+        return attention(block.attention, x, present, grid, prefix)
+    gate, value = linear(block.mlp.w12, x).split(block.mlp.w3.in_features, dim=-1)
+    return linear(block.mlp.w3, silu(gate) * value)
+
+
+def branches():
+    import reference_scans as scans
+
+    return {
+        "DiTBlock": dit,
+        "LightningDiTBlock": lightningdit,
+        "MambaBlock": mamba,
+        "RWKVBlock": rwkv,
+        "GLABlock": scans.gla,
+        "RWKV6Block": scans.rwkv6,
+        "RWKV7Block": scans.rwkv7,
+        "HydraBlock": scans.hydra,
+    }
 
 
 def run_block(block, x, modulation, present, grid, prefix, **changes):
     """One block with adaLN-zero on the full sequence; absent tokens pass by unchanged."""
-    branch = BRANCHES[type(block).__name__]
+    branch = branches()[type(block).__name__]
     y = x
     for n in (0, 1):
         shift_, scale, gate = (modulation[:, 3 * n + i] for i in range(3))
-        inside = layer_norm(y) * (1 + scale) + shift_
+        plain = rms_norm(y, block.norms[n].weight) if hasattr(block, "norms") else layer_norm(y)
+        inside = plain * (1 + scale) + shift_
         y = y + gate * branch(block, n, inside, present, grid, prefix, **changes)
     return torch.where(present[..., None], y, x)
 
@@ -286,6 +306,8 @@ def run_block(block, x, modulation, present, grid, prefix, **changes):
 def run_stack(blocks, x, cond, grid, prefix, segments=(), **changes):
     """All blocks; `segments` lists (start, end, present (B, T)) with both ends inclusive."""
     everything = torch.ones(x.shape[:2], dtype=torch.bool)
+    if any(type(block).__name__ == "RWKV7Block" for block in blocks):
+        changes["memory"] = {}
     for i, block in enumerate(blocks):
         present = everything
         for start, end, kept in segments:

@@ -36,10 +36,18 @@ CASES = {
         {"mixer": "mamba1", "conv": "none", "gap": "dt", "scan": "bidirectional"},
         {"attention": 2},
     ],
+    "lightningdit": [{}],
+    "gla": [{}],
+    "hydra": [{}, {"conv": "none"}],
+    "rwkv6": [{}, {"missing": "zero"}],
+    "rwkv7": [{}, {"missing": "nearest"}],
     "rwkv": [{}, {"missing": "zero"}, {"missing": "nearest"}, {"attention": [2]}],
 }
 ALL = [(name, options) for name, cases in CASES.items() for options in cases]
-DEFAULTS = [(name, cases[0]) for name, cases in CASES.items()] + [("mamba", {"conv": "none"})]
+# What a table compares, with and without a convolution.
+MAIN = [("dit", {}), ("mamba", {}), ("mamba", {"conv": "none"}), ("rwkv", {})]
+# Every family whose result depends on the order of its tokens.
+ORDERED = [(n, {}) for n in CASES if n not in ("dit", "lightningdit")] + [MAIN[2]]
 
 
 def label(value):
@@ -108,18 +116,18 @@ def test_routed_is_masked_dense(name, options, prefix):
 
 
 @pytest.mark.parametrize("mode", [m for m in MODES if m not in ("random", "unsorted")])
-@pytest.mark.parametrize(("name", "options"), DEFAULTS, ids=label)
+@pytest.mark.parametrize(("name", "options"), MAIN, ids=label)
 def test_every_selection(name, options, mode):
     route = "1-2@0.75" if mode == "quad" else ROUTE
     compare(build(name, options), 2, routing(mode, route=route))
 
 
-@pytest.mark.parametrize(("name", "options"), DEFAULTS[:3], ids=label)
+@pytest.mark.parametrize(("name", "options"), MAIN, ids=label)
 def test_two_routes_and_a_shared_subset(name, options):
     compare(build(name, options), 0, routing(route="0-0@0.25+2-3@0.75", shared=True))
 
 
-@pytest.mark.parametrize(("name", "options"), DEFAULTS[:3], ids=label)
+@pytest.mark.parametrize(("name", "options"), MAIN, ids=label)
 def test_dense_is_the_reference(name, options):
     compare(build(name, options), 2, routing(route="none"))
 
@@ -151,7 +159,7 @@ def test_order_of_ids_makes_no_difference(name, options):
     assert torch.equal(first, again)
 
 
-@pytest.mark.parametrize(("name", "options"), DEFAULTS[:3], ids=label)
+@pytest.mark.parametrize(("name", "options"), MAIN, ids=label)
 def test_routed_tokens_arrive_bit_for_bit(name, options):
     model = build(name, options, torch.float32)
     x, cond, _ = drawn(2, torch.float32)
@@ -184,7 +192,7 @@ def test_bf16_autocast_stays_close(name, options, plan):
 # Mutations: each breaks one thing, and the comparison must notice.
 
 
-@pytest.mark.parametrize(("name", "options"), DEFAULTS, ids=label)
+@pytest.mark.parametrize(("name", "options"), [(n, {}) for n in CASES], ids=label)
 def test_mutation_route_end_off_by_one(name, options):
     model = build(name, options)
     wrong = Route.parse("1-3@0.5").resolve(DEPTH).segments
@@ -192,7 +200,7 @@ def test_mutation_route_end_off_by_one(name, options):
         compare(model, 0, routing(), segments=wrong)
 
 
-@pytest.mark.parametrize(("name", "options"), DEFAULTS[1:], ids=label)
+@pytest.mark.parametrize(("name", "options"), ORDERED, ids=label)
 def test_mutation_scan_order_lost(name, options, monkeypatch):
     """Kept tokens in a random order inside the route, as the released code leaves them."""
     subset = Layout.subset
@@ -210,7 +218,7 @@ def test_mutation_scan_order_lost(name, options, monkeypatch):
         compare(model, 0, routing())
 
 
-@pytest.mark.parametrize(("name", "options"), DEFAULTS[1:], ids=label)
+@pytest.mark.parametrize(("name", "options"), ORDERED, ids=label)
 def test_mutation_sort_removed(name, options, monkeypatch):
     """Every sort of `Layout` does nothing: tokens are stored, and scanned, in the order of their ids."""
     model = build(name, options)

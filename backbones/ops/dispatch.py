@@ -35,6 +35,9 @@ KERNELS = {
     "biwkv": ("triton",),
     "conv": ("causal-conv1d",),
     "shift": (),
+    "gla": ("fla",),
+    "rwkv6": ("fla",),
+    "rwkv7": ("fla",),
 }
 
 
@@ -107,6 +110,8 @@ def probe(op: str, kernel: str) -> _Probe:
         return _mamba_ssd()
     if (op, kernel) == ("ssd", "fla"):
         return _import("fla.ops.simple_gla", "chunk_simple_gla", "fla-core")
+    if (op, kernel) in (("gla", "fla"), ("rwkv6", "fla"), ("rwkv7", "fla")):
+        return _import(f"fla.ops.{op}", f"chunk_{op}", "fla-core")
     if (op, kernel) == ("selective_scan", "mamba-ssm"):
         found = _import("mamba_ssm.ops.selective_scan_interface", "selective_scan_fn", "mamba-ssm")
         if found.function is not None and importlib.util.find_spec("selective_scan_cuda") is None:
