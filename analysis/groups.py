@@ -222,8 +222,8 @@ def _keys(frame: pd.DataFrame, dense: bool) -> list[str]:
     columns = [*_HEAD, *_PROTOCOL, *_columns(frame)]
     present = [column for column in columns if column in frame]
     # Only what varies can tell runs apart; the rest would make keys long for nothing.
-    varying = [column for column in present if frame[column].astype(str).nunique() > 1]
-    rows = frame[varying].astype(str).to_numpy().tolist() if varying else [[]] * len(frame)
+    varying = [column for column in present if frame[column].map(str).nunique() > 1]
+    rows = frame[varying].map(str).to_numpy().tolist() if varying else [[]] * len(frame)
     return ["; ".join(f"{c}={v}" for c, v in zip(varying, row, strict=True)) for row in rows]
 
 
@@ -245,7 +245,7 @@ def _labels(frame: pd.DataFrame) -> dict[str, str]:
 def _difference(frame: pd.DataFrame, key: str, rivals: list[str]) -> str:
     among = frame[frame["base"].isin(rivals)]
     columns = [c for c in (*_PROTOCOL, *_columns(frame)) if c in frame and c not in _IN_HEAD]
-    varying = [c for c in columns if among[c].astype(str).nunique() > 1]
+    varying = [c for c in columns if among[c].map(str).nunique() > 1]
     row = among[among["base"] == key].iloc[0]
     return ", ".join(f"{c.removeprefix('config.')}={row[c]}" for c in varying)
 

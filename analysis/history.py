@@ -70,7 +70,8 @@ def _scores(row: dict[str, Any]) -> pd.DataFrame:
     for key in ("guidance", "sampler", "weights", "sample_seed", "step"):
         if key not in frame:
             frame[key] = None
-    protocol = frame[["guidance", "sampler", "weights", "sample_seed"]].astype(str)
+    # As words, so that two missing values are equal.
+    protocol = frame[["guidance", "sampler", "weights", "sample_seed"]].map(str)
     frame["own"] = (protocol == protocol.iloc[0]).all(axis=1) if len(frame) else False
     curve = _curve(folder, ("time", "macs"))
     at = pd.to_numeric(frame["step"], errors="coerce").to_numpy(dtype=float)

@@ -170,3 +170,10 @@ def test_figures_that_the_runs_do_not_give_are_none_and_unknown_ones_refused(tmp
         assert figures.make(name, tmp_path) is None
     with pytest.raises(AnalysisError, match="did you mean placement"):
         figures.make("placment", tmp_path)
+
+
+def test_one_seed_is_enough_to_draw(tmp_path):
+    for route in ("none", "2-8", "0-8", "2-8@0.25"):
+        write(tmp_path, route=route)
+    for name in ("convergence", "placement", "rate"):
+        assert figures.make(name, tmp_path).png(dpi=40).startswith(b"\x89PNG")

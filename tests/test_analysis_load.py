@@ -161,3 +161,11 @@ def test_no_bytes_in_any_file_are_fatal(tmp_path_factory, name, content):
     assert len(frame) + len(frame.attrs["damaged"]) + len(frame.attrs["unfinished"]) == 1
     analysis.curves(frame)
     analysis.scores(frame)
+
+
+def test_fields_that_a_score_lacks_do_not_hide_it(tmp_path):
+    folder = write(tmp_path)
+    lines = [{k: v for k, v in row.items() if k != "weights"} for row in read_lines(folder / "scores.jsonl")]
+    lines = [{**row, "reference": None} for row in lines]
+    (folder / "scores.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    assert analysis.scores(tmp_path)["own"].all()

@@ -251,3 +251,9 @@ def test_all_tables_compile_in_latex(tmp_path, runs):
     assert result.returncode == 0, result.stdout[-2000:]
     assert (tmp_path / "tables.pdf").stat().st_size > 10_000
     assert "Overfull" not in result.stdout and "Missing character" not in result.stdout
+
+
+def test_a_key_that_only_some_runs_set_tells_them_apart(tmp_path):
+    write(tmp_path, train__clip=None)
+    write(tmp_path, train__clip=1.0)
+    assert len(bases(analysis.load(tmp_path))) == 2

@@ -30,7 +30,8 @@ def mean_path(study: Study, base: Base, cell: Cell) -> pd.DataFrame:
         estimate = mean_std([float(path.loc[step, "value"]) for path in paths])
         costs = {key: float(np.mean([path.loc[step, key] for path in paths])) for key in ("macs", "hours")}
         if estimate is not None:
-            rows.append({"step": int(step), **costs, "mean": estimate.mean, "std": estimate.std, "n": estimate.n})
+            spread = {"std": float("nan") if estimate.std is None else estimate.std, "n": estimate.n}
+            rows.append({"step": int(step), **costs, "mean": estimate.mean, **spread})
     return pd.DataFrame(rows)
 
 

@@ -24,7 +24,8 @@ def _rows(base: Base) -> list[dict[str, object]]:
             estimate = known[rate].estimate(base.score)  # type: ignore[attr-defined]
             if estimate is not None:
                 shared = {"panel": base.label, "backbone": base.any.first("backbone"), "span": span}
-                spread = {"mean": estimate.mean, "std": estimate.std, "n": estimate.n}
+                std = float("nan") if estimate.std is None else estimate.std
+                spread = {"mean": estimate.mean, "std": std, "n": estimate.n}
                 rows.append({**shared, "metric": base.metric, "rate": rate, **spread})
     return rows
 
