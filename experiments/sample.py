@@ -178,7 +178,7 @@ def sample(
         settings=setup.identity(args.weights, request.captions),
         batch=args.batch,
         accelerator=accelerator,
-        progress=show if main_process else None,
+        progress=Display() if main_process else None,
         weak_model=setup.weak,
         finished=finished,
     )
@@ -189,13 +189,21 @@ def sample(
     return 0
 
 
-def show(done: int, total: int, left: float) -> None:
-    """Print progress: in place on a terminal, else every tenth."""
-    text = f"sampling  {done:,}/{total:,}  {int(left // 60):02d}:{int(left % 60):02d} left"
-    if sys.stderr.isatty():
-        print(f"\r{text}", end="\n" if done >= total else "", file=sys.stderr, flush=True)
-    elif done >= total:
-        print(text, file=sys.stderr, flush=True)
+class Display:
+    """Progress on stderr: in place on a terminal, else a line for every tenth."""
+
+    def __init__(self) -> None:
+        self.shown = -1
+
+    def __call__(self, done: int, total: int, left: float) -> None:
+        """Show that `done` of `total` images are there, with `left` seconds to go."""
+        tenth, live = 10 * done // total, sys.stderr.isatty()
+        if tenth == self.shown and not live:
+            return
+        self.shown = tenth
+        text = f"sampling  {done:,}/{total:,}  {int(left // 60):02d}:{int(left % 60):02d} left"
+        end = "\n" if done >= total or not live else ""
+        print(f"\r{text}" if live else text, end=end, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -434,3 +434,25 @@ def test_reuse_that_cannot_be():
         guide = create_guidance(guidance, route="1-2")
         with pytest.raises(UserError, match=says):
             generate(tiny(), path, walk, guide, torch.arange(2))
+
+
+def test_path_drop_leaves_out_the_fused_span():
+    from routing.fuse import Fuse
+
+    model, path = tiny(depth=5), create_objective("flow")
+    guidance = create_guidance({"name": "pathdrop", "scale": 2}, route="1-3")
+    walk = create_sampler({"name": "euler", "steps": 3}, path)
+    with pytest.raises(DiffusionError, match="SPRINT's fusion"):
+        generate(model, path, walk, guidance, torch.arange(2))
+    model.stack.fuse = Fuse(32, "1-3", 5)
+    ran, labels = [], []
+    for i, block in enumerate(model.stack.blocks):
+        block.register_forward_hook(lambda *_, i=i: ran.append(i))
+    model.register_forward_pre_hook(
+        lambda m, a, k: labels.append(k["y"][0].item()), with_kwargs=True
+    )
+    out = generate(model, path, walk, guidance, torch.arange(2), torch.tensor([3, 3]))
+    assert out.isfinite().all() and ran == [0, 1, 2, 3, 4, 0, 4] * 3
+    assert labels == [3, 5] * 3  # the weak pass has the null class
+    cost = sampling_cost(path, walk, guidance, lambda rate, weak, skipped=(): 5 - len(skipped), 5)
+    assert cost.macs == len(ran) and cost.batches == 6

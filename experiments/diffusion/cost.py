@@ -54,7 +54,7 @@ def sampling_cost(
         sampler: Gives the evaluations, and reuse.
         guidance: Gives the passes.
         cost: MACs of one pass, e.g. `model_cost(model)`.
-        depth: Number of blocks; needed for reuse only.
+        depth: Number of blocks; needed for reuse, and for routes that count from the end.
     """
     plan = plan_reuse(sampler.options, depth, guidance.sparse)
     per_step, passes, calls = [0.0] * sampler.steps, 0, 0
@@ -66,6 +66,10 @@ def sampling_cost(
             first = made[group[0]]
             replay = plan and not first.weak and plan.replays(evaluation, len(group))
             skipped = (plan.blocks,) if plan and replay else ()
+            if first.drop:
+                # A fused span is the model's route.
+                route = guidance.route.resolve(depth) if depth else guidance.route
+                skipped = (route.sparse_blocks,)
             per_step[step] += len(group) * cost(first.rate, first.weak, *skipped)
             calls += 1
         passes += len(made)

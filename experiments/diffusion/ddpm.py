@@ -30,6 +30,11 @@ class DDPM(Objective):
         self.abar = torch.cumprod(1 - self.betas, 0)
         # ln(sigma / alpha), increasing; float steps interpolate it, so that any level has a time.
         self.log_level = 0.5 * (torch.log1p(-self.abar) - self.abar.log())
+        self.before = torch.cat((torch.ones(1, dtype=torch.float64), self.abar[:-1]))
+        tilde = self.betas * (1 - self.before) / (1 - self.abar)
+        # Step 0 has no variance left; its logarithm is clipped to that of step 1.
+        self.log_tilde = torch.cat((tilde[1:2], tilde[1:])).log()
+        self._moved: dict[tuple[str, torch.device], Tensor] = {}
 
     def times(self, draws: Any) -> Tensor:
         """Return uniform steps 0..T-1 as floats, `(B,)`."""
@@ -38,7 +43,7 @@ class DDPM(Objective):
 
     def level(self, time: Tensor) -> Tensor:
         """Return sigma / alpha; 0 for clean data (a negative step)."""
-        table = self.log_level.to(time.device)
+        table = self._table("log_level", time.device)
         low = time.floor().clamp(0, self.options.steps - 2).long()
         fraction = time.to(torch.float64) - low
         log_level = table[low] + fraction * (table[low + 1] - table[low])
@@ -68,7 +73,7 @@ class DDPM(Objective):
 
     def from_level(self, level: Tensor) -> Tensor:
         """Return the fractional step of a noise level, clamped to 0..T-1."""
-        table = self.log_level.to(level.device)
+        table = self._table("log_level", level.device)
         log_level = level.to(torch.float64).log().clamp(table[0], table[-1])
         low = (torch.searchsorted(table, log_level, right=True) - 1).clamp(0, len(table) - 2)
         step = low + (log_level - table[low]) / (table[low + 1] - table[low])
@@ -138,16 +143,21 @@ class DDPM(Objective):
 
         The smallest is beta-tilde, clipped at step 0 to that of step 1; the largest is beta.
         """
-        step = time.long().cpu()
-        abar = self.abar[step]
-        before = torch.where(step > 0, self.abar[(step - 1).clamp(min=0)], torch.ones_like(abar))
-        beta = self.betas[step]
+        names = ("betas", "abar", "before", "log_tilde")
+        beta, abar, before, low = (self._table(n, time.device)[time.long()] for n in names)
         from_x0 = beta * before.sqrt() / (1 - abar)
         from_x = (1 - beta).sqrt() * (1 - before) / (1 - abar)
-        tilde = self.betas * torch.cat((torch.zeros(1), 1 - self.abar[:-1])) / (1 - self.abar)
-        low = tilde[step.clamp(min=1)].log()
         mean = expand(from_x0, x) * x0 + expand(from_x, x) * x
         return mean, expand(low, x), expand(beta.log(), x)
+
+    def _table(self, name: str, device: torch.device) -> Tensor:
+        """Return a table on a device: moved once, because a copy in every step stalls a GPU."""
+        key = name, device
+        if key not in self._moved:
+            # Apple's GPUs have no float64.
+            dtype = torch.float32 if device.type == "mps" else torch.float64
+            self._moved[key] = getattr(self, name).to(device=device, dtype=dtype)
+        return self._moved[key]
 
     def _split(self, output: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:
         if not self.options.learn_sigma:

@@ -23,6 +23,7 @@ from experiments.diffusion.options import (
     GuidanceOptions,
     ICGOptions,
     IntervalOptions,
+    PathDropOptions,
     Rate,
     RoutedOptions,
     options_of,
@@ -37,16 +38,18 @@ class Pass:
         label: `given` (the condition), `null` (the null class or text) or `random` (another one).
         rate: Fraction of tokens that skip the route; 0 is a dense pass.
         weak: Whether the weaker checkpoint runs it.
+        drop: Whether it leaves out the blocks of a fused span (SPRINT).
     """
 
     label: str = "given"
     rate: float = 0.0
     weak: bool = False
+    drop: bool = False
 
     @property
-    def batch(self) -> tuple[bool, float]:
+    def batch(self) -> tuple[bool, float, bool]:
         """Passes with equal keys can be one batch."""
-        return self.weak, self.rate
+        return self.weak, self.rate, self.drop
 
 
 class Guidance:
@@ -204,6 +207,30 @@ class AutoGuidance(Guidance):
         return [Pass(), Pass(weak=True)]
 
 
+class PathDrop(Guidance):
+    """SPRINT's path-drop guidance: the weak pass leaves out the blocks of the fused span."""
+
+    options: PathDropOptions
+
+    @property
+    def sparse(self) -> bool:
+        """Always: the weak pass lacks blocks."""
+        return True
+
+    def guided(self, progress: float) -> list[Pass]:
+        """Return the conditional pass and the null pass without the span."""
+        return [Pass(), Pass("null" if self.options.null_class else "given", drop=True)]
+
+    def check(self, model: Any, weak_model: Any = None) -> None:
+        """Refuse a model without a fused span."""
+        super().check(model, weak_model)
+        if getattr(model.stack, "fuse", None) is None:
+            raise DiffusionError(
+                "guidance=pathdrop needs a model with SPRINT's fusion, and this one has none; "
+                "use guidance=routed or cfg"
+            )
+
+
 class ICG(Guidance):
     """Independent condition guidance: a random label in place of the null class."""
 
@@ -254,6 +281,7 @@ GUIDANCES: dict[str, type[Any]] = {
     "autoguidance": AutoGuidance,
     "apg": APG,
     "icg": ICG,
+    "pathdrop": PathDrop,
 }
 
 
@@ -279,11 +307,12 @@ def create_guidance(
     """
     resolved = options_of("guidance", options)
     guidance: Guidance = GUIDANCES[resolved.name](resolved)
-    if isinstance(resolved, RoutedOptions):
+    if isinstance(resolved, RoutedOptions | PathDropOptions):
         from routing import Route
 
-        chosen = Route.parse(resolved.route if resolved.route is not None else route)
-        if not chosen:
+        named = getattr(resolved, "route", None)
+        chosen = Route.parse(route if named is None else named)
+        if not chosen and isinstance(resolved, RoutedOptions):
             raise DiffusionError(
                 "guidance=routed needs a route, and this model was trained without one; name one "
                 "to try it (guidance.route=auto), or use guidance=cfg"
@@ -302,6 +331,7 @@ __all__ = [
     "Guidance",
     "IntervalOptions",
     "Pass",
+    "PathDrop",
     "Prediction",
     "Routed",
     "create_guidance",

@@ -106,6 +106,15 @@ class ICGOptions(GuidanceOptions):
 
 
 @dataclass(frozen=True)
+class PathDropOptions(GuidanceOptions):
+    """SPRINT's guidance (arXiv 2510.21986): away from a pass without the fused span's blocks."""
+
+    name: str = "pathdrop"
+    scale: float = 1.5
+    null_class: bool = True
+
+
+@dataclass(frozen=True)
 class Rate:
     """A selection rate over the sampling steps: `0.5`, `cosine:0.6:0` or `linear:0.6:0`.
 

@@ -70,7 +70,7 @@ class Guided:
                     x.repeat(len(group), 1, 1, 1),
                     times,
                     **self._conditions([passes[i] for i in group], evaluation),
-                    **self._routing(model, passes[group[0]].rate, len(group), evaluation, group[0]),
+                    **self._routing(model, passes[group[0]], len(group), evaluation, group[0]),
                 )
             for position, i in enumerate(group):
                 rows = slice(position * len(x), (position + 1) * len(x))
@@ -115,10 +115,15 @@ class Guided:
         return noise.to(self.text) * self.text.std(dim=(1, 2), keepdim=True)
 
     def _routing(
-        self, model: Any, rate: float, copies: int, evaluation: int, first: int
+        self, model: Any, item: Pass, copies: int, evaluation: int, first: int
     ) -> dict[str, Any]:
         """Return the `routing` argument of a pass; joined passes keep the same tokens."""
-        tokens = getattr(model, "num_tokens", None)
+        tokens, rate = getattr(model, "num_tokens", None), item.rate
+        if item.drop:
+            from routing import Route, Routing
+
+            draws = self._draws(evaluation, copies, first)
+            return {"routing": Routing(route=Route(), draws=draws, path_drop=1.0)}
         if rate <= 0 or (tokens and keep_count(tokens, rate) == tokens):
             return {}
         from routing import Routing

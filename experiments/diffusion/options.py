@@ -19,6 +19,7 @@ from experiments.diffusion.guidance_options import (
     GuidanceOptions,
     ICGOptions,
     IntervalOptions,
+    PathDropOptions,
     Rate,
     RoutedOptions,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "HeunOptions",
     "ICGOptions",
     "IntervalOptions",
+    "PathDropOptions",
     "Rate",
     "RoutedOptions",
     "SDEOptions",
@@ -245,6 +247,7 @@ OPTIONS: dict[str, dict[str, type]] = {
         "autoguidance": AutoOptions,
         "apg": APGOptions,
         "icg": ICGOptions,
+        "pathdrop": PathDropOptions,
     },
 }
 

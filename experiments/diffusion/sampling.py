@@ -115,7 +115,7 @@ def generate(
                     seeds[rows],
                     sampler.steps,
                     None if labels is None else labels[rows],
-                    None if text is None else text.to(device)[rows],
+                    None if text is None else text[rows.to(text.device)].to(device),
                     weak_model,
                     plan_reuse(sampler.options, depth, guidance.sparse),
                 ),

@@ -52,6 +52,7 @@ class Setup:
         Raises:
             DiffusionError: In one sentence, with what to use instead.
         """
+        from experiments.routes import first_route
         from routing.selection import Selection
 
         config, model = loaded.config, loaded.model
@@ -59,7 +60,7 @@ class Setup:
         routing = config.routing
         guide = create_guidance(
             guidance,
-            route=config.route,
+            route=first_route(config),
             selection=Selection(routing.selection, shared=routing.shared, block=routing.block),
             reinsert=routing.reinsert,
             remove=routing.remove,
