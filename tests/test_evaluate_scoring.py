@@ -212,3 +212,34 @@ def test_progress_is_reported(case: Case) -> None:
     seen: list[tuple[int, int]] = []
     case.score(metrics=("accuracy",), progress=lambda done, total: seen.append((done, total)))
     assert seen == [(16, 40), (32, 40), (40, 40)]
+
+
+def test_training_precision_does_not_reach_the_metrics(case: Case) -> None:
+    plain = case.dataset.to_pixels(case.dataset.batch(torch.arange(80)).x)
+    bench = scoring.prepare(
+        scoring.options_for(case.config, metrics=("fd", "kid")),
+        case.dataset,
+        scoring.cache_of(case.config),
+    )
+    values = []
+    for enabled in (False, True):
+        for meter in bench.meters:
+            meter.collector = type(meter.collector)(meter.features, meter.collector.wanted)
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        try:
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+                bench.update(plain)
+                values.append([r.value for r in bench.results(None)])
+            assert torch.get_float32_matmul_precision() == "high"
+        finally:
+            torch.set_float32_matmul_precision(before)
+    assert values[0] == values[1]
+
+
+def test_guidance_that_a_run_cannot_have_is_said_at_its_start(tmp_path: Path) -> None:
+    plain = Case(tmp_path, "task=none", "guidance=none", "eval.metrics=[kid]")
+    with pytest.raises(ValueError, match="neither"):
+        scoring.check(
+            small(tmp_path, "task=none", "guidance=cfg", "eval=digits"), plain.dataset, plain.model
+        )

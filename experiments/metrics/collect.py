@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from experiments.metrics.distributed import gather_rows, merge_moments
+from experiments.metrics.exact import exact
 from experiments.metrics.features import Features, check_images
 from experiments.metrics.moments import Moments
 
@@ -43,6 +44,7 @@ class PixelFeatures:
     checksum = "0" * 64
     provides: tuple[str, ...] = ("features",)
     note = ""
+    device = torch.device("cpu")
 
     def __init__(self, shape: tuple[int, int]) -> None:
         self.dim = 3 * shape[0] * shape[1]
@@ -59,20 +61,22 @@ class Collector:
     Args:
         features: The extractor.
         wanted: Some of `moments`, `spatial`, `rows`, `logits`.
-        device: Where moments are summed.
+        device: Where moments are summed; None: where the extractor runs.
     """
 
     def __init__(
-        self, features: Features, wanted: Collection[str], device: torch.device | str = "cpu"
+        self, features: Features, wanted: Collection[str], device: torch.device | str | None = None
     ) -> None:
-        self.features, self.wanted, self.device = features, set(wanted), device
+        self.features, self.wanted = features, set(wanted)
+        self.device = features.device if device is None else device
         self.n = 0
         self._sums: dict[str, Moments] = {}
         self._rows: dict[str, list[Tensor]] = {"rows": [], "logits": []}
 
     def update(self, images: Tensor) -> None:
         """Take in a uint8 batch of shape `(B, 3, H, W)`."""
-        found = self.features(images)
+        with exact():
+            found = self.features(images)
         self.n += len(images)
         for key, source in (("moments", "features"), ("spatial", "spatial")):
             if key in self.wanted:
@@ -104,7 +108,7 @@ def collect(
     features: Features,
     images: Iterable[Tensor],
     wanted: Collection[str] = ("moments", "rows"),
-    device: torch.device | str = "cpu",
+    device: torch.device | str | None = None,
 ) -> Collected:
     """Run `features` over batches of images; in several processes, each brings its own part.
 
@@ -112,7 +116,7 @@ def collect(
         features: The extractor.
         images: uint8 batches of shape `(B, 3, H, W)`.
         wanted: See `Collector`.
-        device: Where moments are summed.
+        device: Where moments are summed; None: where the extractor runs.
     """
     collector = Collector(features, wanted, device)
     for batch in images:

@@ -111,5 +111,4 @@ class DinoFeatures:
         x = images.to(self.device).float()
         if x.shape[-2:] != (SIZE, SIZE):
             x = F.interpolate(x, size=(SIZE, SIZE), mode="bicubic", antialias=True).clamp(0, 255)
-        with torch.autocast(self.device.type, enabled=False):
-            return {"features": self.network((x / 255 - self.mean) / self.std)}
+        return {"features": self.network((x / 255 - self.mean) / self.std)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -148,6 +149,9 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
         with main_first():
             if not args.keep_samples and not world()[0]:
                 shutil.rmtree(found.folder, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    # Gone too unless another evaluation keeps its samples there.
+                    found.folder.parent.rmdir()
     return 0
 
 

@@ -25,6 +25,7 @@ class Features(Protocol):
         dim: Length of a feature vector.
         checksum: SHA-256 of its weights.
         provides: What a call returns: `features`, and some of `logits`, `spatial`.
+        device: Where it runs.
         note: One line for the log, as the classifier's accuracy; may be empty.
     """
 
@@ -32,6 +33,7 @@ class Features(Protocol):
     dim: int
     checksum: str
     provides: tuple[str, ...]
+    device: torch.device
     note: str
 
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
@@ -57,6 +59,7 @@ class ClassifierFeatures:
         self, name: str, trained: Any, size: int, device: torch.device | str = "cpu"
     ) -> None:
         self.name = name
+        self.device = torch.device(device)
         self.model = trained.model.to(device)
         self.dim = self.model.neck.out_features
         self.checksum = trained.checksum
@@ -76,7 +79,7 @@ class ClassifierFeatures:
                 f"{self.name} takes images of {self.size}x{self.size} pixels, "
                 f"got {images.shape[-1]}x{images.shape[-2]}; choose other features"
             )
-        features, logits = self.model(images.to(self.model.head.weight.device))
+        features, logits = self.model(images.to(self.device))
         return {"features": features, "logits": logits}
 
 

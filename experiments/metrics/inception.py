@@ -111,9 +111,7 @@ class InceptionFeatures:
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
         """Return features `(B, 2048)`, logits `(B, 1008)` and spatial rows `(B, 2023)`."""
         check_images(images)
-        # ADM's protocol is fp32; autocast around a training loop must not reach it.
-        with torch.autocast(self.device.type, enabled=False):
-            features, logits = self.network(images.to(self.device))
+        features, logits = self.network(images.to(self.device))
         assert self._spatial is not None, "the hook on Mixed_6d.branch1x1 did not run"
         spatial, self._spatial = self._spatial, None
         return {"features": features, "logits": logits, "spatial": spatial}

@@ -12,6 +12,7 @@ from torch import Tensor
 from experiments.metrics import distances, splits
 from experiments.metrics.collect import Collected, Collector, PixelFeatures, collect
 from experiments.metrics.distributed import gather_rows, share
+from experiments.metrics.exact import exact
 from experiments.metrics.features import Features, identity
 from experiments.metrics.frechet import frechet_distance
 from experiments.metrics.names import FEATURES, METRICS, MetricError
@@ -120,8 +121,9 @@ class Meter:
         """
         found = self.collector.merged()
         values: dict[str, float] = {}
-        for metric in self.metrics:
-            values |= getattr(self, f"_{metric}")(found, labels)
+        with exact():
+            for metric in self.metrics:
+                values |= getattr(self, f"_{metric}")(found, labels)
         pixels = isinstance(self.features, PixelFeatures)
         return [
             Result(
