@@ -13,6 +13,7 @@
       tiny: {refused: "why this grid makes no sense at this scale"}
     stages:                               # later stages start from the runs of an earlier one
       - {name: finetune, of: train, where: {route: auto}, base: {init: "{parent}", route: none}}
+      - {name: score, of: train, command: evaluate, args: ["{parent}", --samples, "{n}"], base: {n: 500}}
 
 Cells are `cells x zip x axes`, once per seed; seeds are the outermost loop, so a sweep that is cut short has
 whole tables of fewer seeds rather than a part of one table.
@@ -21,6 +22,7 @@ whole tables of fewer seeds rather than a part of one table.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +40,7 @@ ENTRIES = {
     "train": "experiments.run:main",
     "evaluate": "experiments.evaluate:main",
     "bench": "experiments.bench:main",
-    "similarity": "analysis.similarity:main",
+    "analysis": "analysis.cli:main",
 }
 _STAGE_KEYS = frozenset(
     [
@@ -76,15 +78,11 @@ class Stage:
     fits: tuple[str, ...] = ()
     of: str | None = None
     where: Mapping[str, Any] = field(default_factory=dict)
+    trains: bool = True  # a cell is a run folder's training rather than another command
 
-    @property
-    def trains(self) -> bool:
-        """Whether a cell of this stage is a training run (a run folder) rather than another command."""
-        return self.entry == ENTRIES["train"] or "config" in self.args
-
-    def columns(self) -> set[str]:
-        """Return the keys that vary by `cells` or `zip`."""
-        return {key for row in self.cells for key in row} | set(self.zip)
+    def keys(self) -> set[str]:
+        """Return the keys that the stage sets."""
+        return {key for row in (*self.cells, self.base, self.axes, self.zip) for key in row}
 
 
 @dataclass(frozen=True)
@@ -192,7 +190,11 @@ def expand(
     Raises:
         SweepError: A value picks no row, the grid refuses the scale, or nothing is left.
     """
-    stages = [_applied(grid.name, stage, user or {}) for stage in grid.stages(scale)]
+    raw = grid.stages(scale)
+    # What other commands take is not for training: `samples=100`, `w=1.5`.
+    theirs = {key for stage in raw if not stage.trains for key in stage.keys()} - {"seed"}
+    ours = {key for stage in raw if stage.trains for key in stage.keys()}
+    stages = [_applied(grid.name, stage, user or {}, theirs - ours) for stage in raw]
     cells: list[Cell] = []
     for stage in stages:
         parents: list[int | None] = [None]
@@ -211,8 +213,8 @@ def expand(
                 start = {"scale": Typed(scale)} if stage.trains else {}
                 overrides = {**start, **base, **stage.base, **varies}
                 cells.append(
-                    Cell(stage.name, stage.entry, tuple(a for a in stage.args if a != "config"), overrides,
-                         {**inherited, **varies}, stage.trains, stage.fits, parent)
+                    Cell(stage.name, stage.entry, stage.args, overrides, {**inherited, **varies},
+                         stage.trains, stage.fits, parent)
                 )  # fmt: skip
     if not cells:
         raise SweepError(f"grid {grid.name}: no cell is left at scale {scale} with these overrides")
@@ -238,8 +240,8 @@ def _matches(cell: Cell, where: Mapping[str, Any]) -> bool:
     return True
 
 
-def _applied(grid: str, stage: Stage, user: Mapping[str, Sequence[Any]]) -> Stage:
-    """Return the stage with a user's values in their places."""
+def _applied(grid: str, stage: Stage, user: Mapping[str, Sequence[Any]], theirs: set[str]) -> Stage:
+    """Return the stage with a user's values in their places; `theirs` are keys of other commands alone."""
     base, axes, cells, zipped = dict(stage.base), dict(stage.axes), stage.cells, dict(stage.zip)
     seeds = stage.seeds
     for key, values in user.items():
@@ -257,17 +259,15 @@ def _applied(grid: str, stage: Stage, user: Mapping[str, Sequence[Any]]) -> Stag
             _picked(grid, key, missing, list(zipped[key]))
             rows = [i for i, z in enumerate(zipped[key]) if any(same(z, v) for v in values)]
             zipped = {k: tuple(column[i] for i in rows) for k, column in zipped.items()}
-        elif not stage.trains:
-            continue  # a training override says nothing to another command
-        elif stage.of is not None and key not in base:
-            continue  # inherited from the parent
+        elif key not in base and (not stage.trains or stage.of is not None or key in theirs):
+            continue  # it says nothing to this command, or is inherited from the parent
         elif len(values) > 1:
             axes[key] = tuple(values)
             base.pop(key, None)
-        elif stage.of is None:
+        else:
             base[key] = values[0]
     return Stage(stage.name, stage.entry, stage.args, base, cells, axes, zipped, seeds, stage.fits,
-                 stage.of, stage.where)  # fmt: skip
+                 stage.of, stage.where, stage.trains)  # fmt: skip
 
 
 def _picked(grid: str, key: str, missing: Sequence[Any], known: Sequence[Any]) -> None:
@@ -306,18 +306,18 @@ def _stage(grid: str, raw: Any, scale: str) -> Stage | None:
     if not isinstance(rows, list) or not all(isinstance(r, dict) for r in rows):
         raise SweepError(f"grid {grid}: cells must be a list of mappings such as {{route: 2-8}}")
     command = merged.get("command", "train")
-    if "entry" not in merged and command not in ENTRIES:
+    if command not in ENTRIES and not (command == "call" and merged.get("entry")):
         raise SweepError(
-            f"grid {grid}: command {command!r}; expected {', '.join(ENTRIES)}{suggest(command, ENTRIES)}"
+            f"grid {grid}: command {command!r}; expected {', '.join(ENTRIES)}, or call with an entry "
+            f"module:function{suggest(str(command), ENTRIES)}"
         )
     seeds = merged.get("seeds")
     if seeds is None and raw.get("of") is None and command == "train":
         seeds = [0]
     return Stage(
         name=str(raw.get("name", command)),
-        entry=str(merged.get("entry") or ENTRIES[command]),
-        args=tuple(str(a) for a in merged.get("args") or ())
-        + (("config",) if command == "train" else ()),
+        entry=_entry(grid, merged.get("entry") or ENTRIES[command]),
+        args=tuple(str(a) for a in merged.get("args") or ()),
         base=merged["base"],
         cells=tuple(rows),
         axes=axes,
@@ -326,7 +326,16 @@ def _stage(grid: str, raw: Any, scale: str) -> Stage | None:
         fits=tuple(merged.get("fits") or ()),
         of=raw.get("of"),
         where=merged.get("where") or {},
+        trains=command == "train",
     )
+
+
+def _entry(grid: str, text: Any) -> str:
+    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", str(text)):
+        raise SweepError(
+            f"grid {grid}: entry {text!r}; expected module:function, such as {ENTRIES['train']}"
+        )
+    return str(text)
 
 
 def _values(grid: str, key: str, values: Any) -> tuple[Any, ...]:

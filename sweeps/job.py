@@ -173,7 +173,9 @@ def place(error: BaseException) -> str:
         path = Path(frame.filename)
         if "site-packages" in path.parts or path.parent == root / "sweeps":
             continue
-        return f"{path.relative_to(root) if path.is_relative_to(root) else path.name}:{frame.lineno}"
+        return (
+            f"{path.relative_to(root) if path.is_relative_to(root) else path.name}:{frame.lineno}"
+        )
     return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
 
 

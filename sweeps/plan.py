@@ -160,13 +160,19 @@ def _train(made: Plan, cell: Cell, parent: Run | None, budget: Budget | None) ->
 
 
 def _command(made: Plan, cell: Cell, parent: Run | None) -> Run:
-    out = made.root / ".sweeps" / made.grid.name / "outputs"
-    args = [str(_filled(a, parent)) for a in cell.args] + _words(made, cell, parent)
+    """Fill `{parent}`, `{out}` and `{key}` in a command's arguments; keys not used there follow as words."""
+    used = {key for key in cell.overrides for arg in cell.args if f"{{{key}}}" in arg}
+    args = []
+    for arg in cell.args:
+        for key in used:
+            arg = arg.replace(f"{{{key}}}", show(cell.overrides[key]).strip('"'))
+        args.append(str(_filled(arg, parent)))
+    args += [w for w in _words(made, cell, parent) if w.split("=", 1)[0] not in used]
     text = json.dumps([cell.entry, args, parent.name if parent else None])
     name = f"{cell.stage}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-    args = [a.replace("{out}", str(out / name)) for a in args]
+    out = made.root / ".sweeps" / made.grid.name / "outputs" / name
     return Run(
-        name, cell.stage, cell.label, cell.entry, tuple(args), False,
+        name, cell.stage, cell.label, cell.entry, tuple(a.replace("{out}", str(out)) for a in args), False,
         parent.folder if parent else "", None, {k: show(v) for k, v in cell.varies.items()},
     )  # fmt: skip
 

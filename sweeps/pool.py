@@ -64,10 +64,11 @@ def start(
     )
     environment = {**os.environ, "PYTHONPATH": _first(code)}
     with (folder / "pool.log").open("ab") as log:
-        subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "sweeps.pool", str(folder)], cwd=code, env=environment,
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
+    process.returncode = 0  # it outlives this command on purpose: no warning about that
     _until_alive(folder)
     return {run.name: f"{batch}/{run.name}" for run in runs}
 

@@ -201,10 +201,15 @@ def _ended(
         told = failed if failed.get("how") in ("failed", "given up") else last
         row.state, where = "failed", told.get("where")
         row.why = " ".join(str(told.get("error", "")).split()) + (f"  ({where})" if where else "")
+    elif last.get("how") == "done":
+        row.why = "more steps are wanted"
     elif cancelled or last.get("how") == "stopped":
         row.state, row.why = "stopped", "cancelled" if cancelled else str(last.get("signal", ""))
     elif trouble and batch.kind == "slurm":
-        row.state, row.why = "starting" if row.attempts else "pending", "unknown: Slurm does not answer"
+        row.state, row.why = (
+            "starting" if row.attempts else "pending",
+            "unknown: Slurm does not answer",
+        )
     elif not batch.ids and not events:
         row.state, row.why = "new", "its submission was cut off"
     elif not last and not found:

@@ -79,6 +79,7 @@ def table(title: str, rows: Sequence[Standing], room: int | None = None) -> Any:
         rows: In the order of `ORDER`.
         room: Lines that the terminal has; None: as many as needed.
     """
+    from rich import box
     from rich.markup import escape
     from rich.table import Table
 
@@ -86,14 +87,17 @@ def table(title: str, rows: Sequence[Standing], room: int | None = None) -> Any:
     if room is not None and len(shown) > room - 7:
         shown = shown[: max(3, room - 8)]
     made = Table(
-        title=escape(title), title_justify="left", caption=_caption(rows, shown), expand=False
-    )
-    for name, style in (("state", ""), ("run", "")):
-        made.add_column(name, style=style, no_wrap=name == "state", overflow="fold")
-    for name in ("step", "img/s", "ETA"):
-        made.add_column(name, justify="right", no_wrap=True)
-    made.add_column("job", no_wrap=True)
-    made.add_column("", overflow="ellipsis", no_wrap=True, max_width=60)
+        title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False,
+        caption=_caption(rows, shown), caption_justify="left",
+    )  # fmt: skip
+    made.add_column("state", no_wrap=True, min_width=8)
+    made.add_column("run", overflow="fold", min_width=10)
+    made.add_column("step", no_wrap=True, min_width=9)
+    made.add_column("img/s", justify="right", no_wrap=True, min_width=5)
+    made.add_column("ETA", justify="right", no_wrap=True, min_width=5)
+    made.add_column("job", no_wrap=True, min_width=7)
+    # Errors are long: what does not fit is in the plain lines and in `show`.
+    made.add_column("", overflow="ellipsis", no_wrap=True)
     for row in shown:
         colour = _COLOUR[row.state]
         made.add_row(
@@ -108,7 +112,7 @@ def _caption(rows: Sequence[Standing], shown: Sequence[Standing]) -> str:
     text = counts(rows)
     left = [row for row in rows if row.live and row.eta is not None]
     if left:
-        text += f"   longest of those running: {clock(max(row.eta or 0 for row in left))}"
+        text += f"   {clock(max(row.eta or 0 for row in left))} to go"
     if len(shown) < len(rows):
         text += f"   ({counts(rows[len(shown) :])} not shown; pipe through less for all)"
     return text
@@ -118,7 +122,7 @@ def _bar(row: Standing) -> str:
     text = progress(row)
     if row.steps and row.state in ("running", "requeued"):
         filled = min(8, round(8 * (row.step or 0) / row.steps))
-        return "[green]" + "\u2501" * filled + "[/][dim]" + "\u2501" * (8 - filled) + f"[/] {text}"
+        return f"{text} [green]" + "\u2501" * filled + "[/][dim]" + "\u2501" * (8 - filled) + "[/]"
     return text
 
 

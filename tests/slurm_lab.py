@@ -114,7 +114,7 @@ def squeue(*words):
 def write_grid(folder, name="count", **changes):
     """Write a grid of trivial runs and return its path."""
     raw = {
-        "title": "Trivial runs", "entry": "stub_training:main", "args": ["config"],
+        "title": "Trivial runs", "entry": "stub_training:main",
         "base": {"train.steps": 20}, "seeds": [0, 1, 2, 3],
     }  # fmt: skip
     path = folder / f"{name}.yaml"

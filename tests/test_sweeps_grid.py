@@ -1,0 +1,193 @@
+"""Grids and overrides: expansion, a user's words, refusals."""
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sweeps import grid, overrides
+from sweeps.errors import SweepError
+from sweeps.overrides import Typed
+
+
+def make(tmp_path, **raw):
+    path = tmp_path / "g.yaml"
+    path.write_text(yaml.safe_dump(raw, sort_keys=False))
+    return grid.load(str(path))
+
+
+def varied(cells):
+    return [tuple(overrides.show(v) for v in c.varies.values()) for c in cells]
+
+
+def test_cells_zip_and_axes_multiply_and_seeds_are_outermost(tmp_path):
+    made = make(
+        tmp_path, cells=[{"backbone": "dit"}, {"backbone": "rwkv"}], axes={"route": ["none", "2-8"]},
+        zip={"size": ["T/1", "T/2"], "train.lr": [1, 2]}, seeds=[0, 1],
+    )  # fmt: skip
+    cells = grid.expand(made)
+    assert len(cells) == 2 * 2 * 2 * 2
+    assert varied(cells)[:3] == [
+        ("dit", "T/1", "1", "none", "0"), ("dit", "T/1", "1", "2-8", "0"), ("dit", "T/2", "2", "none", "0"),
+    ]  # fmt: skip
+    assert [c.varies["seed"] for c in cells] == [0] * 8 + [1] * 8
+    assert cells[0].label == "backbone=dit size=T/1 train.lr=1 route=none seed=0"
+
+
+def test_a_scale_merges_bases_and_axes_and_replaces_the_rest(tmp_path):
+    made = make(
+        tmp_path, base={"a": 1, "b": 2}, axes={"route": ["none"], "x": [1]}, cells=[{"c": 1}],
+        scales={"paper": {"base": {"b": 3, "a": None}, "axes": {"x": [1, 2]}, "cells": [{"c": 5}], "seeds": [7]}},
+    )  # fmt: skip
+    (tiny,) = grid.expand(made)
+    assert {k: overrides.show(v) for k, v in tiny.overrides.items()} == {
+        "scale": "tiny", "a": "1", "b": "2", "c": "1", "route": "none", "x": "1", "seed": "0"
+    }  # fmt: skip
+    first, second = grid.expand(made, "paper")
+    assert "a" not in first.overrides and first.overrides["b"] == 3 and second.overrides["x"] == 2
+    assert first.overrides["c"] == 5 and first.overrides["seed"] == 7
+
+
+def test_a_users_values_replace_axes_pick_rows_or_become_an_axis(tmp_path):
+    made = make(
+        tmp_path, cells=[{"backbone": "dit", "rate": 0.5}, {"backbone": "rwkv"}], axes={"route": ["none"]},
+        zip={"size": ["S", "B"], "lr": [1, 2]},
+    )  # fmt: skip
+
+    def run(*words):
+        return grid.expand(made, "tiny", overrides.parse(words))
+
+    assert varied(run("route=2-8,auto", "backbone=rwkv", "size=B")) == [
+        ("rwkv", "B", "2", "2-8", "0"), ("rwkv", "B", "2", "auto", "0")
+    ]  # fmt: skip
+    assert {c.overrides["seed"] for c in run("seed=3,4")} == {3, 4}
+    assert [overrides.show(c.overrides["new"]) for c in run("new=a,b", "backbone=dit", "size=S")] == ["a", "b"]
+    assert all(overrides.show(c.overrides["new"]) == "[1,2]" for c in run("new=[1,2]"))
+    # A row without the key belongs to every value of it.
+    assert len(run("rate=0.5", "size=S")) == 2
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("backbone=dti", "did you mean dit"),
+        ("size=M", "expected S, B"),
+    ],
+)
+def test_a_value_that_picks_nothing_says_what_there_is(tmp_path, word, said):
+    made = make(tmp_path, cells=[{"backbone": "dit"}, {"backbone": "rwkv"}], zip={"size": ["S", "B"]})
+    with pytest.raises(SweepError, match=said):
+        grid.expand(made, "tiny", overrides.parse([word]))
+
+
+def test_later_stages_start_from_the_runs_they_name(tmp_path):
+    made = make(
+        tmp_path, axes={"route": ["none", "auto"]}, base={"train.lr": 1},
+        stages=[
+            {"name": "finetune", "of": "train", "where": {"route": "auto"},
+             "base": {"init": "{parent}", "route": "none", "train.lr": 2}},
+            {"name": "score", "of": "finetune", "command": "evaluate", "args": ["{parent}"], "axes": {"w": [1, 2]}},
+        ],
+    )  # fmt: skip
+    cells = grid.expand(made)
+    assert [c.stage for c in cells] == ["train", "train", "finetune", "score", "score"]
+    fine = cells[2]
+    assert fine.parent == 1 and fine.overrides["train.lr"] == 2 and fine.overrides["route"] == "none"
+    assert overrides.show(fine.overrides["scale"]) == "tiny" and fine.trains
+    assert cells[4].parent == 2 and cells[4].args == ("{parent}",) and not cells[4].trains
+    assert dict(cells[4].overrides) == {"w": 2}
+
+
+def test_a_grid_may_refuse_a_scale_with_its_reason(tmp_path):
+    made = make(tmp_path, scales={"tiny": {"refused": "the cells would be one run"}})
+    with pytest.raises(SweepError, match="has no scale tiny: the cells would be one run"):
+        grid.expand(made)
+    assert len(grid.expand(made, "small")) == 1
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        ({"axis": {}}, "unknown key 'axis'.*did you mean axes"),
+        ({"axes": {"route": "none"}}, "axis route must be a list"),
+        ({"axes": {"route": []}}, "axis route must be a list"),
+        ({"zip": {"a": [1], "b": [1, 2]}}, "columns of one length, got a 1, b 2"),
+        ({"cells": {"a": 1}}, "cells must be a list of mappings"),
+        ({"command": "trian"}, "did you mean train"),
+        ({"command": "call"}, "or call with an entry"),
+        ({"entry": "os.system('x')"}, "expected module:function"),
+        ({"scales": {"huge": {}}}, "unknown key 'huge'"),
+        ({"scales": {"tiny": {"sed": [1]}}}, "unknown key 'sed'.*did you mean seeds"),
+        ({"stages": [{"name": "x", "of": "y"}]}, "is no earlier stage"),
+        ({"stages": [{"name": "train"}]}, "two stages are named 'train'"),
+        ({"stages": ["x"]}, "a stage must be a mapping"),
+        ({"stages": [{"name": "x", "of": "train", "where": {"route": "z"}}]}, "has no parent"),
+    ],
+)
+def test_wrong_grids_say_what_is_wrong(tmp_path, raw, said):
+    with pytest.raises(SweepError, match=said):
+        grid.expand(make(tmp_path, **raw))
+
+
+def test_files_that_are_no_grids(tmp_path):
+    with pytest.raises(SweepError, match="did you mean route_placement"):
+        grid.load("route_placemnt")
+    bad = tmp_path / "bad.yaml"
+    for content, said in ((b"a: [", "not YAML"), (b"- 1\n", "expected a mapping"), (b"\xff\xfe\x00", "not YAML")):
+        bad.write_bytes(content)
+        with pytest.raises(SweepError, match=said):
+            grid.load(str(bad))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["route"], "is no override"),
+        (["=3"], "is no override"),
+        (["a b=3"], "is no override"),
+        (["--x=3"], "is no override"),
+        (["a=1", "a=2"], "a stands twice; give its values as a=A,B"),
+        (["a=1,,2"], "has an empty value"),
+        (["a="], "has an empty value"),
+    ],
+)
+def test_wrong_words(words, said):
+    with pytest.raises(SweepError, match=said):
+        overrides.parse(words)
+
+
+def test_commas_in_brackets_and_quotes_do_not_split():
+    found = overrides.parse(["a=1,[2,3],{x:1,y:2}", "b='p,q',r"])
+    assert [v.text for v in found["a"]] == ["1", "[2,3]", "{x:1,y:2}"]
+    assert [v.text for v in found["b"]] == ["'p,q'", "r"]
+
+
+@given(st.lists(st.text("abc019.-@+/", min_size=1), min_size=1))
+def test_splitting_inverts_joining(parts):
+    assert overrides.split(",".join(parts)) == parts
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "null"), (True, "true"), (1e-4, "0.0001"), ("2-8@0.75", "2-8@0.75"), ([0.9, 0.95], "[0.9,0.95]"),
+        ("a b", '"a b"'), ("", '""'), ({"a": 1}, "{a:1}"), (Typed("'x'"), "'x'"), ("0-4+6-9", "0-4+6-9"),
+    ],
+)  # fmt: skip
+def test_values_are_written_as_hydra_reads_them(value, text):
+    assert overrides.show(value) == text
+
+
+def test_every_grid_of_the_project_names_what_it_makes():
+    names = grid.names()
+    needed = {
+        "route_placement", "selection_rate", "relative_absolute", "main_table", "one_two_routes", "scan_order",
+        "tokens_256_1024", "guidance", "throughput", "masking", "sota", "high_res", "text_to_image", "repa",
+        "similarity", "convergence",
+    }  # fmt: skip
+    assert needed <= set(names)
+    for name in names:
+        found = grid.load(name)
+        assert found.makes and found.title != name
+    fig8 = grid.expand(grid.load("route_placement"))
+    assert len(fig8) == 17 and {c.varies["route"] for c in fig8} >= {"0-2", "0-10", "7-8", "1-8", "2-8"}

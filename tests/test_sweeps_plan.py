@@ -1,0 +1,190 @@
+"""Plans: checked cells, names, coinciding cells, budgets, cost; resources."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sweeps import budget, grid, overrides, plan, resources
+from sweeps.errors import SweepError
+
+
+def make(tmp_path, name="g", **raw):
+    path = tmp_path / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(raw, sort_keys=False))
+    return grid.load(str(path))
+
+
+def planned(tmp_path, *words, scale="tiny", way="steps", **raw):
+    user = overrides.parse([f"paths.runs={tmp_path / 'runs'}", *words])
+    return plan.plan(make(tmp_path, **raw), scale, user, budget=budget.budget(way))
+
+
+def test_runs_have_the_names_and_folders_of_their_configs(tmp_path):
+    made = planned(tmp_path, axes={"route": ["none", "auto"]})
+    assert [run.name.split("_s0")[0] for run in made.runs] == ["dit-T1-digits_none", "dit-T1-digits_2-8"]
+    for run in made.runs:
+        assert run.folder == str(tmp_path / "runs" / run.name)
+        assert made.configs[run.name].folder == Path(run.folder)
+        assert plan.Run.from_dict(json.loads(json.dumps(run.to_dict()))) == run
+
+
+def test_coinciding_cells_are_refused_with_the_reason(tmp_path):
+    with pytest.raises(SweepError, match="coincide at scale tiny, route=auto and route=2-8 make one.*depth 12"):
+        planned(tmp_path, axes={"route": ["auto", "2-8"]})
+    with pytest.raises(SweepError, match="routing.selection=random and routing.selection=rows.*a dense run does not"):
+        planned(tmp_path, axes={"routing.selection": ["random", "rows"]})
+    with pytest.raises(SweepError, match="'seed=1' stands twice"):
+        planned(tmp_path, seeds=[1, 1])
+    # At depth 12 the two ways of scaling a route are one: the grid itself runs deeper there.
+    with pytest.raises(SweepError, match="route=2-8 and route=2--4"):
+        planned(tmp_path, axes={"route": ["2-8", "2--4"]})
+
+
+def test_a_route_that_does_not_fit_is_left_out_or_refused(tmp_path):
+    raw = {"axes": {"route": ["2-8", "2-20"]}}
+    made = planned(tmp_path, fits=["route"], **raw)
+    assert len(made.runs) == 1 and made.left_out[0][0] == "route=2-20 seed=0" and "12 blocks" in made.left_out[0][1]
+    with pytest.raises(SweepError, match="route=2-20 seed=0: .*12 blocks"):
+        planned(tmp_path, **raw)
+    with pytest.raises(SweepError, match="no cell fits"):
+        planned(tmp_path, fits=["route"], axes={"route": ["2-20"]})
+
+
+def test_a_wrong_key_names_its_cell(tmp_path):
+    with pytest.raises(SweepError, match="seed=0: unknown key train.stesp; did you mean train.steps"):
+        planned(tmp_path, "train.stesp=3")
+
+
+def test_a_stage_waits_for_its_parent(tmp_path):
+    raw = {"base": {"train.steps": 5}, "stages": [
+        {"name": "score", "of": "train", "command": "evaluate", "args": ["{parent}"], "axes": {"w": [1, 2]}}]}  # fmt: skip
+    made = planned(tmp_path, **raw)
+    (parent,) = made.runs
+    assert made.waiting == [("score: seed=0 w=1", parent.name), ("score: seed=0 w=2", parent.name)]
+    folder = Path(parent.folder)
+    folder.mkdir(parents=True)
+    (folder / "summary.json").write_text(json.dumps({"status": "done", "step": 5}))
+    made = planned(tmp_path, **raw)
+    assert not made.waiting and [r.args for r in made.runs[1:]] == [(str(folder), "w=1"), (str(folder), "w=2")]
+    assert made.runs[1].name != made.runs[2].name and not made.runs[1].trains
+    # More steps are wanted than the parent has.
+    assert len(planned(tmp_path, "train.steps=6", **raw).waiting) == 2
+
+
+def test_equal_flops_give_a_routed_run_more_steps_in_the_same_folder(tmp_path):
+    raw = {"axes": {"route": ["none", "2-8"]}, "base": {"train.steps": 1000}}
+    equal = planned(tmp_path, **raw)
+    made = planned(tmp_path, way="flops", **raw)
+    assert [r.name for r in made.runs] == [r.name for r in equal.runs]
+    dense, routed = made.runs
+    cost = budget.costs(made.configs[routed.name])
+    assert dense.steps == 1000 and routed.steps == round(1000 * cost.speedup) > 1300
+    macs = [budget.training_macs(made.configs[r.name]) for r in made.runs]
+    assert abs(macs[0] - macs[1]) / macs[0] < 1e-3
+    assert f"train.steps={routed.steps}" in routed.args
+
+
+def test_equal_flops_count_a_schedule(tmp_path):
+    raw = {"base": {"train.steps": 1000, "route": "2-8", "routing.off_after": 0.5}}
+    (half,) = planned(tmp_path, way="flops", **raw).runs
+    (full,) = planned(tmp_path, way="flops", base={"train.steps": 1000, "route": "2-8"}).runs
+    assert 1000 < half.steps < full.steps
+
+
+def test_equal_hours_take_measured_speeds(tmp_path):
+    raw = {"axes": {"route": ["none", "2-8"]}, "base": {"train.steps": 1000}}
+    with pytest.raises(SweepError, match="needs the measured speed of dit-T1-digits_2-8.*for a few steps"):
+        planned(tmp_path, way="hours", **raw)
+    for run, speed in zip(planned(tmp_path, **raw).runs, (100.0, 130.0), strict=True):
+        Path(run.folder).mkdir(parents=True)
+        (Path(run.folder) / "summary.json").write_text(json.dumps({"images_per_s": speed}))
+    assert [r.steps for r in planned(tmp_path, way="hours", **raw).runs] == [1000, 1300]
+    with pytest.raises(SweepError, match="did you mean flops"):
+        budget.budget("flop")
+
+
+def test_the_estimate_prints_every_run_and_the_sum(tmp_path):
+    made = planned(tmp_path, axes={"route": ["none", "2-8"]})
+    place = resources.load("slurm", "tiny", {"tflops": "0.5"})
+    lines = budget.estimate(made, place)
+    assert len(lines) == 3 and "900 steps" in lines[0] and "fewer per image than dense" in lines[1]
+    config = made.configs[made.runs[0].name]
+    flops = 6 * budget.costs(config).macs_dense * 900 * 64
+    assert budget.big(flops) + "FLOPs" in lines[0] and f"{flops / 0.5e12 / 3600:.3g} GPU hours" in lines[0]
+
+
+@pytest.mark.parametrize(("value", "text"), [(5, "5 "), (130.3e6, "130 M"), (999.6, "1 k"), (1.2e18, "1.2 E")])
+def test_big_numbers(value, text):
+    assert budget.big(value) == text
+
+
+def test_the_models_arguments_are_those_that_training_uses(tmp_path):
+    from experiments import build
+    from experiments.config import load
+    from experiments.data.facts import facts
+
+    for words in ([], ["backbone=rwkv", "scale=small", "task=text"], ["objective=ddpm", "task=none"]):
+        config = load(words)
+        assert budget.model_arguments(config) == build.model_arguments(config, facts(config.data))
+
+
+# --- resources -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"),
+    [("90", 90), ("4:00:00", 240), ("0:30:30", 31), ("2-00:00:00", 2880), ("1-12", 2160), ("1-12:30", 2190), ("5:30", 6)],
+)
+def test_times_as_slurm_reads_them(text, minutes):
+    assert resources.minutes(text) == minutes
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"kind": "pbs"}, "kind='pbs'; expected slurm, local or debug"),
+        ({"gpu": 1}, "unknown key 'gpu'.*did you mean gpus"),
+        ({"nodes": 0}, "nodes=0; expected a whole number of at least 1"),
+        ({"nodes": True}, "nodes=True"),
+        ({"cpus": "many"}, "cpus='many'"),
+        ({"memory_gb": -1}, "memory_gb=-1; expected a number above 0"),
+        ({"time": "soon"}, "time='soon'; expected minutes"),
+        ({"time": "1:00", "signal_s": 120}, "signal_s=120 is not shorter than time=1:00"),
+        ({"partition": "a; rm -rf /"}, "characters that no sbatch option has"),
+        ({"extra": {"wrap": "$(x)"}}, "extra must map"),
+        ({"extra": {"Bad Key": 1}}, "extra must map"),
+    ],
+)
+def test_wrong_resources(tmp_path, values, said):
+    path = tmp_path / "r.yaml"
+    path.write_text(yaml.safe_dump({"kind": "slurm", **values}))
+    with pytest.raises(SweepError, match=said):
+        resources.load(str(path))
+
+
+def test_resources_have_sections_and_overrides():
+    assert resources.load("slurm", "paper").gpus == 4 and resources.load("slurm", "tiny").gpus == 0
+    place = resources.load("slurm", "paper", {"gpus": "2", "partition": "007", "time": "30"})
+    assert (place.gpus, place.partition, place.minutes) == (2, "007", 30)
+    with pytest.raises(SweepError, match="did you mean slurm"):
+        resources.load("slrum")
+
+
+def test_planning_looking_and_helping_import_no_torch(tmp_path):
+    code = (
+        "import sys\n"
+        "from sweeps import cli\n"
+        f"root = 'paths.runs={tmp_path}'\n"
+        "assert cli.main(['launch', 'route_placement', '--dry-run', root]) == 0\n"
+        "assert cli.main(['list', root]) == 0\n"
+        "assert cli.main(['status', 'route_placement', root]) == 2\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(grid.__file__).parent.parent)
+    assert done.returncode == 0, done.stderr
+    assert "#SBATCH --array=0-16%16" in done.stdout and "together:" in done.stdout
+    assert done.stdout.count("2-8_s0") == 1

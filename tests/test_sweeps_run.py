@@ -1,0 +1,485 @@
+"""Launching without Slurm: in this process, in a pool, and what the disk says afterwards."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from slurm_lab import STUB, until, write_grid
+
+from sweeps import cli, job, lock, pool, resources, slurm, snapshot, state, status, submit, view
+from sweeps.errors import SweepError
+from sweeps.folder import Batch, Sweep, append
+from sweeps.plan import Run
+
+ROOT = Path(snapshot.__file__).resolve().parent.parent
+
+
+class Shop:
+    def __init__(self, folder, capsys):
+        self.folder, self.capsys = folder, capsys
+        self.runs = folder / "runs"
+        self.runs.mkdir()
+        self.sweep = Sweep(self.runs, "count")
+        self.grid = write_grid(folder, seeds=[0, 1])
+        self.stub({"sleep": 0})
+
+    def stub(self, everywhere, **by_seed):
+        values = {"*": everywhere} | {k.removeprefix("seed"): v for k, v in by_seed.items()}
+        (self.runs / "stub.json").write_text(json.dumps(values))
+
+    def __call__(self, command, *words, code=0):
+        self.capsys.readouterr()
+        assert cli.main([command, self.grid, f"paths.runs={self.runs}", *words]) == code
+        out = self.capsys.readouterr()
+        return out.out + out.err
+
+    def rows(self):
+        return {int(r.run.varies["seed"]): r for r in status.stand(self.sweep)[0]}
+
+    def states(self):
+        return {seed: row.state for seed, row in self.rows().items()}
+
+    def events(self, seed):
+        return self.sweep.attempts(self.rows()[seed].run.name).events()
+
+
+@pytest.fixture
+def shop(tmp_path, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(str(STUB))
+    monkeypatch.setenv("PYTHONPATH", str(STUB))
+    return Shop(tmp_path, capsys)
+
+
+# --- in this process -------------------------------------------------------------------------------------------
+
+
+def test_debug_runs_everything_and_the_same_command_nothing(shop):
+    text = shop("launch", "cluster=debug")
+    assert "1/2" in text and "2/2" in text and shop.states() == {0: "done", 1: "done"}
+    assert "nothing to submit" in shop("launch", "cluster=debug")
+    # More steps continue the same runs.
+    shop("launch", "cluster=debug", "train.steps=30")
+    assert [e["step"] for e in shop.events(0) if e["event"] == "start"] == [0, 20]
+    # A further seed joins the sweep.
+    shop("launch", "cluster=debug", "train.steps=30", "seed=5")
+    assert shop("status").splitlines()[-1] == "3 done"
+    assert shop("status", "seed=5").count("_s5-") == 1
+
+
+def test_a_failure_is_shown_and_the_next_run_starts(shop):
+    shop.stub({"sleep": 0}, seed0={"fail": 3})
+    text = shop("launch", "cluster=debug", code=1)
+    assert "1 of 2 failed" in text and "the loss is not a number at step 3" in text and "Traceback" in text
+    assert shop.states() == {0: "failed", 1: "done"}
+    first, place = shop("status").splitlines()[0], f"stub_training.py:{line_of('the loss is not a number at')})"
+    assert "RuntimeError: the loss is not a number at step 3  (" in first and first.endswith(place)
+    assert "retry count" in shop("launch", "cluster=debug")
+    shop.stub({"sleep": 0})
+    shop("retry")
+    assert shop.states() == {0: "done", 1: "done"}
+    lines = shop("show", "--run", "_s0-")
+    assert "retry" in lines and "how failed" in lines and "how done" in lines
+
+
+def line_of(text):
+    lines = (STUB / "stub_training.py").read_text().splitlines()
+    return next(i for i, line in enumerate(lines, 1) if f'raise RuntimeError(f"{text}' in line)
+
+
+def test_ctrl_c_saves_and_stops_the_sweep(shop):
+    shop.stub({"sleep": 0.02})
+    words = [sys.executable, "-m", "sweeps", "launch", shop.grid, f"paths.runs={shop.runs}", "cluster=debug"]
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{STUB}"}
+    shell = subprocess.Popen(
+        [*words, "train.steps=1000"], cwd=shop.folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True,
+    )  # fmt: skip
+    until(lambda: any((state.read(p).get("step") or 0) > 3 for p in shop.runs.glob("*/status.json")), what="a step")
+    shell.send_signal(signal.SIGINT)
+    said = shell.communicate(timeout=60)[0]
+    assert shell.returncode == 1 and "stopped" in said and "Traceback" not in said
+    assert shop.states() == {0: "stopped", 1: "stopped"} or shop.states() == {0: "stopped", 1: "new"}
+    assert shop.rows()[0].step > 3
+
+
+def test_stages_follow_each_other_in_this_process(shop):
+    shop.grid = write_grid(
+        shop.folder, seeds=[0, 1],
+        stages=[{"name": "score", "of": "train", "command": "call", "entry": "stub_command:main", "args": ["{parent}", "{out}"],
+                 "base": {"n": 3}, "axes": {"w": [1, 2]}}],
+    )  # fmt: skip
+    shop("launch", "cluster=debug", "n=4", "w=2,5")
+    rows, _ = status.stand(shop.sweep)
+    assert len(rows) == 6 and all(row.state == "done" for row in rows)
+    scores = [json.loads(p.read_text()) for p in (shop.sweep.path / "outputs").iterdir()]
+    assert sorted(words[-1] for words in scores) == ["w=2", "w=2", "w=5", "w=5"]
+    assert all(words[2] == "n=4" and Path(words[0], "summary.json").exists() for words in scores)
+    assert "nothing to submit" in shop("launch", "cluster=debug", "n=4", "w=2,5")
+
+
+# --- a pool on this machine ------------------------------------------------------------------------------------
+
+
+def test_a_pool_runs_with_its_limit_from_the_snapshot(shop):
+    shop.stub({"sleep": 0.03})
+    shop("launch", "cluster=local", "cluster.workers=2", "seed=0,1,2")
+    most = 0
+    while any(row.live for row in shop.rows().values()):
+        most = max(most, sum(row.state in ("running", "starting") for row in shop.rows().values()))
+        time.sleep(0.05)
+    assert shop.states() == {0: "done", 1: "done", 2: "done"} and most == 2
+    batch = shop.sweep.batches()[0]
+    assert {e["code"] for e in shop.events(0) if e["event"] == "start"} == {batch.code}
+    assert (shop.runs / ".sweeps" / "code" / batch.code / "sweeps" / "job.py").is_file()
+    assert "3 of 3 done" in shop("launch", "cluster=local", "seed=0,1,2")
+
+
+def test_a_pool_requeues_on_usr2_and_cancel_saves(shop):
+    shop.stub({"sleep": 0.03, "save_every": 1000})
+    shop("launch", "cluster=local", "seed=0,1", "train.steps=2000")
+    until(lambda: shop.rows()[0].state == "running" and (shop.rows()[0].step or 0) > 3, what="a step")
+    assert shop.rows()[1].state == "pending" and "in the queue or running" in shop("launch", "cluster=local")
+    start = next(e for e in shop.events(0) if e["event"] == "start")
+    os.kill(start["pid"], signal.SIGUSR2)
+    until(lambda: (shop.rows()[1].step or 0) > 3, what="the other run")
+    assert shop.rows()[0].state == "requeued" and shop.rows()[0].step > 3
+    assert "cancelled 2 of 2" in shop("cancel")
+    until(lambda: not any(row.live for row in shop.rows().values()), what="an empty pool")
+    assert shop.states() == {0: "stopped", 1: "stopped"} and shop.rows()[1].step > 3
+    shop.stub({"sleep": 0})
+    shop("launch", "cluster=local", "seed=0,1", "train.steps=100")
+    until(lambda: shop.states() == {0: "done", 1: "done"}, what="both")
+    assert [e["step"] > 3 for e in shop.events(1) if e["event"] == "start"] == [False, True]
+
+
+def test_a_killed_pool_is_noticed(shop):
+    shop.stub({"sleep": 0.05})
+    shop("launch", "cluster=local", "seed=0,1", "train.steps=1000")
+    until(lambda: shop.rows()[0].state == "running", what="a run")
+    (folder,) = (shop.sweep.path / "pools").iterdir()
+    os.kill(state.read(folder / "state.json")["pid"], signal.SIGKILL)
+    os.kill(next(e["pid"] for e in shop.events(0)), signal.SIGKILL)
+    until(lambda: not any(row.live for row in shop.rows().values()), what="the pool's end")
+    assert shop.states() == {0: "failed", 1: "stopped"}
+    assert "its job is gone" in shop.rows()[0].why
+
+
+def test_a_pool_gives_each_worker_gpus_of_its_own(shop, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    text = shop("launch", "cluster=local", "cluster.workers=3", "cluster.gpus=1", code=2)
+    assert "needs 3 GPUs, 2 are visible; try cluster.workers=2" in text
+    shop("launch", "cluster=local", "cluster.workers=2", "cluster.gpus=1")
+    (folder,) = (shop.sweep.path / "pools").iterdir()
+    assert state.read(folder / "pool.json")["workers"] == [["3"], ["5"]]
+    until(lambda: shop.states() == {0: "done", 1: "done"}, what="both")
+    text = shop("launch", "cluster=local", "cluster.tasks=2", "seed=9", code=2)
+    assert "cluster=slurm" in text and "torchrun" in text
+
+
+# --- the job ---------------------------------------------------------------------------------------------------
+
+
+def make_run(root, name="r", **changes):
+    values = {
+        "name": name, "stage": "train", "label": f"name={name}", "entry": "stub_training:main", "args": [],
+        "trains": True, "folder": str(root / name), "steps": 10, "varies": {"seed": "0"},
+    }  # fmt: skip
+    return Run.from_dict({**values, **changes})
+
+
+def test_attempts_without_progress_are_counted_since_the_last_retry(tmp_path):
+    attempts = Sweep(tmp_path, "g").attempts("r")
+    for step in (0, 5, 5):
+        attempts.note("start", step=step)
+        attempts.note("end", how="requeued")
+    assert (attempts.fruitless(5), attempts.fruitless(0), attempts.fruitless(9)) == (2, 0, 0)
+    attempts.note("retry")
+    assert attempts.fruitless(5) == 0
+
+
+def test_the_fourth_start_from_one_step_is_given_up(tmp_path):
+    run = make_run(tmp_path, args=[f"paths.runs={tmp_path}"])
+    one = job.Job(run.to_dict(), str(tmp_path), "g", str(tmp_path), None, "b", "debug")
+    for _ in range(3):
+        one.attempts.note("start", step=0)
+    with pytest.raises(job.GivenUp, match="3 attempts started at step 0"):
+        job.execute(one)
+    assert one.attempts.events()[-1]["how"] == "given up"
+
+
+def test_a_command_that_returns_a_code_or_leaves_nothing_failed(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(STUB))
+    for entry, said in (("stub_command:seven", "returned 7"), ("stub_command:nothing", "holds no finished run")):
+        run = make_run(tmp_path, entry=entry, name=entry.split(":")[1])
+        one = job.Job(run.to_dict(), str(tmp_path), "g", str(tmp_path), None, "b", "debug")
+        with pytest.raises(job.RunFailed, match=said):
+            job.execute(one)
+        assert one.attempts.events()[-1]["how"] == "failed"
+
+
+def test_a_signal_before_training_listens_asks_for_a_requeue(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(STUB))
+    for entry, code, how in (("usr2", job.REQUEUE, "requeued"), ("term", job.STOPPED, "stopped")):
+        run = make_run(tmp_path, entry=f"stub_command:{entry}", name=entry)
+        one = job.Job(run.to_dict(), str(tmp_path), "g", str(tmp_path), None, "b", "debug")
+        before = signal.getsignal(signal.SIGUSR2)
+        with pytest.raises(SystemExit) as caught:
+            job.execute(one)
+        assert caught.value.code == code and one.attempts.events()[-1]["how"] == how
+        assert signal.getsignal(signal.SIGUSR2) is before
+
+
+def test_a_job_that_imports_other_code_than_its_snapshot_refuses(tmp_path):
+    with pytest.raises(job.RunFailed, match="not from its snapshot"):
+        job.check_code(tmp_path)
+
+
+def test_the_id_for_requeueing_is_the_array_tasks(monkeypatch):
+    for key in ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"):
+        monkeypatch.delenv(key, raising=False)
+    assert slurm.own_id() is None
+    monkeypatch.setenv("SLURM_JOB_ID", "18")
+    assert slurm.own_id() == "18"
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "18")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "5")
+    assert slurm.own_id() == "18_5"
+
+
+def test_a_job_survives_submitits_pickle(tmp_path):
+    import pickle
+
+    one = job.Job(make_run(tmp_path).to_dict(), str(tmp_path), "g", "/", None)
+    assert pickle.loads(pickle.dumps(one)) == one
+    assert one.checkpoint().function == one
+
+
+# --- the disk --------------------------------------------------------------------------------------------------
+
+
+def test_half_written_and_foreign_lines_are_passed_over(tmp_path):
+    sweep = Sweep(tmp_path, "g")
+    sweep.intend(Batch("b", "slurm", "slurm", ["r"], 1.0, "c"))
+    sweep.submitted("b", {"r": "18"})
+    with (sweep.path / "batches.jsonl").open("a") as handle:
+        handle.write('[1]\nnot json\n{"batch": "z", "ids": {"r": "1"}}\n{"batch": "b", "id')
+    (batch,) = sweep.batches()
+    assert batch.ids == {"r": "18"} and batch.code == "c"
+    append(sweep.path / "x.jsonl", {"a": 1})
+    assert (sweep.path / "x.jsonl").read_text() == '{"a": 1}\n'
+
+
+def test_damaged_run_folders_are_no_surprise(tmp_path):
+    for content in (b"", b"{", b"[]", b"\xff", b'{"status": "done"}', b'{"status": "done", "step": "x"}'):
+        (tmp_path / "summary.json").write_bytes(content)
+        assert not state.finished(tmp_path, 5) and state.speed(tmp_path) is None
+    (tmp_path / "summary.json").write_text('{"status": "done", "step": 5, "images_per_s": 2}')
+    assert state.finished(tmp_path, 5) and not state.finished(tmp_path, 6) and state.speed(tmp_path) == 2
+    (tmp_path / "checkpoints").mkdir()
+    assert state.saved_step(tmp_path) == 0 == state.saved_step(tmp_path / "no")
+    for name in ("step-00000007", "step-00000012", "step-x", ".step-00000099.tmp"):
+        (tmp_path / "checkpoints" / name).mkdir()
+    assert state.saved_step(tmp_path) == 12
+
+
+def test_the_lock_excludes_and_a_dead_holder_does_not(tmp_path):
+    path = tmp_path / "lock"
+    assert not lock.is_held(path)
+    code = f"import time; from sweeps import lock; from pathlib import Path\nwith lock.held(Path({str(path)!r})): print('in', flush=True); time.sleep(60)"
+    holder = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "in\n" and lock.is_held(path)
+    with pytest.raises(SweepError, match="another launch holds"), lock.held(path, wait_s=0.1):
+        pass
+    holder.kill()
+    holder.communicate()
+    with lock.held(path, wait_s=5):
+        assert lock.is_held(path)
+
+
+def test_a_snapshot_holds_the_code_once(tmp_path):
+    first = snapshot.take(tmp_path)
+    stamp = (first / "snapshot.json").stat().st_mtime_ns
+    assert snapshot.take(tmp_path) == first and (first / "snapshot.json").stat().st_mtime_ns == stamp
+    assert (first / "experiments" / "conf" / "config.yaml").is_file() and (first / "sweeps" / "grids").is_dir()
+    assert not list(first.rglob("*.pyc")) and [p.name for p in tmp_path.iterdir()] == [first.name]
+    # A snapshot of a snapshot is the same code.
+    assert snapshot.take(tmp_path / "again", first).name == first.name
+    assert snapshot.commit(first) == snapshot.commit()
+
+
+def test_the_script_asks_for_what_the_resources_say(tmp_path):
+    keys = {"partition": "gpu", "account": "me", "qos": "long", "constraint": "h100", "nodes": "2", "tasks": "4", "gpus": "4"}
+    place = resources.load("slurm", "paper", {**keys, "extra": "{mail-type: END}", "throttle": "3"})
+    text = submit.script(Sweep(tmp_path / "a b", "g"), place, 5, tmp_path / "code")
+    for line in (
+        "--partition=gpu", "--account=me", "--qos=long", "--constraint=h100", "--nodes=2", "--ntasks-per-node=4",
+        "--gpus-per-node=4", "--array=0-4%3", "--time=2880", "--signal=USR2@300", "--requeue", "--mail-type=END",
+        "--open-mode=append", f"--chdir={tmp_path / 'code'}", "--mem=245760M",
+    ):  # fmt: skip
+        assert f"#SBATCH {line}\n" in text, line
+    assert "--kill-on-bad-exit=1" in text and f"'{tmp_path / 'a b' / '.sweeps' / 'g' / 'logs'}'" in text
+
+
+# --- status ----------------------------------------------------------------------------------------------------
+
+
+def fake_sweep(root, count, monkeypatch):
+    """A sweep of `count` runs on Slurm in every state that the disk and the queue can say."""
+    sweep = Sweep(root, "many")
+    runs = [make_run(root, f"r{i:04}", varies={"seed": str(i)}) for i in range(count)]
+    sweep.add("Many", runs)
+    sweep.intend(Batch("many.b", "slurm", "slurm", [r.name for r in runs], 1.0, "c"))
+    sweep.submitted("many.b", {r.name: f"18_{i}" for i, r in enumerate(runs)})
+    queue = {}
+    # Flushing 2,000 files to disk is not what is looked at here.
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+    for i, run in enumerate(runs):
+        kind = ("done", "running", "pending", "failed", "killed", "requeued", "cancelled")[i % 7]
+        folder, attempts = Path(run.folder), sweep.attempts(run.name)
+        folder.mkdir()
+        if kind not in ("pending", "cancelled"):
+            attempts.note("start", step=0, pid=1)
+        if kind == "done":
+            (folder / "summary.json").write_text(json.dumps({"status": "done", "step": 10, "scores": {"FD": 2.5}}))
+        elif kind == "running":
+            beat = {"status": "running", "step": 4, "steps": 10, "images_per_s": 7, "eta_s": 75, "time": time.time() + 1}
+            (folder / "status.json").write_text(json.dumps(beat))
+            queue[f"18_{i}"] = slurm.QueueJob(f"18_{i}", "RUNNING", "None", "n1", "many.b")
+        elif kind == "pending":
+            queue[f"18_{i}"] = slurm.QueueJob(f"18_{i}", "PENDING", "Priority", "", "many.b")
+        elif kind == "failed":
+            attempts.note("end", how="failed", rank=0, error="ValueError: [red]no[/]\nsecond", where="experiments/x.py:3")
+        elif kind == "requeued":
+            attempts.note("end", how="requeued", step=3)
+            queue[f"18_{i}"] = slurm.QueueJob(f"18_{i}", "PENDING", "BeginTime", "", "many.b")
+    return sweep, queue
+
+
+def test_every_state_is_told_from_disk_and_two_calls(tmp_path, monkeypatch):
+    sweep, queue = fake_sweep(tmp_path, 7, monkeypatch)
+    # The same id in a cluster that was set up anew belongs to somebody else.
+    queue["18_0"] = slurm.QueueJob("18_0", "RUNNING", "", "n9", "other")
+    asked = []
+    monkeypatch.setattr(slurm, "queue", lambda: asked.append("squeue") or queue)
+    known = {"18_4": slurm.QueueJob("18_4", "OUT_OF_MEMORY", "", "n2", "", "0:125")}
+    known["18_6"] = slurm.QueueJob("18_6", "CANCELLED", "", "", "", "0:0")
+    monkeypatch.setattr(slurm, "history", lambda ids: asked.append(sorted(ids)) or known)
+    (sweep.logs).mkdir()
+    (sweep.logs / "18_4_0_log.err").write_text("Traceback\nMemoryError: all of it\nslurmstepd: error: killed\n\n")
+    rows = {r.run.name: r for r in status.stand(sweep)[0]}
+    assert [rows[f"r{i:04}"].state for i in range(7)] == [
+        "done", "running", "pending", "failed", "failed", "requeued", "stopped"
+    ]  # fmt: skip
+    assert asked[0] == "squeue" and len(asked) == 2
+    assert rows["r0004"].why == "OUT_OF_MEMORY 0:125, saved step 0: MemoryError: all of it"
+    assert rows["r0003"].why == "ValueError: [red]no[/] second  (experiments/x.py:3)"
+    assert (rows["r0001"].step, rows["r0001"].eta, rows["r0002"].why) == (4, 75, "Priority")
+    lines = view.plain(list(rows.values()))
+    assert "running   r0001  4/10  7 img/s  ETA 1:15  18_1  n1" in lines
+    assert view.counts(list(rows.values())) == "1 running, 2 failed, 1 requeued, 1 pending, 1 stopped, 1 done"
+
+
+def test_a_silent_scheduler_is_said_and_launching_is_refused(tmp_path, monkeypatch):
+    sweep, _ = fake_sweep(tmp_path, 7, monkeypatch)
+
+    def silent():
+        raise SweepError("squeue gave no answer in 60 s")
+
+    monkeypatch.setattr(slurm, "queue", silent)
+    rows, trouble = status.stand(sweep)
+    assert "no answer" in trouble and {r.state for r in rows} >= {"done", "failed", "pending", "starting"}
+    with pytest.raises(SweepError, match="nobody knows which runs are live"):
+        status.live_anywhere(tmp_path)
+
+
+def test_two_thousand_runs_are_one_table(tmp_path, monkeypatch):
+    sweep, queue = fake_sweep(tmp_path, 2000, monkeypatch)
+    monkeypatch.setattr(slurm, "queue", lambda: queue)
+    monkeypatch.setattr(slurm, "history", lambda ids: {})
+    rows, _ = status.stand(sweep)
+    assert len(rows) == 2000 and len(view.plain(rows)) == 2000
+    text = draw(view.table("many", rows, room=40), 100)
+    assert "286 running" in text and "not shown" in text and len(text.splitlines()) <= 40
+    # What a user's data hold is no markup.
+    failed = [row for row in rows if row.state == "failed"]
+    assert "[red]no[/]" in draw(view.table("many", failed[:3]), 200)
+
+
+def draw(table, width):
+    from rich.console import Console
+
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(table)
+    return console.export_text()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table_fits_the_terminal(tmp_path, monkeypatch, width):
+    sweep, queue = fake_sweep(tmp_path, 14, monkeypatch)
+    monkeypatch.setattr(slurm, "queue", lambda: queue)
+    monkeypatch.setattr(slurm, "history", lambda ids: {})
+    text = draw(view.table("many", status.stand(sweep)[0]), width)
+    assert max(map(len, text.splitlines())) <= width and "running" in text and "4/10" in text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(None, ""), (7, "7 s"), (75, "1:15"), (7325, "2:02:05"), (100000, "1 d 3 h")])
+def test_clock(seconds, text):
+    assert view.clock(seconds) == text
+
+
+# --- the command line ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["lunch", "x"], "did you mean launch"),
+        (["launch", "route_placment"], "did you mean route_placement"),
+        (["launch", "route_placement", "cluster=slrum"], "did you mean slurm"),
+        (["launch", "route_placement", "cluster.gpu=1"], "did you mean gpus"),
+        (["launch", "route_placement", "scale=huge"], "expected tiny, small, paper"),
+        (["launch", "route_placement", "scale=tiny,small"], "scale takes one value"),
+        (["launch", "route_placement", "--compare-at", "hour"], "did you mean hours"),
+        (["launch", "route_placement", "backbone=mmaba"], "did you mean backbone=mamba"),
+        (["launch", "route_placement", "route=8-2"], "route=8-2"),
+        (["launch", "route_placement", "--throttle", "0"], "throttle=0"),
+        (["status", "nothing"], "no sweep 'nothing' was launched"),
+        (["status", "nothing", "x"], "is no override"),
+    ],
+)  # fmt: skip
+def test_wrong_commands_are_one_sentence(words, said, tmp_path, capsys):
+    assert cli.main([*words, f"paths.runs={tmp_path}"]) == 2
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1 and err.startswith("error: ")
+    assert not (tmp_path / ".sweeps" / "route_placement").exists()
+
+
+def test_flags_and_words_may_stand_in_any_order(tmp_path, capsys):
+    words = ["launch", "selection_rate", "--dry-run", f"paths.runs={tmp_path}", "--throttle", "2", "backbone=rwkv"]
+    assert cli.main(words) == 0
+    out = capsys.readouterr().out
+    assert "--array=0-3%2" in out and "rwkv-T1-digits_2-8@0.25_s0" in out
+    with pytest.raises(SystemExit):
+        cli.main(["launch", "selection_rate", "--dry"  "-runn"])
+
+
+def test_list_and_show_read_without_launching(tmp_path, capsys):
+    assert cli.main(["list", f"paths.runs={tmp_path}"]) == 0
+    assert "route_placement" in capsys.readouterr().out
+    assert cli.main(["show", "relative_absolute", f"paths.runs={tmp_path}"]) == 0
+    out = capsys.readouterr().out
+    assert "dit-T1-digits_4-16_s0" in out and "3 runs at scale tiny" in out
+    assert not list(tmp_path.iterdir())
+
+
+def test_grids_and_resources_are_yaml_in_the_package():
+    for folder in ("grids", "resources"):
+        for path in (ROOT / "sweeps" / folder).glob("*.yaml"):
+            assert yaml.safe_load(path.read_text())
+    assert pool.visible_gpus() is not None
