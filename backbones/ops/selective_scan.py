@@ -139,7 +139,8 @@ def _span(
     first: Tensor, steps: Tensor, write: Tensor, rates: Tensor, B: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Run a piece; returns decays and states, (n, span, N, D) each, from the state before it."""
-    decay = torch.exp(steps[:, :, None] * rates)
+    # exp is 300 times slower on a CPU where its result is denormal; e^-60 is as good as 0.
+    decay = (steps[:, :, None] * rates).clamp_(min=-60.0).exp_()
     states = write[:, :, None] * B[..., None]
     keep, each = decay.unbind(1), states.unbind(1)
     before = first
