@@ -159,6 +159,8 @@ class Attached:
             i: k for k, s in enumerate(route.segments) for i in range(s.start, s.end + 1)
         }
         self._passes = Passes()
+        # Drawing hashes and caches, which a compiler cannot trace; it is one break in the graph.
+        self._choose = torch.compiler.disable(self._decide)
         self._handles: list[RemovableHandle] = []
         for i, block in enumerate(blocks):
             before, after = partial(self._before, i), partial(self._after, i)
@@ -239,7 +241,7 @@ class Attached:
         tokens = read_output(output, type(block).__name__)
         return write_output(output, _close(now, tokens))
 
-    def _choose(self, now: Pass, k: int, call: Call) -> None:
+    def _decide(self, now: Pass, k: int, call: Call) -> None:
         """Decide which tokens stay in segment `k` of a pass."""
         x = call.tokens
         batch, tokens = x.shape[0], x.shape[1] - self.prefix

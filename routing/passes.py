@@ -79,7 +79,7 @@ class Passes:
         if not compiling and recomputing():
             now = self._recompute(i, x)
         else:
-            now = self._advance(i, routed)
+            now = self._advance(i, routed, 0 if compiling else threading.get_ident())
             if not compiling and routed:
                 self._seen[x.data_ptr()] = now
                 if len(self._seen) > _REMEMBERED:
@@ -91,13 +91,14 @@ class Passes:
 
     def current(self) -> Pass | None:
         """Return the pass that the calling thread is in; None if it routes nothing."""
-        again = not torch.compiler.is_compiling() and recomputing()
-        now = (self._replay if again else self._forward).get(threading.get_ident())
+        compiling = torch.compiler.is_compiling()
+        again = not compiling and recomputing()
+        thread = 0 if compiling else threading.get_ident()
+        now = (self._replay if again else self._forward).get(thread)
         return now if now is not None and now.routed else None
 
-    def _advance(self, i: int, routed: bool) -> Pass:
+    def _advance(self, i: int, routed: bool, thread: int) -> Pass:
         """Continue the thread's pass, or begin one where the blocks begin again."""
-        thread = threading.get_ident()
         now = self._forward.get(thread)
         if now is None or i <= now.last:
             now = self._forward[thread] = Pass(self.step, routed, torch.is_grad_enabled())

@@ -431,6 +431,7 @@ def test_checkpoints_over_groups_of_blocks(every):
         assert torch.allclose(a, b, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.filterwarnings("ignore")  # dynamo hides its own warnings only from the printer
 def test_compiled_models_route_the_same():
     model, _, inputs, _ = vit()
     with routing.attach(model, "1-3") as attached:
@@ -446,6 +447,7 @@ def test_compiled_models_route_the_same():
         assert torch.allclose(compiled(**inputs), run(model, inputs), atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore")  # dynamo hides its own warnings only from the printer
 def test_compiled_blocks_are_blocks():
     model, _, inputs, n = dit()
     blocks = nn.ModuleList([torch.compile(block, backend="eager") for block in model.transformer_blocks])
