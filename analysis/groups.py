@@ -7,6 +7,7 @@ selection, what happens to removed tokens. A table's cell is the set of seeds of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -143,6 +144,9 @@ def bases(frame: pd.DataFrame, metric: str | None = None) -> list[Base]:
         )
     if frame.empty:
         return []
+    if "config.init" in frame:
+        # Seeds fine-tune their own parents; what they share is the parents' kind.
+        frame = frame.assign(**{"config.init": frame["config.init"].map(parent)})
     frame = frame.assign(
         base=_keys(frame, dense=False),
         treatment=[treatment(row) for row in frame.to_dict("records")],
@@ -196,7 +200,7 @@ def treatment(row: dict[str, Any]) -> str:
     """Return how tokens were routed, in words: `dense`, `2-8`, `2-8@0.75, selection=rows`, `dropping 2-8`."""
     variant = str(row["variant"])
     if variant == "dense":
-        return "dense"
+        return "dense" if parent(row.get("config.init")) is None else "dense fine-tune (F)"
     text = (
         str(row["route"])
         if variant == "TREAD"
@@ -206,10 +210,19 @@ def treatment(row: dict[str, Any]) -> str:
     for key, usual in _USUAL.items():
         value = row.get(f"config.routing.{key}")
         if value is not None and not pd.isna(value) and str(value) != usual:
-            if key == "remove" and variant not in ("delayed removal",):
+            # The variant's name says these already.
+            if (key == "remove" and variant != "delayed removal") or (key == "reinsert" and value == "none"):
                 continue
             options.append(f"{key}={value}")
     return ", ".join([text, *options])
+
+
+def parent(init: object) -> str | None:
+    """Return what a run was started from, `init=RUN@STEP`, without its seed and hash; None from scratch."""
+    if init is None or pd.isna(init):  # type: ignore[call-overload]
+        return None
+    name = re.split(r"[/\\\\]", str(init).rstrip("/\\"))[-1]
+    return re.sub(r"_s\d+-[0-9a-f]{8}(?=@|$)", "", name)
 
 
 def _columns(frame: pd.DataFrame) -> list[str]:

@@ -282,6 +282,8 @@ def variant(row: dict[str, Any]) -> str:
     if row["span"] == "none":
         return "dense"
     remove = str(row.get("config.routing.remove", "start"))
+    if row.get("config.routing.reinsert") == "none":
+        return "dropping"
     if remove.startswith("after"):
         return "delayed removal"
     name = {"start": "TREAD", "never": "no removal (control)", "forever": "dropping"}.get(

@@ -71,7 +71,7 @@ def gain(values):
         gain *= 0.3
     if values["routing"]["selection"] == "unsorted" and values["backbone"]["name"] != "dit":
         gain *= 0.25
-    if values["routing"]["remove"] == "forever":
+    if values["routing"]["reinsert"] == "none":
         gain *= 0.6
     return max(gain, 0.2)
 
@@ -184,7 +184,7 @@ def study(root, seeds=3, backbones=("dit", "mamba", "rwkv")):
         write(root, "dit", "2-8@0.25", seed)
         write(root, "dit", "2-8@0.75", seed)
         write(root, "dit", "0-4+6-9", seed)
-        write(root, "dit", "2-8", seed, routing__remove="forever")
+        write(root, "dit", "2-8", seed, routing__reinsert="none")
         write(root, "dit", "none", seed, objective__name="flow")
         write(root, "dit", "2-8", seed, objective__name="flow")
         for selection in ("rows", "unsorted"):

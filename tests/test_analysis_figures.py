@@ -38,7 +38,7 @@ def test_colours_are_one_per_backbone_and_distinct():
 
 
 def test_placement_draws_the_paired_differences(runs):
-    plot = figures.make("placement", runs)
+    plot = figures.make("route_placement", runs)
     ours = plot.data[plot.data["backbone"] == "mamba"].set_index("route")["delta"]
     frame = runs.runs[runs.runs.backbone == "mamba"]
     frame = frame[frame["config.routing.selection"] == "random"].pivot_table(index="route", values=f"score.{METRIC}")
@@ -55,14 +55,14 @@ def test_convergence_has_three_costs_and_labels_the_speedup(runs):
     labels = [ax.get_xlabel() for ax in plot.figure.axes[:3]]
     assert labels == ["training steps", "training multiply-adds", "training time"]
     annotations = [t.get_text() for t in plot.figure.axes[0].texts]
-    table = analysis.tables.make("headline", runs)
+    table = analysis.tables.make("speedup", runs)
     row = next(r for r in table.rows if r.group.startswith("dit-T/1, digits, edm") and r.entries[0].text == "2-8")
     assert f"{row.entries[3].value:.1f}x" in annotations
     assert set(plot.data["treatment"]) == {"dense", "2-8"}
 
 
 def test_rate_and_guidance_draw_the_data_of_the_runs(runs):
-    rate = figures.make("rate", runs).data.set_index("rate")["mean"]
+    rate = figures.make("selection_rate", runs).data.set_index("rate")["mean"]
     assert sorted(rate.index) == [0.0, 0.25, 0.5, 0.75]
     plot = figures.make("guidance", runs)
     assert set(zip(plot.data["strong"], plot.data["weak"], strict=True)) >= {(0.5, 0.9), (0.3, 0.8), (0.0, 0.7)}
@@ -153,7 +153,7 @@ def test_a_similarity_file_is_read_back_and_never_unpickled(tmp_path):
 
 
 def test_figures_are_saved_as_pdf_png_and_csv(tmp_path, runs):
-    plot = figures.make("rate", runs)
+    plot = figures.make("selection_rate", runs)
     paths = plot.save(tmp_path)
     assert [path.suffix for path in paths] == [".pdf", ".png", ".csv"]
     with Image.open(paths[1]) as image:
@@ -166,14 +166,14 @@ def test_figures_are_saved_as_pdf_png_and_csv(tmp_path, runs):
 
 def test_figures_that_the_runs_do_not_give_are_none_and_unknown_ones_refused(tmp_path):
     write(tmp_path)
-    for name in ("convergence", "placement", "rate", "samples", "guidance", "cost", "similarity"):
+    for name in ("convergence", "route_placement", "selection_rate", "samples", "guidance", "cost", "similarity"):
         assert figures.make(name, tmp_path) is None
-    with pytest.raises(AnalysisError, match="did you mean placement"):
-        figures.make("placment", tmp_path)
+    with pytest.raises(AnalysisError, match="did you mean route_placement"):
+        figures.make("route_placment", tmp_path)
 
 
 def test_one_seed_is_enough_to_draw(tmp_path):
     for route in ("none", "2-8", "0-8", "2-8@0.25"):
         write(tmp_path, route=route)
-    for name in ("convergence", "placement", "rate"):
+    for name in ("convergence", "route_placement", "selection_rate"):
         assert figures.make(name, tmp_path).png(dpi=40).startswith(b"\x89PNG")

@@ -147,8 +147,8 @@ def test_browser_sorts_numbers_as_numbers_with_words_last(browser):
     (falling,) = browser.run(f"({COLUMN})('{name}', 'table-runs')")
     assert [float(v) for v in falling] == sorted(map(float, rising), reverse=True)
     for _ in range(2):
-        browser.run(f"({CLICK})('Ours', 'table-placement')")
-        for body in browser.run(f"({COLUMN})('Ours', 'table-placement')"):
+        browser.run(f"({CLICK})('Ours', 'table-route_placement')")
+        for body in browser.run(f"({COLUMN})('Ours', 'table-route_placement')"):
             words = [text == "missing" for text in body]
             assert words == sorted(words), "missing must stay below the numbers"
 

@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 import subprocess
+from pathlib import Path
 from html.parser import HTMLParser
 
 import pytest
@@ -86,7 +87,7 @@ def test_a_changed_hyper_parameter_makes_another_base(tmp_path):
 
 
 def test_placement_shows_all_sixteen_routes_and_says_which_are_missing(runs):
-    table = make("placement", runs)
+    table = make("route_placement", runs)
     rows = [row for row in table.rows if row.group.startswith("rwkv")]
     assert len(rows) == 17
     seen = find(table, "rwkv", "2-8")
@@ -97,7 +98,7 @@ def test_placement_shows_all_sixteen_routes_and_says_which_are_missing(runs):
 
 
 def test_rate_masking_scan_order_and_routes(runs):
-    rate = make("rate", runs)
+    rate = make("selection_rate", runs)
     assert find(rate, "dit", "0.75 on 2-8")["Paper"].value == 49.29
     assert find(rate, "dit", "0 (dense)")["Paper"].value == 43.47
     selection = make("scan_order", runs)
@@ -108,7 +109,7 @@ def test_rate_masking_scan_order_and_routes(runs):
     tread = find(masking, "dit", "2-8")
     assert tread["Equal FLOPs"].value <= tread["Equal steps"].value + 1e-9 or tread["Equal FLOPs"].n == 3
     assert dropping["Equal steps"].value > tread["Equal steps"].value
-    routes = make("routes", runs)
+    routes = make("one_two_routes", runs)
     assert find(routes, "dit", "0-4+6-9")["Paper"].value == 28.80
 
 
@@ -131,7 +132,7 @@ def test_headline_counts_first_scored_step_that_is_as_good(tmp_path):
         folder = write(tmp_path, route="0-10", seed=seed)
         (folder / "scores.jsonl").write_text(json.dumps(score({}, 400, 6.0)) + "\n")
     source = Study.of(analysis.load(tmp_path))
-    table = make("headline", source)
+    table = make("speedup", source)
     row = find(table, "dit", "2-8")
     # The dense best stands at step 200; the routed run is there at 100: twice as fast in steps.
     assert row["Speed-up, steps"].value == pytest.approx(2.0)
@@ -174,16 +175,16 @@ def test_scaling_and_resolution_find_their_runs(tmp_path):
         for route in ("none", "2-8"):
             write(tmp_path, route=route, seed=seed, task="text", data__name="scenes", size="M/2")
     source = Study.of(analysis.load(tmp_path))
-    scaling = make("scaling", source)
+    scaling = make("relative_absolute", source)
     assert find(scaling, "dit", "relative: 4-16 of 24 blocks")["Paper"].value == 18.81
     assert find(scaling, "dit", "absolute: 2-20 of 24 blocks")["Ours"].n == 3
-    coco = find(make("resolution", source), "scenes", "dit-M/2 on scenes")
+    coco = find(make("text", source), "scenes", "dit-M/2 on scenes")
     assert coco["Paper dense"].value == 35.68 and coco["Dense"].n == 3
 
 
 def test_an_unknown_table_or_metric_is_refused(runs):
-    with pytest.raises(AnalysisError, match="did you mean placement"):
-        make("placment", runs)
+    with pytest.raises(AnalysisError, match="did you mean route_placement"):
+        make("route_placment", runs)
     with pytest.raises(AnalysisError, match="no run has a score called"):
         make("main", runs.runs, "FID")
 
@@ -235,11 +236,11 @@ def test_best_is_bold_and_decimals_hold():
 
 
 def test_tables_are_written_in_four_formats(tmp_path, runs):
-    paths = save([make("rate", runs)], tmp_path)
-    assert {path.name for path in paths} == {"rate.md", "rate.tex", "rate.csv", "rate.html", "tables.tex"}
+    paths = save([make("selection_rate", runs)], tmp_path)
+    assert {path.name for path in paths} == {"selection_rate.md", "selection_rate.tex", "selection_rate.csv", "selection_rate.html", "tables.tex"}
     assert all(path.stat().st_size > 100 for path in paths)
     with pytest.raises(AnalysisError, match="formats are md"):
-        render.write(make("rate", runs), tmp_path, ("xlsx",))
+        render.write(make("selection_rate", runs), tmp_path, ("xlsx",))
 
 
 @pytest.mark.slow
@@ -257,3 +258,45 @@ def test_a_key_that_only_some_runs_set_tells_them_apart(tmp_path):
     write(tmp_path, train__clip=None)
     write(tmp_path, train__clip=1.0)
     assert len(bases(analysis.load(tmp_path))) == 2
+
+
+def test_every_grid_says_what_it_makes_and_analysis_makes_it():
+    import yaml
+
+    from analysis.figures import FIGURES
+
+    grids = sorted((Path(__file__).parents[1] / "sweeps" / "grids").glob("*.yaml"))
+    assert len(grids) > 10
+    for grid in grids:
+        for made in yaml.safe_load(grid.read_text()).get("makes", []):
+            kind, name = made.split()
+            assert name in {"table": TABLES, "figure": FIGURES}[kind], f"{grid.name} makes {made}"
+
+
+def test_fine_tunes_of_several_seeds_share_a_cell(tmp_path):
+    for seed in range(3):
+        write(tmp_path, seed=seed, init=f"/somewhere/runs/dit-T1-digits_2-8_s{seed}-0123abcd@400", train__lr=1e-5)
+    (base,) = bases(analysis.load(tmp_path))
+    assert base.dense.treatment == "dense fine-tune (F)" and len(base.dense.by_seed(base.score)) == 3
+
+
+def test_guidance_with_a_checkpoint_per_seed_is_one_row(tmp_path):
+    for seed in range(3):
+        folder = write(tmp_path, route="2-8", seed=seed)
+        lines = [score({}, 400, 7.0 + seed, guidance=f"autoguidance scale=1.5 checkpoint={folder}@50")]
+        with (folder / "scores.jsonl").open("a") as stream:
+            stream.write(json.dumps(lines[0]) + "\n")
+    row = find(make("guidance", tmp_path), "dit", "autoguidance scale=1.5 checkpoint=run@50")
+    assert row["Score"].n == 3 and row["Paper FID-50K"].value == 2.95
+
+
+def test_more_tokens_of_the_same_pictures_stand_in_one_group(tmp_path):
+    for size in ("M/2", "M/1"):
+        for route in ("none", "2-8"):
+            folder = write(tmp_path, route=route, size=size, data__name="scenes")
+            model = {"name": "dit", "size": size, "input_size": [32, 32]}
+            header = json.dumps({"__metadata__": {"model": json.dumps(model)}}).encode()
+            (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    table = make("tokens", tmp_path)
+    assert len(table.groups) == 1
+    assert [row.entries[1].value for row in table.rows] == [256, 1024]

@@ -1,4 +1,4 @@
-"""Every figure, by name: `analysis.figures.make("placement", "runs")`; each comes as PDF, PNG and CSV."""
+"""Every figure, by name: `analysis.figures.make("route_placement", "runs")`; each comes as PDF, PNG and CSV."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def similarity_maps(study: Study) -> Plot | None:
 
 FIGURES: dict[str, Callable[[Study], Plot | None]] = {
     "convergence": convergence,
-    "placement": placement,
-    "rate": rate,
+    "route_placement": placement,
+    "selection_rate": rate,
     "samples": samples,
     "similarity": similarity_maps,
     "guidance": guidance,

@@ -64,7 +64,7 @@ def placement(study: Study) -> Plot | None:
     for ax in axes.flat[len(panels) :]:
         ax.set_visible(False)
     return Plot(
-        "placement",
+        "route_placement",
         "Route placement",
         "Each bar spans the blocks that a route's tokens skip (rate 0.5). Blue improves on the dense run, red worsens it; "
         "the number is the score minus the dense one, paired by seed, with half the width of its 95 % interval.",

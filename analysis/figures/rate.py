@@ -54,4 +54,4 @@ def rate(study: Study) -> Plot | None:
     for ax in axes[0]:
         ax.set(xlabel="share of tokens that skip (0: dense)", xticks=[0, 0.25, 0.5, 0.75], xlim=(-0.06, 0.84))
     caption = "Mean and standard deviation over seeds. A rate of 0 is the dense run."
-    return Plot("rate", "Selection rate", caption, figure, frame)
+    return Plot("selection_rate", "Selection rate", caption, figure, frame)

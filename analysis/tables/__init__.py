@@ -1,4 +1,4 @@
-"""Every table of the paper and of this suite, by name: `analysis.tables.make("placement", "runs")`.
+"""Every table of the paper and of this suite, by name: `analysis.tables.make("route_placement", "runs")`.
 
 Each builder takes a `Study` and returns a `Table` with our numbers (mean +- std, n) and the paper's beside them.
 """
@@ -14,18 +14,20 @@ from analysis.render import document, write
 from analysis.runs import AnalysisError
 from analysis.study import Study
 from analysis.table import Table
-from analysis.tables import ablations, guidance, main, overview, speed, speedup
+from analysis.tables import ablations, guidance, main, overview, scale, speed, speedup
 from routing.errors import suggest
 
 TABLES: dict[str, Callable[[Study], Table]] = {
-    "headline": speedup.headline,
+    "speedup": speedup.headline,
     "main": main.main,
     "sota": main.sota,
-    "placement": ablations.placement,
-    "rate": ablations.rate,
-    "scaling": ablations.scaling,
-    "resolution": main.resolution,
-    "routes": ablations.routes,
+    "route_placement": ablations.placement,
+    "selection_rate": ablations.rate,
+    "relative_absolute": ablations.scaling,
+    "high_res": scale.high_res,
+    "text": scale.text,
+    "tokens": scale.tokens,
+    "one_two_routes": ablations.routes,
     "masking": speed.masking,
     "guidance": guidance.guidance,
     "throughput": speed.throughput,

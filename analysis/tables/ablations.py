@@ -110,7 +110,7 @@ def placement(study: Study) -> Table:
         return [*rows, *((span, span, cells.get(span)) for span in spans)]
 
     return _table(
-        study, "placement", "Route placement (Fig. 8)", "Route", rows_of, known, "placement"
+        study, "route_placement", "Route placement (Fig. 8)", "Route", rows_of, known, "placement"
     )
 
 
@@ -140,7 +140,7 @@ def rate(study: Study) -> Table:
         return rows
 
     return _table(
-        study, "rate", "Selection rate (Table 5)", "Share that skips", rows_of, known, "rate"
+        study, "selection_rate", "Selection rate (Table 5)", "Share that skips", rows_of, known, "rate"
     )
 
 
@@ -167,7 +167,7 @@ def scaling(study: Study) -> Table:
         ]
 
     title = "Relative against absolute placement (Table 6)"
-    return _table(study, "scaling", title, "Placement", rows_of, known, "scaling")
+    return _table(study, "relative_absolute", title, "Placement", rows_of, known, "scaling")
 
 
 def routes(study: Study) -> Table:
@@ -189,7 +189,7 @@ def routes(study: Study) -> Table:
 
     return _table(
         study,
-        "routes",
+        "one_two_routes",
         "One and two routes (v1, Table 1, DiT-B)",
         "Routes",
         rows_of,

@@ -36,6 +36,11 @@ def number(text: str | None) -> float | None:
         return None
 
 
+def without_path(text: str) -> str:
+    """Return a guidance whose weaker model is named by its step alone: seeds have their own paths."""
+    return re.sub(r"checkpoint=\S*?(@\d+)?(?=\s|$)", r"checkpoint=run\1", text)
+
+
 def evaluations(study: Study, base: Base, cell: Cell) -> pd.DataFrame:
     """Return a cell's scores of the base's metric at each run's last scored step, one row per seed and guidance."""
     known = study.scores
@@ -43,7 +48,7 @@ def evaluations(study: Study, base: Base, cell: Cell) -> pd.DataFrame:
         return pd.DataFrame()
     rows = known[known["run"].isin(cell.runs["run"]) & (known["metric"] == base.metric)]
     rows = rows[rows["step"] == rows.groupby("run")["step"].transform("max")]
-    return rows.assign(guidance=rows["guidance"].fillna("not said"))
+    return rows.assign(guidance=rows["guidance"].fillna("not said").map(without_path))
 
 
 def sampler_steps(text: object) -> int | None:

@@ -1,4 +1,4 @@
-"""The main table, the state of the art, and high resolution and text (TREAD, main table, Tables 1 and 4)."""
+"""The main table and the state of the art (TREAD, main table and Table 1)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def main(study: Study) -> Table:
         "Main table: dense against routed, by backbone",
         columns,
         rows,
-        _notes("main", PAIRED),
+        notes("main", PAIRED),
     )
 
 
@@ -63,7 +63,7 @@ def _paper_entries(row: dict[str, object]) -> list[Entry]:
     return [words(name), *numbers, published(-float(row["delta"]), signed=True)]
 
 
-def _notes(table: str, *more: str) -> tuple[str, ...]:
+def notes(table: str, *more: str) -> tuple[str, ...]:
     note = paper.table(table).attrs.get("note")
     return (*more, f"Paper: {paper.citation(table)}.", *([note] if note else []))
 
@@ -90,7 +90,7 @@ def sota(study: Study) -> Table:
         for cell in (base.dense, base.auto()):
             if cell is not None:
                 rows.append((f"Ours: {heading(base)}", _sota_row(cell, names, base.metric)))
-    table = build("sota", "State of the art and our runs", columns, rows, _notes("sota"))
+    table = build("sota", "State of the art and our runs", columns, rows, notes("sota"))
     has_ours = any(row.group.startswith("Ours") for row in table.rows)
     # The numbers of other people's rows share the columns: only ours make the table ours.
     return table if has_ours else _foreign(table)
@@ -112,65 +112,4 @@ def _sota_row(cell: Cell, names: dict[str, str], metric: str) -> list[Entry]:
         words(f"{cell.first('backbone')}-{cell.first('size')}, {cell.treatment}"),
         words(f"{step} steps"),
         *numbers,
-    ]
-
-
-def resolution(study: Study) -> Table:
-    """High resolution and text to image: dense against routed with their MACs (Table 4)."""
-    columns = (
-        Column("Task", numeric=False),
-        Column("Dense"),
-        Column("+ TREAD"),
-        Column("\u0394"),
-        Column("Dense GMACs"),
-        Column("Routed GMACs"),
-        Column("Paper task", numeric=False, published=True),
-        Column("Paper dense", published=True),
-        Column("Paper + TREAD", published=True),
-        Column("Paper GMACs", numeric=False, published=True),
-    )
-    published_rows = {row["task"]: row for row in paper.table("resolution").to_dict("records")}
-    rows, seen = [], set()
-    for base in study.bases:
-        task = _task(base)
-        if task:
-            seen.add(task)
-            rows.append(
-                (heading(base), [*_resolution_ours(base), *_resolution_paper(published_rows[task])])
-            )
-    for task, row in published_rows.items():
-        if task not in seen:
-            entries = [words("not run here"), *[missing()] * 5, *_resolution_paper(row)]
-            rows.append(("Of the paper, not run here", entries))
-    notes = _notes(
-        "resolution", "GMACs per image and forward pass, without attention matmuls as in the paper."
-    )
-    return build("resolution", "High resolution and text to image", columns, rows, notes)
-
-
-def _task(base: Base) -> str | None:
-    if str(base.any.first("config.task")) == "text":
-        return "MS-COCO"
-    data, size = str(base.any.first("data")), str(base.any.first("size"))
-    # 1024 tokens: latents of 64 x 64 at patch 2, or scenes of 32 x 32 at patch 1.
-    return "ImageNet-512" if "512" in data or (data == "scenes" and size.endswith("/1")) else None
-
-
-def _resolution_ours(base: Base) -> list[Entry]:
-    routed = base.auto()
-    dense = base.any.estimate("macs_dense_no_attention")
-    sparse = routed.estimate("macs_routed_no_attention") if routed else None
-    name = f"{base.any.first('backbone')}-{base.any.first('size')} on {base.any.first('data')}"
-    numbers = [Entry(value=e.mean / 1e9, decimals=3) if e else missing() for e in (dense, sparse)]
-    scores = [score(base, base.dense), score(base, routed), difference(base, routed, base.dense)]
-    return [words(name), *scores, *numbers]
-
-
-def _resolution_paper(row: dict[str, object]) -> list[Entry]:
-    costs = f"{row['dense_gmacs']} \u2192 {row['tread_gmacs']}"
-    return [
-        words(f"{row['task']}, DiT-B/2, FID-10K"),
-        published(row["dense"]),
-        published(row["tread"]),
-        words(costs),
     ]

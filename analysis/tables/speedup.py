@@ -103,7 +103,7 @@ def headline(study: Study) -> Table:
         "as good. Geometric mean over seeds that reach it, Student's 95 % interval on logarithms.",
         f"Paper: {paper.citation('speedup')}.",
     )
-    return build("headline", "Speed-up to the dense run's best score", columns, rows, notes)
+    return build("speedup", "Speed-up to the dense run's best score", columns, rows, notes)
 
 
 def headline_cell(study: Study, base: Base, dense: Cell, routed: Cell) -> dict[str, Entry]:
