@@ -18,7 +18,7 @@ from torch import Tensor
 
 from experiments.data.options import DataError
 from experiments.data.store import MANIFEST as OWN
-from experiments.data.store import LatentStore, Shards, Store, check_rows, flipped_rows
+from experiments.data.store import LatentStore, Shards, Store, check_rows
 from experiments.data.tars import Member, group, list_tar, tar_files
 from experiments.data.tensorfile import TensorFile, map_file
 
@@ -319,7 +319,7 @@ class LightningStore(Store):
 
     def latents(self, index: Tensor, flip: Tensor | None = None) -> Tensor:
         """Return stored rows, mirrored pictures' where `flip`."""
-        return flipped_rows(self._shards, index, flip)
+        return self._shards.rows("latents", index, flip)
 
 
 def _read_statistics(path: Path, channels: int) -> tuple[Tensor, Tensor]:
