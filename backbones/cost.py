@@ -17,7 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backbones.sizes import BackboneError, Size, parse_size
+from backbones.sizes import (
+    BackboneError,
+    Size,
+    hidden_for,
+    low_rank,
+    matrix_head,
+    parse_size,
+)
 from routing.route import Route, keep_count
 
 
@@ -144,7 +151,7 @@ def cost(
         length, channels = text
         params += 2 * (channels * d + d) + length * channels
         around += (length + 1) * channels * d
-    params += sum(b.params for b in blocks)
+    params += sum(b.params for b in blocks) + (d if name == "lightningdit" else 0)  # Head's norm.
 
     def macs(counts: Sequence[int], mixing: bool) -> list[int]:
         mod = 6 * d * d
@@ -174,12 +181,13 @@ def _stack(
         raise BackboneError(
             f"backbones/cost.py has no count for {name!r}: it counts {', '.join(COUNTS)}; add one"
         )
-    own, dit = COUNTS[name](size, options), _dit(size, {})
+    count = COUNTS[name]
+    first, own, dit = count(size, {**options, "first": True}), count(size, options), _dit(size, {})
     if isinstance(attention, int):
         chosen = set(range(attention - 1, size.depth, attention)) if attention else set()
     else:
         chosen = set(attention)
-    return [dit if i in chosen else own for i in range(size.depth)]
+    return [dit if i in chosen else own if i else first for i in range(size.depth)]
 
 
 def _dit(size: Size, options: Mapping[str, Any]) -> BlockCost:
@@ -245,8 +253,86 @@ def _mamba1(size: Size, options: Mapping[str, Any]) -> BlockCost:
     )
 
 
+def _lightningdit(size: Size, options: Mapping[str, Any]) -> BlockCost:
+    d, hidden = size.width, int(8 * size.width / 3)
+    norms = 2 * (d // size.heads) if options.get("qk_norm", True) else 0
+    extra = (3 if options.get("rope", True) else 0) + (5 if norms else 0)
+    return BlockCost(
+        params=4 * d * d + 3 * d * hidden + 7 * d + 2 * hidden + norms,
+        linear=4 * d * d + 3 * d * hidden,
+        mixing=lambda n: 2 * n * n * d,
+        saved=(9 + extra) * d + 5 * hidden,
+    )
+
+
+def _hydra(size: Size, options: Mapping[str, Any]) -> BlockCost:
+    d, inner = size.width, 2 * size.width
+    state = options.get("state") or max(8, size.state // 2)
+    heads, mixed = inner // size.headdim, inner + 4 * state
+    conv = 0 if options.get("conv", "true") == "none" else 1
+    linear = d * (inner + mixed) + 2 * d * heads + inner * heads + inner * d
+    scan = 2 * (3 * inner * state + 2 * inner) + inner + conv * 8 * mixed
+    return BlockCost(
+        params=2 * (linear + 5 * heads + inner + conv * 8 * mixed),
+        linear=2 * linear,
+        mixing=lambda n: 2 * n * scan,
+        saved=2 * (5 * d + 8 * inner + (3 + 3 * conv) * mixed),
+    )
+
+
+def _matrix_scan(width: int) -> int:
+    """Products per token of a matrix state: decay, write and read of D x head entries."""
+    return 3 * width * matrix_head(width)
+
+
+def _gla(size: Size, options: Mapping[str, Any]) -> BlockCost:
+    d, rank = size.width, low_rank(size.width)
+    mixer = 4 * d * d + d * rank + rank * (d // 2)
+    hidden = hidden_for(d, mixer + d // 2 + 2 * d, 3)
+    return BlockCost(
+        params=mixer + d // 2 + 2 * d + 3 * d * hidden,
+        linear=mixer + 3 * d * hidden,
+        mixing=lambda n: n * _matrix_scan(d) // 2,
+        saved=23 * d + 5 * hidden,
+    )
+
+
+def _rwkv6(size: Size, options: Mapping[str, Any]) -> BlockCost:
+    d, rank = size.width, low_rank(size.width)
+    linear = 5 * d * d + 10 * d * (rank // 2) + 2 * d * rank
+    mixer = linear + 10 * d
+    hidden = hidden_for(d, mixer, 2, d * d)
+    return BlockCost(
+        params=mixer + d * d + 2 * d * hidden + 2 * d,
+        linear=linear + d * d + 2 * d * hidden,
+        mixing=lambda n: n * (_matrix_scan(d) + 2 * d + 13 * d),
+        saved=51 * d + 2 * hidden,
+    )
+
+
+def _rwkv7(size: Size, options: Mapping[str, Any]) -> BlockCost:
+    d, rank = size.width, low_rank(size.width)
+    # Decay, rate, gate, and the blend with block 0's values (which block 0 has not), each of low
+    # rank.
+    blend = 0 if options.get("first") else 2 * d * rank
+    linear = 4 * d * d + 6 * d * rank + blend
+    mixer = linear + (13 + bool(blend)) * d
+    hidden = hidden_for(d, 4 * d * d + 8 * d * rank + 14 * d, 2, d * d)
+    return BlockCost(
+        params=mixer + d * d + 2 * d * hidden + 2 * d,
+        linear=linear + d * d + 2 * d * hidden,
+        mixing=lambda n: n * (2 * _matrix_scan(d) + 10 * d),
+        saved=79 * d + 2 * hidden,
+    )
+
+
 COUNTS: dict[str, Callable[[Size, Mapping[str, Any]], BlockCost]] = {
     "dit": _dit,
     "mamba": _mamba,
     "rwkv": _rwkv,
+    "rwkv6": _rwkv6,
+    "rwkv7": _rwkv7,
+    "gla": _gla,
+    "hydra": _hydra,
+    "lightningdit": _lightningdit,
 }

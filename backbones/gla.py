@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.layers import Block, SwiGLU, head_norm, hidden_for, low_rank, matrix_head, turns
+from backbones.layers import Block, SwiGLU, head_norm, turns
 from backbones.ops.dispatch import resolve
 from backbones.ops.gla import gla
 from backbones.registry import register
-from backbones.sizes import Size
+from backbones.sizes import Size, hidden_for, low_rank, matrix_head
 
 if TYPE_CHECKING:
     from routing.layout import Layout

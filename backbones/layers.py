@@ -305,31 +305,9 @@ def head_norm(y: Tensor, norm: nn.GroupNorm) -> Tensor:
     return F.group_norm(flat, norm.num_groups, weight, bias, norm.eps).view(*y.shape[:2], -1)
 
 
-def low_rank(width: int) -> int:
-    """Return the rank of a small token-dependent correction: a 16th of the width, 8 at least."""
-    return max(8, round(width / 128) * 8)
-
-
-def hidden_for(width: int, spent: int, matrices: int, fixed: int = 0) -> int:
-    """Return the hidden width that brings a block to DiT's 12 D^2, in steps of 8.
-
-    Args:
-        width: Channels D.
-        spent: Parameters of the token mixer.
-        matrices: Matrices of D x hidden in the channel mixer.
-        fixed: Its other parameters.
-    """
-    return max(8, round((12 * width * width - spent - fixed) / (matrices * width) / 8) * 8)
-
-
 def turns(index: int) -> str:
     """Return the scan path of block `index` where every block scans once: four ways in turn."""
     return ("zigzag:0", "zigzag:0:reversed", "zigzag:1", "zigzag:1:reversed")[index % 4]
-
-
-def matrix_head(width: int) -> int:
-    """Return the channels of a head with a matrix state: 64 where that leaves two heads."""
-    return next(size for size in (64, 32, 16, 8) if width % size == 0 and width >= 2 * size)
 
 
 def mlp(width: int, hidden: int, out: int | None = None) -> nn.Sequential:

@@ -21,7 +21,7 @@ from backbones.layers import Block
 from backbones.ops.conv import causal_conv
 from backbones.ops.dispatch import resolve
 from backbones.ops.selective_scan import selective_scan
-from backbones.ops.ssd import ssd
+from backbones.ops.ssd import ssd_packed
 from backbones.registry import check_choice, register
 from backbones.sizes import BackboneError, Size
 
@@ -179,18 +179,16 @@ class Mamba2(nn.Module):
 
     def _scan(self, u: Tensor, mixed: Tensor, way: Direction, layout: Layout, path: str) -> Tensor:
         mixed = F.silu(mixed) if self.conv is None else self.conv(mixed, layout, path)
-        x, b, c = mixed.split([self.inner, self.state, self.state], dim=-1)
         dt, decay = _steps(way.dt_proj(u), way.dt_bias, self.options.gap, layout, path)
-        y = ssd(
-            x.unflatten(-1, (-1, self.headdim)),
+        y = ssd_packed(
+            mixed,
             dt,
             -torch.exp(way.log_a),
-            b.unsqueeze(-2),
-            c.unsqueeze(-2),
             way.skip,
             chunk=self.options.chunk,
             kernel=self.options.kernel,
             decay_gap=decay,
+            width=self.headdim,
         )
         return y.flatten(-2)
 

@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.layers import Block, head_norm, hidden_for, low_rank, matrix_head, turns
+from backbones.layers import Block, head_norm, turns
 from backbones.ops.dispatch import resolve
 from backbones.ops.rwkv6 import rwkv6
 from backbones.ops.shift import grid_shift
 from backbones.registry import check_choice, register
 from backbones.rwkv import ChannelMix
-from backbones.sizes import Size
+from backbones.sizes import Size, hidden_for, low_rank, matrix_head
 
 if TYPE_CHECKING:
     from routing.layout import Layout

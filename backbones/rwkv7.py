@@ -17,20 +17,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.fused import gated_sum
-from backbones.layers import Block, head_norm, hidden_for, low_rank, matrix_head, turns
+from backbones.layers import Block, head_norm, turns
 from backbones.ops.dispatch import resolve
 from backbones.ops.rwkv7 import rwkv7
 from backbones.registry import check_choice, register
 from backbones.rwkv import ChannelMix, Shift
 from backbones.rwkv6 import decay_speed
-from backbones.sizes import Size
+from backbones.sizes import Size, hidden_for, low_rank, matrix_head
 
 if TYPE_CHECKING:
     from routing.layout import Layout
 
-SLOWEST = math.exp(
-    -0.5
-)  # Log decays lie in (-e^-0.5, 0): 54 % of the state stay at least.
+SLOWEST = math.exp(-0.5)  # Log decays lie in (-e^-0.5, 0): 54 % of the state stay at least.
 
 
 class LowRank(nn.Module):
@@ -140,6 +138,8 @@ class RWKV7Block(Block):
         path = turns(index)
         self.time = TimeMix7(width, path, options.missing, options.kernel, first=index == 0)
         spent = sum(p.numel() for p in self.time.parameters())
+        if index == 0:  # Every block has the same hidden width, this one without `blend` too.
+            spent += 2 * width * low_rank(width) + width
         hidden = hidden_for(width, spent, 2, width * width)
         self.channel = ChannelMix(width, hidden, options.missing)
 

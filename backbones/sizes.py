@@ -84,6 +84,28 @@ def head_size(width: int) -> int:
     raise BackboneError(f"width={width} cannot be split into Mamba heads; take a multiple of 16")
 
 
+def matrix_head(width: int) -> int:
+    """Return the channels of a head with a matrix state: 64 where that leaves two heads."""
+    return next(size for size in (64, 32, 16, 8) if width % size == 0 and width >= 2 * size)
+
+
+def low_rank(width: int) -> int:
+    """Return the rank of a small token-dependent correction: a 16th of the width, 8 at least."""
+    return max(8, round(width / 128) * 8)
+
+
+def hidden_for(width: int, spent: int, matrices: int, fixed: int = 0) -> int:
+    """Return the hidden width that brings a block to DiT's 12 D^2, in steps of 8.
+
+    Args:
+        width: Channels D.
+        spent: Parameters of the token mixer.
+        matrices: Matrices of D x hidden in the channel mixer.
+        fixed: Its other parameters.
+    """
+    return max(8, round((12 * width * width - spent - fixed) / (matrices * width) / 8) * 8)
+
+
 def parse_size(
     text: str | Size,
     depth: int | None = None,

@@ -20,7 +20,15 @@ VARIANTS = [
     ("mamba", {"attention": 4}),
     ("rwkv", {}),
     ("rwkv", {"ratio": 4, "key_norm": True, "attention": [1, 5]}),
+    ("lightningdit", {"qk_norm": False}),
+    ("lightningdit", {"attention": 2}),
+    ("gla", {}),
+    ("hydra", {}),
+    ("hydra", {"conv": "none", "state": 16}),
+    ("rwkv6", {}),
+    ("rwkv7", {}),
 ]
+FAMILIES = sorted({name for name, _ in VARIANTS})
 
 
 def meta(name, size="S/2", **options):
@@ -53,6 +61,13 @@ def test_parameters_at_every_size(name, size):
 )
 def test_published_parameter_counts(size, millions):
     assert cost("dit", f"{size}/2").params / 1e6 == pytest.approx(millions, abs=0.06)
+
+
+def test_lightningdit_of_the_paper():
+    """675M at XL/1 on VA-VAE's 32 channels of 16x16."""
+    assert cost("lightningdit", "XL/1", in_channels=32, input_size=16).params == pytest.approx(
+        675e6, rel=2e-3
+    )
 
 
 def test_published_macs():
@@ -116,13 +131,26 @@ def test_routed_dit_agrees_with_torch():
 )
 def test_linear_layers_of_the_others_agree_with_torch(name, options, monkeypatch):
     """Scans are counted by hand; without them only linear layers are left."""
+    import backbones.gla
+    import backbones.hydra
     import backbones.mamba
     import backbones.rwkv
+    import backbones.rwkv6
+    import backbones.rwkv7
 
-    monkeypatch.setattr(backbones.mamba, "ssd", lambda x, *a, **k: x)
+    monkeypatch.setattr(
+        backbones.mamba,
+        "ssd_packed",
+        lambda x, dt, *a, width, **k: x[..., : dt.shape[2] * width].unflatten(-1, (-1, width)),
+    )
     monkeypatch.setattr(backbones.mamba, "selective_scan", lambda x, *a, **k: x)
     monkeypatch.setattr(backbones.mamba, "causal_conv", lambda x, *a, **k: x)
     monkeypatch.setattr(backbones.rwkv, "biwkv", lambda k, v, *a, **n: v)
+    monkeypatch.setattr(backbones.hydra, "ssd", lambda x, *a, **k: x)
+    monkeypatch.setattr(backbones.hydra, "causal_conv", lambda x, *a, **k: x)
+    monkeypatch.setattr(backbones.gla, "gla", lambda q, k, v, *a, **n: v)
+    monkeypatch.setattr(backbones.rwkv6, "rwkv6", lambda r, k, v, *a, **n: v)
+    monkeypatch.setattr(backbones.rwkv7, "rwkv7", lambda r, g, k, v, *a, **n: v)
     model = backbones.create(name, "T/2", in_channels=2, input_size=8, num_classes=3, **options)
     x, y = torch.zeros(1, 2, 8, 8), torch.zeros(1, dtype=torch.long)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -153,7 +181,7 @@ def test_everything_adds_up():
     assert cost("dit", "XL/2", route="2-24").speedup == pytest.approx(1.72, abs=0.01)
 
 
-@pytest.mark.parametrize("name", ["dit", "mamba", "rwkv"])
+@pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("route", ["none", "1-2"])
 def test_activations_are_what_autograd_saves(name, route):
     """Bytes of the distinct storages that autograd keeps for the backward pass, within 15 %."""
@@ -183,6 +211,10 @@ def test_activations_are_what_autograd_saves(name, route):
     predicted = batch * cost(name, "S/2", depth=4, route=route).activation_bytes
     assert out.requires_grad
     assert measured == pytest.approx(predicted, rel=0.15)
+
+
+def test_every_family_is_counted():
+    assert backbones.names() == FAMILIES
 
 
 def test_unknown_family():

@@ -196,3 +196,19 @@ def test_kernel_shapes_of_mamba(size, mixer):
             assert (mix.inner // mix.headdim) % mix.directions[0].dt_proj.out_features == 0
         else:
             assert mix.rank % 8 == 0 and mix.directions[0].project.out_features % 8 == 0
+
+
+@pytest.mark.parametrize("name", backbones.names())
+def test_yaml_has_every_option_with_its_default(name):
+    from dataclasses import asdict
+    from pathlib import Path
+
+    import yaml
+
+    from backbones.registry import block_class
+
+    text = (Path(__file__).parents[1] / f"experiments/conf/backbone/{name}.yaml").read_text()
+    given = yaml.safe_load(text)
+    common = {"name": name, "attention": 0, "depth": None, "width": None, "heads": None}
+    assert given == {**common, **asdict(block_class(name).Options())}
+    assert all("#" in line for line in text.splitlines()[2:])

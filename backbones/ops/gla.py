@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from backbones.ops.matrix_state import CHUNK, FLOOR, Decay, carry, cut, join
 from backbones.ops.dispatch import choose, full_precision, probe, work_dtype
+from backbones.ops.matrix_state import CHUNK, FLOOR, Decay, carry, cut, join
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from backbones.ops.matrix_state import CHUNK, FLOOR, Decay, cut, join
 from backbones.ops.dispatch import choose, full_precision, probe, work_dtype
+from backbones.ops.matrix_state import CHUNK, FLOOR, Decay, cut, join
 
 
 def reference(r: Tensor, g: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor) -> Tensor:
