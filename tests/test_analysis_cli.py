@@ -1,0 +1,108 @@
+"""`python -m analysis`: what it prints, what it writes, and how it refuses."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from analysis_runs import ACCURACY, METRIC, write
+
+from analysis import compare
+from analysis.cli import main, parser
+
+
+@pytest.fixture
+def runs(tmp_path):
+    for seed in range(2):
+        write(tmp_path, route="none", seed=seed)
+        write(tmp_path, route="2-8", seed=seed, train__lr=1e-3)
+    return tmp_path
+
+
+def folders(root):
+    return sorted(path for path in root.iterdir() if path.is_dir())
+
+
+def test_compare_prints_what_differs_and_every_score(runs, capsys):
+    dense, routed = (next(p for p in folders(runs) if part in p.name) for part in ("_none_s0", "_2-8_s0"))
+    assert main(["compare", str(dense), str(routed)]) == 0
+    text = capsys.readouterr().out
+    assert "route  none  ->  2-8" in text and METRIC in text and ACCURACY in text
+    assert "train.lr" not in text and "paths" not in text
+    config, scores, _ = compare.pair(dense, routed)
+    assert [row.key for row in config] == ["route"] and len(scores) == 2
+    assert main(["compare", str(dense), str(dense)]) == 0
+    assert "config: the same" in capsys.readouterr().out
+
+
+def test_what_varies_and_what_is_shared(runs):
+    import analysis
+
+    frame = analysis.load(runs)
+    varying = compare.varying(frame)
+    assert set(varying["key"]) == {"route", "seed"}
+    assert dict(zip(varying["value"], varying["runs"], strict=True))["2-8"] == 2
+    shared = compare.common(frame)
+    assert shared["train.lr"] == "0.001" and "route" not in shared
+
+
+def test_tables_are_printed_or_written(runs, capsys):
+    assert main(["tables", str(runs), "--only", "main", "--print"]) == 0
+    assert "| dit-T/1 |" in capsys.readouterr().out
+    assert main(["tables", str(runs)]) == 0
+    out = capsys.readouterr().out
+    assert "main" in out and "not covered by these runs" in out and "route_placement" in out
+    assert (runs / "tables" / "main.tex").is_file() and not (runs / "tables" / "route_placement.md").exists()
+
+
+def test_figures_are_written_and_the_rest_named(runs, capsys):
+    assert main(["figures", str(runs), "--only", "convergence", "guidance", "--out", str(runs / "f")]) == 0
+    out = capsys.readouterr().out
+    assert "not given by these runs: guidance" in out
+    assert {p.suffix for p in (runs / "f").iterdir()} == {".pdf", ".png", ".csv"}
+
+
+def test_list_shows_every_folder_with_its_state(runs, capsys):
+    first, second, *_ = folders(runs)
+    (first / "summary.json").write_text("{")
+    (second / "summary.json").unlink()
+    (second / "status.json").write_text(json.dumps({"status": "preempted", "step": 20}))
+    assert main(["list", str(runs)]) == 0
+    out = capsys.readouterr().out
+    assert "2 done, 1 unfinished, 1 damaged" in out and "preempted" in out and "summary.json cannot be read" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["report", "absent"], "absent is not a folder"),
+        (["tables", ".", "--only", "mian"], "did you mean main"),
+        (["figures", ".", "--only", "convergance"], "did you mean convergence"),
+        (["tables", ".", "--metric", "FID-50K"], "no run has a score called 'FID-50K'"),
+        (["compare", "absent", "."], "absent is not a run folder"),
+        (["compare", ".", "."], "cannot be compared"),
+        (["similarity", "."], "no run with weights"),
+        (["list", "absent"], "not a folder"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_code_two(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and message in error and error.count("\n") == 1
+
+
+def test_help_names_every_command_and_needs_neither_torch_nor_pandas():
+    code = (
+        "import sys\nfrom analysis.cli import parser\nparser().format_help()\n"
+        "bad = [m for m in ('torch', 'pandas', 'matplotlib') if m in sys.modules]\nsys.exit(str(bad) if bad else 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    for name in ("report", "tables", "figures", "compare", "similarity", "list"):
+        assert f"  {name}" in parser().format_help()
+
+
+def test_python_dash_m_runs(runs):
+    result = subprocess.run([sys.executable, "-m", "analysis", "list", str(runs)], capture_output=True, text=True)
+    assert result.returncode == 0 and "4 done" in result.stdout
