@@ -99,7 +99,7 @@ def main(argv: list[str]) -> int:
 
     from experiments.checkpoint import load_model
 
-    accelerator = processes()
+    accelerator = processes(args.device)
     device = accelerator.device if accelerator else args.device
     loaded = load_model(args.source, step=args.step, weights=args.weights, device=device)
     names = loaded.info.get("class_names") or ()
@@ -109,15 +109,17 @@ def main(argv: list[str]) -> int:
     return sample(args, loaded, changes, request, accelerator)
 
 
-def processes() -> Any:
+def processes(device: str | None) -> Any:
     """Return an Accelerator where several processes were started, else None."""
     import os
 
     if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
         return None
+    import torch
     from accelerate import Accelerator
 
-    return Accelerator()
+    # Without the word, accelerate starts no process group where there is no GPU.
+    return Accelerator(cpu=device == "cpu" or not torch.cuda.is_available())
 
 
 def check_captions(loaded: Loaded, captions: list[str] | None) -> None:

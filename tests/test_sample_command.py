@@ -220,3 +220,31 @@ def test_request_is_row_by_row():
     assert request.seeds == [5, 6, 5, 6] and request.labels == [1, 1, 0, 0]
     assert request.columns == 2 and request.row_names == ["dog", "cat"]
     assert len(set(request.names)) == 4
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_work(weights, tmp_path):
+    script = str(ROOT / "experiments" / "sample.py")
+    common = [
+        str(weights),
+        "--seeds",
+        "0-1100",
+        "--steps",
+        "1",
+        "--guidance",
+        "none",
+        "--pngs",
+        "0",
+    ]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    launch += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    for name, start in (("one", [sys.executable]), ("two", launch)):
+        done = subprocess.run(
+            [*start, script, *common, "--device", "cpu", "--out", str(tmp_path / name)],
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("ADM's evaluator") == 1
+    with np.load(tmp_path / "one/samples.npz") as a, np.load(tmp_path / "two/samples.npz") as b:
+        assert np.array_equal(a["arr_0"], b["arr_0"]) and np.array_equal(a["arr_1"], b["arr_1"])
