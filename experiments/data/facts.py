@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import struct
+import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -38,6 +41,8 @@ def facts(options: DataOptions | Mapping[str, Any]) -> dict[str, Any]:
             shape = list(manifest["shape"])
             classes = len(manifest["classes"])
             text = list(manifest["text"]["shape"])[1:] if manifest.get("text") else None
+        else:
+            shape = _peek(chosen) or shape
         classes = chosen.num_classes if chosen.num_classes is not None else classes
     return {"name": chosen.name, "shape": shape, "num_classes": classes, "text": text}
 
@@ -50,6 +55,43 @@ def _manifest(options: LatentsOptions) -> dict[str, Any] | None:
         )
     except (OSError, ValueError):
         return None
+
+
+def _peek(options: LatentsOptions) -> list[int] | None:
+    """Return (C, H, W) from the first header of a foreign store, or None where there is none."""
+    folder = Path(str(options.path)).expanduser()
+    stored = None
+    try:
+        for path in sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".tar")):
+            stored = _shard_shape(path) if path.suffix == ".safetensors" else _tar_shape(path)
+            break
+    except (OSError, ValueError, KeyError, TypeError, tarfile.TarError, struct.error):
+        # Opening the data set for real names what is wrong with it.
+        return None
+    if stored is None or len(stored) != 3:
+        return None
+    moments = options.kind == "moments" or (options.kind == "auto" and stored[0] == 8)
+    return [stored[0] // 2 if moments else stored[0], *stored[1:]]
+
+
+def _shard_shape(path: Path) -> list[int]:
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        return [int(n) for n in json.loads(file.read(min(length, 1 << 20)))["latents"]["shape"][1:]]
+
+
+def _tar_shape(path: Path) -> list[int] | None:
+    with tarfile.open(path, "r:") as archive:
+        for info in archive:
+            content = (
+                archive.extractfile(info)
+                if info.name.endswith((".latent.npy", ".latent"))
+                else None
+            )
+            if content is not None:
+                found = re.search(rb"'shape': \(([\d, ]+)\)", content.read(512))
+                return [int(n) for n in found[1].split(b",") if n.strip()] if found else None
+    return None
 
 
 def fingerprint(options: DataOptions | Mapping[str, Any]) -> str:

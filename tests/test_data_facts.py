@@ -1,0 +1,45 @@
+import pytest
+from data_tools import latents, write_lightning, write_store, write_tars
+
+from experiments.data import create
+from experiments.data.facts import facts, fingerprint
+
+LABELS = [k % 4 for k in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("name", "task"), [("digits", "class"), ("scenes", "class"), ("scenes", "text")]
+)
+def test_facts_of_embedded_data_are_those_of_the_data(name, task):
+    known, data = facts({"name": name}), create({"name": name}, task=task)
+    assert tuple(known["shape"]) == data.shape
+    if task == "class":
+        assert known["num_classes"] == data.num_classes
+    else:
+        assert tuple(known["text"]) == data.text
+    assert fingerprint({"name": name}) == "embedded"
+
+
+@pytest.mark.parametrize("layout", ["store", "tars", "moments", "lightning"])
+def test_facts_of_latents_are_read_from_headers(tmp_path, layout):
+    path = tmp_path / layout
+    {
+        "store": lambda: write_store(path, latents(8, side=6), LABELS),
+        "tars": lambda: write_tars(path, latents(8, channels=16, side=6), LABELS),
+        "moments": lambda: write_tars(path, latents(8, channels=8, side=6), LABELS),
+        "lightning": lambda: write_lightning(path, latents(8, 32), latents(8, 32), LABELS),
+    }[layout]()
+    options = {"name": "latents", "path": str(path), "scale": "std", "num_classes": 4}
+    before = fingerprint(options)
+    known, data = facts(options), create(options)
+    assert tuple(known["shape"]) == data.shape and known["num_classes"] == data.num_classes
+    # Opening tars leaves a list of positions there; that is no other data.
+    assert fingerprint(options) == before != "absent"
+
+
+def test_facts_of_what_is_not_there(tmp_path):
+    assert facts({"name": "latents"})["shape"] == [4, 32, 32]
+    options = {"name": "latents", "path": str(tmp_path / "nowhere")}
+    assert facts(options)["num_classes"] == 1000 and fingerprint(options) == "absent"
+    (tmp_path / "x.tar").write_bytes(b"nonsense")
+    assert facts({"name": "latents", "path": str(tmp_path)})["shape"] == [4, 32, 32]
