@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -18,7 +18,6 @@ import torch
 from numpy.lib import format as npy
 from torch import Tensor
 
-from experiments.files import atomic_path
 from experiments.metrics.names import MetricError
 
 
@@ -94,45 +93,3 @@ def stream_images(
                 )
             array = np.frombuffer(data, dtype=np.uint8).reshape(count, *shape[1:])
             yield torch.from_numpy(array.transpose(0, 3, 1, 2).copy())
-
-
-def write_samples(
-    path: str | os.PathLike[str], images: Iterable[Tensor], labels: Tensor | None, n: int
-) -> Path:
-    """Write the sample batch that ADM's evaluator reads: images `arr_0`, labels `arr_1`.
-
-    Args:
-        path: The `.npz` file.
-        images: uint8 batches of shape `(B, 3, H, W)`, `n` images in all.
-        labels: Classes, with shape `(n,)`, or None.
-        n: Number of images.
-
-    Raises:
-        MetricError: The batches do not add up to `n` images of one size.
-    """
-    path = Path(path)
-    written, size = 0, None
-    with (
-        atomic_path(path) as temporary,
-        zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive,
-    ):
-        with archive.open("arr_0.npy", "w", force_zip64=True) as handle:
-            for batch in images:
-                array = np.ascontiguousarray(batch.permute(0, 2, 3, 1).cpu().numpy())
-                if size is None:
-                    size = array.shape[1:]
-                    header = {"descr": "|u1", "fortran_order": False, "shape": (n, *size)}
-                    npy.write_array_header_1_0(handle, header)
-                if array.dtype != np.uint8 or array.shape[1:] != size:
-                    raise MetricError(
-                        f"images of {array.dtype} {array.shape[1:]} among {size}; "
-                        "expected uint8 of one size"
-                    )
-                handle.write(array.tobytes())
-                written += len(array)
-        if written != n:
-            raise MetricError(f"{written} images instead of {n}: not written to {path}")
-        if labels is not None:
-            with archive.open("arr_1.npy", "w") as handle:
-                npy.write_array(handle, labels.cpu().numpy().astype(np.int64), allow_pickle=False)
-    return path

@@ -18,7 +18,7 @@ import yaml
 
 from experiments import log, scoring
 from experiments.files import atomic_write
-from experiments.metrics import archive, prepare, reference, sampled, splits
+from experiments.metrics import prepare, reference, sampled, splits
 from experiments.metrics.classifier import checksum
 from experiments.metrics.collect import collect
 from experiments.metrics.distributed import main_first, share, world
@@ -97,6 +97,7 @@ def _cache(arguments: argparse.Namespace) -> Path:
 def _run(args: argparse.Namespace, source: Path, device: torch.device, console: log.Console) -> int:
     from experiments import build
     from experiments.checkpoint import load_model
+    from experiments.diffusion.shards import write_npz
 
     loaded = load_model(source, args.step, args.weights, device)
     config = loaded.config
@@ -143,9 +144,10 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
         _finish(folder, f"step-{loaded.step:08d}", about, options, found.scores, console)
         assert found.folder is not None, "samples were asked to be kept"
         if args.write_samples and not world()[0]:
-            images = sampled.kept_images(found.folder)
-            path = archive.write_samples(args.write_samples, images, found.labels, options.samples)
-            console.say(f"samples     {path}")
+            write_npz(
+                sampled.kept_pieces(found.folder, found.labels), options.samples, args.write_samples
+            )
+            console.say(f"samples     {args.write_samples}")
         with main_first():
             if not args.keep_samples and not world()[0]:
                 shutil.rmtree(found.folder, ignore_errors=True)

@@ -45,7 +45,6 @@ def conditions(
     Labels are balanced or drawn per seed; captions are those of the held-out split, in order.
     """
     from experiments.diffusion import labels_from_seeds
-    from routing.rng import Draws
 
     if getattr(model, "num_classes", 0):
         how = "balanced" if options.labels == "balanced" else "from-seed"
@@ -54,7 +53,7 @@ def conditions(
         return None, None, None
     size = dataset.sizes["test"]
     rows = index if size is None else index % max(1, size)
-    found = dataset.batch(rows, Draws(0, 0, rows, device=dataset.device), "test")
+    found = dataset.condition(rows, "test")
     return None, found.text.to(device), found.captions
 
 
@@ -137,3 +136,13 @@ def kept_images(folder: Path) -> Iterator[Tensor]:
     """Yield the pieces in a folder as uint8 batches, in the order of their seeds."""
     for path in sorted(folder.glob("*.npy")):
         yield torch.from_numpy(np.load(path, allow_pickle=False))
+
+
+def kept_pieces(folder: Path, labels: Tensor | None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield images `(B, H, W, 3)` and labels `(B,)`, -1 for none, as `write_npz` takes them."""
+    done = 0
+    for images in kept_images(folder):
+        stop = done + len(images)
+        chosen = torch.full((len(images),), -1) if labels is None else labels[done:stop]
+        yield images.permute(0, 2, 3, 1).numpy(), chosen.numpy()
+        done = stop

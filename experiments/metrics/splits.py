@@ -75,11 +75,10 @@ def labelled_images(dataset: Any, split: str) -> tuple[Tensor, Tensor]:
 def _batches(
     dataset: Any, split: str, index: Tensor | None, batch: int
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
-    from routing.rng import Draws
-
     if dataset.cannot_decode:
         raise MetricError(f"scores are taken on pixels: {dataset.cannot_decode}")
     index = indices(dataset, split) if index is None else index
     for part in index.split(batch):
-        found = dataset.batch(part, Draws(0, 0, part, device=dataset.device), split)
+        # Without draws nothing is flipped, and the noise of latents belongs to the sample alone.
+        found = dataset.batch(part, None, split)
         yield dataset.to_pixels(found.x), found.y
