@@ -157,16 +157,8 @@ def sample(
     if main_process:
         print(f"model     {loaded.source} (step {loaded.step}, {args.weights})")
         print("\n".join(setup.lines()))
-    text = None
-    captions = request.captions
-    if captions is not None:
-
-        def text(rows: torch.Tensor) -> torch.Tensor:
-            return dataset.encode_text([captions[i] for i in rows.tolist()])
-
     out = Path(args.out)
     finished = (out / "samples.npz").exists() and (out / "shards/manifest.json").exists()
-    labels = "from-seed" if request.labels is None else torch.tensor(request.labels)
     generate_shards(
         out / "shards",
         loaded.model,
@@ -174,8 +166,8 @@ def sample(
         setup.sampler,
         setup.guidance,
         torch.tensor(request.seeds),
-        labels,
-        text,
+        "from-seed" if request.labels is None else torch.tensor(request.labels),
+        text_of(dataset, request.captions),
         to_pixels=dataset.to_pixels,
         settings=setup.identity(args.weights, request.captions),
         batch=args.batch,
@@ -187,8 +179,15 @@ def sample(
     if main_process:
         from experiments.diffusion.output import write_all
 
-        write_all(out, request, args.pngs, loaded.info.get("class_names") or (), finished)
+        write_all(out, request, args.pngs, finished)
     return 0
+
+
+def text_of(dataset: Any, captions: list[str] | None) -> Any:
+    """Return a function from positions to text states, or None without captions."""
+    if captions is None:
+        return None
+    return lambda rows: dataset.encode_text([captions[i] for i in rows.tolist()])
 
 
 class Display:

@@ -142,7 +142,7 @@ class Guided:
 
 def batches(passes: list[Pass]) -> list[list[int]]:
     """Group passes that can be one batch: the same network on the same number of tokens."""
-    groups: dict[tuple[bool, float], list[int]] = {}
+    groups: dict[tuple[bool, float, bool], list[int]] = {}
     for i, item in enumerate(passes):
         groups.setdefault(item.batch, []).append(i)
     return list(groups.values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,16 +14,13 @@ from experiments.diffusion.shards import read_shards, write_npz
 MOST_COLUMNS, MOST_ROWS = 16, 20
 
 
-def write_all(
-    out: Path, request: Request, pngs: int, class_names: Sequence[str], finished: bool
-) -> None:
+def write_all(out: Path, request: Request, pngs: int, finished: bool) -> None:
     """Turn the shards below `out` into `samples.npz`, `grid.png` and PNGs; say where they are.
 
     Args:
         out: The folder; its shards go once the npz is whole.
         request: What was asked for.
         pngs: At most so many PNG files.
-        class_names: Names of the model's classes.
         finished: Whether an earlier call did all this.
     """
     if not finished:

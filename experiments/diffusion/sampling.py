@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -102,34 +102,56 @@ def generate(
         labels = labels_from_seeds(seeds, classes, labels)
     check_conditions(model, labels, text)
     labels = None if labels is None else labels.to(device, torch.int64)
-    shape, batch = shape or image_shape(model), max(1, min(batch, len(seeds)))
-    images, began = [], time.monotonic()
+
+    def guided(rows: Tensor) -> Guided:
+        return Guided(
+            model,
+            objective,
+            guidance,
+            seeds[rows],
+            sampler.steps,
+            None if labels is None else labels[rows],
+            None if text is None else text[rows.to(text.device)].to(device),
+            weak_model,
+            plan_reuse(sampler.options, depth, guidance.sparse),
+        )
+
+    shape = shape or image_shape(model)
     with torch.no_grad(), evaluating(model, weak_model):
-        for start in range(0, len(seeds), batch):
-            rows = torch.arange(start, start + batch, device=device).clamp(max=len(seeds) - 1)
-            made = _batch(
-                Guided(
-                    model,
-                    objective,
-                    guidance,
-                    seeds[rows],
-                    sampler.steps,
-                    None if labels is None else labels[rows],
-                    None if text is None else text[rows.to(text.device)].to(device),
-                    weak_model,
-                    plan_reuse(sampler.options, depth, guidance.sparse),
-                ),
-                sampler,
-                shape,
-            )[: len(seeds) - start]
-            images.append(made)
-            if on_batch:
-                on_batch(start, made)
-            if progress:
-                done = min(start + batch, len(seeds))
-                left = (time.monotonic() - began) / done * (len(seeds) - done)
-                progress(done, len(seeds), left)
+        batches = _batches(guided, sampler, shape, len(seeds), min(batch, len(seeds)), device)
+        images = list(_told(batches, len(seeds), progress, on_batch))
     return torch.cat(images) if images else torch.empty((0, *shape), device=device)
+
+
+def _batches(
+    guided: Callable[[Tensor], Guided],
+    sampler: Sampler,
+    shape: tuple[int, ...],
+    count: int,
+    batch: int,
+    device: torch.device,
+) -> Iterator[Tensor]:
+    """Yield images batch by batch; the last batch repeats its last image to be full."""
+    for start in range(0, count, max(batch, 1)):
+        rows = torch.arange(start, start + batch, device=device).clamp(max=count - 1)
+        yield _batch(guided(rows), sampler, shape)[: count - start]
+
+
+def _told(
+    batches: Iterator[Tensor],
+    count: int,
+    progress: Progress | None,
+    on_batch: Callable[[int, Tensor], None] | None,
+) -> Iterator[Tensor]:
+    """Pass batches on, and tell the callbacks of each."""
+    done, began = 0, time.monotonic()
+    for images in batches:
+        if on_batch:
+            on_batch(done, images)
+        done += len(images)
+        if progress:
+            progress(done, count, (time.monotonic() - began) / done * (count - done))
+        yield images
 
 
 def _batch(guided: Guided, sampler: Sampler, shape: tuple[int, ...]) -> Tensor:

@@ -80,32 +80,33 @@ def generate_shards(
     Raises:
         DiffusionError: If the folder holds samples of other settings.
     """
-    folder = Path(folder)
+    folder, seeds = Path(folder), seeds.cpu()
     if isinstance(labels, str):
-        labels = labels_from_seeds(seeds.cpu(), getattr(model, "num_classes", 0), labels)
-    rank, world = (0, 1)
+        labels = labels_from_seeds(seeds, getattr(model, "num_classes", 0), labels)
+    labels = None if labels is None else labels.cpu()
+    rank, world = 0, 1
     if accelerator is not None:
         rank, world = accelerator.process_index, accelerator.num_processes
-    about = describe(objective, sampler, guidance, seeds, labels, shard, batch, settings)
+    about = describe(objective, sampler, guidance, seeds, labels, text, shard, batch, settings)
     _claim(folder, about, write=rank == 0)
-    starts = list(range(0, len(seeds), shard))
-    paths = [folder / f"shard-{k:05d}.npz" for k in range(len(starts))]
+    pieces = torch.arange(len(seeds)).split(shard)
+    paths = [folder / f"shard-{k:05d}.npz" for k in range(len(pieces))]
     if finished:
         return paths
-    mine = [k for k in range(len(starts)) if k % world == rank]
-    clock = _Clock(progress, [min(shard, len(seeds) - starts[k]) for k in mine])
+    mine = range(rank, len(pieces), world)
+    clock = _Clock(progress, [len(pieces[k]) for k in mine])
     for number, k in enumerate(mine):
         if paths[k].exists():
             clock.skip(number)
             continue
-        rows = torch.arange(starts[k], min(starts[k] + shard, len(seeds)))
+        rows = pieces[k]
         images = generate(
             model,
             objective,
             sampler,
             guidance,
-            seeds.cpu()[rows],
-            None if labels is None else labels.cpu()[rows],
+            seeds[rows],
+            None if labels is None else labels[rows],
             None if text is None else text(rows) if callable(text) else text[rows.to(text.device)],
             batch=batch,
             device=device,
@@ -113,17 +114,18 @@ def generate_shards(
             weak_model=weak_model,
         )
         pixels = torch.cat([to_pixels(piece).cpu() for piece in images.split(batch)])
-        kept = torch.full((len(rows),), -1) if labels is None else labels.cpu()[rows]
-        with atomic_path(paths[k]) as temporary, temporary.open("wb") as handle:
-            np.savez(
-                handle,
-                images=pixels.permute(0, 2, 3, 1).contiguous().numpy(),
-                seeds=seeds.cpu()[rows].numpy(),
-                labels=kept.numpy(),
-            )
+        _write(paths[k], pixels, seeds[rows], None if labels is None else labels[rows])
     if accelerator is not None:
         accelerator.wait_for_everyone()
     return paths
+
+
+def _write(path: Path, pixels: Tensor, seeds: Tensor, labels: Tensor | None) -> None:
+    """Write one shard; -1 stands for no label."""
+    labels = torch.full_like(seeds, -1) if labels is None else labels
+    images = pixels.permute(0, 2, 3, 1).contiguous()
+    with atomic_path(path) as temporary, temporary.open("wb") as handle:
+        np.savez(handle, images=images.numpy(), seeds=seeds.numpy(), labels=labels.numpy())
 
 
 def describe(
@@ -132,6 +134,7 @@ def describe(
     guidance: Guidance,
     seeds: Tensor,
     labels: Tensor | None,
+    text: Tensor | Text | None,
     shard: int,
     batch: int,
     settings: Mapping[str, Any] | None,
@@ -140,8 +143,13 @@ def describe(
     import dataclasses
     import hashlib
 
-    digest = hashlib.sha256(seeds.cpu().numpy().tobytes())
-    digest.update(b"none" if labels is None else labels.cpu().numpy().tobytes())
+    digest = hashlib.sha256()
+    for part in (seeds, labels, text):
+        # A function's texts are the caller's to identify, in `settings`.
+        if isinstance(part, Tensor):
+            digest.update(part.cpu().numpy().tobytes())
+        else:
+            digest.update(b"none" if part is None else b"text")
     parts: dict[str, Any] = {"objective": objective, "sampler": sampler, "guidance": guidance}
     options = {key: dataclasses.asdict(part.options) for key, part in parts.items()}
     options["guidance"]["route"] = str(guidance.route) if guidance.route else None
@@ -150,7 +158,7 @@ def describe(
         "count": len(seeds),
         "shard": shard,
         "batch": batch,
-        "seeds_and_labels": digest.hexdigest()[:16],
+        "conditions": digest.hexdigest()[:16],
         **options,
         "settings": dict(settings or {}),
     }
