@@ -1,4 +1,4 @@
-"""What has to be known about foreign blocks: where their tokens and tables are, and their limits."""
+"""What has to be known about foreign blocks: where tokens and tables are, and their limits."""
 
 from __future__ import annotations
 

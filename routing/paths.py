@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +13,32 @@ from routing.errors import UserError, suggest
 
 PATHS = ("raster", *(f"zigzag:{k}" for k in range(8)))
 REVERSED = ":reversed"
+
+_TABLES = 4096  # a run uses dozens; a loop over seeds or image sizes must not fill memory
+_Table = TypeVar("_Table", bound=Callable[..., Any])
+
+
+def table(make: _Table) -> _Table:
+    """Compute a table once for each set of (hashable, positional) arguments.
+
+    A plain dictionary rather than `functools.lru_cache`, which `torch.compile` traces through and
+    so recomputes. A table made first under `inference_mode` must still serve a training step.
+
+    Args:
+        make: The function that computes it.
+    """
+    store: dict[tuple, Any] = {}
+
+    @wraps(make)
+    def cached(*key: Any) -> Any:
+        if key not in store:
+            if len(store) >= _TABLES:
+                store.clear()
+            with torch.inference_mode(False):
+                store[key] = make(*key)
+        return store[key]
+
+    return cached  # type: ignore[return-value]
 
 
 class LayoutError(UserError):
@@ -64,7 +91,7 @@ def path(grid: tuple[int, int], name: str) -> Tensor:
         LayoutError: If there is no such path.
     """
     base, backwards = split(name)
-    ids = torch.arange(grid[0] * grid[1]).view(grid)
+    ids = torch.arange(grid[0] * grid[1], device="cpu").view(grid)
     if base != "raster":
         k = int(base.removeprefix("zigzag:"))
         ids = ids.flip(1) if k & 2 else ids
@@ -75,10 +102,7 @@ def path(grid: tuple[int, int], name: str) -> Tensor:
     return ids.flip(0) if backwards else ids
 
 
-# Cached tables may be made first under inference_mode, and must still serve a training step.
-
-
-@lru_cache(maxsize=512)
+@table
 def full_order(grid: tuple[int, int], prefix: int, name: str, device: torch.device) -> Order:
     """Return the order of a full grid behind its prefix.
 
@@ -88,12 +112,11 @@ def full_order(grid: tuple[int, int], prefix: int, name: str, device: torch.devi
         name: The scan order.
         device: Where the tables live.
     """
-    with torch.inference_mode(False):
-        perm = torch.cat((torch.arange(prefix), path(grid, name) + prefix))
-        return Order(perm.to(device), perm.argsort().to(device), True)
+    perm = torch.cat((torch.arange(prefix, device="cpu"), path(grid, name) + prefix))
+    return Order(perm.to(device), perm.argsort().to(device), True)
 
 
-@lru_cache(maxsize=512)
+@table
 def rank(grid: tuple[int, int], name: str, device: torch.device) -> Tensor:
     """Return each raster id's step on a path, int64 of shape `(N,)`.
 
@@ -105,7 +128,7 @@ def rank(grid: tuple[int, int], name: str, device: torch.device) -> Tensor:
     return full_order(grid, 0, name, device).inv
 
 
-@lru_cache(maxsize=512)
+@table
 def neighbour_ids(grid: tuple[int, int], device: torch.device) -> Tensor:
     """Return raster ids of left, right, upper and lower neighbours, `(4, N)`; -1 outside.
 
@@ -113,17 +136,16 @@ def neighbour_ids(grid: tuple[int, int], device: torch.device) -> Tensor:
         grid: Rows and columns.
         device: Where the table lives.
     """
-    with torch.inference_mode(False):
-        ids = torch.arange(grid[0] * grid[1]).view(grid)
-        out = torch.full((4, *grid), -1)
-        out[0, :, 1:] = ids[:, :-1]
-        out[1, :, :-1] = ids[:, 1:]
-        out[2, 1:] = ids[:-1]
-        out[3, :-1] = ids[1:]
-        return out.flatten(1).to(device)
+    ids = torch.arange(grid[0] * grid[1], device="cpu").view(grid)
+    out = torch.full((4, *grid), -1, device="cpu")
+    out[0, :, 1:] = ids[:, :-1]
+    out[1, :, :-1] = ids[:, 1:]
+    out[2, 1:] = ids[:-1]
+    out[3, :-1] = ids[1:]
+    return out.flatten(1).to(device)
 
 
-@lru_cache(maxsize=512)
+@table
 def full_neighbours(grid: tuple[int, int], prefix: int, device: torch.device) -> Tensor:
     """Return the neighbour table of a full sequence, `(4, T)`, with T for a row of zeros.
 
@@ -132,14 +154,13 @@ def full_neighbours(grid: tuple[int, int], prefix: int, device: torch.device) ->
         prefix: Tokens before the grid's; they have no neighbours.
         device: Where the table lives.
     """
-    with torch.inference_mode(False):
-        length = prefix + grid[0] * grid[1]
-        ids = neighbour_ids(grid, torch.device("cpu"))
-        local = torch.where(ids < 0, length, ids + prefix)
-        return torch.cat((torch.full((4, prefix), length), local), 1).to(device)
+    length = prefix + grid[0] * grid[1]
+    ids = neighbour_ids(grid, torch.device("cpu"))
+    local = torch.where(ids < 0, length, ids + prefix)
+    return torch.cat((torch.full((4, prefix), length, device="cpu"), local), 1).to(device)
 
 
-@lru_cache(maxsize=512)
+@table
 def arange(n: int, device: torch.device) -> Tensor:
     """Return 0..n-1.
 
@@ -147,11 +168,10 @@ def arange(n: int, device: torch.device) -> Tensor:
         n: How many.
         device: Where the table lives.
     """
-    with torch.inference_mode(False):
-        return torch.arange(n, device=device)
+    return torch.arange(n, device=device)
 
 
-@lru_cache(maxsize=512)
+@table
 def ones(n: int, device: torch.device) -> Tensor:
     """Return n ones, int64.
 
@@ -159,5 +179,4 @@ def ones(n: int, device: torch.device) -> Tensor:
         n: How many.
         device: Where the table lives.
     """
-    with torch.inference_mode(False):
-        return torch.ones(n, dtype=torch.int64, device=device)
+    return torch.ones(n, dtype=torch.int64, device=device)

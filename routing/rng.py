@@ -16,6 +16,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from routing.paths import table
+
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 _WORD = 0xFFFFFFFF
@@ -61,12 +63,11 @@ def philox_words(even: Tensor, odd: Tensor, key: tuple[int, int]) -> tuple[Tenso
     return even, odd
 
 
-@lru_cache(maxsize=1024)
+@table
 def _schedule(key: tuple[int, int], device: torch.device) -> tuple[Tensor, Tensor]:
     rounds = [((key[0] + r * _W0) & _WORD, (key[1] + r * _W1) & _WORD) for r in range(_ROUNDS)]
-    with torch.inference_mode(False):
-        factors = torch.tensor([_M0, _M1], dtype=torch.int64, device=device)
-        return factors, torch.tensor(rounds, dtype=torch.int64, device=device)
+    factors = torch.tensor([_M0, _M1], dtype=torch.int64, device=device)
+    return factors, torch.tensor(rounds, dtype=torch.int64, device=device)
 
 
 @lru_cache(maxsize=4096)

@@ -12,13 +12,13 @@ is exact. Every token stays equally often.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from routing.errors import suggest
 from routing.options import RoutingError, check_quad
+from routing.paths import table
 from routing.rng import Draws
 from routing.route import MODES, keep_count
 
@@ -170,16 +170,17 @@ def _whole(mode: str, grid: tuple[int, int], keep: int, uniform: Tensor, block: 
     return key.argsort(1)[:, :keep]
 
 
-@lru_cache(maxsize=64)
+@table
 def _groups(
     grid: tuple[int, int], shape: tuple[int, int], device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return each token's group, its place inside the group, and every group's size."""
-    with torch.inference_mode(False):
-        row = torch.arange(grid[0]).unsqueeze(1).expand(grid)
-        column = torch.arange(grid[1]).expand(grid)
-        across = -(-grid[1] // shape[1])
-        group = (row // shape[0] * across + column // shape[1]).flatten()
-        width = (grid[1] - column // shape[1] * shape[1]).clamp(max=shape[1])
-        place = (row % shape[0] * width + column % shape[1]).flatten()
-        return group.to(device), place.to(device), torch.bincount(group).to(device)
+    row = torch.arange(grid[0], device="cpu").unsqueeze(1).expand(grid)
+    column = torch.arange(grid[1], device="cpu").expand(grid)
+    across = -(-grid[1] // shape[1])
+    group = (row // shape[0] * across + column // shape[1]).flatten()
+    width = (grid[1] - column // shape[1] * shape[1]).clamp(max=shape[1])
+    place = (row % shape[0] * width + column % shape[1]).flatten()
+    size = torch.zeros(-(-grid[0] // shape[0]) * across, dtype=torch.int64, device="cpu")
+    size.scatter_add_(0, group, torch.ones_like(group))
+    return group.to(device), place.to(device), size.to(device)
