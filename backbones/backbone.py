@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from backbones import layers
+from backbones.hub import Pretrained
 from backbones.ops.dispatch import resolve
 from backbones.registry import block_class, parse_options
 from backbones.sizes import BackboneError, Size, parse_size
@@ -42,7 +43,7 @@ class Output:
     taps: dict[int, Tensor] = field(default_factory=dict)
 
 
-class Backbone(nn.Module):
+class Backbone(nn.Module, Pretrained):
     """Diffusion backbone of any family (see `backbones.create`).
 
     Args:

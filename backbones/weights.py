@@ -1,0 +1,209 @@
+"""Weights of other projects: their names, and ours.
+
+| theirs (DiT, SiT, TREAD)                | ours                                                   |
+|-----------------------------------------|--------------------------------------------------------|
+| x_embedder.proj.weight (D, C, p, p)     | patches.project.weight (D, C p p)                      |
+| t_embedder.mlp.{0,2}                    | time.mlp.{0,2}                                         |
+| y_embedder.embedding_table.weight       | labels.table.weight                                    |
+| pos_embed (1, N, D)                     | checked against the fixed table, not kept              |
+| blocks.b.attn.{qkv,proj}                | stack.blocks.b.attention.{qkv,proj}                    |
+| blocks.b.mlp.{fc1,fc2}                  | stack.blocks.b.{fc1,fc2}                               |
+| blocks.b.adaLN_modulation.1             | modulate.project, rows 6 D b .. 6 D (b + 1)            |
+| final_layer.adaLN_modulation.1          | head.modulate.project                                  |
+| final_layer.linear                      | head.project                                           |
+
+LightningDiT adds to these
+
+| theirs                                  | ours                                                   |
+|-----------------------------------------|--------------------------------------------------------|
+| blocks.b.norm{1,2}.weight               | stack.blocks.b.norms.{0,1}.weight                      |
+| blocks.b.attn.{q,k}_norm.weight         | stack.blocks.b.attention.{q,k}_norm.weight             |
+| blocks.b.mlp.{w12,w3}                   | stack.blocks.b.mlp.{w12,w3}                            |
+| final_layer.norm_final.weight           | head.norm.weight                                       |
+| feat_rope.freqs_{cos,sin}               | a table of ours; not kept                              |
+
+A leading `module.` (data parallel) or `_orig_mod.` (torch.compile) is dropped. A name that is in
+neither table is an error that lists it; so is a weight that is missing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from backbones.sizes import SIZES, BackboneError
+from routing.errors import suggest
+
+if TYPE_CHECKING:
+    from backbones.backbone import Backbone
+
+SOURCES = {"dit": "dit", "sit": "dit", "tread": "dit", "lightningdit": "lightningdit"}
+_PREFIX = re.compile(r"^(module\.|_orig_mod\.)+")
+_SUFFIX = r"\.(weight|bias)$"
+_COMMON = [
+    (rf"^x_embedder\.proj{_SUFFIX}", r"patches.project.\1"),
+    (rf"^t_embedder\.mlp\.([02]){_SUFFIX}", r"time.mlp.\1.\2"),
+    (r"^y_embedder\.embedding_table\.weight$", r"labels.table.weight"),
+    (rf"^blocks\.(\d+)\.attn\.(qkv|proj){_SUFFIX}", r"stack.blocks.\1.attention.\2.\3"),
+    (rf"^blocks\.(\d+)\.adaLN_modulation\.1{_SUFFIX}", r"modulate.project.\2#\1"),
+    (rf"^final_layer\.adaLN_modulation\.1{_SUFFIX}", r"head.modulate.project.\1"),
+    (rf"^final_layer\.linear{_SUFFIX}", r"head.project.\1"),
+]
+NAMES = {
+    "dit": [*_COMMON, (rf"^blocks\.(\d+)\.mlp\.(fc1|fc2){_SUFFIX}", r"stack.blocks.\1.\2.\3")],
+    "lightningdit": [
+        *_COMMON,
+        (rf"^blocks\.(\d+)\.mlp\.(w12|w3){_SUFFIX}", r"stack.blocks.\1.mlp.\2.\3"),
+        (r"^blocks\.(\d+)\.norm1\.weight$", r"stack.blocks.\1.norms.0.weight"),
+        (r"^blocks\.(\d+)\.norm2\.weight$", r"stack.blocks.\1.norms.1.weight"),
+        (r"^blocks\.(\d+)\.attn\.(q|k)_norm\.weight$", r"stack.blocks.\1.attention.\2_norm.weight"),
+        (r"^final_layer\.norm_final\.weight$", r"head.norm.weight"),
+    ],
+}
+_TABLES = {
+    "dit": {"pos_embed"},
+    "lightningdit": {"pos_embed", "feat_rope.freqs_cos", "feat_rope.freqs_sin"},
+}
+
+
+def convert(state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
+    """Rename a published state dict to ours; tables that are computed are left out.
+
+    Args:
+        state: Names and tensors as published.
+        source: Whose they are: `dit`, `sit`, `tread` or `lightningdit`.
+
+    Raises:
+        BackboneError: An unknown source, or names that are not in its table.
+    """
+    family = _family(source)
+    given = {_PREFIX.sub("", key): value for key, value in state.items()}
+    found, unknown = {}, []
+    for key, value in given.items():
+        if key in _TABLES[family]:
+            continue
+        ours = next(
+            (re.sub(old, new, key) for old, new in NAMES[family] if re.match(old, key)), None
+        )
+        if ours is None:
+            unknown.append(key)
+        else:
+            found[ours] = value.flatten(1) if key == "x_embedder.proj.weight" else value
+    if unknown:
+        raise BackboneError(f"{source} weights have no place for: {', '.join(sorted(unknown))}")
+    for part in ("weight", "bias"):
+        rows = {int(k.split("#")[1]): k for k in found if k.startswith(f"modulate.project.{part}#")}
+        if rows and sorted(rows) == list(range(len(rows))):
+            joined = torch.cat([found.pop(rows[b]) for b in range(len(rows))])
+            found[f"modulate.project.{part}"] = joined
+    return found
+
+
+def describe(state: Mapping[str, Tensor], source: str, heads: int | None = None) -> dict[str, Any]:
+    """Return the arguments of `backbones.create` that fit a published state dict.
+
+    Args:
+        state: Names and tensors as published.
+        source: As for `convert`.
+        heads: Attention heads, where neither the weights nor the size table say how many.
+
+    Raises:
+        BackboneError: The dict lacks what tells the shape, or the heads cannot be told.
+    """
+    family = _family(source)
+    given = {_PREFIX.sub("", key): value for key, value in state.items()}
+    needed = ("x_embedder.proj.weight", "pos_embed", "final_layer.linear.weight")
+    lacking = [key for key in needed if key not in given]
+    if lacking:
+        raise BackboneError(f"{source} weights lack {', '.join(lacking)}")
+    width, channels, patch, _ = given["x_embedder.proj.weight"].shape
+    depth = len({key.split(".")[1] for key in given if key.startswith("blocks.")})
+    side = round(given["pos_embed"].shape[1] ** 0.5) * patch
+    labels = given.get("y_embedder.embedding_table.weight")
+    out = given["final_layer.linear.weight"].shape[0] // patch**2
+    norm = given.get("blocks.0.attn.q_norm.weight")
+    named = next((s for s in SIZES.values() if (s.depth, s.width) == (depth, width)), None)
+    if heads is None and norm is not None:
+        heads = width // norm.shape[0]
+    if heads is None and named is None:
+        raise BackboneError(
+            f"{source} weights of depth {depth} and width {width} are no size of ours and do "
+            "not say how many heads they have; pass heads="
+        )
+    options = {"qk_norm": norm is not None}
+    if family == "lightningdit":
+        options["rope"] = any(key.startswith("feat_rope.") for key in given)
+    return {
+        "name": family,
+        "size": f"{named.name if named else 'S'}/{patch}",
+        "depth": depth,
+        "width": width,
+        "heads": heads or (named.heads if named else None),
+        "in_channels": channels,
+        "input_size": side,
+        "num_classes": labels.shape[0] - 1 if labels is not None else 0,
+        "learn_sigma": out == 2 * channels,
+        **options,
+    }
+
+
+def load(
+    weights: str | Path | Mapping[str, Tensor], source: str, heads: int | None = None
+) -> Backbone:
+    """Build a model from published weights.
+
+    Args:
+        weights: A state dict, or a .safetensors, .pt or .pth file with one; in a checkpoint that
+            holds several, `ema` goes before `model`.
+        source: Whose they are: `dit`, `sit`, `tread` or `lightningdit`.
+        heads: Attention heads, where neither the weights nor the size table say how many.
+
+    Returns:
+        The model, in evaluation mode.
+
+    Raises:
+        BackboneError: Names that are unknown or missing, shapes or positions that do not fit.
+    """
+    from backbones.registry import create
+
+    state = weights if isinstance(weights, Mapping) else _read(Path(weights))
+    ours = convert(state, source)
+    model = create(**describe(state, source, heads))
+    wanted = model.state_dict()
+    missing = sorted(set(wanted) - set(ours))
+    if missing:
+        raise BackboneError(f"{source} weights lack what we call {', '.join(missing)}")
+    wrong = sorted(k for k in ours if k not in wanted or ours[k].shape != wanted[k].shape)
+    if wrong:
+        raise BackboneError(f"{source} weights do not fit this model at {', '.join(wrong)}")
+    table = next(v for k, v in state.items() if _PREFIX.sub("", k) == "pos_embed")[0]
+    if (table.float() - model.positions).abs().max() > 1e-4:
+        raise BackboneError(f"{source} weights have learned positions; ours are fixed sin-cos")
+    model.load_state_dict(ours)
+    return model.eval()
+
+
+def _family(source: str) -> str:
+    if source not in SOURCES:
+        raise BackboneError(
+            f"weights of {source!r} are not known: sources are {', '.join(SOURCES)}"
+            + suggest(source, SOURCES)
+        )
+    return SOURCES[source]
+
+
+def _read(path: Path) -> Mapping[str, Tensor]:
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    found = torch.load(path, map_location="cpu", weights_only=True)
+    for key in ("ema", "model", "state_dict"):
+        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
+            return found[key]
+    return found

@@ -1,0 +1,198 @@
+"""Weights in and out: published names and shapes made on the spot, and our own file."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from torch import nn
+
+import backbones
+from backbones import Backbone, weights
+from backbones.layers import sincos_2d
+from backbones.sizes import BackboneError
+
+torch.set_num_threads(1)
+D, HEADS, DEPTH, CLASSES, SIDE, PATCH, C = 32, 2, 3, 5, 4, 2, 4
+
+
+def published(source, patch=PATCH, learn_sigma=True):
+    """A state dict with the published names and shapes, random values."""
+    torch.manual_seed(0)
+    out = C * (2 if learn_sigma else 1) * patch**2
+    shapes = {
+        "x_embedder.proj": (D, C, patch, patch),
+        "t_embedder.mlp.0": (D, 256),
+        "t_embedder.mlp.2": (D, D),
+        "final_layer.linear": (out, D),
+        "final_layer.adaLN_modulation.1": (2 * D, D),
+    }
+    for b in range(DEPTH):
+        shapes[f"blocks.{b}.attn.qkv"] = (3 * D, D)
+        shapes[f"blocks.{b}.attn.proj"] = (D, D)
+        shapes[f"blocks.{b}.adaLN_modulation.1"] = (6 * D, D)
+        if source == "lightningdit":
+            shapes[f"blocks.{b}.mlp.w12"] = (2 * int(8 * D / 3), D)
+            shapes[f"blocks.{b}.mlp.w3"] = (D, int(8 * D / 3))
+        else:
+            shapes[f"blocks.{b}.mlp.fc1"] = (4 * D, D)
+            shapes[f"blocks.{b}.mlp.fc2"] = (D, 4 * D)
+    state = {}
+    for name, shape in shapes.items():
+        state[f"{name}.weight"] = torch.randn(shape) / 8
+        state[f"{name}.bias"] = torch.randn(shape[0]) / 8
+    state["y_embedder.embedding_table.weight"] = torch.randn(CLASSES + 1, D)
+    state["pos_embed"] = sincos_2d(D, (SIDE // patch, SIDE // patch))[None]
+    if source == "lightningdit":
+        size = D // HEADS
+        state["final_layer.norm_final.weight"] = torch.rand(D)
+        for b in range(DEPTH):
+            for norm in ("norm1", "norm2"):
+                state[f"blocks.{b}.{norm}.weight"] = torch.rand(D)
+            for norm in ("q_norm", "k_norm"):
+                state[f"blocks.{b}.attn.{norm}.weight"] = torch.rand(size)
+        for part in ("cos", "sin"):
+            state[f"feat_rope.freqs_{part}"] = torch.zeros((SIDE // patch) ** 2, size)
+    return state
+
+
+def plain_dit(s, x, t, y):
+    """The published DiT, written out from its state dict (no rotary positions)."""
+
+    def lin(name, z):
+        return F.linear(z, s[f"{name}.weight"], s[f"{name}.bias"])
+
+    def modulated(z, shift, scale):
+        return F.layer_norm(z, (D,), eps=1e-6) * (1 + scale[:, None]) + shift[:, None]
+
+    z = F.conv2d(x, s["x_embedder.proj.weight"], s["x_embedder.proj.bias"], stride=PATCH)
+    z = z.flatten(2).transpose(1, 2) + s["pos_embed"]
+    rates = torch.exp(-torch.log(torch.tensor(10000.0)) * torch.arange(128) / 128)
+    angles = t[:, None] * rates
+    c = lin("t_embedder.mlp.0", torch.cat([angles.cos(), angles.sin()], 1))
+    c = lin("t_embedder.mlp.2", F.silu(c)) + s["y_embedder.embedding_table.weight"][y]
+    for b in range(DEPTH):
+        m = lin(f"blocks.{b}.adaLN_modulation.1", F.silu(c)).chunk(6, dim=1)
+        q, k, v = (
+            p.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            for p in lin(f"blocks.{b}.attn.qkv", modulated(z, m[0], m[1])).chunk(3, dim=-1)
+        )
+        a = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        z = z + m[2][:, None] * lin(f"blocks.{b}.attn.proj", a)
+        h = lin(f"blocks.{b}.mlp.fc1", modulated(z, m[3], m[4]))
+        z = z + m[5][:, None] * lin(f"blocks.{b}.mlp.fc2", F.gelu(h, approximate="tanh"))
+    shift, scale = lin("final_layer.adaLN_modulation.1", F.silu(c)).chunk(2, dim=1)
+    z = lin("final_layer.linear", modulated(z, shift, scale))
+    side = SIDE // PATCH
+    z = z.reshape(len(x), side, side, PATCH, PATCH, -1).permute(0, 5, 1, 3, 2, 4)
+    return z.reshape(len(x), -1, SIDE, SIDE)
+
+
+@pytest.mark.parametrize("learn_sigma", [True, False])
+@pytest.mark.parametrize("source", ["dit", "sit", "tread"])
+def test_published_dit_computes_the_same(source, learn_sigma):
+    state = published(source, learn_sigma=learn_sigma)
+    model = weights.load(state, source, heads=HEADS)
+    x, t, y = torch.randn(3, C, SIDE, SIDE), torch.rand(3) * 1000, torch.tensor([0, 4, 5])
+    torch.testing.assert_close(model(x, t, y), plain_dit(state, x, t, y), rtol=1e-4, atol=1e-4)
+    assert not model.training
+
+
+def test_published_lightningdit():
+    state = published("lightningdit", patch=1, learn_sigma=False)
+    model = weights.load(state, "lightningdit")
+    assert (model.name, model.size.heads, model.num_classes) == ("lightningdit", HEADS, CLASSES)
+    block = model.stack.blocks[1]
+    assert torch.equal(block.norms[1].weight, state["blocks.1.norm2.weight"])
+    assert torch.equal(block.attention.k_norm.weight, state["blocks.1.attn.k_norm.weight"])
+    assert torch.equal(block.mlp.w12.bias, state["blocks.1.mlp.w12.bias"])
+    assert torch.equal(model.head.norm.weight, state["final_layer.norm_final.weight"])
+    assert torch.isfinite(model(torch.randn(2, C, SIDE, SIDE), torch.rand(2), None)).all()
+    # Nothing that was published is lost but the tables.
+    kept = sum(p.numel() for p in model.state_dict().values())
+    tables = ("pos_embed", "feat_rope")
+    assert kept == sum(v.numel() for k, v in state.items() if not k.startswith(tables))
+
+
+def test_wrappers_and_checkpoints(tmp_path):
+    state = published("dit")
+    wrapped = {f"module._orig_mod.{k}": v for k, v in state.items()}
+    torch.save({"model": {}, "ema": wrapped, "opt": {"lr": 1.0}}, tmp_path / "dit.pt")
+    model = weights.load(tmp_path / "dit.pt", "dit", heads=HEADS)
+    assert torch.equal(model.time.mlp[2].bias, state["t_embedder.mlp.2.bias"])
+
+
+def test_wrong_weights_say_what_is_wrong():
+    state = published("dit")
+    with pytest.raises(BackboneError, match=r"no place for: blocks\.0\.extra, odd\.weight"):
+        weights.load(
+            {**state, "odd.weight": torch.zeros(1), "blocks.0.extra": torch.zeros(1)}, "dit"
+        )
+    without = {k: v for k, v in state.items() if k != "blocks.1.mlp.fc1.bias"}
+    with pytest.raises(BackboneError, match=r"lack .*stack\.blocks\.1\.fc1\.bias"):
+        weights.load(without, "dit", heads=HEADS)
+    with pytest.raises(BackboneError, match="pass heads="):
+        weights.load(state, "dit")
+    with pytest.raises(BackboneError, match="do not fit.*time.mlp.2.bias"):
+        weights.load({**state, "t_embedder.mlp.2.bias": torch.zeros(3)}, "dit", heads=HEADS)
+    with pytest.raises(BackboneError, match="learned positions"):
+        weights.load({**state, "pos_embed": torch.zeros(1, 4, D)}, "dit", heads=HEADS)
+    with pytest.raises(BackboneError, match="did you mean sit"):
+        weights.load(state, "sitt")
+    with pytest.raises(BackboneError, match="lack x_embedder"):
+        weights.load({}, "dit")
+
+
+def test_sizes_are_recognised():
+    with torch.device("meta"):
+        state = {
+            "x_embedder.proj.weight": torch.empty(1152, 4, 2, 2),
+            "pos_embed": torch.empty(1, 256, 1152),
+            "final_layer.linear.weight": torch.empty(32, 1152),
+            **{f"blocks.{b}.attn.qkv.bias": torch.empty(1) for b in range(28)},
+        }
+    found = weights.describe(state, "dit")
+    assert (found["size"], found["heads"], found["input_size"]) == ("XL/2", 16, 32)
+    assert found["learn_sigma"] and found["num_classes"] == 0
+
+
+@pytest.mark.parametrize("name", ["dit", "mamba"])
+def test_save_and_load(name, tmp_path):
+    model = backbones.create(name, "T/1", in_channels=1, input_size=4, num_classes=3, depth=2)
+    with torch.no_grad():
+        for p in model.parameters():
+            nn.init.normal_(p, std=0.1)
+    model.save_pretrained(tmp_path / "saved")
+    again = Backbone.from_pretrained(tmp_path / "saved")
+    assert again.config == model.config and not again.training
+    for (key, a), (other, b) in zip(
+        model.state_dict().items(), again.state_dict().items(), strict=True
+    ):
+        assert key == other and torch.equal(a, b)
+    # One file is enough: the arguments are in its metadata.
+    file = tmp_path / "saved" / "model.safetensors"
+    with safe_open(file, framework="pt") as handle:
+        assert json.loads(handle.metadata()["model"]) == model.config
+    (tmp_path / "saved" / "config.json").unlink()
+    assert Backbone.from_pretrained(file).config == model.config
+
+
+def test_damaged_and_foreign_files(tmp_path):
+    from safetensors.torch import save_file
+
+    (tmp_path / "model.safetensors").write_bytes(b"not safetensors")
+    with pytest.raises(BackboneError, match="not a whole safetensors file"):
+        Backbone.from_pretrained(tmp_path)
+    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(BackboneError, match="weights.load"):
+        Backbone.from_pretrained(tmp_path)
+
+
+def test_a_copy_of_a_model_is_its_own():
+    from copy import deepcopy
+
+    model = backbones.create("dit", "T/1", in_channels=1, input_size=4, num_classes=3, depth=2)
+    copy = deepcopy(model)
+    assert copy.config == model.config
+    assert all(a is not b for a, b in zip(model.parameters(), copy.parameters(), strict=True))
