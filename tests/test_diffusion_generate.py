@@ -237,3 +237,20 @@ def test_sigkill_at_any_moment_costs_one_shard(tmp_path):
     make(tmp_path / "b", n=400)
     for one, other in zip(contents(tmp_path / "a"), contents(tmp_path / "b"), strict=True):
         assert np.array_equal(one, other)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("guidance", ["cfg", "routed"])
+def test_a_gpu_makes_the_same_image_to_rounding(guidance):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    model, rest, seeds = tiny(), parts(guidance=guidance), torch.arange(4)
+    held = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        here = generate(model, *rest, seeds, batch=4)
+        there = generate(model.cuda(), *rest, seeds, batch=4)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = held
+    assert there.is_cuda
+    assert (there.cpu() - here).abs().max() <= 2e-3 * here.abs().max()

@@ -16,7 +16,7 @@ from torch.distributions import Normal, kl_divergence
 
 from experiments.diffusion import create_objective
 from experiments.diffusion.objective import expand
-from experiments.diffusion.options import OPTIONS, DiffusionError, options_of
+from experiments.diffusion.options import OPTIONS, DiffusionError, Rate, options_of
 from routing.rng import Draws
 
 OBJECTIVES = ("edm", "flow", "ddpm")
@@ -289,3 +289,29 @@ def test_options_import_no_torch():
     code = "import experiments.diffusion.options, experiments.diffusion, sys; assert 'torch' not in sys.modules"
     root = Path(__file__).parents[1]
     subprocess.run([sys.executable, "-c", code], check=True, cwd=root)
+
+
+def test_options_come_from_hydra_too():
+    from omegaconf import OmegaConf
+
+    values = OmegaConf.create({"name": "edm", "p_mean": -0.4, "rho": 5})
+    assert create_objective(values).options == options_of("objective", {"p_mean": -0.4, "rho": 5})
+    chosen = options_of("guidance", OmegaConf.create({"name": "routed", "weak": 0.8}))
+    assert chosen.weak == "0.8" and options_of("guidance", chosen) is chosen
+
+
+@given(
+    st.sampled_from(["constant", "linear", "cosine"]),
+    st.floats(0, 0.99),
+    st.floats(0, 0.99),
+    st.floats(0, 1),
+)
+def test_rates_run_monotonically_from_start_to_end(shape, start, end, progress):
+    text = f"{start!r}" if shape == "constant" else f"{shape}:{start!r}:{end!r}"
+    rate = Rate.parse(text)
+    last = start if shape == "constant" else end
+    assert rate.at(0) == pytest.approx(start, abs=1e-12) and rate.at(1) == pytest.approx(
+        last, abs=1e-12
+    )
+    low, high = sorted((start, last))
+    assert low - 1e-12 <= rate.at(progress) <= high + 1e-12
