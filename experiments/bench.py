@@ -1,0 +1,33 @@
+"""Measure speed: python experiments/bench.py backbone=mamba tokens=256 (--help lists everything)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+# The repository root, not this script's folder: `experiments` must be found as a package.
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from experiments.cli import run_command
+
+
+def main(argv: list[str]) -> int:
+    """Run the command with these arguments; return its exit code."""
+    from experiments.bench_options import help_text, parse
+
+    if any(flag in argv for flag in ("-h", "--help", "help")):
+        print(help_text())
+        return 0
+    options = parse(argv)
+    # Before torch: its profiler would report every start and stop on the terminal.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    from experiments.bench_report import run
+
+    run(options)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

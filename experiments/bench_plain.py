@@ -1,0 +1,136 @@
+"""A plain DiT with TREAD, built as the official code is: what our steps are compared with.
+
+Written from the description of that structure, not from its text: each block projects its own
+modulation, time and label embedders are apart, and a route draws a random permutation per sample,
+keeps its head unsorted, gathers with an expanded index, keeps a clone of all tokens and scatters
+into another clone. Optimizer and EMA are torch's defaults, parameter by parameter. Eager.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbones.layers import sincos_2d
+
+
+def _modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    return x * (1 + scale.unsqueeze(1)) + shift.unsqueeze(1)
+
+
+class PlainBlock(nn.Module):
+    """Attention and MLP with adaLN-zero from this block's own projection of c."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
+        self.norm2 = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        hidden = nn.Linear(width, 4 * width), nn.GELU(approximate="tanh")
+        self.mlp = nn.Sequential(*hidden, nn.Linear(4 * width, width))
+        self.modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
+
+    def attention(self, x: Tensor) -> Tensor:
+        """Self-attention over (B, T, D)."""
+        batch, tokens, width = x.shape
+        qkv = self.qkv(x).reshape(batch, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        out = F.scaled_dot_product_attention(*qkv.unbind(0))
+        return self.proj(out.transpose(1, 2).reshape(batch, tokens, width))
+
+    def forward(self, x: Tensor, c: Tensor) -> Tensor:
+        """Run both branches on (B, T, D) under c (B, D)."""
+        shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(c).chunk(6, dim=1)
+        x = x + gate1.unsqueeze(1) * self.attention(_modulated(self.norm1(x), shift1, scale1))
+        return x + gate2.unsqueeze(1) * self.mlp(_modulated(self.norm2(x), shift2, scale2))
+
+
+class PlainDiT(nn.Module):
+    """DiT for square inputs, with one optional route.
+
+    Args:
+        depth: Blocks.
+        width: Channels D.
+        heads: Attention heads.
+        patch: Patch side.
+        side: Input side in pixels.
+        channels: Input channels.
+        classes: Number of classes.
+        route: First and last block of the route and the share that skips, or None.
+    """
+
+    def __init__(
+        self,
+        depth: int,
+        width: int,
+        heads: int,
+        patch: int,
+        side: int,
+        channels: int = 4,
+        classes: int = 1000,
+        route: tuple[int, int, float] | None = None,
+    ) -> None:
+        super().__init__()
+        self.patch, self.side, self.route, self.num_classes = patch, side, route, classes
+        self.prefix = 0
+        self.embed = nn.Conv2d(channels, width, patch, patch)
+        grid = (side // patch, side // patch)
+        self.position = nn.Parameter(sincos_2d(width, grid)[None], requires_grad=False)
+        self.time = nn.Sequential(nn.Linear(256, width), nn.SiLU(), nn.Linear(width, width))
+        self.labels = nn.Embedding(classes + 1, width)
+        self.blocks = nn.ModuleList(PlainBlock(width, heads) for _ in range(depth))
+        self.norm = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
+        self.modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 2 * width))
+        self.out = nn.Linear(width, patch * patch * channels)
+
+    def forward(self, x: Tensor, t: Tensor, y: Tensor, routing: Any = None) -> Tensor:
+        """Predict from images (B, C, H, W), times (B,) and labels (B,); `routing` only says if."""
+        x = self.embed(x).flatten(2).transpose(1, 2) + self.position
+        rates = torch.exp(-math.log(10000) * torch.arange(128, device=t.device) / 128)
+        angles = t[:, None].float() * rates
+        c = self.time(torch.cat((angles.cos(), angles.sin()), 1)) + self.labels(y)
+        start, end, rate = self.route or (-1, -1, 0.0)
+        saved, index = x, torch.empty(0)
+        for i, block in enumerate(self.blocks):
+            if routing is not None and i == start:
+                keep = x.shape[1] - int(x.shape[1] * rate)
+                order = torch.argsort(torch.rand(x.shape[:2], device=x.device), dim=1)
+                index = order[:, :keep, None].expand(-1, -1, x.shape[2])
+                saved = x.clone()
+                x = torch.gather(x, 1, index)
+            x = block(x, c)
+            if routing is not None and i == end:
+                x = saved.clone().scatter_(1, index, x.to(saved.dtype))
+        shift, scale = self.modulation(c).chunk(2, dim=1)
+        rows = self.out(_modulated(self.norm(x), shift, scale))
+        side, p = self.side // self.patch, self.patch
+        rows = rows.reshape(len(rows), side, side, p, p, -1)
+        return torch.einsum("nhwpqc->nchpwq", rows).reshape(len(rows), -1, self.side, self.side)
+
+
+class PlainUpdate:
+    """AdamW and EMA as a plain loop has them.
+
+    Args:
+        model: Whose parameters.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.params = [p for p in model.parameters() if p.requires_grad]
+        self.ema = [p.detach().clone() for p in self.params]
+        self.optimizer = torch.optim.AdamW(self.params, lr=1e-4, weight_decay=0.0)
+
+    def step(self) -> None:
+        """Apply the gradients and follow them with the average."""
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    @torch.no_grad()
+    def average(self) -> None:
+        """Move the average towards the weights, one tensor after the other."""
+        for average, p in zip(self.ema, self.params, strict=True):
+            average.mul_(0.9999).add_(p, alpha=1 - 0.9999)

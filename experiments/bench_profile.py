@@ -1,0 +1,162 @@
+"""Where a training step's time goes, by part.
+
+Parts are named while the step runs: the model's pieces by hooks on its modules, moves and geometry
+by wrapping `routing`'s functions for the time of the profile. An operation counts for the innermost
+name around it; one in the backward pass for the part whose forward operation made it (autograd
+numbers them alike).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+
+from experiments.bench_steps import Step, named
+from routing.execute import Run
+from routing.layout import Layout
+
+# Attribute of a block -> part. What is in a block but in none of these is `norm, gate`.
+MODULES = {
+    "attention": "mixer",
+    "spatial": "mixer",
+    "one": "mixer",
+    "two": "mixer",
+    "mixer": "mixer",
+    "fc1": "mlp",
+    "fc2": "mlp",
+    "mlp": "mlp",
+    "channel": "mlp",
+}
+PARTS = (
+    "draw, loss",
+    "embed",
+    "norm, gate",
+    "mixer",
+    "mlp",
+    "route",
+    "scan order",
+    "head",
+    "gradients",
+    "clip",
+    "optimizer",
+    "EMA",
+)
+ROUTE = ("_order", "_positions", "_gaps", "_neighbours", "_slots")
+
+
+@contextmanager
+def _scopes(step: Step) -> Iterator[None]:
+    """Name the parts of a model while the block runs."""
+    model = step.model
+    with ExitStack() as undo:
+
+        def scope(module: torch.nn.Module, part: str) -> None:
+            inside: list[Any] = []
+
+            def enter(*_: Any) -> None:
+                inside.append(torch.profiler.record_function(f"part:{part}"))
+                inside[-1].__enter__()
+
+            def leave(*_: Any) -> None:
+                inside.pop().__exit__(None, None, None)
+
+            undo.callback(module.register_forward_pre_hook(enter).remove)
+            undo.callback(module.register_forward_hook(leave).remove)
+
+        def wrap(owner: Any, name: str, part: str) -> None:
+            inner: Callable[..., Any] = getattr(owner, name)
+
+            def wrapped(*args: Any, **kwargs: Any) -> Any:
+                with named(part):
+                    return inner(*args, **kwargs)
+
+            undo.enter_context(mock.patch.object(owner, name, wrapped))
+
+        for block in model.stack.blocks:
+            scope(block, "norm, gate")
+            for name, child in block.named_children():
+                if name in MODULES:
+                    scope(child, MODULES[name])
+        scope(model.head, "head")
+        wrap(model, "embed", "embed")
+        wrap(model.modulate, "forward", "embed")
+        for method in ("open", "close"):
+            wrap(Run, method, "route")
+        for method in ROUTE:
+            if hasattr(Layout, method):
+                wrap(Layout, method, "route")
+        for method in ("to_scan", "from_scan"):
+            wrap(Layout, method, "scan order")
+        yield
+
+
+def _part(event: Any) -> str | None:
+    """The innermost named part around an event."""
+    while event is not None:
+        if event.name.startswith("part:"):
+            return event.name.removeprefix("part:")
+        event = event.cpu_parent
+    return None
+
+
+def _task(event: Any) -> Any:
+    """The backward task that an event belongs to, or None in the forward pass."""
+    while event is not None:
+        if event.name.startswith("autograd::engine::evaluate_function"):
+            return event
+        event = event.cpu_parent
+    return None
+
+
+def attribute(events: list[Any], cuda: bool) -> dict[str, float]:
+    """Sum the own time of operations by part.
+
+    Args:
+        events: Of a torch profile.
+        cuda: Count time on the device instead of the CPU.
+
+    Returns:
+        Microseconds by part.
+    """
+    made: dict[int, str] = {}
+    forward = [e for e in events if _task(e) is None]
+    for event in sorted(forward, key=lambda e: e.time_range.start):
+        # The last operation that carries a number is the one that made the node.
+        if event.sequence_nr >= 0:
+            made[event.sequence_nr] = _part(event) or "draw, loss"
+    totals: dict[str, float] = defaultdict(float)
+    for event in events:
+        spent = event.self_device_time_total if cuda else event.self_cpu_time_total
+        if not spent:
+            continue
+        task = _task(event)
+        if task is None:
+            part = _part(event) or "draw, loss"
+        elif "AccumulateGrad" in task.name:
+            part = "gradients"
+        else:
+            part = made.get(task.sequence_nr, "draw, loss")
+        totals["draw, loss" if part in ("forward", "backward") else part] += spent
+    return dict(totals)
+
+
+def profile(step: Step, rounds: int = 2) -> dict[str, float]:
+    """Return each part's share of a step's time; the shares sum to 1."""
+    cuda = step.device.type == "cuda"
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    if cuda:
+        kinds.append(torch.profiler.ProfilerActivity.CUDA)
+    step()
+    with _scopes(step):
+        step()
+        with torch.profiler.profile(activities=kinds) as seen:
+            for _ in range(rounds):
+                step()
+    totals = attribute(list(seen.events()), cuda)
+    whole = sum(totals.values())
+    return {part: totals.get(part, 0.0) / whole for part in PARTS}
