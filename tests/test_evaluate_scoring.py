@@ -243,3 +243,21 @@ def test_guidance_that_a_run_cannot_have_is_said_at_its_start(tmp_path: Path) ->
         scoring.check(
             small(tmp_path, "task=none", "guidance=cfg", "eval=digits"), plain.dataset, plain.model
         )
+
+
+def test_every_piece_is_sampled_as_one_full_batch(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from experiments import diffusion
+
+    generate, seeds = diffusion.generate, []
+
+    def watched(*args: Any, **kwargs: Any) -> torch.Tensor:
+        seeds.append(args[4].tolist())
+        return generate(*args, **kwargs)
+
+    monkeypatch.setattr(diffusion, "generate", watched)
+    case.score(metrics=("accuracy",), samples=20)
+    # The second piece holds four images and is filled up: an image is bitwise the same in any batch of 16.
+    assert [len(s) for s in seeds] == [16, 16]
+    assert seeds[1][:4] == [100016, 100017, 100018, 100019]
