@@ -1,4 +1,4 @@
-"""`python -m analysis report | tables | figures | compare | similarity | list`."""
+"""`python -m analysis report | tables | figures | compare | similarity | notebooks | list`."""
 
 from __future__ import annotations
 
@@ -43,6 +43,10 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument("first", type=Path, metavar="RUN_A")
     compare.add_argument("second", type=Path, metavar="RUN_B")
     _similarity(commands.add_parser("similarity", help="layer similarity of runs, stored beside them"))
+    notebooks = commands.add_parser("notebooks", help="execute the notebooks and write them as .ipynb")
+    notebooks.add_argument("--runs", type=Path, help="runs to read (default: small ones, trained on the spot)")
+    notebooks.add_argument("--out", type=Path, help="folder to write (default: analysis/notebooks)")
+    notebooks.add_argument("--only", nargs="+", metavar="NAME", help="some of them, by name")
     listing = commands.add_parser("list", help="runs found, unfinished and damaged ones with the reason")
     listing.add_argument("runs", type=Path, metavar="RUNS")
     return top
@@ -159,6 +163,18 @@ def _measure(options: argparse.Namespace) -> int:
     return 0
 
 
+def _notebooks(options: argparse.Namespace) -> int:
+    import os
+
+    from analysis import notebook_files, quick_runs
+
+    if options.runs is not None:
+        os.environ[quick_runs.VARIABLE] = str(options.runs.resolve())
+    for path in notebook_files.build(options.only, options.out or notebook_files.FOLDER):
+        print(path)
+    return 0
+
+
 def _list(options: argparse.Namespace) -> int:
     from analysis.runs import load
 
@@ -180,5 +196,6 @@ _COMMANDS = {
     "figures": _figures,
     "compare": _compare,
     "similarity": _measure,
+    "notebooks": _notebooks,
     "list": _list,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,8 @@ def scores(runs: pd.DataFrame | str | Path) -> pd.DataFrame:
         runs: What `analysis.load` returned, or a folder.
 
     Returns:
-        One row per score: identity columns, the fields of `scores.jsonl` (metric, key, value, n, guidance, ...),
-        `own` (under the run's own protocol), `macs` (training multiply-adds spent by that step) and `hours`.
+        One row per score, of `scores.jsonl` and of `evaluations/*.json`: identity columns, the fields of the score
+        (metric, key, value, n, guidance, ...), `own` (the run's own, under its own protocol), `macs` (training multiply-adds spent by that step) and `hours`.
         The cost is read from the training log, linearly between logged steps.
     """
     return _collect(_frame(runs), _scores)
@@ -61,9 +62,12 @@ def scores(runs: pd.DataFrame | str | Path) -> pd.DataFrame:
 
 def _scores(row: dict[str, Any]) -> pd.DataFrame:
     folder = Path(row["path"])
-    frame = pd.DataFrame(read_lines(folder / "scores.jsonl"))
+    own = read_lines(folder / "scores.jsonl")
+    later, problems = evaluations(folder)
+    frame = pd.DataFrame([*own, *later])
+    frame["first_hand"] = [True] * len(own) + [False] * len(later)
     if frame.empty or not {"metric", "value"} <= set(frame.columns):
-        return pd.DataFrame()
+        return _with_problems(pd.DataFrame(), problems)
     frame = frame[pd.to_numeric(frame["value"], errors="coerce").notna()].reset_index(drop=True)
     if "seed" in frame:
         frame = frame.rename(columns={"seed": "sample_seed"})
@@ -72,11 +76,33 @@ def _scores(row: dict[str, Any]) -> pd.DataFrame:
             frame[key] = None
     # As words, so that two missing values are equal.
     protocol = frame[["guidance", "sampler", "weights", "sample_seed"]].map(str)
-    frame["own"] = (protocol == protocol.iloc[0]).all(axis=1) if len(frame) else False
+    same = (protocol == protocol.iloc[0]).all(axis=1) if len(frame) else False
+    frame["own"] = same & frame.pop("first_hand")
     curve = _curve(folder, ("time", "macs"))
     at = pd.to_numeric(frame["step"], errors="coerce").to_numpy(dtype=float)
     frame["macs"] = _at(at, curve, "macs")
     frame["hours"] = _at(at, curve, "hours")
+    return _with_problems(frame, problems)
+
+
+def evaluations(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the scores that `evaluate.py` wrote beside a run, and what is wrong with records that cannot be read."""
+    lines: list[dict[str, Any]] = []
+    problems = []
+    for path in sorted((folder / "evaluations").glob("*.json")):
+        try:
+            record = json.loads(path.read_bytes())
+            found = [line for line in record["scores"] if isinstance(line, dict)]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            problems.append(f"evaluations/{path.name} cannot be read ({type(error).__name__})")
+            continue
+        # Two records of one evaluation (other options, same samples) may hold the same line.
+        lines += [line for line in found if line not in lines]
+    return lines, problems
+
+
+def _with_problems(frame: pd.DataFrame, problems: list[str]) -> pd.DataFrame:
+    frame.attrs["problems"] = problems
     return frame
 
 
@@ -100,6 +126,7 @@ def _collect(frame: pd.DataFrame, read: Any) -> pd.DataFrame:
         except (Damaged, ValueError, TypeError) as error:
             damaged.append({"run": row["run"], "path": row["path"], "reason": str(error)})
             continue
+        damaged += [{"run": row["run"], "path": row["path"], "reason": text} for text in part.attrs.pop("problems", [])]
         if part.empty:
             continue
         for name in reversed([name for name in _IDENTITY if name in row]):

@@ -100,6 +100,11 @@ class Table:
         """Headings in order."""
         return list(dict.fromkeys(row.group for row in self.rows))
 
+    def _repr_markdown_(self) -> str:
+        from analysis.render import markdown
+
+        return markdown(self)
+
 
 def words(text: object) -> Entry:
     """Return a cell of text."""

@@ -169,3 +169,17 @@ def test_fields_that_a_score_lacks_do_not_hide_it(tmp_path):
     lines = [{**row, "reference": None} for row in lines]
     (folder / "scores.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
     assert analysis.scores(tmp_path)["own"].all()
+
+
+def test_evaluations_beside_a_run_are_scores_but_never_its_own(tmp_path):
+    folder = write(tmp_path, route="2-8")
+    before = analysis.load(tmp_path)[f"score.{METRIC}"].item()
+    records = folder / "evaluations"
+    records.mkdir()
+    lines = [score({}, 400, 1.5, guidance="none scale=1.0"), score({}, 400, 2.5)]
+    (records / "step-00000400-aaaa.json").write_text(json.dumps({"scores": lines}))
+    (records / "step-00000400-bbbb.json").write_text('{"scores": [')
+    found = analysis.scores(tmp_path)
+    assert set(found.loc[found["value"].isin([1.5, 2.5]), "own"]) == {False} and len(found[found["value"] < 3]) >= 2
+    assert "bbbb.json cannot be read" in found.attrs["damaged"][0]["reason"]
+    assert analysis.load(tmp_path)[f"score.{METRIC}"].item() == before

@@ -300,3 +300,12 @@ def test_more_tokens_of_the_same_pictures_stand_in_one_group(tmp_path):
     table = make("tokens", tmp_path)
     assert len(table.groups) == 1
     assert [row.entries[1].value for row in table.rows] == [256, 1024]
+
+
+def test_guidance_takes_the_metric_measured_under_most_guidances(tmp_path):
+    folder = write(tmp_path, route="2-8")
+    (folder / "evaluations").mkdir()
+    lines = [score({}, 400, 4.0 + i, metric="FD-50K (digits-classifier)", guidance=g) for i, g in enumerate(("none scale=1.0", "routed scale=1.5"))]
+    (folder / "evaluations" / "step.json").write_text(json.dumps({"scores": lines}))
+    table = make("guidance", tmp_path)
+    assert "FD-50K" in table.groups[0] and len(table.rows) == 2

@@ -25,7 +25,7 @@ def _rows(study: Study, base: Base, cell: Cell) -> list[dict[str, object]]:
             value = float(part.groupby("seed")["value"].mean().mean())
             shared = {"panel": f"{base.label}, {cell.treatment}", "backbone": base.any.first("backbone")}
             rates = {"scale": scale, "strong": strong, "weak": weak}
-            rows.append({**shared, **rates, "value": value, "n": part["seed"].nunique(), "metric": base.metric})
+            rows.append({**shared, **rates, "value": value, "n": part["seed"].nunique(), "metric": str(part["metric"].iloc[0])})
     return rows
 
 

@@ -42,13 +42,23 @@ def without_path(text: str) -> str:
 
 
 def evaluations(study: Study, base: Base, cell: Cell) -> pd.DataFrame:
-    """Return a cell's scores of the base's metric at each run's last scored step, one row per seed and guidance."""
+    """Return a cell's scores at each run's last scored step, one row per seed and guidance.
+
+    The metric is the base's own or its kind at another number of samples, whichever was measured under most guidances.
+    """
     known = study.scores
     if known.empty or "metric" not in known:
         return pd.DataFrame()
-    rows = known[known["run"].isin(cell.runs["run"]) & (known["metric"] == base.metric)]
-    rows = rows[rows["step"] == rows.groupby("run")["step"].transform("max")]
-    return rows.assign(guidance=rows["guidance"].fillna("not said").map(without_path))
+    rows = known[known["run"].isin(cell.runs["run"])]
+    kind = rows.loc[rows["metric"] == base.metric, ["key", "features"]].drop_duplicates().map(str)
+    rows = rows[rows[["key", "features"]].map(str).apply(tuple, axis=1).isin(set(kind.itertuples(index=False, name=None)))]
+    if rows.empty:
+        return rows
+    rows = rows.assign(guidance=rows["guidance"].fillna("not said").map(without_path))
+    counts = rows.groupby("metric")["guidance"].nunique()
+    chosen = max(counts.index, key=lambda name: (counts[name], name == base.metric))
+    rows = rows[rows["metric"] == chosen]
+    return rows[rows["step"] == rows.groupby("run")["step"].transform("max")]
 
 
 def sampler_steps(text: object) -> int | None:
@@ -75,14 +85,10 @@ def guidance(study: Study) -> Table:
             if frame.empty or frame["guidance"].nunique() < 2:
                 continue
             best = _best_sparse(frame, base.better)
+            group = f"{base.label}, {cell.treatment}: {frame['metric'].iloc[0]}"
             for text, part in frame.groupby("guidance", sort=True):
                 entries = _row(base, str(text), part)
-                rows.append(
-                    (
-                        f"{base.label}, {cell.treatment}: {base.metric}",
-                        [*entries, *_paper(known, str(text), best)],
-                    )
-                )
+                rows.append((group, [*entries, *_paper(known, str(text), best)]))
     if not rows:
         for row in known.values():
             entries = [

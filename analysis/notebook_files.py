@@ -1,0 +1,74 @@
+"""Notebooks in percent format to .ipynb with outputs, and whether the committed ones are up to date."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from analysis.files import atomic_write
+from analysis.runs import AnalysisError
+from routing.errors import suggest
+
+FOLDER = Path(__file__).with_name("notebooks")
+
+
+def names() -> list[str]:
+    """Return the notebooks' names, without suffix."""
+    return sorted(path.stem for path in FOLDER.glob("*.py"))
+
+
+def source(name: str) -> Any:
+    """Return a notebook of the percent script `name`, without outputs.
+
+    Raises:
+        AnalysisError: if there is no such notebook.
+    """
+    import jupytext
+
+    if name not in names():
+        raise AnalysisError(f"no notebook {name}; there are {', '.join(names())}{suggest(name, names())}")
+    notebook = jupytext.read(FOLDER / f"{name}.py")
+    for index, cell in enumerate(notebook.cells):
+        # Random ids would make every export a change.
+        cell["id"] = f"{name}-{index}"
+        cell["metadata"] = {}
+    return notebook
+
+
+def execute(name: str, timeout: int = 1200) -> Any:
+    """Run a notebook in a kernel of this Python and return it with its outputs.
+
+    Args:
+        name: The notebook.
+        timeout: Seconds a cell may take.
+
+    Raises:
+        nbclient.exceptions.CellExecutionError: if a cell raises.
+    """
+    from jupyter_client import KernelManager
+    from nbclient import NotebookClient
+
+    notebook = source(name)
+    notebook.metadata["kernelspec"] = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    root = str(FOLDER.parents[1])
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    # Sockets in the file system: nothing listens on a network.
+    kernel = KernelManager(kernel_name="python3", transport="ipc")
+    client = NotebookClient(notebook, km=kernel, timeout=timeout, resources={"metadata": {"path": root}})
+    client.execute(env={**os.environ, "PYTHONPATH": path})
+    for cell in notebook.cells:
+        cell.get("metadata", {}).pop("execution", None)
+    return notebook
+
+
+def build(chosen: list[str] | None = None, out: str | Path = FOLDER) -> list[Path]:
+    """Execute notebooks and write them as `<name>.ipynb`; return the paths."""
+    import nbformat
+
+    paths = []
+    for name in chosen or names():
+        path = Path(out) / f"{name}.ipynb"
+        atomic_write(path, nbformat.writes(execute(name)) + "\n")
+        paths.append(path)
+    return paths

@@ -1,0 +1,65 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Bring your own runs
+#
+# Any folder with run folders below it will do. Put its path here, or into `ANALYSIS_RUNS`.
+
+# %%
+from analysis import quick_runs
+
+RUNS = quick_runs.folder()
+
+# %%
+import analysis
+
+runs = analysis.load(RUNS)
+runs.groupby(["backbone", "route"]).size().unstack(fill_value=0)
+
+# %% [markdown]
+# What differs between the runs, so that nothing is compared by accident:
+
+# %%
+from analysis import compare
+
+compare.varying(runs)
+
+# %% [markdown]
+# Curves are read when asked for:
+
+# %%
+curves = analysis.curves(runs, columns=("loss", "time", "images_per_s"))
+curves.groupby(["backbone", "route"])["loss"].agg(["first", "last"]).round(3)
+
+# %% [markdown]
+# Scores over training, with what they had cost:
+
+# %%
+scores = analysis.scores(runs)
+scores[scores["own"]].pivot_table(index=["backbone", "route"], columns="step", values="value", aggfunc="first").round(1)
+
+# %% [markdown]
+# ## Two runs side by side
+
+# %%
+first, second = runs["path"].iloc[0], runs["path"].iloc[-1]
+print(compare.text(first, second))
+
+# %% [markdown]
+# ## Samples, the same noise everywhere
+
+# %%
+analysis.figures.make("samples", runs)
+
+# %% [markdown]
+# ## Everything on one page
+#
+# ```bash
+# python -m analysis report RUNS
+# ```

@@ -1,0 +1,88 @@
+"""Notebooks: committed files match their scripts, scripts run, and a kernel runs them with outputs."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from analysis_runs import study
+
+from analysis import notebook_files, quick_runs
+from analysis.runs import AnalysisError
+
+ROOT = Path(__file__).resolve().parents[1]
+QUIET = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+# Layer similarity needs models, which written folders do not have.
+WITHOUT_MODELS = [name for name in notebook_files.names() if name != "similarity"]
+
+
+def test_there_is_a_notebook_for_each_subject():
+    assert set(notebook_files.names()) == {"tables", "route_placement", "similarity", "guidance", "your_runs"}
+
+
+@pytest.mark.parametrize("name", notebook_files.names())
+def test_a_notebook_opens_and_its_ids_are_stable(name):
+    notebook = notebook_files.source(name)
+    kinds = [cell.cell_type for cell in notebook.cells]
+    assert kinds[0] == "markdown" and kinds.count("code") >= 4
+    assert len({cell.id for cell in notebook.cells}) == len(kinds)
+
+
+@pytest.mark.parametrize("path", sorted(notebook_files.FOLDER.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_committed_notebook_is_its_script_with_outputs(path):
+    import nbformat
+
+    committed = nbformat.read(path, as_version=4)
+    source = notebook_files.source(path.stem)
+    assert [(c.cell_type, c.source) for c in committed.cells] == [(c.cell_type, c.source) for c in source.cells]
+    code = [cell for cell in committed.cells if cell.cell_type == "code"]
+    assert all(cell.execution_count for cell in code) and any(cell.outputs for cell in code)
+    assert not [out for cell in code for out in cell.outputs if out.output_type == "error"]
+
+
+def test_an_unknown_notebook_is_refused():
+    with pytest.raises(AnalysisError, match="did you mean tables"):
+        notebook_files.source("tabels")
+
+
+def test_runs_are_taken_from_the_variable(tmp_path, monkeypatch):
+    study(tmp_path, seeds=1, backbones=("dit",))
+    monkeypatch.setenv(quick_runs.VARIABLE, str(tmp_path))
+    assert quick_runs.folder() == tmp_path
+
+
+def test_a_command_that_fails_says_which_and_why():
+    with pytest.raises(AnalysisError, match="experiments/run.py backbone=nonsense failed: .*nonsense"):
+        quick_runs._command("experiments/run.py", "backbone=nonsense")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WITHOUT_MODELS)
+def test_a_notebook_runs_as_a_script(name, tmp_path):
+    study(tmp_path, seeds=2, backbones=("dit",))
+    environment = {**os.environ, **QUIET, quick_runs.VARIABLE: str(tmp_path)}
+    script = notebook_files.FOLDER / f"{name}.py"
+    result = subprocess.run([sys.executable, "-W", "error", str(script)], env=environment, capture_output=True, text=True, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr[-2000:]
+
+
+@pytest.fixture(scope="module")
+def real_runs(tmp_path_factory):
+    """The study that notebooks train when they are given nothing."""
+    path = tmp_path_factory.mktemp("runs")
+    quick_runs.make(path)
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", notebook_files.names())
+def test_a_notebook_runs_in_a_kernel_on_real_runs(name, real_runs, monkeypatch):
+    monkeypatch.setenv(quick_runs.VARIABLE, str(real_runs))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    notebook = notebook_files.execute(name)
+    outputs = [out for cell in notebook.cells if cell.cell_type == "code" for out in cell.outputs]
+    assert not [out for out in outputs if out.output_type in ("error", "stream") and out.get("name") == "stderr"]
+    kinds = {kind for out in outputs if "data" in out for kind in out["data"]}
+    wanted = {"tables": "text/markdown", "your_runs": "text/html"}.get(name, "image/png")
+    assert wanted in kinds, f"{name} shows {sorted(kinds)}"
