@@ -512,6 +512,35 @@ def test_prefetch_gives_what_batch_gives(tmp_path, labels):
     assert torch.equal(first.x, digits.batch(*plan(0)).x)
 
 
+def test_a_loop_that_is_never_left_ends_with_the_program(tmp_path, labels):
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    path = write_store(tmp_path / "s", latents(COUNT), labels)
+    code = f"""
+import torch
+from experiments.data import Prefetch, create
+from routing.rng import Draws
+data = create({{"name": "latents", "path": {str(path)!r}}})
+plan = lambda step: (torch.arange(4), Draws(0, step, torch.arange(4)))
+batches = iter(Prefetch(data, plan))
+next(batches)
+raise SystemExit(3)
+"""
+    root = Path(__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (3, "")
+
+
+def test_micro_batches_are_rows_of_the_batch(tmp_path, labels):
+    data = load(write_store(tmp_path / "s", latents(COUNT), labels))
+    whole = data.batch(torch.arange(6), None)
+    part = whole.rows(2, 5)
+    assert torch.equal(part.x, whole.x[2:5]) and torch.equal(part.y, whole.y[2:5])
+    assert part.text is None and part.captions is None
+
+
 def test_prefetch_raises_where_the_batch_is_asked_for(tmp_path, labels):
     data = load(write_store(tmp_path / "s", latents(COUNT), labels))
 

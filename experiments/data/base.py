@@ -51,7 +51,6 @@ class Condition:
     text: Tensor | None = None
     captions: list[str] | None = None
 
-
     def rows(self, low: int, high: int) -> Batch:
         """Return the samples `low..high-1` of the batch."""
         part = slice(low, high)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -60,6 +61,14 @@ class Prefetch:
         ready: queue.Queue[tuple[int, Rows] | BaseException | None] = queue.Queue(self.depth)
         left = threading.Event()
         thread = threading.Thread(target=self._read, args=(ready, left), daemon=True)
+
+        def end() -> None:
+            left.set()
+            thread.join()
+
+        # A loop that is never left (an error, a signal) must not kill the thread inside torch at
+        # exit.
+        atexit.register(end)
         thread.start()
         try:
             while (item := ready.get()) is not None:
@@ -69,8 +78,8 @@ class Prefetch:
                 index, draws = self.plan(step)
                 yield self.dataset.batch(index, draws, self.split, rows)
         finally:
-            left.set()
-            thread.join()
+            end()
+            atexit.unregister(end)
 
     def _read(
         self,
