@@ -42,15 +42,6 @@ class Batch:
             self.captions,
         )
 
-
-@dataclass(frozen=True)
-class Condition:
-    """What a sample is asked to show: a `Batch` without data."""
-
-    y: Tensor | None = None
-    text: Tensor | None = None
-    captions: list[str] | None = None
-
     def rows(self, low: int, high: int) -> Batch:
         """Return the samples `low..high-1` of the batch."""
         part = slice(low, high)
@@ -60,6 +51,15 @@ class Condition:
             None if self.text is None else self.text[part],
             None if self.captions is None else self.captions[part],
         )
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What a sample is asked to show: a `Batch` without data."""
+
+    y: Tensor | None = None
+    text: Tensor | None = None
+    captions: list[str] | None = None
 
 
 @dataclass(frozen=True)
