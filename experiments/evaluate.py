@@ -18,6 +18,7 @@ examples:
   python experiments/evaluate.py RUN --step 400 --guidance none cfg,scale=2 routed,weak=0.8
   python experiments/evaluate.py RUN --features inception-adm --metrics fd sfid is \\
       --reference VIRTUAL_imagenet256_labeled.npz --samples 50000 --write-samples samples.npz
+  python experiments/evaluate.py RUN data.path=LATENTS --samples 5000
   python experiments/evaluate.py samples.npz --reference VIRTUAL_imagenet256_labeled.npz
   python experiments/evaluate.py pictures/ --features dinov2-vitl14 --write-reference real.npz
 
@@ -38,6 +39,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add = p.add_argument
     add("source", help="run folder, model.safetensors, folder of pictures, or .npz with arr_0")
+    add("changes", nargs="*", metavar="group.key=value", help="of sampler, guidance, data")
     add("--step", type=int, help="checkpoint of this step (default: the exported weights)")
     add("--weights", default="ema", choices=("ema", "raw"), help="which weights (default: ema)")
     add("--samples", type=int, metavar="N", help="number of samples (default: the run's)")
@@ -68,10 +70,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str]) -> int:
     """Run the command with these arguments; return its exit code."""
-    arguments = parser().parse_args(argv)
-    from experiments.metrics import evaluation
+    arguments = parser().parse_intermixed_args(argv)
+    from experiments.metrics.command import evaluate
 
-    return evaluation.evaluate(arguments)
+    return evaluate(arguments)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from small import ROOT, small
 from experiments import build, checkpoint
 from experiments.cli import run_command
 from experiments.evaluate import main
-from experiments.metrics.evaluation import parse_choice, split_names
+from experiments.metrics.command import parse_choice, split_names
 from experiments.metrics.names import MetricError
 
 SCRIPT = str(ROOT / "experiments" / "evaluate.py")
@@ -137,6 +137,8 @@ def test_pictures_are_scored(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
         (("--guidance", "cfg,scale"), "expected NAME,KEY=VALUE"),
         (("--guidance", "cfg,scal=2"), "did you mean scale"),
         (("--sampler", "huen"), "did you mean heun"),
+        (("--data", "digits"), "--data is for images"),
+        (("train.lr=1",), "train.lr"),
         (("--samples", "1"), "eval.samples=1: expected a whole number of 2 or more"),
         (("--step", "3"), "has no checkpoints"),
         (("--reference", "nowhere.npz"), "no such file"),
@@ -160,17 +162,33 @@ def test_a_source_that_is_not_there(run: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_choices_and_lists() -> None:
-    own = {"name": "cfg", "scale": 1.5, "low": 0.1}
-    assert parse_choice("", own) == own
-    assert parse_choice("cfg,scale=2", own) == {"name": "cfg", "scale": 2, "low": 0.1}
-    assert parse_choice("routed,weak=cosine:0.6:0", own) == {
-        "name": "routed",
-        "weak": "cosine:0.6:0",
-    }
-    assert own["scale"] == 1.5
+    assert parse_choice("") == (None, {})
+    assert parse_choice("cfg,scale=2") == ("cfg", {"scale": 2})
+    assert parse_choice("routed,weak=cosine:0.6:0") == ("routed", {"weak": "cosine:0.6:0"})
     assert split_names(["fd,is", "kid"]) == ("fd", "is", "kid")
     with pytest.raises(MetricError, match="after the comma"):
-        parse_choice("cfg,2", own)
+        parse_choice("cfg,2")
+
+
+def test_a_named_choice_keeps_the_runs_other_options(run: Path, tmp_path: Path) -> None:
+    asked = (
+        "--metrics",
+        "accuracy",
+        "--samples",
+        4,
+        "--out",
+        tmp_path,
+        "--guidance",
+        ",low=0.1",
+        "cfg,scale=2",
+    )
+    assert command(run, "guidance.high=9", "sampler.steps=1", *asked) == 0
+    found = [r["guidance"] for r in records(tmp_path)]
+    assert sorted((g["name"], g["scale"], g["low"], g["high"]) for g in found) == [
+        ("cfg", 1.5, 0.1, 9),
+        ("cfg", 2, 0, 9),
+    ]
+    assert records(tmp_path)[0]["sampler"]["steps"] == 1
 
 
 def test_help_from_another_folder(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -11,7 +12,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import yaml
@@ -21,12 +22,15 @@ from experiments.files import atomic_write
 from experiments.metrics import prepare, reference, sampled, splits
 from experiments.metrics.classifier import checksum
 from experiments.metrics.collect import collect
-from experiments.metrics.distributed import main_first, share, world
+from experiments.metrics.distributed import share, world
 from experiments.metrics.elsewhere import Images
 from experiments.metrics.features import create_features
 from experiments.metrics.names import MetricError, Score
 from experiments.metrics.options import EvalOptions, defaults_for
 from routing.errors import suggest
+
+if TYPE_CHECKING:
+    from experiments.diffusion.setup import Setup
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
@@ -58,24 +62,20 @@ def split_names(values: Sequence[str] | None) -> tuple[str, ...] | None:
     return tuple(name for value in values for name in value.split(",") if name)
 
 
-def parse_choice(text: str, own: dict[str, Any]) -> dict[str, Any]:
-    """Return the mapping that `NAME[,KEY=VALUE...]` names; keys not given keep the run's own.
-
-    Args:
-        text: As typed, `routed,weak=0.8`; an empty name keeps the run's.
-        own: The run's mapping; its keys hold where the name is the same.
+def parse_choice(text: str) -> tuple[str | None, dict[str, Any]]:
+    """Return name and options of `NAME[,KEY=VALUE...]`; an empty name keeps the run's.
 
     Raises:
         MetricError: A part that is no `key=value`.
     """
     name, *parts = text.split(",")
-    chosen = dict(own) if name in ("", own["name"]) else {"name": name}
+    changes = {}
     for part in parts:
         key, equals, value = part.partition("=")
         if not equals:
             raise MetricError(f"{text}: expected NAME,KEY=VALUE,..., got {part!r} after the comma")
-        chosen[key] = yaml.safe_load(value)
-    return chosen
+        changes[key] = yaml.safe_load(value)
+    return name or None, changes
 
 
 def _processes() -> torch.device:
@@ -97,12 +97,19 @@ def _cache(arguments: argparse.Namespace) -> Path:
 def _run(args: argparse.Namespace, source: Path, device: torch.device, console: log.Console) -> int:
     from experiments import build
     from experiments.checkpoint import load_model
-    from experiments.diffusion.shards import write_npz
+    from experiments.diffusion.requests import chosen_options, parse_overrides
 
+    if args.data is not None:
+        raise MetricError("--data is for images; a run is compared with its own data")
+    changes = parse_overrides(args.changes)
+    if args.steps is not None:
+        changes["sampler"]["steps"] = args.steps
+    chosen = [parse_choice(text) for text in args.guidance or [""]]
+    if args.write_samples and len(chosen) > 1:
+        raise MetricError("--write-samples takes the samples of one --guidance; give one")
     loaded = load_model(source, args.step, args.weights, device)
-    config = loaded.config
+    config = dataclasses.replace(loaded.config, data={**loaded.config.data, **changes["data"]})
     dataset = build.make_dataset(config, device)
-    cache = Path(args.cache).expanduser() if args.cache else scoring.cache_of(config)
     options = scoring.options_for(
         config,
         samples=args.samples,
@@ -115,56 +122,77 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
         dinov2_weights=args.dinov2_weights,
     )
     if args.write_reference:
+        cache = Path(args.cache).expanduser() if args.cache else scoring.cache_of(config)
         images = _split_images(dataset, args.split)
-        name = f"{dataset.name}-{args.split}"
-        return _write(args, options, dataset, cache, images, name, device, console)
-    sampler = parse_choice(args.sampler or "", config.sampler)
-    if args.steps is not None:
-        sampler["steps"] = args.steps
+        title = f"{dataset.name}-{args.split}"
+        return _write(args, options, dataset, cache, images, title, device, console)
+    name, more = parse_choice(args.sampler or "")
+    sampler = chosen_options("sampler", config.sampler, name, {**changes["sampler"], **more})
+    guidances = [
+        chosen_options("guidance", config.guidance, name, {**changes["guidance"], **more})
+        for name, more in chosen
+    ]
     weights = checksum(loaded.model)
-    folder = Path(args.out).expanduser() if args.out else _beside(source) / "evaluations"
-    choices = [parse_choice(text, config.guidance) for text in args.guidance or [""]]
-    if args.write_samples and len(choices) > 1:
-        raise MetricError("--write-samples takes the samples of one --guidance; give one")
-    for guidance in choices:
+    for guidance in guidances:
         setup = scoring.setup_for(loaded.model, config, guidance, sampler, loaded.step)
-        found = scoring.sample_and_score(
-            setup,
-            dataset,
-            options,
-            step=loaded.step,
-            device=device,
-            cache=cache,
-            out=folder / "samples",
-            identity=weights,
-            progress=console,
-        )
-        about = {"source": str(source), "step": loaded.step, "kind": args.weights}
-        about |= {"weights": weights, "guidance": guidance, "sampler": sampler}
-        _finish(folder, f"step-{loaded.step:08d}", about, options, found.scores, console)
-        assert found.folder is not None, "samples were asked to be kept"
-        if args.write_samples and not world()[0]:
-            write_npz(
-                sampled.kept_pieces(found.folder, found.labels), options.samples, args.write_samples
-            )
-            console.say(f"samples     {args.write_samples}")
-        with main_first():
-            if not args.keep_samples and not world()[0]:
-                shutil.rmtree(found.folder, ignore_errors=True)
-                with contextlib.suppress(OSError):
-                    # Gone too unless another evaluation keeps its samples there.
-                    found.folder.parent.rmdir()
+        _score(args, source, setup, dataset, options, weights, device, console)
     return 0
+
+
+def _score(
+    args: argparse.Namespace,
+    source: Path,
+    setup: Setup,
+    dataset: Any,
+    options: EvalOptions,
+    weights: str,
+    device: torch.device,
+    console: log.Console,
+) -> None:
+    """Sample, measure and record one setting."""
+    from experiments.diffusion.shards import write_npz
+
+    step = setup.loaded.step
+    beside = source if source.is_dir() else source.parent
+    folder = Path(args.out).expanduser() if args.out else beside / "evaluations"
+    found = scoring.sample_and_score(
+        setup,
+        dataset,
+        options,
+        step=step,
+        device=device,
+        cache=Path(args.cache).expanduser() if args.cache else None,
+        out=folder / "samples",
+        identity=weights,
+        progress=console,
+    )
+    about = {
+        "source": str(source),
+        "step": step,
+        "kind": args.weights,
+        "weights": weights,
+        "guidance": dataclasses.asdict(setup.guidance.options),
+        "sampler": dataclasses.asdict(setup.sampler.options),
+    }
+    _finish(folder, f"step-{step:08d}", about, options, found.scores, console)
+    assert found.folder is not None, "samples were asked to be kept"
+    if world()[0]:
+        return
+    if args.write_samples:
+        pieces = sampled.kept_pieces(found.folder, found.labels)
+        write_npz(pieces, options.samples, args.write_samples)
+        console.say(f"samples     {args.write_samples}")
+    if not args.keep_samples:
+        shutil.rmtree(found.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            # Gone too unless another evaluation keeps its samples there.
+            found.folder.parent.rmdir()
 
 
 def _split_images(dataset: Any, split: str) -> Any:
     index = splits.indices(dataset, split)
     mine = share(len(index))
     return splits.images(dataset, split, index[mine.start : mine.stop])
-
-
-def _beside(source: Path) -> Path:
-    return source if source.is_dir() else source.parent
 
 
 # --- images from elsewhere ----------------------------------------------------------------------
@@ -178,8 +206,12 @@ def _images(
             raise MetricError(
                 f"--{name.replace('_', '-')} is for sampling from a run, and {source} holds images"
             )
+    if args.changes:
+        raise MetricError(
+            f"{args.changes[0]} is for sampling from a run, and {source} holds images"
+        )
     images = Images(source)
-    n = args.samples or images.n
+    n = images.n if args.samples is None else args.samples
     if n > images.n:
         raise MetricError(
             f"{source} holds {images.n} images, fewer than --samples {n}; "
