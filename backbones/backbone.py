@@ -10,23 +10,27 @@ business: a forward pass hands it a `Routing`, or none for a dense pass.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from backbones import layers
+from backbones import extras, layers
+from backbones.assemble import COMMON, grid_of, make_blocks
 from backbones.hub import Pretrained
 from backbones.ops.dispatch import resolve
 from backbones.registry import block_class, parse_options
 from backbones.sizes import BackboneError, Size, parse_size
+from routing.fuse import Fuse, LearnedRouter
 from routing.layout import Layout
 from routing.stack import Stack
 
 if TYPE_CHECKING:
-    from routing.stack import Routing
+    from routing.reuse import Reuse
+    from routing.spec import Routing
+    from routing.stack import StackOutput
 
 
 @dataclass
@@ -34,13 +38,25 @@ class Output:
     """What a forward pass returns with `return_output=True`.
 
     Attributes:
-        sample: Prediction (B, C_out, H p, W p).
+        sample: Prediction (B, C_out, H p, W p); 0 where a token was dropped for good and no decoder
+            predicts it.
         taps: Block index -> its output (B, T, D) as it left the block, prefix first; -1 is the
             input of block 0.
+        tap_layouts: Which tokens each tap holds.
+        inner: The layout inside each segment of the route: `.ids` are the tokens that stayed.
+        kept: Mask of the grid tokens that are in the prediction, (B, N) or (1, N), where some were
+            dropped for good; None otherwise. With a decoder: those that it saw.
+        aligned: Projected tokens (B, K, channels) of the aligned block (REPA), without the prefix.
+        aligned_layout: Which grid tokens those are: `.take_batched` picks their targets.
     """
 
     sample: Tensor
     taps: dict[int, Tensor] = field(default_factory=dict)
+    tap_layouts: dict[int, Layout] = field(default_factory=dict)
+    inner: tuple[Layout, ...] = ()
+    kept: Tensor | None = None
+    aligned: Tensor | None = None
+    aligned_layout: Layout | None = None
 
 
 class Backbone(nn.Module, Pretrained):
@@ -60,6 +76,11 @@ class Backbone(nn.Module, Pretrained):
         depth: Overrides the size's depth.
         width: Overrides the size's width.
         heads: Overrides the size's attention heads.
+        fuse: Route of SPRINT's fusion (one segment): its span is fused in every pass, dense ones
+            too; None for none.
+        router: Route whose tokens a learned score picks (one segment; Mixture of Depths); or None.
+        decoder: MaskDiT's decoder (`extras.DecoderOptions`, {} for its defaults), or None.
+        align: REPA's projector (`extras.AlignOptions`), or None.
         **options: The family's own options.
 
     Attributes:
@@ -86,6 +107,10 @@ class Backbone(nn.Module, Pretrained):
         depth: int | None = None,
         width: int | None = None,
         heads: int | None = None,
+        fuse: str | None = None,
+        router: str | None = None,
+        decoder: Mapping[str, Any] | None = None,
+        align: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -95,7 +120,7 @@ class Backbone(nn.Module, Pretrained):
         self.depth, self.width = shape.depth, shape.width
         self.in_channels, self.num_classes = in_channels, num_classes
         self.out_channels = in_channels * (2 if learn_sigma else 1)
-        self.grid = _grid(input_size, shape.patch)
+        self.grid = grid_of(input_size, shape.patch)
         self.num_tokens = self.grid[0] * self.grid[1]
         self.prefix = int(text[0]) if text else 0
         self.config = {
@@ -110,6 +135,10 @@ class Backbone(nn.Module, Pretrained):
             "depth": shape.depth,
             "width": shape.width,
             "heads": shape.heads,
+            "fuse": fuse,
+            "router": router,
+            "decoder": dict(decoder) if decoder is not None else None,
+            "align": dict(align) if align is not None else None,
             **dataclasses.asdict(family),
         }
 
@@ -120,9 +149,24 @@ class Backbone(nn.Module, Pretrained):
         self.labels = layers.LabelEmbedder(num_classes, shape.width) if num_classes else None
         self.text = layers.TextEmbedder(*map(int, text), shape.width) if text else None
         self.modulate = layers.Modulation(shape.width, shape.depth)
-        self.stack = Stack(_blocks(name, shape, self.grid, family, attention))
+        self.stack = Stack(
+            make_blocks(name, shape, self.grid, family, attention),
+            fuse=Fuse(shape.width, fuse, shape.depth) if fuse else None,
+            router=LearnedRouter(shape.width, router, shape.depth) if router else None,
+        )
         norm = block_class(name).head_norm
-        self.head = layers.Head(shape.width, shape.patch, self.out_channels, norm)
+        self.head = self.decoder = self.align = None
+        small = extras.options(extras.DecoderOptions, decoder, "decoder")
+        if small is None:
+            self.head = layers.Head(shape.width, shape.patch, self.out_channels, norm)
+        else:
+            self.decoder = extras.Decoder(
+                shape.width, small, self.grid, shape.patch, self.out_channels
+            )
+        target = extras.options(extras.AlignOptions, align, "align")
+        if target is not None:
+            self.align = extras.Projector(shape.width, target)
+            self._check_taps([target.block], least=0)
         self.initialise()
 
     @torch.no_grad()
@@ -132,7 +176,8 @@ class Backbone(nn.Module, Pretrained):
         nn.init.zeros_(self.patches.project.bias)
         for block in self.stack.blocks:
             block.initialise()
-        for part in (self.time, self.labels, self.text, self.modulate, self.head):
+        parts = (self.time, self.labels, self.text, self.modulate)
+        for part in (*parts, self.head, self.decoder, self.align):
             if part is not None:
                 part.initialise()
 
@@ -173,6 +218,7 @@ class Backbone(nn.Module, Pretrained):
         routing: Routing | None = None,
         taps: Collection[int] = (),
         return_output: bool = False,
+        reuse: Reuse | None = None,
     ) -> Tensor | Output:
         """Predict.
 
@@ -184,20 +230,42 @@ class Backbone(nn.Module, Pretrained):
             text_drop: Mask (B,), true where the text is replaced by the learned null text.
             routing: What this pass does about routes; None for a dense pass.
             taps: Blocks whose outputs are wanted; -1 is the input of block 0.
-            return_output: Return an `Output` instead of the prediction alone.
+            return_output: Return an `Output` instead of the prediction alone; so do taps.
+            reuse: Record or replay what a stretch of blocks adds, between sampling steps.
 
         Returns:
             The prediction (B, C_out, H p, W p), or `Output`.
         """
         tokens, c = self.embed(x, t, y, text, text_drop)
-        wanted = [i for i in taps if i >= 0]
-        out = self.stack(tokens, self.modulate(c), self.layout(), routing, taps=wanted)
-        rows = self.head(out.x[:, self.prefix :], c)
-        sample = layers.unpatchify(rows, self.grid, self.size.patch)
+        aligned = self.align is not None and return_output
+        wanted = {*taps, self.align.block} if aligned else {*taps}
+        layout = self.layout()
+        out = self.stack(tokens, self.modulate(c), layout, routing, taps=wanted, reuse=reuse)
+        sample = layers.unpatchify(self._predict(out, c, layout), self.grid, self.size.patch)
         if not (return_output or taps):
             return sample
-        found = {**({-1: tokens} if -1 in taps else {}), **out.taps}
-        return Output(sample, found)
+        output = Output(sample, out.taps, out.tap_layouts, out.inner, out.kept)
+        if aligned:
+            output.aligned_layout = out.tap_layouts[self.align.block]
+            output.aligned = self.align(out.taps[self.align.block][:, self.prefix :])
+        return output
+
+    def _predict(self, out: StackOutput, c: Tensor, layout: Layout) -> Tensor:
+        """Return rows (B, N, p p C) for every grid token."""
+        move = None if out.layout.is_full else layout.move_to(out.layout)
+        if self.decoder is not None:
+            return self.decoder(out.x, c, move, layout)
+        if move is None:
+            return self.head(out.x[:, self.prefix :], c)
+        rows = self.head(out.x, c)
+        empty = rows.new_zeros(rows.shape[0], layout.length, rows.shape[-1])
+        return move.put(empty, rows)[:, self.prefix :]
+
+    def _check_taps(self, indices: Sequence[int], least: int = -1) -> None:
+        bad = [i for i in indices if not least <= i < self.depth]
+        if bad:
+            known = f"0..{self.depth - 1}" + (", -1 is their input" if least else "")
+            raise BackboneError(f"there is no block {bad[0]}: blocks are {known}")
 
     def forward_intermediates(
         self,
@@ -225,11 +293,7 @@ class Backbone(nn.Module, Pretrained):
             indices = range(self.depth)
         elif isinstance(indices, int):
             indices = range(self.depth - indices, self.depth)
-        bad = [i for i in indices if not -1 <= i < self.depth]
-        if bad:
-            raise BackboneError(
-                f"there is no block {bad[0]}: blocks are 0..{self.depth - 1}, -1 their input"
-            )
+        self._check_taps(indices)
         output = self(x, t, y, taps=tuple(indices), return_output=True, **conditions)
         return [output.taps[i] for i in indices]
 
@@ -244,53 +308,3 @@ class Backbone(nn.Module, Pretrained):
                 "attention: torch scaled_dot_product_attention (the fastest that is there)"
             )
         return lines
-
-
-COMMON = (
-    "in_channels",
-    "input_size",
-    "num_classes",
-    "text",
-    "learn_sigma",
-    "attention",
-    "depth",
-    "width",
-    "heads",
-)
-
-
-def _grid(input_size: int | Sequence[int], patch: int) -> tuple[int, int]:
-    sides = (input_size, input_size) if isinstance(input_size, int) else tuple(map(int, input_size))
-    if len(sides) != 2 or any(s < patch or s % patch for s in sides):
-        raise BackboneError(
-            f"input_size={input_size} cannot be cut into patches of side {patch}; "
-            f"take multiples of {patch}"
-        )
-    return sides[0] // patch, sides[1] // patch
-
-
-def attention_blocks(attention: int | Sequence[int], depth: int) -> tuple[int, ...]:
-    """Resolve the option `attention` of a hybrid stack to block indices.
-
-    Raises:
-        BackboneError: An index outside the stack.
-    """
-    if isinstance(attention, int):
-        return tuple(range(attention - 1, depth, attention)) if attention > 0 else ()
-    bad = [i for i in attention if not 0 <= i < depth]
-    if bad:
-        raise BackboneError(
-            f"attention={list(attention)}: there is no block {bad[0]}, blocks are 0..{depth - 1}"
-        )
-    return tuple(sorted(set(map(int, attention))))
-
-
-def _blocks(
-    name: str, size: Size, grid: tuple[int, int], options: Any, attention: int | Sequence[int]
-) -> nn.ModuleList:
-    own, dit = block_class(name), block_class("dit")
-    chosen = set(attention_blocks(attention, size.depth))
-    return nn.ModuleList(
-        dit(size, i, grid, dit.Options()) if i in chosen else own(size, i, grid, options)
-        for i in range(size.depth)
-    )

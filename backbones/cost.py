@@ -12,37 +12,13 @@ DiT-XL/2, route 2-24, is 67.5 G at rate 0.5 plus 30.1 G at rate 0.9.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backbones.sizes import (
-    BackboneError,
-    Size,
-    hidden_for,
-    low_rank,
-    matrix_head,
-    parse_size,
-)
+from backbones.counts import attention_cost, count_blocks
+from backbones.sizes import Size, parse_size
 from routing.route import Route, keep_count
-
-
-@dataclass(frozen=True)
-class BlockCost:
-    """Cost of one block.
-
-    Attributes:
-        params: Parameters without the block's share of the modulation.
-        linear: MACs of the linear layers per token.
-        mixing: Function of the number of tokens: MACs of everything that mixes them, per sample.
-        saved: Floats that training keeps for the backward pass, per token (measured, within 15 %).
-    """
-
-    params: int
-    linear: int
-    mixing: Callable[[int], int]
-    saved: int
 
 
 @dataclass(frozen=True)
@@ -101,6 +77,12 @@ def cost(
     depth: int | None = None,
     width: int | None = None,
     heads: int | None = None,
+    fuse: str | None = None,
+    router: str | None = None,
+    decoder: Mapping[str, int] | None = None,
+    align: Mapping[str, int] | None = None,
+    reinsert: str = "identity",
+    remove: str = "start",
     bytes_per_value: int = 4,
     **options: Any,
 ) -> Cost:
@@ -110,7 +92,7 @@ def cost(
         name: Family.
         size: Letter and patch, as "S/2".
         route: Route of the training pass.
-        in_channels: As in `Backbone`, with the nine arguments that follow.
+        in_channels: As in `Backbone`, with the arguments up to `align`.
         input_size: Side in pixels, or (height, width).
         num_classes: Classes; 0 for none.
         text: (L, E) of text prefix tokens.
@@ -119,6 +101,12 @@ def cost(
         depth: Overrides the size's depth.
         width: Overrides the size's width.
         heads: Overrides the size's heads.
+        fuse: Route of SPRINT's fusion.
+        router: Route of a learned router.
+        decoder: MaskDiT's decoder.
+        align: REPA's projector: its parameters count, its MACs (training only) do not.
+        reinsert: As in `routing.Routing`: after `none` dropped tokens never return.
+        remove: As in `routing.Routing`: when tokens leave.
         bytes_per_value: Of an activation: 4 in float32, 2 under bf16 autocast (an estimate then:
             the residual stream stays in float32).
         **options: The family's options.
@@ -132,207 +120,127 @@ def cost(
     sides = (input_size, input_size) if isinstance(input_size, int) else tuple(input_size)
     grid = (sides[0] // patch) * (sides[1] // patch)
     prefix = text[0] if text else 0
-    blocks = _stack(name, shape, options, attention)
+    blocks = count_blocks(name, shape, options, attention)
     parsed = (route if isinstance(route, Route) else Route.parse(route)).resolve(shape.depth)
-    inside = [grid] * shape.depth
-    for segment in parsed.segments:
-        for block in range(segment.start, segment.end + 1):
-            inside[block] = keep_count(grid, segment.rate)
-    tokens = tuple(prefix + n for n in inside)
+    tokens = tuple(prefix + n for n in _present(parsed, shape.depth, grid, reinsert, remove))
     dense = (prefix + grid,) * shape.depth
-
+    last = grid if reinsert != "none" or not parsed else tokens[-1] - prefix
     out = patch * patch * in_channels * (2 if learn_sigma else 1)
-    patch_in = patch * patch * in_channels
-    params = patch_in * d + d + 256 * d + d * d + 2 * d  # patches, time
-    params += (num_classes + 1) * d if num_classes else 0
-    params += shape.depth * 6 * (d * d + d) + 2 * (d * d + d) + out * (d + 1)  # modulation, head
-    around = grid * d * (patch_in + out) + 256 * d + 3 * d * d + shape.depth * 6 * d * d
-    if text:
-        length, channels = text
-        params += 2 * (channels * d + d) + length * channels
-        around += (length + 1) * channels * d
-    params += sum(b.params for b in blocks) + (d if name == "lightningdit" else 0)  # Head's norm.
+    parts = [
+        _embedding(d, patch * patch * in_channels, num_classes, text),
+        Part(
+            params=sum(b.params for b in blocks) + shape.depth * 6 * (d * d + d),
+            once=shape.depth * 6 * d * d,
+        ),
+        *_learned(d, fuse, router),
+        _decoder(d, out, grid, prefix, decoder) if decoder is not None else _head(name, d, out),
+        _projector(d, align),
+    ]
 
-    def macs(counts: Sequence[int], mixing: bool) -> list[int]:
-        mod = 6 * d * d
-        return [
-            mod + b.linear * n + mixing * b.mixing(n) for b, n in zip(blocks, counts, strict=True)
-        ]
+    def total(counts: Sequence[int], kept: int, mixing: bool) -> int:
+        around = sum(part.macs(grid, prefix, kept, mixing) for part in parts)
+        pairs = zip(blocks, counts, strict=True)
+        return around + sum(b.linear * n + mixing * b.mixing(n) for b, n in pairs)
 
-    outside = around - shape.depth * 6 * d * d
-    routed = macs(tokens, True)
-    saved = sum(b.saved * n for b, n in zip(blocks, tokens, strict=True)) + 2 * d * grid
+    pairs = list(zip(blocks, tokens, strict=True))
+    saved = sum(b.saved * n for b, n in pairs) + 2 * d * grid
     return Cost(
-        params=params,
-        macs_dense=outside + sum(macs(dense, True)),
-        macs_routed=outside + sum(routed),
-        macs_dense_no_attention=outside + sum(macs(dense, False)),
-        macs_routed_no_attention=outside + sum(macs(tokens, False)),
-        per_block=tuple(routed),
+        params=sum(part.params for part in parts),
+        macs_dense=total(dense, grid, True),
+        macs_routed=total(tokens, last, True),
+        macs_dense_no_attention=total(dense, grid, False),
+        macs_routed_no_attention=total(tokens, last, False),
+        per_block=tuple(6 * d * d + b.linear * n + b.mixing(n) for b, n in pairs),
         tokens=tokens,
         activation_bytes=bytes_per_value * saved,
     )
 
 
-def _stack(
-    name: str, size: Size, options: Mapping[str, Any], attention: int | Sequence[int]
-) -> list[BlockCost]:
-    if name not in COUNTS:
-        raise BackboneError(
-            f"backbones/cost.py has no count for {name!r}: it counts {', '.join(COUNTS)}; add one"
-        )
-    count = COUNTS[name]
-    first, own, dit = count(size, {**options, "first": True}), count(size, options), _dit(size, {})
-    if isinstance(attention, int):
-        chosen = set(range(attention - 1, size.depth, attention)) if attention else set()
-    else:
-        chosen = set(attention)
-    return [dit if i in chosen else own if i else first for i in range(size.depth)]
+@dataclass(frozen=True)
+class Part:
+    """Cost of what is around the blocks.
+
+    Attributes:
+        params: Parameters.
+        once: MACs per sample.
+        grid: MACs per grid token.
+        every: MACs per token of the full sequence, prefix included.
+        kept: MACs per grid token that comes out of the stack.
+        kept_prefix: The same for the prefix.
+        mixing: MACs per sample of what mixes tokens.
+    """
+
+    params: int = 0
+    once: int = 0
+    grid: int = 0
+    every: int = 0
+    kept: int = 0
+    kept_prefix: int = 0
+    mixing: int = 0
+
+    def macs(self, grid: int, prefix: int, kept: int, mixing: bool) -> int:
+        """Return the MACs of one sample."""
+        linear = self.once + self.grid * grid + self.every * (prefix + grid)
+        return linear + self.kept * kept + self.kept_prefix * prefix + mixing * self.mixing
 
 
-def _dit(size: Size, options: Mapping[str, Any]) -> BlockCost:
-    d = size.width
-    norms = 2 * (d // size.heads) if options.get("qk_norm", False) else 0
-    extra = (3 if options.get("rope") else 0) + (5 if norms else 0)
-    return BlockCost(
-        params=12 * d * d + 9 * d + norms,
-        linear=12 * d * d,
-        mixing=lambda n: 2 * n * n * d,
-        saved=(18 + extra) * d,
+def _present(route: Route, depth: int, grid: int, reinsert: str, remove: str) -> list[int]:
+    """Return the grid tokens in each block of a routed pass."""
+    inside = [grid] * depth
+    for segment in route.segments:
+        first = segment.start
+        if remove == "never":
+            first = segment.end + 1
+        elif remove.startswith("after:"):
+            block = int(remove.removeprefix("after:"))
+            first = block + 1 if segment.start <= block <= segment.end else first
+        stop = depth if reinsert == "none" else segment.end + 1
+        for block in range(first, stop):
+            inside[block] = keep_count(grid, segment.rate)
+    return inside
+
+
+def _embedding(d: int, patch_in: int, num_classes: int, text: Sequence[int] | None) -> Part:
+    params = patch_in * d + d + 256 * d + d * d + 2 * d
+    params += (num_classes + 1) * d if num_classes else 0
+    once = 256 * d + d * d
+    if text:
+        length, channels = text
+        params += 2 * (channels * d + d) + length * channels
+        once += (length + 1) * channels * d
+    return Part(params=params, once=once, grid=patch_in * d)
+
+
+def _head(name: str, d: int, out: int) -> Part:
+    norm = d if name == "lightningdit" else 0
+    return Part(params=2 * (d * d + d) + out * (d + 1) + norm, once=2 * d * d, kept=d * out)
+
+
+def _learned(d: int, fuse: str | None, router: str | None) -> list[Part]:
+    parts = [Part(params=2 * d * d + 2 * d, every=2 * d * d)] if fuse else []
+    return [*parts, Part(params=d + 1, grid=d)] if router else parts
+
+
+def _decoder(d: int, out: int, grid: int, prefix: int, decoder: Mapping[str, int]) -> Part:
+    given = {"depth": 8, "width": 512, "heads": 16, **decoder}
+    depth, w = given["depth"], given["width"]
+    block = attention_cost(Size("custom", depth, w, given["heads"]))
+    params = 2 * (d * d + d) + (d + 1) * w + w + (d + 1) * w  # Way in, mask token, condition.
+    params += depth * (block.params + 6 * (w * w + w)) + 2 * (w * w + w) + out * (w + 1)
+    return Part(
+        params=params,
+        once=2 * d * d + d * w + depth * 6 * w * w + 2 * w * w,
+        every=depth * block.linear,
+        grid=w * out,
+        kept=d * w,
+        kept_prefix=d * w,
+        mixing=depth * block.mixing(grid + prefix),
     )
 
 
-def _rwkv(size: Size, options: Mapping[str, Any]) -> BlockCost:
-    d = size.width
-    hidden = round(d * options.get("ratio", 3.5) / 8) * 8
-    norm = 2 * d if options.get("key_norm", False) else 0
-    return BlockCost(
-        params=5 * d * d + 2 * d * hidden + 7 * d + norm,
-        linear=5 * d * d + 2 * d * hidden,
-        # Two mixtures of 3 and 2 shifted inputs; two scans of a numerator and a denominator, and
-        # the bonus.
-        mixing=lambda n: n * d * (5 + 2 * 2 + 2),
-        saved=(22 + (1 if norm else 0)) * d + 2 * hidden,
-    )
-
-
-def _mamba(size: Size, options: Mapping[str, Any]) -> BlockCost:
-    if options.get("mixer", "mamba2") == "mamba1":
-        return _mamba1(size, options)
-    d, inner = size.width, 2 * size.width
-    state = options.get("state") or size.state
-    heads, mixed = inner // size.headdim, inner + 2 * state
-    ways = 2 if options.get("scan", "alternate") == "bidirectional" else 1
-    conv = 5 * mixed if options.get("conv", "true") != "none" else 0
-    linear = d * (inner + mixed) + ways * d * heads + inner * d
-    # h = a h + (dt x) B is two products a state entry, y = C h a third; dt x and skip x one each a
-    # channel.
-    scan = ways * (3 * inner * state + 2 * inner + (4 * mixed if conv else 0))
-    return BlockCost(
-        params=2 * (linear + ways * 3 * heads + conv + inner),
-        linear=2 * linear,
-        mixing=lambda n: 2 * n * scan,
-        saved=2 * (5 * d + 4 * inner + 2 * mixed + (2 * mixed if conv else 0))
-        + 2 * (ways - 1) * (d + 4 * inner + 3 * mixed),
-    )
-
-
-def _mamba1(size: Size, options: Mapping[str, Any]) -> BlockCost:
-    d, inner, state = size.width, 2 * size.width, options.get("state") or 16
-    rank = max(8, math.ceil(d / 16 / 8) * 8)
-    ways = 2 if options.get("scan", "alternate") == "bidirectional" else 1
-    conv = 5 * inner if options.get("conv", "true") != "none" else 0
-    way = inner * (rank + 2 * state) + rank * inner
-    linear = 2 * d * inner + ways * way + inner * d
-    scan = ways * (3 * inner * state + 2 * inner + (4 * inner if conv else 0))
-    return BlockCost(
-        params=2 * (linear + ways * (2 * inner + inner * state) + conv),
-        linear=2 * linear,
-        mixing=lambda n: 2 * n * scan,
-        saved=2 * (5 * d + 4 * inner + ways * (7 * inner + 2 * rank + 4 * state)),
-    )
-
-
-def _lightningdit(size: Size, options: Mapping[str, Any]) -> BlockCost:
-    d, hidden = size.width, int(8 * size.width / 3)
-    norms = 2 * (d // size.heads) if options.get("qk_norm", True) else 0
-    extra = (3 if options.get("rope", True) else 0) + (5 if norms else 0)
-    return BlockCost(
-        params=4 * d * d + 3 * d * hidden + 7 * d + 2 * hidden + norms,
-        linear=4 * d * d + 3 * d * hidden,
-        mixing=lambda n: 2 * n * n * d,
-        saved=(9 + extra) * d + 5 * hidden,
-    )
-
-
-def _hydra(size: Size, options: Mapping[str, Any]) -> BlockCost:
-    d, inner = size.width, 2 * size.width
-    state = options.get("state") or max(8, size.state // 2)
-    heads, mixed = inner // size.headdim, inner + 4 * state
-    conv = 0 if options.get("conv", "true") == "none" else 1
-    linear = d * (inner + mixed) + 2 * d * heads + inner * heads + inner * d
-    scan = 2 * (3 * inner * state + 2 * inner) + inner + conv * 8 * mixed
-    return BlockCost(
-        params=2 * (linear + 5 * heads + inner + conv * 8 * mixed),
-        linear=2 * linear,
-        mixing=lambda n: 2 * n * scan,
-        saved=2 * (5 * d + 8 * inner + (3 + 3 * conv) * mixed),
-    )
-
-
-def _matrix_scan(width: int) -> int:
-    """Products per token of a matrix state: decay, write and read of D x head entries."""
-    return 3 * width * matrix_head(width)
-
-
-def _gla(size: Size, options: Mapping[str, Any]) -> BlockCost:
-    d, rank = size.width, low_rank(size.width)
-    mixer = 4 * d * d + d * rank + rank * (d // 2)
-    hidden = hidden_for(d, mixer + d // 2 + 2 * d, 3)
-    return BlockCost(
-        params=mixer + d // 2 + 2 * d + 3 * d * hidden,
-        linear=mixer + 3 * d * hidden,
-        mixing=lambda n: n * _matrix_scan(d) // 2,
-        saved=23 * d + 5 * hidden,
-    )
-
-
-def _rwkv6(size: Size, options: Mapping[str, Any]) -> BlockCost:
-    d, rank = size.width, low_rank(size.width)
-    linear = 5 * d * d + 10 * d * (rank // 2) + 2 * d * rank
-    mixer = linear + 10 * d
-    hidden = hidden_for(d, mixer, 2, d * d)
-    return BlockCost(
-        params=mixer + d * d + 2 * d * hidden + 2 * d,
-        linear=linear + d * d + 2 * d * hidden,
-        mixing=lambda n: n * (_matrix_scan(d) + 2 * d + 13 * d),
-        saved=51 * d + 2 * hidden,
-    )
-
-
-def _rwkv7(size: Size, options: Mapping[str, Any]) -> BlockCost:
-    d, rank = size.width, low_rank(size.width)
-    # Decay, rate, gate, and the blend with block 0's values (which block 0 has not), each of low
-    # rank.
-    blend = 0 if options.get("first") else 2 * d * rank
-    linear = 4 * d * d + 6 * d * rank + blend
-    mixer = linear + (13 + bool(blend)) * d
-    hidden = hidden_for(d, 4 * d * d + 8 * d * rank + 14 * d, 2, d * d)
-    return BlockCost(
-        params=mixer + d * d + 2 * d * hidden + 2 * d,
-        linear=linear + d * d + 2 * d * hidden,
-        mixing=lambda n: n * (2 * _matrix_scan(d) + 10 * d),
-        saved=79 * d + 2 * hidden,
-    )
-
-
-COUNTS: dict[str, Callable[[Size, Mapping[str, Any]], BlockCost]] = {
-    "dit": _dit,
-    "mamba": _mamba,
-    "rwkv": _rwkv,
-    "rwkv6": _rwkv6,
-    "rwkv7": _rwkv7,
-    "gla": _gla,
-    "hydra": _hydra,
-    "lightningdit": _lightningdit,
-}
+def _projector(d: int, align: Mapping[str, int] | None) -> Part:
+    if align is None:
+        return Part()
+    given = {"channels": 768, "hidden": 2048, **align}
+    hidden, channels = given["hidden"], given["channels"]
+    return Part(params=(d + 1) * hidden + (hidden + 1) * hidden + (hidden + 1) * channels)

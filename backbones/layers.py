@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -308,9 +308,3 @@ def head_norm(y: Tensor, norm: nn.GroupNorm) -> Tensor:
 def turns(index: int) -> str:
     """Return the scan path of block `index` where every block scans once: four ways in turn."""
     return ("zigzag:0", "zigzag:0:reversed", "zigzag:1", "zigzag:1:reversed")[index % 4]
-
-
-def mlp(width: int, hidden: int, out: int | None = None) -> nn.Sequential:
-    """Return linear, SiLU, linear, SiLU, linear: REPA's projector (arXiv 2410.06940)."""
-    layers: list[Any] = [nn.Linear(width, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU()]
-    return nn.Sequential(*layers, nn.Linear(hidden, out or width))

@@ -210,5 +210,6 @@ def test_yaml_has_every_option_with_its_default(name):
     text = (Path(__file__).parents[1] / f"experiments/conf/backbone/{name}.yaml").read_text()
     given = yaml.safe_load(text)
     common = {"name": name, "attention": 0, "depth": None, "width": None, "heads": None}
+    common |= {"decoder": None, "align": None}
     assert given == {**common, **asdict(block_class(name).Options())}
     assert all("#" in line for line in text.splitlines()[2:])

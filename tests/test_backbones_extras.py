@@ -1,0 +1,171 @@
+"""Learned parts of the baselines: MaskDiT's decoder, REPA's projector, SPRINT's fusion, a router."""
+
+import pytest
+import torch
+
+import backbones
+from backbones.cost import cost
+from backbones.sizes import BackboneError
+from routing.route import Route
+from routing.spec import Routing
+
+torch.set_num_threads(1)
+SHAPE = {"in_channels": 2, "input_size": 8, "num_classes": 3, "depth": 4, "width": 32, "heads": 2}
+IDS = torch.tensor([[0, 3, 5, 6, 9, 10, 12, 15], [1, 2, 4, 7, 8, 11, 13, 14]])
+DECODER = {"depth": 2, "width": 16, "heads": 2}
+ALIGN = {"block": 2, "channels": 7, "hidden": 12}
+
+
+def build(name="dit", **options):
+    torch.manual_seed(0)
+    model = backbones.create(name, "T/2", **{**SHAPE, **options})
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    return model
+
+
+def given():
+    g = torch.Generator().manual_seed(0)
+    return torch.randn(2, 2, 8, 8, generator=g), torch.rand(2, generator=g), torch.tensor([0, 2])
+
+
+def plan(route="1-2", ids=IDS, **options):
+    return Routing(Route.parse(route), ids=ids, **options)
+
+
+def pixels(ids):
+    """Mask (B, 1, 8, 8) of the pixels under the tokens `ids` of a 4x4 grid."""
+    mask = torch.zeros(2, 16, dtype=torch.bool).scatter(1, ids, True).view(2, 1, 4, 4)
+    return mask.repeat_interleave(2, 2).repeat_interleave(2, 3)
+
+
+@pytest.mark.parametrize("text", [None, (3, 5)])
+def test_dropped_for_good_leaves_zeros(text):
+    model = build(text=text)
+    out = model(*given(), routing=plan("0-3", reinsert="none"), return_output=True)
+    kept = pixels(IDS).expand_as(out.sample)
+    assert torch.equal(out.kept.view(2, 4, 4), pixels(IDS)[:, 0, ::2, ::2])
+    assert not out.sample[~kept].any()
+    assert out.sample[kept].ne(0).all()
+    assert model(*given(), return_output=True).kept is None
+
+
+def test_a_pass_over_some_tokens_never_sees_the_others():
+    model = build()
+    x, t, y = given()
+    changed = torch.where(pixels(IDS), x, x + 1)
+    first, second = (model(z, t, y, routing=plan("0-3", reinsert="none")) for z in (x, changed))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("name", ["dit", "mamba", "rwkv"])
+@pytest.mark.parametrize("text", [None, (3, 5)])
+def test_decoder_predicts_every_patch(name, text):
+    model = build(name, decoder=DECODER, text=text)
+    x, t, y = given()
+    out = model(x, t, y, routing=plan("0-3", reinsert="none"), return_output=True)
+    assert out.sample.shape == x.shape and out.sample.ne(0).all()
+    assert torch.equal(out.kept, torch.zeros(2, 16, dtype=torch.bool).scatter(1, IDS, True))
+    # The dropped patches themselves are not seen, only predicted.
+    changed = torch.where(pixels(IDS), x, x + 1)
+    again = model(changed, t, y, routing=plan("0-3", reinsert="none"))
+    assert torch.equal(again, out.sample)
+    out.sample.square().sum().backward()
+    unused = {k for k, p in model.named_parameters() if p.grad is None or not p.grad.any()}
+    assert unused <= {"text.null"}
+    # A dense pass goes through the decoder too, without mask tokens.
+    model.zero_grad()
+    model(x, t, y).square().sum().backward()
+    assert model.decoder.mask.grad is None
+    assert model.head is None
+
+
+def test_decoder_starts_at_zero():
+    model = backbones.create("dit", "T/2", **SHAPE, decoder=DECODER)
+    assert not model(*given()).any()
+
+
+@pytest.mark.parametrize("route", ["none", "1-3", "3-3"])
+def test_projected_tokens(route):
+    model = build(align=ALIGN, text=(3, 5))
+    out = model(*given(), routing=plan(route), return_output=True)
+    inside = route == "1-3"
+    assert out.aligned.shape == (2, 8 if inside else 16, 7)
+    tokens = model(*given(), routing=plan(route), taps=[2]).taps[2]
+    assert torch.equal(out.aligned, model.align(tokens[:, 3:]))
+    targets = torch.arange(32.0).view(2, 16, 1)
+    picked = out.aligned_layout.take_batched(targets)
+    want = targets.gather(1, IDS[..., None]) if inside else targets
+    assert torch.equal(picked, want)
+    assert model(*given(), return_output=False).shape == (2, 2, 8, 8)
+
+
+def test_fusion_acts_in_dense_passes_too():
+    model = build(fuse="1-2@0.75")
+    quarter = torch.tensor([[0, 3, 9, 12], [1, 6, 8, 15]])
+    x, t, y = given()
+    routed = model(x, t, y, routing=plan("1-2@0.75", quarter))
+    assert not torch.allclose(routed, model(x, t, y))
+    plain = build()
+    shared = {k: v for k, v in model.state_dict().items() if not k.startswith("stack.fuse")}
+    plain.load_state_dict(shared)
+    assert not torch.allclose(model(x, t, y), plain(x, t, y))
+
+
+def test_a_learned_router_needs_no_draws():
+    model = build(router="1-2@0.5")
+    out = model(*given(), routing=Routing(Route.parse("1-2@0.5")), return_output=True)
+    assert out.inner[0].ids.shape == (2, 8)
+    out.sample.square().sum().backward()
+    assert model.stack.router.linear.weight.grad.any()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"decoder": DECODER},
+        {"decoder": {}},
+        {"align": ALIGN},
+        {"fuse": "1-2@0.75"},
+        {"router": "1-2"},
+        {"decoder": DECODER, "align": {"block": 0}, "text": (3, 5)},
+    ],
+)
+def test_config_and_cost(options):
+    model = build(**options)
+    again = backbones.create(**model.config)
+    assert again.config == model.config
+    assert sum(p.numel() for p in again.parameters()) == cost(**model.config).params
+
+
+@pytest.mark.parametrize("options", [{"decoder": DECODER}, {"fuse": "1-2@0.75"}, {"router": "1-2"}])
+def test_cost_agrees_with_torch(options):
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model = build(**options)
+    route, ids = ("1-2@0.75", IDS[:, ::2]) if "fuse" in options else ("1-2", IDS)
+    for routing in (None, plan(route, ids)):
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model(*given(), routing=routing)
+        want = cost(**model.config, route=route if routing else "none")
+        assert counter.get_total_flops() == 2 * 2 * want.macs_routed
+
+
+def test_cost_of_tokens_that_leave_late_or_for_good():
+    options = {**SHAPE, "name": "dit", "size": "T/2", "route": "1-2"}
+    assert cost(**options).tokens == (16, 8, 8, 16)
+    assert cost(**options, reinsert="none").tokens == (16, 8, 8, 8)
+    assert cost(**options, remove="after:1").tokens == (16, 16, 8, 16)
+    assert cost(**options, remove="never").tokens == (16, 16, 16, 16)
+    gone = cost(**options, reinsert="none")
+    assert gone.macs_routed < cost(**options).macs_routed
+
+
+def test_wrong_options():
+    with pytest.raises(BackboneError, match="did you mean depth"):
+        build(decoder={"dept": 1})
+    with pytest.raises(BackboneError, match="heads that divide"):
+        build(decoder={"width": 32, "heads": 5})
+    with pytest.raises(BackboneError, match="0..3"):
+        build(align={"block": 4})
