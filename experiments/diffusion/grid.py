@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -81,12 +82,15 @@ def _named(picture: NDArray[np.uint8], names: Sequence[str], pitch: int) -> NDAr
     from PIL import Image, ImageDraw, ImageFont
 
     font = ImageFont.load_default()
-    margin = max(math.ceil(font.getlength(name)) for name in names) + 3 * GAP
+    lines = [textwrap.wrap(name, 24, max_lines=3, placeholder="...") for name in names]
+    widths = [font.getlength(line) for block in lines for line in block]
+    margin = math.ceil(max(widths, default=0)) + 3 * GAP
     page = Image.new("RGB", (picture.shape[1] + margin, picture.shape[0]), (PAPER,) * 3)
     page.paste(Image.fromarray(picture), (margin, 0))
     draw = ImageDraw.Draw(page)
-    for row, name in enumerate(names):
-        draw.text((GAP * 2, GAP + row * pitch + pitch // 2), name, fill=0, font=font, anchor="lm")
+    for row, block in enumerate(lines):
+        middle = GAP + row * pitch + pitch // 2
+        draw.multiline_text((GAP * 2, middle), "\n".join(block), fill=0, font=font, anchor="lm")
     return np.asarray(page)
 
 

@@ -160,7 +160,7 @@ def plan_request(
         [n for n, _ in rows if n is not None for _ in seeds] or None,
         [text for _, text in rows if text is not None for _ in seeds] or None,
         len(seeds),
-        [text if len(text) <= 40 else text[:37] + "..." for text in shown],
+        shown,
         names,
     )
 

@@ -88,7 +88,11 @@ def generate_shards(
     if accelerator is not None:
         rank, world = accelerator.process_index, accelerator.num_processes
     about = describe(objective, sampler, guidance, seeds, labels, text, shard, batch, settings)
-    _claim(folder, about, write=rank == 0)
+    if rank == 0:
+        _claim(folder, about, finished)
+    if accelerator is not None:
+        # Where the first process refuses the folder, the others must not have begun.
+        accelerator.wait_for_everyone()
     pieces = torch.arange(len(seeds)).split(shard)
     paths = [folder / f"shard-{k:05d}.npz" for k in range(len(pieces))]
     if finished:
@@ -165,19 +169,35 @@ def describe(
     return json.loads(json.dumps(about, default=str))
 
 
-def _claim(folder: Path, about: Mapping[str, Any], write: bool) -> None:
-    """Write the manifest, or compare it with the one that is there."""
+def _claim(folder: Path, about: Mapping[str, Any], finished: bool) -> None:
+    """Write the manifest, or compare it with the one that is there.
+
+    A folder without samples yet, from a call that failed at once, is anybody's.
+    """
     path = folder / "manifest.json"
-    if path.exists():
-        found = json.loads(path.read_text())
-        other = [key for key in about.keys() | found.keys() if about.get(key) != found.get(key)]
-        if other:
-            raise DiffusionError(
-                f"{folder} holds samples with another {', '.join(sorted(other))}; give another "
-                "folder, or remove this one"
-            )
-    elif write:
+    begun = finished or any(folder.glob("shard-*.npz"))
+    if not begun:
         atomic_write(path, json.dumps(about, indent=1) + "\n")
+        return
+    found = json.loads(path.read_text()) if path.exists() else {}
+    other = differences(found, about)
+    if other:
+        raise DiffusionError(
+            f"{folder} holds samples with another {', '.join(other)}; give another folder, or "
+            "remove this one"
+        )
+
+
+def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """Return the keys whose values differ, with a dot for those inside a mapping."""
+    keys: list[str] = []
+    for key in sorted(found.keys() | wanted.keys()):
+        one, other = found.get(key), wanted.get(key)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            keys += [f"{key}.{inner}" for inner in differences(one, other)]
+        elif one != other:
+            keys.append(key)
+    return keys
 
 
 class _Clock:
