@@ -225,9 +225,9 @@ class Attached:
                 self._choose(now, k, call)
             now.bypass[k] = call.tokens
             call.tokens = now.moves[k].take(call.tokens)
-        k = self._inside.get(i)
-        if k is not None and k in now.moves:
-            self._gather_tables(now, k, call)
+        inside = self._inside.get(i)
+        if inside is not None and inside in now.moves:
+            self._gather_tables(now, inside, call)
         return call.args, call.kwargs
 
     def _after(
@@ -268,6 +268,7 @@ class Attached:
             draws = Draws(self.seed, now.step, index)
             ids = replace(self.selection, shared=shared).ids(draws, k, grid, keep)
         inner = now.layouts[k] = outer.subset(ids)
+        assert inner.ids is not None
         now.moves[k] = outer.move_to(inner)
         now.rows[k] = Move(inner.ids, tokens)
         self.inner = tuple(now.layouts.values())

@@ -186,8 +186,8 @@ class Layout:
         """
         if self.ids is None:
             return values
-        n = self.grid[0] * self.grid[1]
-        return self._once(("rows",), lambda: Move(self.ids, n)).take(values)
+        ids, n = self.ids, self.grid[0] * self.grid[1]
+        return self._once(("rows",), lambda: Move(ids, n)).take(values)
 
     def mask(self) -> Tensor:
         """Which grid tokens are present: bool of shape `(B, N)`, or `(1, N)` where shared."""
