@@ -69,7 +69,8 @@ def generate(
     """Generate one image per seed.
 
     The last batch is filled up, so that every image is made in a batch of the same size: the same
-    seed then gives the same image bit for bit, and at another batch size to rounding.
+    seed then gives the same image bit for bit, and at another batch size to rounding (in float32
+    below 1e-4 of the largest value).
 
     Args:
         model: The network (in evaluation mode during the call), with the EMA weights if wanted.
