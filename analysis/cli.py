@@ -15,7 +15,8 @@ examples:
   python -m analysis tables runs --out results      every table as .md .tex .csv .html
   python -m analysis figures runs --only route_placement  pictures as .pdf .png .csv
   python -m analysis compare RUN_A RUN_B            what differs in config and scores
-  python -m analysis similarity runs --routed       layer similarity of every run, beside its weights
+  python -m analysis similarity runs --routed       layer similarity of every run, beside its
+  weights
 """
 
 
@@ -32,36 +33,57 @@ def parser() -> argparse.ArgumentParser:
     _source(report)
     report.add_argument("--out", type=Path, help="the HTML file (default: RUNS/report.html)")
     report.add_argument("--title", help="heading of the page")
-    for name, text in (("tables", "tables in four formats"), ("figures", "figures as PDF, PNG and CSV")):
+    for name, text in (
+        ("tables", "tables in four formats"),
+        ("figures", "figures as PDF, PNG and CSV"),
+    ):
         command = commands.add_parser(name, help=text)
         _source(command)
         command.add_argument("--out", type=Path, help=f"folder to write (default: RUNS/{name})")
         command.add_argument("--only", nargs="+", metavar="NAME", help="some of them, by name")
-    commands.choices["tables"].add_argument("--all", action="store_true", help="also tables without a number of ours")
-    commands.choices["tables"].add_argument("--print", action="store_true", help="print Markdown instead of writing")
+    commands.choices["tables"].add_argument(
+        "--all", action="store_true", help="also tables without a number of ours"
+    )
+    commands.choices["tables"].add_argument(
+        "--print", action="store_true", help="print Markdown instead of writing"
+    )
     compare = commands.add_parser("compare", help="what differs between two runs")
     compare.add_argument("first", type=Path, metavar="RUN_A")
     compare.add_argument("second", type=Path, metavar="RUN_B")
-    _similarity(commands.add_parser("similarity", help="layer similarity of runs, stored beside them"))
-    notebooks = commands.add_parser("notebooks", help="execute the notebooks and write them as .ipynb")
-    notebooks.add_argument("--runs", type=Path, help="runs to read (default: small ones, trained on the spot)")
+    _similarity(
+        commands.add_parser("similarity", help="layer similarity of runs, stored beside them")
+    )
+    notebooks = commands.add_parser(
+        "notebooks", help="execute the notebooks and write them as .ipynb"
+    )
+    notebooks.add_argument(
+        "--runs", type=Path, help="runs to read (default: small ones, trained on the spot)"
+    )
     notebooks.add_argument("--out", type=Path, help="folder to write (default: analysis/notebooks)")
     notebooks.add_argument("--only", nargs="+", metavar="NAME", help="some of them, by name")
-    listing = commands.add_parser("list", help="runs found, unfinished and damaged ones with the reason")
+    listing = commands.add_parser(
+        "list", help="runs found, unfinished and damaged ones with the reason"
+    )
     listing.add_argument("runs", type=Path, metavar="RUNS")
     return top
 
 
 def _source(command: argparse.ArgumentParser) -> None:
     command.add_argument("runs", type=Path, metavar="RUNS", help="folder with run folders")
-    command.add_argument("--metric", help="full name of the metric (default: each base's Frechet distance)")
+    command.add_argument(
+        "--metric", help="full name of the metric (default: each base's Frechet distance)"
+    )
 
 
 def _similarity(command: argparse.ArgumentParser) -> None:
-    command.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders, or folders of them")
+    command.add_argument(
+        "runs", type=Path, nargs="+", metavar="RUN", help="run folders, or folders of them"
+    )
     command.add_argument("--samples", type=int, default=64, help="held-out samples (64)")
     command.add_argument("--batch", type=int, default=16, help="samples per pass (16)")
-    command.add_argument("--levels", type=float, nargs="+", help="noise levels sigma/alpha over the data's std")
+    command.add_argument(
+        "--levels", type=float, nargs="+", help="noise levels sigma/alpha over the data's std"
+    )
     command.add_argument("--seed", type=int, default=0, help="seed of the noise (0)")
     command.add_argument("--weights", choices=("ema", "raw"), default="ema")
     command.add_argument("--centred", action="store_true", help="also centred cosine and CKA")
@@ -89,7 +111,10 @@ def _load(options: argparse.Namespace) -> object:
     for item in attrs["damaged"]:
         print(f"damaged: {item['run']}: {item['reason']}", file=sys.stderr)
     if attrs["unfinished"]:
-        print(f"unfinished: {len(attrs['unfinished'])} (python -m analysis list {options.runs})", file=sys.stderr)
+        print(
+            f"unfinished: {len(attrs['unfinished'])} (python -m analysis list {options.runs})",
+            file=sys.stderr,
+        )
     return study
 
 
@@ -151,15 +176,27 @@ def _measure(options: argparse.Namespace) -> int:
     folders = [folder for root in options.runs for folder in find(root)]
     finished = [folder for folder in folders if (folder / "model.safetensors").is_file()]
     if not finished:
-        raise AnalysisError(f"no run with weights below {options.runs[0]}; give a folder with model.safetensors in it")
+        raise AnalysisError(
+            f"no run with weights below {options.runs[0]}; give a folder with model.safetensors in "
+            "it"
+        )
     for folder in finished:
         protocol = Protocol(
-            tuple(options.levels or LEVELS), options.samples, options.batch, options.seed, options.weights,
-            options.centred, options.per_level, options.routed and "_none_" not in folder.name,
-        )  # fmt: skip
+            tuple(options.levels or LEVELS),
+            options.samples,
+            options.batch,
+            options.seed,
+            options.weights,
+            options.centred,
+            options.per_level,
+            options.routed and "_none_" not in folder.name,
+        )
         result = measure(folder, protocol)
         result.save(folder / "similarity.npz")
-        print(f"{folder / 'similarity.npz'}  {result.label}, lowest {result.arrays['cosine'].min():.3f}")
+        print(
+            f"{folder / 'similarity.npz'}  {result.label}, "
+            f"lowest {result.arrays['cosine'].min():.3f}"
+        )
     return 0
 
 
@@ -186,7 +223,8 @@ def _list(options: argparse.Namespace) -> int:
         print(f"{item['status']:<11} {item['run']}{step}")
     for item in frame.attrs["damaged"]:
         print(f"damaged     {item['run']}  {item['reason']}")
-    print(f"{len(frame)} done, {len(frame.attrs['unfinished'])} unfinished, {len(frame.attrs['damaged'])} damaged")
+    unfinished, damaged = len(frame.attrs["unfinished"]), len(frame.attrs["damaged"])
+    print(f"{len(frame)} done, {unfinished} unfinished, {damaged} damaged")
     return 0
 
 

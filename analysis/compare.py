@@ -23,7 +23,9 @@ class Difference:
     second: Any
 
 
-def pair(first: str | Path, second: str | Path) -> tuple[list[Difference], list[Difference], list[Difference]]:
+def pair(
+    first: str | Path, second: str | Path
+) -> tuple[list[Difference], list[Difference], list[Difference]]:
     """Compare two runs.
 
     Args:
@@ -31,7 +33,8 @@ def pair(first: str | Path, second: str | Path) -> tuple[list[Difference], list[
         second: Run folder.
 
     Returns:
-        What differs in the config, in the scores (all scores, equal ones too), and in cost and size.
+        What differs in the config, in the scores (all scores, equal ones too), and in cost and
+        size.
 
     Raises:
         AnalysisError: if a folder is no finished run.
@@ -60,9 +63,13 @@ def _read(folder: str | Path) -> dict[str, Any]:
     try:
         row = read_run(path)
     except Damaged as error:
-        raise AnalysisError(f"{folder} cannot be compared: {error}; give two folders of finished runs") from None
+        raise AnalysisError(
+            f"{folder} cannot be compared: {error}; give two folders of finished runs"
+        ) from None
     if row.get("status") != "done":
-        raise AnalysisError(f"{folder} is {row.get('status')}, not done; wait for its end before comparing")
+        raise AnalysisError(
+            f"{folder} is {row.get('status')}, not done; wait for its end before comparing"
+        )
     return row
 
 
@@ -76,7 +83,8 @@ def text(first: str | Path, second: str | Path) -> str:
         column = max((len(_show(row.first)) for row in rows), default=0)
         for row in rows:
             gap = _gap(row) if title == "scores" else ""
-            lines.append(f"  {row.key:<{width}}  {_show(row.first):>{column}}  ->  {_show(row.second)}{gap}".rstrip())
+            sides = f"{_show(row.first):>{column}}  ->  {_show(row.second)}{gap}"
+            lines.append(f"  {row.key:<{width}}  {sides}".rstrip())
     return "\n".join(lines)
 
 
@@ -93,7 +101,7 @@ def _gap(row: Difference) -> str:
 
 
 def varying(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the config keys that differ between runs, with their values and how many runs have each.
+    """Return the config keys that differ between runs, and how many runs have each value.
 
     Args:
         frame: What `analysis.load` returned.
@@ -108,7 +116,9 @@ def varying(frame: pd.DataFrame) -> pd.DataFrame:
         counts = frame[column].astype("string").fillna("null").value_counts()
         if len(counts) > 1:
             key = column.removeprefix("config.")
-            rows += [{"key": key, "value": str(value), "runs": int(n)} for value, n in counts.items()]
+            rows += [
+                {"key": key, "value": str(value), "runs": int(n)} for value, n in counts.items()
+            ]
     return pd.DataFrame(rows, columns=["key", "value", "runs"])
 
 

@@ -1,14 +1,15 @@
 """Which runs may stand in one table: what they share, and what was done to their tokens.
 
-`base` is everything that must be equal before two runs are compared (backbone, size, data, objective, optimiser,
-scoring protocol, ...) except the seed, the number of steps and how tokens were routed. `treatment` is the routing: route, rate,
-selection, what happens to removed tokens. A table's cell is the set of seeds of one base and one treatment.
+`base` is everything that must be equal before two runs are compared (backbone, size, data,
+objective, optimiser, scoring protocol, ...) except the seed, the number of steps and how tokens
+were routed. `treatment` is the routing: route, rate, selection, what happens to removed tokens. A
+table's cell is the set of seeds of one base and one treatment.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,11 +22,25 @@ from routing.errors import suggest
 
 # Keys that decide neither what is learnt nor how it is scored.
 _ASIDE = (
-    "config.seed", "config.route", "config.paths.", "config.log", "config.dry", "config.experiment", "config.eval.",
-    "config.guidance.", "config.sampler.", "config.train.steps", "config.train.micro_batch", "config.train.log_every",
-    "config.train.save_every", "config.train.keep", "config.train.sample_every", "config.train.rollback",
-    "config.train.max_bad_steps", "config.train.compile",
-)  # fmt: skip
+    "config.seed",
+    "config.route",
+    "config.paths.",
+    "config.log",
+    "config.dry",
+    "config.experiment",
+    "config.eval.",
+    "config.guidance.",
+    "config.sampler.",
+    "config.train.steps",
+    "config.train.micro_batch",
+    "config.train.log_every",
+    "config.train.save_every",
+    "config.train.keep",
+    "config.train.sample_every",
+    "config.train.rollback",
+    "config.train.max_bad_steps",
+    "config.train.compile",
+)
 # Keys that only say how tokens are routed: a dense run has no use for them.
 _ROUTING = ("config.routing.", "config.train.loss", "config.train.mae_weight")
 _HEAD = ("backbone", "size", "data", "objective", "scale")
@@ -39,9 +54,14 @@ _IN_HEAD = (
 _PROTOCOL = ("guidance", "sampler", "reference")
 # Routing options that a label names only where they differ from these.
 _USUAL = {
-    "selection": "random", "shared": "False", "reinsert": "identity", "remove": "start", "random_end": "False",
-    "schedule": "constant", "off_after": "1.0",
-}  # fmt: skip
+    "selection": "random",
+    "shared": "False",
+    "reinsert": "identity",
+    "remove": "start",
+    "random_end": "False",
+    "schedule": "constant",
+    "off_after": "1.0",
+}
 
 
 @dataclass(frozen=True)
@@ -54,11 +74,16 @@ class Cell:
 
     def first(self, column: str, default: Any = None) -> Any:
         """Return the first known value of a column."""
-        known = self.runs[column].dropna() if column in self.runs else []
+        if column not in self.runs:
+            return default
+        known = self.runs[column].dropna()
         return known.iloc[0] if len(known) else default
 
     def by_seed(self, column: str) -> dict[int, float]:
-        """Return seed to value, without missing values; of runs with one seed the longest counts."""
+        """Return seed to value, without missing values.
+
+        Of runs with one seed the longest counts.
+        """
         if column not in self.runs:
             return {}
         known = (
@@ -107,7 +132,7 @@ class Base:
         return f"score.{self.metric}"
 
     def auto(self) -> Cell | None:
-        """Return the cell of the paper's guideline, 2 to depth-4 at rate 0.5, else the most replicated plain route."""
+        """Return the guideline's cell (2 to depth-4 at 0.5), else the most replicated route."""
         plain = [
             cell for cell in self.routed if cell.first("variant") == "TREAD" and is_usual(cell)
         ]
@@ -132,7 +157,8 @@ def bases(frame: pd.DataFrame, metric: str | None = None) -> list[Base]:
 
     Args:
         frame: What `analysis.load` returned.
-        metric: Full name of the metric that the tables show; None takes each base's own Frechet distance.
+        metric: Full name of the metric that the tables show; None takes each base's own Frechet
+            distance.
 
     Raises:
         AnalysisError: if no run has that metric.
@@ -140,7 +166,8 @@ def bases(frame: pd.DataFrame, metric: str | None = None) -> list[Base]:
     known = frame.attrs.get("metrics", {})
     if metric is not None and metric not in known:
         raise AnalysisError(
-            f"no run has a score called {metric!r}; there are {', '.join(known) or 'none'}{suggest(metric, known)}"
+            f"no run has a score called {metric!r}; there are "
+            f"{', '.join(known) or 'none'}{suggest(metric, known)}"
         )
     if frame.empty:
         return []
@@ -196,8 +223,8 @@ def primary(frame: pd.DataFrame, known: dict[str, dict[str, Any]]) -> str | None
     )
 
 
-def treatment(row: dict[str, Any]) -> str:
-    """Return how tokens were routed, in words: `dense`, `2-8`, `2-8@0.75, selection=rows`, `dropping 2-8`."""
+def treatment(row: Mapping[Any, Any]) -> str:
+    """Return how tokens were routed: `dense`, `2-8`, `2-8@0.75, selection=rows`."""
     variant = str(row["variant"])
     if variant == "dense":
         return "dense" if parent(row.get("config.init")) is None else "dense fine-tune (F)"
@@ -211,14 +238,19 @@ def treatment(row: dict[str, Any]) -> str:
         value = row.get(f"config.routing.{key}")
         if value is not None and not pd.isna(value) and str(value) != usual:
             # The variant's name says these already.
-            if (key == "remove" and variant != "delayed removal") or (key == "reinsert" and value == "none"):
+            if (key == "remove" and variant != "delayed removal") or (
+                key == "reinsert" and value == "none"
+            ):
                 continue
             options.append(f"{key}={value}")
     return ", ".join([text, *options])
 
 
 def parent(init: object) -> str | None:
-    """Return what a run was started from, `init=RUN@STEP`, without its seed and hash; None from scratch."""
+    """Return what a run was started from, `init=RUN@STEP`, without its seed and hash.
+
+    None from scratch.
+    """
     if init is None or pd.isna(init):  # type: ignore[call-overload]
         return None
     name = re.split(r"[/\\\\]", str(init).rstrip("/\\"))[-1]
@@ -264,7 +296,7 @@ def _difference(frame: pd.DataFrame, key: str, rivals: list[str]) -> str:
 
 
 def matching(found: list[Base]) -> Iterator[tuple[Base, Cell, Cell]]:
-    """Yield `(base, dense, routed)` for every treatment that has a dense run to be compared with."""
+    """Yield `(base, dense, routed)` for every treatment with a dense run beside it."""
     for base in found:
         if base.dense is not None:
             for cell in base.routed:

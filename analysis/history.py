@@ -29,8 +29,8 @@ def curves(
         columns: Fields of `metrics.jsonl` beside `step`; one that a run lacks is NaN.
 
     Returns:
-        One row per run and logged step: identity columns, `step`, the columns asked for, and `hours`.
-        `attrs["damaged"]` lists runs whose curve cannot be read.
+        One row per run and logged step: identity columns, `step`, the columns asked for, and
+        `hours`. `attrs["damaged"]` lists runs whose curve cannot be read.
     """
     return _collect(_frame(runs), lambda row: _curve(Path(row["path"]), columns))
 
@@ -53,9 +53,10 @@ def scores(runs: pd.DataFrame | str | Path) -> pd.DataFrame:
         runs: What `analysis.load` returned, or a folder.
 
     Returns:
-        One row per score, of `scores.jsonl` and of `evaluations/*.json`: identity columns, the fields of the score
-        (metric, key, value, n, guidance, ...), `own` (the run's own, under its own protocol), `macs` (training multiply-adds spent by that step) and `hours`.
-        The cost is read from the training log, linearly between logged steps.
+        One row per score, of `scores.jsonl` and of `evaluations/*.json`: identity columns, the
+        fields of the score (metric, key, value, n, guidance, ...), `own` (the run's own, under its
+        own protocol), `macs` (training multiply-adds spent by that step) and `hours`. The cost is
+        read from the training log, linearly between logged steps.
     """
     return _collect(_frame(runs), _scores)
 
@@ -86,7 +87,7 @@ def _scores(row: dict[str, Any]) -> pd.DataFrame:
 
 
 def evaluations(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the scores that `evaluate.py` wrote beside a run, and what is wrong with records that cannot be read."""
+    """Return what `evaluate.py` wrote beside a run, and the records that cannot be read."""
     lines: list[dict[str, Any]] = []
     problems = []
     for path in sorted((folder / "evaluations").glob("*.json")):
@@ -107,7 +108,10 @@ def _with_problems(frame: pd.DataFrame, problems: list[str]) -> pd.DataFrame:
 
 
 def _at(steps: np.ndarray, curve: pd.DataFrame, column: str) -> np.ndarray:
-    """Cost at each step; before the first and after the last logged step it goes on at the run's mean cost."""
+    """Cost at each step.
+
+    Before the first and after the last logged step it goes on at the run's mean cost.
+    """
     known = curve[["step", column]].dropna()
     if known.empty:
         return np.full(len(steps), np.nan)
@@ -126,7 +130,10 @@ def _collect(frame: pd.DataFrame, read: Any) -> pd.DataFrame:
         except (Damaged, ValueError, TypeError) as error:
             damaged.append({"run": row["run"], "path": row["path"], "reason": str(error)})
             continue
-        damaged += [{"run": row["run"], "path": row["path"], "reason": text} for text in part.attrs.pop("problems", [])]
+        damaged += [
+            {"run": row["run"], "path": row["path"], "reason": text}
+            for text in part.attrs.pop("problems", [])
+        ]
         if part.empty:
             continue
         for name in reversed([name for name in _IDENTITY if name in row]):

@@ -1,4 +1,4 @@
-"""Notebooks in percent format to .ipynb with outputs, and whether the committed ones are up to date."""
+"""Notebooks in percent format, executed to .ipynb with outputs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def source(name: str) -> Any:
     import jupytext
 
     if name not in names():
-        raise AnalysisError(f"no notebook {name}; there are {', '.join(names())}{suggest(name, names())}")
+        raise AnalysisError(
+            f"no notebook {name}; there are {', '.join(names())}{suggest(name, names())}"
+        )
     notebook = jupytext.read(FOLDER / f"{name}.py")
     for index, cell in enumerate(notebook.cells):
         # Random ids would make every export a change.
@@ -50,12 +52,18 @@ def execute(name: str, timeout: int = 1200) -> Any:
     from nbclient import NotebookClient
 
     notebook = source(name)
-    notebook.metadata["kernelspec"] = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    notebook.metadata["kernelspec"] = {
+        "display_name": "Python 3",
+        "language": "python",
+        "name": "python3",
+    }
     root = str(FOLDER.parents[1])
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     # Sockets in the file system: nothing listens on a network.
     kernel = KernelManager(kernel_name="python3", transport="ipc")
-    client = NotebookClient(notebook, km=kernel, timeout=timeout, resources={"metadata": {"path": root}})
+    client = NotebookClient(
+        notebook, km=kernel, timeout=timeout, resources={"metadata": {"path": root}}
+    )
     client.execute(env={**os.environ, "PYTHONPATH": path})
     for cell in notebook.cells:
         cell.get("metadata", {}).pop("execution", None)

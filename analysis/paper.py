@@ -1,8 +1,9 @@
 """The published numbers, from `paper.yaml`: each with its table, version and metric.
 
-They are printed beside this suite's own numbers and never mixed with them: every table of the paper is
-a data frame whose `attrs` say where it stands, on which metric and data, and how the numbers were obtained
-(`basis`: seen in the paper, a secondary source, or derived by arithmetic that the note states).
+They are printed beside this suite's own numbers and never mixed with them: every table of the paper
+is a data frame whose `attrs` say where it stands, on which metric and data, and how the numbers
+were obtained (`basis`: seen in the paper, a secondary source, or derived by arithmetic that the
+note states).
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ def table(name: str) -> pd.DataFrame:
         name: One of `tables()`.
 
     Returns:
-        One row per published row, columns as published; `attrs` holds source, where, version, metric, data,
-        basis and note.
+        One row per published row, columns as published; `attrs` holds source, where, version,
+        metric, data, basis and note.
 
     Raises:
         PaperError: if there is no such table.
@@ -57,13 +58,19 @@ def table(name: str) -> pd.DataFrame:
     return frame
 
 
+def rows(name: str) -> list[dict[str, Any]]:
+    """Return the rows of a published table as dicts."""
+    return [{str(k): v for k, v in row.items()} for row in table(name).to_dict("records")]
+
+
 def citation(name: str) -> str:
     """Return where a table was published, in one line (for notes under our tables)."""
     entry = table(name).attrs
     source = _document()["sources"].get(entry["source"] or "")
     origin = source["title"] if source else "independent measurements"
     identifier = f" (arXiv {source['arxiv']})" if source and source["arxiv"] else ""
-    return f"{origin}{identifier}, {entry['where']}, {entry['version']}: {entry['metric']}, {entry['data']}"
+    where = f"{entry['where']}, {entry['version']}"
+    return f"{origin}{identifier}, {where}: {entry['metric']}, {entry['data']}"
 
 
 def main_row(family: str, objective: str, size: str) -> dict[str, Any] | None:
@@ -74,8 +81,7 @@ def main_row(family: str, objective: str, size: str) -> dict[str, Any] | None:
         objective: `edm`, `flow` or `ddpm`; only the DiT rows tell objectives apart.
         size: Size such as `B/2`; RWKV and Mamba have one row each, of another, unpublished model.
     """
-    rows = table("main").to_dict("records")
-    for row in rows:
+    for row in rows("main"):
         if row["family"] != family:
             continue
         if family == "dit" and (row["objective"] != objective or row["size"] != size):

@@ -1,4 +1,4 @@
-"""A table as Markdown, LaTeX (booktabs and siunitx), CSV or HTML; every string is escaped for its format."""
+"""A table as Markdown, LaTeX (booktabs, siunitx), CSV or HTML, escaped for each."""
 
 from __future__ import annotations
 
@@ -8,18 +8,38 @@ import io
 import math
 from pathlib import Path
 
+from analysis.files import atomic_write
 from analysis.runs import AnalysisError
 from analysis.table import Column, Entry, Table
-from analysis.files import atomic_write
 from routing.errors import suggest
 
 _LATEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "|": r"\textbar{}", '"': "''", "`": r"{\`{}}", "\u2020": r"$^\dagger$", "\u00b1": r"$\pm$",
-    "\u2212": r"$-$", "\u00d7": r"$\times$", "\u0394": r"$\Delta$", "\u2192": r"$\rightarrow$", "\u2026": r"\dots{}",
-    "\u00b7": r"$\cdot$", "\u2191": r"$\uparrow$", "\u2193": r"$\downarrow$",
-}  # fmt: skip
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': "''",
+    "`": r"{\`{}}",
+    "\u2020": r"$^\dagger$",
+    "\u00b1": r"$\pm$",
+    "\u2212": r"$-$",
+    "\u00d7": r"$\times$",
+    "\u0394": r"$\Delta$",
+    "\u2192": r"$\rightarrow$",
+    "\u2026": r"\dots{}",
+    "\u00b7": r"$\cdot$",
+    "\u2191": r"$\uparrow$",
+    "\u2193": r"$\downarrow$",
+}
 _MARKDOWN = str.maketrans({c: f"\\{c}" for c in "\\`*_{}[]<>#|~"})
 
 
@@ -38,7 +58,7 @@ def markdown_escape(text: str) -> str:
 
 
 def plain(entry: Entry) -> str:
-    """Return an entry as one line of text: `12.34 ± 0.21 (n=3)`, `-3.20 [-4.10, -2.30] (n=5)`, `missing`."""
+    """Return an entry as text: `12.34 +- 0.21 (n=3)` (with the sign), `missing`."""
     if entry.value is None:
         return entry.text
     text = entry.number(entry.value) + entry.unit
@@ -77,14 +97,22 @@ def markdown(table: Table) -> str:
 
 
 def latex(table: Table) -> str:
-    """Return the table as a LaTeX `table` that needs graphicx, booktabs and siunitx (see `preamble`)."""
+    """Return a LaTeX `table` (needs graphicx, booktabs and siunitx: see `preamble`)."""
+    # A float that is taller than the page is lost.
+    small = r"\scriptsize" if len(table.rows) > 36 else ""
     spec = "".join("r" if column.numeric else "l" for column in table.columns)
     heads = " & ".join(latex_escape(head(column)) for column in table.columns)
     lines = [
-        r"\begin{table}", rf"  \centering{chr(92) + 'scriptsize' if len(table.rows) > 36 else ''}", rf"  \caption{{{latex_escape(table.title)}}}",
-        rf"  \label{{tab:{table.name.replace('_', '-')}}}", r"  \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
-        rf"  \begin{{tabular}}{{{spec}}}", r"    \toprule", rf"    {heads} \\", r"    \midrule",
-    ]  # fmt: skip
+        r"\begin{table}",
+        rf"  \centering{small}",
+        rf"  \caption{{{latex_escape(table.title)}}}",
+        rf"  \label{{tab:{table.name.replace('_', '-')}}}",
+        r"  \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
+        rf"  \begin{{tabular}}{{{spec}}}",
+        r"    \toprule",
+        rf"    {heads} \\",
+        r"    \midrule",
+    ]
     group = None
     for row in table.rows:
         if row.group and row.group != group:
@@ -97,9 +125,8 @@ def latex(table: Table) -> str:
     lines += [r"    \bottomrule", r"  \end{tabular}}"]
     if table.notes:
         notes = " ".join(latex_escape(note) for note in table.notes)
-        lines.append(
-            rf"  \par\smallskip\begin{{minipage}}{{\linewidth}}\footnotesize {notes}\end{{minipage}}"
-        )
+        box = rf"\begin{{minipage}}{{\linewidth}}\footnotesize {notes}\end{{minipage}}"
+        lines.append(rf"  \par\smallskip{box}")
     return "\n".join([*lines, r"\end{table}"]) + "\n"
 
 
@@ -144,7 +171,10 @@ def _num(text: str, signed: bool) -> str:
 
 
 def to_csv(table: Table) -> str:
-    """Return the table as CSV: a column of text per word column; value, std, low, high, n and text per numeric one."""
+    """Return the table as CSV: a column of text per word column.
+
+    Value, std, low, high, n and text per numeric one.
+    """
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     header = ["group"]
@@ -176,8 +206,8 @@ def _safe(text: str) -> str:
 def to_html(table: Table) -> str:
     """Return the table as an HTML fragment; `data-value` holds what a sort goes by."""
     heads = "".join(
-        f'<th scope="col" class="{_classes(c)}" aria-sort="none"><button type="button">{html.escape(head(c))}'
-        f"</button></th>"
+        f'<th scope="col" class="{_classes(c)}" aria-sort="none">'
+        f'<button type="button">{html.escape(head(c))}</button></th>'
         for c in table.columns
     )
     lines = [

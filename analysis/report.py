@@ -1,7 +1,7 @@
-"""One self-contained HTML page for a set of runs: it opens from disk, without a server or a network.
+"""One self-contained HTML page that opens from disk, without server or network.
 
-Figures are embedded as SVG, sample grids as PNG, style and script are inline; a content security policy by
-hash forbids everything else. Tables sort and filter. Every string from a run is escaped.
+Figures are embedded as SVG, sample grids as PNG, style and script are inline; a content security
+policy by hash forbids everything else. Tables sort and filter. Every string from a run is escaped.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ _MOST_GRIDS = 48
 _PICKS = ("Backbone", "Route", "Data")
 
 
-def write(source: Study | pd.DataFrame | str | Path, out: str | Path, title: str | None = None) -> Path:
+def write(
+    source: Study | pd.DataFrame | str | Path, out: str | Path, title: str | None = None
+) -> Path:
     """Write the report.
 
     Args:
@@ -60,21 +62,36 @@ def html(study: Study, title: str | None = None) -> str:
     """Return the report as one HTML document."""
     made = tables.make_all(study)
     drawn = figures.make_all(study)
-    css, js = ((TEMPLATES / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
+    css, js = (
+        (TEMPLATES / name).read_text(encoding="utf-8") for name in ("report.css", "report.js")
+    )
     grids, more = _grids(study)
     attrs = study.runs.attrs
     shown = [_table(table) for table in made if table.covered]
     published = [_table(table) for table in made if not table.covered]
     context = {
         "title": title or f"Runs in {Path(attrs.get('root', 'runs')).name}",
-        "css": Markup(css), "js": Markup(js), "css_hash": _hash(css), "js_hash": _hash(js),
-        "runs": len(study.runs), "unfinished": attrs.get("unfinished", []), "damaged": attrs.get("damaged", []),
-        "facts": _facts(study), "cards": [_card(study, base) for base in study.bases if base.dense and base.auto()],
-        "figures": [_figure(plot) for plot in drawn], "tables": shown, "published": published,
-        "grids": grids, "more_grids": more, "runs_table": Markup(to_html(runs_table(study))), "picks": _picks(study),
-        "varying": _varying(study.runs), "common": sorted(compare.common(study.runs).items()),
-        "machines": _machines(study.runs), "enough": ENOUGH_SEEDS,
-    }  # fmt: skip
+        "css": Markup(css),
+        "js": Markup(js),
+        "css_hash": _hash(css),
+        "js_hash": _hash(js),
+        "runs": len(study.runs),
+        "unfinished": attrs.get("unfinished", []),
+        "damaged": attrs.get("damaged", []),
+        "facts": _facts(study),
+        "cards": [_card(study, base) for base in study.bases if base.dense and base.auto()],
+        "figures": [_figure(plot) for plot in drawn],
+        "tables": shown,
+        "published": published,
+        "grids": grids,
+        "more_grids": more,
+        "runs_table": Markup(to_html(runs_table(study))),
+        "picks": _picks(study),
+        "varying": _varying(study.runs),
+        "common": sorted(compare.common(study.runs).items()),
+        "machines": _machines(study.runs),
+        "enough": ENOUGH_SEEDS,
+    }
     context["sections"] = _sections(context)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False)
     template = environment.from_string((TEMPLATES / "report.html").read_text(encoding="utf-8"))
@@ -93,7 +110,9 @@ def _sections(context: dict[str, Any]) -> list[tuple[str, str]]:
     sections = [("overview", "Overview"), ("figures", "Figures"), ("tables", "Tables")]
     sections += [("samples", "Samples")] if context["grids"] else []
     sections += [("runs", "Runs"), ("configs", "Configs")]
-    sections += [("problems", "Not in the tables")] if context["unfinished"] or context["damaged"] else []
+    sections += (
+        [("problems", "Not in the tables")] if context["unfinished"] or context["damaged"] else []
+    )
     return sections + ([("published", "Published")] if context["published"] else [])
 
 
@@ -113,7 +132,11 @@ def _card(study: Study, base: Base) -> dict[str, Any]:
     steps, macs, hours = (plain(speedups[key]) for key in ("step", "macs", "hours"))
     before, after, gap = score(base, dense), score(base, routed), difference(base, routed, dense)
     reached = speedups["macs"].value is not None
-    what = "fewer training FLOPs to the dense run's best score" if reached else "the dense run's best score"
+    what = (
+        "fewer training FLOPs to the dense run's best score"
+        if reached
+        else "the dense run's best score"
+    )
     return {
         "backbone": str(base.any.first("backbone")),
         "label": f"{base.label}: {routed.treatment}",
@@ -142,15 +165,27 @@ def _figure(plot: Plot) -> dict[str, Any]:
 
 
 def _table(table: Table) -> dict[str, Any]:
-    return {"name": table.name, "title": table.title, "notes": table.notes, "html": Markup(to_html(table))}
+    return {
+        "name": table.name,
+        "title": table.title,
+        "notes": table.notes,
+        "html": Markup(to_html(table)),
+    }
 
 
 def runs_table(study: Study) -> Table:
     """Return the table of every finished run with its own scores and costs."""
     frame = study.runs
     metrics = [name for name in frame.attrs.get("metrics", {}) if f"score.{name}" in frame]
-    text = {"Run": "run", "Backbone": "backbone", "Size": "size", "Data": "data", "Route": "route", "Selection": "selection",
-            "Treatment": "variant"}  # fmt: skip
+    text = {
+        "Run": "run",
+        "Backbone": "backbone",
+        "Size": "size",
+        "Data": "data",
+        "Route": "route",
+        "Selection": "selection",
+        "Treatment": "variant",
+    }
     columns = [Column(label, numeric=False) for label in text]
     columns += [Column("Seed"), Column("Steps"), *(Column(name) for name in metrics)]
     columns += [Column("Images/s"), Column("Hours"), Column("GMACs per image")]
@@ -160,7 +195,11 @@ def runs_table(study: Study) -> Table:
         entries += [_number(row.get("seed"), 0), _number(row.get("step"), 0)]
         entries += [_number(row.get(f"score.{name}"), metric_decimals(name)) for name in metrics]
         macs = row.get("macs_dense") if row.get("variant") == "dense" else row.get("macs_routed")
-        entries += [_number(row.get("images_per_s"), 1), _number(row.get("wall_s"), 3, 3600), _number(macs, 4, 1e9)]
+        entries += [
+            _number(row.get("images_per_s"), 1),
+            _number(row.get("wall_s"), 3, 3600),
+            _number(macs, 4, 1e9),
+        ]
         rows.append(("", entries))
     return build("runs", "Every finished run", columns, rows)
 
@@ -175,7 +214,11 @@ def _picks(study: Study) -> list[dict[str, Any]]:
     labels = [column.label for column in runs_table(study).columns]
     picks = []
     for label in _PICKS:
-        options = sorted(map(str, set(study.runs[label.lower()].dropna()))) if label.lower() in study.runs else []
+        options = (
+            sorted(map(str, set(study.runs[label.lower()].dropna())))
+            if label.lower() in study.runs
+            else []
+        )
         if len(options) > 1:
             picks.append({"column": labels.index(label), "label": label, "options": options})
     return picks
@@ -185,7 +228,9 @@ def _varying(frame: pd.DataFrame) -> list[tuple[str, str]]:
     found = compare.varying(frame)
     result = []
     for key, part in found.groupby("key", sort=False):
-        values = [f"{value} ({count})" for value, count in zip(part["value"], part["runs"], strict=True)]
+        values = [
+            f"{value} ({count})" for value, count in zip(part["value"], part["runs"], strict=True)
+        ]
         more = f" and {len(values) - 12} more" if len(values) > 12 else ""
         result.append((str(key), ",  ".join(values[:12]) + more))
     return result
@@ -197,7 +242,12 @@ def _machines(frame: pd.DataFrame) -> list[tuple[str, int]]:
         try:
             about = json.loads((Path(str(path)) / "env.json").read_bytes())
             packages = about.get("packages") or {}
-            parts = [about.get("device"), f"torch {packages.get('torch')}", f"python {about.get('python')}", about.get("git")]
+            parts = [
+                about.get("device"),
+                f"torch {packages.get('torch')}",
+                f"python {about.get('python')}",
+                about.get("git"),
+            ]
             text = ", ".join(str(part) for part in parts if part)
         except (OSError, ValueError, AttributeError):
             text = "not recorded"
@@ -206,8 +256,12 @@ def _machines(frame: pd.DataFrame) -> list[tuple[str, int]]:
 
 
 def _grids(study: Study) -> tuple[list[dict[str, str]], int]:
-    """One grid per treatment (its lowest seed), the rest counted; pictures are re-encoded, never copied."""
-    found, more = [], 0
+    """One grid per treatment (its lowest seed), the rest counted.
+
+    Pictures are re-encoded, never copied.
+    """
+    found: list[dict[str, str]] = []
+    more = 0
     for base in study.bases:
         for cell in base.cells:
             with_picture = 0
@@ -218,7 +272,9 @@ def _grids(study: Study) -> tuple[list[dict[str, str]], int]:
                 if with_picture == 1 and len(found) < _MOST_GRIDS:
                     image = picture(str(row["path"]))
                     if image is not None:
-                        found.append({"run": str(row["run"]), "image": _uri(_png(image), "image/png")})
+                        found.append(
+                            {"run": str(row["run"]), "image": _uri(_png(image), "image/png")}
+                        )
                 else:
                     more += 1
     return found, more
@@ -228,4 +284,3 @@ def _png(image: np.ndarray) -> bytes:
     stream = io.BytesIO()
     Image.fromarray(image).save(stream, format="PNG", optimize=True)
     return stream.getvalue()
-

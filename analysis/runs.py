@@ -1,13 +1,14 @@
 """Run folders to one tidy data frame: a row per finished run, config and scores as typed columns.
 
-A run folder is any folder that holds `config.yaml`, `summary.json`, `status.json` or `metrics.jsonl`. Columns:
+A run folder is any folder that holds `config.yaml`, `summary.json`, `status.json` or
+`metrics.jsonl`. Columns:
 
     run, path, status                        the folder
     backbone, size, data, scale, route, ...  from summary.json
-    span, rate, variant                      derived: route without its rate, the rate, how tokens are treated
-    config.<dotted key>                      the resolved config; lists as JSON text
-    score.<full metric name>                 the run's own last scores, as "score.FD-500 (digits-classifier)"
-    guidance, sampler, reference, score_n    the protocol of those scores
+    span, rate, variant                      derived: route without its rate, the rate, how tokens
+    are treated config.<dotted key>                      the resolved config; lists as JSON text
+    score.<full metric name>                 the run's own last scores, as "score.FD-500
+    (digits-classifier)" guidance, sampler, reference, score_n    the protocol of those scores
 
 Nothing is fatal: `df.attrs["damaged"]` lists folders that cannot be read, with the reason, and
 `df.attrs["unfinished"]` those without a summary, with their last status.
@@ -31,9 +32,23 @@ from routing.route import Route, RouteError
 
 MARKS = ("config.yaml", "summary.json", "status.json", "metrics.jsonl")
 _SUMMARY = (
-    "name", "hash", "backbone", "size", "data", "scale", "seed", "route", "step", "params", "macs_dense",
-    "macs_routed", "macs_dense_no_attention", "macs_routed_no_attention", "wall_s", "images_per_s",
-)  # fmt: skip
+    "name",
+    "hash",
+    "backbone",
+    "size",
+    "data",
+    "scale",
+    "seed",
+    "route",
+    "step",
+    "params",
+    "macs_dense",
+    "macs_routed",
+    "macs_dense_no_attention",
+    "macs_routed_no_attention",
+    "wall_s",
+    "images_per_s",
+)
 _PROTOCOL = ("guidance", "sampler", "weights", "seed", "reference")
 
 
@@ -77,9 +92,9 @@ def load(root: str | os.PathLike[str]) -> pd.DataFrame:
         root: Folder with run folders, at any depth, or one run folder.
 
     Returns:
-        One row per finished run (columns above), sorted by run name; `attrs` holds `root`, `damaged`
-        (dicts with path and reason), `unfinished` (dicts with path, status, step, steps, error) and `metrics`
-        (full name to better, features, n).
+        One row per finished run (columns above), sorted by run name; `attrs` holds `root`,
+        `damaged` (dicts with path and reason), `unfinished` (dicts with path, status, step, steps,
+        error) and `metrics` (full name to better, features, n).
 
     Raises:
         AnalysisError: if `root` is no folder.
@@ -107,7 +122,9 @@ def load(root: str | os.PathLike[str]) -> pd.DataFrame:
 
 
 def read_run(folder: Path, metrics: dict[str, dict[str, Any]] | None = None) -> dict[str, Any]:
-    """Read one run folder into a flat dict; an unfinished run gives run, path and what its status says.
+    """Read one run folder into a flat dict.
+
+    An unfinished run gives run, path and what its status says.
 
     Args:
         folder: The run folder.
@@ -148,10 +165,11 @@ def read_run(folder: Path, metrics: dict[str, dict[str, Any]] | None = None) -> 
 
 
 def own_scores(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a run's own last scores: those of its last step under the protocol it was first scored with.
+    """Return a run's own scores: its last step under the protocol of its first score.
 
-    Later evaluations under another guidance, sampler, seed or reference are further lines of the same file;
-    they are comparisons of their own (see `analysis.scores`) and never replace the run's score.
+    Later evaluations under another guidance, sampler, seed or reference are further lines of the
+    same file; they are comparisons of their own (see `analysis.scores`) and never replace the run's
+    score.
     """
     usable = [line for line in lines if _is_score(line)]
     if not usable:
@@ -182,7 +200,9 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a JSONL file; a missing file is empty and a half-written last line is left out.
+    """Return the objects of a JSONL file.
+
+    A missing file is empty and a half-written last line is left out.
 
     Raises:
         Damaged: if a line before the last is no JSON object.
@@ -220,9 +240,10 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _blocks(text: str) -> list[str]:
-    """Split a plain block-style document at its top-level keys, so that equal blocks are parsed once.
+    """Split a document at its top-level keys, so that equal blocks are parsed once.
 
-    The runs of a sweep differ in a few lines; the cache makes 2,000 configs cost as much as a few dozen.
+    The runs of a sweep differ in a few lines; the cache makes 2,000 configs cost as much as a few
+    dozen.
     """
     if "&" in text or "*" in text or "---" in text:
         return [text]
@@ -275,7 +296,7 @@ def _derive(row: dict[str, Any]) -> None:
 
 
 def variant(row: dict[str, Any]) -> str:
-    """Return how a run treats its tokens: dense, TREAD, dropping, delayed, a control or a named baseline."""
+    """Return how a run treats its tokens: dense, TREAD, dropping, a control, ..."""
     baseline = row.get("config.train.loss")
     if baseline not in (None, "plain", "ensemble"):
         return str(baseline)

@@ -1,23 +1,27 @@
 """How alike the blocks of a trained model are (TREAD, Fig. 4), for any run of any backbone.
 
-The paper does not publish its protocol, so this is ours, and it is stored with the result. For every held-out
-sample x0 and every noise level of a fixed grid, x_t is made as in training and goes through the averaged
-weights in eval mode with all tokens. For the input h_{-1} of block 0 and the outputs h_0 .. h_{D-1},
+The paper does not publish its protocol, so this is ours, and it is stored with the result. For
+every held-out sample x0 and every noise level of a fixed grid, x_t is made as in training and goes
+through the averaged weights in eval mode with all tokens. For the input h_{-1} of block 0 and the
+outputs h_0 .. h_{D-1},
 
     S[i, j] = mean over levels, samples and tokens n of  <h_i[n], h_j[n]> / (|h_i[n]| |h_j[n]|),
 
-the cosine over channels per token, averaged. Prefix (text) tokens do not count. Everything is summed batch by batch
-in float64, so memory does not grow with the samples and the largest sizes fit.
+the cosine over channels per token, averaged. Prefix (text) tokens do not count. Everything is
+summed batch by batch in float64, so memory does not grow with the samples and the largest sizes
+fit.
 
-Options: `centred` takes each channel's mean over the batch's tokens away first and is returned with linear CKA
-(the unbiased estimator of HSIC, Song et al. 2012, per batch of tokens as in Nguyen et al. 2021); `routed` runs the pass
-with the run's route instead and keeps tokens that took it apart from those that stayed.
+Options: `centred` takes each channel's mean over the batch's tokens away first and is returned with
+linear CKA (the unbiased estimator of HSIC, Song et al. 2012, per batch of tokens as in Nguyen et
+al. 2021); `routed` runs the pass with the run's route instead and keeps tokens that took it apart
+from those that stayed.
 
 This is the one module of `analysis` that imports `experiments`.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -36,7 +40,8 @@ if TYPE_CHECKING:
     from experiments.checkpoint import Loaded
     from routing.rng import Draws
 
-# Noise levels sigma / alpha in units of the data's standard deviation: from almost clean to almost noise.
+# Noise levels sigma / alpha in units of the data's standard deviation: from almost clean to almost
+# noise.
 LEVELS = (0.1, 0.3, 1.0, 3.0, 10.0)
 
 
@@ -68,7 +73,9 @@ class Protocol:
         if self.samples < 1 or self.batch < 1:
             raise AnalysisError("similarity needs at least 1 sample and a batch of at least 1")
         if not self.levels or min(self.levels) <= 0:
-            raise AnalysisError("similarity needs noise levels above 0, such as levels=(0.1, 1, 10)")
+            raise AnalysisError(
+                "similarity needs noise levels above 0, such as levels=(0.1, 1, 10)"
+            )
 
 
 def cosine(hidden: Sequence[Tensor]) -> Tensor:
@@ -94,7 +101,7 @@ def centre(hidden: Sequence[Tensor]) -> list[Tensor]:
 
 
 def hsic(hidden: Sequence[Tensor]) -> Tensor:
-    """Return the unbiased HSIC of every two layers with linear kernels over a batch's tokens (Song et al. 2012).
+    """Return the unbiased linear HSIC of every two layers over tokens (Song et al. 2012).
 
     Args:
         hidden: L tensors (M, D): M > 3 tokens.
@@ -147,7 +154,9 @@ class _Sums:
     stayed: Mean = field(default_factory=Mean)
 
 
-def measure(run: str | Path, protocol: Protocol | None = None, device: str | None = None) -> SimilarityFile:
+def measure(
+    run: str | Path, protocol: Protocol | None = None, device: str | None = None
+) -> SimilarityFile:
     """Measure a run.
 
     Args:
@@ -161,13 +170,21 @@ def measure(run: str | Path, protocol: Protocol | None = None, device: str | Non
     """
     from experiments.checkpoint import load_model
 
-    work = _Work(load_model(run, weights=(protocol or Protocol()).weights, device=device), protocol or Protocol())
+    work = _Work(
+        load_model(run, weights=(protocol or Protocol()).weights, device=device),
+        protocol or Protocol(),
+    )
     if work.protocol.routed and work.route.is_none:
-        raise AnalysisError(f"{run} was trained without a route: leave routed out, or give a routed run")
+        raise AnalysisError(
+            f"{run} was trained without a route: leave routed out, or give a routed run"
+        )
     with torch.inference_mode():
         for start in range(0, work.protocol.samples, work.protocol.batch):
             work.batch(start, min(work.protocol.batch, work.protocol.samples - start))
-    return SimilarityFile(_arrays(work.sums, work.protocol), _described(work.loaded, work.protocol, run, str(work.route)))
+    return SimilarityFile(
+        _arrays(work.sums, work.protocol),
+        _described(work.loaded, work.protocol, run, str(work.route)),
+    )
 
 
 def _arrays(sums: _Sums, protocol: Protocol) -> dict[str, np.ndarray]:
@@ -204,7 +221,7 @@ def _described(loaded: Loaded, protocol: Protocol, run: str | Path, route: str) 
         "split": "test",
         "tokens": "all grid tokens, eval mode; prefix tokens left out",
         "layers": "index 0 is the input of block 0, index i + 1 the output of block i",
-        "average": "per token over channels, then over tokens, samples and levels with equal weight",
+        "average": "per token over channels, then tokens, samples and levels alike",
     }
 
 
@@ -237,7 +254,8 @@ class _Work:
             absolute = torch.full((count,), level * self.objective.sigma_data, device=self.device)
             time = self.objective.from_level(absolute)
             noisy = self.objective.corrupt(held_out.x, noise, time)
-            self._level(place, draws, lambda routing, x=noisy, t=time: self.hidden(x, t, conditions, routing))
+            run = functools.partial(self.hidden, noisy, time, conditions)
+            self._level(place, draws, run)
 
     def _level(self, place: int, draws: Draws, hidden_of: Callable[[Any], list[Tensor]]) -> None:
         hidden = hidden_of(None)
@@ -250,8 +268,10 @@ class _Work:
         if self.protocol.routed:
             self._routed(draws, hidden_of)
 
-    def hidden(self, noisy: Tensor, time: Tensor, conditions: dict[str, Any], routing: Any) -> list[Tensor]:
-        """Return the input and every block's output, (B, T, D) each, under the objective's own preconditioning."""
+    def hidden(
+        self, noisy: Tensor, time: Tensor, conditions: dict[str, Any], routing: Any
+    ) -> list[Tensor]:
+        """Return the input and every block's output, (B, T, D), as the objective feeds them."""
         found: list[Tensor] = []
         places = tuple(range(-1, self.model.depth))
 
@@ -264,13 +284,18 @@ class _Work:
         return found
 
     def _routed(self, draws: Draws, hidden_of: Callable[[Any], list[Tensor]]) -> None:
-        """Add one routed pass; inside the route a token that skips has the state it had at the route's start."""
+        """Add one routed pass.
+
+        Inside the route a token that skips has the state it had at the route's start.
+        """
         from routing import Routing, Selection
         from routing.route import keep_count
 
         options = self.loaded.config.routing
         selection = Selection(options.selection, options.shared, options.block)
-        counts = [keep_count(self.model.num_tokens, segment.rate) for segment in self.route.segments]
+        counts = [
+            keep_count(self.model.num_tokens, segment.rate) for segment in self.route.segments
+        ]
         ids = [
             selection.ids(draws, k, self.model.grid, count).expand(len(draws.index), -1)
             for k, count in enumerate(counts)
@@ -291,6 +316,9 @@ class _Work:
 
 
 def _some(h: Tensor, most: int = 2048) -> Tensor:
-    """Flatten to tokens; a kernel matrix needs their square, so an even subset of at most `most`."""
+    """Flatten to tokens.
+
+    A kernel matrix needs their square, so an even subset of at most `most`.
+    """
     flat = h.reshape(-1, h.shape[-1])
     return flat[:: max(1, math.ceil(flat.shape[0] / most))]

@@ -1,4 +1,7 @@
-"""Similarity arrays on disk: an `.npz` with the arrays and the protocol as JSON text; nothing in it is unpickled."""
+"""Similarity arrays on disk: an `.npz` with the arrays and the protocol as JSON text.
+
+Nothing in it is unpickled.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,8 @@ class SimilarityFile:
     """Similarity of one run's blocks.
 
     Attributes:
-        arrays: `cosine` (D+1, D+1), index 0 the input; options: `per_level` (levels, D+1, D+1), `centred`, `cka`,
-            `routed`, `stayed`.
+        arrays: `cosine` (D+1, D+1), index 0 the input; options: `per_level` (levels, D+1, D+1),
+            `centred`, `cka`, `routed`, `stayed`.
         protocol: How they were computed, JSON-able (run, backbone, route, levels, samples, ...).
     """
 
@@ -51,7 +54,8 @@ class SimilarityFile:
         p = self.protocol
         levels = ", ".join(f"{v:.3g}" for v in p["levels"])
         return (
-            f"Protocol: {p['weights']} weights in eval mode, all tokens, {p['samples']} held-out samples, noise levels "
+            f"Protocol: {p['weights']} weights in eval mode, all tokens, {p['samples']} held-out "
+            "samples, noise levels "
             f"sigma/alpha {levels}."
         )
 
@@ -59,7 +63,7 @@ class SimilarityFile:
         """Write the arrays and the protocol."""
         stream = io.BytesIO()
         text = json.dumps({"format": FORMAT, **self.protocol}, sort_keys=True)
-        np.savez_compressed(stream, protocol=np.array(text), **self.arrays)
+        np.savez_compressed(stream, protocol=np.array(text), **self.arrays)  # type: ignore[arg-type]
         atomic_write(path, stream.getvalue())
 
 
@@ -76,8 +80,11 @@ def read(path: str | Path) -> SimilarityFile:
             arrays = {key: stored[key] for key in stored.files if key != "protocol"}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise AnalysisError(
-            f"{path} is not a similarity file ({type(error).__name__}); make one with python -m analysis similarity RUN"
+            f"{path} is not a similarity file ({type(error).__name__}); "
+            "make one with python -m analysis similarity RUN"
         ) from None
     if not isinstance(protocol, dict) or protocol.pop("format", None) != FORMAT:
-        raise AnalysisError(f"{path} is not a {FORMAT} file; make one with python -m analysis similarity RUN")
+        raise AnalysisError(
+            f"{path} is not a {FORMAT} file; make one with python -m analysis similarity RUN"
+        )
     return SimilarityFile(arrays, protocol)

@@ -1,8 +1,8 @@
 """Means, spreads and paired differences over seeds.
 
-A cell is the mean and the sample standard deviation (n - 1) over seeds. Seeds are paired (same initialisation,
-data order and noise), so a difference is taken per seed first; its 95 % interval is Student's,
-mean +- t(0.975, n - 1) s / sqrt(n). Ratios (speed-ups) get the same on their logarithms.
+A cell is the mean and the sample standard deviation (n - 1) over seeds. Seeds are paired (same
+initialisation, data order and noise), so a difference is taken per seed first; its 95 % interval is
+Student's, mean +- t(0.975, n - 1) s / sqrt(n). Ratios (speed-ups) get the same on their logarithms.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from scipy.special import stdtrit
 
@@ -48,7 +49,7 @@ def interval(values: Sequence[float], level: float = 0.95) -> Estimate | None:
 
 
 def paired(
-    first: Mapping[object, float], second: Mapping[object, float], level: float = 0.95
+    first: Mapping[Any, float], second: Mapping[Any, float], level: float = 0.95
 ) -> Estimate | None:
     """Return `second - first` over the seeds both have, with its interval.
 

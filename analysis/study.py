@@ -38,7 +38,7 @@ class Study:
         return scores(self.runs)
 
     def path(self, base: Base, run: str) -> pd.DataFrame:
-        """Return one run's own scores of the base's metric over training: step, macs, hours, value."""
+        """Return one run's scores of the base's metric: step, macs, hours, value."""
         known = self.scores
         if known.empty or "metric" not in known:
             return known

@@ -1,7 +1,7 @@
 """What a table is, apart from how it is written: columns, rows of entries, notes.
 
-An entry is a word or a number with its spread, its n and its marks. Renderers (`analysis.render`) decide
-about symbols; nothing here is escaped.
+An entry is a word or a number with its spread, its n and its marks. Renderers (`analysis.render`)
+decide about symbols; nothing here is escaped.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its head, whether it holds numbers, which end is best, and whose numbers they are."""
+    """A column: heading, kind, which end is best, whose numbers."""
 
     label: str
     numeric: bool = True
@@ -119,7 +119,10 @@ def missing() -> Entry:
 def ours(
     estimate: Estimate | None, decimals: int = 2, unit: str = "", signed: bool = False
 ) -> Entry:
-    """Return mean +- std (n), or `missing`; an estimate with bounds shows its interval instead of std."""
+    """Return mean +- std (n), or `missing`.
+
+    An estimate with bounds shows its interval instead of std.
+    """
     if estimate is None:
         return missing()
     has_interval = estimate.low is not None

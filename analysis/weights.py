@@ -10,7 +10,10 @@ _LARGEST_HEADER = 100 * 2**20
 
 
 def metadata(path: str | Path) -> dict[str, Any] | None:
-    """Return the metadata of a safetensors file, JSON texts decoded; None if there is none to read."""
+    """Return the metadata of a safetensors file, JSON texts decoded.
+
+    None if there is none to read.
+    """
     try:
         with Path(path).open("rb") as stream:
             size = int.from_bytes(stream.read(8), "little")

@@ -24,7 +24,9 @@ def folders(root):
 
 
 def test_compare_prints_what_differs_and_every_score(runs, capsys):
-    dense, routed = (next(p for p in folders(runs) if part in p.name) for part in ("_none_s0", "_2-8_s0"))
+    dense, routed = (
+        next(p for p in folders(runs) if part in p.name) for part in ("_none_s0", "_2-8_s0")
+    )
     assert main(["compare", str(dense), str(routed)]) == 0
     text = capsys.readouterr().out
     assert "route  none  ->  2-8" in text and METRIC in text and ACCURACY in text
@@ -52,11 +54,16 @@ def test_tables_are_printed_or_written(runs, capsys):
     assert main(["tables", str(runs)]) == 0
     out = capsys.readouterr().out
     assert "main" in out and "not covered by these runs" in out and "route_placement" in out
-    assert (runs / "tables" / "main.tex").is_file() and not (runs / "tables" / "route_placement.md").exists()
+    assert (runs / "tables" / "main.tex").is_file() and not (
+        runs / "tables" / "route_placement.md"
+    ).exists()
 
 
 def test_figures_are_written_and_the_rest_named(runs, capsys):
-    assert main(["figures", str(runs), "--only", "convergence", "guidance", "--out", str(runs / "f")]) == 0
+    assert (
+        main(["figures", str(runs), "--only", "convergence", "guidance", "--out", str(runs / "f")])
+        == 0
+    )
     out = capsys.readouterr().out
     assert "not given by these runs: guidance" in out
     assert {p.suffix for p in (runs / "f").iterdir()} == {".pdf", ".png", ".csv"}
@@ -69,7 +76,11 @@ def test_list_shows_every_folder_with_its_state(runs, capsys):
     (second / "status.json").write_text(json.dumps({"status": "preempted", "step": 20}))
     assert main(["list", str(runs)]) == 0
     out = capsys.readouterr().out
-    assert "2 done, 1 unfinished, 1 damaged" in out and "preempted" in out and "summary.json cannot be read" in out
+    assert (
+        "2 done, 1 unfinished, 1 damaged" in out
+        and "preempted" in out
+        and "summary.json cannot be read" in out
+    )
 
 
 @pytest.mark.parametrize(
@@ -104,5 +115,7 @@ def test_help_names_every_command_and_needs_neither_torch_nor_pandas():
 
 
 def test_python_dash_m_runs(runs):
-    result = subprocess.run([sys.executable, "-m", "analysis", "list", str(runs)], capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-m", "analysis", "list", str(runs)], capture_output=True, text=True
+    )
     assert result.returncode == 0 and "4 done" in result.stdout

@@ -26,8 +26,16 @@ def runs(tmp_path_factory):
 
 def weights(folder, **arguments):
     """A safetensors file without tensors: the header that the cost figure reads."""
-    model = {"name": "dit", "size": "T/1", "in_channels": 1, "input_size": [8, 8], "num_classes": 10} | arguments
-    header = json.dumps({"__metadata__": {"format": "tread-suite/1", "model": json.dumps(model)}}).encode()
+    model = {
+        "name": "dit",
+        "size": "T/1",
+        "in_channels": 1,
+        "input_size": [8, 8],
+        "num_classes": 10,
+    } | arguments
+    header = json.dumps(
+        {"__metadata__": {"format": "tread-suite/1", "model": json.dumps(model)}}
+    ).encode()
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
 
 
@@ -41,7 +49,9 @@ def test_placement_draws_the_paired_differences(runs):
     plot = figures.make("route_placement", runs)
     ours = plot.data[plot.data["backbone"] == "mamba"].set_index("route")["delta"]
     frame = runs.runs[runs.runs.backbone == "mamba"]
-    frame = frame[frame["config.routing.selection"] == "random"].pivot_table(index="route", values=f"score.{METRIC}")
+    frame = frame[frame["config.routing.selection"] == "random"].pivot_table(
+        index="route", values=f"score.{METRIC}"
+    )
     for route in ("2-8", "0-10"):
         expected = frame.loc[route].item() - frame.loc["none"].item()
         assert ours[route] == pytest.approx(expected)
@@ -56,7 +66,11 @@ def test_convergence_has_three_costs_and_labels_the_speedup(runs):
     assert labels == ["training steps", "training multiply-adds", "training time"]
     annotations = [t.get_text() for t in plot.figure.axes[0].texts]
     table = analysis.tables.make("speedup", runs)
-    row = next(r for r in table.rows if r.group.startswith("dit-T/1, digits, edm") and r.entries[0].text == "2-8")
+    row = next(
+        r
+        for r in table.rows
+        if r.group.startswith("dit-T/1, digits, edm") and r.entries[0].text == "2-8"
+    )
     assert f"{row.entries[3].value:.1f}x" in annotations
     assert set(plot.data["treatment"]) == {"dense", "2-8"}
 
@@ -65,13 +79,19 @@ def test_rate_and_guidance_draw_the_data_of_the_runs(runs):
     rate = figures.make("selection_rate", runs).data.set_index("rate")["mean"]
     assert sorted(rate.index) == [0.0, 0.25, 0.5, 0.75]
     plot = figures.make("guidance", runs)
-    assert set(zip(plot.data["strong"], plot.data["weak"], strict=True)) >= {(0.5, 0.9), (0.3, 0.8), (0.0, 0.7)}
+    assert set(zip(plot.data["strong"], plot.data["weak"], strict=True)) >= {
+        (0.5, 0.9),
+        (0.3, 0.8),
+        (0.0, 0.7),
+    }
 
 
 def test_samples_stand_side_by_side_with_the_same_seed(runs):
     plot = figures.make("samples", runs)
     by_panel = plot.data.groupby("panel")
-    assert (by_panel["seed"].nunique() == 1).all() and (by_panel["treatment"].apply(list) == [["dense", "2-8"]] * len(by_panel)).all()
+    assert (by_panel["seed"].nunique() == 1).all() and (
+        by_panel["treatment"].apply(list) == [["dense", "2-8"]] * len(by_panel)
+    ).all()
 
 
 def test_cost_per_block_is_the_cost_models(tmp_path):
@@ -87,7 +107,9 @@ def test_cost_per_block_is_the_cost_models(tmp_path):
     assert figures.make("cost", write(tmp_path / "other", route="2-8")) is None
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff" * 40, b"\x05\0\0\0\0\0\0\0[1,2]", (10**12).to_bytes(8, "little")])
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff" * 40, b"\x05\0\0\0\0\0\0\0[1,2]", (10**12).to_bytes(8, "little")]
+)
 def test_weights_that_cannot_be_read_have_no_metadata(tmp_path, content):
     from analysis.weights import metadata
 
@@ -103,7 +125,9 @@ def test_scan_paths_walk_every_order_and_the_subset_keeps_it():
         walk = list(zip(full["row"], full["column"], strict=True))
         assert len(set(walk)) == 16
         subset = list(zip(kept["row"], kept["column"], strict=True))
-        assert len(subset) == 8 and subset == [place for place in walk if place in set(subset)], name
+        assert len(subset) == 8 and subset == [place for place in walk if place in set(subset)], (
+            name
+        )
         if name.startswith("zigzag"):
             assert (np.abs(np.diff(walk, axis=0)).sum(axis=1) == 1).all()
     assert set(plot.data["order"]) == set(ORDERS)
@@ -129,7 +153,10 @@ def test_similarity_maps_share_one_scale_and_outline_the_route(tmp_path):
     similar("2-8").save(tmp_path / "b.npz")
     plot = figures.similarity([tmp_path / "a.npz", tmp_path / "b.npz"])
     maps = [ax for ax in plot.figure.axes if ax.images]
-    assert len({ax.images[0].get_clim() for ax in maps[:2]}) == 1 and maps[0].images[0].get_clim()[1] == 1.0
+    assert (
+        len({ax.images[0].get_clim() for ax in maps[:2]}) == 1
+        and maps[0].images[0].get_clim()[1] == 1.0
+    )
     assert [len(ax.patches) for ax in maps[:2]] == [0, 1]
     frame = maps[1].patches[0]
     # Block i is drawn at i + 1, because 0 is the input: blocks 2..8 fill 2.5 to 9.5.
@@ -143,7 +170,9 @@ def test_similarity_maps_share_one_scale_and_outline_the_route(tmp_path):
 def test_a_similarity_file_is_read_back_and_never_unpickled(tmp_path):
     similar().save(tmp_path / "a.npz")
     again = read(tmp_path / "a.npz")
-    assert again.protocol["levels"] == [0.1, 1.0] and np.array_equal(again.arrays["cosine"], similar().arrays["cosine"])
+    assert again.protocol["levels"] == [0.1, 1.0] and np.array_equal(
+        again.arrays["cosine"], similar().arrays["cosine"]
+    )
     np.savez(tmp_path / "evil.npz", protocol=np.array([{"a": 1}], dtype=object))
     (tmp_path / "junk.npz").write_bytes(b"PK\x03\x04junk")
     np.savez(tmp_path / "other.npz", protocol=np.array("[]"))
@@ -159,14 +188,24 @@ def test_figures_are_saved_as_pdf_png_and_csv(tmp_path, runs):
     with Image.open(paths[1]) as image:
         width, height = plot.figure.get_size_inches()
         assert image.size == (round(width * 200), round(height * 200))
-    pd.testing.assert_frame_equal(pd.read_csv(paths[2]), plot.data.reset_index(drop=True), check_dtype=False)
+    pd.testing.assert_frame_equal(
+        pd.read_csv(paths[2]), plot.data.reset_index(drop=True), check_dtype=False
+    )
     assert paths[0].read_bytes().startswith(b"%PDF")
     assert plot.svg().startswith("<?xml") and "<svg" in plot.svg()
 
 
 def test_figures_that_the_runs_do_not_give_are_none_and_unknown_ones_refused(tmp_path):
     write(tmp_path)
-    for name in ("convergence", "route_placement", "selection_rate", "samples", "guidance", "cost", "similarity"):
+    for name in (
+        "convergence",
+        "route_placement",
+        "selection_rate",
+        "samples",
+        "guidance",
+        "cost",
+        "similarity",
+    ):
         assert figures.make(name, tmp_path) is None
     with pytest.raises(AnalysisError, match="did you mean route_placement"):
         figures.make("route_placment", tmp_path)

@@ -23,7 +23,12 @@ def test_one_row_per_run_with_typed_columns(tmp_path):
     assert frame["seed"].dtype == "Int64" and frame["config.routing.shared"].dtype == "boolean"
     assert frame["config.train.lr"].dtype == "float64" and frame["backbone"].dtype == "string"
     row = frame[frame["backbone"] == "mamba"].iloc[0]
-    assert (row["span"], row["rate"], row["selection"], row["variant"]) == ("2-8", 0.75, "rows", "TREAD")
+    assert (row["span"], row["rate"], row["selection"], row["variant"]) == (
+        "2-8",
+        0.75,
+        "rows",
+        "TREAD",
+    )
     assert json.loads(row["config.train.betas"]) == [0.9, 0.999]
     assert frame.attrs["metrics"][METRIC]["better"] == "lower"
     assert pd.isna(frame["config.backbone.depth"]).all()
@@ -33,7 +38,11 @@ def test_a_runs_score_is_its_own_protocols_last(tmp_path):
     folder = write(tmp_path, route="2-8", guidance=True)
     own = json.loads((folder / "summary.json").read_text())["scores"]
     rows = read_lines(folder / "scores.jsonl")
-    last = [r for r in rows if r["step"] == 400 and r["metric"] == METRIC and r["guidance"] == "cfg scale=1.5"]
+    last = [
+        r
+        for r in rows
+        if r["step"] == 400 and r["metric"] == METRIC and r["guidance"] == "cfg scale=1.5"
+    ]
     frame = analysis.load(tmp_path)
     assert frame[f"score.{METRIC}"].item() == last[0]["value"] != own[METRIC]
     assert frame["guidance"].item() == "cfg scale=1.5"
@@ -59,13 +68,17 @@ def test_damaged_and_unfinished_folders_are_listed_and_not_fatal(tmp_path):
         "no config": lambda f: (f / "config.yaml").unlink(),
         "scores": lambda f: (f / "scores.jsonl").write_text("nonsense\n{}\n"),
         "no status": lambda f: (f / "summary.json").unlink(),
-        "tag": lambda f: (f / "config.yaml").write_text("a: !!python/object/apply:os.system ['true']"),
+        "tag": lambda f: (f / "config.yaml").write_text(
+            "a: !!python/object/apply:os.system ['true']"
+        ),
     }
     for seed, damage in enumerate(breakages.values(), 1):
         damage(write(tmp_path, seed=seed))
     live = write(tmp_path, seed=50)
     (live / "summary.json").unlink()
-    (live / "status.json").write_text(json.dumps({"status": "running", "step": 30, "steps": 400, "eta_s": 12.5}))
+    (live / "status.json").write_text(
+        json.dumps({"status": "running", "step": 30, "steps": 400, "eta_s": 12.5})
+    )
     frame = analysis.load(tmp_path)
     assert len(frame) == 1
     assert len(frame.attrs["damaged"]) == len(breakages)
@@ -132,27 +145,44 @@ def test_import_and_load_and_tables_need_no_torch(tmp_path):
         "import sys, analysis; analysis.load(sys.argv[1]); analysis.tables.make_all(sys.argv[1]);"
         "bad = [m for m in ('torch', 'matplotlib', 'experiments') if m in sys.modules]; sys.exit(str(bad) if bad else 0)"
     )
-    result = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True
+    )
     assert result.returncode == 0, result.stderr
 
 
 values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**40), 2**40)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
 
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), values, max_size=3), max_size=5))
 def test_any_values_become_columns_of_one_type(rows):
-    flat = [dict(pair for key, value in row.items() for pair in flatten(value, key)) for row in rows]
+    flat = [
+        dict(pair for key, value in row.items() for pair in flatten(value, key)) for row in rows
+    ]
     frame = typed(flat)
     assert len(frame) == len(rows)
     assert {str(t) for t in frame.dtypes} <= {"boolean", "Int64", "float64", "string"}
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
-@given(st.sampled_from(["config.yaml", "summary.json", "status.json", "scores.jsonl", "metrics.jsonl"]), st.binary(max_size=60))
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None
+)
+@given(
+    st.sampled_from(
+        ["config.yaml", "summary.json", "status.json", "scores.jsonl", "metrics.jsonl"]
+    ),
+    st.binary(max_size=60),
+)
 def test_no_bytes_in_any_file_are_fatal(tmp_path_factory, name, content):
     root = tmp_path_factory.mktemp("fuzz")
     folder = write(root, evaluations=1)
@@ -165,7 +195,10 @@ def test_no_bytes_in_any_file_are_fatal(tmp_path_factory, name, content):
 
 def test_fields_that_a_score_lacks_do_not_hide_it(tmp_path):
     folder = write(tmp_path)
-    lines = [{k: v for k, v in row.items() if k != "weights"} for row in read_lines(folder / "scores.jsonl")]
+    lines = [
+        {k: v for k, v in row.items() if k != "weights"}
+        for row in read_lines(folder / "scores.jsonl")
+    ]
     lines = [{**row, "reference": None} for row in lines]
     (folder / "scores.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
     assert analysis.scores(tmp_path)["own"].all()
@@ -180,6 +213,9 @@ def test_evaluations_beside_a_run_are_scores_but_never_its_own(tmp_path):
     (records / "step-00000400-aaaa.json").write_text(json.dumps({"scores": lines}))
     (records / "step-00000400-bbbb.json").write_text('{"scores": [')
     found = analysis.scores(tmp_path)
-    assert set(found.loc[found["value"].isin([1.5, 2.5]), "own"]) == {False} and len(found[found["value"] < 3]) >= 2
+    assert (
+        set(found.loc[found["value"].isin([1.5, 2.5]), "own"]) == {False}
+        and len(found[found["value"] < 3]) >= 2
+    )
     assert "bbbb.json cannot be read" in found.attrs["damaged"][0]["reason"]
     assert analysis.load(tmp_path)[f"score.{METRIC}"].item() == before

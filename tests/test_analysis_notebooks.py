@@ -18,7 +18,13 @@ WITHOUT_MODELS = [name for name in notebook_files.names() if name != "similarity
 
 
 def test_there_is_a_notebook_for_each_subject():
-    assert set(notebook_files.names()) == {"tables", "route_placement", "similarity", "guidance", "your_runs"}
+    assert set(notebook_files.names()) == {
+        "tables",
+        "route_placement",
+        "similarity",
+        "guidance",
+        "your_runs",
+    }
 
 
 @pytest.mark.parametrize("name", notebook_files.names())
@@ -29,13 +35,17 @@ def test_a_notebook_opens_and_its_ids_are_stable(name):
     assert len({cell.id for cell in notebook.cells}) == len(kinds)
 
 
-@pytest.mark.parametrize("path", sorted(notebook_files.FOLDER.glob("*.ipynb")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted(notebook_files.FOLDER.glob("*.ipynb")), ids=lambda path: path.stem
+)
 def test_a_committed_notebook_is_its_script_with_outputs(path):
     import nbformat
 
     committed = nbformat.read(path, as_version=4)
     source = notebook_files.source(path.stem)
-    assert [(c.cell_type, c.source) for c in committed.cells] == [(c.cell_type, c.source) for c in source.cells]
+    assert [(c.cell_type, c.source) for c in committed.cells] == [
+        (c.cell_type, c.source) for c in source.cells
+    ]
     code = [cell for cell in committed.cells if cell.cell_type == "code"]
     assert all(cell.execution_count for cell in code) and any(cell.outputs for cell in code)
     assert not [out for cell in code for out in cell.outputs if out.output_type == "error"]
@@ -53,7 +63,9 @@ def test_runs_are_taken_from_the_variable(tmp_path, monkeypatch):
 
 
 def test_a_command_that_fails_says_which_and_why():
-    with pytest.raises(AnalysisError, match="experiments/run.py backbone=nonsense failed: .*nonsense"):
+    with pytest.raises(
+        AnalysisError, match="experiments/run.py backbone=nonsense failed: .*nonsense"
+    ):
         quick_runs._command("experiments/run.py", "backbone=nonsense")
 
 
@@ -63,7 +75,13 @@ def test_a_notebook_runs_as_a_script(name, tmp_path):
     study(tmp_path, seeds=2, backbones=("dit",))
     environment = {**os.environ, **QUIET, quick_runs.VARIABLE: str(tmp_path)}
     script = notebook_files.FOLDER / f"{name}.py"
-    result = subprocess.run([sys.executable, "-W", "error", str(script)], env=environment, capture_output=True, text=True, cwd=tmp_path)
+    result = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
     assert result.returncode == 0, result.stderr[-2000:]
 
 
@@ -82,7 +100,11 @@ def test_a_notebook_runs_in_a_kernel_on_real_runs(name, real_runs, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     notebook = notebook_files.execute(name)
     outputs = [out for cell in notebook.cells if cell.cell_type == "code" for out in cell.outputs]
-    assert not [out for out in outputs if out.output_type in ("error", "stream") and out.get("name") == "stderr"]
+    assert not [
+        out
+        for out in outputs
+        if out.output_type in ("error", "stream") and out.get("name") == "stderr"
+    ]
     kinds = {kind for out in outputs if "data" in out for kind in out["data"]}
     wanted = {"tables": "text/markdown", "your_runs": "text/html"}.get(name, "image/png")
     assert wanted in kinds, f"{name} shows {sorted(kinds)}"

@@ -29,7 +29,9 @@ def folder(tmp_path_factory):
     write(root, "dit", "2-8@0.25", 0)
     live = write(root, "dit", "none", 7)
     (live / "summary.json").unlink()
-    (live / "status.json").write_text(json.dumps({"status": "failed", "step": 30, "error": HOSTILE}))
+    (live / "status.json").write_text(
+        json.dumps({"status": "failed", "step": 30, "error": HOSTILE})
+    )
     (write(root, "dit", "none", 8) / "config.yaml").unlink()
     hostile = write(root, "dit", "none", 9, experiment=HOSTILE)
     (hostile / "env.json").write_text(json.dumps({"device": HOSTILE}))
@@ -87,7 +89,8 @@ def test_a_broken_picture_is_left_out(folder, tmp_path):
 
 
 browser_needed = pytest.mark.skipif(
-    analysis_browser.find() is None, reason="no Chromium on PATH (apt-get install --no-install-recommends chromium)"
+    analysis_browser.find() is None,
+    reason="no Chromium on PATH (apt-get install --no-install-recommends chromium)",
 )
 
 

@@ -19,11 +19,15 @@ def test_cosine_is_per_token_over_channels():
     mean = cosine(hidden) / 10
     for i in range(4):
         for j in range(4):
-            expected = torch.nn.functional.cosine_similarity(hidden[i].double(), hidden[j].double(), dim=-1).mean()
+            expected = torch.nn.functional.cosine_similarity(
+                hidden[i].double(), hidden[j].double(), dim=-1
+            ).mean()
             assert mean[i, j].item() == pytest.approx(expected.item(), abs=1e-12)
     assert torch.allclose(mean.diagonal(), torch.ones(4, dtype=torch.float64))
     # Scale does not count, sign does.
-    assert torch.allclose(cosine([hidden[0], -3 * hidden[0]])[0, 1], torch.tensor(-10.0, dtype=torch.float64))
+    assert torch.allclose(
+        cosine([hidden[0], -3 * hidden[0]])[0, 1], torch.tensor(-10.0, dtype=torch.float64)
+    )
 
 
 def test_sums_over_batches_are_the_sum_over_all():
@@ -44,7 +48,9 @@ def test_hsic_is_the_unbiased_estimator():
     k, other = k - torch.diag(k.diagonal()), other - torch.diag(other.diagonal())
     m, one = 10, torch.ones(10, dtype=torch.float64)
     expected = (
-        torch.trace(k @ other) + (one @ k @ one) * (one @ other @ one) / ((m - 1) * (m - 2)) - 2 / (m - 2) * (one @ k @ other @ one)
+        torch.trace(k @ other)
+        + (one @ k @ one) * (one @ other @ one) / ((m - 1) * (m - 2))
+        - 2 / (m - 2) * (one @ k @ other @ one)
     ) / (m * (m - 3))
     assert value[0, 1].item() == pytest.approx(expected.item())
     # Unrelated features: around zero, where the biased estimator is far above.
@@ -53,7 +59,9 @@ def test_hsic_is_the_unbiased_estimator():
     assert abs(related[0, 1] / (related[0, 0] * related[1, 1]).sqrt()) < 0.05
 
 
-@pytest.mark.parametrize(("key", "value"), [("samples", 0), ("batch", 0), ("levels", ()), ("levels", (0.0, 1.0))])
+@pytest.mark.parametrize(
+    ("key", "value"), [("samples", 0), ("batch", 0), ("levels", ()), ("levels", (0.0, 1.0))]
+)
 def test_a_protocol_without_samples_or_levels_is_refused(key, value):
     with pytest.raises(AnalysisError, match="similarity needs"):
         Protocol(**{key: value})
@@ -78,26 +86,38 @@ def exported(tmp_path_factory):
 
 
 def test_a_run_is_measured_and_its_protocol_stored(exported, tmp_path):
-    protocol = Protocol(levels=(0.5, 2.0), samples=6, batch=4, per_level=True, centred=True, routed=True)
+    protocol = Protocol(
+        levels=(0.5, 2.0), samples=6, batch=4, per_level=True, centred=True, routed=True
+    )
     result = measure(exported, protocol, device="cpu")
     cos = result.arrays["cosine"]
     assert cos.shape == (9, 9) and np.allclose(cos, cos.T) and np.allclose(np.diag(cos), 1)
     assert (np.abs(cos) <= 1 + 1e-9).all() and cos.min() < 0.99
     assert np.allclose(result.arrays["per_level"].mean(axis=0), cos)
     assert np.allclose(np.diag(result.arrays["cka"]), 1)
-    assert (result.protocol["levels"], result.protocol["samples"], result.protocol["step"]) == ([0.5, 2.0], 6, 7)
+    assert (result.protocol["levels"], result.protocol["samples"], result.protocol["step"]) == (
+        [0.5, 2.0],
+        6,
+        7,
+    )
     result.save(tmp_path / "s.npz")
     assert read(tmp_path / "s.npz").route == "2-4"
 
 
 def test_batches_do_not_change_the_result(exported):
-    one = measure(exported, Protocol(levels=(1.0,), samples=6, batch=6), device="cpu").arrays["cosine"]
-    two = measure(exported, Protocol(levels=(1.0,), samples=6, batch=2), device="cpu").arrays["cosine"]
+    one = measure(exported, Protocol(levels=(1.0,), samples=6, batch=6), device="cpu").arrays[
+        "cosine"
+    ]
+    two = measure(exported, Protocol(levels=(1.0,), samples=6, batch=2), device="cpu").arrays[
+        "cosine"
+    ]
     assert np.allclose(one, two, atol=1e-5)
 
 
 def test_tokens_that_took_the_route_do_not_move_inside_it(exported):
-    result = measure(exported, Protocol(levels=(1.0,), samples=4, batch=4, routed=True), device="cpu")
+    result = measure(
+        exported, Protocol(levels=(1.0,), samples=4, batch=4, routed=True), device="cpu"
+    )
     routed, stayed = result.arrays["routed"], result.arrays["stayed"]
     # Route 2-4: the outputs of blocks 1 to 4 (at 2 to 5) are one state for tokens that skip.
     assert np.allclose(routed[2:6, 2:6], 1, atol=1e-9)

@@ -7,8 +7,8 @@ import math
 import re
 import shutil
 import subprocess
-from pathlib import Path
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from analysis_runs import ACCURACY, METRIC, score, study, write
@@ -33,7 +33,9 @@ def find(table, group, first):
     for row in table.rows:
         if group in row.group and row.entries[0].text == first:
             return dict(zip([c.label for c in table.columns], row.entries, strict=True))
-    raise AssertionError(f"no row {first!r} in {group!r}: {[(r.group, r.entries[0].text) for r in table.rows]}")
+    raise AssertionError(
+        f"no row {first!r} in {group!r}: {[(r.group, r.entries[0].text) for r in table.rows]}"
+    )
 
 
 def test_interval_is_students():
@@ -60,8 +62,12 @@ def test_differences_are_paired_by_seed():
 def test_main_table_holds_the_means_of_the_runs(runs):
     row = find(make("main", runs), "dit-T/1, digits, edm", "dit-T/1")
     frame = runs.runs
-    dense = frame[(frame.backbone == "dit") & (frame.route == "none") & (frame.objective == "edm")][f"score.{METRIC}"]
-    assert row["Dense"].value == pytest.approx(dense.mean()) and row["Dense"].std == pytest.approx(dense.std())
+    dense = frame[(frame.backbone == "dit") & (frame.route == "none") & (frame.objective == "edm")][
+        f"score.{METRIC}"
+    ]
+    assert row["Dense"].value == pytest.approx(dense.mean()) and row["Dense"].std == pytest.approx(
+        dense.std()
+    )
     assert row["Dense"].n == 3 and row["Route"].text == "2-8"
     assert row["\u0394"].value == pytest.approx(row["+ TREAD"].value - row["Dense"].value)
     assert (row["Paper dense"].value, row["Paper + TREAD"].value) == (43.47, 21.34)
@@ -73,7 +79,9 @@ def test_different_objectives_and_selections_never_share_a_cell(runs):
     labels = [base.label for base in runs.bases]
     assert len(labels) == len(set(labels)) == 4
     mamba = next(base for base in runs.bases if base.label.startswith("mamba"))
-    assert {"2-8", "2-8, selection=rows", "2-8, selection=unsorted"} <= {cell.treatment for cell in mamba.routed}
+    assert {"2-8", "2-8, selection=rows", "2-8, selection=unsorted"} <= {
+        cell.treatment for cell in mamba.routed
+    }
     assert all(len(cell.by_seed(base.score)) == 3 for base in runs.bases for cell in base.cells)
 
 
@@ -91,7 +99,9 @@ def test_placement_shows_all_sixteen_routes_and_says_which_are_missing(runs):
     rows = [row for row in table.rows if row.group.startswith("rwkv")]
     assert len(rows) == 17
     seen = find(table, "rwkv", "2-8")
-    assert seen["Ours"].best and seen["Paper"].value == 28.02 and seen["Paper \u0394"].value == -21.87
+    assert (
+        seen["Ours"].best and seen["Paper"].value == 28.02 and seen["Paper \u0394"].value == -21.87
+    )
     unseen = find(table, "rwkv", "0-5")
     assert unseen["Ours"].is_missing and unseen["Paper"].value == 50.81
     assert any(note.startswith("missing") for note in table.notes)
@@ -107,7 +117,10 @@ def test_rate_masking_scan_order_and_routes(runs):
     masking = make("masking", runs)
     dropping = find(masking, "dit", "dropping 2-8")
     tread = find(masking, "dit", "2-8")
-    assert tread["Equal FLOPs"].value <= tread["Equal steps"].value + 1e-9 or tread["Equal FLOPs"].n == 3
+    assert (
+        tread["Equal FLOPs"].value <= tread["Equal steps"].value + 1e-9
+        or tread["Equal FLOPs"].n == 3
+    )
     assert dropping["Equal steps"].value > tread["Equal steps"].value
     routes = make("one_two_routes", runs)
     assert find(routes, "dit", "0-4+6-9")["Paper"].value == 28.80
@@ -125,7 +138,10 @@ def test_guidance_table_has_cost_per_step_and_marks_the_best(runs):
 
 def test_headline_counts_first_scored_step_that_is_as_good(tmp_path):
     for seed in range(3):
-        for route, marks in {"none": {100: 9.0, 200: 5.0, 400: 5.5}, "2-8": {100: 5.0, 200: 4.0}}.items():
+        for route, marks in {
+            "none": {100: 9.0, 200: 5.0, 400: 5.5},
+            "2-8": {100: 5.0, 200: 4.0},
+        }.items():
             folder = write(tmp_path, route=route, seed=seed)
             lines = [score({}, step, value) for step, value in marks.items()]
             (folder / "scores.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -141,7 +157,10 @@ def test_headline_counts_first_scored_step_that_is_as_good(tmp_path):
     assert row["Speed-up, FLOPs"].value == pytest.approx(factor, rel=1e-6)
     assert row["Seeds that reach it"].text == "3 of 3"
     never = find(table, "dit", "0-10")
-    assert never["Speed-up, hours"].text == "not reached" and never["Seeds that reach it"].text == "0 of 3"
+    assert (
+        never["Speed-up, hours"].text == "not reached"
+        and never["Seeds that reach it"].text == "0 of 3"
+    )
 
 
 def test_headline_works_for_a_metric_where_higher_is_better(runs):
@@ -165,7 +184,12 @@ def test_few_seeds_are_marked(tmp_path):
 def test_every_table_is_made_from_nothing_and_says_missing(tmp_path):
     for table in make_all(tmp_path):
         assert table.rows and not table.covered, table.name
-        assert "missing" in render.markdown(table) or table.name in ("sota", "followups", "differences", "all_scores")
+        assert "missing" in render.markdown(table) or table.name in (
+            "sota",
+            "followups",
+            "differences",
+            "all_scores",
+        )
 
 
 def test_scaling_and_resolution_find_their_runs(tmp_path):
@@ -206,7 +230,10 @@ class Cells(HTMLParser):
 
 def nasty():
     columns = [Column(NASTY, numeric=False), Column("value", better="lower")]
-    rows = [(NASTY, [words(NASTY), Entry(value=1.0, n=1)]), (NASTY, [words("=cmd()"), ours(stats.mean_std([2.0, 3.0, 4.0]))])]
+    rows = [
+        (NASTY, [words(NASTY), Entry(value=1.0, n=1)]),
+        (NASTY, [words("=cmd()"), ours(stats.mean_std([2.0, 3.0, 4.0]))]),
+    ]
     return build("nasty", NASTY, columns, rows, [NASTY])
 
 
@@ -237,17 +264,32 @@ def test_best_is_bold_and_decimals_hold():
 
 def test_tables_are_written_in_four_formats(tmp_path, runs):
     paths = save([make("selection_rate", runs)], tmp_path)
-    assert {path.name for path in paths} == {"selection_rate.md", "selection_rate.tex", "selection_rate.csv", "selection_rate.html", "tables.tex"}
+    assert {path.name for path in paths} == {
+        "selection_rate.md",
+        "selection_rate.tex",
+        "selection_rate.csv",
+        "selection_rate.html",
+        "tables.tex",
+    }
     assert all(path.stat().st_size > 100 for path in paths)
     with pytest.raises(AnalysisError, match="formats are md"):
         render.write(make("selection_rate", runs), tmp_path, ("xlsx",))
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed (texlive-latex-base, texlive-science)")
+@pytest.mark.skipif(
+    shutil.which("pdflatex") is None,
+    reason="pdflatex is not installed (texlive-latex-base, texlive-science)",
+)
 def test_all_tables_compile_in_latex(tmp_path, runs):
     save([*(make(name, runs) for name in TABLES), nasty()], tmp_path)
-    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "-no-shell-escape", "tables.tex"]
+    command = [
+        "pdflatex",
+        "-interaction=nonstopmode",
+        "-halt-on-error",
+        "-no-shell-escape",
+        "tables.tex",
+    ]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace")
     assert result.returncode == 0, result.stdout[-2000:]
     assert (tmp_path / "tables.pdf").stat().st_size > 10_000
@@ -275,15 +317,24 @@ def test_every_grid_says_what_it_makes_and_analysis_makes_it():
 
 def test_fine_tunes_of_several_seeds_share_a_cell(tmp_path):
     for seed in range(3):
-        write(tmp_path, seed=seed, init=f"/somewhere/runs/dit-T1-digits_2-8_s{seed}-0123abcd@400", train__lr=1e-5)
+        write(
+            tmp_path,
+            seed=seed,
+            init=f"/somewhere/runs/dit-T1-digits_2-8_s{seed}-0123abcd@400",
+            train__lr=1e-5,
+        )
     (base,) = bases(analysis.load(tmp_path))
-    assert base.dense.treatment == "dense fine-tune (F)" and len(base.dense.by_seed(base.score)) == 3
+    assert (
+        base.dense.treatment == "dense fine-tune (F)" and len(base.dense.by_seed(base.score)) == 3
+    )
 
 
 def test_guidance_with_a_checkpoint_per_seed_is_one_row(tmp_path):
     for seed in range(3):
         folder = write(tmp_path, route="2-8", seed=seed)
-        lines = [score({}, 400, 7.0 + seed, guidance=f"autoguidance scale=1.5 checkpoint={folder}@50")]
+        lines = [
+            score({}, 400, 7.0 + seed, guidance=f"autoguidance scale=1.5 checkpoint={folder}@50")
+        ]
         with (folder / "scores.jsonl").open("a") as stream:
             stream.write(json.dumps(lines[0]) + "\n")
     row = find(make("guidance", tmp_path), "dit", "autoguidance scale=1.5 checkpoint=run@50")
@@ -305,7 +356,10 @@ def test_more_tokens_of_the_same_pictures_stand_in_one_group(tmp_path):
 def test_guidance_takes_the_metric_measured_under_most_guidances(tmp_path):
     folder = write(tmp_path, route="2-8")
     (folder / "evaluations").mkdir()
-    lines = [score({}, 400, 4.0 + i, metric="FD-50K (digits-classifier)", guidance=g) for i, g in enumerate(("none scale=1.0", "routed scale=1.5"))]
+    lines = [
+        score({}, 400, 4.0 + i, metric="FD-50K (digits-classifier)", guidance=g)
+        for i, g in enumerate(("none scale=1.0", "routed scale=1.5"))
+    ]
     (folder / "evaluations" / "step.json").write_text(json.dumps({"scores": lines}))
     table = make("guidance", tmp_path)
     assert "FD-50K" in table.groups[0] and len(table.rows) == 2

@@ -1,7 +1,11 @@
-"""Every figure, by name: `analysis.figures.make("route_placement", "runs")`; each comes as PDF, PNG and CSV."""
+"""Every figure, by name: `analysis.figures.make("route_placement", "runs")`.
+
+Each comes as PDF, PNG and CSV.
+"""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,12 +29,22 @@ Source = Study | pd.DataFrame | str | Path
 
 
 def similarity_maps(study: Study) -> Plot | None:
-    """Draw the similarity files that stand in the study's run folders (`similarity.npz`); None without one."""
+    """Draw the similarity files that stand in the study's run folders (`similarity.npz`).
+
+    None without one.
+    """
     paths = [Path(str(path)) / "similarity.npz" for path in study.runs.get("path", [])]
-    maps = [read(path) for path in paths if path.is_file()]
+    maps = []
+    for path in paths:
+        if path.is_file():
+            try:
+                maps.append(read(path))
+            except AnalysisError as error:
+                # One broken file must not take the other figures with it.
+                warnings.warn(str(error), stacklevel=2)
     # One map per architecture and route says it; further seeds say it again.
-    first = {(item.label): item for item in reversed(maps)}
-    return similarity(sorted(first.values(), key=lambda item: item.label)) if first else None
+    first = {item.label: item for item in reversed(maps)}
+    return similarity([first[label] for label in sorted(first)]) if first else None
 
 
 FIGURES: dict[str, Callable[[Study], Plot | None]] = {
@@ -46,8 +60,16 @@ FIGURES: dict[str, Callable[[Study], Plot | None]] = {
 }
 
 __all__ = [
-    "FIGURES", "Plot", "make", "make_all", "save", "scan_paths", "selections", "similarity", "similarity_maps",
-]  # fmt: skip
+    "FIGURES",
+    "Plot",
+    "make",
+    "make_all",
+    "save",
+    "scan_paths",
+    "selections",
+    "similarity",
+    "similarity_maps",
+]
 
 
 def make(name: str, source: Source, metric: str | None = None) -> Plot | None:
@@ -57,7 +79,9 @@ def make(name: str, source: Source, metric: str | None = None) -> Plot | None:
         AnalysisError: if there is no such figure, runs folder or metric.
     """
     if name not in FIGURES:
-        raise AnalysisError(f"no figure {name}; figures are {', '.join(FIGURES)}{suggest(name, FIGURES)}")
+        raise AnalysisError(
+            f"no figure {name}; figures are {', '.join(FIGURES)}{suggest(name, FIGURES)}"
+        )
     return FIGURES[name](Study.of(source, metric))
 
 

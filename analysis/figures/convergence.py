@@ -1,4 +1,4 @@
-"""Convergence against steps, multiply-adds and hours, with an arrow for how much sooner the routed run is there."""
+"""Convergence against steps, multiply-adds and hours, with the speed-up as an arrow."""
 
 from __future__ import annotations
 
@@ -19,18 +19,28 @@ AXES = (("step", "training steps"), ("macs", "training multiply-adds"), ("hours"
 
 
 def mean_path(study: Study, base: Base, cell: Cell) -> pd.DataFrame:
-    """Return a cell's scores over training, averaged over seeds at the steps that all seeds were scored at."""
+    """Return a cell's mean over seeds at every step that all seeds were scored at."""
     paths = [study.path(base, str(run)) for run in cell.runs["run"]]
-    paths = [path.drop_duplicates("step", keep="last").set_index("step") for path in paths if not path.empty]
+    paths = [
+        path.drop_duplicates("step", keep="last").set_index("step")
+        for path in paths
+        if not path.empty
+    ]
     if not paths:
         return pd.DataFrame()
     shared = sorted(set.intersection(*(set(path.index) for path in paths)))
     rows = []
     for step in shared:
         estimate = mean_std([float(path.loc[step, "value"]) for path in paths])
-        costs = {key: float(np.mean([path.loc[step, key] for path in paths])) for key in ("macs", "hours")}
+        costs = {
+            key: float(np.mean([path.loc[step, key] for path in paths]))
+            for key in ("macs", "hours")
+        }
         if estimate is not None:
-            spread = {"std": float("nan") if estimate.std is None else estimate.std, "n": estimate.n}
+            spread = {
+                "std": float("nan") if estimate.std is None else estimate.std,
+                "n": estimate.n,
+            }
             rows.append({"step": int(step), **costs, "mean": estimate.mean, **spread})
     return pd.DataFrame(rows)
 
@@ -58,24 +68,38 @@ def convergence(study: Study) -> Plot | None:
         row[0].set_ylabel(base.metric)
         row[0].set_title(base.label, color=colour(str(base.any.first("backbone"))))
         row[0].legend(loc="upper right")
-        data += [path.assign(panel=base.label, treatment=cell.treatment, metric=base.metric) for cell, path in paths]
+        data += [
+            path.assign(panel=base.label, treatment=cell.treatment, metric=base.metric)
+            for cell, path in paths
+        ]
     return Plot(
         "convergence",
         "Convergence",
-        "Mean over seeds; the band is one standard deviation. The arrow runs from the dense run's best score to where the "
-        "routed run first scores as well, seed by seed; its label is the geometric mean over the seeds that get there.",
+        "Mean over seeds; the band is one standard deviation. The arrow runs from the dense run's "
+        "best score to where the "
+        "routed run first scores as well, seed by seed; its label is the geometric mean over the "
+        "seeds that get there.",
         figure,
         pd.concat(data, ignore_index=True),
     )
 
 
-def _panel(ax: Axes, study: Study, base: Base, paths: list[tuple[Cell, pd.DataFrame]], key: str) -> None:
+def _panel(
+    ax: Axes, study: Study, base: Base, paths: list[tuple[Cell, pd.DataFrame]], key: str
+) -> None:
     tint = colour(str(base.any.first("backbone")))
     for cell, path in paths:
         shade = "#555555" if cell.treatment == "dense" else tint
         ax.plot(path[key], path["mean"], color=shade, label=cell.treatment, **line(cell.treatment))
         spread = path["std"].fillna(0.0)
-        ax.fill_between(path[key], path["mean"] - spread, path["mean"] + spread, color=shade, alpha=0.15, linewidth=0)
+        ax.fill_between(
+            path[key],
+            path["mean"] - spread,
+            path["mean"] + spread,
+            color=shade,
+            alpha=0.15,
+            linewidth=0,
+        )
     ax.set_xlim(left=0)
     _arrow(ax, study, base, paths, key)
 
@@ -91,7 +115,9 @@ def _scales(ax: Axes, key: str, log: bool) -> None:
     elif key == "hours" and ax.get_xlim()[1] < 2:
         unit, factor = ("min", 60) if ax.get_xlim()[1] > 1 / 30 else ("s", 3600)
         # Ticks at round numbers of the unit that is shown, not of the hours underneath.
-        ax.xaxis.set_major_locator(FixedLocator([t / factor for t in _round(ax.get_xlim()[1] * factor)]))
+        ax.xaxis.set_major_locator(
+            FixedLocator([t / factor for t in _round(ax.get_xlim()[1] * factor)])
+        )
         ax.xaxis.set_major_formatter(lambda x, _: f"{x * factor:g} {unit}")
     elif key == "hours":
         ax.xaxis.set_major_formatter("{x:g} h")
@@ -101,7 +127,9 @@ def _round(high: float) -> list[float]:
     return [float(t) for t in MaxNLocator(5).tick_values(0, high) if t <= high]
 
 
-def _arrow(ax: Axes, study: Study, base: Base, paths: list[tuple[Cell, pd.DataFrame]], key: str) -> None:
+def _arrow(
+    ax: Axes, study: Study, base: Base, paths: list[tuple[Cell, pd.DataFrame]], key: str
+) -> None:
     (dense, first), (routed, _) = paths
     reached = reach(study, base, dense, routed)
     there = [item for item in reached if item.routed is not None]
@@ -109,14 +137,34 @@ def _arrow(ax: Axes, study: Study, base: Base, paths: list[tuple[Cell, pd.DataFr
     best = first["mean"].min() if base.better == "lower" else first["mean"].max()
     if factor is None:
         ax.axhline(best, color="#999999", linewidth=0.8, linestyle=":")
-        ax.text(0.03, 0.06, "dense best not reached", transform=ax.transAxes, fontsize=7.5, color="#666666")
+        ax.text(
+            0.03,
+            0.06,
+            "dense best not reached",
+            transform=ax.transAxes,
+            fontsize=7.5,
+            color="#666666",
+        )
         return
     start = float(np.mean([item.dense[key] for item in there]))
     end = float(np.mean([item.routed[key] for item in there if item.routed]))
-    arrow: dict[str, Any] = {"arrowstyle": "-|>", "color": "#1a1a1a", "lw": 1.1, "shrinkA": 2, "shrinkB": 2}
+    arrow: dict[str, Any] = {
+        "arrowstyle": "-|>",
+        "color": "#1a1a1a",
+        "lw": 1.1,
+        "shrinkA": 2,
+        "shrinkB": 2,
+    }
     ax.annotate("", xy=(end, best), xytext=(start, best), arrowprops=arrow, zorder=5)
     some = "" if len(there) == len(reached) else f" ({len(there)}/{len(reached)})"
     ax.annotate(
-        f"{factor.mean:.1f}x{some}", ((start + end) / 2, best), xytext=(0, 4), textcoords="offset points",
-        ha="center", fontsize=8.5, fontweight="bold", color="#1a1a1a", zorder=6,
-    )  # fmt: skip
+        f"{factor.mean:.1f}x{some}",
+        ((start + end) / 2, best),
+        xytext=(0, 4),
+        textcoords="offset points",
+        ha="center",
+        fontsize=8.5,
+        fontweight="bold",
+        color="#1a1a1a",
+        zorder=6,
+    )

@@ -19,7 +19,9 @@ def _panel_data(base: Base) -> pd.DataFrame | None:
     routed = base.auto()
     if routed is None:
         return None
-    described = next((m for path in routed.runs["path"] if (m := metadata(f"{path}/model.safetensors"))), None)
+    described = next(
+        (m for path in routed.runs["path"] if (m := metadata(f"{path}/model.safetensors"))), None
+    )
     if not described or not isinstance(described.get("model"), dict):
         return None
     arguments: dict[str, Any] = dict(described["model"])
@@ -42,12 +44,16 @@ def _panel_data(base: Base) -> pd.DataFrame | None:
 
 @styled
 def cost(study: Study) -> Plot | None:
-    """Draw every base that has exported weights (their metadata say what was built); None without one."""
+    """Draw every base that has exported weights (their metadata say what was built).
+
+    None without one.
+    """
     panels: dict[tuple[Any, ...], pd.DataFrame] = {}
     for base in study.bases:
         data = _panel_data(base)
         if data is not None:
-            # Objectives and optimisers cost nothing per block: one panel per architecture is enough.
+            # Objectives and optimisers cost nothing per block: one panel per architecture is
+            # enough.
             panels.setdefault((*data.iloc[0][["backbone", "total_dense", "total_routed"]],), data)
     if not panels:
         return None
@@ -60,16 +66,34 @@ def cost(study: Study) -> Plot | None:
         _draw(ax, data)
     axes[0][0].set_ylabel("MACs per image (M)")
     caption = (
-        "Multiply-adds of each block for one image: the outline is the dense pass, the filled bar the routed one, with "
-        "attention matmuls, scans and convolutions counted. The percentage is the whole model's, embedding and head included."
+        "Multiply-adds of each block for one image: the outline is the dense pass, the filled bar "
+        "the routed one, with "
+        "attention matmuls, scans and convolutions counted. The percentage is the whole model's, "
+        "embedding and head included."
     )
-    return Plot("cost", "Cost per block", caption, figure, pd.concat(panels.values(), ignore_index=True))
+    return Plot(
+        "cost", "Cost per block", caption, figure, pd.concat(panels.values(), ignore_index=True)
+    )
 
 
 def _draw(ax: Axes, data: pd.DataFrame) -> None:
     tint = colour(str(data["backbone"].iloc[0]))
-    ax.bar(data["block"], data["dense_macs"] / 1e6, 0.8, facecolor="#f4f4f4", edgecolor="#888888", linewidth=0.8, label="dense")
-    ax.bar(data["block"], data["routed_macs"] / 1e6, 0.8, color=tint, label=f"route {data['route'].iloc[0]}")
+    ax.bar(
+        data["block"],
+        data["dense_macs"] / 1e6,
+        0.8,
+        facecolor="#f4f4f4",
+        edgecolor="#888888",
+        linewidth=0.8,
+        label="dense",
+    )
+    ax.bar(
+        data["block"],
+        data["routed_macs"] / 1e6,
+        0.8,
+        color=tint,
+        label=f"route {data['route'].iloc[0]}",
+    )
     total, routed = data["total_dense"].iloc[0], data["total_routed"].iloc[0]
     head = str(data["panel"].iloc[0]).split(",")[0]
     ax.set_title(f"{head}: \u2212{1 - routed / total:.0%} MACs, {total / routed:.2f}x", color=tint)

@@ -1,4 +1,4 @@
-"""Route placement (TREAD, Fig. 8): a bar from start to end per route, coloured by what it does to the score."""
+"""Route placement (TREAD, Fig. 8): a bar per route, coloured by its effect."""
 
 from __future__ import annotations
 
@@ -27,27 +27,51 @@ def _rows(base: Base) -> list[dict[str, Any]]:
         if estimate is not None and own is not None:
             rows.append(
                 {
-                    "panel": base.label, "backbone": base.any.first("backbone"), "route": str(cell.first("span")),
-                    "delta": estimate.mean, "low": estimate.low, "high": estimate.high, "n": estimate.n,
-                    "score": own.mean, "metric": base.metric, "depth": base.any.depth,
+                    "panel": base.label,
+                    "backbone": base.any.first("backbone"),
+                    "route": str(cell.first("span")),
+                    "delta": estimate.mean,
+                    "low": estimate.low,
+                    "high": estimate.high,
+                    "n": estimate.n,
+                    "score": own.mean,
+                    "metric": base.metric,
+                    "depth": base.any.depth,
                     "sign": 1 if base.better == "lower" else -1,
                 }
-            )  # fmt: skip
+            )
     return sorted(rows, key=lambda row: span_order(row["route"]))
 
 
 def _paper_rows() -> list[dict[str, Any]]:
     frame = paper.table("placement")
-    shared = {"panel": "Paper: DiT-B/2, ImageNet-256", "backbone": "paper", "low": None, "high": None, "n": None}
+    shared = {
+        "panel": "Paper: DiT-B/2, ImageNet-256",
+        "backbone": "paper",
+        "low": None,
+        "high": None,
+        "n": None,
+    }
     return [
-        {**shared, "route": r.route, "delta": r.delta, "score": r.fid, "metric": "FID-5K", "depth": 12, "sign": 1}
+        {
+            **shared,
+            "route": r.route,
+            "delta": r.delta,
+            "score": r.fid,
+            "metric": "FID-5K",
+            "depth": 12,
+            "sign": 1,
+        }
         for r in frame.itertuples()
     ]
 
 
 @styled
 def placement(study: Study) -> Plot | None:
-    """Draw every base with two or more routes beside the paper's figure; None without such a base."""
+    """Draw every base with two or more routes beside the paper's figure.
+
+    None without such a base.
+    """
     panels = [rows for base in study.bases if len(rows := _rows(base)) > 1]
     if not panels:
         return None
@@ -66,8 +90,10 @@ def placement(study: Study) -> Plot | None:
     return Plot(
         "route_placement",
         "Route placement",
-        "Each bar spans the blocks that a route's tokens skip (rate 0.5). Blue improves on the dense run, red worsens it; "
-        "the number is the score minus the dense one, paired by seed, with half the width of its 95 % interval.",
+        "Each bar spans the blocks that a route's tokens skip (rate 0.5). Blue improves on the "
+        "dense run, red worsens it; "
+        "the number is the score minus the dense one, paired by seed, with half the width of its "
+        "95 % interval.",
         figure,
         pd.DataFrame([row for panel in panels for row in panel]),
     )
@@ -82,11 +108,26 @@ def _panel(ax: Axes, rows: list[dict[str, Any]]) -> None:
         face = cmap(norm(row["delta"] * row["sign"]))
         ax.add_patch(
             FancyBboxPatch(
-                (start - 0.4, y - 0.36), end - start + 0.8, 0.72, boxstyle="round,pad=0,rounding_size=0.18",
-                facecolor=face, edgecolor="#555555", linewidth=0.6, zorder=2,
+                (start - 0.4, y - 0.36),
+                end - start + 0.8,
+                0.72,
+                boxstyle="round,pad=0,rounding_size=0.18",
+                facecolor=face,
+                edgecolor="#555555",
+                linewidth=0.6,
+                zorder=2,
             )
-        )  # fmt: skip
-        ax.text((start + end) / 2, y, row["route"], ha="center", va="center", fontsize=7, color=ink(face), zorder=3)
+        )
+        ax.text(
+            (start + end) / 2,
+            y,
+            row["route"],
+            ha="center",
+            va="center",
+            fontsize=7,
+            color=ink(face),
+            zorder=3,
+        )
         ax.text(depth - 0.2, y, _label(row), ha="left", va="center", fontsize=7, color="#333333")
     best = min(range(len(rows)), key=lambda y: rows[y]["delta"] * rows[y]["sign"])
     ax.text(-0.9, best, "\u2605", ha="center", va="center", fontsize=9, color="#E69F00")
@@ -97,7 +138,14 @@ def _panel(ax: Axes, rows: list[dict[str, Any]]) -> None:
     ax.spines["bottom"].set_bounds(-0.5, depth - 0.5)
     tint = "#333333" if rows[0]["backbone"] == "paper" else colour(rows[0]["backbone"])
     ax.set_title(rows[0]["panel"], color=tint)
-    ax.text(depth - 0.2, -0.75, f"\u0394 {rows[0]['metric'].split(' ')[0]}", fontsize=7, color="#666666", va="bottom")
+    ax.text(
+        depth - 0.2,
+        -0.75,
+        f"\u0394 {rows[0]['metric'].split(' ')[0]}",
+        fontsize=7,
+        color="#666666",
+        va="bottom",
+    )
 
 
 def _label(row: dict[str, Any]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 
 from analysis import paper
@@ -11,11 +13,11 @@ from analysis.study import Study
 from analysis.tables.ablations import plain_routes
 
 
-def _rows(base: Base) -> list[dict[str, object]]:
+def _rows(base: Base) -> list[dict[str, Any]]:
     spans: dict[str, dict[float, object]] = {}
     for cell in plain_routes(base):
         spans.setdefault(str(cell.first("span")), {})[float(cell.first("rate"))] = cell
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for span, cells in spans.items():
         if len(cells) < 2:
             continue
@@ -39,19 +41,33 @@ def rate(study: Study) -> Plot | None:
     metrics = list(dict.fromkeys(frame["metric"]))
     figure, axes = canvas(3.2 * (len(metrics) + 1), 2.7, 1, len(metrics) + 1)
     for ax, metric in zip(axes[0], metrics, strict=False):
-        for (panel, span), part in frame[frame["metric"] == metric].groupby(["panel", "span"], sort=False):
+        for (panel, span), part in frame[frame["metric"] == metric].groupby(
+            ["panel", "span"], sort=False
+        ):
             tint = colour(str(part["backbone"].iloc[0]))
-            style = line(str(span))
+            style, label = line(str(span)), f"{str(panel).split(',')[0]}, {span}"
             ax.errorbar(
-                part["rate"], part["mean"], yerr=part["std"].fillna(0.0), color=tint, capsize=2.5, label=f"{panel.split(',')[0]}, {span}", **style,
-            )  # fmt: skip
+                part["rate"],
+                part["mean"],
+                yerr=part["std"].fillna(0.0),
+                color=tint,
+                capsize=2.5,
+                label=label,
+                **style,
+            )
         ax.set(title="Ours", ylabel=metric)
         ax.legend()
     known = paper.table("rate")
-    axes[0][-1].plot(known["rate"], known["fid"], color=PAPER_COLOUR, marker="s", label="DiT-B/2, 2-8")
+    axes[0][-1].plot(
+        known["rate"], known["fid"], color=PAPER_COLOUR, marker="s", label="DiT-B/2, 2-8"
+    )
     axes[0][-1].set(title="Paper, Table 5", ylabel="FID-50K")
     axes[0][-1].legend()
     for ax in axes[0]:
-        ax.set(xlabel="share of tokens that skip (0: dense)", xticks=[0, 0.25, 0.5, 0.75], xlim=(-0.06, 0.84))
+        ax.set(
+            xlabel="share of tokens that skip (0: dense)",
+            xticks=[0, 0.25, 0.5, 0.75],
+            xlim=(-0.06, 0.84),
+        )
     caption = "Mean and standard deviation over seeds. A rate of 0 is the dense run."
     return Plot("selection_rate", "Selection rate", caption, figure, frame)

@@ -18,7 +18,7 @@ _MOST_PIXELS = 64_000_000
 
 
 def picture(run: str | Path) -> np.ndarray | None:
-    """Return a run's last sample grid as uint8 (H, W, 3), or None if it has none that can be read."""
+    """Return a run's last sample grid, uint8 (H, W, 3); None if none can be read."""
     path = Path(run) / "samples" / "final.png"
     try:
         with Image.open(path) as image:
@@ -32,7 +32,9 @@ def picture(run: str | Path) -> np.ndarray | None:
 def _chosen(base: Base) -> list[tuple[Cell, pd.Series, np.ndarray]]:
     """Dense and guideline cells with a picture at one common seed."""
     cells = [cell for cell in (base.dense, base.auto()) if cell is not None]
-    seeds = set.intersection(*(set(cell.runs["seed"].dropna()) for cell in cells)) if cells else set()
+    seeds = (
+        set.intersection(*(set(cell.runs["seed"].dropna()) for cell in cells)) if cells else set()
+    )
     for seed in sorted(seeds):
         found = []
         for cell in cells:
@@ -65,14 +67,24 @@ def samples(study: Study) -> Plot | None:
             ax.imshow(image, interpolation="nearest")
             quiet(ax)
             value = row.get(base.score)
-            score = "" if value is None or pd.isna(value) else f"  {base.metric.split(' ')[0]} {value:.2f}"
+            score = (
+                ""
+                if value is None or pd.isna(value)
+                else f"  {base.metric.split(' ')[0]} {value:.2f}"
+            )
             tint = colour(str(base.any.first("backbone")))
             head = base.label.split(",")[0]
             ax.set_title(f"{head}, {cell.treatment}{score}", color=tint, fontsize=8)
-            shared = {"panel": base.label, "treatment": cell.treatment, "run": row["run"], "seed": row["seed"]}
+            shared = {
+                "panel": base.label,
+                "treatment": cell.treatment,
+                "run": row["run"],
+                "seed": row["seed"],
+            }
             data.append({**shared, "step": row["step"], "score": value, "metric": base.metric})
     caption = (
-        "Samples of each run's averaged weights after training: the same noise and the same labels at the same place of "
+        "Samples of each run's averaged weights after training: the same noise and the same labels "
+        "at the same place of "
         "every grid, dense above routed, of one training seed."
     )
     return Plot("samples", "Samples, dense and routed", caption, figure, pd.DataFrame(data))

@@ -1,4 +1,4 @@
-"""How tokens are walked and which of them stay: scan paths with a routed subset, and every selection."""
+"""Scan paths with a routed subset, and which tokens every selection keeps."""
 
 from __future__ import annotations
 
@@ -58,8 +58,10 @@ def scan_paths(side: int = 8, rate: float = 0.5, seed: int = 0) -> Plot:
     for y in (1, 3):
         axes[y][0].set_ylabel(f"{len(kept)} of {side * side}", fontsize=8)
     caption = (
-        f"Every scan order on a grid of {side} x {side} tokens, from dark to bright. Below each, the same path with the tokens of one "
-        f"random draw at rate {rate:g} left out (grey): what a block inside a route walks, in the same order."
+        f"Every scan order on a grid of {side} x {side} tokens, from dark to bright. Below each, "
+        "the same path with the tokens of one "
+        f"random draw at rate {rate:g} left out (grey): what a block inside a route walks, in the "
+        "same order."
     )
     return Plot("scan_paths", "Scan paths", caption, figure, pd.DataFrame(data))
 
@@ -68,12 +70,22 @@ def _path(ax: Axes, grid: tuple[int, int], order: np.ndarray, present: np.ndarra
     rows, columns = np.divmod(order, grid[1])
     points = np.stack([columns, rows], axis=1).astype(float)
     segments = np.stack([points[:-1], points[1:]], axis=1)
-    lines = LineCollection(segments, cmap=colormap("plasma"), linewidths=1.4, zorder=2, capstyle="round")
+    lines = LineCollection(
+        list(segments), cmap=colormap("plasma"), linewidths=1.4, zorder=2, capstyle="round"
+    )
     lines.set_array(np.linspace(0, 0.88, len(segments)))
     lines.set_clim(0, 1)
     every = np.arange(grid[0] * grid[1])
     gone = np.setdiff1d(every, present)
-    ax.scatter(gone % grid[1], gone // grid[1], s=7, facecolor="white", edgecolor=_GONE, linewidth=0.6, zorder=1)
+    ax.scatter(
+        gone % grid[1],
+        gone // grid[1],
+        s=7,
+        facecolor="white",
+        edgecolor=_GONE,
+        linewidth=0.6,
+        zorder=1,
+    )
     ax.add_collection(lines)
     ax.scatter(columns, rows, s=8, color=_KEPT, zorder=3)
     ax.scatter(columns[:1], rows[:1], s=34, marker="s", color="#009E73", zorder=4)
@@ -107,7 +119,8 @@ def selections(side: int = 8, rate: float = 0.5, draws: int = 3) -> Plot:
             data += [{"mode": mode, "rate": share, "draw": y, "id": int(i)} for i in ids]
         axes[0][x].set_title(f"{mode}\nrate {share:g}", fontsize=8)
     caption = (
-        "Tokens that stay inside a route (dark), for three draws. `unsorted` keeps the tokens of `random` and shuffles the "
+        "Tokens that stay inside a route (dark), for three draws. `unsorted` keeps the tokens of "
+        "`random` and shuffles the "
         "scan: a control."
     )
     return Plot("selections", "Which tokens stay", caption, figure, pd.DataFrame(data))

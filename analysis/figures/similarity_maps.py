@@ -1,4 +1,4 @@
-"""Layer cosine similarity (TREAD, Fig. 4): one map per run, on one scale, the routed span outlined."""
+"""Layer similarity (TREAD, Fig. 4): maps on one scale, the routed span outlined."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from routing.route import Route
 
 
 @styled
-def similarity(files: Sequence[str | Path | SimilarityFile], name: str = "similarity", key: str = "cosine") -> Plot:
+def similarity(
+    files: Sequence[str | Path | SimilarityFile], name: str = "similarity", key: str = "cosine"
+) -> Plot:
     """Draw similarity maps side by side.
 
     Args:
@@ -31,10 +33,14 @@ def similarity(files: Sequence[str | Path | SimilarityFile], name: str = "simila
     """
     maps = [item if isinstance(item, SimilarityFile) else read(item) for item in files]
     if not maps:
-        raise AnalysisError("no similarity file was given; make one with python -m analysis similarity RUN")
+        raise AnalysisError(
+            "no similarity file was given; make one with python -m analysis similarity RUN"
+        )
     for item in maps:
         if key not in item.arrays:
-            raise AnalysisError(f"{item.label} has no array {key!r}; it has {', '.join(sorted(item.arrays))}")
+            raise AnalysisError(
+                f"{item.label} has no array {key!r}; it has {', '.join(sorted(item.arrays))}"
+            )
     columns = min(len(maps), 4)
     lines = -(-len(maps) // columns)
     lowest = min(float(np.nanmin(item.arrays[key])) for item in maps)
@@ -48,14 +54,16 @@ def similarity(files: Sequence[str | Path | SimilarityFile], name: str = "simila
     bar.set_label({"cka": "CKA", "centred": "cosine, centred"}.get(key, "cosine similarity"))
     bar.outline.set_visible(False)
     caption = (
-        f"{_WHAT.get(key, 'Similarity')} between the outputs of every two blocks (`in`: the input of block 0); one colour "
-        f"scale for all maps, from {lowest:.2f} to 1; the frame marks the blocks inside the route. {maps[0].protocol_line()}"
+        f"{_WHAT.get(key, 'Similarity')} between the outputs of every two blocks "
+        "(`in`: the input of block 0); one colour scale for all maps, "
+        f"from {lowest:.2f} to 1; the frame marks the blocks inside the route. "
+        f"{maps[0].protocol_line()}"
     )
     return Plot(name, "Layer similarity", caption, figure, _data(maps, key))
 
 
 _WHAT = {
-    "cosine": "Cosine similarity, per token over channels, averaged over tokens, samples and noise levels,",
+    "cosine": "Cosine similarity, per token over channels, averaged over all else,",
     "centred": "Cosine similarity after each channel's mean is removed",
     "cka": "Linear CKA (unbiased, per batch of tokens)",
     "routed": "Cosine similarity of the tokens that took the route, in the routed pass,",
@@ -77,7 +85,9 @@ def _map(ax: Axes, item: SimilarityFile, values: np.ndarray, lowest: float) -> A
     for segment in Route.parse(item.route).segments:
         # Row and column 0 are the input: block i stands at i + 1.
         corner, size = segment.start + 0.5, segment.end - segment.start + 1
-        ax.add_patch(Rectangle((corner, corner), size, size, fill=False, edgecolor="#56B4E9", linewidth=1.8))
+        ax.add_patch(
+            Rectangle((corner, corner), size, size, fill=False, edgecolor="#56B4E9", linewidth=1.8)
+        )
     ax.set_title(f"{item.label}", color=colour(item.backbone), fontsize=8.5)
     ax.set_xlabel("block")
     return image

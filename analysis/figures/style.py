@@ -1,7 +1,8 @@
 """One look for every figure: a colour per backbone, a line per route, and one way to save.
 
-Colours are Okabe and Ito's (2008), which people with any common colour blindness tell apart; a backbone has
-the same one in every figure. Line styles and markers tell routes apart where colour says something else.
+Colours are Okabe and Ito's (2008), which people with any common colour blindness tell apart; a
+backbone has the same one in every figure. Line styles and markers tell routes apart where colour
+says something else.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ COLOURS = {
 }
 PAPER_COLOUR = "#6b6b6b"
 _OTHERS = ("#882255", "#44AA99", "#332288", "#999933", "#AA4499", "#117733")
-# A signed quantity: blue is better than dense, red is worse (ColorBrewer's RdBu, safe for colour-blind readers).
+# A signed quantity: blue is better than dense, red is worse (ColorBrewer's RdBu, safe for
+# colour-blind readers).
 SIGNED = "RdBu_r"
 
 P = ParamSpec("P")
@@ -80,9 +82,11 @@ class Plot:
     def save(self, folder: str | Path) -> list[Path]:
         """Write `<name>.pdf`, `<name>.png` (200 dpi) and `<name>.csv`; return the paths."""
         paths = [Path(folder) / f"{self.name}.{suffix}" for suffix in ("pdf", "png", "csv")]
-        for path, options in zip(paths[:2], ({"metadata": {"CreationDate": None}}, {"dpi": 200}), strict=True):
-            with mpl_style.context(STYLE), atomic_path(path) as temporary:
-                self.figure.savefig(temporary, **options)
+        with mpl_style.context(STYLE):
+            with atomic_path(paths[0]) as temporary:
+                self.figure.savefig(temporary, metadata={"CreationDate": None})
+            with atomic_path(paths[1]) as temporary:
+                self.figure.savefig(temporary, dpi=200)
         atomic_write(paths[2], self.data.to_csv(index=False, lineterminator="\n"))
         return paths
 
@@ -115,7 +119,9 @@ def styled(function: Callable[P, R]) -> Callable[P, R]:
     return wrapped
 
 
-def canvas(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
+def canvas(
+    width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
+) -> tuple[Figure, Any]:
     """Return a figure (inches) and its axes as a 2-D array, without pyplot's global state."""
     figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)

@@ -9,8 +9,9 @@
 # %% [markdown]
 # # Guidance with two selection rates
 #
-# The follow-up paper guides a routed model with itself: a pass in which few tokens skip is pushed away from one in which many do, both conditional, the
-# same weights. It can cost less than no guidance at all.
+# The follow-up paper guides a routed model with itself: a pass in which few tokens skip is pushed
+# away from one in which many do, both conditional, the same weights. It can cost less than no
+# guidance at all.
 
 # %%
 import analysis
@@ -39,5 +40,5 @@ paper.table("guidance_over_training").pivot(index="method", columns="steps_m", v
 # More settings for a run of yours, one line each; the table and the map pick them up:
 #
 # ```bash
-# python experiments/evaluate.py RUN --guidance none cfg,scale=1.5 routed,scale=1.5,strong=0.3,weak=0.8
+# python experiments/evaluate.py RUN --guidance none cfg,scale=1.5 routed,strong=0.3,weak=0.8
 # ```

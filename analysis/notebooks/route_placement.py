@@ -9,8 +9,9 @@
 # %% [markdown]
 # # Where should the route start and end?
 #
-# TREAD's Fig. 8 tries sixteen routes on DiT-B/2: long ones help, as long as they leave the first and the last blocks alone; `2-8` of twelve
-# blocks is the best. Here is that figure, with your runs beside it.
+# TREAD's Fig. 8 tries sixteen routes on DiT-B/2: long ones help, as long as they leave the first
+# and the last blocks alone; `2-8` of twelve blocks is the best. Here is that figure, with your runs
+# beside it.
 
 # %%
 import analysis

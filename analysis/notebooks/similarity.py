@@ -9,8 +9,9 @@
 # %% [markdown]
 # # How alike are the blocks?
 #
-# TREAD's Fig. 4 shows the cosine similarity of block outputs without a route and with two of them. The paper does not publish how it was computed;
-# the protocol here is our own and is stored with every array: averaged weights, eval mode, all tokens, held-out samples, a fixed grid of noise
+# TREAD's Fig. 4 shows the cosine similarity of block outputs without a route and with two of them.
+# The paper does not publish how it was computed; the protocol here is our own and is stored with
+# every array: averaged weights, eval mode, all tokens, held-out samples, a fixed grid of noise
 # levels, cosine per token over channels, averaged.
 
 # %%
@@ -19,7 +20,9 @@ from analysis.runs import find
 from analysis.similarity import Protocol, measure
 
 protocol = Protocol(samples=16, batch=8, centred=True, per_level=True)
-folders = [path for path in find(quick_runs.folder()) if "@" not in path.name and "_s0-" in path.name]
+folders = [
+    path for path in find(quick_runs.folder()) if "@" not in path.name and "_s0-" in path.name
+]
 maps = [measure(path, protocol) for path in folders]
 figures.similarity(maps[:8])
 
@@ -29,7 +32,8 @@ maps[0].protocol
 # %% [markdown]
 # ## Centred
 #
-# Residual streams share a large constant part, which makes all blocks look alike. Without each channel's mean, and as linear CKA:
+# Residual streams share a large constant part, which makes all blocks look alike. Without each
+# channel's mean, and as linear CKA:
 
 # %%
 figures.similarity(maps[:8], key="centred")
@@ -52,11 +56,15 @@ pd.DataFrame(
 # %% [markdown]
 # ## Tokens that took the route against those that stayed
 #
-# In the routed pass a token that skips keeps the state it had before the route, so that its similarity inside the frame is one; what matters is
-# how the blocks after the route find both kinds.
+# In the routed pass a token that skips keeps the state it had before the route, so that its
+# similarity inside the frame is one; what matters is how the blocks after the route find both.
 
 # %%
-routed = [measure(path, Protocol(samples=16, batch=8, routed=True)) for path in folders if "_none_" not in path.name]
+routed = [
+    measure(path, Protocol(samples=16, batch=8, routed=True))
+    for path in folders
+    if "_none_" not in path.name
+]
 figures.similarity(routed[:4], key="routed")
 
 # %%

@@ -9,8 +9,9 @@
 # %% [markdown]
 # # The paper's tables, from run folders
 #
-# A table of ours holds mean ± standard deviation and n over seeds, the metric's full name, and the published number beside it.
-# `ANALYSIS_RUNS=DIR` reads your own runs; without it, a few small ones are trained on the spot (minutes), and their numbers mean nothing.
+# A table of ours holds mean and standard deviation over n seeds, the metric's full name, and the
+# published number beside it. `ANALYSIS_RUNS=DIR` reads your own runs; without it, a few small ones
+# are trained on the spot (minutes), and their numbers mean nothing.
 
 # %%
 import analysis
@@ -21,10 +22,18 @@ metrics = [name for name in runs.columns if name.startswith("score.")]
 runs[["backbone", "size", "data", "route", "seed", "step", *metrics]]
 
 # %% [markdown]
-# `analysis.load` gives one row per finished run, every config key a typed column. What it could not read is listed, not fatal.
+# `analysis.load` gives one row per finished run, every config key a typed column. What it could not
+# read is listed, not fatal.
 
 # %%
-print(len(runs), "runs;", len(runs.attrs["unfinished"]), "unfinished;", len(runs.attrs["damaged"]), "damaged")
+print(
+    len(runs),
+    "runs;",
+    len(runs.attrs["unfinished"]),
+    "unfinished;",
+    len(runs.attrs["damaged"]),
+    "damaged",
+)
 
 # %% [markdown]
 # ## The headline: how much sooner is the dense run's best score reached?
@@ -55,7 +64,8 @@ analysis.tables.make("throughput", study)
 
 # %%
 for table in analysis.tables.make_all(study):
-    print(f"{table.name:<20} {'covered' if table.covered else 'only published numbers':<24} {table.title}")
+    what = "covered" if table.covered else "only published numbers"
+    print(f"{table.name:<20} {what:<24} {table.title}")
 
 # %% [markdown]
 # The same tables as LaTeX, which compiles as it is (booktabs, siunitx):

@@ -42,7 +42,9 @@ curves.groupby(["backbone", "route"])["loss"].agg(["first", "last"]).round(3)
 
 # %%
 scores = analysis.scores(runs)
-scores[scores["own"]].pivot_table(index=["backbone", "route"], columns="step", values="value", aggfunc="first").round(1)
+scores[scores["own"]].pivot_table(
+    index=["backbone", "route"], columns="step", values="value", aggfunc="first"
+).round(1)
 
 # %% [markdown]
 # ## Two runs side by side

@@ -1,6 +1,7 @@
-"""Every table of the paper and of this suite, by name: `analysis.tables.make("route_placement", "runs")`.
+"""Every table, by name: `analysis.tables.make("route_placement", "runs")`.
 
-Each builder takes a `Study` and returns a `Table` with our numbers (mean +- std, n) and the paper's beside them.
+Each builder takes a `Study` and returns a `Table` with our numbers (mean +- std, n) and the paper's
+beside them.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def make_all(source: Study | pd.DataFrame | str | Path, metric: str | None = Non
 
 
 def save(tables: list[Table], folder: str | Path) -> list[Path]:
-    """Write tables in all formats and `tables.tex`, a document with all of them, which compiles as it is."""
+    """Write tables in all formats, and `tables.tex`, a document that compiles as it is."""
     from analysis.files import atomic_write
 
     paths = [path for table in tables for path in write(table, folder)]

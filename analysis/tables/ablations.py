@@ -1,8 +1,9 @@
-"""Ablations of the route: where it lies, how many tokens take it, how many routes, which tokens (TREAD, Fig. 8, Tables 5, 6)."""
+"""Ablations of the route (TREAD, Fig. 8, Tables 5 and 6)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import pandas as pd
 
@@ -12,7 +13,7 @@ from analysis.study import Study
 from analysis.table import Column, Entry, Table, build, missing, published, words
 from analysis.tables.common import PAIRED, difference, heading, score
 
-Published = dict[object, dict[str, object]]
+Published = dict[object, dict[str, Any]]
 
 
 def _table(
@@ -24,7 +25,7 @@ def _table(
     known: Published,
     source: str,
 ) -> Table:
-    """Build a table of one axis: a row per value, our score and difference, the paper's beside them."""
+    """Build a table of one axis: a row per value, ours, the difference, the paper's."""
     columns = (
         Column(label, numeric=False),
         Column("Ours", better="lower"),
@@ -48,11 +49,11 @@ def _table(
         *([attrs["note"]] if attrs.get("note") else []),
     ]
     higher = {base.better for base in study.bases} == {"higher"}
-    columns = tuple(
+    turned = [
         Column(c.label, c.numeric, "higher" if higher and c.better else c.better, c.published)
         for c in columns
-    )
-    return build(name, title, columns, rows, notes)
+    ]
+    return build(name, title, turned, rows, notes)
 
 
 def _delta(base: Base, cell: Cell | None) -> Entry:
@@ -74,7 +75,8 @@ def _published(known: Published, key: object) -> list[Entry]:
 
 def _index(frame: pd.DataFrame, key: str, baseline: float | None = None) -> Published:
     known: Published = {}
-    for row in frame.to_dict("records"):
+    for record in frame.to_dict("records"):
+        row = {str(name): value for name, value in record.items()}
         if "delta" not in row and baseline is not None:
             row["delta"] = round(row["fid"] - baseline, 2)
         known[row[key]] = row
@@ -140,7 +142,13 @@ def rate(study: Study) -> Table:
         return rows
 
     return _table(
-        study, "selection_rate", "Selection rate (Table 5)", "Share that skips", rows_of, known, "rate"
+        study,
+        "selection_rate",
+        "Selection rate (Table 5)",
+        "Share that skips",
+        rows_of,
+        known,
+        "rate",
     )
 
 
@@ -232,7 +240,8 @@ def scan_order(study: Study) -> Table:
         rows = [("", [words("none run"), missing(), missing(), missing(), words("not published")])]
     notes = (
         PAIRED,
-        "The paper only says that backbones with a spatial bias need care; it publishes no comparison.",
+        "The paper only says that backbones with a spatial bias need care; it publishes no "
+        "comparison.",
     )
     return build("scan_order", "Which tokens stay, by architecture", columns, rows, notes)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from analysis.groups import Base, Cell
 from analysis.paper import main_row
 from analysis.stats import paired
@@ -22,7 +24,7 @@ def metric_decimals(metric: str) -> int:
 
 
 def heading(base: Base) -> str:
-    """Return a group's heading: what its runs share, the metric's full name and how samples were guided."""
+    """Return a group's heading: what its runs share, the metric, the guidance."""
     guidance = base.any.first("guidance")
     protocol = f", guidance {guidance}" if guidance else ""
     return f"{base.label}: {base.metric}{protocol}"
@@ -41,8 +43,8 @@ def difference(base: Base, cell: Cell | None, baseline: Cell | None) -> Entry:
     return ours(estimate, decimals(base), signed=True)
 
 
-def paper_main(base: Base) -> dict[str, object] | None:
-    """Return the paper's main row for a base: its own size, else DiT-B/2, where all its ablations stand."""
+def paper_main(base: Base) -> dict[str, Any] | None:
+    """Return the paper's main row of this size, else DiT-B/2's, where its ablations stand."""
     cell = base.any
     family, objective = str(cell.first("backbone")), str(cell.first("objective"))
     exact = main_row(family, objective, str(cell.first("size")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pandas as pd
 
@@ -12,7 +13,6 @@ from analysis.stats import mean_std
 from analysis.study import Study
 from analysis.table import Column, Entry, Table, build, missing, ours, published, words
 from analysis.tables.common import decimals
-
 
 # What `routed` leaves unsaid when it has its default (conf/guidance/routed.yaml: SG_FLOPS).
 _ROUTED = {"strong": "0.5", "weak": "0.9"}
@@ -37,21 +37,30 @@ def number(text: str | None) -> float | None:
 
 
 def without_path(text: str) -> str:
-    """Return a guidance whose weaker model is named by its step alone: seeds have their own paths."""
+    """Return a guidance whose weaker model is named by its step alone.
+
+    Seeds have their own paths.
+    """
     return re.sub(r"checkpoint=\S*?(@\d+)?(?=\s|$)", r"checkpoint=run\1", text)
 
 
 def evaluations(study: Study, base: Base, cell: Cell) -> pd.DataFrame:
     """Return a cell's scores at each run's last scored step, one row per seed and guidance.
 
-    The metric is the base's own or its kind at another number of samples, whichever was measured under most guidances.
+    The metric is the base's own or its kind at another number of samples, whichever was measured
+    under most guidances.
     """
     known = study.scores
     if known.empty or "metric" not in known:
         return pd.DataFrame()
     rows = known[known["run"].isin(cell.runs["run"])]
     kind = rows.loc[rows["metric"] == base.metric, ["key", "features"]].drop_duplicates().map(str)
-    rows = rows[rows[["key", "features"]].map(str).apply(tuple, axis=1).isin(set(kind.itertuples(index=False, name=None)))]
+    rows = rows[
+        rows[["key", "features"]]
+        .map(str)
+        .apply(tuple, axis=1)
+        .isin(set(kind.itertuples(index=False, name=None)))
+    ]
     if rows.empty:
         return rows
     rows = rows.assign(guidance=rows["guidance"].fillna("not said").map(without_path))
@@ -68,7 +77,7 @@ def sampler_steps(text: object) -> int | None:
 
 
 def guidance(study: Study) -> Table:
-    """Scores and cost per sampling step under each guidance, per trained cell (SG, Tables 1 and 2)."""
+    """Scores and cost under each guidance, per trained cell (SG, Tables 1 and 2)."""
     columns = (
         Column("Guidance", numeric=False),
         Column("Score", better="lower"),
@@ -77,7 +86,7 @@ def guidance(study: Study) -> Table:
         Column("Paper FID-50K", published=True),
         Column("Paper GMACs per step", published=True),
     )
-    known = {row["key"]: row for row in paper.table("guidance").to_dict("records")}
+    known = {row["key"]: row for row in paper.rows("guidance")}
     rows = []
     for base in study.bases:
         for cell in base.cells:
@@ -99,7 +108,8 @@ def guidance(study: Study) -> Table:
             ]
             rows.append(("Of the paper, not run here", entries))
     notes = (
-        "The paper's two sparse settings stand beside ours of the same kind: SG_FLOPS at rates 0.5 and 0.9, SG_FID "
+        "The paper's two sparse settings stand beside ours of the same kind: SG_FLOPS at rates 0.5 "
+        "and 0.9, SG_FID "
         "beside our best sparse setting.",
         f"Paper: {paper.citation('guidance')}.",
         str(paper.table("guidance").attrs["note"]),
@@ -128,7 +138,7 @@ def _best_sparse(frame: pd.DataFrame, better: str) -> str | None:
     return str(means.idxmin() if better == "lower" else means.idxmax())
 
 
-def _paper(known: dict[str, dict[str, object]], text: str, best: str | None) -> list[Entry]:
+def _paper(known: dict[str, dict[str, Any]], text: str, best: str | None) -> list[Entry]:
     kind, options = parse(text)
     key: str | None = kind
     if kind == "routed":

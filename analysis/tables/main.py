@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from analysis import paper
 from analysis.groups import Base, Cell
 from analysis.study import Study
@@ -25,7 +27,7 @@ def main(study: Study) -> Table:
     )
     rows = [(heading(base), _main_row(base)) for base in study.bases]
     seen = {str(row["model"]) for base in study.bases if (row := paper_main(base))}
-    for row in paper.table("main").to_dict("records"):
+    for row in paper.rows("main"):
         if row["model"] not in seen:
             entries = [words(row["model"]), missing(), words(""), missing(), missing(), missing()]
             rows.append(("Of the paper, not run here", [*entries, *_paper_entries(row)]))
@@ -54,7 +56,7 @@ def _main_row(base: Base) -> list[Entry]:
     return [*entries, *(_paper_entries(row) if row else [words("none"), *[published(None)] * 3])]
 
 
-def _paper_entries(row: dict[str, object]) -> list[Entry]:
+def _paper_entries(row: dict[str, Any]) -> list[Entry]:
     mark = row.get("mark")
     name = f"{row['model']}, {int(row['iterations']) // 1000}K steps"
     if isinstance(mark, str):
@@ -64,12 +66,18 @@ def _paper_entries(row: dict[str, object]) -> list[Entry]:
 
 
 def notes(table: str, *more: str) -> tuple[str, ...]:
+    """Return a table's notes: ours, where the paper's numbers stand, what to know of them."""
     note = paper.table(table).attrs.get("note")
     return (*more, f"Paper: {paper.citation(table)}.", *([note] if note else []))
 
 
-_SOTA = (("FID", "fid", "fd", 2), ("sFID", "sfid", "sfid", 2), ("IS", "is", "is", 2),
-         ("Precision", "precision", "precision", 2), ("Recall", "recall", "recall", 2))  # fmt: skip
+_SOTA = (
+    ("FID", "fid", "fd", 2),
+    ("sFID", "sfid", "sfid", 2),
+    ("IS", "is", "is", 2),
+    ("Precision", "precision", "precision", 2),
+    ("Recall", "recall", "recall", 2),
+)
 _HIGHER = {"is", "precision", "recall"}
 
 
@@ -80,7 +88,7 @@ def sota(study: Study) -> Table:
         Column(label, better="higher" if key in _HIGHER else "lower") for label, key, _, _ in _SOTA
     ]
     rows = []
-    for row in paper.table("sota").to_dict("records"):
+    for row in paper.rows("sota"):
         group = "Paper, guided" if row["guided"] else "Paper, unguided"
         numbers = [published(row[key], digits) for _, key, _, digits in _SOTA]
         rows.append((group, [words(row["method"]), words(f"{row['epochs']} epochs"), *numbers]))

@@ -59,7 +59,7 @@ def differences(study: Study) -> Table:
     return build("differences", "Differences to dense, paired by seed", columns, rows, (PAIRED,))
 
 
-def followups(study: Study) -> Table:  # noqa: ARG001 - every builder takes the study
+def followups(study: Study) -> Table:
     """What others measured with token routing."""
     columns = (
         Column("Method", numeric=False),
@@ -67,7 +67,7 @@ def followups(study: Study) -> Table:  # noqa: ARG001 - every builder takes the 
         Column("Batches/s", better="higher", published=True),
     )
     rows = []
-    for row in paper.table("followups").to_dict("records"):
+    for row in paper.rows("followups"):
         speed = published(row["batches_per_s"], text="")
         rows.append(
             (

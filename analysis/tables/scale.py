@@ -1,4 +1,4 @@
-"""More tokens and text: high resolution, text to image, and 256 against 1024 tokens (TREAD, Table 4)."""
+"""High resolution, text to image, 256 against 1024 tokens (TREAD, Table 4)."""
 
 from __future__ import annotations
 
@@ -48,16 +48,21 @@ def tokens(study: Study) -> Table:
     for base in study.bases:
         cell = base.any
         letter = str(cell.first("size")).partition("/")[0]
-        key = (*(str(cell.first(name)) for name in ("backbone", "data", "objective", "scale")), letter)
+        key = (
+            *(str(cell.first(name)) for name in ("backbone", "data", "objective", "scale")),
+            letter,
+        )
         families.setdefault(key, []).append(base)
     rows = []
     for (backbone, data, *_, letter), found in families.items():
         if len({base.any.first("size") for base in found}) > 1:
-            for base in sorted(found, key=lambda base: parse_size(str(base.any.first("size"))).patch, reverse=True):
+            for base in sorted(
+                found, key=lambda base: parse_size(str(base.any.first("size"))).patch, reverse=True
+            ):
                 rows.append((f"{backbone}-{letter}, {data}: {base.metric}", _ours(base)))
     if not rows:
         rows = [("", [words("none run"), *[missing()] * 6])]
-    note = "Distances of different patch sizes stand on the same features and may be compared. The paper publishes none."
+    note = "Patch sizes share features, so their distances compare. The paper publishes none."
     return build("tokens", "256 against 1024 tokens", _OURS, rows, (PAIRED, _MACS, note))
 
 
@@ -71,7 +76,7 @@ def _is_high_res(base: Base) -> bool:
 
 
 def token_count(base: Base) -> int | None:
-    """Return the image tokens of a base's models, from the metadata of their weights; None without weights."""
+    """Return a base's image tokens from its weights' metadata; None without weights."""
     for cell in base.cells:
         for path in cell.runs["path"]:
             described = metadata(f"{path}/model.safetensors")
@@ -83,8 +88,10 @@ def token_count(base: Base) -> int | None:
     return None
 
 
-def _against(study: Study, name: str, title: str, task: str, chosen: Callable[[Base], bool]) -> Table:
-    row = next(r for r in paper.table("resolution").to_dict("records") if r["task"] == task)
+def _against(
+    study: Study, name: str, title: str, task: str, chosen: Callable[[Base], bool]
+) -> Table:
+    row = next(r for r in paper.rows("resolution") if r["task"] == task)
     rows = [(heading(base), [*_ours(base), *_paper(row)]) for base in study.bases if chosen(base)]
     if not rows:
         rows = [("Of the paper, not run here", [words("none run"), *[missing()] * 6, *_paper(row)])]
@@ -109,4 +116,9 @@ def _ours(base: Base) -> list[Entry]:
 
 def _paper(row: dict[str, Any]) -> list[Entry]:
     costs = f"{row['dense_gmacs']} \u2192 {row['tread_gmacs']}"
-    return [words(f"{row['task']}, DiT-B/2, FID-10K"), published(row["dense"]), published(row["tread"]), words(costs)]
+    return [
+        words(f"{row['task']}, DiT-B/2, FID-10K"),
+        published(row["dense"]),
+        published(row["tread"]),
+        words(costs),
+    ]

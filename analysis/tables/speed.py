@@ -1,4 +1,4 @@
-"""Throughput, and routing against dropping and masking at equal steps, FLOPs and time (TREAD v1, Table 3)."""
+"""Throughput, and routing against dropping and masking (TREAD v1, Table 3)."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ def throughput(study: Study) -> Table:
     if not rows:
         rows = [("", [words("none run"), *[missing()] * 6, words(text)])]
     notes = (
-        "GMACs are multiply-adds of one forward pass per image, with attention matmuls; the paper's count leaves them out.",
-        "Images/s is measured over whole runs on whatever machine made them: compare rows of one machine only.",
+        "GMACs are multiply-adds of one forward pass per image, with attention matmuls; the "
+        "paper's count leaves them out.",
+        "Images/s is measured over whole runs on whatever machine made them: compare rows of one "
+        "machine only.",
         f"Paper: {paper.citation('speed')}.",
         str(paper.table("speed").attrs["note"]),
     )
@@ -121,7 +123,8 @@ def masking(study: Study) -> Table:
             ]
             rows.append(("Of the paper, not run here", entries))
     notes = (
-        "Budgets are the least that every seed of every row spent, so that all rows are read at the same cost; scores "
+        "Budgets are the least that every seed of every row spent, so that all rows are read at "
+        "the same cost; scores "
         "between two scored steps are interpolated linearly.",
         f"Paper: {paper.citation('masking')}.",
         str(paper.table("masking").attrs["note"]),

@@ -1,9 +1,10 @@
 """The headline: how much sooner a routed run reaches the dense run's best score.
 
-Per seed, the target is the dense run's best score and its cost the step at which that was scored; the routed
-run's cost is the first step at which it scored as well or better (only scored steps count: no interpolation, so the speed-up
-is never flattered). The ratio of the two, in steps, in training multiply-adds and in hours, is averaged over
-seeds geometrically, with Student's 95 % interval on the logarithms. Seeds that never get there are counted and shown.
+Per seed, the target is the dense run's best score and its cost the step at which that was scored;
+the routed run's cost is the first step at which it scored as well or better (only scored steps
+count: no interpolation, so the speed-up is never flattered). The ratio of the two, in steps, in
+training multiply-adds and in hours, is averaged over seeds geometrically, with Student's 95 %
+interval on the logarithms. Seeds that never get there are counted and shown.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def reach(study: Study, base: Base, dense: Cell, routed: Cell) -> list[Reach]:
         if one.empty or two.empty:
             continue
         sign = 1.0 if base.better == "lower" else -1.0
-        best = one.loc[(sign * one["value"]).idxmin()]
+        best = one.iloc[int((sign * one["value"]).argmin())]
         there = two[sign * two["value"] <= sign * best["value"]]
         cost = None if there.empty else _cost(there.iloc[0])
         found.append(Reach(seed, float(best["value"]), _cost(best), cost))
@@ -64,7 +65,7 @@ def _runs(cell: Cell) -> dict[int, str]:
 
 
 def headline(study: Study) -> Table:
-    """Speed-up to the dense run's best score, in steps, FLOPs and hours, per backbone and treatment."""
+    """Speed-up to the dense run's best score, per backbone and treatment."""
     columns = (
         Column("Routed as", numeric=False),
         Column("Dense best"),
@@ -74,10 +75,9 @@ def headline(study: Study) -> Table:
         Column("Speed-up, hours", better="higher"),
         Column("Paper, hours", numeric=False, published=True),
     )
-    claims = paper.table("speedup")
-    latest = claims[claims["version"] == "v3"]
+    claims = [row for row in paper.rows("speedup") if row["version"] == "v3"]
     text = " and ".join(
-        f"{row.factor:g}x ({row.claim.removeprefix('to ')})" for row in latest.itertuples()
+        f"{row['factor']:g}x ({row['claim'].removeprefix('to ')})" for row in claims
     )
     rows = [
         (heading(base), _headline_row(study, base, dense, routed, text))
@@ -99,7 +99,8 @@ def headline(study: Study) -> Table:
             )
         ]
     notes = (
-        "Target: each seed's dense run at its best score. A routed run's cost counts to the first scored step that is "
+        "Target: each seed's dense run at its best score. A routed run's cost counts to the first "
+        "scored step that is "
         "as good. Geometric mean over seeds that reach it, Student's 95 % interval on logarithms.",
         f"Paper: {paper.citation('speedup')}.",
     )
@@ -107,7 +108,7 @@ def headline(study: Study) -> Table:
 
 
 def headline_cell(study: Study, base: Base, dense: Cell, routed: Cell) -> dict[str, Entry]:
-    """Return one treatment's speed-ups by cost (`step`, `macs`, `hours`) and its count of seeds as `seeds`."""
+    """Return speed-ups by cost (`step`, `macs`, `hours`) and `seeds`, who reached it."""
     reached = reach(study, base, dense, routed)
     there = [item for item in reached if item.routed is not None]
     entries = {"seeds": words(f"{len(there)} of {len(reached)}")}
