@@ -1,7 +1,7 @@
 """Many runs: grids of overrides, launched on Slurm, on this machine or in this process.
 
-`python -m sweeps launch GRID`, `status`, `retry`, `cancel`, `show` and `list`. Nothing here imports torch
-except the job itself, so planning 2,000 runs and looking at them stays fast.
+`python -m sweeps launch GRID`, `status`, `retry`, `cancel`, `show` and `list`. Nothing here imports
+torch except the job itself, so planning 2,000 runs and looking at them stays fast.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What runs cost, and how many steps each may take so that dense and routed meet at equal cost (no torch here).
+"""What runs cost, and the steps at which dense and routed meet at equal cost (no torch here).
 
-At equal FLOPs a routed run gets `steps * dense / routed` steps (forward MACs of one image; backward is twice the
-forward for both). At equal hours it is `steps * speed / speed of the dense run`, from speeds that runs measured.
+At equal FLOPs a routed run gets `steps * dense / routed` steps (forward MACs of one image; backward
+is twice the forward for both). At equal hours it is `steps * speed / speed of the dense run`, from
+speeds that runs measured.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ def _hours(config: Any, words: Sequence[str]) -> int | None:
         if measured is None:
             raise SweepError(
                 f"--compare-at hours needs the measured speed of {one.name}: "
-                "first run the same sweep for a few steps (train.steps=50), the longer runs go on from there"
+                "first run the same sweep for a few steps (train.steps=50); "
+                "the longer runs go on from there"
             )
         found.append(measured)
     return max(1, round(config.train.steps * found[0] / found[1]))
@@ -120,7 +122,8 @@ def estimate(made: Plan, resources: Resources) -> list[str]:
 def _hours_text(flops: float, resources: Resources) -> str:
     if resources.tflops is None:
         return ""
-    return f", about {flops / (resources.tflops * 1e12) / 3600:.3g} GPU hours at {resources.tflops:g} TFLOP/s"
+    hours = flops / (resources.tflops * 1e12) / 3600
+    return f", about {hours:.3g} GPU hours at {resources.tflops:g} TFLOP/s"
 
 
 def big(value: float) -> str:

@@ -23,9 +23,9 @@ Many runs, one grid per table or figure of the paper.
   python -m sweeps launch route_placement backbone=dit,mamba,rwkv cluster=slurm scale=paper
   python -m sweeps status route_placement                           any shell, later
 
-The same launch again submits only what is missing. A word is an override (key=value); a comma makes a list: it
-replaces that axis of the grid, picks rows of it, or adds an axis. cluster= names a file in sweeps/resources or a
-path; cluster.KEY=VALUE sets one of its keys.
+The same launch again submits only what is missing. A word is an override (key=value); a comma makes
+a list: it replaces that axis of the grid, picks rows of it, or adds an axis. cluster= names a file
+in sweeps/resources or a path; cluster.KEY=VALUE sets one of its keys.
 """
 
 
@@ -87,7 +87,8 @@ def _dispatch(words: list[str]) -> int:
             )
     chosen = _parse(made, words)
     commands: dict[str, Callable[[argparse.Namespace], int]] = {
-        "launch": _launch, "status": _status, "retry": _retry, "cancel": _cancel, "show": _show, "list": _list,
+        "launch": _launch, "status": _status, "retry": _retry,
+        "cancel": _cancel, "show": _show, "list": _list,
     }  # fmt: skip
     return commands[chosen.command](chosen)
 
@@ -177,7 +178,8 @@ def _dry(made: plan.Plan, place: resources.Resources) -> int:
     for label, why in made.waiting:
         print(f"waiting: {label} (for {why})")
     print(
-        f"{len(made.runs)} runs on cluster={place.name}, {len(made.waiting)} waiting; nothing was submitted"
+        f"{len(made.runs)} runs on cluster={place.name}, {len(made.waiting)} waiting; "
+        "nothing was submitted"
     )
     if place.kind == "slurm" and made.runs:
         sweep = Sweep(made.root, made.grid.name)

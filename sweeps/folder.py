@@ -26,7 +26,7 @@ FRUITLESS = 3  # attempts that start from the same step before a run is given up
 
 @dataclass
 class Batch:
-    """One submission: which runs, where, and the ids they got (none if the submission was cut off)."""
+    """One submission: which runs, where, and the ids they got (none if it was cut off)."""
 
     name: str
     cluster: str
@@ -66,7 +66,7 @@ class Sweep:
         return {name: Run.from_dict(run) for name, run in values.items()}
 
     def add(self, title: str, runs: Iterable[Run]) -> None:
-        """Write runs into the sweep's file; the same name again is replaced (it may have more steps)."""
+        """Write runs into the sweep's file; a name that is there gets the new one's steps."""
         known = self.runs() | {run.name: run for run in runs}
         values = {"format": 1, "title": title, "runs": {n: r.to_dict() for n, r in known.items()}}
         atomic_write(self.path / "sweep.json", json.dumps(values, indent=1))
@@ -91,7 +91,7 @@ class Sweep:
         return list(found.values())
 
     def intend(self, batch: Batch) -> None:
-        """Note a submission before it is made, so that one that is cut off can be found in the queue."""
+        """Note a submission before it is made, so that the queue tells of one that is cut off."""
         values = {k: v for k, v in batch.__dict__.items() if k not in ("name", "ids", "note")}
         append(self.path / "batches.jsonl", {"batch": batch.name, **values})
 

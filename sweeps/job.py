@@ -1,10 +1,11 @@
 """One run inside its job: attempts noted, signals answered, failures left visible.
 
-On USR2 (pre-emption, time limit) training saves at a step boundary; rank 0 then requeues this very job and every
-rank waits to be ended, because a rank that leaves early would end the others before they have saved. On TERM
-Slurm has decided already (cancelled, or pre-empted without a warning signal): save and wait. Before training
-listens (imports, data) and in commands that save nothing, a signal unwinds at once. What fails raises, so that
-Slurm says FAILED and the log holds the traceback.
+On USR2 (pre-emption, time limit) training saves at a step boundary; rank 0 then requeues this very
+job and every rank waits to be ended, because a rank that leaves early would end the others before
+they have saved. On TERM Slurm has decided already (cancelled, or pre-empted without a warning
+signal): save and wait. Before training listens (imports, data) and in commands that save nothing, a
+signal unwinds at once. What fails raises, so that Slurm says FAILED and the log holds the
+traceback.
 """
 
 from __future__ import annotations
@@ -13,14 +14,11 @@ import contextlib
 import importlib
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +29,7 @@ from routing.errors import UserError
 from sweeps import slurm, state
 from sweeps.folder import FRUITLESS, Attempts, Sweep
 from sweeps.plan import Run
+from sweeps.process import RunFailed, check_code, export_ranks, host, place
 
 REQUEUE = (
     75  # exit code by which a local worker asks for its place at the end of the queue (EX_TEMPFAIL)
@@ -40,10 +39,6 @@ STOPPED = 76  # exit code of a run that saved and stopped because it was told to
 
 class Early(BaseException):
     """A signal that came while nothing could be saved."""
-
-
-class RunFailed(RuntimeError):
-    """A run's command returned a code other than 0."""
 
 
 class GivenUp(RuntimeError):
@@ -65,7 +60,7 @@ class Job:
 
     @property
     def id(self) -> str | None:
-        """The id that Slurm's commands take for this job, None elsewhere (a pool may stand in an allocation)."""
+        """The id that Slurm's commands take for this job; None in a pool."""
         return slurm.own_id() if self.kind == "slurm" else None
 
     def __call__(self) -> dict[str, Any]:
@@ -76,7 +71,7 @@ class Job:
         return execute(self)
 
     def checkpoint(self) -> Any:
-        """Answer a signal that comes before training listens: there is nothing to save yet, start again."""
+        """Answer a signal that comes before this job listens: there is nothing to save yet."""
         import submitit
 
         return submitit.helpers.DelayedSubmission(self)
@@ -85,24 +80,6 @@ class Job:
     def attempts(self) -> Attempts:
         """The record of this run's starts and ends."""
         return Sweep(Path(self.root), self.sweep).attempts(self.run["name"])
-
-
-def check_code(code: Path) -> None:
-    """Make sure that this process runs the snapshot, and that its children will.
-
-    Raises:
-        RunFailed: The `sweeps` package came from somewhere else.
-    """
-    here = Path(__file__).resolve().parent.parent
-    if here != code.resolve():
-        raise RunFailed(
-            f"the job imported sweeps from {here}, not from its snapshot {code}: "
-            "PYTHONPATH or a .pth file of this environment comes first"
-        )
-    rest = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and p != str(code)]
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(code), *rest])
-    if str(code) not in sys.path:
-        sys.path.insert(0, str(code))
 
 
 def execute(job: Job) -> dict[str, Any]:
@@ -135,7 +112,7 @@ def execute(job: Job) -> dict[str, Any]:
 
 
 def saved_step(run: Run) -> int:
-    """Return the step that survives if the run is killed now; 0 for a command that saves nothing."""
+    """Return the step that survives a kill now; 0 for a command that saves nothing."""
     return state.saved_step(run.folder) if run.trains else 0
 
 
@@ -159,24 +136,10 @@ def _failures(job: Job, run: Run, rank: int) -> Iterator[None]:
         own = isinstance(error, GivenUp | RunFailed | UserError)
         text = str(error) if own else f"{type(error).__name__}: {error}"
         job.attempts.note(
-            "end", how="given up" if isinstance(error, GivenUp) else "failed", rank=rank, job=job.id,
-            step=saved_step(run), error=text[:2000], where="" if own else place(error),
+            "end", how="given up" if isinstance(error, GivenUp) else "failed", rank=rank,
+            job=job.id, step=saved_step(run), error=text[:2000], where="" if own else place(error),
         )  # fmt: skip
         raise
-
-
-def place(error: BaseException) -> str:
-    """Return `file:line` of the innermost frame that is neither this package nor an installed one."""
-    frames = traceback.extract_tb(error.__traceback__)
-    root = Path(__file__).resolve().parent.parent
-    for frame in reversed(frames):
-        path = Path(frame.filename)
-        if "site-packages" in path.parts or path.parent == root / "sweeps":
-            continue
-        return (
-            f"{path.relative_to(root) if path.is_relative_to(root) else path.name}:{frame.lineno}"
-        )
-    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
 
 
 def _call(run: Run) -> str | None:
@@ -232,7 +195,7 @@ def _early() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _watchdog(job: Job, run: Run, rank: int) -> Iterator[None]:
-    """Requeue from the last checkpoint if USR2 is not answered in time (a long evaluation is no step boundary)."""
+    """Requeue from the last checkpoint if USR2 is not answered in time (in a long evaluation)."""
     over = threading.Event()
 
     def watch() -> None:
@@ -317,32 +280,6 @@ def _mark_done(job: Job, run: Run) -> None:
 def done_mark(root: Path, sweep: str, name: str) -> Path:
     """Return the file that says that a command which is no training run has ended well."""
     return Sweep(root, sweep).path / "done" / f"{name}.json"
-
-
-def host() -> str:
-    """Return the node's name as Slurm calls it (several nodes may share a host name)."""
-    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-
-
-def export_ranks() -> int:
-    """Give torch.distributed and accelerate their variables in a job of several tasks; return the rank."""
-    tasks = int(os.environ.get("SLURM_NTASKS", 1))
-    if tasks == 1:
-        return 0
-    import submitit
-
-    env = submitit.JobEnvironment()
-    # Another port after a requeue: the old one may linger.
-    seed = f"{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_RESTART_COUNT', 0)}"
-    os.environ.update(
-        RANK=str(env.global_rank),
-        WORLD_SIZE=str(tasks),
-        LOCAL_RANK=str(env.local_rank),
-        LOCAL_WORLD_SIZE=str(tasks // env.num_nodes),
-        MASTER_ADDR=str(env.hostnames[0]),
-        MASTER_PORT=str(random.Random(seed).randint(20000, 30000)),
-    )
-    return int(env.global_rank)
 
 
 def main(words: list[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Launch, retry and cancel: look, decide and submit under one lock, so two shells submit nothing twice."""
+"""Launch, retry and cancel: look, decide and submit under one lock, so nothing goes out twice."""
 
 from __future__ import annotations
 
@@ -74,9 +74,8 @@ def missing(sweep: Sweep, runs: Sequence[Run], say: Say) -> list[Run]:
     for what, count in counted.items():
         if count:
             hint = f": python -m sweeps retry {sweep.name}" if what == "failed" else ""
-            say(
-                f"{count} of {len(runs)} {'in the queue or running' if what == 'live' else what}{hint}"
-            )
+            where = "in the queue or running" if what == "live" else what
+            say(f"{count} of {len(runs)} {where}{hint}")
     return [run for run in runs if run.name in wanted]
 
 
@@ -112,7 +111,8 @@ def cancel(sweep: Sweep, runs: Sequence[Run], say: Say = print) -> int:
         if trouble:
             raise SweepError(trouble)
         latest = {run: batch for batch in sweep.batches() for run in batch.runs}
-        ids, pools = [], {}
+        ids: list[str] = []
+        pools: dict[str, list[str]] = {}
         for row in rows:
             if not row.live:
                 continue

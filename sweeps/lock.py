@@ -14,7 +14,7 @@ from sweeps.errors import SweepError
 
 @contextlib.contextmanager
 def held(path: Path, wait_s: float = 60.0, what: str = "another launch") -> Iterator[None]:
-    """Hold an exclusive lock on `path` (the kernel drops it when the process ends, however it ends).
+    """Hold an exclusive lock on `path` (the kernel drops it however the process ends).
 
     Works across hosts where the file system passes flock on (NFSv4, Lustre with flock).
 

@@ -21,7 +21,7 @@ class Typed:
 
 
 def parse(words: Iterable[str]) -> dict[str, list[Typed]]:
-    """Return values by key of words such as `backbone=dit,mamba` (a comma in brackets or quotes stays).
+    """Return values by key of `backbone=dit,mamba` (a comma in brackets or quotes stays).
 
     Raises:
         SweepError: A word is no `key=value`, or a key stands twice.
@@ -60,7 +60,7 @@ def split(text: str) -> list[str]:
 
 
 def show(value: Any) -> str:
-    """Write a value as an override's right-hand side (Hydra's grammar; text with odd characters quoted)."""
+    """Write a value as Hydra reads it on an override's right-hand side."""
     if isinstance(value, Typed):
         return value.text
     if value is None or isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""From cells to runs: every cell composed and checked, coinciding cells refused, names and folders known."""
+"""From cells to runs: each composed and checked, coinciding ones refused, names known."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Run:
 
 @dataclass
 class Plan:
-    """What a grid means at a scale: runs that can start, cells that wait for a parent, cells left out."""
+    """What a grid means at a scale: runs, cells that wait for a parent, cells left out."""
 
     grid: Grid
     scale: str
@@ -74,7 +74,8 @@ def plan(
         grid: From `grid.load`.
         scale: tiny, small or paper.
         user: Overrides by key, each with one or several values.
-        budget: Gives a cell's number of steps from its config and overrides; None keeps the config's own.
+        budget: Gives a cell's number of steps from its config and overrides; None keeps the
+        config's own.
         root: Folder of run folders; default: `paths.runs` of the overrides or of the configuration.
         done: Whether a parent is finished; default: looks into its run folder.
 
@@ -153,14 +154,15 @@ def _train(made: Plan, cell: Cell, parent: Run | None, budget: Budget | None) ->
         raise SweepError(f"{cell.label or 'the cell'}: {error}") from None
     run = Run(
         config.name, cell.stage, cell.label, cell.entry, tuple(words), True,
-        str(made.root / config.name), config.train.steps, {k: show(v) for k, v in cell.varies.items()},
+        str(made.root / config.name), config.train.steps,
+        {k: show(v) for k, v in cell.varies.items()},
     )  # fmt: skip
     made.configs[run.name] = config
     return run
 
 
 def _command(made: Plan, cell: Cell, parent: Run | None) -> Run:
-    """Fill `{parent}`, `{out}` and `{key}` in a command's arguments; keys not used there follow as words."""
+    """Fill `{parent}`, `{out}` and `{key}` in a command's arguments; other keys follow as words."""
     used = {key for key in cell.overrides for arg in cell.args if f"{{{key}}}" in arg}
     args = []
     for arg in cell.args:
@@ -171,8 +173,9 @@ def _command(made: Plan, cell: Cell, parent: Run | None) -> Run:
     text = json.dumps([cell.entry, args, parent.name if parent else None])
     name = f"{cell.stage}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     out = made.root / ".sweeps" / made.grid.name / "outputs" / name
+    filled = tuple(a.replace("{out}", str(out)) for a in args)
     return Run(
-        name, cell.stage, cell.label, cell.entry, tuple(a.replace("{out}", str(out)) for a in args), False,
+        name, cell.stage, cell.label, cell.entry, filled, False,
         parent.folder if parent else "", None, {k: show(v) for k, v in cell.varies.items()},
     )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """Workers on this machine: at most `workers` runs at once, each with a GPU of its own.
 
-The pool is one process that outlives the shell that started it. Its lock tells whether it lives; TERM makes it
-hand TERM to its runs, which save and stop.
+The pool is one process that outlives the shell that started it. Its lock tells whether it lives;
+TERM makes it hand TERM to its runs, which save and stop.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def start(
     """
     if resources.nodes > 1 or resources.tasks > 1:
         raise SweepError(
-            "cluster=local gives a run one process; for several GPUs per run use torchrun experiments/run.py, "
-            "for several nodes cluster=slurm"
+            "cluster=local gives a run one process; for several GPUs per run use "
+            "torchrun experiments/run.py, for several nodes cluster=slurm"
         )
     gpus = visible_gpus() if resources.gpus else []
     if resources.gpus and len(gpus) < resources.workers * resources.gpus:
@@ -97,9 +97,8 @@ def visible_gpus() -> list[str]:
         )
     except (OSError, subprocess.SubprocessError):
         return []
-    return [
-        str(i) for i, line in enumerate(l for l in done.stdout.splitlines() if l.startswith("GPU"))
-    ]  # noqa: E741
+    found = [line for line in done.stdout.splitlines() if line.startswith("GPU")]
+    return [str(i) for i in range(len(found))]
 
 
 def states(sweep: Sweep, batch: str) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""Where a sweep runs: one YAML file per cluster, `sweeps/resources/NAME.yaml` or a path, plus `cluster.KEY=...`.
+"""Where a sweep runs: one YAML file per cluster (by name or path), `cluster.KEY=...`.
 
-`kind` is slurm, local or debug. Everything a Slurm site needs (partition, account, time, GPUs, constraint)
-stands in that one file; `extra` passes any other sbatch option through.
+`kind` is slurm, local or debug. Everything a Slurm site needs (partition, account, time, GPUs,
+constraint) stands in that one file; `extra` passes any other sbatch option through.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def names() -> list[str]:
 
 
 def load(name: str, scale: str = "tiny", overrides: Mapping[str, str] | None = None) -> Resources:
-    """Read resources by name or path, with the section of a scale and `cluster.KEY=VALUE` overrides.
+    """Read resources by name or path, with a scale's section and `cluster.KEY=VALUE`.
 
     Raises:
         SweepError: No such file, an unknown key, or a value of the wrong type or range.
@@ -68,7 +68,8 @@ def load(name: str, scale: str = "tiny", overrides: Mapping[str, str] | None = N
     if not path.is_file():
         known = names()
         raise SweepError(
-            f"no cluster {name!r}; expected a .yaml file or one of {', '.join(known)}{suggest(name, known)}"
+            f"no cluster {name!r}; expected a .yaml file or one of {', '.join(known)}"
+            f"{suggest(name, known)}"
         )
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
@@ -85,7 +86,8 @@ def load(name: str, scale: str = "tiny", overrides: Mapping[str, str] | None = N
     for key in values:
         if key not in known:
             raise SweepError(
-                f"resources {path.stem}: unknown key {key!r}; expected {', '.join(known)}{suggest(key, known)}"
+                f"resources {path.stem}: unknown key {key!r}; "
+                f"expected {', '.join(known)}{suggest(key, known)}"
             )
     return _checked(Resources(name=path.stem, **{k: v for k, v in values.items() if v is not None}))
 
@@ -118,7 +120,8 @@ def _checked(found: Resources) -> Resources:
         for k, v in found.extra.items()
     ):
         raise SweepError(
-            f"{where}: extra must map sbatch's long options to plain values, such as {{mail-type: END}}"
+            f"{where}: extra must map sbatch's long options to plain values, "
+            "such as {mail-type: END}"
         )
     if found.minutes * 60 <= found.signal_s:
         raise SweepError(

@@ -52,23 +52,21 @@ def run(sweep: Sweep, runs: list[Run], part: str) -> list[str]:
     ]
     for batch in sweep.batches():
         if one.name in batch.runs:
-            lines.append(
-                f"batch    {_date(batch.time)}  {batch.cluster}  {batch.ids.get(one.name, '')}  code {batch.code}"
-            )
+            job = batch.ids.get(one.name, "")
+            lines.append(f"batch    {_date(batch.time)}  {batch.cluster}  {job}  code {batch.code}")
             log = status.log_of(sweep, batch, one.name, "err")
             lines += [f"log      {log}"] if log and log.exists() else []
     for event in sweep.attempts(one.name).events():
         rest = {
             k: v for k, v in event.items() if k not in ("event", "time") and v not in (None, "")
         }
-        lines.append(
-            f"{event['event']:<9}{_date(event['time'])}  {'  '.join(f'{k} {v}' for k, v in rest.items())}"
-        )
+        text = "  ".join(f"{k} {v}" for k, v in rest.items())
+        lines.append(f"{event['event']:<9}{_date(event['time'])}  {text}")
     return [*lines, trouble] if trouble else lines
 
 
 def grids_and_sweeps(root: Path) -> list[str]:
-    """Return the grids with their titles, and the sweeps below a folder of runs with their counts."""
+    """Return the grids with their titles, and the launched sweeps with their counts."""
     names = grids.names()
     width = max(map(len, names))
     lines = [f"{name:<{width}}  {grids.load(name).title}" for name in names]

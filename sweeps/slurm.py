@@ -42,7 +42,8 @@ def call(words: Sequence[str], timeout: float = 60.0) -> str:
     """
     if shutil.which(words[0]) is None:
         raise SweepError(
-            f"{words[0]} is not on PATH: this is no Slurm login node; use cluster=local or cluster=debug"
+            f"{words[0]} is not on PATH: this is no Slurm login node; "
+            "use cluster=local or cluster=debug"
         )
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=timeout, check=True)
@@ -105,7 +106,7 @@ def cancel(ids: Sequence[str]) -> None:
 
 
 def max_array() -> int:
-    """Return how many tasks one array may have here (Slurm's MaxArraySize; its own default is 1001)."""
+    """Return how many tasks one array may have here (MaxArraySize; Slurm's default is 1001)."""
     for line in call(["scontrol", "show", "config"]).splitlines():
         key, _, value = line.partition("=")
         if key.strip() == "MaxArraySize":
@@ -114,9 +115,10 @@ def max_array() -> int:
 
 
 def own_id() -> str | None:
-    """Return the id that `scontrol requeue` needs for the job this process is in, None outside Slurm.
+    """Return the id that `scontrol requeue` needs for this process's job, None outside Slurm.
 
-    The raw job id is wrong for the one task of an array whose raw id equals the array's: it means them all.
+    The raw job id is wrong for the one task of an array whose raw id equals the array's: it means
+    them all.
     """
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")

@@ -60,7 +60,7 @@ def take(where: Path, root: Path = ROOT) -> Path:
 
 
 def commit(root: Path = ROOT) -> str | None:
-    """Return the git commit of the code, with `+` if it has changes, or None outside a repository."""
+    """Return the git commit of the code, `+` if it has changes; None outside a repository."""
     noted = state.read(root / "snapshot.json").get("commit")
     if noted:
         return str(noted)

@@ -11,7 +11,7 @@ _STEP = re.compile(r"step-(\d+)\Z")
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """Return the JSON object in a file; an empty one if it is absent, half written or something else."""
+    """Return the JSON object in a file; an empty one if it is absent, half written or none."""
     try:
         values = json.loads(Path(path).read_bytes())
     except (OSError, ValueError, RecursionError):

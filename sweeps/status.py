@@ -1,4 +1,4 @@
-"""Where every run of a sweep stands: from its folder, the jobs' own records, and two Slurm calls."""
+"""Where every run stands: from its folder, the jobs' own records, and two Slurm calls."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def is_done(sweep: Sweep, run: Run) -> bool:
 
 
 def stand(sweep: Sweep, runs: Iterable[Run] | None = None) -> tuple[list[Standing], str]:
-    """Return where the runs of a sweep stand, and what is wrong with the scheduler ("" if nothing)."""
+    """Return where runs stand, and what is wrong with the scheduler ("" if nothing)."""
     batches = sweep.batches()
     latest = {run: batch for batch in batches for run in batch.runs}
     jobs = ask(sweep, latest)
@@ -238,7 +238,7 @@ def log_of(sweep: Sweep, batch: Batch, run: str, kind: str) -> Path | None:
 
 
 def tail(path: Path | None, size: int = 4096) -> str:
-    """Return the last line of a log that says something (Slurm's own remarks only if nothing else does)."""
+    """Return the last line of a log that says something, Slurm's own remarks last."""
     if path is None:
         return ""
     try:

@@ -75,7 +75,7 @@ def script(sweep: Sweep, resources: Resources, runs: int, code: Path) -> str:
 def submit(
     sweep: Sweep, runs: Sequence[Run], resources: Resources, code: Path, batch: str, cwd: Path
 ) -> dict[str, str]:
-    """Submit runs as one array (several in sequence beyond the site's MaxArraySize); return ids by run.
+    """Submit runs as one array (several in sequence beyond MaxArraySize); return ids by run.
 
     Raises:
         SweepError: sbatch refused; its reason is in the message.
@@ -115,8 +115,10 @@ def job_of(
 ) -> Job:
     """Return what a job needs to know of a run."""
     snapshot = None if code is None else str(code)
-    return Job(run.to_dict(), str(sweep.root), sweep.name, str(cwd), snapshot, batch, resources.kind,
-               resources.signal_s)  # fmt: skip
+    return Job(
+        run.to_dict(), str(sweep.root), sweep.name, str(cwd), snapshot, batch,
+        resources.kind, resources.signal_s,
+    )  # fmt: skip
 
 
 @contextlib.contextmanager

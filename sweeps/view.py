@@ -9,8 +9,8 @@ from typing import Any
 from sweeps.status import ORDER, Standing
 
 _COLOUR = {
-    "running": "green", "starting": "cyan", "failed": "bold red", "requeued": "yellow", "pending": "yellow",
-    "stopped": "magenta", "new": "dim", "done": "blue",
+    "running": "green", "starting": "cyan", "failed": "bold red",
+    "requeued": "yellow", "pending": "yellow", "stopped": "magenta", "new": "dim", "done": "blue",
 }  # fmt: skip
 
 

@@ -26,10 +26,19 @@ class Lab:
         self.over = threading.Event()
 
     def script(self, *words):
-        knobs = {"LAB": str(self.folder), "PORT": str(self.port), "NODES": "2", "CPUS": "4", "GPUS": "2"}
+        knobs = {
+            "LAB": str(self.folder),
+            "PORT": str(self.port),
+            "NODES": "2",
+            "CPUS": "4",
+            "GPUS": "2",
+        }
         knobs |= {"ACCT": "0", "GRACE": "20", "KILL_WAIT": "2"}
         done = subprocess.run(
-            [str(TOOLS / "start-slurm.sh"), *words], env={**os.environ, **knobs}, capture_output=True, text=True
+            [str(TOOLS / "start-slurm.sh"), *words],
+            env={**os.environ, **knobs},
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -106,7 +115,10 @@ def until(check, seconds=60.0, what="it"):
 def squeue(*words):
     """Return what squeue says of each task: {id: (state, node, name)}."""
     out = subprocess.run(
-        ["squeue", "-r", "-h", "-t", "all", "-o", "%i|%T|%N|%j", *words], capture_output=True, text=True, check=True
+        ["squeue", "-r", "-h", "-t", "all", "-o", "%i|%T|%N|%j", *words],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     return {parts[0]: tuple(parts[1:]) for line in out.splitlines() if (parts := line.split("|"))}
 

@@ -67,7 +67,11 @@ class Shop:
         return until(look, what=f"seed {seed} to run, {self.states()}")
 
     def done(self, *seeds, seconds=90):
-        until(lambda: all(self.states()[s] == "done" for s in seeds), seconds, f"{seeds}: {self.rows()}")
+        until(
+            lambda: all(self.states()[s] == "done" for s in seeds),
+            seconds,
+            f"{seeds}: {self.rows()}",
+        )
 
     def log(self, seed, kind="err"):
         name = self.rows()[seed].run.name
@@ -83,7 +87,10 @@ def shop(lab, tmp_path, capsys, monkeypatch):  # noqa: F811
     made = Shop(tmp_path, capsys)
     yield made
     subprocess.run(["scancel", "--user", str(os.getuid())], check=False)
-    until(lambda: not any(slurm.QueueJob(i, s[0]).live for i, s in squeue().items()), what="an empty queue")
+    until(
+        lambda: not any(slurm.QueueJob(i, s[0]).live for i, s in squeue().items()),
+        what="an empty queue",
+    )
 
 
 def test_an_array_runs_throttled_and_status_agrees_with_squeue(shop):
@@ -136,7 +143,18 @@ def test_a_higher_partition_preempts_and_the_run_resumes(shop):
     shop.stub({"sleep": 0.05, "save_every": 1000})
     shop("launch", "seed=0,1", "train.steps=80")
     shop.running(0, step=3), shop.running(1, step=3)
-    urgent = ["sbatch", "--parsable", "-p", "high", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 4"]
+    urgent = [
+        "sbatch",
+        "--parsable",
+        "-p",
+        "high",
+        "-N2",
+        "--exclusive",
+        "-o",
+        "/dev/null",
+        "--wrap",
+        "sleep 4",
+    ]
     high = subprocess.run(urgent, capture_output=True, text=True, check=True).stdout.strip()
     until(lambda: squeue().get(high, ("",))[0] == "RUNNING", what="the higher partition's job")
     assert set(shop.states().values()) == {"requeued"}
@@ -154,7 +172,9 @@ def test_sigkill_is_failed_and_retry_loses_no_more_than_since_the_last_save(shop
     os.kill(pid, 9)
     until(lambda: shop.states()[1] == "failed", what=f"a failed run, {shop.rows()[1]}")
     assert squeue()[row.job][0] == "FAILED"
-    assert "FAILED" in shop.rows()[1].why and f"saved step {shop.rows()[1].step}" in shop.rows()[1].why
+    assert (
+        "FAILED" in shop.rows()[1].why and f"saved step {shop.rows()[1].step}" in shop.rows()[1].why
+    )
     assert shop.rows()[1].step >= 10
     assert "1 of 2 failed: python -m sweeps retry" in shop("launch", "seed=0,1", "train.steps=60")
     assert "submitted 1 runs" in shop("retry")
@@ -172,7 +192,11 @@ def test_a_node_that_dies_loses_its_runs_to_the_other(shop, lab):  # noqa: F811
     lost = next(int(r.run.varies["seed"]) for r in rows if r.node == "n2")
     try:
         lab.script("fail", "n2")
-        until(lambda: len(shop.starts(lost)) == 2, 60, f"a second start, {shop.rows()[lost]} {squeue()}")
+        until(
+            lambda: len(shop.starts(lost)) == 2,
+            60,
+            f"a second start, {shop.rows()[lost]} {squeue()}",
+        )
         shop.done(0, 1)
     finally:
         lab.script("mend", "n2")
@@ -201,7 +225,9 @@ def test_no_progress_three_times_is_given_up(shop):
     shop.stub({"sleep": 0.05, "stuck": True})
     shop("launch", "seed=0", "train.steps=500")
     for attempt in (1, 2, 3):
-        until(lambda n=attempt: len(shop.starts(0)) == n, what=f"attempt {attempt}, {shop.rows()[0]}")
+        until(
+            lambda n=attempt: len(shop.starts(0)) == n, what=f"attempt {attempt}, {shop.rows()[0]}"
+        )
         job = shop.running(0).job
         subprocess.run(["scancel", "--signal=USR2", job], check=True)
     until(lambda: shop.states()[0] == "failed", what=f"a given-up run, {shop.rows()[0]}")
@@ -228,7 +254,10 @@ def test_two_nodes_with_two_tasks_each_are_one_run(shop):
 def test_two_shells_at_once_submit_nothing_twice(shop):
     words = [sys.executable, "-m", "sweeps", *shop.words("launch")]
     env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{STUB}"}
-    shells = [subprocess.Popen(words, cwd=shop.folder, env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    shells = [
+        subprocess.Popen(words, cwd=shop.folder, env=env, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
     said = [shell.communicate(timeout=120)[0] for shell in shells]
     assert sorted("submitted 4 runs" in text for text in said) == [False, True], said
     shop.done(0, 1, 2, 3)
@@ -271,7 +300,11 @@ def test_more_runs_than_an_array_may_have_run_in_sequence(shop, monkeypatch):
 
 def test_a_wrong_partition_is_one_sentence_and_nothing_counts_as_submitted(shop):
     text = shop("launch", "cluster.partition=nowhere", code=2)
-    assert text.startswith("error: sbatch refused:") and "partition" in text and "Traceback" not in text
+    assert (
+        text.startswith("error: sbatch refused:")
+        and "partition" in text
+        and "Traceback" not in text
+    )
     assert set(shop.states().values()) == {"new"}
     shop("launch")
     shop.done(0, 1, 2, 3)

@@ -61,7 +61,9 @@ def test_a_users_values_replace_axes_pick_rows_or_become_an_axis(tmp_path):
         ("rwkv", "B", "2", "2-8", "0"), ("rwkv", "B", "2", "auto", "0")
     ]  # fmt: skip
     assert {c.overrides["seed"] for c in run("seed=3,4")} == {3, 4}
-    assert [overrides.show(c.overrides["new"]) for c in run("new=a,b", "backbone=dit", "size=S")] == ["a", "b"]
+    assert [
+        overrides.show(c.overrides["new"]) for c in run("new=a,b", "backbone=dit", "size=S")
+    ] == ["a", "b"]
     assert all(overrides.show(c.overrides["new"]) == "[1,2]" for c in run("new=[1,2]"))
     # A row without the key belongs to every value of it.
     assert len(run("rate=0.5", "size=S")) == 2
@@ -75,7 +77,9 @@ def test_a_users_values_replace_axes_pick_rows_or_become_an_axis(tmp_path):
     ],
 )
 def test_a_value_that_picks_nothing_says_what_there_is(tmp_path, word, said):
-    made = make(tmp_path, cells=[{"backbone": "dit"}, {"backbone": "rwkv"}], zip={"size": ["S", "B"]})
+    made = make(
+        tmp_path, cells=[{"backbone": "dit"}, {"backbone": "rwkv"}], zip={"size": ["S", "B"]}
+    )
     with pytest.raises(SweepError, match=said):
         grid.expand(made, "tiny", overrides.parse([word]))
 
@@ -92,7 +96,9 @@ def test_later_stages_start_from_the_runs_they_name(tmp_path):
     cells = grid.expand(made)
     assert [c.stage for c in cells] == ["train", "train", "finetune", "score", "score"]
     fine = cells[2]
-    assert fine.parent == 1 and fine.overrides["train.lr"] == 2 and fine.overrides["route"] == "none"
+    assert (
+        fine.parent == 1 and fine.overrides["train.lr"] == 2 and fine.overrides["route"] == "none"
+    )
     assert overrides.show(fine.overrides["scale"]) == "tiny" and fine.trains
     assert cells[4].parent == 2 and cells[4].args == ("{parent}",) and not cells[4].trains
     assert dict(cells[4].overrides) == {"w": 2}
@@ -133,7 +139,11 @@ def test_files_that_are_no_grids(tmp_path):
     with pytest.raises(SweepError, match="did you mean route_placement"):
         grid.load("route_placemnt")
     bad = tmp_path / "bad.yaml"
-    for content, said in ((b"a: [", "not YAML"), (b"- 1\n", "expected a mapping"), (b"\xff\xfe\x00", "not YAML")):
+    for content, said in (
+        (b"a: [", "not YAML"),
+        (b"- 1\n", "expected a mapping"),
+        (b"\xff\xfe\x00", "not YAML"),
+    ):
         bad.write_bytes(content)
         with pytest.raises(SweepError, match=said):
             grid.load(str(bad))
@@ -190,4 +200,10 @@ def test_every_grid_of_the_project_names_what_it_makes():
         found = grid.load(name)
         assert found.makes and found.title != name
     fig8 = grid.expand(grid.load("route_placement"))
-    assert len(fig8) == 17 and {c.varies["route"] for c in fig8} >= {"0-2", "0-10", "7-8", "1-8", "2-8"}
+    assert len(fig8) == 17 and {c.varies["route"] for c in fig8} >= {
+        "0-2",
+        "0-10",
+        "7-8",
+        "1-8",
+        "2-8",
+    }

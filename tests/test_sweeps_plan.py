@@ -25,7 +25,10 @@ def planned(tmp_path, *words, scale="tiny", way="steps", **raw):
 
 def test_runs_have_the_names_and_folders_of_their_configs(tmp_path):
     made = planned(tmp_path, axes={"route": ["none", "auto"]})
-    assert [run.name.split("_s0")[0] for run in made.runs] == ["dit-T1-digits_none", "dit-T1-digits_2-8"]
+    assert [run.name.split("_s0")[0] for run in made.runs] == [
+        "dit-T1-digits_none",
+        "dit-T1-digits_2-8",
+    ]
     for run in made.runs:
         assert run.folder == str(tmp_path / "runs" / run.name)
         assert made.configs[run.name].folder == Path(run.folder)
@@ -33,9 +36,14 @@ def test_runs_have_the_names_and_folders_of_their_configs(tmp_path):
 
 
 def test_coinciding_cells_are_refused_with_the_reason(tmp_path):
-    with pytest.raises(SweepError, match="coincide at scale tiny, route=auto and route=2-8 make one.*depth 12"):
+    with pytest.raises(
+        SweepError, match="coincide at scale tiny, route=auto and route=2-8 make one.*depth 12"
+    ):
         planned(tmp_path, axes={"route": ["auto", "2-8"]})
-    with pytest.raises(SweepError, match="routing.selection=random and routing.selection=rows.*a dense run does not"):
+    with pytest.raises(
+        SweepError,
+        match="routing.selection=random and routing.selection=rows.*a dense run does not",
+    ):
         planned(tmp_path, axes={"routing.selection": ["random", "rows"]})
     with pytest.raises(SweepError, match="'seed=1' stands twice"):
         planned(tmp_path, seeds=[1, 1])
@@ -47,7 +55,11 @@ def test_coinciding_cells_are_refused_with_the_reason(tmp_path):
 def test_a_route_that_does_not_fit_is_left_out_or_refused(tmp_path):
     raw = {"axes": {"route": ["2-8", "2-20"]}}
     made = planned(tmp_path, fits=["route"], **raw)
-    assert len(made.runs) == 1 and made.left_out[0][0] == "route=2-20 seed=0" and "12 blocks" in made.left_out[0][1]
+    assert (
+        len(made.runs) == 1
+        and made.left_out[0][0] == "route=2-20 seed=0"
+        and "12 blocks" in made.left_out[0][1]
+    )
     with pytest.raises(SweepError, match="route=2-20 seed=0: .*12 blocks"):
         planned(tmp_path, **raw)
     with pytest.raises(SweepError, match="no cell fits"):
@@ -55,7 +67,9 @@ def test_a_route_that_does_not_fit_is_left_out_or_refused(tmp_path):
 
 
 def test_a_wrong_key_names_its_cell(tmp_path):
-    with pytest.raises(SweepError, match="seed=0: unknown key train.stesp; did you mean train.steps"):
+    with pytest.raises(
+        SweepError, match="seed=0: unknown key train.stesp; did you mean train.steps"
+    ):
         planned(tmp_path, "train.stesp=3")
 
 
@@ -69,7 +83,10 @@ def test_a_stage_waits_for_its_parent(tmp_path):
     folder.mkdir(parents=True)
     (folder / "summary.json").write_text(json.dumps({"status": "done", "step": 5}))
     made = planned(tmp_path, **raw)
-    assert not made.waiting and [r.args for r in made.runs[1:]] == [(str(folder), "w=1"), (str(folder), "w=2")]
+    assert not made.waiting and [r.args for r in made.runs[1:]] == [
+        (str(folder), "w=1"),
+        (str(folder), "w=2"),
+    ]
     assert made.runs[1].name != made.runs[2].name and not made.runs[1].trains
     # More steps are wanted than the parent has.
     assert len(planned(tmp_path, "train.steps=6", **raw).waiting) == 2
@@ -97,7 +114,9 @@ def test_equal_flops_count_a_schedule(tmp_path):
 
 def test_equal_hours_take_measured_speeds(tmp_path):
     raw = {"axes": {"route": ["none", "2-8"]}, "base": {"train.steps": 1000}}
-    with pytest.raises(SweepError, match="needs the measured speed of dit-T1-digits_2-8.*for a few steps"):
+    with pytest.raises(
+        SweepError, match="needs the measured speed of dit-T1-digits_2-8.*for a few steps"
+    ):
         planned(tmp_path, way="hours", **raw)
     for run, speed in zip(planned(tmp_path, **raw).runs, (100.0, 130.0), strict=True):
         Path(run.folder).mkdir(parents=True)
@@ -114,10 +133,15 @@ def test_the_estimate_prints_every_run_and_the_sum(tmp_path):
     assert len(lines) == 3 and "900 steps" in lines[0] and "fewer per image than dense" in lines[1]
     config = made.configs[made.runs[0].name]
     flops = 6 * budget.costs(config).macs_dense * 900 * 64
-    assert budget.big(flops) + "FLOPs" in lines[0] and f"{flops / 0.5e12 / 3600:.3g} GPU hours" in lines[0]
+    assert (
+        budget.big(flops) + "FLOPs" in lines[0]
+        and f"{flops / 0.5e12 / 3600:.3g} GPU hours" in lines[0]
+    )
 
 
-@pytest.mark.parametrize(("value", "text"), [(5, "5 "), (130.3e6, "130 M"), (999.6, "1 k"), (1.2e18, "1.2 E")])
+@pytest.mark.parametrize(
+    ("value", "text"), [(5, "5 "), (130.3e6, "130 M"), (999.6, "1 k"), (1.2e18, "1.2 E")]
+)
 def test_big_numbers(value, text):
     assert budget.big(value) == text
 
@@ -127,7 +151,11 @@ def test_the_models_arguments_are_those_that_training_uses(tmp_path):
     from experiments.config import load
     from experiments.data.facts import facts
 
-    for words in ([], ["backbone=rwkv", "scale=small", "task=text"], ["objective=ddpm", "task=none"]):
+    for words in (
+        [],
+        ["backbone=rwkv", "scale=small", "task=text"],
+        ["objective=ddpm", "task=none"],
+    ):
         config = load(words)
         assert budget.model_arguments(config) == build.model_arguments(config, facts(config.data))
 
@@ -137,7 +165,15 @@ def test_the_models_arguments_are_those_that_training_uses(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "minutes"),
-    [("90", 90), ("4:00:00", 240), ("0:30:30", 31), ("2-00:00:00", 2880), ("1-12", 2160), ("1-12:30", 2190), ("5:30", 6)],
+    [
+        ("90", 90),
+        ("4:00:00", 240),
+        ("0:30:30", 31),
+        ("2-00:00:00", 2880),
+        ("1-12", 2160),
+        ("1-12:30", 2190),
+        ("5:30", 6),
+    ],
 )
 def test_times_as_slurm_reads_them(text, minutes):
     assert resources.minutes(text) == minutes
@@ -184,7 +220,12 @@ def test_planning_looking_and_helping_import_no_torch(tmp_path):
         "assert cli.main(['status', 'route_placement', root]) == 2\n"
         "assert 'torch' not in sys.modules\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(grid.__file__).parent.parent)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=Path(grid.__file__).parent.parent,
+    )
     assert done.returncode == 0, done.stderr
     assert "#SBATCH --array=0-16%16" in done.stdout and "together:" in done.stdout
     assert done.stdout.count("2-8_s0") == 1

@@ -76,9 +76,16 @@ def test_debug_runs_everything_and_the_same_command_nothing(shop):
 def test_a_failure_is_shown_and_the_next_run_starts(shop):
     shop.stub({"sleep": 0}, seed0={"fail": 3})
     text = shop("launch", "cluster=debug", code=1)
-    assert "1 of 2 failed" in text and "the loss is not a number at step 3" in text and "Traceback" in text
+    assert (
+        "1 of 2 failed" in text
+        and "the loss is not a number at step 3" in text
+        and "Traceback" in text
+    )
     assert shop.states() == {0: "failed", 1: "done"}
-    first, place = shop("status").splitlines()[0], f"stub_training.py:{line_of('the loss is not a number at')})"
+    first, place = (
+        shop("status").splitlines()[0],
+        f"stub_training.py:{line_of('the loss is not a number at')})",
+    )
     assert "RuntimeError: the loss is not a number at step 3  (" in first and first.endswith(place)
     assert "retry count" in shop("launch", "cluster=debug")
     shop.stub({"sleep": 0})
@@ -95,17 +102,31 @@ def line_of(text):
 
 def test_ctrl_c_saves_and_stops_the_sweep(shop):
     shop.stub({"sleep": 0.02})
-    words = [sys.executable, "-m", "sweeps", "launch", shop.grid, f"paths.runs={shop.runs}", "cluster=debug"]
+    words = [
+        sys.executable,
+        "-m",
+        "sweeps",
+        "launch",
+        shop.grid,
+        f"paths.runs={shop.runs}",
+        "cluster=debug",
+    ]
     env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{STUB}"}
     shell = subprocess.Popen(
         [*words, "train.steps=1000"], cwd=shop.folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True,
     )  # fmt: skip
-    until(lambda: any((state.read(p).get("step") or 0) > 3 for p in shop.runs.glob("*/status.json")), what="a step")
+    until(
+        lambda: any((state.read(p).get("step") or 0) > 3 for p in shop.runs.glob("*/status.json")),
+        what="a step",
+    )
     shell.send_signal(signal.SIGINT)
     said = shell.communicate(timeout=60)[0]
     assert shell.returncode == 1 and "stopped" in said and "Traceback" not in said
-    assert shop.states() == {0: "stopped", 1: "stopped"} or shop.states() == {0: "stopped", 1: "new"}
+    assert shop.states() == {0: "stopped", 1: "stopped"} or shop.states() == {
+        0: "stopped",
+        1: "new",
+    }
     assert shop.rows()[0].step > 3
 
 
@@ -144,8 +165,12 @@ def test_a_pool_runs_with_its_limit_from_the_snapshot(shop):
 def test_a_pool_requeues_on_usr2_and_cancel_saves(shop):
     shop.stub({"sleep": 0.03, "save_every": 1000})
     shop("launch", "cluster=local", "seed=0,1", "train.steps=2000")
-    until(lambda: shop.rows()[0].state == "running" and (shop.rows()[0].step or 0) > 3, what="a step")
-    assert shop.rows()[1].state == "pending" and "in the queue or running" in shop("launch", "cluster=local")
+    until(
+        lambda: shop.rows()[0].state == "running" and (shop.rows()[0].step or 0) > 3, what="a step"
+    )
+    assert shop.rows()[1].state == "pending" and "in the queue or running" in shop(
+        "launch", "cluster=local"
+    )
     start = next(e for e in shop.events(0) if e["event"] == "start")
     os.kill(start["pid"], signal.SIGUSR2)
     until(lambda: (shop.rows()[1].step or 0) > 3, what="the other run")
@@ -216,7 +241,10 @@ def test_the_fourth_start_from_one_step_is_given_up(tmp_path):
 
 def test_a_command_that_returns_a_code_or_leaves_nothing_failed(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(STUB))
-    for entry, said in (("stub_command:seven", "returned 7"), ("stub_command:nothing", "holds no finished run")):
+    for entry, said in (
+        ("stub_command:seven", "returned 7"),
+        ("stub_command:nothing", "holds no finished run"),
+    ):
         run = make_run(tmp_path, entry=entry, name=entry.split(":")[1])
         one = job.Job(run.to_dict(), str(tmp_path), "g", str(tmp_path), None, "b", "debug")
         with pytest.raises(job.RunFailed, match=said):
@@ -276,11 +304,22 @@ def test_half_written_and_foreign_lines_are_passed_over(tmp_path):
 
 
 def test_damaged_run_folders_are_no_surprise(tmp_path):
-    for content in (b"", b"{", b"[]", b"\xff", b'{"status": "done"}', b'{"status": "done", "step": "x"}'):
+    for content in (
+        b"",
+        b"{",
+        b"[]",
+        b"\xff",
+        b'{"status": "done"}',
+        b'{"status": "done", "step": "x"}',
+    ):
         (tmp_path / "summary.json").write_bytes(content)
         assert not state.finished(tmp_path, 5) and state.speed(tmp_path) is None
     (tmp_path / "summary.json").write_text('{"status": "done", "step": 5, "images_per_s": 2}')
-    assert state.finished(tmp_path, 5) and not state.finished(tmp_path, 6) and state.speed(tmp_path) == 2
+    assert (
+        state.finished(tmp_path, 5)
+        and not state.finished(tmp_path, 6)
+        and state.speed(tmp_path) == 2
+    )
     (tmp_path / "checkpoints").mkdir()
     assert state.saved_step(tmp_path) == 0 == state.saved_step(tmp_path / "no")
     for name in ("step-00000007", "step-00000012", "step-x", ".step-00000099.tmp"):
@@ -292,7 +331,9 @@ def test_the_lock_excludes_and_a_dead_holder_does_not(tmp_path):
     path = tmp_path / "lock"
     assert not lock.is_held(path)
     code = f"import time; from sweeps import lock; from pathlib import Path\nwith lock.held(Path({str(path)!r})): print('in', flush=True); time.sleep(60)"
-    holder = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
     assert holder.stdout.readline() == "in\n" and lock.is_held(path)
     with pytest.raises(SweepError, match="another launch holds"), lock.held(path, wait_s=0.1):
         pass
@@ -305,8 +346,12 @@ def test_the_lock_excludes_and_a_dead_holder_does_not(tmp_path):
 def test_a_snapshot_holds_the_code_once(tmp_path):
     first = snapshot.take(tmp_path)
     stamp = (first / "snapshot.json").stat().st_mtime_ns
-    assert snapshot.take(tmp_path) == first and (first / "snapshot.json").stat().st_mtime_ns == stamp
-    assert (first / "experiments" / "conf" / "config.yaml").is_file() and (first / "sweeps" / "grids").is_dir()
+    assert (
+        snapshot.take(tmp_path) == first and (first / "snapshot.json").stat().st_mtime_ns == stamp
+    )
+    assert (first / "experiments" / "conf" / "config.yaml").is_file() and (
+        first / "sweeps" / "grids"
+    ).is_dir()
     assert not list(first.rglob("*.pyc")) and [p.name for p in tmp_path.iterdir()] == [first.name]
     # A snapshot of a snapshot is the same code.
     assert snapshot.take(tmp_path / "again", first).name == first.name
@@ -314,7 +359,15 @@ def test_a_snapshot_holds_the_code_once(tmp_path):
 
 
 def test_the_script_asks_for_what_the_resources_say(tmp_path):
-    keys = {"partition": "gpu", "account": "me", "qos": "long", "constraint": "h100", "nodes": "2", "tasks": "4", "gpus": "4"}
+    keys = {
+        "partition": "gpu",
+        "account": "me",
+        "qos": "long",
+        "constraint": "h100",
+        "nodes": "2",
+        "tasks": "4",
+        "gpus": "4",
+    }
     place = resources.load("slurm", "paper", {**keys, "extra": "{mail-type: END}", "throttle": "3"})
     text = submit.script(Sweep(tmp_path / "a b", "g"), place, 5, tmp_path / "code")
     for line in (
@@ -323,7 +376,10 @@ def test_the_script_asks_for_what_the_resources_say(tmp_path):
         "--open-mode=append", f"--chdir={tmp_path / 'code'}", "--mem=245760M",
     ):  # fmt: skip
         assert f"#SBATCH {line}\n" in text, line
-    assert "--kill-on-bad-exit=1" in text and f"'{tmp_path / 'a b' / '.sweeps' / 'g' / 'logs'}'" in text
+    assert (
+        "--kill-on-bad-exit=1" in text
+        and f"'{tmp_path / 'a b' / '.sweeps' / 'g' / 'logs'}'" in text
+    )
 
 
 # --- status ----------------------------------------------------------------------------------------------------
@@ -346,15 +402,30 @@ def fake_sweep(root, count, monkeypatch):
         if kind not in ("pending", "cancelled"):
             attempts.note("start", step=0, pid=1)
         if kind == "done":
-            (folder / "summary.json").write_text(json.dumps({"status": "done", "step": 10, "scores": {"FD": 2.5}}))
+            (folder / "summary.json").write_text(
+                json.dumps({"status": "done", "step": 10, "scores": {"FD": 2.5}})
+            )
         elif kind == "running":
-            beat = {"status": "running", "step": 4, "steps": 10, "images_per_s": 7, "eta_s": 75, "time": time.time() + 1}
+            beat = {
+                "status": "running",
+                "step": 4,
+                "steps": 10,
+                "images_per_s": 7,
+                "eta_s": 75,
+                "time": time.time() + 1,
+            }
             (folder / "status.json").write_text(json.dumps(beat))
             queue[f"18_{i}"] = slurm.QueueJob(f"18_{i}", "RUNNING", "None", "n1", "many.b")
         elif kind == "pending":
             queue[f"18_{i}"] = slurm.QueueJob(f"18_{i}", "PENDING", "Priority", "", "many.b")
         elif kind == "failed":
-            attempts.note("end", how="failed", rank=0, error="ValueError: [red]no[/]\nsecond", where="experiments/x.py:3")
+            attempts.note(
+                "end",
+                how="failed",
+                rank=0,
+                error="ValueError: [red]no[/]\nsecond",
+                where="experiments/x.py:3",
+            )
         elif kind == "requeued":
             attempts.note("end", how="requeued", step=3)
             queue[f"18_{i}"] = slurm.QueueJob(f"18_{i}", "PENDING", "BeginTime", "", "many.b")
@@ -371,7 +442,9 @@ def test_every_state_is_told_from_disk_and_two_calls(tmp_path, monkeypatch):
     known["18_6"] = slurm.QueueJob("18_6", "CANCELLED", "", "", "", "0:0")
     monkeypatch.setattr(slurm, "history", lambda ids: asked.append(sorted(ids)) or known)
     (sweep.logs).mkdir()
-    (sweep.logs / "18_4_0_log.err").write_text("Traceback\nMemoryError: all of it\nslurmstepd: error: killed\n\n")
+    (sweep.logs / "18_4_0_log.err").write_text(
+        "Traceback\nMemoryError: all of it\nslurmstepd: error: killed\n\n"
+    )
     rows = {r.run.name: r for r in status.stand(sweep)[0]}
     assert [rows[f"r{i:04}"].state for i in range(7)] == [
         "done", "running", "pending", "failed", "failed", "requeued", "stopped"
@@ -382,7 +455,10 @@ def test_every_state_is_told_from_disk_and_two_calls(tmp_path, monkeypatch):
     assert (rows["r0001"].step, rows["r0001"].eta, rows["r0002"].why) == (4, 75, "Priority")
     lines = view.plain(list(rows.values()))
     assert "running   r0001  4/10  7 img/s  ETA 1:15  18_1  n1" in lines
-    assert view.counts(list(rows.values())) == "1 running, 2 failed, 1 requeued, 1 pending, 1 stopped, 1 done"
+    assert (
+        view.counts(list(rows.values()))
+        == "1 running, 2 failed, 1 requeued, 1 pending, 1 stopped, 1 done"
+    )
 
 
 def test_a_silent_scheduler_is_said_and_launching_is_refused(tmp_path, monkeypatch):
@@ -393,7 +469,12 @@ def test_a_silent_scheduler_is_said_and_launching_is_refused(tmp_path, monkeypat
 
     monkeypatch.setattr(slurm, "queue", silent)
     rows, trouble = status.stand(sweep)
-    assert "no answer" in trouble and {r.state for r in rows} >= {"done", "failed", "pending", "starting"}
+    assert "no answer" in trouble and {r.state for r in rows} >= {
+        "done",
+        "failed",
+        "pending",
+        "starting",
+    }
     with pytest.raises(SweepError, match="nobody knows which runs are live"):
         status.live_anywhere(tmp_path)
 
@@ -428,7 +509,10 @@ def test_the_table_fits_the_terminal(tmp_path, monkeypatch, width):
     assert max(map(len, text.splitlines())) <= width and "running" in text and "4/10" in text
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(None, ""), (7, "7 s"), (75, "1:15"), (7325, "2:02:05"), (100000, "1 d 3 h")])
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, ""), (7, "7 s"), (75, "1:15"), (7325, "2:02:05"), (100000, "1 d 3 h")],
+)
 def test_clock(seconds, text):
     assert view.clock(seconds) == text
 
@@ -461,12 +545,20 @@ def test_wrong_commands_are_one_sentence(words, said, tmp_path, capsys):
 
 
 def test_flags_and_words_may_stand_in_any_order(tmp_path, capsys):
-    words = ["launch", "selection_rate", "--dry-run", f"paths.runs={tmp_path}", "--throttle", "2", "backbone=rwkv"]
+    words = [
+        "launch",
+        "selection_rate",
+        "--dry-run",
+        f"paths.runs={tmp_path}",
+        "--throttle",
+        "2",
+        "backbone=rwkv",
+    ]
     assert cli.main(words) == 0
     out = capsys.readouterr().out
     assert "--array=0-3%2" in out and "rwkv-T1-digits_2-8@0.25_s0" in out
     with pytest.raises(SystemExit):
-        cli.main(["launch", "selection_rate", "--dry"  "-runn"])
+        cli.main(["launch", "selection_rate", "--dry-runn"])
 
 
 def test_list_and_show_read_without_launching(tmp_path, capsys):
