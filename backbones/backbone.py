@@ -93,6 +93,8 @@ class Backbone(nn.Module, Pretrained):
         BackboneError: Unknown size or option, or values that do not fit.
     """
 
+    positions: Tensor
+
     def __init__(
         self,
         name: str,
@@ -147,7 +149,7 @@ class Backbone(nn.Module, Pretrained):
         self.register_buffer("positions", positions, persistent=False)
         self.time = layers.TimeEmbedder(shape.width)
         self.labels = layers.LabelEmbedder(num_classes, shape.width) if num_classes else None
-        self.text = layers.TextEmbedder(*map(int, text), shape.width) if text else None
+        self.text = layers.TextEmbedder(text, shape.width) if text else None
         self.modulate = layers.Modulation(shape.width, shape.depth)
         self.stack = Stack(
             make_blocks(name, shape, self.grid, family, attention),
@@ -155,7 +157,9 @@ class Backbone(nn.Module, Pretrained):
             router=LearnedRouter(shape.width, router, shape.depth) if router else None,
         )
         norm = block_class(name).head_norm
-        self.head = self.decoder = self.align = None
+        self.head: layers.Head | None = None
+        self.decoder: extras.Decoder | None = None
+        self.align: extras.Projector | None = None
         small = extras.options(extras.DecoderOptions, decoder, "decoder")
         if small is None:
             self.head = layers.Head(shape.width, shape.patch, self.out_channels, norm)
@@ -174,7 +178,8 @@ class Backbone(nn.Module, Pretrained):
         """Draw every weight anew; gates and head are set to zero last, and stay so."""
         nn.init.xavier_uniform_(self.patches.project.weight)
         nn.init.zeros_(self.patches.project.bias)
-        for block in self.stack.blocks:
+        blocks: Any = self.stack.blocks
+        for block in blocks:
             block.initialise()
         parts = (self.time, self.labels, self.text, self.modulate)
         for part in (*parts, self.head, self.decoder, self.align):
@@ -237,17 +242,17 @@ class Backbone(nn.Module, Pretrained):
             The prediction (B, C_out, H p, W p), or `Output`.
         """
         tokens, c = self.embed(x, t, y, text, text_drop)
-        aligned = self.align is not None and return_output
-        wanted = {*taps, self.align.block} if aligned else {*taps}
+        align = self.align if return_output else None
+        wanted = {*taps} if align is None else {*taps, align.block}
         layout = self.layout()
         out = self.stack(tokens, self.modulate(c), layout, routing, taps=wanted, reuse=reuse)
         sample = layers.unpatchify(self._predict(out, c, layout), self.grid, self.size.patch)
         if not (return_output or taps):
             return sample
         output = Output(sample, out.taps, out.tap_layouts, out.inner, out.kept)
-        if aligned:
-            output.aligned_layout = out.tap_layouts[self.align.block]
-            output.aligned = self.align(out.taps[self.align.block][:, self.prefix :])
+        if align is not None:
+            output.aligned_layout = out.tap_layouts[align.block]
+            output.aligned = align(out.taps[align.block][:, self.prefix :])
         return output
 
     def _predict(self, out: StackOutput, c: Tensor, layout: Layout) -> Tensor:
@@ -255,6 +260,7 @@ class Backbone(nn.Module, Pretrained):
         move = None if out.layout.is_full else layout.move_to(out.layout)
         if self.decoder is not None:
             return self.decoder(out.x, c, move, layout)
+        assert self.head is not None
         if move is None:
             return self.head(out.x[:, self.prefix :], c)
         rows = self.head(out.x, c)
@@ -300,7 +306,8 @@ class Backbone(nn.Module, Pretrained):
     def describe(self) -> list[str]:
         """Return one line per operation: which implementation runs, and why."""
         device = self.positions.device.type
-        asked = {pair: None for block in self.stack.blocks for pair in block.ops()}
+        blocks: Any = self.stack.blocks
+        asked = {pair: None for block in blocks for pair in block.ops()}
         chosen = [resolve(op, kernel, device) for op, kernel in asked]
         lines = [f"{choice.op}: {choice.name} ({choice.why})" for choice in chosen]
         if any(isinstance(block, block_class("dit")) for block in self.stack.blocks):

@@ -31,6 +31,8 @@ class Attention(nn.Module):
         qk_norm: RMS-normalise queries and keys per head.
     """
 
+    angles: Tensor | None
+
     def __init__(
         self, width: int, heads: int, grid: tuple[int, int], rope: bool, qk_norm: bool
     ) -> None:

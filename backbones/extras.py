@@ -125,6 +125,8 @@ class Decoder(nn.Module):
         channels: Channels of the prediction.
     """
 
+    positions: Tensor
+
     def __init__(
         self, width: int, given: DecoderOptions, grid: tuple[int, int], patch: int, channels: int
     ) -> None:
@@ -162,7 +164,8 @@ class Decoder(nn.Module):
 
     def initialise(self) -> None:
         """Draw the weights; gates and head start at zero, the way in does not."""
-        for block in self.stack.blocks:
+        blocks: Any = self.stack.blocks
+        for block in blocks:
             block.initialise()
         for layer in (self.norm.project, self.condition):
             nn.init.xavier_uniform_(layer.weight)

@@ -35,11 +35,11 @@ class GatedLinearAttention(nn.Module):
     def __init__(self, width: int, path: str, kernel: str) -> None:
         super().__init__()
         self.path, self.kernel = path, kernel
-        self.half, self.heads = width // 2, width // matrix_head(width)
+        self.narrow, self.heads = width // 2, width // matrix_head(width)
         rank = low_rank(width)
-        self.qkv = nn.Linear(width, 2 * self.half + 2 * width, bias=False)
+        self.qkv = nn.Linear(width, 2 * self.narrow + 2 * width, bias=False)
         self.decay_down = nn.Linear(width, rank, bias=False)
-        self.decay_up = nn.Linear(rank, self.half)
+        self.decay_up = nn.Linear(rank, self.narrow)
         self.norm = nn.GroupNorm(self.heads, width, eps=1e-5)
         self.output = nn.Linear(width, width, bias=False)
 
@@ -47,7 +47,7 @@ class GatedLinearAttention(nn.Module):
         """Mix tokens (B, T, D)."""
         x = layout.to_scan(x, self.path)
         width = x.shape[-1]
-        q, k, v, gate = self.qkv(x).split([self.half, self.half, width, width], dim=-1)
+        q, k, v, gate = self.qkv(x).split([self.narrow, self.narrow, width, width], dim=-1)
         logits = self.decay_up(self.decay_down(x))
         g = F.logsigmoid(logits.to(torch.promote_types(logits.dtype, torch.float32))) / TEMPER
         q, k, v, g = (z.unflatten(-1, (self.heads, -1)) for z in (q, k, v, g))

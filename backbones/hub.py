@@ -78,7 +78,9 @@ class Pretrained(ModelHubMixin):
         )
 
     @classmethod
-    def from_pretrained(cls, name: str | Path, **options: Any) -> Any:
+    def from_pretrained(  # type: ignore[override]
+        cls, name: str | Path, **options: Any
+    ) -> Any:
         """Load a model, in evaluation mode.
 
         Args:

@@ -8,7 +8,7 @@ three tokens to either side. A block is two mixers, one along rows, one along co
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -96,9 +96,10 @@ class Hydra(nn.Module):
         heads, mixed = self.inner // self.headdim, self.inner + 4 * self.state
         self.in_proj = nn.Linear(size.width, self.inner + mixed, bias=False)
         self.conv = CentredConv(mixed, options.conv) if options.conv != "none" else None
-        self.directions = nn.ModuleList(Direction(size.width, heads) for _ in range(2))
-        for way in self.directions:
-            way.skip = None  # The diagonal is shared, and depends on the token.
+        # No skip: the diagonal is shared, and depends on the token.
+        self.directions: Any = nn.ModuleList(
+            Direction(size.width, heads, skip=False) for _ in range(2)
+        )
         self.diagonal = nn.Linear(self.inner, heads)
         self.scale = nn.Parameter(torch.ones(self.inner))
         self.out_proj = nn.Linear(self.inner, size.width, bias=False)
@@ -111,8 +112,8 @@ class Hydra(nn.Module):
         x, first, second = mixed.split([self.inner, 2 * self.state, 2 * self.state], dim=-1)
         y = self._scan(u, x, first, self.directions[0])
         turned = self.path + REVERSED
-        there = [self._turn(v, layout, self.path, turned) for v in (u, x, second)]
-        back = self._scan(*there, self.directions[1])
+        u, x_there, second = (self._turn(v, layout, self.path, turned) for v in (u, x, second))
+        back = self._scan(u, x_there, second, self.directions[1])
         y = y + self._turn(back, layout, turned, self.path)
         own = self.diagonal(x)[..., None] * x.unflatten(-1, (-1, self.headdim))
         y = gated_rms_norm(y + own.flatten(-2), z, self.scale)

@@ -81,6 +81,8 @@ class RMSNorm(nn.Module):
 class TimeEmbedder(nn.Module):
     """Sinusoids of the model's time input, then a two-layer MLP: (B,) -> (B, D)."""
 
+    rates: Tensor
+
     def __init__(self, width: int, channels: int = 256) -> None:
         super().__init__()
         half = channels // 2
@@ -95,9 +97,10 @@ class TimeEmbedder(nn.Module):
 
     def initialise(self) -> None:
         """Draw the weights as DiT does."""
-        for layer in (self.mlp[0], self.mlp[2]):
-            nn.init.normal_(layer.weight, std=0.02)
-            nn.init.zeros_(layer.bias)
+        for layer in self.mlp:
+            if isinstance(layer, nn.Linear):
+                nn.init.normal_(layer.weight, std=0.02)
+                nn.init.zeros_(layer.bias)
 
 
 class LabelEmbedder(nn.Module):
@@ -122,9 +125,9 @@ class LabelEmbedder(nn.Module):
 class TextEmbedder(nn.Module):
     """Text states (B, L, E) -> prefix tokens (B, L, D), and their mean for c (B, D)."""
 
-    def __init__(self, length: int, channels: int, width: int) -> None:
+    def __init__(self, shape: Sequence[int], width: int) -> None:
         super().__init__()
-        self.shape = (length, channels)
+        length, channels = self.shape = (int(shape[0]), int(shape[1]))
         self.project = nn.Linear(channels, width)
         self.pool = nn.Linear(channels, width)
         self.null = nn.Parameter(torch.zeros(length, channels))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -126,13 +126,13 @@ def _draw_dt_bias(bias: Tensor, low: float = 1e-3, high: float = 1e-1) -> None:
 class Direction(nn.Module):
     """Per-head step and decay of one scan direction (Mamba-2)."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, skip: bool = True) -> None:
         super().__init__()
         # Apart from in_proj: its width alone is a multiple of 8 at every size, with dt's it is not.
         self.dt_proj = nn.Linear(width, heads, bias=False)
         self.dt_bias = nn.Parameter(torch.empty(heads))
         self.log_a = nn.Parameter(torch.empty(heads))
-        self.skip = nn.Parameter(torch.ones(heads))
+        self.skip = nn.Parameter(torch.ones(heads)) if skip else None
 
     def initialise(self) -> None:
         """Draw Mamba-2's start: A in 1..16, steps in 1e-3..1e-1."""
@@ -159,7 +159,7 @@ class Mamba2(nn.Module):
         self.in_proj = nn.Linear(size.width, self.inner + mixed, bias=False)
         self.conv = Conv(mixed, options.conv) if options.conv != "none" else None
         count = 2 if options.scan == "bidirectional" else 1
-        self.directions = nn.ModuleList(Direction(size.width, heads) for _ in range(count))
+        self.directions: Any = nn.ModuleList(Direction(size.width, heads) for _ in range(count))
         self.scale = nn.Parameter(torch.ones(self.inner))
         self.out_proj = nn.Linear(self.inner, size.width, bias=False)
 
@@ -212,7 +212,7 @@ class Mamba1(nn.Module):
         self.in_proj = nn.Linear(size.width, 2 * self.inner, bias=False)
         self.conv = Conv(self.inner, options.conv) if options.conv != "none" else None
         count = 2 if options.scan == "bidirectional" else 1
-        self.directions = nn.ModuleList(
+        self.directions: Any = nn.ModuleList(
             SelectiveDirection(self.inner, self.rank, self.state) for _ in range(count)
         )
         self.out_proj = nn.Linear(self.inner, size.width, bias=False)

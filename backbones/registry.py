@@ -24,7 +24,7 @@ from routing.errors import suggest
 if TYPE_CHECKING:
     from backbones.backbone import Backbone
 
-_BLOCKS: dict[str, type] = {}
+_BLOCKS: dict[str, Any] = {}
 _DECORATOR = re.compile(r"^@register\(\"([a-z0-9_]+)\"\)", re.MULTILINE)
 
 T = TypeVar("T", bound=type)
@@ -64,7 +64,7 @@ def names() -> list[str]:
     return sorted({*_files(), *_BLOCKS})
 
 
-def block_class(name: str) -> type:
+def block_class(name: str) -> Any:
     """Return the block class of a family.
 
     Raises:

@@ -41,7 +41,7 @@ def gla(block, branch, x, present, grid, prefix):
     if branch == 1:
         return swiglu(block.mlp, x)
     mix = block.mixer
-    q, k, v, gate = linear(mix.qkv, x).split([mix.half, mix.half, *[x.shape[-1]] * 2], dim=-1)
+    q, k, v, gate = linear(mix.qkv, x).split([mix.narrow, mix.narrow, *[x.shape[-1]] * 2], dim=-1)
     g = -softplus(-linear(mix.decay_up, linear(mix.decay_down, x))) / 16
     q, k, v, g = (heads_of(z, mix.heads) for z in (q, k, v, g))
     k, g = masked(present, k, g)

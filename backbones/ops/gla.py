@@ -8,6 +8,8 @@ no trace, so the scan over present tokens is the dense one with the absent ones 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -52,7 +54,8 @@ def gla(
     if name == "fla":
         floor = g.float().clamp(min=FLOOR)
         same = (x.to(v.dtype) for x in (q, k))
-        return probe("gla", "fla").function(*same, v, floor, scale=1.0)[0]
+        function: Any = probe("gla", "fla").function
+        return function(*same, v, floor, scale=1.0)[0]
     dtype = work_dtype(q, k, v, g)
     with full_precision(v):
         qs, ks, vs, gs = (cut(x.to(dtype), chunk) for x in (q, k, v, g))

@@ -8,6 +8,8 @@ trace.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -60,7 +62,8 @@ def rwkv6(
     if name == "fla":
         floor = g.float().clamp(min=FLOOR)
         same = (x.to(v.dtype) for x in (r, k))
-        return probe("rwkv6", "fla").function(*same, v, floor, u.float(), scale=1.0)[0]
+        function: Any = probe("rwkv6", "fla").function
+        return function(*same, v, floor, u.float(), scale=1.0)[0]
     dtype = work_dtype(r, k, v, g)
     with full_precision(v):
         rs, ks, vs, gs = (cut(x.to(dtype), chunk) for x in (r, k, v, g))

@@ -9,6 +9,8 @@ on each other through a strictly lower triangular matrix, so one triangular solv
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -62,7 +64,8 @@ def rwkv7(
         return reference(r, g, k, v, a, b)
     if name == "fla":
         same = [x.to(v.dtype) for x in (r, g.clamp(min=FLOOR), k, v, a, b)]
-        return probe("rwkv7", "fla").function(*same, scale=1.0)[0]
+        function: Any = probe("rwkv7", "fla").function
+        return function(*same, scale=1.0)[0]
     dtype = work_dtype(r, g, k, v, a, b)
     with full_precision(v):
         y = _chunked(*(cut(x.to(dtype), chunk) for x in (r, g, k, v, a, b)))
