@@ -40,7 +40,7 @@ with routing.attach(alone, "1-2@0.75") as attached:
     assert torch.equal(torch.cat(both), attached.inner[0].ids)
 for a, b in zip(model.module.parameters(), alone.parameters()):
     assert torch.allclose(a.grad, b.grad, rtol=1e-4, atol=1e-6)
-print("agreed", rank)
+print(f"agreed {rank}\\n", end="", flush=True)
 """
 
 
