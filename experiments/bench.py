@@ -1,4 +1,4 @@
-"""Measure speed: python experiments/bench.py backbone=mamba tokens=256 (--help lists everything)."""
+"""Measure speed: python experiments/bench.py backbone=mamba tokens=256 (--help lists all keys)."""
 
 from __future__ import annotations
 

@@ -1,0 +1,219 @@
+"""The benchmark: its keys, its arithmetic, and one small run of all of it. No assertion about time."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from experiments import bench, bench_blocks, bench_report, bench_steps
+from experiments.bench_options import BenchError, BenchOptions, help_text, parse
+from experiments.bench_profile import PARTS, profile
+from experiments.bench_steps import Case, Step, Timed, cases, interleave, kept_bytes
+from experiments.cli import run_command
+from routing import Route
+
+ROOT = Path(__file__).resolve().parents[1]
+CPU = torch.device("cpu")
+SMALL = ("size=T/2", "tokens=16", "depth=4", "route=1-2", "batch=2", "rounds=2", "block_tokens=16,64")
+
+
+# --- keys
+
+
+def test_words_become_options():
+    o = parse(["backbone=dit,rwkv", "tokens=64,256", "rate=0.5,0.75", "depth=3", "plain=false", "threads=null"])
+    assert o == BenchOptions(
+        backbone=("dit", "rwkv"), tokens=(64, 256), rate=(0.5, 0.75), depth=3, plain=False, threads=None
+    )
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("tokns=64", "unknown key tokns; did you mean tokens"),
+        ("tokens=60", "60 is no square number: try tokens=64"),
+        ("rounds=0", "rounds=0: expected 1 or more"),
+        ("batch=many", "batch=many: expected a number"),
+        ("plain=maybe", "expected true or false"),
+        ("precision=fp61", "did you mean fp16|expected fp32 . bf16"),
+        ("parts=step", "did you mean steps"),
+        ("mamba", "expected key=value"),
+    ],
+)
+def test_wrong_words_are_one_sentence(word, message):
+    with pytest.raises(BenchError, match=message) as caught:
+        parse([word])
+    assert "\n" not in str(caught.value)
+
+
+def test_help_names_every_key_and_needs_no_torch():
+    text = help_text()
+    for key in BenchOptions.__dataclass_fields__:
+        assert f"  {key}=" in text
+    code = (
+        "import sys, io; from experiments import bench; bench.main(['--help'])\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_this_machine_cannot_do_is_said(capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert run_command(bench.main, ["device=cuda"]) == 2
+    assert "no CUDA device here; type device=cpu" in capsys.readouterr().err
+    assert run_command(bench.main, ["graphs=true"]) == 2
+    assert run_command(bench.main, ["backbone=mmaba", *SMALL]) == 2
+    assert "mamba" in capsys.readouterr().err
+
+
+# --- arithmetic
+
+
+def test_every_dense_step_stands_before_its_routed_ones():
+    o = BenchOptions(backbone=("dit", "mamba"), rate=(0.5, 0.75))
+    found = [(c.backbone, c.rate) for c in cases(o, "S/2", 256)]
+    assert found == [
+        ("dit", 0.0), ("dit", 0.5), ("dit", 0.75),
+        ("mamba", 0.0), ("mamba", 0.5), ("mamba", 0.75),
+        ("plain", 0.0), ("plain", 0.5),
+    ]  # fmt: skip
+    assert [c.backbone for c in cases(BenchOptions(backbone=("rwkv",), route="none"), "S/2", 64)] == ["rwkv"]
+
+
+def test_ratios_are_medians_within_rounds():
+    timed = Timed([[2.0, 30.0, 4.0], [1.0, 10.0, 4.0]], [10.0, 1.0, 5.0])
+    assert timed.median(0) == 4.0
+    assert timed.ratio(0, 1) == 2.0
+    assert timed.share_of_peak(1, 10.0) == 1.0
+
+
+def test_variants_run_equally_often_in_rotating_order(monkeypatch):
+    monkeypatch.setattr(bench_steps, "peak", lambda *a: (lambda: None, 1))
+    seen = []
+    runs = [lambda i=i: seen.append(i) for i in range(3)]
+    timed = interleave(runs, BenchOptions(rounds=3), CPU, warm=1)
+    assert seen == [0, 1, 2, 0, 1, 2, 1, 2, 0, 2, 0, 1]
+    assert [len(s) for s in timed.seconds] == [3, 3, 3]
+
+
+def test_flops_allow_what_the_cost_says():
+    case = Case("plain", "XL/2", 256, Route.parse("2-24"), 0.5)
+    assert case.family == "dit"
+    assert case.cost(None).speedup == pytest.approx(1.72, abs=0.02)  # PAPER.md 2.8
+
+
+def test_crossing_is_the_length_from_which_on_a_family_is_cheaper():
+    def row(tokens, mamba, rwkv):
+        return {"tokens": tokens, "mamba": {"relative": mamba}, "rwkv": {"relative": rwkv}}
+
+    rows = [row(64, 0.9, 1.2), row(256, 1.5, 0.9), row(1024, 0.8, 0.7)]
+    assert bench_blocks.crossings(rows, ("dit", "mamba", "rwkv")) == {"mamba": 1024, "rwkv": 256}
+    assert bench_blocks.crossings(rows[:2], ("dit", "mamba")) == {"mamba": None}
+
+
+def test_kept_bytes_counts_each_storage_once_and_no_parameter():
+    layer = torch.nn.Linear(8, 8, bias=False)
+    x = torch.randn(4, 8, requires_grad=True)
+    assert kept_bytes(lambda: layer(x), layer) == 4 * 8 * 4
+    assert kept_bytes(lambda: layer(x) * layer(x), layer) == 3 * 4 * 8 * 4
+
+
+@pytest.mark.parametrize("name", ["dit", "mamba", "rwkv"])
+def test_what_a_block_keeps_is_linear_in_tokens(name):
+    kept = {}
+    for tokens in (64, 256):
+        block = bench_blocks.BlockRun(name, "T/2", tokens, 1, CPU)
+        kept[tokens] = kept_bytes(block.forward, block.block) / tokens
+    assert kept[256] == pytest.approx(kept[64], rel=0.1)
+
+
+# --- the comparison
+
+
+def test_the_plain_model_is_a_dit_of_the_same_size():
+    o = BenchOptions(depth=3, batch=2)
+    ours, plain = (Step(Case(name, "T/2", 16, Route(()), 0.0), o, CPU) for name in ("dit", "plain"))
+    count = [sum(p.numel() for p in s.update.params) for s in (ours, plain)]
+    assert count[0] == count[1]
+
+
+def test_the_plain_model_routes_the_same_share():
+    o = BenchOptions(depth=4, batch=2)
+    step = Step(Case("plain", "T/2", 16, Route.parse("1-2@0.75"), 0.75), o, CPU)
+    seen = []
+    for block in step.model.blocks:
+        block.register_forward_hook(lambda m, a, y: seen.append(y.shape[1]))
+    step.loss()
+    assert seen == [16, 4, 4, 16]
+
+
+@pytest.mark.parametrize("name", ["dit", "mamba", "rwkv", "plain"])
+@pytest.mark.parametrize("route", ["none", "1-2"])
+def test_a_step_moves_every_weight_and_the_average(name, route):
+    step = Step(Case(name, "T/2", 16, Route.parse(route), 0.5), BenchOptions(depth=4, batch=2), CPU)
+    before = [p.detach().clone() for p in step.update.params]
+    step()
+    step()
+    still = [tuple(p.shape) for p, b in zip(step.update.params, before, strict=True) if torch.equal(p, b)]
+    assert not still
+    # An average of 1e-4 of a step of 1e-4 is below float32's grain where weights are near 1.
+    changed = sum(not torch.equal(a, b) for a, b in zip(step.update.ema, before, strict=True))
+    assert changed > len(before) / 2
+
+
+# --- a small run of everything
+
+
+def test_a_profile_names_the_parts():
+    o = BenchOptions(depth=4, batch=2)
+    routed = profile(Step(Case("mamba", "T/2", 64, Route.parse("1-2"), 0.5), o, CPU), rounds=1)
+    dense = profile(Step(Case("dit", "T/2", 64, Route(()), 0.0), o, CPU), rounds=1)
+    for shares in (routed, dense):
+        assert list(shares) == list(PARTS)
+        assert sum(shares.values()) == pytest.approx(1)
+    assert routed["route"] > 0
+    assert routed["scan order"] > 0
+    assert dense["mlp"] > 0.02
+    assert dense["mixer"] > 0.02
+    assert dense["scan order"] == 0
+
+
+def test_the_command_prints_tables_and_writes_the_figures(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(bench_steps, "peak", lambda *a: (lambda: torch.mm(torch.ones(8, 8), torch.ones(8, 8)), 1024))
+    monkeypatch.setattr(bench_blocks, "VALUES", 1 << 13)
+    out = tmp_path / "deep" / "figures.json"
+    assert run_command(bench.main, ["device=cpu", *SMALL, f"out={out}"]) == 0
+    text = capsys.readouterr().out
+    assert "of allowed" in text
+    assert "ours over plain dit, route 1-2" in text
+    assert "share of a step" in text
+    assert str(out) in text
+    found = json.loads(out.read_text())
+    assert len(found["steps"]) == 8
+    for row in found["steps"]:
+        assert row["seconds"] > 0
+        assert row["memory_bytes"] > 0
+        assert len(row["rounds"]) == 2
+        assert ("speedup" in row) == (row["route"] != "none")
+    assert set(found["profile"]) == {
+        f"{name}-T/2@16 {kind}" for name in ("dit", "mamba", "rwkv") for kind in ("dense", "routed")
+    }
+    assert [row["tokens"] for row in found["blocks"]] == [16, 64]
+    assert found["environment"]["torch"] == torch.__version__
+
+
+def test_tables_line_up():
+    text = bench_report.table(("a", "number"), [("longer", "1"), ("x", "23")])
+    assert text == "a       number\nlonger       1\nx           23"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("graphs", ["true", "false"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_command_on_a_gpu(tmp_path, graphs, precision):
+    words = ["device=cuda", f"graphs={graphs}", f"precision={precision}", f"out={tmp_path / 'f.json'}"]
+    assert run_command(bench.main, [*SMALL, *words]) == 0
