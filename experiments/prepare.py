@@ -48,7 +48,11 @@ def parser() -> argparse.ArgumentParser:
     add = p.add_argument
     add("pictures", type=Path, help="folder of pictures, .tar files, or .parquet and .arrow tables")
     add("out", type=Path, help="folder of the latent store; made if it is not there")
-    add("--vae", default="stabilityai/sd-vae-ft-ema", help="AutoencoderKL: a name or a folder")
+    add(
+        "--vae",
+        default="stabilityai/sd-vae-ft-ema",
+        help="AutoencoderKL: a name, a folder or a file",
+    )
     add("--size", type=int, default=256, help="side of the cropped pictures in pixels (256)")
     add("--kind", choices=("moments", "sample"), default="moments", help="what is stored (moments)")
     add("--no-flips", action="store_true", help="do not store mirrored pictures")
@@ -153,7 +157,7 @@ def build(given: argparse.Namespace) -> Writer:
     text = None
     if given.text is not None:
         text = TextEncoder(given.text, device, given.text_length, download=online)
-    # A folder is named in full, so that training finds it from anywhere.
+    # A path is named in full, so that training finds it from anywhere.
     named = [
         str(Path(n).resolve()) if n and Path(n).is_dir() else n for n in (given.vae, given.text)
     ]

@@ -115,12 +115,21 @@ def test_captions_and_reading_them_are_inverses():
     )
 
 
+def test_tokens_are_those_of_the_captions():
+    for most in (1, 2, 3):
+        a = scenes(max_shapes=most).attributes(torch.arange(2000))
+        assert torch.equal(a.tokens(), words.tokenize(a.captions()))
+
+
 def test_text_batches():
     data = scenes("text")
     batch = data.batch(torch.arange(8))
     assert data.text == (32, 64) and batch.text.shape == (8, 32, 64) and batch.y is None
-    assert data.num_classes == 0 and len(batch.captions) == 8
-    assert torch.equal(batch.text, data.encode_text(batch.captions))
+    asked = data.condition(torch.arange(8), "train")
+    assert data.num_classes == 0 and len(asked.captions) == 8
+    assert torch.equal(batch.text, data.encode_text(asked.captions))
+    held_out = data.batch(torch.arange(8), None, "test")
+    assert held_out.captions == data.condition(torch.arange(8)).captions != asked.captions
     assert torch.equal(batch.x, scenes().batch(torch.arange(8)).x)
     assert scenes("none").batch(torch.arange(2)).y is None
 

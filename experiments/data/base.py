@@ -25,7 +25,9 @@ class Batch:
         x: Data as the model sees them, (B, C, H, W) float32.
         y: Class labels, (B,) int64, or None.
         text: Caption embeddings, (B, L, E) float32, or None.
-        captions: The captions in words, or None.
+        captions: The captions in words, or None (`Dataset.condition` has them where training
+            batches
+            leave them out).
     """
 
     x: Tensor

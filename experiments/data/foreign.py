@@ -38,7 +38,7 @@ def open_store(path: str | os.PathLike[str], *, kind: str = "auto", verify: bool
     Raises:
         DataError: Nothing there, a layout that is not read (named), or a damaged file.
     """
-    folder = Path(path)
+    folder = Path(path).expanduser()
     if not folder.is_dir():
         raise DataError(f"{folder} is no folder; data.path expects the folder of a latent store")
     names = sorted(entry.name for entry in folder.iterdir())

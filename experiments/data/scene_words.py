@@ -87,6 +87,42 @@ class Attributes:
         )
         return [_caption(*row) for row in rows]
 
+    def tokens(self) -> Tensor:
+        """Return the captions as word indices, (B, 32) int64: `tokenize(captions())` without words.
+
+        Training needs no strings, and making them would wait for the device.
+        """
+        device = self.shape.device
+        # Sorted by (absent, small, quadrant): the order in which the caption names them.
+        rank = (self.shape == 0) * 16 + self.size * 4 + torch.arange(4, device=device)
+        order = rank.argsort(1)[:, :3]
+        count = (self.shape > 0).sum(1)
+        parts = [_lookup(SIZES, self.size), _lookup(COLOURS, self.colour)]
+        parts.append(_lookup(SHAPES, self.shape))
+        vertical = torch.tensor([_INDEX[place.split()[0]] for place in PLACES], device=device)
+        horizontal = torch.tensor([_INDEX[place.split()[1]] for place in PLACES], device=device)
+        phrase = torch.full((len(self), 4, 9), _INDEX["a"], device=device)
+        phrase[..., 1:4] = torch.stack(parts, -1)
+        phrase[..., 4], phrase[..., 5] = _INDEX["at"], _INDEX["the"]
+        phrase[..., 6], phrase[..., 7] = vertical, horizontal
+        rows = phrase.gather(1, order[..., None].expand(-1, -1, 9))
+        # Behind each phrase: a comma if two more follow, "and" if one does.
+        left = count[:, None] - torch.arange(1, 4, device=device)
+        rows[..., 8] = torch.where(left > 1, _INDEX[","], _INDEX["and"])
+        ids = torch.zeros(len(self), LENGTH, dtype=torch.int64, device=device)
+        ids[:, :27] = rows.flatten(1)
+        end = (9 * count - 1)[:, None] + torch.arange(LENGTH, device=device)
+        tail = torch.zeros_like(end)
+        tail[:, 0], tail[:, 1], tail[:, 3] = _INDEX["on"], _INDEX["a"], _INDEX["background"]
+        tail[:, 2] = _INDEX[BACKGROUNDS[0]] + self.background
+        wide = torch.cat((ids, torch.zeros_like(ids)), 1).scatter(1, end, tail)
+        return wide[:, :LENGTH]
+
+
+def _lookup(words: tuple[str, ...], values: Tensor) -> Tensor:
+    # The words of one kind are neighbours in the vocabulary; an empty quadrant's is never read.
+    return values + (_INDEX[words[0]] - 1)
+
 
 def _caption(shape: list[int], colour: list[int], size: list[int], background: int) -> str:
     order = sorted((q for q in range(4) if shape[q]), key=lambda q: (size[q], q))

@@ -162,19 +162,19 @@ class Scenes(Dataset):
             raise DataError(f"sample {int(index.min())} of data=scenes: indices start at 0")
         attributes, free = self._choose(index, split)
         x = self.from_pixels(draw(attributes, free).to(self.device))
-        asked = self._condition(attributes)
+        asked = self._condition(attributes, in_words=split != "train")
         return Batch(x, asked.y, asked.text, asked.captions)
 
     def condition(self, index: Tensor, split: str = "test") -> Condition:
         """Return labels or captions of pictures `index` (B,) without rendering them."""
-        return self._condition(self.attributes(index, split))
+        return self._condition(self.attributes(index, split), in_words=True)
 
-    def _condition(self, attributes: Attributes) -> Condition:
+    def _condition(self, attributes: Attributes, in_words: bool) -> Condition:
         if self.task == "class":
             return Condition(y=attributes.labels().to(self.device))
         if self.task == "text":
-            captions = attributes.captions()
-            return Condition(text=self.encode_text(captions), captions=captions)
+            text = words.embed(attributes.tokens().to(self.device))
+            return Condition(text=text, captions=attributes.captions() if in_words else None)
         return Condition()
 
     def from_pixels(self, pixels: Tensor) -> Tensor:

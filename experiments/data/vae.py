@@ -1,4 +1,7 @@
-"""The autoencoder between pictures and latents: diffusers' AutoencoderKL, from a name or a folder.
+"""The autoencoder between pictures and latents: diffusers' AutoencoderKL.
+
+It comes from a name on the hub, a folder in diffusers' layout, or a single file of latent
+diffusion.
 
 Pixels are (v / 127.5) - 1 going in and round((v + 1) 127.5) coming out. Decoding runs in the type
 that was asked for and ends in float32 before it is rounded, so float32 and bfloat16 differ by the
@@ -14,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from experiments.data import ldm
 from experiments.data.base import to_uint8
 from experiments.data.options import DataError
 
@@ -25,13 +29,18 @@ def why_not(name: str | None) -> str:
     """Return why the autoencoder `name` cannot be used on this machine; empty if it can.
 
     Args:
-        name: A name on the Hugging Face hub, or a folder. Nothing is downloaded.
+        name: A name on the hub, a folder or a file. Nothing is downloaded.
     """
     if not name:
         return "the store does not say which VAE made it; set data.vae=FOLDER to see pixels"
     if importlib.util.find_spec("diffusers") is None:
         return 'diffusers is not installed (pip install -e ".[data]"), so latents stay latents'
     folder = Path(name).expanduser()
+    if folder.is_file():
+        good = folder.suffix in ldm.SUFFIXES
+        return (
+            "" if good else f"{folder} is no autoencoder: expected one of {' '.join(ldm.SUFFIXES)}"
+        )
     if folder.is_dir():
         missing = [file for file in ("config.json", _WEIGHTS) if not (folder / file).is_file()]
         return (
@@ -56,7 +65,7 @@ class Autoencoder:
     """Encode pictures to moments and decode latents to pictures.
 
     Args:
-        name: A name on the hub, or a folder in diffusers' layout.
+        name: A name on the hub, a folder in diffusers' layout, or a file as `ldm` reads it.
         device: Where it runs.
         dtype: Type of weights and activations.
         download: Whether the hub may be asked.
@@ -75,9 +84,12 @@ class Autoencoder:
         reason = why_not(name)
         if reason and not (download and not Path(name).expanduser().exists()):
             raise DataError(reason)
+        folder = Path(name).expanduser()
+        if folder.is_file():
+            self.wrap(ldm.load(folder), device, dtype)
+            return
         from diffusers import AutoencoderKL
 
-        folder = Path(name).expanduser()
         try:
             # Weights in safetensors only: the older .bin files are pickles.
             network = AutoencoderKL.from_pretrained(
