@@ -51,6 +51,7 @@ def test_samples_are_shifted_and_scaled(tmp_path, labels):
     batch = data.batch(index, Draws(0, 0, torch.arange(5)))
     torch.testing.assert_close(batch.x, (torch.from_numpy(z)[index] - 0.25) * 0.5)
     assert batch.y.tolist() == [labels[i] for i in index]
+    assert torch.equal(data.condition(index, "train").y, batch.y)
     assert data.size == COUNT and data.num_classes == 5 and data.class_names[4] == "class 4"
     assert data.reads_disk and data.sigma_data == 0.5 and data.shape == (4, 8, 8)
 
@@ -138,7 +139,9 @@ def test_captions(tmp_path):
     assert data.text == (77, 6) and data.num_classes == 0
     assert torch.equal(batch.text, text[index, which])
     assert batch.captions == [captions[i][k] for i, k in zip(index, which, strict=True)]
-    assert data.condition(index, "train").captions == [captions[i][0] for i in index]
+    asked = data.condition(index, "train")
+    assert asked.captions == [captions[i][0] for i in index]
+    assert torch.equal(asked.text, text[index, 0])
     refused(lambda: data.encode_text(["a dog"]), "nowhere/clip", "hf download")
     refused(lambda: load(path, task="class"), "without labels")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from experiments.data.base import Batch, Dataset, Rows
+from experiments.data.base import Batch, Condition, Dataset, Rows
 from experiments.data.foreign import open_store
 from experiments.data.options import DataError, LatentsOptions
 from experiments.data.order import Order
@@ -154,10 +154,7 @@ class Latents(Dataset):
 
     def rows(self, index: Tensor, draws: Draws | None, split: str = "train") -> Rows:
         """Read latents, labels, captions; flips are drawn here, for flipped rows may be stored."""
-        index = index.cpu()
-        self._check(index, split)
-        store = self._stores[split]
-        at = self._ids[split][index] if split in self._ids else index
+        at, store = self._find(index, split)
         flip = torch.zeros(len(at), dtype=torch.bool)
         random = draws if split == "train" else None
         if random is not None and self.options.flip != "none":
@@ -166,17 +163,35 @@ class Latents(Dataset):
         tensors = {"latents": store.latents(at, flip if stored else None)}
         if self.options.flip == "mirror":
             tensors["mirror"] = flip
+        asked = self._asked(at, store, random)
+        tensors |= {k: v for k, v in (("y", asked.y), ("text", asked.text)) if v is not None}
+        return Rows(tensors, asked.captions)
+
+    def _find(self, index: Tensor, split: str) -> tuple[Tensor, Store]:
+        """Return the rows of samples `index` of a split in its store."""
+        index = index.cpu()
+        self._check(index, split)
+        at = self._ids[split][index] if split in self._ids else index
+        return at, self._stores[split]
+
+    def _asked(self, at: Tensor, store: Store, random: Draws | None) -> Condition:
         if self.task == "class":
             assert store.labels is not None
-            tensors["y"] = store.labels[at]
-        captions = None
+            return Condition(y=store.labels[at])
         if self.task == "text":
             assert store.text is not None
             which = torch.zeros(len(at), dtype=torch.int64)
             if random is not None:
                 which = (random.uniform("caption", 1)[:, 0].cpu() * store.text[0]).long()
-            tensors["text"], captions = store.text_rows(at, which)
-        return Rows(tensors, captions)
+            text, captions = store.text_rows(at, which)
+            return Condition(text=text, captions=captions)
+        return Condition()
+
+    def condition(self, index: Tensor, split: str = "test") -> Condition:
+        """Return labels or first captions of samples `index` (B,) without reading latents."""
+        asked = self._asked(*self._find(index, split), None)
+        y, text = (None if t is None else t.to(self.device) for t in (asked.y, asked.text))
+        return Condition(y, text, asked.captions)
 
     def batch(
         self, index: Tensor, draws: Draws | None, split: str = "train", rows: Rows | None = None
