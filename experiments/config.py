@@ -76,6 +76,8 @@ class TrainConfig:
     rollback: int = 0
     loss: str = "plain"
     mae_weight: float = 0.1
+    encoder: str = "none"
+    align_weight: float = 0.5
 
 
 @dataclass(frozen=True)
@@ -428,7 +430,7 @@ def check(config: Config) -> None:
 def _check_train(train: TrainConfig) -> None:
     for key in ("steps", "batch", "log_every", "save_every", "keep"):
         _at_least(train, key, 1, "train.")
-    for key in ("warmup", "weight_decay", "keep_every", "sample_every", "max_bad_steps", "rollback", "mae_weight"):
+    for key in ("warmup", "weight_decay", "keep_every", "sample_every", "max_bad_steps", "rollback", "mae_weight", "align_weight"):
         _at_least(train, key, 0, "train.")
     for key in ("lr", "eps", "clip"):
         _at_least(train, key, 0, "train.", above=True)
@@ -438,6 +440,9 @@ def _check_train(train: TrainConfig) -> None:
     _in(train, "schedule", ("constant", "cosine"), "train.")
     _in(train, "compile", ("none", "blocks"), "train.")
     _in(train, "loss", ("plain", "ensemble"), "train.")
+    from experiments.routes import ENCODERS
+
+    _in(train, "encoder", ("none", *ENCODERS), "train.")
     if len(train.betas) != 2 or not all(0 <= beta < 1 for beta in train.betas):
         raise ConfigError(f"train.betas={list(train.betas)}: expected two numbers from 0 to below 1, such as [0.9,0.999]")
     micro = train.micro_batch

@@ -59,7 +59,8 @@ def pictures(run: Run, last: bool) -> None:
 
 def sample_grid(run: Run) -> torch.Tensor:
     """Return uint8 images (rows * COLUMNS, 3, H, W): one row per class (at most ten), fixed seeds, from the EMA."""
-    from experiments.diffusion import create_guidance, create_sampler, generate
+    from experiments.diffusion import generate
+    from experiments.scoring import setup_for
 
     classes = run.model.num_classes
     rows = min(classes, 10) if classes else 4
@@ -71,16 +72,18 @@ def sample_grid(run: Run) -> torch.Tensor:
         held_out = run.dataset.batch(torch.arange(count, device=run.device), run.draws(torch.arange(count)), split="test")
         text = held_out.text
     with run.averaged() as model:
+        setup = setup_for(model, run.config)
         samples = generate(
             model,
-            run.objective,
-            create_sampler(run.config.sampler, run.objective),
-            create_guidance(run.config.guidance, route=run.routes.route, selection=run.routes.selection),
+            setup.objective,
+            setup.sampler,
+            setup.guidance,
             seeds,
             labels,
             text=text,
             batch=count,
             device=run.device,
+            weak_model=setup.weak,
         )
     return run.dataset.to_pixels(samples.to(run.device)).cpu()
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from backbones.sizes import parse_size
 from routing.route import Route
 
 if TYPE_CHECKING:
     from experiments.config import Config
     from routing import Draws, Routing, Selection
+
+
+# Frozen encoders that REPA can align to, and the width of their features (experiments/align.py).
+ENCODERS = {"random": 64, "probe": 96, "dinov2-vits14": 384, "dinov2-vitl14": 1024}
 
 
 class TrainingRoutes:
@@ -72,7 +77,25 @@ def model_arguments(config: Config, info: dict[str, Any]) -> dict[str, Any]:
         "num_classes": info["num_classes"] if config.task == "class" else 0,
         "text": info["text"] if config.task == "text" else None,
         "learn_sigma": bool(config.objective.get("learn_sigma", False)),
+        **learned_parts(config),
     }
+
+
+def learned_parts(config: Config) -> dict[str, Any]:
+    """Return the arguments for the parts that a training variant adds to the model: SPRINT's fusion, a router, REPA's projector."""
+    parts: dict[str, Any] = {}
+    if config.routing.learned != "none":
+        key = {"fuse": "fuse", "router": "router"}[config.routing.learned]
+        parts[key] = str(first_route(config))
+    if config.train.encoder != "none" and config.backbone.get("align") is None:
+        width = int(config.backbone.get("width") or parse_size(config.size).width)
+        # REPA aligns about a third of the way up (block 8 of 28).
+        parts["align"] = {
+            "block": max(0, config.depth // 3 - 1),
+            "channels": ENCODERS[config.train.encoder],
+            "hidden": min(2048, 4 * width),
+        }
+    return parts
 
 
 def run_cost(config: Config, model: dict[str, Any]) -> Any:
@@ -93,7 +116,6 @@ def check_routing(config: Config) -> None:
     Raises:
         UserError: One sentence.
     """
-    from backbones.sizes import parse_size
     from experiments.data.facts import facts
 
     _, height, width = facts(config.data)["shape"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from experiments import build, checkpoint, evaluation, log, signals
+from experiments import build, checkpoint, evaluation, log, scoring, signals
 from experiments.cli import ROOT, Interrupted
 from experiments.files import atomic_write
 from experiments.lock import locked
@@ -86,6 +86,10 @@ def _session(config: Config, accelerator: Any, console: log.Console) -> None:
         write_about(folder, config)
         log.write_status(folder, "running", step=work.step, steps=config.train.steps)
     banner(console, config, work, resumed)
+    if config.eval["name"] != "none" and work.step < config.train.steps:
+        # What a score lacks (weights, a reference) is said now, not after the last step.
+        for note in scoring.check(config, work.dataset, work.model, work.device):
+            console.say(note)
     log.open_tracker(config.log, folder, config.name, config.to_dict(), accelerator)
     work.fit()
     if accelerator.is_main_process:

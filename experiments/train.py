@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from experiments import build, checkpoint, evaluation, log, signals
+from experiments.align import make_encoder
 from experiments.cli import Interrupted
 from experiments.data import Order, Prefetch
 from experiments.losses import training_loss
@@ -56,6 +57,9 @@ class Run:
         self.objective = build.make_objective(config)
         self.model = build.make_model(config, self.info).to(self.device)
         self.routes = TrainingRoutes(config)
+        self.encode = None
+        if config.train.encoder != "none":
+            self.encode = make_encoder(config, self.dataset, self.model.grid, self.device)
         self.cost = run_cost(config, self.model.config)
         self.names = [name for name, _ in self.model.named_parameters()]
         self.params = [p for _, p in self.model.named_parameters()]
@@ -132,7 +136,7 @@ class Run:
         routing = self.routes.training(draws, self.step / train.steps)
         bf16 = train.precision == "bf16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
-            return training_loss(self.net, self.model, self.objective, batch, draws, routing, train)
+            return training_loss(self.net, self.model, self.objective, batch, draws, routing, train, self.encode)
 
     def update(self, loss: Tensor, norm: Tensor) -> None:
         """Apply the gradients unless something is not finite; keep the tally on the device."""
