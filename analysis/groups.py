@@ -42,7 +42,15 @@ _ASIDE = (
     "config.train.compile",
 )
 # Keys that only say how tokens are routed: a dense run has no use for them.
-_ROUTING = ("config.routing.", "config.train.loss", "config.train.mae_weight")
+_ROUTING = (
+    "config.routing.",
+    "config.train.loss",
+    "config.train.mae_weight",
+    "config.train.align",
+    "config.train.encoder",
+    "config.backbone.decoder",
+    "config.backbone.align",
+)
 _HEAD = ("backbone", "size", "data", "objective", "scale")
 _IN_HEAD = (
     "config.backbone.name",
@@ -61,6 +69,7 @@ _USUAL = {
     "random_end": "False",
     "schedule": "constant",
     "off_after": "1.0",
+    "path_drop": "0.0",
 }
 
 
@@ -226,8 +235,8 @@ def primary(frame: pd.DataFrame, known: dict[str, dict[str, Any]]) -> str | None
 def treatment(row: Mapping[Any, Any]) -> str:
     """Return how tokens were routed: `dense`, `2-8`, `2-8@0.75, selection=rows`."""
     variant = str(row["variant"])
-    if variant == "dense":
-        return "dense" if parent(row.get("config.init")) is None else "dense fine-tune (F)"
+    if variant.startswith("dense"):
+        return variant if parent(row.get("config.init")) is None else "dense fine-tune (F)"
     text = (
         str(row["route"])
         if variant == "TREAD"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from analysis.files import atomic_write
 from analysis.runs import AnalysisError
-from analysis.table import Column, Entry, Table
+from analysis.table import Column, Entry, Row, Table
 from routing.errors import suggest
 
 _LATEX = {
@@ -40,6 +40,8 @@ _LATEX = {
     "\u2191": r"$\uparrow$",
     "\u2193": r"$\downarrow$",
 }
+# Rows that fit a landscape page beside caption and notes.
+_PAGE_LINES = 28
 _MARKDOWN = str.maketrans({c: f"\\{c}" for c in "\\`*_{}[]<>#|~"})
 
 
@@ -97,16 +99,41 @@ def markdown(table: Table) -> str:
 
 
 def latex(table: Table) -> str:
-    """Return a LaTeX `table` (needs graphicx, booktabs and siunitx: see `preamble`)."""
-    # A float that is taller than the page is lost.
-    small = r"\scriptsize" if len(table.rows) > 36 else ""
+    """Return LaTeX `table`s (they need graphicx, booktabs and siunitx: see `preamble`).
+
+    A float that is taller than a page is lost, so a long table continues in further floats, split
+    between groups where it can be.
+    """
+    parts = _pages(table)
+    return "\n".join(
+        _latex_float(table, rows, first=i == 0, last=i == len(parts) - 1)
+        for i, rows in enumerate(parts)
+    )
+
+
+def _pages(table: Table) -> list[list[Row]]:
+    pages: list[list[Row]] = [[]]
+    for group in table.groups:
+        rows = [row for row in table.rows if row.group == group]
+        lines = len(pages[-1]) + 2 * len({row.group for row in pages[-1]})
+        if pages[-1] and lines + len(rows) + 2 > _PAGE_LINES:
+            pages.append([])
+        while rows:
+            pages[-1] += rows[:_PAGE_LINES]
+            rows = rows[_PAGE_LINES:]
+            if rows:
+                pages.append([])
+    return pages
+
+
+def _latex_float(table: Table, rows: list[Row], first: bool, last: bool) -> str:
     spec = "".join("r" if column.numeric else "l" for column in table.columns)
     heads = " & ".join(latex_escape(head(column)) for column in table.columns)
+    label = rf"\label{{tab:{table.name.replace('_', '-')}}}" if first else ""
     lines = [
         r"\begin{table}",
-        rf"  \centering{small}",
-        rf"  \caption{{{latex_escape(table.title)}}}",
-        rf"  \label{{tab:{table.name.replace('_', '-')}}}",
+        r"  \centering",
+        rf"  \caption{{{latex_escape(table.title + ('' if first else ' (continued)'))}}}{label}",
         r"  \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
         rf"  \begin{{tabular}}{{{spec}}}",
         r"    \toprule",
@@ -114,7 +141,7 @@ def latex(table: Table) -> str:
         r"    \midrule",
     ]
     group = None
-    for row in table.rows:
+    for row in rows:
         if row.group and row.group != group:
             if group is not None:
                 lines.append(r"    \addlinespace")
@@ -123,7 +150,7 @@ def latex(table: Table) -> str:
             lines.append(rf"    \multicolumn{{{width}}}{{l}}{{\emph{{{latex_escape(group)}}}}} \\")
         lines.append("    " + " & ".join(_latex_entry(entry) for entry in row.entries) + r" \\")
     lines += [r"    \bottomrule", r"  \end{tabular}}"]
-    if table.notes:
+    if table.notes and last:
         notes = " ".join(latex_escape(note) for note in table.notes)
         box = rf"\begin{{minipage}}{{\linewidth}}\footnotesize {notes}\end{{minipage}}"
         lines.append(rf"  \par\smallskip{box}")
@@ -143,7 +170,10 @@ def preamble() -> str:
 def document(tables: list[Table]) -> str:
     """Return a whole LaTeX document with the given tables."""
     body = "\n".join(latex(table) + "\\clearpage" for table in tables)
-    head_ = "\\documentclass{article}\n\\usepackage[margin=2cm]{geometry}\n" + preamble()
+    head_ = (
+        "\\documentclass{article}\n\\usepackage[a4paper,landscape,margin=1.5cm]{geometry}\n"
+        + preamble()
+    )
     return f"{head_}\n\\begin{{document}}\n{body}\n\\end{{document}}\n"
 
 

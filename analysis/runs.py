@@ -27,8 +27,9 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from analysis.variants import derive
 from routing.errors import UserError
-from routing.route import Route, RouteError
+from routing.route import RouteError
 
 MARKS = ("config.yaml", "summary.json", "status.json", "metrics.jsonl")
 _SUMMARY = (
@@ -148,7 +149,10 @@ def read_run(folder: Path, metrics: dict[str, dict[str, Any]] | None = None) -> 
     row["status"] = str(summary.get("status", "unknown"))
     row.update({key: summary.get(key) for key in _SUMMARY})
     row.update(_config(folder / "config.yaml"))
-    _derive(row)
+    try:
+        derive(row)
+    except RouteError as error:
+        raise Damaged(f"its route cannot be read ({error})") from None
     own = own_scores(read_lines(folder / "scores.jsonl"))
     for line in own:
         row[f"score.{line['metric']}"] = line["value"]
@@ -278,41 +282,6 @@ def flatten(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
         yield prefix, json.dumps(value, default=str)
     else:
         yield prefix, value
-
-
-def _derive(row: dict[str, Any]) -> None:
-    text = str(row.get("route") or row.get("config.route") or "none")
-    try:
-        route = Route.parse(text)
-    except RouteError as error:
-        raise Damaged(f"route {text!r} cannot be read ({error})") from None
-    rates = sorted({segment.rate for segment in route.segments})
-    row["route"] = str(route)
-    row["span"] = "+".join(f"{segment.start}-{segment.end}" for segment in route.segments) or "none"
-    row["rate"] = rates[0] if len(rates) == 1 else (0.0 if not rates else float("nan"))
-    row["selection"] = None if route.is_none else row.get("config.routing.selection", "random")
-    row["objective"] = row.get("config.objective.name")
-    row["variant"] = variant(row)
-
-
-def variant(row: dict[str, Any]) -> str:
-    """Return how a run treats its tokens: dense, TREAD, dropping, a control, ..."""
-    baseline = row.get("config.train.loss")
-    if baseline not in (None, "plain", "ensemble"):
-        return str(baseline)
-    if row["span"] == "none":
-        return "dense"
-    remove = str(row.get("config.routing.remove", "start"))
-    if row.get("config.routing.reinsert") == "none":
-        return "dropping"
-    if remove.startswith("after"):
-        return "delayed removal"
-    name = {"start": "TREAD", "never": "no removal (control)", "forever": "dropping"}.get(
-        remove, remove
-    )
-    if row.get("config.routing.reinsert") == "sum_input" or baseline == "ensemble":
-        return f"{name} v1"
-    return name
 
 
 def typed(rows: list[dict[str, Any]]) -> pd.DataFrame:

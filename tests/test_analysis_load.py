@@ -219,3 +219,34 @@ def test_evaluations_beside_a_run_are_scores_but_never_its_own(tmp_path):
     )
     assert "bbbb.json cannot be read" in found.attrs["damaged"][0]["reason"]
     assert analysis.load(tmp_path)[f"score.{METRIC}"].item() == before
+
+
+@pytest.mark.parametrize(
+    ("route", "options", "name"),
+    [
+        ("none", {}, "dense"),
+        ("2-8", {}, "TREAD"),
+        ("0-4+6-9", {"routing__reinsert": "sum_input"}, "TREAD v1"),
+        ("0-4+6-9", {"routing__reinsert": "sum_input", "train__loss": "ensemble"}, "TREAD v1"),
+        ("0-11", {"routing__reinsert": "none"}, "dropping"),
+        ("0-11", {"routing__reinsert": "none", "backbone__decoder": {"depth": 2}}, "MaskDiT"),
+        ("2-8@0.75", {"routing__learned": "fuse"}, "SPRINT"),
+        ("2-8", {"routing__learned": "router"}, "learned router (control)"),
+        ("2-8", {"routing__remove": "after:4"}, "delayed removal"),
+        ("2-8", {"routing__remove": "never"}, "no removal (control)"),
+        ("2-8", {"train__encoder": "random"}, "TREAD + REPA"),
+    ],
+)
+def test_a_run_is_named_by_what_it_does_with_its_tokens(tmp_path, route, options, name):
+    write(tmp_path, route=route, **options)
+    assert analysis.load(tmp_path)["variant"].item() == name
+
+
+def test_methods_of_one_backbone_share_a_base(tmp_path):
+    from analysis.groups import bases
+
+    write(tmp_path)
+    write(tmp_path, route="0-11", routing__reinsert="none", backbone__decoder={"depth": 2})
+    write(tmp_path, route="2-8", train__encoder="random")
+    (base,) = bases(analysis.load(tmp_path))
+    assert base.dense is not None and len(base.routed) == 2

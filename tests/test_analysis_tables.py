@@ -293,7 +293,8 @@ def test_all_tables_compile_in_latex(tmp_path, runs):
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace")
     assert result.returncode == 0, result.stdout[-2000:]
     assert (tmp_path / "tables.pdf").stat().st_size > 10_000
-    assert "Overfull" not in result.stdout and "Missing character" not in result.stdout
+    for trouble in ("Overfull", "Missing character", "Float too large"):
+        assert trouble not in result.stdout
 
 
 def test_a_key_that_only_some_runs_set_tells_them_apart(tmp_path):
@@ -312,7 +313,8 @@ def test_every_grid_says_what_it_makes_and_analysis_makes_it():
     for grid in grids:
         for made in yaml.safe_load(grid.read_text()).get("makes", []):
             kind, name = made.split()
-            assert name in {"table": TABLES, "figure": FIGURES}[kind], f"{grid.name} makes {made}"
+            known = {"table": TABLES, "figure": FIGURES}
+            assert kind not in known or name in known[kind], f"{grid.name} makes {made}"
 
 
 def test_fine_tunes_of_several_seeds_share_a_cell(tmp_path):

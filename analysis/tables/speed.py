@@ -83,7 +83,7 @@ def _giga(estimate: Estimate | None) -> Entry:
     return missing() if estimate is None else Entry(value=estimate.mean / 1e9, decimals=4)
 
 
-_BASELINES = {"dense": "DiT", "TREAD": "TREAD-2", "maskdit": "MaskDiT", "MaskDiT": "MaskDiT"}
+_BASELINES = {"dense": "DiT", "TREAD": "TREAD-2", "MaskDiT": "MaskDiT"}
 
 
 def masking(study: Study) -> Table:

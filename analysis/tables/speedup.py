@@ -75,34 +75,21 @@ def headline(study: Study) -> Table:
         Column("Speed-up, hours", better="higher"),
         Column("Paper, hours", numeric=False, published=True),
     )
-    claims = [row for row in paper.rows("speedup") if row["version"] == "v3"]
-    text = " and ".join(
-        f"{row['factor']:g}x ({row['claim'].removeprefix('to ')})" for row in claims
-    )
+    known = [row for row in paper.rows("speedup") if row["version"] == "v3"]
+    text = " and ".join(f"{row['factor']:g}x" for row in known)
+    claims = "; ".join(f"{row['factor']:g}x {row['claim']}" for row in known)
     rows = [
         (heading(base), _headline_row(study, base, dense, routed, text))
         for base, dense, routed in matching(study.bases)
     ]
     if not rows:
-        rows = [
-            (
-                "",
-                [
-                    words("none run"),
-                    missing(),
-                    words(""),
-                    missing(),
-                    missing(),
-                    missing(),
-                    words(text),
-                ],
-            )
-        ]
+        costs = [missing()] * len(COSTS)
+        rows = [("", [words("none run"), missing(), words(""), *costs, words(text)])]
     notes = (
         "Target: each seed's dense run at its best score. A routed run's cost counts to the first "
         "scored step that is "
         "as good. Geometric mean over seeds that reach it, Student's 95 % interval on logarithms.",
-        f"Paper: {paper.citation('speedup')}.",
+        f"Paper: {claims}. {paper.citation('speedup')}.",
     )
     return build("speedup", "Speed-up to the dense run's best score", columns, rows, notes)
 
