@@ -194,6 +194,12 @@ class Run:
             ids = self.stack.router.choose(span.gate, outer.prefix, keep)
         if ids is None:
             ids = mode.ids(self._draws(), k, outer.grid, keep, outer.ids)
+        rows = 1 if ids.dim() == 1 else ids.shape[0]
+        if rows not in (1, self.x.shape[0]):
+            raise RoutingError(
+                f"route {routing.route}: {rows} rows of ids for a batch of {self.x.shape[0]}; give "
+                "each sample a row, or all of them one"
+            )
         if mode.mode != "unsorted":
             return outer.subset(ids)
         return outer.subset(ids, mode.shuffle(self._draws(), k, ids.shape[-1]))

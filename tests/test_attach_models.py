@@ -87,7 +87,16 @@ def vit():
     return randomised(model), model, {"x": torch.randn(BATCH, 3, 16, 16, generator=g)}, 16
 
 
-MODELS = {"dit": dit, "sd3": sd3, "flux": flux, "vit": vit}
+def eva():
+    model = timm.models.eva.Eva(
+        img_size=16, patch_size=4, in_chans=3, num_classes=7, embed_dim=16, depth=DEPTH, num_heads=2,
+        use_rot_pos_emb=True,
+    )  # fmt: skip
+    g = torch.Generator().manual_seed(1)
+    return randomised(model), model, {"x": torch.randn(BATCH, 3, 16, 16, generator=g)}, 16
+
+
+MODELS = {"eva": eva, "dit": dit, "sd3": sd3, "flux": flux, "vit": vit}
 
 
 def run(model, inputs):
@@ -186,7 +195,7 @@ def test_tokens_that_skip_return_bit_for_bit_and_get_no_gradient_from_the_blocks
         )
         out = run(model, inputs)
         start.remove(), end.remove()
-    skip = ~attached.inner[0].mask().expand(BATCH, -1)
+    skip = ~attached.inner[0].mask().expand(BATCH, -1)  # one row where a rotary table is shared
     assert skip.sum() == BATCH * n // 2
     before, after = states["before"], states["after"]
     front = before.shape[1] - n

@@ -417,6 +417,9 @@ def test_options_that_contradict():
             routing(remove=remove)
     with pytest.raises(RoutingError, match="neither draws nor ids"):
         model(x, cond, layout, Routing(Route.parse("2-5")))
+    for wrong in ({"draws": draws(index=BATCH - 1)}, {"ids": torch.arange(8).expand(2, 8)}):
+        with pytest.raises(RoutingError, match="2 rows of ids for a batch of 3"):
+            model(x, cond, layout, routing("2-5", **wrong))
     with pytest.raises(UserError, match="has 8 blocks"):
         model(x, cond, layout, routing("2-9"))
 
