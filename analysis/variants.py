@@ -27,7 +27,7 @@ def derive(row: dict[str, Any]) -> None:
 
 
 def variant(row: dict[str, Any]) -> str:
-    """Return the method's name: dense, TREAD, TREAD v1, dropping, MaskDiT, SPRINT, a control, ..."""
+    """Return the name of the method: dense, TREAD, dropping, MaskDiT, SPRINT, a control."""
     name = _tokens(row)
     first = (
         row.get("config.routing.reinsert") == "sum_input"

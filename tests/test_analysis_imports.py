@@ -1,0 +1,37 @@
+"""The analysis reads files: what its modules may import, and no unpickling anywhere."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "analysis"
+FILES = sorted(path for path in FOLDER.rglob("*.py") if "notebooks" not in path.parts)
+# Sizes, costs and the route grammar are plain Python tables: no torch, no training.
+PLAIN = {"routing.errors", "routing.route", "backbones.sizes", "backbones.cost"}
+
+
+def imported(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(FOLDER)))
+def test_modules_import_only_what_they_may(path):
+    for name in imported(path):
+        package = name.split(".")[0]
+        if package in ("experiments", "sweeps"):
+            assert path.name == "similarity.py" and package == "experiments", f"imports {name}"
+        if package in ("routing", "backbones") and name not in PLAIN:
+            assert path.name == "similarity.py" or path.parent.name == "figures", f"imports {name}"
+        assert package not in ("pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"), f"imports {name}"
+
+
+def test_files_are_short_and_ascii():
+    for path in FILES:
+        text = path.read_text()
+        assert text.isascii(), path
+        assert len(text.splitlines()) <= 350, path
