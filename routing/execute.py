@@ -278,8 +278,10 @@ def _float(value: Any) -> Any:
         return value.float() if value.is_floating_point() else value
     if isinstance(value, dict):
         return {key: _float(item) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(_float, value))
     if isinstance(value, tuple | list):
-        return type(value)(_float(item) for item in value)
+        return type(value)(map(_float, value))
     return value
 
 

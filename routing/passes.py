@@ -80,7 +80,8 @@ class Passes:
             now = self._recompute(i, x)
         else:
             now = self._advance(i, routed, 0 if compiling else threading.get_ident())
-            if not compiling and routed:
+            if not compiling:
+                # Dense passes too: a recomputation of one must not be taken for a routed one.
                 self._seen[x.data_ptr()] = now
                 if len(self._seen) > _REMEMBERED:
                     self._seen.popitem(last=False)
@@ -102,10 +103,11 @@ class Passes:
         now = self._forward.get(thread)
         if now is None or i <= now.last:
             now = self._forward[thread] = Pass(self.step, routed, torch.is_grad_enabled())
-            if routed:
-                self.step += 1
+            self._replay.pop(thread, None)  # a recomputation may stop early and keep its tokens
+            if now.grads or routed:
                 self._waiting = [now] if self._replayed else [*self._waiting[-7:], now]
                 self._replayed = False
+            self.step += routed
         return now
 
     def _recompute(self, i: int, x: Tensor) -> Pass | None:

@@ -416,6 +416,20 @@ def test_reentrant_checkpointing_is_refused():
             x.sum().backward()
 
 
+def test_a_dense_pass_is_recomputed_densely():
+    model, _, inputs, _ = vit()
+    grads = []
+    with routing.attach(model, "1-3") as attached:
+        for on in (False, True):
+            model.set_grad_checkpointing(on)
+            run(model, inputs)  # a routed pass whose gradient nobody asks for
+            with attached.mode("never"):
+                loss = run(model, inputs).square().mean()
+            grads.append(torch.autograd.grad(loss, list(model.blocks.parameters())))
+    for a, b in zip(*grads, strict=True):
+        assert torch.allclose(a, b, rtol=1e-4, atol=1e-7)
+
+
 @pytest.mark.parametrize("every", [2, 5])
 def test_checkpoints_over_groups_of_blocks(every):
     from torch.utils.checkpoint import checkpoint
