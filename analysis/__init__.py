@@ -1,9 +1,9 @@
 """From run folders to tables, figures and one report page. It reads files; it trains nothing.
 
-    df = analysis.load("runs")            one row per finished run, config and scores as typed
-    columns analysis.curves(df)                   training curves, one row per logged step
-    analysis.scores(df)                   every score of every run, with the cost at which it was
-    reached python -m analysis report runs        one self-contained HTML page
+    df = analysis.load("runs")         one row per run, config and scores as typed columns
+    analysis.curves(df)                training curves, one row per logged step
+    analysis.scores(df)                every score of every run, with what it had cost
+    python -m analysis report runs     one self-contained HTML page
 
 Names are resolved on first use, so that `import analysis` costs nothing and never imports torch.
 """

@@ -196,7 +196,7 @@ def runs_table(study: Study) -> Table:
         entries += [_number(row.get(f"score.{name}"), metric_decimals(name)) for name in metrics]
         macs = row.get("macs_dense") if row.get("variant") == "dense" else row.get("macs_routed")
         entries += [
-            _number(row.get("images_per_s"), 1),
+            _number(row.get("throughput"), 1),
             _number(row.get("wall_s"), 3, 3600),
             _number(macs, 4, 1e9),
         ]

@@ -5,10 +5,10 @@ A run folder is any folder that holds `config.yaml`, `summary.json`, `status.jso
 
     run, path, status                        the folder
     backbone, size, data, scale, route, ...  from summary.json
-    span, rate, variant                      derived: route without its rate, the rate, how tokens
-    are treated config.<dotted key>                      the resolved config; lists as JSON text
-    score.<full metric name>                 the run's own last scores, as "score.FD-500
-    (digits-classifier)" guidance, sampler, reference, score_n    the protocol of those scores
+    span, rate, variant, throughput          derived: blocks, rate, method, images/s over the run
+    config.<dotted key>                      the resolved config; lists as JSON text
+    score.<full metric name>                 the run's own last scores, as "score.FD-500 (...)"
+    guidance, sampler, reference, score_n    the protocol of those scores
 
 Nothing is fatal: `df.attrs["damaged"]` lists folders that cannot be read, with the reason, and
 `df.attrs["unfinished"]` those without a summary, with their last status.

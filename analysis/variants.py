@@ -24,6 +24,11 @@ def derive(row: dict[str, Any]) -> None:
     row["selection"] = None if route.is_none else row.get("config.routing.selection", "random")
     row["objective"] = row.get("config.objective.name")
     row["variant"] = variant(row)
+    seconds, batch = row.get("wall_s"), row.get("config.train.batch")
+    # Over the whole run: what a log line says is one moment's.
+    row["throughput"] = (
+        row["step"] * batch / seconds if seconds and batch and row.get("step") else None
+    )
 
 
 def variant(row: dict[str, Any]) -> str:

@@ -167,4 +167,10 @@ def _arrow(
         fontweight="bold",
         color="#1a1a1a",
         zorder=6,
+        bbox={
+            "boxstyle": "square,pad=0.08",
+            "facecolor": "white",
+            "edgecolor": "none",
+            "alpha": 0.75,
+        },
     )

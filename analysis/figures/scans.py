@@ -119,8 +119,7 @@ def selections(side: int = 8, rate: float = 0.5, draws: int = 3) -> Plot:
             data += [{"mode": mode, "rate": share, "draw": y, "id": int(i)} for i in ids]
         axes[0][x].set_title(f"{mode}\nrate {share:g}", fontsize=8)
     caption = (
-        "Tokens that stay inside a route (dark), for three draws. `unsorted` keeps the tokens of "
-        "`random` and shuffles the "
-        "scan: a control."
+        "Tokens that stay inside a route (dark), for three draws. The control, unsorted, keeps the "
+        "tokens of random and shuffles the scan."
     )
     return Plot("selections", "Which tokens stay", caption, figure, pd.DataFrame(data))

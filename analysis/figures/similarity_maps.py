@@ -55,7 +55,7 @@ def similarity(
     bar.outline.set_visible(False)
     caption = (
         f"{_WHAT.get(key, 'Similarity')} between the outputs of every two blocks "
-        "(`in`: the input of block 0); one colour scale for all maps, "
+        '("in": the input of block 0); one colour scale for all maps, '
         f"from {lowest:.2f} to 1; the frame marks the blocks inside the route. "
         f"{maps[0].protocol_line()}"
     )

@@ -57,12 +57,12 @@ def _throughput_row(base: Base, cell: Cell, text: str) -> list[Entry]:
         words(cell.treatment),
         _giga(macs),
         _giga(lean),
-        ours(cell.estimate("images_per_s"), 1),
+        ours(cell.estimate("throughput"), 1),
     ]
     if dense:
         return [*entries, words(""), words(""), words(""), words("")]
-    first = base.dense.by_seed("images_per_s") if base.dense else {}
-    second = cell.by_seed("images_per_s")
+    first = base.dense.by_seed("throughput") if base.dense else {}
+    second = cell.by_seed("throughput")
     speedup = ratio(
         [second[s] / first[s] for s in sorted(set(first) & set(second)) if first[s] > 0]
     )
