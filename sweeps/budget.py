@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from routing.errors import suggest
 from sweeps import state
@@ -17,34 +17,29 @@ from sweeps.errors import SweepError
 from sweeps.plan import Budget, Plan
 from sweeps.resources import Resources
 
+if TYPE_CHECKING:
+    from backbones.cost import Cost
+    from experiments.config import Config
+
 WAYS = ("steps", "flops", "hours")
 
 
-def model_arguments(config: Any) -> dict[str, Any]:
-    """Return the arguments of `backbones.create` and `backbones.cost.cost` for a configuration."""
+def costs(config: Config) -> Cost:
+    """Return the `backbones.cost.Cost` of a run, with its way of removing tokens."""
+    from backbones.cost import cost
     from experiments.data.facts import facts
+    from experiments.routes import first_route, model_arguments
 
-    info = facts(config.data)
-    channels, height, width = info["shape"]
-    return {
-        **{k: v for k, v in config.backbone.items() if v is not None},
-        "size": config.size,
-        "in_channels": channels,
-        "input_size": [height, width],
-        "num_classes": info["num_classes"] if config.task == "class" else 0,
-        "text": info["text"] if config.task == "text" else None,
-        "learn_sigma": bool(config.objective.get("learn_sigma", False)),
-    }
+    routing = config.routing
+    return cost(
+        **model_arguments(config, facts(config.data)),
+        route=first_route(config),
+        reinsert=routing.reinsert,
+        remove=routing.remove,
+    )
 
 
-def costs(config: Any) -> Any:
-    """Return the `backbones.cost.Cost` of a run."""
-    from experiments.routes import run_cost
-
-    return run_cost(config, model_arguments(config))
-
-
-def training_macs(config: Any) -> float:
+def training_macs(config: Config) -> float:
     """Return the forward MACs of a whole run, schedules of the route included."""
     from experiments.routes import TrainingRoutes
 
@@ -67,13 +62,13 @@ def budget(way: str) -> Budget | None:
     return {"steps": None, "flops": _flops, "hours": _hours}[way]
 
 
-def _flops(config: Any, _words: Sequence[str]) -> int:
+def _flops(config: Config, _words: Sequence[str]) -> int:
     cost = costs(config)
     per_step = training_macs(config) / config.train.steps / config.train.batch
     return max(1, round(config.train.steps * cost.macs_dense / per_step))
 
 
-def _hours(config: Any, words: Sequence[str]) -> int | None:
+def _hours(config: Config, words: Sequence[str]) -> int | None:
     if config.resolved_route == "none":
         return None
     from experiments.config import load

@@ -64,7 +64,7 @@ class Grid:
         if scale not in SCALES:
             raise SweepError(f"scale={scale}: expected {', '.join(SCALES)}{suggest(scale, SCALES)}")
         first = {k: v for k, v in self.raw.items() if k in STAGE_KEYS}
-        raws = [{"name": "train", **first}, *self.raw.get("stages", [])]
+        raws = [{"name": first.get("command", "train"), **first}, *self.raw.get("stages", [])]
         stages = [stage for raw in raws if (stage := read(self.name, raw, scale)) is not None]
         seen: set[str] = set()
         for stage in stages:

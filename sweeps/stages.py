@@ -158,7 +158,7 @@ def applied(grid: str, stage: Stage, user: Mapping[str, Sequence[Any]], theirs: 
             _picked(grid, key, missing, list(zipped[key]))
             rows = [i for i, z in enumerate(zipped[key]) if any(same(z, v) for v in values)]
             zipped = {k: tuple(column[i] for i in rows) for k, column in zipped.items()}
-        elif key not in base and (not stage.trains or stage.of is not None or key in theirs):
+        elif key not in base and (stage.of is not None or key in theirs or _elsewhere(stage, key)):
             continue  # it says nothing to this command, or is inherited from the parent
         elif len(values) > 1:
             axes[key] = tuple(values)
@@ -167,6 +167,11 @@ def applied(grid: str, stage: Stage, user: Mapping[str, Sequence[Any]], theirs: 
             base[key] = values[0]
     return Stage(stage.name, stage.entry, stage.args, base, cells, axes, zipped, seeds, stage.fits,
                  stage.of, stage.where, stage.trains)  # fmt: skip
+
+
+def _elsewhere(stage: Stage, key: str) -> bool:
+    # Where training puts its run folders is nothing that another command knows.
+    return not stage.trains and key == "paths.runs"
 
 
 def _picked(grid: str, key: str, missing: Sequence[Any], known: Sequence[Any]) -> None:

@@ -146,18 +146,11 @@ def test_big_numbers(value, text):
     assert budget.big(value) == text
 
 
-def test_the_models_arguments_are_those_that_training_uses(tmp_path):
-    from experiments import build
-    from experiments.config import load
-    from experiments.data.facts import facts
-
-    for words in (
-        [],
-        ["backbone=rwkv", "scale=small", "task=text"],
-        ["objective=ddpm", "task=none"],
-    ):
-        config = load(words)
-        assert budget.model_arguments(config) == build.model_arguments(config, facts(config.data))
+def test_tokens_that_stay_longer_cost_more(tmp_path):
+    axes = {"routing.remove": ["start", "after:4", "never"]}
+    made = planned(tmp_path, base={"route": "2-8"}, axes=axes)
+    first, later, never = (budget.costs(made.configs[r.name]) for r in made.runs)
+    assert first.macs_routed < later.macs_routed < never.macs_routed == never.macs_dense
 
 
 # --- resources -------------------------------------------------------------------------------------------------

@@ -1,0 +1,98 @@
+"""Every cell of every grid (marker `slow`): two steps at tiny through to its table, cost and model at paper."""
+
+import contextlib
+import io
+
+import pytest
+
+from sweeps import budget, cli, grid, overrides, status
+from sweeps.folder import Sweep
+
+pytestmark = pytest.mark.slow
+# Two steps, and scores of as many samples as the smallest covariance needs.
+QUICK = [
+    "seed=0", "train.steps=2", "train.batch=8", "train.save_every=1", "train.keep=5", "train.sample_every=0",
+    "train.warmup=0", "sampler.steps=2", "eval.samples=70", "eval.batch=70", "eval.metrics=[fd]", "eval.every=0",
+]  # fmt: skip
+# What the other commands take.
+QUICK_COMMANDS = ["samples=70", "step=1", "rounds=1", "batch=2"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return tmp_path_factory.mktemp("sweeps") / "runs"
+
+
+@pytest.mark.parametrize("name", grid.names())
+def test_two_steps_of_every_cell_at_tiny(name, runs):
+    known = {k for stage in grid.load(name).stages("tiny") for k in stage.set_keys()}
+    words = QUICK if grid.load(name).stages("tiny")[0].trains else []
+    words = words + [w for w in QUICK_COMMANDS if w.split("=")[0] in known]
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        code = cli.main(["launch", name, "cluster=debug", f"paths.runs={runs}", *words])
+    assert code == 0, said.getvalue()[-4000:]
+    rows, _ = status.stand(Sweep(runs, name))
+    assert {row.state for row in rows} == {"done"}
+    expected = {cell.stage for cell in grid.expand(grid.load(name))}
+    assert {row.run.stage for row in rows} == expected
+
+
+def test_then_every_grid_has_its_tables_and_figures(runs, tmp_path):
+    from analysis import figures, tables
+    from analysis.study import Study
+
+    study = Study.of(runs, None)
+    assert not study.runs.attrs["damaged"]
+    for name in grid.names():
+        for kind, what in (text.split() for text in grid.load(name).makes):
+            if kind == "table":
+                made = tables.make(what, study)
+                assert made.rows, (name, what)
+            elif kind == "figure":
+                assert figures.FIGURES[what](study) is not None, (name, what)
+
+
+def cells(name):
+    """The overrides of a grid's training cells at paper scale, parents aside."""
+    for cell in grid.expand(grid.load(name), "paper"):
+        if cell.trains:
+            yield [f"{k}={overrides.show(v)}" for k, v in cell.overrides.items() if k != "init"]
+
+
+@pytest.mark.parametrize("name", grid.names())
+def test_every_cell_at_paper_composes_costs_and_builds(name, built={}):  # noqa: B006
+    import torch
+
+    import backbones
+    from experiments.config import load
+    from experiments.data.facts import facts
+    from experiments.routes import model_arguments
+
+    for words in cells(name):
+        config = load(words)
+        assert config.scale == "paper" and config.name
+        cost, arguments = budget.costs(config), model_arguments(config, facts(config.data))
+        routed = config.resolved_route != "none" and config.routing.remove != "never"
+        assert (cost.macs_routed < cost.macs_dense) == routed, words
+        key = repr(sorted(arguments.items(), key=str))
+        if key not in built:
+            with torch.device("meta"):
+                model = backbones.create(**arguments)
+            built[key] = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        assert built[key] == cost.params, (words, built[key], cost.params)
+        assert budget.training_macs(config) > 0
+
+
+def test_the_papers_parameter_counts_are_among_them():
+    from experiments.config import load
+
+    counts = {}
+    for words in cells("main_table"):
+        config = load(words)
+        counts[config.backbone["name"], config.size] = budget.costs(config).params / 1e6
+    for size, millions in {"S/2": 32.9, "B/2": 130.3, "L/2": 457.8, "XL/2": 674.8}.items():
+        assert abs(counts["dit", size] / millions - 1) < 0.002, (size, counts["dit", size])
+    assert abs(counts["lightningdit", "XL/1"] / 675 - 1) < 0.02
+    for name in ("mamba", "rwkv"):
+        assert abs(counts[name, "B/2"] / counts["dit", "B/2"] - 1) < 0.06
