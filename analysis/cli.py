@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from routing.errors import UserError
+from routing.errors import Parser, UserError
 
 _EXAMPLES = """\
 examples:
@@ -22,7 +22,7 @@ examples:
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line's parser."""
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="python -m analysis",
         description="Turn run folders into tables, figures and one report page.",
         epilog=_EXAMPLES,
@@ -93,8 +93,8 @@ def _similarity(command: argparse.ArgumentParser) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code (2 for a user's mistake)."""
-    options = parser().parse_args(arguments)
     try:
+        options = parser().parse_args(arguments)
         return _COMMANDS[options.command](options)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from routing.errors import UserError
 
@@ -27,14 +25,6 @@ class Interrupted(Exception):
         super().__init__(message or f"stopped by {reason} at step {step}")
         self.reason = reason
         self.step = step
-
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose complaints are one sentence, like every other wrong input."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise `UserError` instead of printing the usage and exiting."""
-        raise UserError(f"{message} ({self.prog} --help lists what there is)")
 
 
 # 128 + signal number, as shells report a process that a signal ended.

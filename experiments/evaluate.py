@@ -6,11 +6,13 @@ import sys
 from pathlib import Path
 
 # The repository root, not this script's folder: `experiments` must be found from anywhere.
-sys.path[0] = str(Path(__file__).resolve().parents[1])
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-import argparse  # noqa: E402
+import argparse
 
-from experiments.cli import run_command  # noqa: E402
+from experiments.cli import run_command
+from routing.errors import Parser
 
 EXAMPLES = """\
 examples:
@@ -31,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the command line."""
     from experiments.metrics.names import FEATURES, METRICS
 
-    p = argparse.ArgumentParser(
+    p = Parser(
         prog="python experiments/evaluate.py",
         description="Sample from a checkpoint and score the samples, or score images.",
         epilog=EXAMPLES,

@@ -19,8 +19,9 @@ if __name__ == "__main__":
     # Run as a script, Python puts experiments/ on the path; imports start at the repository root.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from experiments.cli import run_command
 from experiments.data.options import DataError
-from routing.errors import UserError
+from routing.errors import Parser
 
 if TYPE_CHECKING:
     from experiments.data.store import Manifest
@@ -39,7 +40,7 @@ then:
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
-    p = argparse.ArgumentParser(
+    p = Parser(
         prog="python experiments/prepare.py",
         description=__doc__.split("\n\n")[0] if __doc__ else "",
         epilog=_EXAMPLES,
@@ -226,12 +227,12 @@ def prepare(given: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    given = parser().parse_args(arguments)
+    return run_command(_command, arguments)
+
+
+def _command(words: list[str]) -> int:
     try:
-        prepare(given)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        prepare(parser().parse_args(words))
     except KeyboardInterrupt:
         print("stopped; the same command continues with the next shard", file=sys.stderr)
         return 130

@@ -23,6 +23,7 @@ from experiments.diffusion.requests import (
     parse_overrides,
     plan_request,
 )
+from routing.errors import Parser
 
 if TYPE_CHECKING:
     from experiments.checkpoint import Loaded
@@ -44,7 +45,7 @@ Several GPUs: accelerate launch experiments/sample.py ...
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
-    p = argparse.ArgumentParser(
+    p = Parser(
         prog="python experiments/sample.py",
         description="Make images with a trained model: PNGs, a grid, an npz for ADM's evaluator.",
         epilog=EXAMPLES,

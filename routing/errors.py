@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 from collections.abc import Iterable
+from typing import NoReturn
 
 
 class UserError(ValueError):
@@ -22,3 +24,11 @@ def suggest(word: str, options: Iterable[str]) -> str:
     """
     close = difflib.get_close_matches(str(word), [str(o) for o in options], n=1, cutoff=0.55)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose complaints are one sentence, like every other wrong input."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise `UserError` instead of printing the usage and exiting."""
+        raise UserError(f"{message} ({self.prog} --help lists what there is)")

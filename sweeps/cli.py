@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from routing.errors import suggest
+from routing.errors import Parser, suggest
 from sweeps import grid as grids
 from sweeps import overrides, plan, resources, status, submit, view
 from sweeps.errors import SweepError
@@ -31,7 +31,7 @@ in sweeps/resources or a path; cluster.KEY=VALUE sets one of its keys.
 
 def parser() -> argparse.ArgumentParser:
     """Return the command-line parser."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         "python -m sweeps", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
