@@ -142,6 +142,9 @@ def test_captions(tmp_path):
     asked = data.condition(index, "train")
     assert asked.captions == [captions[i][0] for i in index]
     assert torch.equal(asked.text, text[index, 0])
+    assert data.prompts(torch.tensor([0, 12, 13])).captions == [captions[i][0] for i in (0, 12, 0)]
+    held = load(path, task="text", held_out=2)
+    assert len(set(held.prompts(torch.arange(50)).captions)) == 2
     refused(lambda: data.encode_text(["a dog"]), "nowhere/clip", "hf download")
     refused(lambda: load(path, task="class"), "without labels")
 

@@ -152,6 +152,18 @@ class Dataset(abc.ABC):
         batch = self.batch(index, None, split)
         return Condition(batch.y, batch.text, batch.captions)
 
+    def prompts(self, index: Tensor) -> Condition:
+        """Return what to ask a model for, for any number of samples: held-out labels or captions.
+
+        They repeat where the held-out split is smaller, and are training ones where there is none.
+
+        Args:
+            index: (B,) int64, from 0 on.
+        """
+        split = "test" if "test" in self.sizes else "train"
+        size = self.sizes[split]
+        return self.condition(index if size is None else index % size, split)
+
     @abc.abstractmethod
     def to_pixels(self, x: Tensor) -> Tensor:
         """Turn model space (B, C, H, W) into uint8 RGB (B, 3, h, w), rounded to nearest."""
