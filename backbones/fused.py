@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-PIECE = 1 << 16  # Values in a piece: 256 KiB in float32.
+PIECE = 1 << 17  # Values in a piece: 512 KiB in float32.
 
 
 def on_cpu(*tensors: Tensor) -> bool:
@@ -56,17 +56,21 @@ class _AdaLN(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, factor, mean, rstd = ctx.saved_tensors
         dx, dshift, dscale = (torch.empty_like(t) for t in (x, factor, factor))
+        backward, size = torch.ops.aten.native_layer_norm_backward, x.shape[-1:]
+        if x[0].numel() * 2 >= PIECE:
+            # One sample has one scale and shift: to torch's kernel, LayerNorm's own weights.
+            for i in range(x.shape[0]):
+                given = (grad[i], x[i], size, mean[i], rstd[i], factor[i, 0], factor[i, 0])
+                dx[i], dscale[i, 0], dshift[i, 0] = backward(*given, [True, True, True])
+            return dx, dshift, dscale, None
         for piece in _rows(x):
-            g, r = grad[piece], rstd[piece]
-            unit = (x[piece] - mean[piece]).mul_(r)
-            product = g * unit
+            g, statistics = grad[piece], (mean[piece], rstd[piece])
             torch.sum(g, 1, keepdim=True, out=dshift[piece])
+            product = (x[piece] - statistics[0]).mul_(statistics[1]).mul_(g)
             torch.sum(product, 1, keepdim=True, out=dscale[piece])
-            # d unit = g factor; LayerNorm's backward takes its mean and its part along `unit` out.
-            along = product.mul_(factor[piece]).mean(-1, keepdim=True)
             inner = torch.mul(g, factor[piece], out=product)
-            middle = inner.mean(-1, keepdim=True)
-            torch.mul(inner.sub_(middle).sub_(unit.mul_(along)), r, out=dx[piece])
+            given = (inner, x[piece], size, *statistics, None, None)
+            dx[piece] = backward(*given, [True, False, False])[0]
         return dx, dshift, dscale, None
 
 
@@ -133,3 +137,60 @@ class _GatedRMSNorm(torch.autograd.Function):
             slope = torch.addcmul(silu, silu, sigmoid, value=-1).add_(sigmoid)
             torch.mul(dgated.mul_(y[piece]), slope, out=dz[piece])
         return dy, dz, dweight, None
+
+
+def mixtures(x: Tensor, other: Tensor, mix: Tensor) -> list[Tensor]:
+    """Return x mix + other (1 - mix) for each row of `mix`: tokens (B, T, D), rows (M, D)."""
+    mix = mix.to(x.dtype)
+    if on_cpu(x, other):
+        return list(_Mixtures.apply(x, other, mix))
+    return [torch.lerp(other, x, row) for row in mix]
+
+
+class _Mixtures(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, other: Tensor, mix: Tensor) -> tuple[Tensor, ...]:
+        outs = tuple(torch.empty_like(x) for _ in mix)
+        for piece in _rows(x):
+            away = x[piece] - other[piece]
+            for row, out in zip(mix, outs, strict=True):
+                torch.addcmul(other[piece], away, row, out=out[piece])
+        ctx.save_for_backward(x, other, mix)
+        return outs
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        x, other, mix = ctx.saved_tensors
+        dx, dother, dmix = torch.empty_like(x), torch.empty_like(x), torch.zeros_like(mix)
+        for piece in _rows(x):
+            away = x[piece] - other[piece]
+            for n, grad in enumerate(grads):
+                g = grad[piece]
+                dmix[n] += (g * away).sum((0, 1))
+                if n == 0:
+                    torch.mul(g, mix[0], out=dx[piece])
+                    dother[piece] = g
+                else:
+                    dx[piece].addcmul_(g, mix[n])
+                    dother[piece] += g
+            dother[piece] -= dx[piece]
+        return dx, dother, dmix
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    """Return relu(x)^2."""
+    return _SquaredReLU.apply(x) if on_cpu(x) else torch.relu(x).square()
+
+
+class _SquaredReLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        positive = x.clamp(min=0)
+        ctx.save_for_backward(positive)
+        return positive * positive
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return (grad * ctx.saved_tensors[0]).mul_(2)

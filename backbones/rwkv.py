@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from backbones.fused import mixtures, squared_relu
 from backbones.layers import Block
 from backbones.ops.biwkv import biwkv
 from backbones.ops.dispatch import resolve
@@ -47,7 +47,7 @@ class Shift(nn.Module):
         """Return x mix + shifted (1 - mix) for each mix: tokens (B, T, D) each."""
         grid = layout.grid if layout.is_full else None
         shifted = grid_shift(x, layout.neighbours(self.missing), grid, layout.prefix)
-        return [torch.lerp(shifted, x, mix.to(x.dtype)) for mix in self.mix]
+        return mixtures(x, shifted, self.mix)
 
 
 class SpatialMix(nn.Module):
@@ -98,7 +98,7 @@ class ChannelMix(nn.Module):
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
         """Mix channels of tokens (B, T, D)."""
         to_key, to_receptance = self.shift(x, layout)
-        hidden = F.relu(self.key(to_key)).square()
+        hidden = squared_relu(self.key(to_key))
         return torch.sigmoid(self.receptance(to_receptance)) * self.value(hidden)
 
     def initialise(self, index: int, depth: int) -> None:

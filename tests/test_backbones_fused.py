@@ -23,6 +23,12 @@ CASES = {
         lambda y, z, w: F.rms_norm(y * F.silu(z), (D,), w, 1e-6),
         [(B, T, D), (B, T, D), (D,)],
     ),
+    "mixtures": (
+        lambda x, y, mix: sum(n * m for n, m in enumerate(fused.mixtures(x, y, mix), 1)),
+        lambda x, y, mix: sum(n * (x * m + y * (1 - m)) for n, m in enumerate(mix, 1)),
+        [(B, T, D), (B, T, D), (3, D)],
+    ),
+    "squared_relu": (fused.squared_relu, lambda x: x.clamp(min=0) ** 2, [(B, T, D)]),
 }
 
 
@@ -31,7 +37,7 @@ def leaves(shapes, dtype=torch.float64):
     return [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
 
 
-@pytest.mark.parametrize("piece", [1, 2 * T * D, 1 << 16])
+@pytest.mark.parametrize("piece", [1, 2 * T * D + 1, 1 << 16])
 @pytest.mark.parametrize("case", CASES)
 def test_equals_the_formula(case, piece, monkeypatch):
     monkeypatch.setattr(fused, "PIECE", piece)
