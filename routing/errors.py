@@ -11,7 +11,8 @@ from typing import NoReturn
 class UserError(ValueError):
     """Wrong input from a user: the message says what is wrong, what was expected and what to type.
 
-    Commands print the message on one line and exit with code 2; libraries raise it as a `ValueError`.
+    Commands print the message on one line and exit with code 2; libraries raise it as a
+    `ValueError`.
     """
 
 

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from routing.layout import Layout
 from routing.moves import Move
+from routing.options import check_words
 from routing.reuse import Reuse
 from routing.rng import Draws
 from routing.route import Route, Segment, keep_count
@@ -288,6 +289,7 @@ def _float(value: Any) -> Any:
 def _spans(stack: Stack, routing: Routing) -> list[Span]:
     """Resolve the route against the stack, with its learned span if it has one."""
     route = routing.route.resolve(stack.depth)
+    check_words(routing.reinsert, routing.remove, route, routing.random_end)
     segments = [_random_end(routing, k, segment) for k, segment in enumerate(route.segments)]
     spans = [Span(s, k, routing.drop_before(s)) for k, s in enumerate(segments)]
     learned = stack.fuse or stack.router

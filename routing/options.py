@@ -77,7 +77,7 @@ class RoutingOptions:
         one_of("selection", self.selection, MODES)
         one_of("learned", self.learned, LEARNED)
         for _, route in stages.stages:
-            check_words(self.reinsert, self.remove, route)
+            check_words(self.reinsert, self.remove, route, self.random_end)
             for segment in route.segments:
                 if segment.rate * schedule.largest >= 1:
                     raise RoutingError(
@@ -174,13 +174,14 @@ def one_of(key: str, value: str, options: Sequence[str]) -> None:
         )
 
 
-def check_words(reinsert: str, remove: str, route: Route) -> None:
+def check_words(reinsert: str, remove: str, route: Route, random_end: bool = False) -> None:
     """Refuse a re-insertion or removal that does not exist or does not fit the route.
 
     Args:
         reinsert: As in `Routing`.
         remove: As in `Routing`.
-        route: The route.
+        route: The route; whether `after:<k>` lies in it is known once it is resolved.
+        random_end: As in `Routing`.
 
     Raises:
         RoutingError: One sentence.
@@ -193,8 +194,29 @@ def check_words(reinsert: str, remove: str, route: Route) -> None:
         raise RoutingError(
             f"remove {remove!r}: expected start, never or after:<block>, as in after:4"
         )
+    if after != remove and random_end:
+        raise RoutingError("remove after a block and random_end contradict; try remove=start")
+    if (
+        after != remove
+        and route
+        and not unresolved(route)
+        and int(after) not in route.sparse_blocks
+    ):
+        raise RoutingError(
+            f"remove {remove}: block {after} is not in route {route}; "
+            f"try remove=after:{route.sparse_blocks[:2][-1]}"
+        )
     if reinsert == "none" and remove == "never":
         raise RoutingError("reinsert none drops tokens and remove never does not; try remove=start")
+
+
+def unresolved(route: Route) -> bool:
+    """Whether an end of the route still counts from the last block.
+
+    Args:
+        route: Any route.
+    """
+    return any(segment.start < 0 or segment.end < 0 for segment in route.segments)
 
 
 def check_quad(grid: tuple[int, int], keep: int) -> None:

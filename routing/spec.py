@@ -48,7 +48,7 @@ class Routing:
     def __post_init__(self) -> None:
         if isinstance(self.ids, Tensor):
             self.ids = (self.ids,)
-        check_words(self.reinsert, self.remove, self.route)
+        check_words(self.reinsert, self.remove, self.route, self.random_end)
 
     def drop_before(self, segment: Segment) -> int:
         """Index of the first block that sees fewer tokens in a resolved segment.

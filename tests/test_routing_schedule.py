@@ -112,6 +112,8 @@ def test_options_build_the_stack():
         ({"remove": "later"}, "after:4"),
         ({"route": "0-2+4-6", "reinsert": "none"}, "single segment"),
         ({"reinsert": "none", "remove": "never"}, "try remove=start"),
+        ({"remove": "after:9"}, "block 9 is not in route 2-8; try remove=after:3"),
+        ({"remove": "after:4", "random_end": True}, "try remove=start"),
         ({"schedule": "linear:1:3"}, "must stay below 1"),
         ({"selection": "quad"}, "rate 0.75"),
         ({"selection": "quad", "route": "2-8@0.75", "schedule": "linear:1:0"}, "schedule=constant"),

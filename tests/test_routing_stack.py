@@ -335,6 +335,7 @@ def test_fusion_acts_in_dense_passes_too():
     assert torch.allclose(dense.x, state, atol=1e-12) and not dense.inner
     kept = model(x, cond, layout, Routing(Route.parse("2-5"), ids=torch.randperm(N)))
     assert torch.equal(kept.x, dense.x)
+    assert torch.autograd.grad(dense.x.sum(), fuse.mask)[0].eq(0).all()  # there, and nothing
     with pytest.raises(RoutingError, match="try route=2-5"):
         model(x, cond, layout, routing("1-5"))
     with pytest.raises(RoutingError, match="try identity"):
@@ -415,6 +416,12 @@ def test_options_that_contradict():
     for remove in ("later", "after:", "after:x"):
         with pytest.raises(RoutingError, match="after:<block>"):
             routing(remove=remove)
+    with pytest.raises(RoutingError, match="block 7 is not in route 2-5; try remove=after:3"):
+        routing("2-5", remove="after:7")
+    with pytest.raises(RoutingError, match="block 7 is not in route 2-5"):
+        model(x, cond, layout, routing("2--3", remove="after:7"))
+    with pytest.raises(RoutingError, match="contradict"):
+        routing("2-5", remove="after:3", random_end=True)
     with pytest.raises(RoutingError, match="neither draws nor ids"):
         model(x, cond, layout, Routing(Route.parse("2-5")))
     for wrong in ({"draws": draws(index=BATCH - 1)}, {"ids": torch.arange(8).expand(2, 8)}):
