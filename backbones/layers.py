@@ -81,19 +81,18 @@ class RMSNorm(nn.Module):
 class TimeEmbedder(nn.Module):
     """Sinusoids of the model's time input, then a two-layer MLP: (B,) -> (B, D)."""
 
-    rates: Tensor
-
     def __init__(self, width: int, channels: int = 256) -> None:
         super().__init__()
-        half = channels // 2
-        rates = torch.exp(-math.log(10000.0) * torch.arange(half, dtype=torch.float64) / half)
-        self.register_buffer("rates", rates.float(), persistent=False)
+        self.waves = channels // 2
         self.mlp = nn.Sequential(nn.Linear(channels, width), nn.SiLU(), nn.Linear(width, width))
 
     def forward(self, t: Tensor) -> Tensor:
-        """Embed times (B,)."""
-        angles = t.to(self.rates.dtype)[:, None] * self.rates
-        return self.mlp(torch.cat([angles.cos(), angles.sin()], dim=1))
+        """Embed times (B,); the sinusoids in float32 or wider, whatever the weights are in."""
+        t = t.to(torch.promote_types(t.dtype, torch.float32))
+        steps = torch.arange(self.waves, device=t.device, dtype=torch.float64) / self.waves
+        angles = t[:, None] * torch.exp(-math.log(10000.0) * steps).to(t.dtype)
+        waves = torch.cat([angles.cos(), angles.sin()], dim=1)
+        return self.mlp(waves.to(self.mlp[0].weight.dtype))
 
     def initialise(self) -> None:
         """Draw the weights as DiT does."""
@@ -181,10 +180,6 @@ def unpatchify(x: Tensor, grid: tuple[int, int], patch: int) -> Tensor:
     return cut.reshape(batch, -1, rows * patch, columns * patch)
 
 
-def _at_least_fp32(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
 class Modulation(nn.Module):
     """One projection of c for every block of the stack: (B, D) -> depth x 6 x (B, 1, D).
 
@@ -199,11 +194,12 @@ class Modulation(nn.Module):
         self.project = nn.Linear(width, depth * parts * width)
 
     def forward(self, c: Tensor) -> tuple[Tensor, ...]:
-        """Return a tuple with one (B, parts, 1, D) tensor for each block, in float32 or wider.
+        """Return a tuple with one (B, parts, 1, D) tensor for each block, in the weights' type.
 
-        The modulation acts on the residual stream, which autocast keeps in float32.
+        The modulation acts on the residual stream, which autocast keeps in that type too.
         """
-        return _at_least_fp32(self.project(F.silu(c))).unflatten(1, self.shape).unbind(1)
+        flat = self.project(F.silu(c)).to(self.project.weight.dtype)
+        return flat.unflatten(1, self.shape).unbind(1)
 
     def initialise(self) -> None:
         """Zero it: all gates are 0, so that every block starts as the identity (adaLN-zero)."""

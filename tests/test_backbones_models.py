@@ -125,6 +125,52 @@ def test_unconditional(name):
     assert model.labels is None
 
 
+@pytest.mark.parametrize("name", backbones.names())
+def test_a_model_in_bf16_runs(name):
+    """Weights in bf16, without autocast: for inference on small devices."""
+    model = stir(tiny(name, text=(2, 5))).bfloat16()
+    x, t, y = inputs(model)
+    out = model(x.bfloat16(), t, y)
+    assert out.dtype == torch.bfloat16 and torch.isfinite(out).all()
+    exact = stir(tiny(name, text=(2, 5)))
+    exact.load_state_dict({k: v.float() for k, v in model.state_dict().items()})
+    want = exact(x.bfloat16().float(), t, y)
+    assert (out.float() - want).norm() < 0.1 * want.norm()
+
+
+@pytest.mark.parametrize("name", backbones.names())
+def test_checkpointing_changes_nothing(name):
+    """Activations recomputed inside a route: the same loss, the same gradients."""
+    from routing.route import Route
+    from routing.spec import Routing
+
+    grads = []
+    model = stir(tiny(name))
+    x, t, y = inputs(model)
+    plan = Routing(Route.parse("1-2"), ids=torch.arange(0, 16, 2))
+    for recompute in (False, True):
+        model.stack.checkpoint = recompute
+        model.zero_grad()
+        model(x, t, y, routing=plan).square().sum().backward()
+        grads.append([p.grad.clone() for p in model.parameters()])
+    for a, b in zip(*grads, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning")
+@pytest.mark.parametrize("name", ["dit", "lightningdit", "gla", "rwkv6", "rwkv7"])
+def test_a_block_compiles_without_a_graph_break(name):
+    model = stir(tiny(name))
+    block, layout = model.stack.blocks[0], model.layout()
+    tokens, mods = torch.randn(2, 16, 32), model.modulate(torch.randn(2, 32))
+    extra = ({},) if getattr(block, "carries", ()) else ()
+    compiled = torch.compile(
+        lambda z: block(z, mods, layout, *extra), backend="aot_eager", fullgraph=True
+    )
+    torch.testing.assert_close(compiled(tokens), block(tokens, mods, layout, *extra))
+
+
 def test_learn_sigma_and_patches():
     model = stir(tiny("dit", "T/2", in_channels=3, input_size=(8, 4), learn_sigma=True))
     x, t, y = inputs(model)
