@@ -1,7 +1,9 @@
 """Frozen encoders for REPA (Yu et al. 2025): features of the clean image at the model's tokens.
 
-`random` is a fixed random convolution pyramid: a control, and for tests. `probe` is the network that reads scenes.
-`dinov2-vits14` and `dinov2-vitl14` are timm's, whose weights the user fetches (eval.dinov2_weights or timm's own cache).
+`random` is a fixed random convolution pyramid: a control, and for tests. `probe` is the network
+that reads scenes.
+`dinov2-vits14` and `dinov2-vitl14` are timm's, whose weights the user fetches
+(eval.dinov2_weights or timm's own cache).
 """
 
 from __future__ import annotations
@@ -24,8 +26,10 @@ if TYPE_CHECKING:
 Encoder = Callable[[Tensor], Tensor]
 
 
-def make_encoder(config: Config, dataset: Dataset, grid: tuple[int, int], device: torch.device) -> Encoder:
-    """Return a function from model-space images (B, C, H, W) to features (B, N, E), N = grid tokens.
+def make_encoder(
+    config: Config, dataset: Dataset, grid: tuple[int, int], device: torch.device
+) -> Encoder:
+    """Return a function from images (B, C, H, W) in model space to features (B, N, E).
 
     Args:
         config: The run; `train.encoder` names the encoder.
@@ -38,7 +42,9 @@ def make_encoder(config: Config, dataset: Dataset, grid: tuple[int, int], device
     """
     name = config.train.encoder
     if not dataset.can_decode:
-        raise UserError(f"train.encoder={name} looks at pictures, and there are none: {dataset.cannot_decode}")
+        raise UserError(
+            f"train.encoder={name} looks at pictures, and there are none: {dataset.cannot_decode}"
+        )
     network = _networks(name, config).to(device).eval().requires_grad_(False)
 
     @torch.no_grad()
@@ -72,8 +78,12 @@ class RandomPyramid(nn.Module):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             self.layers = nn.Sequential(
-                nn.Conv2d(3, 32, 3, padding=1), nn.GELU(), nn.Conv2d(32, 64, 3, padding=1), nn.GELU(), nn.Conv2d(64, channels, 3, padding=1)
-            )  # fmt: skip
+                nn.Conv2d(3, 32, 3, padding=1),
+                nn.GELU(),
+                nn.Conv2d(32, 64, 3, padding=1),
+                nn.GELU(),
+                nn.Conv2d(64, channels, 3, padding=1),
+            )
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return features (B, channels, H, W) of uint8 pictures (B, 3, H, W)."""
@@ -108,13 +118,19 @@ class DINOMap(nn.Module):
         from experiments.metrics.dinov2 import build_dinov2
 
         self.network = build_dinov2(name, weights, pretrained)
+        self.mean: Tensor
+        self.std: Tensor
         self.register_buffer("mean", torch.tensor([0.485, 0.456, 0.406]).view(1, 3, 1, 1))
         self.register_buffer("std", torch.tensor([0.229, 0.224, 0.225]).view(1, 3, 1, 1))
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return features (B, E, 16, 16) of uint8 pictures (B, 3, H, W)."""
-        images = F.interpolate(pixels.float() / 255, (224, 224), mode="bicubic", antialias=True).clamp(0, 1)
+        images = F.interpolate(
+            pixels.float() / 255, (224, 224), mode="bicubic", antialias=True
+        ).clamp(0, 1)
         network: Any = self.network
-        tokens = network.forward_features((images - self.mean) / self.std)[:, network.num_prefix_tokens :]
+        tokens = network.forward_features((images - self.mean) / self.std)[
+            :, network.num_prefix_tokens :
+        ]
         side = int(tokens.shape[1] ** 0.5)
         return tokens.transpose(1, 2).unflatten(2, (side, side))

@@ -1,9 +1,9 @@
 """Where a training step's time goes, by part.
 
-Parts are named while the step runs: the model's pieces by hooks on its modules, moves and geometry
-by wrapping `routing`'s functions for the time of the profile. An operation counts for the innermost
-name around it; one in the backward pass for the part whose forward operation made it (autograd
-numbers them alike).
+Parts are named while the step runs: by hooks on modules, and by wrapping the branches of a block
+and `routing`'s functions for the time of the profile. An operation counts for the innermost name
+around it; one in the backward pass for the part whose forward operation made it (autograd numbers
+them alike).
 """
 
 from __future__ import annotations
@@ -20,18 +20,6 @@ from experiments.bench_steps import Step, named
 from routing.execute import Run
 from routing.layout import Layout
 
-# Attribute of a block -> part. What is in a block but in none of these is `norm, gate`.
-MODULES = {
-    "attention": "mixer",
-    "spatial": "mixer",
-    "one": "mixer",
-    "two": "mixer",
-    "mixer": "mixer",
-    "fc1": "mlp",
-    "fc2": "mlp",
-    "mlp": "mlp",
-    "channel": "mlp",
-}
 PARTS = (
     "draw, loss",
     "embed",
@@ -79,9 +67,9 @@ def _scopes(step: Step) -> Iterator[None]:
 
         for block in model.stack.blocks:
             scope(block, "norm, gate")
-            for name, child in block.named_children():
-                if name in MODULES:
-                    scope(child, MODULES[name])
+            wrap(block, "first", "mixer")
+            # A Mamba block's second branch is another mixer.
+            wrap(block, "second", "mixer" if hasattr(block, "two") else "mlp")
         scope(model.head, "head")
         wrap(model, "embed", "embed")
         wrap(model.modulate, "forward", "embed")

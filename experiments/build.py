@@ -80,7 +80,9 @@ def make_model(config: Config, info: dict[str, Any]) -> Backbone:
     if config.task == "class" and not info["num_classes"]:
         raise UserError(f"task=class: data={info['name']} has no classes; type task=none")
     if config.task == "text" and not info["text"]:
-        raise UserError(f"task=text: data={info['name']} has no captions; type task=class or data=scenes")
+        raise UserError(
+            f"task=text: data={info['name']} has no captions; type task=class or data=scenes"
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = backbones.create(**model_arguments(config, info))

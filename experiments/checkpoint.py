@@ -1,7 +1,9 @@
 """Checkpoints that are whole or absent, and the weights that a run leaves behind.
 
-A checkpoint is a folder `step-00001000` with `state.safetensors` (weights, EMA, optimizer), `state.json` (step,
-counters, generators, config) and `manifest.json` (sizes and SHA-256 of both). It is written under a temporary
+A checkpoint is a folder `step-00001000` with `state.safetensors` (weights, EMA, optimizer),
+`state.json` (step,
+counters, generators, config) and `manifest.json` (sizes and SHA-256 of both). It is written under
+a temporary
 name, flushed and renamed; nothing in it is ever unpickled.
 """
 
@@ -31,7 +33,7 @@ class CheckpointError(UserError):
     """A checkpoint or weights file that cannot be written, read or used."""
 
 
-# --- writing ---------------------------------------------------------------------------------------------------
+# --- writing -------------------------------------------------------------------------------------
 
 
 def step_folder(folder: Path, step: int) -> Path:
@@ -76,9 +78,14 @@ def save(
         if not _is_io(error):
             raise
         last = max((s for s, _ in _listed(folder)), default=None)
-        intact = "no checkpoint was written yet" if last is None else f"the checkpoint of step {last} is intact"
+        intact = (
+            "no checkpoint was written yet"
+            if last is None
+            else f"the checkpoint of step {last} is intact"
+        )
         raise CheckpointError(
-            f"could not write the checkpoint of step {step} to {target.parent} ({_reason(error)}); {intact}: "
+            f"could not write the checkpoint of step {step} to {target.parent} "
+            f"({_reason(error)}); {intact}: "
             "free some space and type the same command to go on"
         ) from error
     _prune(folder, keep, keep_every)
@@ -88,12 +95,16 @@ def save(
 def _write(folder: Path, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
     from safetensors.torch import save_file
 
-    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, folder / "state.safetensors")
+    save_file(
+        {k: v.detach().cpu().contiguous() for k, v in tensors.items()}, folder / "state.safetensors"
+    )
     (folder / "state.json").write_text(json.dumps(state))
     names = ("state.safetensors", "state.json")
     manifest = {
         "format": FORMAT,
-        "files": {n: {"bytes": (folder / n).stat().st_size, "sha256": sha256(folder / n)} for n in names},
+        "files": {
+            n: {"bytes": (folder / n).stat().st_size, "sha256": sha256(folder / n)} for n in names
+        },
     }
     (folder / "manifest.json").write_text(json.dumps(manifest))
     for name in (*names, "manifest.json"):
@@ -127,7 +138,7 @@ def _listed(folder: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-# --- reading ---------------------------------------------------------------------------------------------------
+# --- reading -------------------------------------------------------------------------------------
 
 
 def damage(path: Path) -> str | None:
@@ -164,7 +175,10 @@ def newest(folder: Path, say: Any = print) -> Path | None:
         aside = path.with_name(f"damaged-{path.name}")
         shutil.rmtree(aside, ignore_errors=True)
         os.replace(path, aside)
-        say(f"checkpoint {path.name} is damaged ({problem}); set aside as {aside.name}, trying the one before it")
+        say(
+            f"checkpoint {path.name} is damaged ({problem}); set aside as {aside.name}, trying "
+            "the one before it"
+        )
     return None
 
 
@@ -199,11 +213,13 @@ def difference(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]
 
     a, b = flat(saved), flat(wanted)
     return [
-        f"{key} (saved {a.get(key)!r}, asked {b.get(key)!r})" for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)
+        f"{key} (saved {a.get(key)!r}, asked {b.get(key)!r})"
+        for key in sorted(a.keys() | b.keys())
+        if a.get(key) != b.get(key)
     ]
 
 
-# --- weights ---------------------------------------------------------------------------------------------------
+# --- weights -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -225,8 +241,15 @@ class Loaded:
     info: dict[str, Any]
 
 
-def export(path: Path, model: Backbone, weights: Mapping[str, torch.Tensor], config: Config, step: int, info: Mapping[str, Any]) -> None:
-    """Write `model.safetensors`: the given weights, with config and model arguments in its metadata."""
+def export(
+    path: Path,
+    model: Backbone,
+    weights: Mapping[str, torch.Tensor],
+    config: Config,
+    step: int,
+    info: Mapping[str, Any],
+) -> None:
+    """Write `model.safetensors`: weights, with config and model arguments as metadata."""
     from safetensors.torch import save_file
 
     metadata = {
@@ -237,7 +260,9 @@ def export(path: Path, model: Backbone, weights: Mapping[str, torch.Tensor], con
         "data": json.dumps(dict(info)),
     }
     with atomic_path(path) as temporary:
-        save_file({k: v.detach().cpu().contiguous() for k, v in weights.items()}, temporary, metadata)
+        save_file(
+            {k: v.detach().cpu().contiguous() for k, v in weights.items()}, temporary, metadata
+        )
 
 
 def load_model(
@@ -266,9 +291,13 @@ def load_model(
             return _load_file(exported, device)
         return _load_checkpoint(path, step, weights, device)
     if not path.exists():
-        raise CheckpointError(f"{path} does not exist: give a run folder (runs/...) or a model.safetensors file")
+        raise CheckpointError(
+            f"{path} does not exist: give a run folder (runs/...) or a model.safetensors file"
+        )
     if step is not None or weights != "ema":
-        raise CheckpointError(f"{path} is one set of EMA weights: give the run folder to choose a step or raw weights")
+        raise CheckpointError(
+            f"{path} is one set of EMA weights: give the run folder to choose a step or raw weights"
+        )
     return _load_file(path, device)
 
 
@@ -280,7 +309,9 @@ def _load_file(path: Path, device: Any) -> Loaded:
             metadata = handle.metadata() or {}
             tensors = {key: handle.get_tensor(key) for key in handle.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path} is not a whole safetensors file ({_reason(error)})") from error
+        raise CheckpointError(
+            f"{path} is not a whole safetensors file ({_reason(error)})"
+        ) from error
     if metadata.get("format") != FORMAT:
         raise CheckpointError(
             f"{path} has no {FORMAT} metadata: expected weights that this suite exported "
@@ -296,23 +327,32 @@ def _load_file(path: Path, device: Any) -> Loaded:
 def _load_checkpoint(run: Path, step: int | None, weights: str, device: Any) -> Loaded:
     found = dict(_listed(run))
     if not found:
-        raise CheckpointError(f"{run} has no checkpoints: give a run folder that trained for a while")
+        raise CheckpointError(
+            f"{run} has no checkpoints: give a run folder that trained for a while"
+        )
     if step is None:
         step = next((s for s in sorted(found, reverse=True) if damage(found[s]) is None), None)
         if step is None:
             raise CheckpointError(f"no checkpoint in {run} verifies: each is damaged")
     if step not in found:
-        raise CheckpointError(f"{run} has no checkpoint of step {step}: there are {', '.join(map(str, sorted(found)))}")
+        raise CheckpointError(
+            f"{run} has no checkpoint of step {step}: there are "
+            f"{', '.join(map(str, sorted(found)))}"
+        )
     problem = damage(found[step])
     if problem:
-        raise CheckpointError(f"the checkpoint of step {step} in {run} is damaged ({problem}): choose another --step")
+        raise CheckpointError(
+            f"the checkpoint of step {step} in {run} is damaged ({problem}): choose another --step"
+        )
     tensors, state = read(found[step])
     prefix = "ema." if weights == "ema" else "model."
     chosen = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
     return _make(state, chosen, str(found[step]), device)
 
 
-def _make(described: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], source: str, device: Any) -> Loaded:
+def _make(
+    described: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], source: str, device: Any
+) -> Loaded:
     import torch
 
     import backbones
@@ -329,6 +369,8 @@ def _make(described: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], sou
         raise CheckpointError(f"{source} does not describe its model ({error!r})") from error
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
-        raise CheckpointError(f"the weights in {source} do not fit its own description: {reason}") from error
+        raise CheckpointError(
+            f"the weights in {source} do not fit its own description: {reason}"
+        ) from error
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     return Loaded(model.to(place).eval(), config, step, source, info)

@@ -1,4 +1,4 @@
-"""What every command shares: the tree's packages first on the path, one-sentence errors, exit codes (no torch here)."""
+"""What every command shares: our packages first, one-sentence errors, exit codes (no torch)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def check_packages() -> None:
         origin = Path(spec.origin).resolve() if spec and spec.origin else None
         if origin is None or ROOT not in origin.parents:
             raise UserError(
-                f"the package {name!r} that Python finds is another project's ({origin}), not this one's: "
+                f"the package {name!r} that Python finds is another project's ({origin}), not "
+                "this one's: "
                 f"run from the repository root ({ROOT}) or use a fresh environment (make demo)"
             )
 
@@ -80,7 +81,8 @@ def run_command(
         if "torchvision::nms does not exist" not in str(error):
             raise
         print(
-            "error: torch and torchvision come from different builds (a CPU torch beside a CUDA torchvision); "
+            "error: torch and torchvision come from different builds (a CPU torch beside a CUDA "
+            "torchvision); "
             "reinstall both from one index: pip install --force-reinstall torch torchvision",
             file=sys.stderr,
         )

@@ -1,7 +1,9 @@
 """What a run is: a typed configuration composed by Hydra, its hash and its name (no torch here).
 
-The YAML under `conf/` lists every option with its default; the dataclasses below give types and checks.
-`load(["backbone=mamba", "route=2-8"])` composes, checks and resolves; every mistake is one `ConfigError`.
+The YAML under `conf/` lists every option with its default; the dataclasses below give types and
+checks.
+`load(["backbone=mamba", "route=2-8"])` composes, checks and resolves; every mistake is one
+`ConfigError`.
 """
 
 from __future__ import annotations
@@ -9,23 +11,22 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import types
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from routing.errors import UserError, suggest
+from experiments.checks import check
+from experiments.typed import ConfigError, build
+from routing.errors import suggest
 from routing.options import RoutingOptions
 from routing.schedule import RouteSchedule
 
 CONF = Path(__file__).resolve().parent / "conf"
 GROUPS = ("backbone", "data", "objective", "sampler", "guidance", "eval", "scale", "experiment")
-TASKS = ("class", "text", "none")
-TRACKERS = ("none", "tensorboard", "wandb", "trackio")
 
-# Keys that say where and how a run computes or reports, not what it learns: they stay out of the hash.
+# Keys that say where and how a run computes or reports, not what it learns: they stay out of the
+# hash.
 _NOT_HASHED = (
     "paths",
     "log",
@@ -44,13 +45,9 @@ _NOT_HASHED = (
 )
 
 
-class ConfigError(UserError):
-    """A key, a value or a combination that cannot be run."""
-
-
 @dataclass(frozen=True)
 class TrainConfig:
-    """Optimisation, bookkeeping and numerics of one run (PAPER: AdamW 1e-4, batch 256, EMA 0.9999)."""
+    """Optimisation and bookkeeping of one run (the paper: AdamW 1e-4, batch 256, EMA 0.9999)."""
 
     steps: int = 1000
     batch: int = 64
@@ -90,7 +87,7 @@ class PathsConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """One run. Groups with options of their own (`backbone`, `data`, ...) stay mappings; their owners type them."""
+    """One run; groups with options of their own stay mappings, which their owners type."""
 
     seed: int
     scale: str
@@ -113,7 +110,7 @@ class Config:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Config:
-        """Build and check a configuration from plain values (a saved `config.yaml`, weights' metadata).
+        """Build and check a configuration from plain values, as `config.yaml` holds them.
 
         Raises:
             ConfigError: A key is unknown, a type is wrong or a value is out of range.
@@ -149,7 +146,11 @@ class Config:
         # With a schedule that ends at the last step, another number of steps is another run.
         keep_steps = self.train.schedule != "constant" or (
             self.resolved_route != "none"
-            and (self.routing.schedule != "constant" or self.routing.off_after < 1 or "/" in self.route)
+            and (
+                self.routing.schedule != "constant"
+                or self.routing.off_after < 1
+                or "/" in self.route
+            )
         )
         for key in _NOT_HASHED:
             if key == "train.steps" and keep_steps:
@@ -201,7 +202,7 @@ def _drop(values: dict[str, Any], key: str) -> None:
         values.pop(head, None)
 
 
-# --- composing -------------------------------------------------------------------------------------------------
+# --- composing -----------------------------------------------------------------------------------
 
 
 def load(overrides: Sequence[str] = ()) -> Config:
@@ -221,9 +222,15 @@ def load(overrides: Sequence[str] = ()) -> Config:
     for text in overrides:
         key = text.split("=", 1)[0]
         if key not in GROUPS and key not in known and not _is_branch(key, known):
-            raise ConfigError(f"unknown key {key}{suggest(key, known)} (python experiments/run.py --help lists them)")
+            raise ConfigError(
+                f"unknown key {key}{suggest(key, known)} (python experiments/run.py --help lists "
+                "them)"
+            )
         if _is_branch(key, known):
-            raise ConfigError(f"{key} is a group of keys, not a key: type one of {key}.{{...}}, for example {_first(key, known)}=...")
+            raise ConfigError(
+                f"{key} is a group of keys, not a key: type one of {key}.{{...}}, for example "
+                f"{_first(key, known)}=..."
+            )
     config = Config.from_dict(_compose(overrides))
     if config.init:
         # Only where a run is about to start: a saved configuration may outlive its parent.
@@ -240,11 +247,16 @@ def tidy(text: str) -> str:
         raise ConfigError(f"expected key=value, got {text!r}: for example backbone=mamba route=2-8")
     key, value = text.split("=", 1)
     if key[0] in "+~":
-        raise ConfigError(f"{key}: keys can be set, not added or removed; type {key.lstrip('+~')}={value}")
+        raise ConfigError(
+            f"{key}: keys can be set, not added or removed; type {key.lstrip('+~')}={value}"
+        )
     if key == "route":
         value = value.strip("'\"")
         if "," in value and not value.startswith("["):
-            raise ConfigError(f"route={value}: a comma makes a sweep; join routes with '+': route='{value.replace(',', '+')}'")
+            raise ConfigError(
+                f"route={value}: a comma makes a sweep; join routes with '+': "
+                f"route='{value.replace(',', '+')}'"
+            )
         if not value.startswith("["):
             # Quoted, so that no character of the route grammar means anything to Hydra.
             value = "'" + value.replace("'", "") + "'"
@@ -252,7 +264,11 @@ def tidy(text: str) -> str:
 
 
 def _check_group(group: str, value: str) -> None:
-    if group not in GROUPS or value in ("null", "none") and (CONF / group / f"{value}.yaml").exists():
+    if (
+        group not in GROUPS
+        or value in ("null", "none")
+        and (CONF / group / f"{value}.yaml").exists()
+    ):
         return
     if group == "experiment" and value == "null":
         return
@@ -285,11 +301,11 @@ def _compose(overrides: Sequence[str]) -> dict[str, Any]:
         raise ConfigError(f"cannot read {' '.join(overrides)}: {reason}") from error
     finally:
         GlobalHydra.instance().hydra = held
-    values = typing.cast(dict[str, Any], values)
+    assert isinstance(values, dict)
     for group in ("scale", "experiment"):
         chosen = [t.split("=", 1)[1] for t in overrides if t.startswith(f"{group}=")]
         values[group] = chosen[-1] if chosen and chosen[-1] != "null" else _default(group)
-    return values
+    return {str(key): value for key, value in values.items()}
 
 
 def _default(group: str) -> str | None:
@@ -311,140 +327,3 @@ def _is_branch(key: str, known: Sequence[str]) -> bool:
 
 def _first(key: str, known: Sequence[str]) -> str:
     return next(name for name in known if name.startswith(f"{key}."))
-
-
-# --- typing ----------------------------------------------------------------------------------------------------
-
-
-def build(cls: type, values: Any, where: str = "") -> Any:
-    """Make a dataclass from a mapping; refuse unknown keys and wrong types by name.
-
-    Args:
-        cls: A dataclass whose annotations are plain types, unions, tuples or dataclasses.
-        values: The mapping; missing keys take the class's defaults.
-        where: Dotted prefix for messages, such as `train.`.
-
-    Raises:
-        ConfigError: A key is unknown or a value has the wrong type.
-    """
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{where.rstrip('.') or 'the config'} must be a mapping of keys, got {values!r}")
-    hints = typing.get_type_hints(cls)
-    names = [f.name for f in dataclasses.fields(cls)]
-    for key in values:
-        if key not in names:
-            raise ConfigError(f"unknown key {where}{key}{suggest(str(key), names)}")
-    for f in dataclasses.fields(cls):
-        required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-        if required and f.name not in values:
-            raise ConfigError(f"missing key {where}{f.name}")
-    return cls(**{key: _convert(hints[key], value, where + str(key)) for key, value in values.items()})
-
-
-def _convert(hint: Any, value: Any, where: str) -> Any:
-    if dataclasses.is_dataclass(hint):
-        return build(typing.cast(type, hint), value, where + ".")
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        for option in typing.get_args(hint):
-            try:
-                return _convert(option, value, where)
-            except ConfigError:
-                continue
-    elif hint is type(None):
-        if value is None:
-            return None
-    elif origin is tuple:
-        if isinstance(value, (list, tuple)):
-            return tuple(_convert(typing.get_args(hint)[0], item, where) for item in value)
-    elif origin is dict or hint is dict:
-        if isinstance(value, Mapping):
-            return dict(value)
-    elif hint is float:
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return float(value)
-    elif hint is str:
-        if isinstance(value, str) or (where == "route" and isinstance(value, list)):
-            return value if isinstance(value, str) else "+".join(map(str, value))
-        if where == "route" and value is None:
-            return "none"
-        if where == "size" and isinstance(value, (int, float)):
-            return str(value)
-    elif hint is Any or (type(value) is hint):
-        return value
-    raise ConfigError(f"{where}={value!r}: expected {_type_name(hint)}, got {type(value).__name__}")
-
-
-def _type_name(hint: Any) -> str:
-    names = {int: "a whole number", float: "a number", str: "a word", bool: "true or false", type(None): "null"}
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return " or ".join(_type_name(option) for option in typing.get_args(hint))
-    if typing.get_origin(hint) is tuple:
-        return "a list such as [0.9,0.999]"
-    return names.get(hint, str(hint))
-
-
-# --- checking --------------------------------------------------------------------------------------------------
-
-
-def _in(config: Any, key: str, options: Sequence[str], where: str) -> None:
-    value = getattr(config, key)
-    if value not in options:
-        raise ConfigError(f"{where}{key}={value}: expected one of {' '.join(options)}{suggest(str(value), options)}")
-
-
-def _at_least(config: Any, key: str, least: float, where: str, *, above: bool = False) -> None:
-    value = getattr(config, key)
-    if value is None:
-        return
-    if not (value > least if above else value >= least) or value != value or value == float("inf"):
-        raise ConfigError(f"{where}{key}={value}: expected a number {'above' if above else 'of at least'} {least:g}")
-
-
-def _share(config: Any, key: str, where: str, *, one: bool = True) -> None:
-    value = getattr(config, key)
-    if not 0 <= value <= 1 or (value == 1 and not one):
-        raise ConfigError(f"{where}{key}={value}: expected a share between 0 and 1{'' if one else ', below 1'}")
-
-
-def check(config: Config) -> None:
-    """Refuse what cannot be run, with one sentence (route against depth, ranges, names).
-
-    Raises:
-        ConfigError: See the message.
-    """
-    _in(config, "task", TASKS, "")
-    _in(config, "log", TRACKERS, "")
-    if not 0 <= config.seed < 2**31:
-        raise ConfigError(f"seed={config.seed}: expected a whole number from 0 to {2**31 - 1}")
-    _check_train(config.train)
-    _at_least(config.routing, "block", 1, "routing.")
-    for group in ("backbone", "data", "objective", "sampler", "guidance", "eval"):
-        if "name" not in getattr(config, group):
-            raise ConfigError(f"missing key {group}.name: choose one with {group}={'|'.join(options_of(group))}")
-    from experiments.options import check_groups
-
-    check_groups(config)
-
-
-def _check_train(train: TrainConfig) -> None:
-    for key in ("steps", "batch", "log_every", "save_every", "keep"):
-        _at_least(train, key, 1, "train.")
-    for key in ("warmup", "weight_decay", "keep_every", "sample_every", "max_bad_steps", "rollback", "mae_weight", "align_weight"):
-        _at_least(train, key, 0, "train.")
-    for key in ("lr", "eps", "clip"):
-        _at_least(train, key, 0, "train.", above=True)
-    _share(train, "ema", "train.", one=False)
-    _share(train, "label_drop", "train.")
-    _in(train, "precision", ("fp32", "bf16"), "train.")
-    _in(train, "schedule", ("constant", "cosine"), "train.")
-    _in(train, "compile", ("none", "blocks"), "train.")
-    _in(train, "loss", ("plain", "ensemble"), "train.")
-    from experiments.routes import ENCODERS
-
-    _in(train, "encoder", ("none", *ENCODERS), "train.")
-    if len(train.betas) != 2 or not all(0 <= beta < 1 for beta in train.betas):
-        raise ConfigError(f"train.betas={list(train.betas)}: expected two numbers from 0 to below 1, such as [0.9,0.999]")
-    micro = train.micro_batch
-    if isinstance(micro, str) and micro != "auto" or isinstance(micro, int) and micro < 1:
-        raise ConfigError(f"train.micro_batch={micro}: expected null, auto or a whole number of at least 1")

@@ -58,7 +58,7 @@ def pictures(run: Run, last: bool) -> None:
 
 
 def sample_grid(run: Run) -> torch.Tensor:
-    """Return uint8 images (rows * COLUMNS, 3, H, W): one row per class (at most ten), fixed seeds, from the EMA."""
+    """Return pictures of fixed seeds from the EMA, one row per class: uint8 (n, 3, H, W)."""
     from experiments.diffusion import generate
     from experiments.scoring import setup_for
 
@@ -69,7 +69,9 @@ def sample_grid(run: Run) -> torch.Tensor:
     labels = torch.arange(rows).repeat_interleave(COLUMNS) if classes else None
     text = None
     if run.model.prefix:
-        held_out = run.dataset.batch(torch.arange(count, device=run.device), run.draws(torch.arange(count)), split="test")
+        held_out = run.dataset.batch(
+            torch.arange(count, device=run.device), run.draws(torch.arange(count)), split="test"
+        )
         text = held_out.text
     with run.averaged() as model:
         setup = setup_for(model, run.config)
@@ -143,5 +145,3 @@ def draw_curve(folder: Path) -> str | None:
     with atomic_path(folder / "loss.png") as temporary:
         figure.savefig(temporary, dpi=150)
     return "loss.png"
-
-

@@ -23,12 +23,15 @@ def fsync_dir(path: Path) -> None:
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path in the same folder that becomes `path` if the block succeeds.
 
-    The temporary file keeps the suffix of `path` (libraries choose a format by it). It is flushed to disk
+    The temporary file keeps the suffix of `path` (libraries choose a format by it). It is flushed
+    to disk
     before the rename and removed if the block raises, so `path` is never half written.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    fd, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}-", suffix=f".tmp{target.suffix}")
+    fd, name = tempfile.mkstemp(
+        dir=target.parent, prefix=f".{target.stem}-", suffix=f".tmp{target.suffix}"
+    )
     os.close(fd)
     temporary = Path(name)
     try:

@@ -21,7 +21,9 @@ def split(text: str) -> tuple[Path, int | None]:
     head, at, tail = text.rpartition("@")
     path, step = (head, tail) if at else (text, "")
     if at and not step.isdigit():
-        raise InitError(f"init={text}: expected RUN or RUN@STEP with a whole number, got step {step!r}")
+        raise InitError(
+            f"init={text}: expected RUN or RUN@STEP with a whole number, got step {step!r}"
+        )
     found = Path(path).expanduser()
     if not found.exists():
         siblings = [p.name for p in found.parent.iterdir()] if found.parent.is_dir() else []
@@ -37,7 +39,13 @@ def parent_digest(text: str) -> str:
     """
     path, step = split(text)
     if path.is_dir():
-        path = path / (f"checkpoints/step-{step:08d}/state.safetensors" if step is not None else "model.safetensors")
+        path = path / (
+            f"checkpoints/step-{step:08d}/state.safetensors"
+            if step is not None
+            else "model.safetensors"
+        )
     if not path.is_file():
-        raise InitError(f"init={text}: no weights at {path}; finish that run, or name a step it kept")
+        raise InitError(
+            f"init={text}: no weights at {path}; finish that run, or name a step it kept"
+        )
     return sha256(path)

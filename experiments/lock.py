@@ -22,7 +22,8 @@ class LockedError(UserError):
 def locked(folder: Path) -> Iterator[None]:
     """Hold `folder/lock` while the block runs.
 
-    The kernel drops a dead process's lock by itself, so a crash never blocks the next start. It reaches across
+    The kernel drops a dead process's lock by itself, so a crash never blocks the next start. It
+    reaches across
     hosts where the file system carries `flock` (NFSv4, Lustre mounted with flock).
 
     Raises:
@@ -37,10 +38,13 @@ def locked(folder: Path) -> Iterator[None]:
             handle.seek(0)
             holder = _holder(handle.read())
             raise LockedError(
-                f"{folder} is being written by {holder}: wait for it or stop it, then type the command again"
+                f"{folder} is being written by {holder}: wait for it or stop it, then type the "
+                "command again"
             ) from error
         handle.truncate(0)
-        handle.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": time.time()}))
+        handle.write(
+            json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": time.time()})
+        )
         handle.flush()
         try:
             yield

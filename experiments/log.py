@@ -1,6 +1,7 @@
 """What a run says: banner, progress, metrics on disk, heartbeat (no torch here).
 
-The files are the record: `metrics.jsonl` (one object per logged step) and `status.json` (where the run is).
+The files are the record: `metrics.jsonl` (one object per logged step) and `status.json` (where
+the run is).
 The terminal and the optional trackers show the same numbers.
 """
 
@@ -31,7 +32,11 @@ def big(number: float) -> str:
     """Return a count with a unit: 2.0M, 118.6G."""
     for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("K", 1e3)):
         if number >= size:
-            return f"{number / size:.3g}{unit}" if number / size < 100 else f"{number / size:.1f}{unit}"
+            return (
+                f"{number / size:.3g}{unit}"
+                if number / size < 100
+                else f"{number / size:.1f}{unit}"
+            )
     return f"{number:g}"
 
 
@@ -40,7 +45,7 @@ def grouped(number: int) -> str:
     return f"{number:,}".replace(",", " ")
 
 
-# --- files -----------------------------------------------------------------------------------------------------
+# --- files ---------------------------------------------------------------------------------------
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
@@ -75,11 +80,16 @@ def cut_jsonl(path: Path, step: int) -> None:
 
 def write_status(folder: Path, status: str, **fields: Any) -> None:
     """Write the heartbeat `status.json`: running, done, failed, preempted or stopped."""
-    about = {"status": status, "host": socket.gethostname(), "pid": os.getpid(), "time": time.time()}
+    about = {
+        "status": status,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "time": time.time(),
+    }
     atomic_write(folder / "status.json", json.dumps({**about, **fields}, indent=1))
 
 
-# --- terminal --------------------------------------------------------------------------------------------------
+# --- terminal ------------------------------------------------------------------------------------
 
 
 class Console:
@@ -95,7 +105,9 @@ class Console:
         self.quiet = quiet
         self.live = sys.stdout.isatty() and not quiet
         # Off a terminal nothing wraps: a log's lines stay whole whatever the reader's width.
-        self.rich = Rich(quiet=quiet, highlight=False, soft_wrap=True, width=None if self.live else 200)
+        self.rich = Rich(
+            quiet=quiet, highlight=False, soft_wrap=True, width=None if self.live else 200
+        )
         self._bar: Any = None
 
     def say(self, text: str = "", style: str | None = None) -> None:
@@ -146,7 +158,9 @@ class Progress:
             )
             self.bar.start()
             self.console._bar = self.bar
-            self._task = self.bar.add_task(self.what, total=self.total, completed=self.first, text="")
+            self._task = self.bar.add_task(
+                self.what, total=self.total, completed=self.first, text=""
+            )
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -172,13 +186,19 @@ class Progress:
         if self._task is not None:
             shown = f"{grouped(done)}/{grouped(self.total)}  {text}  {timing}".replace("[", r"\[")
             self.bar.update(self._task, completed=done, text=shown)
-        elif not self.console.quiet and not self.console.live and (last or now - self.shown >= PLAIN_EVERY_S):
+        elif (
+            not self.console.quiet
+            and not self.console.live
+            and (last or now - self.shown >= PLAIN_EVERY_S)
+        ):
             self.shown = now
             self.console.say(f"{self.what} {grouped(done)}/{grouped(self.total)}  {text}  {timing}")
 
 
-def open_tracker(name: str, folder: Path, run: str, config: Mapping[str, Any], accelerator: Any) -> None:
-    """Start the optional tracker beside the files (tensorboard, wandb or trackio, through accelerate).
+def open_tracker(
+    name: str, folder: Path, run: str, config: Mapping[str, Any], accelerator: Any
+) -> None:
+    """Start the optional tracker beside the files, through accelerate.
 
     Raises:
         UserError: Its package is not installed.
@@ -191,7 +211,9 @@ def open_tracker(name: str, folder: Path, run: str, config: Mapping[str, Any], a
 
     package = {"tensorboard": "tensorboard"}.get(name, name)
     if importlib.util.find_spec(package) is None:
-        raise UserError(f"log={name} needs a package that is not installed: pip install {package} (or log=none)")
+        raise UserError(
+            f"log={name} needs a package that is not installed: pip install {package} (or log=none)"
+        )
     flat = {k: v if isinstance(v, (int, float, str, bool)) else str(v) for k, v in config.items()}
     options = {"wandb": {"wandb": {"name": run, "dir": str(folder)}}}.get(name, {})
     accelerator.init_trackers("tread-suite", config=flat, init_kwargs=options)

@@ -11,8 +11,8 @@ from experiments.build import drop_condition
 from experiments.diffusion.losses import (
     alignment_loss,
     ensemble_loss,
-    masked_mean,
     maskdit_loss,
+    masked_mean,
     patch_error,
     pixel_mask,
 )
@@ -75,12 +75,14 @@ def training_loss(
     output = capture.output
     if encode is not None and output.aligned is not None and output.aligned_layout is not None:
         found = output.aligned_layout
-        loss = loss + train.align_weight * alignment_loss(output.aligned.float(), encode(batch.x), found.ids)
+        loss = loss + train.align_weight * alignment_loss(
+            output.aligned.float(), encode(batch.x), found.ids
+        )
     return loss
 
 
 def conditions(model: Backbone, batch: Batch, draws: Draws, share: float) -> dict[str, Any]:
-    """Return the labels or captions, a `share` of them dropped for guidance without a classifier."""
+    """Return labels or captions, a `share` of them dropped for classifier-free guidance."""
     if not (model.num_classes or model.prefix):
         return {}
     drop = draws.uniform("drop", 1)[:, 0] < share
@@ -91,10 +93,11 @@ def conditions(model: Backbone, batch: Batch, draws: Draws, share: float) -> dic
 
 
 def reduce(terms: Tensor, capture: Capture, model: Backbone, train: TrainConfig) -> Tensor:
-    """Return the scalar that a loss map (B, C, H, W) stands for, given what became of the tokens."""
+    """Return the scalar of a loss map (B, C, H, W), given what became of the tokens."""
     output, grid, patch = capture.output, model.grid, model.size.patch
     if output.kept is not None:
-        # Tokens were dropped for good: they are not denoised, and with a decoder reconstructed instead (MaskDiT).
+        # Tokens were dropped for good: they are not denoised, and with a decoder reconstructed
+        # instead (MaskDiT).
         kept = output.kept.expand(len(terms), -1)
         if model.decoder is None:
             return masked_mean(terms, pixel_mask(kept, grid, patch))

@@ -21,7 +21,11 @@ class MemoryLimit(UserError):
 def is_oom(error: BaseException) -> bool:
     """Return whether an error says that memory ran out, on a GPU or on the CPU."""
     text = str(error)
-    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in text or "can't allocate memory" in text
+    return (
+        isinstance(error, torch.OutOfMemoryError)
+        or "out of memory" in text
+        or "can't allocate memory" in text
+    )
 
 
 def out_of_memory(error: RuntimeError, config: Config, world: int) -> None:
@@ -31,9 +35,14 @@ def out_of_memory(error: RuntimeError, config: Config, world: int) -> None:
         MemoryLimit: Memory ran out.
     """
     if is_oom(error):
-        tried = config.train.micro_batch if isinstance(config.train.micro_batch, int) else config.train.batch // world
+        tried = (
+            config.train.micro_batch
+            if isinstance(config.train.micro_batch, int)
+            else config.train.batch // world
+        )
         raise MemoryLimit(
-            f"out of memory with {tried} samples at once: type train.micro_batch={max(1, tried // 2)} (same result, "
+            f"out of memory with {tried} samples at once: type "
+            f"train.micro_batch={max(1, tried // 2)} (same result, "
             "accumulated) or train.micro_batch=auto"
         ) from error
 
@@ -42,11 +51,11 @@ def micro_batches(run: Run, local: int) -> list[tuple[int, int]]:
     """Return the [low, high) pieces in which a process takes its `local` samples."""
     asked = run.config.train.micro_batch
     if asked == "auto":
-        size = getattr(run, "micro_batch", None)
-        if size is None:
-            size = run.micro_batch = _largest(run, local)  # type: ignore[attr-defined]
+        size = run.micro_batch
+        if not size:
+            size = run.micro_batch = _largest(run, local)
     else:
-        size = min(local, asked or local)  # type: ignore[operator]
+        size = min(local, int(asked) if asked else local)
     return [(low, min(local, low + size)) for low in range(0, local, size)]
 
 
@@ -61,10 +70,14 @@ def _largest(run: Run, local: int) -> int:
         if fits:
             break
         if size == 1:
-            raise MemoryLimit("out of memory with one sample: take a smaller size= or routing.checkpoint=all")
+            raise MemoryLimit(
+                "out of memory with one sample: take a smaller size= or routing.checkpoint=all"
+            )
         size = (size + 1) // 2
     if size < local:
-        run.console.say(f"micro-batch {size}: the largest that fits; {local} samples are accumulated")
+        run.console.say(
+            f"micro-batch {size}: the largest that fits; {local} samples are accumulated"
+        )
     return size
 
 

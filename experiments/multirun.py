@@ -1,7 +1,9 @@
-"""Hydra's own sweep, `-m`: for a handful of runs in this shell; `python -m sweeps` is the way for more.
+"""Hydra's own sweep, `-m`: for a handful of runs; `python -m sweeps` is the way for more.
 
-Hydra splits the commas and launches; each job composes its configuration as a single run does, so folders, hashes
-and resume are the same. Limits of Hydra's Slurm launcher (it waits, and calls a failed job completed) are in
+Hydra splits the commas and launches; each job composes its configuration as a single run does, so
+folders, hashes
+and resume are the same. Limits of Hydra's Slurm launcher (it waits, and calls a failed job
+completed) are in
 docs/cluster.md.
 """
 
@@ -34,7 +36,8 @@ def multirun(argv: list[str]) -> int:
 
     if sys.version_info >= (3, 14) and hydra.__version__.startswith("1.3"):
         raise UserError(
-            f"-m needs Hydra 1.4 on Python {sys.version_info.major}.{sys.version_info.minor} (hydra-core {hydra.__version__} "
+            f"-m needs Hydra 1.4 on Python {sys.version_info.major}.{sys.version_info.minor} "
+            f"(hydra-core {hydra.__version__} "
             "is installed): python -m sweeps launch does the same here"
         )
     held, sys.argv = sys.argv, [sys.argv[0], *argv]

@@ -25,7 +25,9 @@ def check_groups(config: Config) -> None:
 
     known = names()
     if config.backbone["name"] not in known:
-        raise UserError(f"unknown backbone {config.backbone['name']!r}{suggest(config.backbone['name'], known)}")
+        raise UserError(
+            f"unknown backbone {config.backbone['name']!r}{suggest(config.backbone['name'], known)}"
+        )
     shape = {key: config.backbone.get(key) for key in ("depth", "width", "heads")}
     parse_size(config.size, **shape)
     data.parse(config.data)

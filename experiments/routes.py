@@ -1,4 +1,4 @@
-"""Which route a training step takes, what model it runs in, and what that costs (no torch until a step is taken)."""
+"""Which route a step takes, in what model, at what cost (no torch until a step is taken)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TrainingRoutes:
         return Selection(self.options.selection, self.options.shared, self.options.block)
 
     def training(self, draws: Draws, progress: float) -> Routing | None:
-        """Return what the step at `progress` (0 at the first, below 1 at the last) does about routes."""
+        """Return what the step at `progress` (0 at the first, below 1 at the last) does."""
         return self.options.routing(progress, draws, self.depth)
 
     def macs(self, cost: Any, progress: float) -> float:
@@ -48,7 +48,8 @@ class TrainingRoutes:
             return cost.macs_dense
         if route == self.route:
             return cost.macs_routed
-        # Cost is linear in the skipped token-blocks where attention is a small part: enough for a budget.
+        # Cost is linear in the skipped token-blocks where attention is a small part: enough for a
+        # budget.
         share = _skipped(route) / _skipped(self.route) if self.route else 0.0
         return cost.macs_dense + share * (cost.macs_routed - cost.macs_dense)
 
@@ -82,7 +83,7 @@ def model_arguments(config: Config, info: dict[str, Any]) -> dict[str, Any]:
 
 
 def learned_parts(config: Config) -> dict[str, Any]:
-    """Return the arguments for the parts that a training variant adds to the model: SPRINT's fusion, a router, REPA's projector."""
+    """Return the arguments of what a variant adds: SPRINT's fusion, a router, REPA's projector."""
     parts: dict[str, Any] = {}
     if config.routing.learned != "none":
         key = {"fuse": "fuse", "router": "router"}[config.routing.learned]

@@ -1,11 +1,12 @@
-"""Train one diffusion model: python experiments/run.py backbone=mamba route=2-8 (--help lists everything)."""
+"""Train one diffusion model: python experiments/run.py backbone=mamba route=2-8 (see --help)."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-# The repository root, not this script's folder: `experiments` must be found as a package from anywhere.
+# The repository root, not this script's folder: `experiments` must be found as a package from
+# anywhere.
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 

@@ -31,7 +31,10 @@ def run(config: Config, *, quiet: bool = False) -> Path:
     folder = config.folder
     done = finished(folder, config)
     if done is not None:
-        console.say(f"done already: {folder} has {done} steps; train.steps={2 * done} would go on from there")
+        console.say(
+            f"done already: {folder} has {done} steps; train.steps={2 * done} would go on from "
+            "there"
+        )
         show_results(console, folder)
         return folder
     with signals.installed():
@@ -43,13 +46,22 @@ def run(config: Config, *, quiet: bool = False) -> Path:
                 _session(config, accelerator, console)
             except Interrupted as stop:
                 status = "stopped" if stop.reason == "SIGINT" else "preempted"
-                log.write_status(folder, status, step=stop.step, steps=config.train.steps, error=stop.reason)
+                log.write_status(
+                    folder, status, step=stop.step, steps=config.train.steps, error=stop.reason
+                )
                 raise Interrupted(
-                    stop.reason, stop.step, f"{stop.reason}: saved step {stop.step}; type the same command to go on"
+                    stop.reason,
+                    stop.step,
+                    f"{stop.reason}: saved step {stop.step}; type the same command to go on",
                 ) from None
             except BaseException as error:
                 last = " ".join(str(error).split())[:500]
-                _try_status(folder, "failed", error=f"{type(error).__name__}: {last}", steps=config.train.steps)
+                _try_status(
+                    folder,
+                    "failed",
+                    error=f"{type(error).__name__}: {last}",
+                    steps=config.train.steps,
+                )
                 raise
     return folder
 
@@ -100,7 +112,7 @@ def _session(config: Config, accelerator: Any, console: log.Console) -> None:
     show_results(console, folder)
 
 
-# --- files -----------------------------------------------------------------------------------------------------
+# --- files ---------------------------------------------------------------------------------------
 
 
 def write_about(folder: Path, config: Config) -> None:
@@ -113,8 +125,18 @@ def write_about(folder: Path, config: Config) -> None:
 
 def environment() -> dict[str, Any]:
     """Return versions, device and commit of this process."""
-    packages = ("torch", "numpy", "timm", "accelerate", "hydra-core", "mamba-ssm", "causal-conv1d", "fla-core", "triton")
-    versions = {}
+    packages = (
+        "torch",
+        "numpy",
+        "timm",
+        "accelerate",
+        "hydra-core",
+        "mamba-ssm",
+        "causal-conv1d",
+        "fla-core",
+        "triton",
+    )
+    versions: dict[str, str | None] = {}
     for name in packages:
         try:
             versions[name] = version(name)
@@ -124,7 +146,9 @@ def environment() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "system": platform.platform(),
-        "device": torch.cuda.get_device_name() if cuda else (platform.processor() or platform.machine()),
+        "device": torch.cuda.get_device_name()
+        if cuda
+        else (platform.processor() or platform.machine()),
         "threads": torch.get_num_threads(),
         "packages": versions,
         "git": _git(),
@@ -148,9 +172,15 @@ def finish(work: Run, wall: float) -> None:
     config, folder, cost = work.config, work.folder, work.cost
     weights = dict(zip(work.names, work.ema, strict=True))
     weights |= {k: v for k, v in work.model.state_dict().items() if k not in weights}
-    checkpoint.export(folder / "model.safetensors", work.model, weights, config, work.step, work.info)
+    checkpoint.export(
+        folder / "model.safetensors", work.model, weights, config, work.step, work.info
+    )
     curve = evaluation.draw_curve(folder)
-    scores = {s["metric"]: s["value"] for s in log.read_jsonl(folder / "scores.jsonl") if s.get("step") == work.step}
+    scores = {
+        s["metric"]: s["value"]
+        for s in log.read_jsonl(folder / "scores.jsonl")
+        if s.get("step") == work.step
+    }
     last = (log.read_jsonl(folder / "metrics.jsonl") or [{}])[-1]
     summary = {
         "status": "done",
@@ -182,7 +212,7 @@ def finish(work: Run, wall: float) -> None:
     atomic_write(folder / "summary.json", json.dumps(summary, indent=1))
 
 
-# --- terminal --------------------------------------------------------------------------------------------------
+# --- terminal ------------------------------------------------------------------------------------
 
 
 def banner(console: log.Console, config: Config, work: Run, resumed: bool) -> None:
@@ -228,7 +258,9 @@ def show_results(console: log.Console, folder: Path) -> None:
         ["images per second", f"{summary['images_per_s']:.4g}"],
     ]
     console.say()
-    console.table(f"{summary['name']}, step {log.grouped(summary['step'])}", rows, ["score", "value"])
+    console.table(
+        f"{summary['name']}, step {log.grouped(summary['step'])}", rows, ["score", "value"]
+    )
     for label, name in (
         ("samples", "samples/final.png"),
         ("progress", "progress.gif"),

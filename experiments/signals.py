@@ -35,7 +35,9 @@ def _handle(number: int, frame: FrameType | None) -> None:
     if _state["reason"] is None:
         _state["reason"] = name
         if name == "SIGINT":
-            os.write(2, b"\nstopping after this step and a save; press Ctrl-C again to stop at once\n")
+            os.write(
+                2, b"\nstopping after this step and a save; press Ctrl-C again to stop at once\n"
+            )
 
 
 @contextlib.contextmanager

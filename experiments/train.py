@@ -3,7 +3,8 @@
     while step < steps:  draw -> corrupt -> predict (routed) -> loss -> clip -> AdamW -> EMA
                          log | save | sample and score what is due | stop if a signal asked
 
-A sample's data, flip, sigma, noise, label drop and token subset are functions of (seed, step, its index in the
+A sample's data, flip, sigma, noise, label drop and token subset are functions of (seed, step, its
+index in the
 global batch) alone: the same after a restart and for any number of processes and micro-batches.
 """
 
@@ -14,24 +15,21 @@ import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from experiments import build, checkpoint, evaluation, log, signals
-from experiments.align import make_encoder
+from experiments import checkpoint, evaluation, log, signals
 from experiments.cli import Interrupted
-from experiments.data import Order, Prefetch
+from experiments.data import Prefetch
 from experiments.losses import training_loss
 from experiments.memory import micro_batches, out_of_memory
-from experiments.routes import TrainingRoutes, run_cost
+from experiments.state import State
 from routing import Draws
 from routing.errors import UserError
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
-
     from experiments.config import Config
     from experiments.data import Batch
 
@@ -40,50 +38,10 @@ class Diverged(UserError):
     """Too many steps in a row with a non-finite loss or gradient."""
 
 
-class Run:
-    """One training run: its parts, and the state that a checkpoint holds.
+class Run(State):
+    """One training run: the loop over the state that a checkpoint holds."""
 
-    Args:
-        config: What to train.
-        accelerator: This run's processes.
-        console: Where to print.
-    """
-
-    def __init__(self, config: Config, accelerator: Accelerator, console: log.Console) -> None:
-        self.config, self.accelerator, self.console = config, accelerator, console
-        self.device, self.folder = accelerator.device, config.folder
-        self.dataset = build.make_dataset(config, self.device)
-        self.info = build.describe_data(self.dataset)
-        self.objective = build.make_objective(config)
-        self.model = build.make_model(config, self.info).to(self.device)
-        self.routes = TrainingRoutes(config)
-        self.encode = None
-        if config.train.encoder != "none":
-            self.encode = make_encoder(config, self.dataset, self.model.grid, self.device)
-        self.cost = run_cost(config, self.model.config)
-        self.names = [name for name, _ in self.model.named_parameters()]
-        self.params = [p for _, p in self.model.named_parameters()]
-        self.ema = [p.detach().clone() for p in self.params]
-        # Fused AdamW skips a step by `found_inf` on the device: no host sync to protect the weights.
-        self.optimizer = torch.optim.AdamW(
-            self.params,
-            lr=config.train.lr,
-            betas=(config.train.betas[0], config.train.betas[1]),
-            eps=config.train.eps,
-            weight_decay=config.train.weight_decay,
-            fused=True,
-        )
-        self.order = Order(config.seed, self.dataset.size)
-        self.step, self.salt = 0, 0
-        self.ahead: Iterator[Batch] | None = None
-        self.seconds, self.macs, self.mean_loss, self.spikes = 0.0, 0.0, None, 0
-        self.tally = torch.zeros(5, dtype=torch.float64, device=self.device)  # loss, norm, n, bad, streak
-        self.net: Any = accelerator.prepare_model(self.model) if accelerator.num_processes > 1 else self.model
-        if config.train.compile == "blocks":
-            for block in self.model.stack.blocks:
-                block.compile()
-
-    # --- one step ----------------------------------------------------------------------------------------------
+    # --- one step --------------------------------------------------------------------------------
 
     def learning_rate(self) -> float:
         """Return the rate of the step about to be taken."""
@@ -109,7 +67,11 @@ class Run:
         for position, (low, high) in enumerate(pieces):
             rows = torch.arange(first + low, first + high, device=self.device)
             last = position == len(pieces) - 1
-            sync = contextlib.nullcontext() if last or world == 1 else self.accelerator.no_sync(self.net)
+            sync = (
+                contextlib.nullcontext()
+                if last or world == 1
+                else self.accelerator.no_sync(self.net)
+            )
             with sync:
                 loss = self.loss(rows, whole and whole.rows(low, high)) * ((high - low) / local)
                 loss.backward()
@@ -125,7 +87,13 @@ class Run:
         """Return this process's batches from the current step on, read from disk by a thread."""
         local = self.config.train.batch // self.accelerator.num_processes
         rows = local * self.accelerator.process_index + torch.arange(local)
-        return iter(Prefetch(self.dataset, lambda step: (self.samples(step, rows), self.draws(rows, step)), self.step))
+        return iter(
+            Prefetch(
+                self.dataset,
+                lambda step: (self.samples(step, rows), self.draws(rows, step)),
+                self.step,
+            )
+        )
 
     def loss(self, rows: Tensor, batch: Batch | None = None) -> Tensor:
         """Return the mean loss of some rows of the global batch, which may have been read ahead."""
@@ -136,7 +104,9 @@ class Run:
         routing = self.routes.training(draws, self.step / train.steps)
         bf16 = train.precision == "bf16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
-            return training_loss(self.net, self.model, self.objective, batch, draws, routing, train, self.encode)
+            return training_loss(
+                self.net, self.model, self.objective, batch, draws, routing, train, self.encode
+            )
 
     def update(self, loss: Tensor, norm: Tensor) -> None:
         """Apply the gradients unless something is not finite; keep the tally on the device."""
@@ -149,106 +119,20 @@ class Run:
         self.optimizer.zero_grad(set_to_none=True)
         torch._foreach_lerp_(self.ema, self.params, 1 - self.config.train.ema)
         good = (~bad).double()
-        counted = torch.stack([torch.where(bad, 0.0, loss).double(), torch.where(bad, 0.0, norm).double(), good])
+        counted = torch.stack(
+            [torch.where(bad, 0.0, loss).double(), torch.where(bad, 0.0, norm).double(), good]
+        )
         self.tally[:3] += counted
         self.tally[3] += 1 - good
         self.tally[4] = (self.tally[4] + 1) * (1 - good)
 
     def reduce(self, value: Tensor) -> Tensor:
         """Return the mean over processes."""
-        return self.accelerator.reduce(value, "mean") if self.accelerator.num_processes > 1 else value
+        return (
+            self.accelerator.reduce(value, "mean") if self.accelerator.num_processes > 1 else value
+        )
 
-    # --- state -------------------------------------------------------------------------------------------------
-
-    def save(self) -> None:
-        """Write a checkpoint (first process) and wait for it."""
-        tensors = {f"model.{n}": p for n, p in zip(self.names, self.params, strict=True)}
-        tensors |= {f"ema.{n}": p for n, p in zip(self.names, self.ema, strict=True)}
-        for name, p in zip(self.names, self.params, strict=True):
-            tensors |= {f"optim.{key}.{name}": value for key, value in self.optimizer.state[p].items()}
-        tensors["tally"], tensors["rng"] = self.tally, torch.get_rng_state()
-        state = {
-            "step": self.step,
-            "config": self.config.to_dict(),
-            "hashed": self.config.hashed(),
-            "model": self.model.config,
-            "data": self.info,
-            **{k: getattr(self, k) for k in ("salt", "seconds", "macs", "mean_loss", "spikes")},
-        }
-        if self.accelerator.is_main_process:
-            train = self.config.train
-            checkpoint.save(self.folder, self.step, tensors, state, keep=train.keep, keep_every=train.keep_every)
-        self.accelerator.wait_for_everyone()
-
-    def resume(self) -> bool:
-        """Go on from the newest whole checkpoint; return whether there was one.
-
-        Raises:
-            CheckpointError: It belongs to another configuration; the message says what differs.
-        """
-        with self.accelerator.main_process_first():
-            # The first process sets damaged checkpoints aside before the others look.
-            found = checkpoint.newest(self.folder, self.console.say)
-        if found is None:
-            return False
-        tensors, state = checkpoint.read(found)
-        differs = checkpoint.difference(state["hashed"], self.config.hashed())
-        if differs:
-            raise checkpoint.CheckpointError(
-                f"{found} was written by another configuration: {'; '.join(differs)}; "
-                "move that folder away or set paths.runs elsewhere"
-            )
-        with torch.no_grad():
-            for name, p, average in zip(self.names, self.params, self.ema, strict=True):
-                p.copy_(tensors[f"model.{name}"])
-                average.copy_(tensors[f"ema.{name}"])
-                self.optimizer.state[p] = {
-                    key: tensors[f"optim.{key}.{name}"].to(p.device)
-                    for key in ("step", "exp_avg", "exp_avg_sq")
-                    if f"optim.{key}.{name}" in tensors
-                }
-        self.tally.copy_(tensors["tally"])
-        torch.set_rng_state(tensors["rng"])
-        self.step = int(state["step"])
-        for key in ("salt", "seconds", "macs", "mean_loss", "spikes"):
-            setattr(self, key, state[key])
-        return True
-
-    def start_from(self, source: str) -> None:
-        """Load another run's EMA weights into this fresh run (`init=RUN[@STEP]`).
-
-        Raises:
-            UserError: The weights do not fit this model.
-        """
-        from experiments.init import split
-
-        path, step = split(source)
-        parent = checkpoint.load_model(path, step, device="cpu")
-        try:
-            self.model.load_state_dict(parent.model.state_dict())
-        except RuntimeError as error:
-            raise UserError(
-                f"init={source}: {parent.config.backbone['name']}-{parent.config.size} does not fit "
-                f"{self.config.backbone['name']}-{self.config.size}; give both the same backbone, size and data"
-            ) from error
-        for average, p in zip(self.ema, self.params, strict=True):
-            average.copy_(p.detach())
-
-    @contextlib.contextmanager
-    def averaged(self) -> Iterator[Any]:
-        """Give the model its EMA weights, in eval mode, inside the block."""
-        held = [p.detach().clone() for p in self.params]
-        try:
-            with torch.no_grad():
-                torch._foreach_copy_(self.params, self.ema)
-            self.model.eval()
-            yield self.model
-        finally:
-            with torch.no_grad():
-                torch._foreach_copy_(self.params, held)
-            self.model.train()
-
-    # --- the loop ----------------------------------------------------------------------------------------------
+    # --- the loop --------------------------------------------------------------------------------
 
     def fit(self) -> None:
         """Train to the last step; save, sample and score on the way.
@@ -301,7 +185,10 @@ class Run:
         loss, norm = (loss / n, norm / n) if n else (float("nan"), float("nan"))
         if self.mean_loss is not None and loss > 4 * self.mean_loss:
             self.spikes += 1
-            self.console.say(f"loss spike at step {self.step}: {loss:.4g} against a running mean of {self.mean_loss:.4g}")
+            self.console.say(
+                f"loss spike at step {self.step}: {loss:.4g} against a running mean of "
+                f"{self.mean_loss:.4g}"
+            )
         if n:
             self.mean_loss = loss if self.mean_loss is None else 0.9 * self.mean_loss + 0.1 * loss
         rate = self.step * self.config.train.batch / max(self.seconds, 1e-9)
@@ -320,13 +207,24 @@ class Run:
         if self.accelerator.is_main_process:
             log.append_jsonl(self.folder / "metrics.jsonl", [entry])
             log.write_status(
-                self.folder, "running", step=self.step, steps=self.config.train.steps, eta_s=round(eta), images_per_s=entry["images_per_s"]
+                self.folder,
+                "running",
+                step=self.step,
+                steps=self.config.train.steps,
+                eta_s=round(eta),
+                images_per_s=entry["images_per_s"],
             )
         if self.config.log != "none":
             self.accelerator.log({k: v for k, v in entry.items() if v is not None}, step=self.step)
-        memory = f"  {torch.cuda.max_memory_allocated() / 2**30:.1f} GB" if self.device.type == "cuda" else ""
+        memory = (
+            f"  {torch.cuda.max_memory_allocated() / 2**30:.1f} GB"
+            if self.device.type == "cuda"
+            else ""
+        )
         skipped = f"  skipped {int(bad)}" if bad else ""
-        bar.update(self.step, f"loss {loss:.4f}  grad {norm:.2f}  {rate:.0f} img/s{memory}{skipped}")
+        bar.update(
+            self.step, f"loss {loss:.4f}  grad {norm:.2f}  {rate:.0f} img/s{memory}{skipped}"
+        )
 
     def diverged(self, streak: int) -> None:
         """Roll back if the configuration allows it, else stop with what is known."""
@@ -339,14 +237,19 @@ class Run:
             self.salt = salt
             if self.ahead is not None:
                 self.ahead = self.read_ahead()
-            self.console.say(f"{streak} non-finite steps up to {bad_step}: back to step {self.step} with other random numbers")
+            self.console.say(
+                f"{streak} non-finite steps up to {bad_step}: back to step {self.step} with "
+                "other random numbers"
+            )
             return
         rows = torch.arange(self.config.train.batch)
         times = self.objective.times(self.draws(rows.to(self.device)))
         samples = self.samples(self.step - 1, rows)[:8].tolist()
         raise Diverged(
-            f"step {self.step}: {streak} steps in a row had a non-finite loss or gradient (times {float(times.min()):.4g} to "
-            f"{float(times.max()):.4g}, samples {samples}...); last good checkpoint: {last or 'none'}; "
+            f"step {self.step}: {streak} steps in a row had a non-finite loss or gradient (times "
+            f"{float(times.min()):.4g} to "
+            f"{float(times.max()):.4g}, samples {samples}...); last good checkpoint: "
+            f"{last or 'none'}; "
             f"try train.lr={self.config.train.lr / 3:.1g} or train.clip=1"
         )
 

@@ -16,7 +16,8 @@ Train a diffusion model whose tokens skip blocks (TREAD), sample from it, score 
   python experiments/run.py backbone=rwkv route=2-8@0.75 scale=small
   python experiments/run.py backbone=dit size=XL/2 route=auto scale=paper data.path=LATENTS
 
-The same command again resumes the run, or says that it is done. dry=true prints what would be trained.
+The same command again resumes the run, or says that it is done. dry=true prints what would be
+trained.
 """
 
 ROUTES = """\
@@ -48,14 +49,13 @@ def help_text() -> str:
     # From the first plain key on: the defaults list above it is Hydra's business.
     start = lines.index("seed: 0")
     keys = [f"  {line}".rstrip() for line in lines[start:]]
-    return "\n".join([
-        HEAD, "Groups (each has keys of its own: experiments/conf/<group>/<name>.yaml):", *groups, "",
-        ROUTES, "Keys, their defaults before the scale sets its own, type key=value or group.key=value:", *keys, "", AFTER,
-    ])  # fmt: skip
+    about = "Keys, their defaults before the scale sets its own, type key=value or group.key=value:"
+    files = "Groups (each has keys of its own: experiments/conf/<group>/<name>.yaml):"
+    return "\n".join([HEAD, files, *groups, "", ROUTES, about, *keys, "", AFTER])
 
 
 def facts(config: Config) -> tuple[dict[str, Any], Any]:
-    """Return the model's arguments and the cost of a run, without its data and without building it."""
+    """Return a run's model arguments and cost, without its data and without building it."""
     from experiments.data.facts import facts as data_facts
     from experiments.routes import model_arguments, run_cost
 
@@ -77,7 +77,12 @@ def dry_text(config: Config) -> str:
         kernels = backbones.create(**arguments).describe()
     train = config.train
     # Forward and backward: three times the forward's MACs, two floating-point operations each.
-    work = 6 * (cost.macs_routed if config.resolved_route != "none" else cost.macs_dense) * train.batch * train.steps
+    work = (
+        6
+        * (cost.macs_routed if config.resolved_route != "none" else cost.macs_dense)
+        * train.batch
+        * train.steps
+    )
     peak = matmul_flops()
     pieces = train.micro_batch if isinstance(train.micro_batch, int) else train.batch
     state, memory = cost.training_bytes(0), cost.training_bytes(pieces)
@@ -85,9 +90,11 @@ def dry_text(config: Config) -> str:
         yaml.safe_dump(config.to_dict(), sort_keys=False).rstrip(),
         "",
         *banner_lines(config, cost, kernels),
-        f"memory      about {memory / 2**30:.2g} GB at the peak: {state / 2**30:.2g} GB of weights, gradients, moments and EMA,"
+        f"memory      about {memory / 2**30:.2g} GB at the peak: {state / 2**30:.2g} GB of "
+        "weights, gradients, moments and EMA,"
         " the rest activations",
-        f"time        about {log.clock(2 * work / peak)} on this machine: {log.big(work)} FLOPs at half of the"
+        f"time        about {log.clock(2 * work / peak)} on this machine: {log.big(work)} FLOPs "
+        "at half of the"
         f" {log.big(peak)}FLOP/s that its matmuls reach just now",
         f"run         {config.folder}   (nothing was trained: dry=true)",
     ]
@@ -109,5 +116,3 @@ def matmul_flops() -> float:
         (a @ a).sum().item()
         best = max(best, 2 * side**3 / (time.perf_counter() - start))
     return best
-
-

@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from experiments.config import CONF, GROUPS, Config, ConfigError, TrainConfig, flatten, load, options_of
+from experiments.config import (
+    CONF,
+    GROUPS,
+    Config,
+    ConfigError,
+    TrainConfig,
+    flatten,
+    load,
+    options_of,
+)
 from routing.errors import UserError
 from routing.options import RoutingOptions
 
@@ -19,7 +28,12 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def test_default_config_is_the_documented_one():
     config = load(["backbone=mamba", "route=2-8"])
-    assert (config.scale, config.data["name"], config.size, config.depth) == ("tiny", "digits", "T/1", 12)
+    assert (config.scale, config.data["name"], config.size, config.depth) == (
+        "tiny",
+        "digits",
+        "T/1",
+        12,
+    )
     assert config.backbone["name"] == "mamba"
     assert config.resolved_route == "2-8"
 
@@ -31,13 +45,20 @@ def test_scale_sets_data_size_and_steps_and_each_can_be_overridden():
     assert (changed.data["name"], changed.size, changed.train.steps) == ("digits", "S/2", 7)
     paper = load(["scale=paper", "size=XL/2", "route=auto"])
     assert paper.resolved_route == "2-24"
-    assert (paper.train.steps, paper.train.batch, paper.train.lr, paper.train.ema) == (400_000, 256, 1e-4, 0.9999)
+    assert (paper.train.steps, paper.train.batch, paper.train.lr, paper.train.ema) == (
+        400_000,
+        256,
+        1e-4,
+        0.9999,
+    )
 
 
 def test_yaml_and_dataclasses_list_the_same_keys():
     values = yaml.safe_load((CONF / "config.yaml").read_text())
     assert set(values["train"]) == {f.name for f in dataclasses.fields(TrainConfig)}
-    assert set(values["routing"]) == {f.name for f in dataclasses.fields(RoutingOptions)} - {"route"}
+    assert set(values["routing"]) == {f.name for f in dataclasses.fields(RoutingOptions)} - {
+        "route"
+    }
 
 
 def test_defaults_of_yaml_and_dataclasses_agree():
@@ -75,7 +96,15 @@ def test_auto_negative_and_plain_routes_name_the_same_run():
 
 @pytest.mark.parametrize(
     "override",
-    ["train.steps=5", "train.micro_batch=8", "log=tensorboard", "paths.runs=elsewhere", "train.log_every=3", "train.keep=9", "dry=true"],
+    [
+        "train.steps=5",
+        "train.micro_batch=8",
+        "log=tensorboard",
+        "paths.runs=elsewhere",
+        "train.log_every=3",
+        "train.keep=9",
+        "dry=true",
+    ],
 )
 def test_what_does_not_change_the_result_does_not_change_the_name(override):
     assert load([override]).name == load([]).name
@@ -83,7 +112,15 @@ def test_what_does_not_change_the_result_does_not_change_the_name(override):
 
 @pytest.mark.parametrize(
     "override",
-    ["seed=1", "train.lr=0.1", "route=2-8", "backbone=rwkv", "sampler.steps=5", "train.batch=32", "data.test_fraction=0.3"],
+    [
+        "seed=1",
+        "train.lr=0.1",
+        "route=2-8",
+        "backbone=rwkv",
+        "sampler.steps=5",
+        "train.batch=32",
+        "data.test_fraction=0.3",
+    ],
 )
 def test_what_changes_the_result_changes_the_hash(override):
     assert load([override]).hash != load([]).hash
@@ -188,7 +225,12 @@ def test_wrong_input_exits_with_2_and_one_line(arguments, tmp_path):
 def test_help_works_from_anywhere_and_lists_groups_keys_and_routes(tmp_path):
     done = run("--help", cwd=tmp_path)
     assert done.returncode == 0
-    for part in ("backbone=   dit", "2-8@0.75", "micro_batch", "python experiments/run.py backbone=mamba route=2-8"):
+    for part in (
+        "backbone=   dit",
+        "2-8@0.75",
+        "micro_batch",
+        "python experiments/run.py backbone=mamba route=2-8",
+    ):
         assert part in done.stdout
 
 
@@ -208,13 +250,23 @@ assert not loaded, loaded
 
 
 def test_help_config_and_cost_import_no_torch():
-    subprocess.run([sys.executable, "-c", TORCH_FREE.format(root=str(ROOT))], check=True, timeout=120)
+    subprocess.run(
+        [sys.executable, "-c", TORCH_FREE.format(root=str(ROOT))], check=True, timeout=120
+    )
 
 
 def test_dry_run_prints_config_cost_and_folder_and_writes_nothing(tmp_path):
     done = run("backbone=rwkv", "route=2-8", "dry=true", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    for part in ("route: 2-8", "parameters", "MACs per image dense ->", "0 1 [2 3 4 5 6 7 8] 9 10 11", "memory", "time", "nothing was trained"):
+    for part in (
+        "route: 2-8",
+        "parameters",
+        "MACs per image dense ->",
+        "0 1 [2 3 4 5 6 7 8] 9 10 11",
+        "memory",
+        "time",
+        "nothing was trained",
+    ):
         assert part in done.stdout
     assert list(tmp_path.iterdir()) == []
 

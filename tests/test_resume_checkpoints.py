@@ -17,7 +17,9 @@ from experiments.train import train
 
 
 def write(folder, step, **options):
-    return checkpoint.save(folder, step, {"model.w": torch.full((3,), float(step))}, {"step": step}, **options)
+    return checkpoint.save(
+        folder, step, {"model.w": torch.full((3,), float(step))}, {"step": step}, **options
+    )
 
 
 def steps(folder):
@@ -37,7 +39,9 @@ def test_last_k_and_every_n_are_kept(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "manifest"])
-def test_a_damaged_checkpoint_is_set_aside_with_a_message_and_the_one_before_taken(tmp_path, damage):
+def test_a_damaged_checkpoint_is_set_aside_with_a_message_and_the_one_before_taken(
+    tmp_path, damage
+):
     write(tmp_path, 1)
     path = write(tmp_path, 2)
     target = path / "state.safetensors"
@@ -71,7 +75,9 @@ def little_disk(tmp_path):
     """A file system of two megabytes."""
     place = tmp_path / "disk"
     place.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)], capture_output=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)], capture_output=True
+    )
     if done.returncode:
         pytest.skip("needs the right to mount a small file system")
     yield place
@@ -81,9 +87,14 @@ def little_disk(tmp_path):
 def test_a_full_disk_leaves_the_checkpoint_before_intact(little_disk):
     write(little_disk, 1)
     big = {"model.w": torch.zeros(10**6)}
-    with pytest.raises(CheckpointError, match=r"step 2 .*[Nn]o space left.*step 1 is intact: free some space"):
+    with pytest.raises(
+        CheckpointError, match=r"step 2 .*[Nn]o space left.*step 1 is intact: free some space"
+    ):
         checkpoint.save(little_disk, 2, big, {"step": 2})
-    assert steps(little_disk) == [1] and checkpoint.damage(checkpoint.step_folder(little_disk, 1)) is None
+    assert (
+        steps(little_disk) == [1]
+        and checkpoint.damage(checkpoint.step_folder(little_disk, 1)) is None
+    )
     assert not list((little_disk / "checkpoints").glob(".step*"))
 
 
@@ -123,10 +134,18 @@ def test_damaged_or_foreign_weights_are_refused(tmp_path):
     save_file({"w": torch.zeros(2)}, path)
     with pytest.raises(CheckpointError, match="no tread-suite/1 metadata"):
         checkpoint.load_model(path)
-    save_file({"w": torch.zeros(2)}, path, {"format": "tread-suite/1", "config": "{", "model": "{}", "data": "{}", "step": "1"})
+    save_file(
+        {"w": torch.zeros(2)},
+        path,
+        {"format": "tread-suite/1", "config": "{", "model": "{}", "data": "{}", "step": "1"},
+    )
     with pytest.raises(CheckpointError, match="metadata .* damaged"):
         checkpoint.load_model(path)
     config = json.dumps(small(tmp_path).to_dict())
-    save_file({"w": torch.zeros(2)}, path, {"format": "tread-suite/1", "config": config, "model": "{}", "data": "{}", "step": "1"})
+    save_file(
+        {"w": torch.zeros(2)},
+        path,
+        {"format": "tread-suite/1", "config": config, "model": "{}", "data": "{}", "step": "1"},
+    )
     with pytest.raises(CheckpointError, match="does not describe its model|do not fit"):
         checkpoint.load_model(path)

@@ -31,7 +31,9 @@ def folder_of(runs: Path) -> Path:
 
 def start_and_kill(call: list[str], runs: Path, after: float) -> bool:
     """Start the command, kill it `after` seconds into training; return whether it finished before."""
-    process = subprocess.Popen(call, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
+    process = subprocess.Popen(
+        call, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    )
     try:
         began = time.time()
         while process.poll() is None and not alive_in(runs, process.pid):
@@ -69,8 +71,16 @@ def results(runs: Path) -> dict:
     lines = [[{k: v for k, v in e.items() if k not in clock} for e in log.read_jsonl(folder / name)]
              for name in ("metrics.jsonl", "scores.jsonl")]  # fmt: skip
     pictures = {p.name: p.read_bytes() for p in sorted((folder / "samples").glob("*.png"))}
-    tensors = {**{f"w.{k}": v.numpy().tobytes() for k, v in weights.items()}, **{k: v.numpy().tobytes() for k, v in state.items()}}
-    return {"lines": lines, "pictures": pictures, "tensors": tensors, "gif": (folder / "progress.gif").read_bytes()}
+    tensors = {
+        **{f"w.{k}": v.numpy().tobytes() for k, v in weights.items()},
+        **{k: v.numpy().tobytes() for k, v in state.items()},
+    }
+    return {
+        "lines": lines,
+        "pictures": pictures,
+        "tensors": tensors,
+        "gif": (folder / "progress.gif").read_bytes(),
+    }
 
 
 def disturbed_equals_undisturbed(tmp_path: Path, backbone: str, kills: int, seed: int) -> None:
@@ -91,7 +101,9 @@ def disturbed_equals_undisturbed(tmp_path: Path, backbone: str, kills: int, seed
             left -= 1
         found = results(runs)
         for part in expected:
-            assert found[part] == expected[part], f"{part} differ after kills (seed {seed}, attempt {attempt})"
+            assert found[part] == expected[part], (
+                f"{part} differ after kills (seed {seed}, attempt {attempt})"
+            )
 
 
 @pytest.mark.slow
@@ -119,7 +131,9 @@ def test_sigint_saves_says_how_to_go_on_and_exits_130(tmp_path):
     assert "saved step" in errors and "type the same command to go on" in errors
     status = json.loads((folder_of(tmp_path) / "status.json").read_text())
     assert status["status"] == "stopped" and status["step"] > 0
-    assert (folder_of(tmp_path) / "checkpoints" / f"step-{status['step']:08d}" / "manifest.json").is_file()
+    assert (
+        folder_of(tmp_path) / "checkpoints" / f"step-{status['step']:08d}" / "manifest.json"
+    ).is_file()
 
 
 @pytest.mark.slow
@@ -131,7 +145,10 @@ def test_a_second_process_on_the_same_folder_is_refused(tmp_path):
             time.sleep(0.05)
         second = run(*call)
         assert second.returncode == 2
-        assert f"process {process.pid} on" in second.stderr and len(second.stderr.strip().splitlines()) == 1
+        assert (
+            f"process {process.pid} on" in second.stderr
+            and len(second.stderr.strip().splitlines()) == 1
+        )
     finally:
         process.kill()
         process.wait()

@@ -45,7 +45,13 @@ def test_two_ranks_equal_one(backbone, tmp_path):
 
 
 def test_two_ranks_with_micro_batches_and_scores(tmp_path):
-    more = ("train.micro_batch=2", "eval=digits", "eval.samples=80", "eval.metrics=[fd,accuracy]", f"paths.cache={tmp_path / 'cache'}")
+    more = (
+        "train.micro_batch=2",
+        "eval=digits",
+        "eval.samples=80",
+        "eval.metrics=[fd,accuracy]",
+        f"paths.cache={tmp_path / 'cache'}",
+    )
     one = run(*overrides(tmp_path / "one", *more))
     two = torchrun(*overrides(tmp_path / "two", *more))
     assert (one.returncode, two.returncode) == (0, 0), one.stderr + two.stderr
@@ -64,8 +70,17 @@ def test_two_killed_ranks_go_on_where_they_were(tmp_path):
     more = ("route=1-2", "train.steps=40", "train.save_every=5")
     straight = torchrun(*overrides(tmp_path / "straight", *more))
     assert straight.returncode == 0, straight.stderr
-    call = [sys.executable, "-m", "torch.distributed.run", *TWO, RUN, *overrides(tmp_path / "killed", *more)]
-    process = subprocess.Popen(call, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENV, start_new_session=True)
+    call = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        *TWO,
+        RUN,
+        *overrides(tmp_path / "killed", *more),
+    ]
+    process = subprocess.Popen(
+        call, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENV, start_new_session=True
+    )
     while not list((tmp_path / "killed").glob("*/checkpoints/step-0000001*")):
         assert process.poll() is None
         time.sleep(0.02)
@@ -73,7 +88,10 @@ def test_two_killed_ranks_go_on_where_they_were(tmp_path):
     process.wait()
     again = torchrun(*overrides(tmp_path / "killed", *more))
     assert again.returncode == 0 and "resumed at step" in again.stdout, again.stderr
-    a, b = (next(p.iterdir()) / "model.safetensors" for p in (tmp_path / "straight", tmp_path / "killed"))
+    a, b = (
+        next(p.iterdir()) / "model.safetensors"
+        for p in (tmp_path / "straight", tmp_path / "killed")
+    )
     assert a.read_bytes() == b.read_bytes()
 
 
@@ -85,7 +103,15 @@ def test_a_batch_that_ranks_cannot_share_is_refused(tmp_path):
 
 def test_one_process_under_accelerate_launch(tmp_path):
     accelerate = shutil.which("accelerate", path=str(Path(sys.executable).parent))
-    call = [accelerate, "launch", "--cpu", "--num_processes", "1", RUN, *overrides(tmp_path / "launched", "route=1-2")]
+    call = [
+        accelerate,
+        "launch",
+        "--cpu",
+        "--num_processes",
+        "1",
+        RUN,
+        *overrides(tmp_path / "launched", "route=1-2"),
+    ]
     done = subprocess.run(call, capture_output=True, text=True, timeout=300, env=ENV)
     assert done.returncode == 0, done.stderr
     plain = run(*overrides(tmp_path / "plain", "route=1-2"))

@@ -8,13 +8,13 @@ import math
 import pytest
 import torch
 from safetensors.torch import load_file
+from small import small
 
 from experiments import build, checkpoint, log, signals
 from experiments.cli import Interrupted
 from experiments.lock import LockedError, locked
 from experiments.session import finished
 from experiments.train import Diverged, Run, train
-from small import small
 
 BACKBONES = ("dit", "mamba", "rwkv")
 
@@ -84,7 +84,9 @@ def test_micro_batch_auto_takes_all_where_it_fits_and_less_where_not(tmp_path, m
 
 def test_out_of_memory_names_the_value_to_type(tmp_path, monkeypatch):
     def fail(self, rows, batch=None):
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+        raise RuntimeError(
+            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes"
+        )
 
     monkeypatch.setattr(Run, "loss", fail)
     with pytest.raises(ValueError, match=r"train\.micro_batch=4 .*micro_batch=auto"):
@@ -99,14 +101,18 @@ def test_random_numbers_of_a_sample_depend_on_seed_step_and_index_alone(tmp_path
     for stream, n in (("sigma", 1), ("noise", 64), ("drop", 1), ("route.0", 64)):
         assert torch.equal(whole.uniform(stream, n)[[6, 3]], part.uniform(stream, n))
     run.step = 6
-    assert not torch.equal(run.draws(torch.arange(8)).uniform("noise", 64), whole.uniform("noise", 64))
+    assert not torch.equal(
+        run.draws(torch.arange(8)).uniform("noise", 64), whole.uniform("noise", 64)
+    )
 
 
 def test_routes_share_initialisation_data_and_noise(tmp_path):
     dense, routed = make_run(small(tmp_path)), make_run(small(tmp_path, "route=1-2"))
     assert same(dict(dense.model.state_dict()), dict(routed.model.state_dict()))
     rows = torch.arange(8)
-    assert torch.equal(dense.draws(rows).uniform("noise", 9), routed.draws(rows).uniform("noise", 9))
+    assert torch.equal(
+        dense.draws(rows).uniform("noise", 9), routed.draws(rows).uniform("noise", 9)
+    )
     assert torch.equal(dense.order.lookup(rows), routed.order.lookup(rows))
 
 
@@ -114,7 +120,9 @@ def test_a_non_finite_step_is_skipped_and_counted(tmp_path, monkeypatch):
     run = make_run(small(tmp_path))
     run.model.train()
     honest = Run.loss
-    monkeypatch.setattr(Run, "loss", lambda self, rows, batch=None: honest(self, rows) * float("nan"))
+    monkeypatch.setattr(
+        Run, "loss", lambda self, rows, batch=None: honest(self, rows) * float("nan")
+    )
     before = [p.detach().clone() for p in run.params]
     run.one_step()
     assert all(torch.equal(a, b) for a, b in zip(before, run.params, strict=True))
@@ -128,18 +136,32 @@ def test_a_non_finite_step_is_skipped_and_counted(tmp_path, monkeypatch):
 
 def test_a_run_that_diverges_stops_and_says_where(tmp_path, monkeypatch):
     honest = Run.loss
-    poison = lambda self, rows, batch=None: honest(self, rows) * (float("inf") if self.step >= 4 else 1.0)  # noqa: E731
+
+    def poison(self, rows, batch=None):
+        return honest(self, rows) * (float("inf") if self.step >= 4 else 1.0)
+
     monkeypatch.setattr(Run, "loss", poison)
     config = small(tmp_path, "train.steps=20", "train.max_bad_steps=3")
-    with pytest.raises(Diverged, match=r"step 8: .*steps in a row.*times .* samples .*step-0000000"):
+    with pytest.raises(
+        Diverged, match=r"step 8: .*steps in a row.*times .* samples .*step-0000000"
+    ):
         train(config, quiet=True)
 
 
 def test_roll_back_goes_on_with_other_numbers(tmp_path, monkeypatch):
     honest = Run.loss
-    poison = lambda self, rows, batch=None: honest(self, rows) * (float("nan") if self.salt == 0 and self.step >= 4 else 1.0)  # noqa: E731
+
+    def poison(self, rows, batch=None):
+        return honest(self, rows) * (float("nan") if self.salt == 0 and self.step >= 4 else 1.0)
+
     monkeypatch.setattr(Run, "loss", poison)
-    config = small(tmp_path, "train.steps=12", "train.max_bad_steps=2", "train.rollback=1", "train.save_every=4")
+    config = small(
+        tmp_path,
+        "train.steps=12",
+        "train.max_bad_steps=2",
+        "train.rollback=1",
+        "train.save_every=4",
+    )
     train(config, quiet=True)
     summary = json.loads((config.folder / "summary.json").read_text())
     assert summary["step"] == 12
@@ -161,7 +183,9 @@ def test_a_signal_saves_and_the_same_command_goes_on_bit_for_bit(tmp_path, monke
     assert json.loads((config.folder / "status.json").read_text())["status"] == "preempted"
     monkeypatch.setattr(Run, "one_step", honest)
     train(config, quiet=True)
-    straight = train(small(tmp_path / "b", "route=1-2", "train.save_every=100", "train.steps=7"), quiet=True)
+    straight = train(
+        small(tmp_path / "b", "route=1-2", "train.save_every=100", "train.steps=7"), quiet=True
+    )
     assert same(weights(config.folder), weights(straight))
     clean = [[{k: v for k, v in line.items() if k not in ("time", "images_per_s")} for line in log.read_jsonl(f / "metrics.jsonl")]
              for f in (config.folder, straight)]  # fmt: skip
@@ -186,11 +210,15 @@ def test_ema_follows_the_weights(tmp_path):
 
 
 def test_learning_rate_warms_up_and_follows_its_schedule(tmp_path):
-    run = make_run(small(tmp_path, "train.lr=1", "train.warmup=2", "train.schedule=cosine", "train.steps=8"))
+    run = make_run(
+        small(tmp_path, "train.lr=1", "train.warmup=2", "train.schedule=cosine", "train.steps=8")
+    )
     rates = []
     for run.step in range(8):
         rates.append(run.learning_rate())
-    assert rates[0] == pytest.approx(0.5) and rates[1] == pytest.approx(0.5 * (1 + math.cos(math.pi / 8)))
+    assert rates[0] == pytest.approx(0.5) and rates[1] == pytest.approx(
+        0.5 * (1 + math.cos(math.pi / 8))
+    )
     assert rates == sorted(rates, reverse=True) or rates[1] > rates[0]
 
 
@@ -201,7 +229,9 @@ def test_init_loads_the_parents_ema_and_is_another_run(tmp_path):
     run = make_run(child)
     run.start_from(child.init)
     expected = weights(parent)
-    assert all(torch.equal(p.detach(), expected[n]) for n, p in zip(run.names, run.params, strict=True))
+    assert all(
+        torch.equal(p.detach(), expected[n]) for n, p in zip(run.names, run.params, strict=True)
+    )
     wrong = small(tmp_path, f"init={parent}", "backbone.width=48")
     with pytest.raises(ValueError, match="does not fit"):
         make_run(wrong).start_from(wrong.init)
@@ -210,5 +240,8 @@ def test_init_loads_the_parents_ema_and_is_another_run(tmp_path):
 def test_routing_can_be_switched_off_after_a_fraction(tmp_path):
     run = make_run(small(tmp_path, "route=1-2", "routing.off_after=0.5"))
     rows = run.draws(torch.arange(8))
-    assert str(run.routes.training(rows, 0.49).route) == "1-2" and run.routes.training(rows, 0.5) is None
+    assert (
+        str(run.routes.training(rows, 0.49).route) == "1-2"
+        and run.routes.training(rows, 0.5) is None
+    )
     assert run.routes.macs(run.cost, 0.9) == run.cost.macs_dense

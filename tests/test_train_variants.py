@@ -15,10 +15,19 @@ from experiments.train import train
 
 VARIANTS = {
     "dropping": ["route=0--1", "routing.reinsert=none"],
-    "maskdit": ["route=0--1", "routing.reinsert=none", "backbone.decoder={depth: 1, width: 32, heads: 2}"],
+    "maskdit": [
+        "route=0--1",
+        "routing.reinsert=none",
+        "backbone.decoder={depth: 1, width: 32, heads: 2}",
+    ],
     "ensemble": ["route=0-1+2-2", "train.loss=ensemble", "routing.reinsert=sum_input"],
     "random end": ["route=0-2", "routing.random_end=true", "train.loss=ensemble"],
-    "sprint": ["route=1-2@0.75", "routing.learned=fuse", "routing.path_drop=0.1", "routing.selection=quad"],
+    "sprint": [
+        "route=1-2@0.75",
+        "routing.learned=fuse",
+        "routing.path_drop=0.1",
+        "routing.selection=quad",
+    ],
     "router": ["route=1-2", "routing.learned=router"],
     "delayed": ["route=0-2", "routing.remove=after:1"],
     "no removal": ["route=0-2", "routing.remove=never"],
@@ -45,7 +54,15 @@ def test_every_variant_trains_samples_and_ends(name, tmp_path):
 @pytest.mark.parametrize("backbone", ["dit", "mamba", "rwkv"])
 @pytest.mark.parametrize("task", ["class", "text"])
 def test_scenes_train_on_every_backbone(backbone, task, tmp_path):
-    config = small(tmp_path, f"backbone={backbone}", "data=scenes", f"task={task}", "size=T/2", "route=1-2", "train.steps=3")
+    config = small(
+        tmp_path,
+        f"backbone={backbone}",
+        "data=scenes",
+        f"task={task}",
+        "size=T/2",
+        "route=1-2",
+        "train.steps=3",
+    )
     folder = train(config, quiet=True)
     assert (folder / "samples" / "final.png").is_file()
 
@@ -55,7 +72,9 @@ def one_loss(run, rows=None, **changes):
     draws = run.draws(rows)
     batch = run.dataset.batch(run.samples(run.step, rows), draws)
     routing = run.routes.training(draws, 0.0)
-    return training_loss(run.model, run.model, run.objective, batch, draws, routing, run.config.train, run.encode)
+    return training_loss(
+        run.model, run.model, run.objective, batch, draws, routing, run.config.train, run.encode
+    )
 
 
 def perturbed(run):
@@ -74,20 +93,37 @@ def test_dropping_counts_only_tokens_that_stayed(tmp_path):
     batch = run.dataset.batch(run.samples(0, rows), draws)
     capture = Capture(run.model)
     noise, time = draws.normal("noise", (1, 8, 8)), run.objective.times(draws)
-    terms = run.objective.loss(capture, batch.x, noise, time, y=torch.full((8,), 10), routing=run.routes.training(draws, 0.0))
+    terms = run.objective.loss(
+        capture,
+        batch.x,
+        noise,
+        time,
+        y=torch.full((8,), 10),
+        routing=run.routes.training(draws, 0.0),
+    )
     kept = capture.output.kept.expand(8, -1).reshape(8, 1, 8, 8)
     assert kept.sum() == 8 * 32
     run.config.train.__dict__["label_drop"] = 1.0
-    assert float(one_loss(run).detach()) == pytest.approx(float(terms[kept].detach().mean()), rel=1e-5)
+    assert float(one_loss(run).detach()) == pytest.approx(
+        float(terms[kept].detach().mean()), rel=1e-5
+    )
 
 
 def test_ensemble_weighs_tokens_that_skipped(tmp_path):
     losses = {}
     for weight in (0.0, 1.0):
-        run = perturbed(make_run(small(tmp_path, *VARIANTS["ensemble"], f"train.mae_weight={weight}")))
+        run = perturbed(
+            make_run(small(tmp_path, *VARIANTS["ensemble"], f"train.mae_weight={weight}"))
+        )
         losses[weight] = float(one_loss(run).detach())
-    plain = float(one_loss(perturbed(make_run(small(tmp_path, "route=0-1+2-2", "routing.reinsert=sum_input")))).detach())
-    assert losses[1.0] == pytest.approx(2 * plain, rel=1e-5), "half stays, half skips: both means add up"
+    plain = float(
+        one_loss(
+            perturbed(make_run(small(tmp_path, "route=0-1+2-2", "routing.reinsert=sum_input")))
+        ).detach()
+    )
+    assert losses[1.0] == pytest.approx(2 * plain, rel=1e-5), (
+        "half stays, half skips: both means add up"
+    )
     assert losses[0.0] < losses[1.0]
 
 
@@ -103,7 +139,10 @@ def test_fine_tune_from_a_routed_run_is_dense(tmp_path):
     child = load([*small_words(tmp_path), "experiment=finetune", f"init={parent}", "train.steps=2"])
     assert child.resolved_route == "none" and child.train.lr == 1e-5
     folder = train(child, quiet=True)
-    assert json.loads((folder / "summary.json").read_text())["macs_routed"] == json.loads((folder / "summary.json").read_text())["macs_dense"]
+    assert (
+        json.loads((folder / "summary.json").read_text())["macs_routed"]
+        == json.loads((folder / "summary.json").read_text())["macs_dense"]
+    )
 
 
 def small_words(tmp_path):
