@@ -51,23 +51,32 @@ def philox_words(even: Tensor, odd: Tensor, key: tuple[int, int]) -> tuple[Tenso
     Returns:
         Result words (0, 2) and (1, 3), each of shape `(2, ...)`.
     """
-    shape = (2,) + (1,) * (even.dim() - 1)
-    factors, keys = _schedule(key, even.device)
-    factors = factors.view(shape)
-    for r in range(_ROUNDS):
+    for factors, keys in _schedule(key, even.dim(), even.device):
+        # Words change places in every round; instead of swapping both pairs, constants alternate.
         # The product wraps in int64, but its 64 bits are right, and only bits are used.
         product = even * factors
-        high = (product >> 32).bitwise_and_(_WORD)
-        even = high.flip(0).bitwise_xor_(odd).bitwise_xor_(keys[r].view(shape))
-        odd = product.bitwise_and_(_WORD).flip(0)
+        even = (product >> 32).bitwise_and_(_WORD).bitwise_xor_(odd.flip(0)).bitwise_xor_(keys)
+        odd = product.bitwise_and_(_WORD)
     return even, odd
 
 
 @table
-def _schedule(key: tuple[int, int], device: torch.device) -> tuple[Tensor, Tensor]:
-    rounds = [((key[0] + r * _W0) & _WORD, (key[1] + r * _W1) & _WORD) for r in range(_ROUNDS)]
-    factors = torch.tensor([_M0, _M1], dtype=torch.int64, device=device)
-    return factors, torch.tensor(rounds, dtype=torch.int64, device=device)
+def _schedule(
+    key: tuple[int, int], dims: int, device: torch.device
+) -> tuple[tuple[Tensor, Tensor], ...]:
+    """Return factors and keys of every round, each of shape `(2, 1, ..., 1)`."""
+
+    def pair(first: int, second: int, r: int) -> Tensor:
+        words = [first, second] if r % 2 == 0 else [second, first]
+        return torch.tensor(words, dtype=torch.int64, device=device).view((2,) + (1,) * (dims - 1))
+
+    return tuple(
+        (
+            pair(_M0, _M1, r),
+            pair((key[1] + r * _W1) & _WORD, (key[0] + r * _W0) & _WORD, r),
+        )
+        for r in range(_ROUNDS)
+    )
 
 
 @lru_cache(maxsize=4096)
