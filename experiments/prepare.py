@@ -126,11 +126,23 @@ def _check(given: argparse.Namespace) -> None:
         )
 
 
+def _device(name: str | None) -> str:
+    """Return this process's device, one GPU for each local rank."""
+    import torch
+
+    device = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda":
+        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):
+        raise DataError(f"--device {device} is not there; try --device cpu") from None
+    return device
+
+
 def build(given: argparse.Namespace) -> Writer:
     """Open source, autoencoder and text encoder and return the writer for them."""
     _check(given)
-    import torch
-
     from experiments.data.sources import First, open_source
     from experiments.data.text import TextEncoder
     from experiments.data.vae import Autoencoder
@@ -146,13 +158,7 @@ def build(given: argparse.Namespace) -> Writer:
     )
     if given.limit is not None:
         source = First(source, given.limit)
-    device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device == "cuda":
-        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError):
-        raise DataError(f"--device {device} is not there; try --device cpu") from None
+    device = _device(given.device)
     online = not os.environ.get("HF_HUB_OFFLINE")
     vae = Autoencoder(given.vae, device, download=online)
     text = None

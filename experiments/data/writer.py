@@ -277,11 +277,22 @@ class Writer:
                 f"none of {self.source.count} pictures could be read; the first, {skipped[0][0]}: "
                 f"{skipped[0][1]}"
             )
+        manifest = self._manifest(done, count, len(skipped))
+        try:
+            listed = "".join(f"{name}\t{reason}\n" for name, reason in skipped)
+            atomic_write(self.out / SKIPPED, listed)
+            atomic_write(self.out / MANIFEST, manifest.dumps())
+        except OSError as error:
+            raise self._full(error, self.out / MANIFEST) from None
+        return manifest
+
+    def _manifest(self, done: list[dict[str, Any]], count: int, skipped: int) -> Manifest:
         n = sum(note["sums"]["n"] for note in done)
         first = np.sum([note["sums"]["sum"] for note in done], 0) / n
         second = np.sum([note["sums"]["square"] for note in done], 0) / n
         side = self.settings.size // self.vae.factor
-        manifest = Manifest(
+        kept = ("count", "bytes", "sha256")
+        return Manifest(
             kind=self.settings.kind,
             shape=(self.vae.channels, side, side),
             count=count,
@@ -296,23 +307,13 @@ class Writer:
             mean=tuple(first.tolist()),
             std=tuple(np.sqrt(second - first**2).tolist()),
             source=self.source.fingerprint,
-            skipped=len(skipped),
+            skipped=skipped,
             shards=tuple(
-                {
-                    "file": self._paths(k)[0].name,
-                    **{key: note[key] for key in ("count", "bytes", "sha256")},
-                }
+                {"file": self._paths(k)[0].name, **{key: note[key] for key in kept}}
                 for k, note in enumerate(done)
                 if note["count"]
             ),
         )
-        try:
-            listed = "".join(f"{name}\t{reason}\n" for name, reason in skipped)
-            atomic_write(self.out / SKIPPED, listed)
-            atomic_write(self.out / MANIFEST, manifest.dumps())
-        except OSError as error:
-            raise self._full(error, self.out / MANIFEST) from None
-        return manifest
 
     def _classes(self, highest: int) -> tuple[str, ...]:
         if not self.source.labelled:
