@@ -239,17 +239,14 @@ def test_on_a_gpu_without_the_package_the_command_is_named(monkeypatch, requeste
     from backbones.ops import dispatch
 
     monkeypatch.setattr(dispatch, "probe", lambda op, k: _Probe(None, f"{k} is not installed"))
-    dispatch.resolve.cache_clear()
-    try:
-        if requested == "auto":
-            choice = dispatch.resolve("selective_scan", "auto", "cuda")
-            assert choice.name == "torch"
-            assert "pip install" in choice.why
-        else:
-            with pytest.raises(KernelError, match="mamba-ssm is not installed; type pip install"):
-                dispatch.resolve("selective_scan", requested, "cuda")
-    finally:
-        dispatch.resolve.cache_clear()
+    monkeypatch.setattr(dispatch, "_RESOLVED", {})
+    if requested == "auto":
+        choice = dispatch.resolve("selective_scan", "auto", "cuda")
+        assert choice.name == "torch"
+        assert "pip install" in choice.why
+    else:
+        with pytest.raises(KernelError, match="mamba-ssm is not installed; type pip install"):
+            dispatch.resolve("selective_scan", requested, "cuda")
 
 
 def test_a_kernel_is_taken_when_it_fits_and_torch_when_it_does_not(monkeypatch):

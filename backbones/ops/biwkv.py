@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from backbones.ops.dispatch import KernelError, choose, full_precision, probe, work_dtype
@@ -91,9 +92,26 @@ def biwkv(
     bonus = torch.exp(u.to(dtype) / length)
     if name == "triton":
         return probe("biwkv", "triton").function(k, v, decay, bonus, position, length)
+    run = _formula if torch.compiler.is_compiling() else _BiWKV.apply
     with full_precision(k):
-        out = _BiWKV.apply(k.to(dtype), v.to(dtype), decay, bonus, position, length)
+        out = run(k.to(dtype), v.to(dtype), decay, bonus, position, length)
     return out.to(v.dtype)
+
+
+def _formula(
+    k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, position: Tensor | None, length: int
+) -> Tensor:
+    """The two sums for compilers, which differentiate and fuse them themselves."""
+    p = torch.arange(k.shape[1], device=k.device) if position is None else position
+    place = (p.to(k.dtype) - (length - 1) / 2)[..., None, None]
+    up, down = torch.exp((place + 0.5) * decay), torch.exp((0.5 - place) * decay)
+    e = torch.exp(k - k.amax(1, keepdim=True).detach())
+    z = torch.stack((e * v, e), dim=2)
+    before = F.pad(torch.cumsum(up * z, 1)[:, :-1], (0, 0, 0, 0, 1, 0)) * down
+    after = torch.cumsum((down * z).flip(1), 1)[:, :-1]
+    after = F.pad(after, (0, 0, 0, 0, 1, 0)).flip(1) * up
+    above, below = (before + after + bonus * z).unbind(2)
+    return above / below
 
 
 @functools.lru_cache(maxsize=8)

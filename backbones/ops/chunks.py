@@ -115,6 +115,37 @@ def _over_heads(a: Tensor, b: Tensor) -> Tensor:
     return total
 
 
+def formula(
+    packed: Tensor, dt: Tensor, log_decay: Tensor, D: Tensor | None, chunk: int, width: int
+) -> Tensor:
+    """The same for compilers, which differentiate and fuse it themselves.
+
+    The exponent is masked before exp, never the result: infinity times zero is a NaN backward.
+    """
+    n, tokens, heads = dt.shape
+    cut = packed.view(n, tokens // chunk, chunk, -1)
+    state = (packed.shape[2] - heads * width) // 2
+    x, keys, queries = cut.split([heads * width, state, state], -1)
+    values = x.unflatten(-1, (heads, width)) * dt.view(*cut.shape[:3], heads, 1)
+    cum = log_decay.view(*cut.shape[:3], heads).cumsum(2).transpose(2, 3)  # (n, c, h, q)
+    upper = torch.ones(chunk, chunk, dtype=torch.bool, device=packed.device).triu(1)
+    weight = (cum[..., :, None] - cum[..., None, :]).masked_fill(upper, -torch.inf).exp()
+    scores = torch.einsum("ncqk,ncsk->ncqs", queries, keys)
+    y = torch.einsum("nchqs,ncqs,ncshp->ncqhp", weight, scores, values)
+    to_end = (cum[..., -1:] - cum).exp()
+    added = torch.einsum("ncsk,nchs,ncshp->nchkp", keys, to_end, values)
+    carried, received = torch.zeros_like(added[:, 0]), []
+    for i in range(added.shape[1]):
+        received.append(carried)
+        carried = added[:, i] + carried * cum[:, i, :, -1, None, None].exp()
+    states = torch.stack(received, 1)
+    y = y + torch.einsum("ncqk,nchq,nchkp->ncqhp", queries, cum.exp(), states)
+    y = y.flatten(1, 2)
+    return (
+        y if D is None else y + D[:, None] * packed[..., : heads * width].unflatten(-1, (-1, width))
+    )
+
+
 class SSD(torch.autograd.Function):
     """SSD of whole chunks; saves its inputs, its output and the state between chunks."""
 

@@ -8,7 +8,6 @@ per process and remembers what it found.
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import importlib.util
 import os
@@ -103,9 +102,19 @@ def _mamba_ssd() -> _Probe:
     return again
 
 
-@functools.cache
+# Dictionaries, not functools.cache: a compiled block reads them, and looks through that wrapper.
+_PROBED: dict[tuple[str, str], _Probe] = {}
+_RESOLVED: dict[tuple[str, str, str], Choice] = {}
+
+
 def probe(op: str, kernel: str) -> _Probe:
     """Import the function of `kernel` that serves `op`; None where it cannot be had."""
+    if (op, kernel) not in _PROBED:
+        _PROBED[op, kernel] = _probe(op, kernel)
+    return _PROBED[op, kernel]
+
+
+def _probe(op: str, kernel: str) -> _Probe:
     if (op, kernel) == ("ssd", "mamba-ssm"):
         return _mamba_ssd()
     if (op, kernel) == ("ssd", "fla"):
@@ -132,7 +141,6 @@ def _refusal(op: str, kernel: str, device: str) -> str | None:
     return found.reason if found.function is None else None
 
 
-@functools.cache
 def resolve(op: str, requested: str = "auto", device: str | None = None) -> Choice:
     """Say which implementation of `op` runs.
 
@@ -146,11 +154,17 @@ def resolve(op: str, requested: str = "auto", device: str | None = None) -> Choi
         KernelError: The implementation asked for is unknown or cannot run here. `auto` never
             raises.
     """
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if (op, requested, device) not in _RESOLVED:
+        _RESOLVED[op, requested, device] = _resolve(op, requested, device)
+    return _RESOLVED[op, requested, device]
+
+
+def _resolve(op: str, requested: str, device: str) -> Choice:
     if op not in KERNELS:
         raise KernelError(
             f"unknown op {op}; expected one of {', '.join(KERNELS)}{suggest(op, KERNELS)}"
         )
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     names = ("auto", "torch", "reference", "kernel", *KERNELS[op])
     if requested not in names:
         raise KernelError(

@@ -10,6 +10,7 @@ Source: Duan et al., Vision-RWKV (2403.02308), section 3.2 (its Q-Shift).
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -51,11 +52,24 @@ def grid_shift(
         raise ValueError(
             f"grid_shift splits the channels in four; width {x.shape[-1]} is not a multiple of 4"
         )
+    plain = torch.compiler.is_compiling()
     if grid is not None:
-        return _GridShift.apply(x, grid, prefix)
+        return _padded(x, grid, prefix) if plain else _GridShift.apply(x, grid, prefix)
     if neighbours is None:
         raise ValueError("grid_shift needs neighbours where the grid is not whole")
-    return _TableShift.apply(x, neighbours)
+    return reference(x, neighbours) if plain else _TableShift.apply(x, neighbours)
+
+
+def _padded(x: Tensor, grid: tuple[int, int], prefix: int) -> Tensor:
+    """The whole grid for compilers: crop one side, pad the other."""
+    left, right, up, down = x[:, prefix:].unflatten(1, grid).chunk(4, -1)
+    moved = (
+        F.pad(left[:, :, :-1], (0, 0, 1, 0)),
+        F.pad(right[:, :, 1:], (0, 0, 0, 1)),
+        F.pad(up[:, :-1], (0, 0, 0, 0, 1, 0)),
+        F.pad(down[:, 1:], (0, 0, 0, 0, 0, 1)),
+    )
+    return F.pad(torch.cat(moved, -1).flatten(1, 2), (0, 0, prefix, 0))
 
 
 def _whole(x: Tensor, grid: tuple[int, int], prefix: int, reverse: bool) -> Tensor:
@@ -103,8 +117,16 @@ def _flat(table: Tensor, batch: int) -> tuple[Tensor, Tensor]:
     start = torch.arange(batch, device=table.device)[:, None, None] * tokens
     quarter = torch.arange(4, device=table.device)
     rows = ((own.clamp(max=tokens - 1) + start) * 4 + quarter).reshape(-1)
-    zero = (own == tokens).expand(batch, tokens, 4).reshape(-1)
-    return rows, zero.nonzero()[:, 0]
+    return rows, (own == tokens).expand(batch, tokens, 4).reshape(-1)
+
+
+def _select(m: Tensor, rows: Tensor, zero: Tensor) -> Tensor:
+    """Rows of m, some of them zeros."""
+    out = m.index_select(0, rows)
+    if m.device.type == "cpu":
+        # They are few: cheaper to visit than to mask all. A device would have to be waited for.
+        return out.index_fill_(0, zero.nonzero()[:, 0], 0)
+    return out.masked_fill_(zero[:, None], 0)
 
 
 class _TableShift(torch.autograd.Function):
@@ -115,8 +137,7 @@ class _TableShift(torch.autograd.Function):
         table = neighbours if neighbours.dim() == 3 else neighbours[None]
         rows, zero = _flat(table, len(x))
         ctx.save_for_backward(table)
-        out = x.reshape(-1, x.shape[-1] // 4).index_select(0, rows)
-        return out.index_fill_(0, zero, 0).view(x.shape)
+        return _select(x.reshape(-1, x.shape[-1] // 4), rows, zero).view(x.shape)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -131,7 +152,7 @@ class _TableShift(torch.autograd.Function):
         inverse.scatter_(2, torch.where(own, tokens, table), index.expand(table.shape))
         rows, zero = _flat(inverse[..., :tokens], len(grad))
         quarters = grad.reshape(-1, grad.shape[-1] // 4)
-        out = quarters.index_select(0, rows).index_fill_(0, zero, 0)
+        out = _select(quarters, rows, zero)
         # Tokens that stand in for their own missing neighbour get that gradient too.
         own = own.transpose(-1, -2).expand(len(grad), tokens, 4).reshape(-1, 1)
         return out.addcmul_(quarters, own.to(grad.dtype)).view(grad.shape), None

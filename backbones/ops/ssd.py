@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from backbones.ops.chunks import SSD
+from backbones.ops.chunks import SSD, formula
 from backbones.ops.dispatch import choose, full_precision, probe, work_dtype
 
 
@@ -174,7 +174,8 @@ def _torch(
         if missing := -tokens % chunk:
             # dt = 0 makes padding exact: no decay, no write.
             x, dt, log_decay = (F.pad(m, (0, 0, 0, missing)) for m in (x, dt, log_decay))
-        y = SSD.apply(x, dt, log_decay, None if D is None else D.to(dtype), chunk, width)
+        run = formula if torch.compiler.is_compiling() else SSD.apply
+        y = run(x, dt, log_decay, None if D is None else D.to(dtype), chunk, width)
         y = y[:, :tokens] if missing else y
     return y.to(packed.dtype)
 
