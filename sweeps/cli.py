@@ -232,7 +232,7 @@ def _status(chosen: argparse.Namespace) -> int:
         from rich.console import Console
 
         console = Console()
-        console.print(view.table(sweep.name, rows))
+        console.print(view.table(sweep.name, rows, console.width))
     else:
         print("\n".join([*view.plain(rows), view.counts(rows)]))
     if trouble:

@@ -71,13 +71,14 @@ def plain(rows: Sequence[Standing]) -> list[str]:
     return lines
 
 
-def table(title: str, rows: Sequence[Standing], room: int | None = None) -> Any:
-    """Return a rich table; with little room, runs at the end of the order are folded into one line.
+def table(title: str, rows: Sequence[Standing], width: int, room: int | None = None) -> Any:
+    """Return a rich table that fits its terminal; runs at the end of the order are counted only.
 
     Args:
         title: Above the table.
         rows: In the order of `ORDER`.
-        room: Lines that the terminal has; None: as many as needed.
+        width: Columns of the terminal.
+        room: Lines of the terminal; None: as many as needed.
     """
     from rich import box
     from rich.markup import escape
@@ -86,44 +87,68 @@ def table(title: str, rows: Sequence[Standing], room: int | None = None) -> Any:
     shown = list(rows)
     if room is not None and len(shown) > room - 7:
         shown = shown[: max(3, room - 8)]
+    keys = varying(rows)
+    heads = ["state", " ".join(keys) or "run", "step", "img/s", "ETA", "job", ""]
+    lines = [_cells(row, keys) for row in shown]
+    taken = [
+        max([len(head), *(len(line[i]) for line in lines)]) for i, head in enumerate(heads[:-1])
+    ]
+    bar = 9 if any(_bar(row) for row in shown) else 0
+    # Errors are long: what does not fit is in the plain lines and in `show`.
+    rest = width - sum(taken) - bar - 3 * len(heads)
+    if rest < 16 and bar:
+        bar, rest = 0, rest + bar
     made = Table(
         title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False,
-        caption=_caption(rows, shown), caption_justify="left",
+        padding=(0, 1), caption=_caption(rows, shown), caption_justify="left",
     )  # fmt: skip
-    made.add_column("state", no_wrap=True, min_width=8)
-    made.add_column("run", overflow="fold", min_width=10)
-    made.add_column("step", no_wrap=True, min_width=9)
-    made.add_column("img/s", justify="right", no_wrap=True, min_width=5)
-    made.add_column("ETA", justify="right", no_wrap=True, min_width=5)
-    made.add_column("job", no_wrap=True, min_width=7)
-    # Errors are long: what does not fit is in the plain lines and in `show`.
-    made.add_column("", overflow="ellipsis", no_wrap=True)
-    for row in shown:
-        colour = _COLOUR[row.state]
-        made.add_row(
-            f"[{colour}]{row.state}[/]", escape(row.run.label or row.run.name), _bar(row),
-            f"{row.speed:.4g}" if row.speed else "", clock(row.eta),
-            escape(" ".join(x for x in (row.job, row.node) if x)), escape(note(row)),
-        )  # fmt: skip
+    for i, head in enumerate(heads):
+        made.add_column(head, no_wrap=True, justify="right" if head in ("img/s", "ETA") else "left")
+        if i < len(taken):
+            made.columns[i].min_width = min(taken[i], max(8, width // 3))
+    for row, line in zip(shown, lines, strict=True):
+        cells = [escape(cell) for cell in line]
+        cells[0] = f"[{_COLOUR[row.state]}]{row.state}[/]"
+        cells[2] += f" {_bar(row)}" if bar else ""
+        cells[-1] = escape(shorten(line[-1], max(8, rest)))
+        made.add_row(*cells)
     return made
+
+
+def varying(rows: Sequence[Standing]) -> list[str]:
+    """Return the keys that set the rows apart; [] where runs of several kinds stand together."""
+    kinds = {(row.run.stage, *row.run.varies) for row in rows}
+    if len(kinds) != 1:
+        return []
+    keys = list(rows[0].run.varies)
+    return [k for k in keys if len({row.run.varies[k] for row in rows}) > 1] or keys
+
+
+def _cells(row: Standing, keys: Sequence[str]) -> list[str]:
+    what = " ".join(row.run.varies[k].strip('"') for k in keys) or row.run.label or row.run.name
+    speed = f"{row.speed:.4g}" if row.speed else ""
+    job = " ".join(x for x in (row.job, row.node) if x)
+    return [row.state, what, progress(row), speed, clock(row.eta), job, note(row)]
+
+
+def shorten(text: str, width: int) -> str:
+    """Return `text` in at most `width` characters, the last one an ellipsis if something is cut."""
+    return text if len(text) <= width else text[: max(0, width - 1)] + "\u2026"
 
 
 def _caption(rows: Sequence[Standing], shown: Sequence[Standing]) -> str:
     text = counts(rows)
-    left = [row for row in rows if row.live and row.eta is not None]
-    if left:
-        text += f"   {clock(max(row.eta or 0 for row in left))} to go"
-    if len(shown) < len(rows):
-        text += f"   ({counts(rows[len(shown) :])} not shown; pipe through less for all)"
-    return text
+    left = [row.eta for row in rows if row.live and row.eta is not None]
+    text += f"   {clock(max(left))} to go" if left else ""
+    return text + (f"   ({len(rows) - len(shown)} not shown)" if len(shown) < len(rows) else "")
 
 
 def _bar(row: Standing) -> str:
-    text = progress(row)
-    if row.steps and row.state in ("running", "requeued"):
-        filled = min(8, round(8 * (row.step or 0) / row.steps))
-        return f"{text} [green]" + "\u2501" * filled + "[/][dim]" + "\u2501" * (8 - filled) + "[/]"
-    return text
+    if not row.steps or row.state not in ("running", "requeued"):
+        return ""
+    filled = min(8, round(8 * (row.step or 0) / row.steps))
+    line = "\u2501"
+    return f"[green]{line * filled}[/][dim]{line * (8 - filled)}[/]"
 
 
 def watch(
@@ -139,7 +164,7 @@ def watch(
     console = Console()
 
     def picture(rows: list[Standing], trouble: str) -> Any:
-        parts: list[Any] = [table(title, rows, console.height)]
+        parts: list[Any] = [table(title, rows, console.width, console.height)]
         if trouble:
             parts.append(Text(trouble, style="red"))
         return Group(*parts)

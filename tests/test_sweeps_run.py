@@ -485,11 +485,11 @@ def test_two_thousand_runs_are_one_table(tmp_path, monkeypatch):
     monkeypatch.setattr(slurm, "history", lambda ids: {})
     rows, _ = status.stand(sweep)
     assert len(rows) == 2000 and len(view.plain(rows)) == 2000
-    text = draw(view.table("many", rows, room=40), 100)
+    text = draw(view.table("many", rows, 100, room=40), 100)
     assert "286 running" in text and "not shown" in text and len(text.splitlines()) <= 40
     # What a user's data hold is no markup.
     failed = [row for row in rows if row.state == "failed"]
-    assert "[red]no[/]" in draw(view.table("many", failed[:3]), 200)
+    assert "[red]no[/]" in draw(view.table("many", failed[:3], 200), 200)
 
 
 def draw(table, width):
@@ -505,8 +505,12 @@ def test_the_table_fits_the_terminal(tmp_path, monkeypatch, width):
     sweep, queue = fake_sweep(tmp_path, 14, monkeypatch)
     monkeypatch.setattr(slurm, "queue", lambda: queue)
     monkeypatch.setattr(slurm, "history", lambda ids: {})
-    text = draw(view.table("many", status.stand(sweep)[0]), width)
-    assert max(map(len, text.splitlines())) <= width and "running" in text and "4/10" in text
+    text = draw(view.table("many", status.stand(sweep)[0], width), width)
+    lines = [line.rstrip() for line in text.splitlines()]
+    assert max(map(len, lines)) <= width
+    # One line a run, and nothing that tells runs apart is cut.
+    assert sum("running" in line and "4/10" in line and "1:15" in line for line in lines) == 2
+    assert any(line.split()[:2] == ["failed", "3"] and "ValueError" in line for line in lines)
 
 
 @pytest.mark.parametrize(
