@@ -92,7 +92,8 @@ class TimeEmbedder(nn.Module):
         steps = torch.arange(self.waves, device=t.device, dtype=torch.float64) / self.waves
         angles = t[:, None] * torch.exp(-math.log(10000.0) * steps).to(t.dtype)
         waves = torch.cat([angles.cos(), angles.sin()], dim=1)
-        return self.mlp(waves.to(self.mlp[0].weight.dtype))
+        first: nn.Linear = self.mlp[0]  # type: ignore[assignment]
+        return self.mlp(waves.to(first.weight.dtype))
 
     def initialise(self) -> None:
         """Draw the weights as DiT does."""

@@ -1,7 +1,7 @@
 """RWKV-7 (Goose, arXiv 2503.14456) for images: a matrix state rewritten along one direction.
 
-The values of block 0 travel with the tokens as `v_first`: later blocks mix them in, so a route
-gathers and scatters them like the residual stream (`carries`). Each block scans one path
+The values of the first block travel with the tokens as `v_first`: later blocks mix them in, so a
+route gathers and scatters them like the residual stream (`carries`). Each block scans one path
 (`layers.turns`).
 """
 
@@ -72,11 +72,9 @@ class TimeMix7(nn.Module):
         """Mix tokens (B, T, D); write or read the values of block 0 in `state`."""
         inputs = self.shift(x, layout)
         v = self.value(inputs[2])
-        if self.blend is None:
-            state["v_first"] = v
-        else:
-            share = torch.sigmoid(self.blend(inputs[2]))
-            v = v + (state["v_first"].to(v.dtype) - v) * share
+        first = state.setdefault("v_first", v)
+        if self.blend is not None:
+            v = v + (first.to(v.dtype) - v) * torch.sigmoid(self.blend(inputs[2]))
         r, k = self.receptance(inputs[0]), self.key(inputs[1])
         rate = torch.sigmoid(self.rate(inputs[4]))
         logits = self.decay(inputs[3], squash=True)

@@ -306,12 +306,12 @@ def run_block(block, x, modulation, present, grid, prefix, **changes):
 def run_stack(blocks, x, cond, grid, prefix, segments=(), **changes):
     """All blocks; `segments` lists (start, end, present (B, T)) with both ends inclusive."""
     everything = torch.ones(x.shape[:2], dtype=torch.bool)
-    if any(type(block).__name__ == "RWKV7Block" for block in blocks):
-        changes["memory"] = {}
+    memory = {}
     for i, block in enumerate(blocks):
         present = everything
         for start, end, kept in segments:
             if start <= i <= end:
                 present = kept
-        x = run_block(block, x, cond[i], present, grid, prefix, **changes)
+        own = {"memory": memory} if type(block).__name__ == "RWKV7Block" else {}
+        x = run_block(block, x, cond[i], present, grid, prefix, **changes, **own)
     return x

@@ -84,11 +84,11 @@ def rwkv7(block, branch, x, present, grid, prefix, memory):
     other = shift(x, present, grid, prefix, mix.shift.missing)
     xr, xk, xv, xw, xa, xg = (x * mu + other * (1 - mu) for mu in mix.shift.mix)
     r, k, v = linear(mix.receptance, xr), linear(mix.key, xk), linear(mix.value, xv)
-    if mix.blend is None:
-        memory["v_first"] = v
-    else:
+    # Tokens that are absent from the first block have no values of it: zeros.
+    first = memory.setdefault("v_first", masked(present, v)[0])
+    if mix.blend is not None:
         share = sigmoid(linear(mix.blend.up, linear(mix.blend.down, xv)))
-        v = v + (memory["v_first"] - v) * share
+        v = v + (first - v) * share
     rate = sigmoid(linear(mix.rate.up, linear(mix.rate.down, xa)))
     slow = sigmoid(linear(mix.decay.up, torch.tanh(linear(mix.decay.down, xw))))
     unit = heads_of(k * mix.key_unit, mix.heads)

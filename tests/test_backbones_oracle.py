@@ -127,6 +127,13 @@ def test_two_routes_and_a_shared_subset(name, options):
     compare(build(name, options), 0, routing(route="0-0@0.25+2-3@0.75", shared=True))
 
 
+@pytest.mark.parametrize("options", [{}, {"attention": [0]}], ids=label)
+@pytest.mark.parametrize("route", ["0-1", "1-3@0.75"])
+def test_values_of_the_first_block_travel_with_the_tokens(options, route):
+    """RWKV-7 carries them through routes; a route over the first block writes them inside it."""
+    compare(build("rwkv7", options), 2, routing(route=route))
+
+
 @pytest.mark.parametrize(("name", "options"), MAIN, ids=label)
 def test_dense_is_the_reference(name, options):
     compare(build(name, options), 2, routing(route="none"))
