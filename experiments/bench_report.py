@@ -75,8 +75,8 @@ def pick_device(o: BenchOptions) -> torch.device:
 
 def steps_table(rows: Sequence[dict[str, Any]]) -> str:
     """Print rows of `bench_steps.measure`."""
-    headers = ("step", "tokens", "route", "ms", "img/s", "speed-up", "allowed", "of allowed")
-    headers += ("GFLOP/s", "of peak", "memory")
+    headers = ["step", "tokens", "route", "ms", "img/s", "speed-up", "allowed", "of allowed"]
+    headers += ["GFLOP/s", "of peak", "memory"]
     lines = []
     for r in rows:
         routed = "speedup" in r

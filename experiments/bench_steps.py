@@ -78,7 +78,7 @@ class Update:
     """Fused AdamW and one foreach EMA, as the training loop has them."""
 
     def __init__(self, model: torch.nn.Module, capturable: bool) -> None:
-        self.params = list(model.parameters())
+        self.params: list[Tensor] = list(model.parameters())
         self.ema = [p.detach().clone() for p in self.params]
         options: dict[str, Any] = {"lr": 1e-4, "weight_decay": 0.0, "fused": True}
         self.optimizer = torch.optim.AdamW(self.params, capturable=capturable, **options)

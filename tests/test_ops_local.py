@@ -97,7 +97,7 @@ def test_the_conv_kernel_is_fed_channels_last(monkeypatch):
         y = conv1d(x.mT, weight, bias).mT
         return F.silu(y) if activation == "silu" else y
 
-    monkeypatch.setattr(conv, "probe", lambda op, name: _Probe(kernel, "fake"))
+    monkeypatch.setattr(conv, "kernel_function", lambda op, name: kernel)
     monkeypatch.setattr(conv, "choose", lambda *a: "causal-conv1d")
     x, weight, bias = draw(2, 12, 16), draw(16, 4, seed=1), draw(16, seed=2)
     # A slice of a wider projection, as a mixer hands it over.

@@ -18,12 +18,13 @@ Sources: Duan et al., Vision-RWKV (2403.02308), eq. 2; Fei et al., Diffusion-RWK
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from backbones.ops.dispatch import KernelError, choose, full_precision, probe, work_dtype
+from backbones.ops.dispatch import KernelError, choose, full_precision, kernel_function, work_dtype
 
 MAX_DECAY = (
     60.0  # |w| beyond this would overflow float32 in the factors; e^-60 is no weight at all.
@@ -91,7 +92,7 @@ def biwkv(
     decay = w.to(dtype).clamp(-MAX_DECAY, MAX_DECAY) / length
     bonus = torch.exp(u.to(dtype) / length)
     if name == "triton":
-        return probe("biwkv", "triton").function(k, v, decay, bonus, position, length)
+        return kernel_function("biwkv", "triton")(k, v, decay, bonus, position, length)
     run = _formula if torch.compiler.is_compiling() else _BiWKV.apply
     with full_precision(k):
         out = run(k.to(dtype), v.to(dtype), decay, bonus, position, length)
@@ -198,7 +199,7 @@ class _BiWKV(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: torch.autograd.function.FunctionCtx,
+        ctx: Any,
         k: Tensor,
         v: Tensor,
         decay: Tensor,
@@ -226,9 +227,7 @@ class _BiWKV(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(
-        ctx: torch.autograd.function.FunctionCtx, grad: Tensor
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         k, v, top, y, below, slope, decay, bonus, position = ctx.saved_tensors
         operator = _Kernel(decay, position, k.shape[1], ctx.length)
         dk, dv = torch.empty_like(k), torch.empty_like(v)

@@ -10,7 +10,13 @@ The oracle is `biwkv.reference`. TRITON_INTERPRET=1, set before triton is import
 CPU.
 """
 
+# Triton reads the signatures of its kernels itself.
+# ruff: noqa: ANN001, ANN202
+# mypy: disallow-untyped-defs=False
+
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
@@ -21,7 +27,7 @@ CHANNELS = 64  # Per program: one full line of bfloat16, two warps.
 
 
 @triton.jit
-def _step(sum_n, sum_d, last_n, last_d, gap, decay):  # noqa: ANN001, ANN202 (Triton parses these itself)
+def _step(sum_n, sum_d, last_n, last_d, gap, decay):
     """Move the sums on by one token."""
     fade = tl.exp(-decay * (gap - 1.0))
     once = fade * tl.exp(-decay)
@@ -29,19 +35,19 @@ def _step(sum_n, sum_d, last_n, last_d, gap, decay):  # noqa: ANN001, ANN202 (Tr
 
 
 @triton.jit
-def _forward(  # noqa: ANN202
-    k_ptr,  # noqa: ANN001
-    v_ptr,  # noqa: ANN001
-    decay_ptr,  # noqa: ANN001
-    bonus_ptr,  # noqa: ANN001
-    position_ptr,  # noqa: ANN001
-    y_ptr,  # noqa: ANN001
-    slope_ptr,  # noqa: ANN001
-    below_ptr,  # noqa: ANN001
-    top_ptr,  # noqa: ANN001
-    tokens,  # noqa: ANN001
-    channels,  # noqa: ANN001
-    position_stride,  # noqa: ANN001
+def _forward(
+    k_ptr,
+    v_ptr,
+    decay_ptr,
+    bonus_ptr,
+    position_ptr,
+    y_ptr,
+    slope_ptr,
+    below_ptr,
+    top_ptr,
+    tokens,
+    channels,
+    position_stride,
     BLOCK: tl.constexpr,
 ):
     sample = tl.program_id(0).to(tl.int64)
@@ -98,25 +104,25 @@ def _forward(  # noqa: ANN202
 
 
 @triton.jit
-def _backward(  # noqa: ANN202
-    grad_ptr,  # noqa: ANN001
-    k_ptr,  # noqa: ANN001
-    v_ptr,  # noqa: ANN001
-    decay_ptr,  # noqa: ANN001
-    bonus_ptr,  # noqa: ANN001
-    position_ptr,  # noqa: ANN001
-    y_ptr,  # noqa: ANN001
-    slope_ptr,  # noqa: ANN001
-    below_ptr,  # noqa: ANN001
-    top_ptr,  # noqa: ANN001
-    dk_ptr,  # noqa: ANN001
-    dv_ptr,  # noqa: ANN001
-    ddecay_ptr,  # noqa: ANN001
-    dbonus_ptr,  # noqa: ANN001
-    tokens,  # noqa: ANN001
-    channels,  # noqa: ANN001
-    position_stride,  # noqa: ANN001
-    centre,  # noqa: ANN001
+def _backward(
+    grad_ptr,
+    k_ptr,
+    v_ptr,
+    decay_ptr,
+    bonus_ptr,
+    position_ptr,
+    y_ptr,
+    slope_ptr,
+    below_ptr,
+    top_ptr,
+    dk_ptr,
+    dv_ptr,
+    ddecay_ptr,
+    dbonus_ptr,
+    tokens,
+    channels,
+    position_stride,
+    centre,
     BLOCK: tl.constexpr,
 ):
     sample = tl.program_id(0).to(tl.int64)
@@ -183,7 +189,7 @@ def _backward(  # noqa: ANN202
 class _BiWKV(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: torch.autograd.function.FunctionCtx,
+        ctx: Any,
         k: Tensor,
         v: Tensor,
         decay: Tensor,
@@ -209,9 +215,7 @@ class _BiWKV(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(
-        ctx: torch.autograd.function.FunctionCtx, grad: Tensor
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         k, v, decay, bonus, position, y, slope, below, top = ctx.saved_tensors
         batch, tokens, channels = k.shape
         dk, dv = torch.empty_like(slope), torch.empty_like(slope)

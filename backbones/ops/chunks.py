@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -151,7 +152,7 @@ class SSD(torch.autograd.Function):
 
     @staticmethod
     def forward(  # noqa: D102
-        ctx: torch.autograd.function.FunctionCtx,
+        ctx: Any,
         packed: Tensor,
         dt: Tensor,
         log_decay: Tensor,
@@ -176,7 +177,7 @@ class SSD(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(  # noqa: D102
-        ctx: torch.autograd.function.FunctionCtx, grad: Tensor
+        ctx: Any, grad: Tensor
     ) -> tuple[Tensor | None, ...]:
         packed, dt, log_decay, D, y, *states = ctx.saved_tensors
         grad, dpacked = grad.contiguous(), torch.empty_like(packed)

@@ -12,12 +12,13 @@ Written so, sample by sample, it needs no transposition to channels-first and st
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from backbones.ops.dispatch import choose, probe
+from backbones.ops.dispatch import choose, kernel_function
 
 
 def reference(
@@ -79,11 +80,9 @@ def causal_conv(
         # It takes (B, C, T) with channels last in memory: a transposed view is just that.
         channels = x.contiguous().transpose(1, 2)
         weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
-        return (
-            probe("conv", "causal-conv1d")
-            .function(channels, weight, bias, activation=activation)
-            .transpose(1, 2)
-        )
+        return kernel_function("conv", "causal-conv1d")(
+            channels, weight, bias, activation=activation
+        ).transpose(1, 2)
     rows = weight.to(x.dtype).t().flip(0).contiguous()  # (W, C), row j for distance j
     table = None if position is None else taps(position, weight.shape[1], x.shape[0])
     bias = None if bias is None else bias.to(x.dtype)
@@ -179,7 +178,7 @@ class _Conv(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: torch.autograd.function.FunctionCtx,
+        ctx: Any,
         x: Tensor,
         rows: Tensor,
         bias: Tensor | None,
@@ -193,7 +192,7 @@ class _Conv(torch.autograd.Function):
                 out += bias
             source = None if table is None else _Rows(own)
             for tap in range(1, len(rows)):
-                if source is not None:
+                if source is not None and table is not None:
                     out.addcmul_(source.at(_part(table[:, tap - 1], part)), rows[tap])
                 elif tap < x.shape[1]:
                     out[:, tap:].addcmul_(own[:, :-tap], rows[tap])
@@ -203,9 +202,7 @@ class _Conv(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(
-        ctx: torch.autograd.function.FunctionCtx, grad: Tensor
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, rows, table = ctx.saved_tensors
         dx, drows = torch.empty_like(x), torch.zeros_like(rows)
         dbias = torch.zeros_like(rows[0]) if ctx.has_bias else None
@@ -219,7 +216,7 @@ class _Conv(torch.autograd.Function):
                 dbias += g.sum((0, 1))
             source = None if inverse is None else _Rows(g)
             for tap in range(1, len(rows)):
-                if source is not None:
+                if source is not None and inverse is not None:
                     # One read serves both gradients: g of the token that has this one at its tap.
                     after = source.at(_part(inverse[:, tap - 1], part))
                     out.addcmul_(after, rows[tap])

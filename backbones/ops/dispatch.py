@@ -114,6 +114,18 @@ def probe(op: str, kernel: str) -> _Probe:
     return _PROBED[op, kernel]
 
 
+def kernel_function(op: str, kernel: str) -> Callable[..., Any]:
+    """Return the function of a kernel that `resolve` chose.
+
+    Raises:
+        KernelError: It is not there.
+    """
+    found = probe(op, kernel)
+    if found.function is None:
+        raise KernelError(_cannot(op, kernel, [(kernel, found.reason)]))
+    return found.function
+
+
 def _probe(op: str, kernel: str) -> _Probe:
     if (op, kernel) == ("ssd", "mamba-ssm"):
         return _mamba_ssd()

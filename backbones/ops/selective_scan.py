@@ -16,11 +16,12 @@ Source: Gu and Dao, Mamba (2312.00752), section 3.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from backbones.ops.dispatch import choose, full_precision, probe, work_dtype
+from backbones.ops.dispatch import choose, full_precision, kernel_function, work_dtype
 
 SPAN = 16  # Tokens per recomputed piece.
 
@@ -117,7 +118,7 @@ def _mamba_ssm(
         y = _mamba_ssm(u / gap, dt * gap, A, B, C, None, None)
         return y if D is None else y + D.to(u.dtype) * u
     channels_first = [m.to(u.dtype).transpose(1, 2).contiguous() for m in (u, dt, B, C)]
-    function = probe("selective_scan", "mamba-ssm").function
+    function = kernel_function("selective_scan", "mamba-ssm")
     return function(
         channels_first[0],
         channels_first[1],
@@ -155,7 +156,7 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: torch.autograd.function.FunctionCtx,
+        ctx: Any,
         steps: Tensor,
         write: Tensor,
         A: Tensor,
@@ -179,7 +180,7 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         steps, write, rates, B, C, firsts = ctx.saved_tensors
         dsteps, dwrite = torch.empty_like(steps), torch.empty_like(write)
         dB, dC, drates = torch.empty_like(B), torch.empty_like(C), torch.zeros_like(rates)

@@ -9,6 +9,8 @@ Source: Duan et al., Vision-RWKV (2403.02308), section 3.2 (its Q-Shift).
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -96,17 +98,13 @@ class _GridShift(torch.autograd.Function):
     """The whole grid: eight block copies, and the mirror image of them backward."""
 
     @staticmethod
-    def forward(
-        ctx: torch.autograd.function.FunctionCtx, x: Tensor, grid: tuple[int, int], prefix: int
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, grid: tuple[int, int], prefix: int) -> Tensor:
         ctx.grid, ctx.prefix = grid, prefix
         return _whole(x, grid, prefix, reverse=False)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(
-        ctx: torch.autograd.function.FunctionCtx, grad: Tensor
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return _whole(grad, ctx.grid, ctx.prefix, reverse=True), None, None
 
 
@@ -133,7 +131,7 @@ class _TableShift(torch.autograd.Function):
     """A subset of the grid: one index_select of quarter rows, and one with the inverse back."""
 
     @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor, neighbours: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, neighbours: Tensor) -> Tensor:
         table = neighbours if neighbours.dim() == 3 else neighbours[None]
         rows, zero = _flat(table, len(x))
         ctx.save_for_backward(table)
@@ -141,9 +139,7 @@ class _TableShift(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(
-        ctx: torch.autograd.function.FunctionCtx, grad: Tensor
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (table,) = ctx.saved_tensors
         tokens = table.shape[-1]
         index = torch.arange(tokens, device=table.device)

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from backbones.ops.chunks import SSD, formula
-from backbones.ops.dispatch import choose, full_precision, probe, work_dtype
+from backbones.ops.dispatch import choose, full_precision, kernel_function, work_dtype
 
 
 def reference(
@@ -211,7 +211,7 @@ def _mamba_ssm(
         return y if skip is None else y + skip
     size = 1 << max(4, (min(chunk, x.shape[1]) - 1).bit_length())
     B, C = B.to(x.dtype), C.to(x.dtype)
-    function = probe("ssd", "mamba-ssm").function
+    function = kernel_function("ssd", "mamba-ssm")
     return function(x, dt, A.float(), B, C, size, D=None if D is None else D.float())
 
 
@@ -229,5 +229,5 @@ def _fla(
     repeat = x.shape[2] // B.shape[2]
     keys, queries = (m.to(x.dtype).repeat_interleave(repeat, 2) for m in (B, C))
     values = (x * dt[..., None]).to(x.dtype)
-    y, _ = probe("ssd", "fla").function(queries, keys, values, steps * A.float(), scale=1.0)
+    y, _ = kernel_function("ssd", "fla")(queries, keys, values, steps * A.float(), scale=1.0)
     return y if D is None else y + D.to(x.dtype)[:, None] * x
