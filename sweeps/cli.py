@@ -120,10 +120,11 @@ class Request:
 
     def resources(self, throttle: int | None = None, default: str = "debug") -> resources.Resources:
         """Return the resources that were asked for."""
-        keys = dict(self.cluster_keys)
-        if throttle is not None:
-            keys["throttle"] = str(throttle)
-        return resources.load(self.cluster or default, self.scale, keys)
+        return resources.load(self.cluster or default, self.scale, self.keys(throttle))
+
+    def keys(self, throttle: int | None) -> dict[str, str]:
+        """Return the `cluster.KEY=VALUE` words by key."""
+        return self.cluster_keys | ({} if throttle is None else {"throttle": str(throttle)})
 
 
 def _one(found: dict[str, list[Typed]], key: str, default: str) -> str:
@@ -151,6 +152,7 @@ def _launch(chosen: argparse.Namespace) -> int:
             print(f"left out: {label} ({why})")
         if chosen.dry_run:
             return _dry(made, place)
+        _have_data(made)
         done = launch(made, place)
         if done.failed or done.stopped:
             print(
@@ -162,6 +164,23 @@ def _launch(chosen: argparse.Namespace) -> int:
         for label, why in made.waiting:
             print(f"waiting: {label} (for {why}); launch again when that is done")
         return 0
+
+
+def _have_data(made: plan.Plan) -> None:
+    # A plan needs no data, so that it can be looked at anywhere; hundreds of jobs do.
+    from experiments.config import data_fingerprint
+
+    for config in made.configs.values():
+        if data_fingerprint(config.data) == "absent":
+            path = config.data.get("path")
+            raise SweepError(
+                f"data={config.data['name']} needs data.path=FOLDER "
+                + (
+                    f"({path} is not there)"
+                    if path
+                    else "(python experiments/prepare.py makes one)"
+                )
+            )
 
 
 def _default_cluster() -> str:
@@ -244,8 +263,11 @@ def _retry(chosen: argparse.Namespace) -> int:
     from sweeps.launch import retry
 
     sweep, runs, request = _sweep(chosen)
-    last = sweep.batches()
-    place = request.resources(chosen.throttle, last[-1].cluster if last else _default_cluster())
+    before = sweep.batches()
+    if request.cluster or not before:
+        place = request.resources(chosen.throttle, _default_cluster())
+    else:
+        place = resources.again(before[-1].resources, request.keys(chosen.throttle))
     done = retry(sweep, runs, place)
     return 1 if done.failed or done.stopped else 0
 

@@ -34,6 +34,7 @@ class Batch:
     runs: list[str]
     time: float
     code: str
+    resources: dict[str, Any] = field(default_factory=dict)
     note: str = ""
     ids: dict[str, str] = field(default_factory=dict)
 
@@ -83,6 +84,7 @@ class Sweep:
                     line["runs"],
                     line["time"],
                     line["code"],
+                    line.get("resources", {}),
                 )
             elif line.get("batch") in found:
                 batch = found[line["batch"]]

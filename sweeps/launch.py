@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import sys
 import time
@@ -139,6 +140,7 @@ def _batch(sweep: Sweep, runs: Sequence[Run], resources: Resources, code: str) -
         [r.name for r in runs],
         time.time(),
         code,
+        dataclasses.asdict(resources),
     )
     sweep.intend(batch)
     return batch

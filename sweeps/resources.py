@@ -89,7 +89,19 @@ def load(name: str, scale: str = "tiny", overrides: Mapping[str, str] | None = N
                 f"resources {path.stem}: unknown key {key!r}; "
                 f"expected {', '.join(known)}{suggest(key, known)}"
             )
-    return _checked(Resources(name=path.stem, **{k: v for k, v in values.items() if v is not None}))
+    # A file of the user's is remembered by its place, for a retry from another folder.
+    name = str(path.resolve()) if path.parent != FOLDER else path.stem
+    return _checked(Resources(name=name, **{k: v for k, v in values.items() if v is not None}))
+
+
+def again(values: Mapping[str, Any], overrides: Mapping[str, str]) -> Resources:
+    """Return the resources of an earlier submission, with `cluster.KEY=VALUE` overrides."""
+    known = {f.name for f in dataclasses.fields(Resources)}
+    for key in overrides:
+        if key not in known:
+            raise SweepError(f"unknown key cluster.{key}{suggest(key, known)}")
+    typed = {k: yaml.safe_load(v) if k not in _TEXT else v for k, v in overrides.items()}
+    return _checked(Resources(**{k: v for k, v in values.items() if k in known} | typed))
 
 
 _TEXT = ("partition", "account", "qos", "constraint", "exclude", "time")

@@ -177,7 +177,8 @@ def test_sigkill_is_failed_and_retry_loses_no_more_than_since_the_last_save(shop
     )
     assert shop.rows()[1].step >= 10
     assert "1 of 2 failed: python -m sweeps retry" in shop("launch", "seed=0,1", "train.steps=60")
-    assert "submitted 1 runs" in shop("retry")
+    # The resources of the last submission are remembered.
+    assert cli.main(["retry", shop.grid, f"paths.runs={shop.runs}"]) == 0
     shop.done(0, 1)
     assert shop.starts(1)[1]["step"] >= 10
     assert "nothing has failed" in shop("retry")
@@ -219,6 +220,30 @@ def test_a_failing_run_is_failed_in_slurm_with_its_traceback(shop):
     shop.stub({"sleep": 0.02})
     shop("retry")
     shop.done(0, 1, 2, 3)
+
+
+def test_a_run_that_hears_no_usr2_is_requeued_from_its_last_save(shop):
+    shop.resources(signal_s=5)
+    shop.stub({"sleep": 0.05, "save_every": 5, "deaf": True})
+    shop("launch", "seed=0", "train.steps=2000")
+    job = shop.running(0, step=12).job
+    subprocess.run(["scancel", "--signal=USR2", job], check=True)
+    until(lambda: len(shop.starts(0)) == 2, what=f"a second start, {shop.events(0)}")
+    assert "not answered in time" in shop.events(0)[1]["signal"] and shop.starts(0)[1]["step"] >= 10
+    shop("cancel")
+
+
+def test_term_saves_and_waits_for_what_slurm_decides(shop):
+    shop.stub({"sleep": 0.05, "save_every": 1000})
+    shop("launch", "seed=0", "train.steps=100")
+    job = shop.running(0, step=5).job
+    subprocess.run(["scancel", "--signal=TERM", job], check=True)
+    until(lambda: shop.events(0)[-1].get("how") == "stopped", what="a stop")
+    # A pre-emption without a warning signal ends like this: Slurm requeues.
+    assert squeue()[job][0] == "RUNNING"
+    subprocess.run(["scontrol", "requeue", job], check=True)
+    shop.done(0)
+    assert shop.starts(0)[1]["step"] >= 5
 
 
 def test_no_progress_three_times_is_given_up(shop):

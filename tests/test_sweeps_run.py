@@ -537,6 +537,8 @@ def test_clock(seconds, text):
         (["launch", "route_placement", "backbone=mmaba"], "did you mean backbone=mamba"),
         (["launch", "route_placement", "route=8-2"], "route=8-2"),
         (["launch", "route_placement", "--throttle", "0"], "throttle=0"),
+        (["launch", "route_placement", "scale=paper", "cluster=debug"], "needs data.path=FOLDER (python"),
+        (["launch", "route_placement", "scale=paper", "data.path=/no/where"], "/no/where is not there"),
         (["status", "nothing"], "no sweep 'nothing' was launched"),
         (["status", "nothing", "x"], "is no override"),
     ],

@@ -66,7 +66,7 @@ def work(config, folder, options, write):
         if step == options.get("fail"):
             tell("failed", error="RuntimeError: the loss is not a number")
             raise RuntimeError(f"the loss is not a number at step {step}")
-        reason = agreed(signals.requested())
+        reason = None if options.get("deaf") else agreed(signals.requested())
         if step % options["save_every"] == 0 or reason or step == steps:
             save()
         tell("running", images_per_s=10.0, eta_s=(steps - step) * options["sleep"])
