@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from slurm_lab import lab, squeue, until  # noqa: F401
 from sweeps import cli, slurm, status
 from sweeps.folder import Sweep
 
+ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.slurm
 SMALL = [
     "backbone.depth=3", "route=0-1", "train.steps=40", "train.batch=8", "train.log_every=1", "train.save_every=1000",
@@ -109,3 +111,20 @@ def test_four_ranks_on_two_nodes_agree_save_and_go_on(tmp_path):
         json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()
     ]
     assert steps == list(range(1, 41))
+
+
+def test_hydras_own_launcher_works_within_its_limits(tmp_path, monkeypatch):
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    # It pickles by reference and knows no snapshot: the packages must be importable on the node.
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    words = ["-m", "hydra/launcher=submitit_slurm", "hydra.launcher.timeout_min=30", "seed=0,1"]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "experiments" / "run.py"), *words, *SMALL, "train.steps=2"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    summaries = [json.loads(p.read_text()) for p in sorted(tmp_path.glob("runs/*/summary.json"))]
+    assert [(s["seed"], s["status"], s["step"]) for s in summaries] == [
+        (0, "done", 2),
+        (1, "done", 2),
+    ]
