@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analysis.runs import Damaged, load, read_lines
+from analysis.runs import PROTOCOL, Damaged, is_score, load, read_lines
 
+_SCORE = ("metric", "key", "features", "guidance", "sampler", "macs_per_sample")
+Read = Callable[[Mapping[Any, Any]], tuple[list[dict[str, Any]], list[str]]]
 _IDENTITY = ("run", "backbone", "size", "data", "scale", "route", "span", "rate", "variant", "seed")
-
-
-def _frame(runs: pd.DataFrame | str | Path) -> pd.DataFrame:
-    return runs if isinstance(runs, pd.DataFrame) else load(runs)
 
 
 def curves(
@@ -35,15 +34,15 @@ def curves(
     return _collect(_frame(runs), lambda row: _curve(Path(row["path"]), columns))
 
 
-def _curve(folder: Path, columns: Sequence[str]) -> pd.DataFrame:
-    lines = [line for line in read_lines(folder / "metrics.jsonl") if "step" in line]
-    data = {
-        key: pd.to_numeric([line.get(key) for line in lines], errors="coerce") for key in columns
-    }
-    frame = pd.DataFrame({"step": [int(line["step"]) for line in lines], **data})
-    if "time" in frame:
-        frame["hours"] = frame["time"] / 3600
-    return frame
+def _curve(folder: Path, columns: Sequence[str]) -> tuple[list[dict[str, Any]], list[str]]:
+    rows = []
+    for line in read_lines(folder / "metrics.jsonl"):
+        if isinstance(line.get("step"), int | float):
+            values = {key: line[key] if _has(line, key) else float("nan") for key in columns}
+            if "time" in values:
+                values["hours"] = values["time"] / 3600
+            rows.append({"step": int(line["step"]), **values})
+    return rows, []
 
 
 def scores(runs: pd.DataFrame | str | Path) -> pd.DataFrame:
@@ -58,32 +57,29 @@ def scores(runs: pd.DataFrame | str | Path) -> pd.DataFrame:
         own protocol), `macs` (training multiply-adds spent by that step) and `hours`. The cost is
         read from the training log, linearly between logged steps.
     """
-    return _collect(_frame(runs), _scores)
+    frame = _collect(_frame(runs), _scores)
+    for name in _SCORE:
+        if name not in frame and not frame.empty:
+            frame[name] = None
+    return frame
 
 
-def _scores(row: dict[str, Any]) -> pd.DataFrame:
+def _scores(row: Mapping[Any, Any]) -> tuple[list[dict[str, Any]], list[str]]:
     folder = Path(row["path"])
-    own = read_lines(folder / "scores.jsonl")
+    own = [line for line in read_lines(folder / "scores.jsonl") if is_score(line)]
     later, problems = evaluations(folder)
-    frame = pd.DataFrame([*own, *later])
-    frame["first_hand"] = [True] * len(own) + [False] * len(later)
-    if frame.empty or not {"metric", "value"} <= set(frame.columns):
-        return _with_problems(pd.DataFrame(), problems)
-    frame = frame[pd.to_numeric(frame["value"], errors="coerce").notna()].reset_index(drop=True)
-    if "seed" in frame:
-        frame = frame.rename(columns={"seed": "sample_seed"})
-    for key in ("guidance", "sampler", "weights", "sample_seed", "step"):
-        if key not in frame:
-            frame[key] = None
-    # As words, so that two missing values are equal.
-    protocol = frame[["guidance", "sampler", "weights", "sample_seed"]].map(str)
-    same = (protocol == protocol.iloc[0]).all(axis=1) if len(frame) else False
-    frame["own"] = same & frame.pop("first_hand")
-    curve = _curve(folder, ("time", "macs"))
-    at = pd.to_numeric(frame["step"], errors="coerce").to_numpy(dtype=float)
-    frame["macs"] = _at(at, curve, "macs")
-    frame["hours"] = _at(at, curve, "hours")
-    return _with_problems(frame, problems)
+    curve = _points(read_lines(folder / "metrics.jsonl"))
+    protocol = [own[0].get(key) for key in PROTOCOL] if own else None
+    rows = []
+    for place, line in enumerate([*own, *(line for line in later if is_score(line))]):
+        step = line.get("step")
+        at = float(step) if isinstance(step, int | float) else float("nan")
+        found = {("sample_seed" if key == "seed" else key): value for key, value in line.items()}
+        found["step"] = step
+        found["own"] = place < len(own) and [line.get(key) for key in PROTOCOL] == protocol
+        found["macs"], found["hours"] = _at(at, *curve["macs"]), _at(at, *curve["time"]) / 3600
+        rows.append(found)
+    return rows, problems
 
 
 def evaluations(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
@@ -102,43 +98,43 @@ def evaluations(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     return lines, problems
 
 
-def _with_problems(frame: pd.DataFrame, problems: list[str]) -> pd.DataFrame:
-    frame.attrs["problems"] = problems
-    return frame
+def _points(lines: list[dict[str, Any]]) -> dict[str, tuple[list[float], list[float]]]:
+    """Steps and values of the costs in a training log, from the origin on."""
+    found = {}
+    for key in ("macs", "time"):
+        known = [(float(line["step"]), float(line[key])) for line in lines if _has(line, key)]
+        found[key] = ([0.0, *(x for x, _ in known)], [0.0, *(y for _, y in known)])
+    return found
 
 
-def _at(steps: np.ndarray, curve: pd.DataFrame, column: str) -> np.ndarray:
-    """Cost at each step.
-
-    Before the first and after the last logged step it goes on at the run's mean cost.
-    """
-    known = curve[["step", column]].dropna()
-    if known.empty:
-        return np.full(len(steps), np.nan)
-    x = np.concatenate([[0.0], known["step"].to_numpy(dtype=float)])
-    y = np.concatenate([[0.0], known[column].to_numpy(dtype=float)])
-    inside = np.interp(steps, x, y)
-    return np.where(steps > x[-1], y[-1] * steps / max(x[-1], 1.0), inside)
+def _has(line: dict[str, Any], key: str) -> bool:
+    return all(isinstance(line.get(name), int | float) for name in ("step", key))
 
 
-def _collect(frame: pd.DataFrame, read: Any) -> pd.DataFrame:
-    parts: list[pd.DataFrame] = []
+def _at(step: float, x: list[float], y: list[float]) -> float:
+    """Cost at a step; after the last logged one it goes on at the run's mean cost."""
+    if len(x) < 2 or math.isnan(step):
+        return float("nan")
+    return y[-1] * step / x[-1] if step > x[-1] else float(np.interp(step, x, y))
+
+
+def _frame(runs: pd.DataFrame | str | Path) -> pd.DataFrame:
+    return runs if isinstance(runs, pd.DataFrame) else load(runs)
+
+
+def _collect(frame: pd.DataFrame, read: Read) -> pd.DataFrame:
+    """Read every run into rows, put its identity before them, and list what cannot be read."""
+    rows: list[dict[str, Any]] = []
     damaged: list[dict[str, str]] = []
     for row in frame.to_dict("records"):
+        about = {"run": row["run"], "path": row["path"]}
         try:
-            part = read(row)
+            found, problems = read(row)
         except (Damaged, ValueError, TypeError) as error:
-            damaged.append({"run": row["run"], "path": row["path"], "reason": str(error)})
-            continue
-        damaged += [
-            {"run": row["run"], "path": row["path"], "reason": text}
-            for text in part.attrs.pop("problems", [])
-        ]
-        if part.empty:
-            continue
-        for name in reversed([name for name in _IDENTITY if name in row]):
-            part.insert(0, name, row[name], allow_duplicates=False)
-        parts.append(part)
-    result = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["run", "step"])
+            found, problems = [], [str(error)]
+        damaged += [{**about, "reason": text} for text in problems]
+        identity = {name: row[name] for name in _IDENTITY if name in row}
+        rows += [{**identity, **line} for line in found]
+    result = pd.DataFrame(rows) if rows else pd.DataFrame(columns=["run", "step"])
     result.attrs = {"damaged": damaged, "metrics": frame.attrs.get("metrics", {})}
     return result

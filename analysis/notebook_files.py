@@ -64,7 +64,13 @@ def execute(name: str, timeout: int = 1200) -> Any:
     client = NotebookClient(
         notebook, km=kernel, timeout=timeout, resources={"metadata": {"path": root}}
     )
-    client.execute(env={**os.environ, "PYTHONPATH": path})
+    try:
+        client.execute(env={**os.environ, "PYTHONPATH": path})
+    finally:
+        # The client leaves a kernel that it was given to whoever gave it.
+        if kernel.has_kernel:
+            kernel.shutdown_kernel(now=True)
+        kernel.cleanup_resources()
     for cell in notebook.cells:
         cell.get("metadata", {}).pop("execution", None)
     return notebook

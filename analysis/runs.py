@@ -50,7 +50,8 @@ _SUMMARY = (
     "wall_s",
     "images_per_s",
 )
-_PROTOCOL = ("guidance", "sampler", "weights", "seed", "reference")
+# Scores under another of these are comparisons of their own.
+PROTOCOL = ("guidance", "sampler", "weights", "seed")
 
 
 class AnalysisError(UserError):
@@ -175,16 +176,17 @@ def own_scores(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     same file; they are comparisons of their own (see `analysis.scores`) and never replace the run's
     score.
     """
-    usable = [line for line in lines if _is_score(line)]
+    usable = [line for line in lines if is_score(line)]
     if not usable:
         return []
-    protocol = [usable[0].get(key) for key in _PROTOCOL[:4]]
-    same = [line for line in usable if [line.get(key) for key in _PROTOCOL[:4]] == protocol]
+    protocol = [usable[0].get(key) for key in PROTOCOL]
+    same = [line for line in usable if [line.get(key) for key in PROTOCOL] == protocol]
     last = max(line.get("step") or 0 for line in same)
     return [line for line in same if (line.get("step") or 0) == last]
 
 
-def _is_score(line: dict[str, Any]) -> bool:
+def is_score(line: dict[str, Any]) -> bool:
+    """Return whether a line of scores.jsonl holds a metric's name and a finite number."""
     value = line.get("value")
     return (
         isinstance(line.get("metric"), str)

@@ -11,7 +11,7 @@ from matplotlib.ticker import EngFormatter, FixedLocator, MaxNLocator
 
 from analysis.figures.style import Plot, canvas, colour, line, styled
 from analysis.groups import Base, Cell
-from analysis.stats import mean_std, ratio
+from analysis.stats import ratio
 from analysis.study import Study
 from analysis.tables.speedup import reach
 
@@ -21,28 +21,18 @@ AXES = (("step", "training steps"), ("macs", "training multiply-adds"), ("hours"
 def mean_path(study: Study, base: Base, cell: Cell) -> pd.DataFrame:
     """Return a cell's mean over seeds at every step that all seeds were scored at."""
     paths = [study.path(base, str(run)) for run in cell.runs["run"]]
-    paths = [
-        path.drop_duplicates("step", keep="last").set_index("step")
-        for path in paths
-        if not path.empty
-    ]
+    paths = [path.drop_duplicates("step", keep="last") for path in paths if not path.empty]
     if not paths:
         return pd.DataFrame()
-    shared = sorted(set.intersection(*(set(path.index) for path in paths)))
-    rows = []
-    for step in shared:
-        estimate = mean_std([float(path.loc[step, "value"]) for path in paths])
-        costs = {
-            key: float(np.mean([path.loc[step, key] for path in paths]))
-            for key in ("macs", "hours")
-        }
-        if estimate is not None:
-            spread = {
-                "std": float("nan") if estimate.std is None else estimate.std,
-                "n": estimate.n,
-            }
-            rows.append({"step": int(step), **costs, "mean": estimate.mean, **spread})
-    return pd.DataFrame(rows)
+    groups = pd.concat(paths, ignore_index=True).groupby("step")
+    found = groups.agg(
+        macs=("macs", "mean"),
+        hours=("hours", "mean"),
+        mean=("value", "mean"),
+        std=("value", "std"),
+        n=("value", "size"),
+    )
+    return found[found["n"] == len(paths)].reset_index()
 
 
 @styled

@@ -63,7 +63,7 @@ def evaluations(study: Study, base: Base, cell: Cell) -> pd.DataFrame:
     ]
     if rows.empty:
         return rows
-    rows = rows.assign(guidance=rows["guidance"].fillna("not said").map(without_path))
+    rows = rows.assign(guidance=rows["guidance"].fillna("not said").map(str).map(without_path))
     counts = rows.groupby("metric")["guidance"].nunique()
     chosen = max(counts.index, key=lambda name: (counts[name], name == base.metric))
     rows = rows[rows["metric"] == chosen]
