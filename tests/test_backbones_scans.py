@@ -67,3 +67,48 @@ def test_masked_tokens_leave_no_trace(op):
     short = {n: x if n == "u" else x[:, keep] for n, x in given.items()}
     whole = fast(*(masked[n] for n in names))[:, keep]
     torch.testing.assert_close(fast(*(short[n] for n in names)), whole, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_flash_linear_attention_takes_what_we_pass(op, monkeypatch):
+    """The call for a GPU, on a stand-in with fla's signature: order of arguments, scale, first result."""
+    import importlib
+    import inspect
+    import sys
+    import warnings
+
+    pytest.importorskip("fla")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # It says that it has no GPU.
+        published = getattr(importlib.import_module(f"fla.ops.{op}"), f"chunk_{op}")
+    fast, plain, names = OPS[op]
+    module = sys.modules[fast.__module__]
+    signature = inspect.signature(published)
+    letters = {"q": "r" if op != "gla" else "q", "g": "g" if op == "gla" else "w"}
+
+    def stand_in(*args, **options):
+        bound = signature.bind(*args, **options).arguments
+        assert bound.pop("scale") == 1.0
+        given = [bound[letters.get(n, n)] for n in names]
+        return plain(*given), None
+
+    monkeypatch.setattr(module, "choose", lambda *a, **k: "fla")
+    monkeypatch.setattr(module, "probe", lambda *a: type("Probe", (), {"function": stand_in}))
+    given = [drawn(5, torch.float32)[n] for n in names]
+    torch.testing.assert_close(fast(*given), plain(*given))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", OPS)
+def test_flash_linear_attention_agrees(op):
+    fast, plain, names = OPS[op]
+    torch.manual_seed(0)
+    shape = (2, 100, 2, 64)
+    made = {n: torch.randn(shape, device="cuda") for n in "qkv"}
+    made["g"] = -0.5 * torch.rand(shape, device="cuda")
+    made["u"] = torch.randn(2, 64, device="cuda")
+    made["a"] = -torch.nn.functional.normalize(torch.randn(shape, device="cuda"), dim=-1)
+    made["b"] = -made["a"] * torch.rand(shape, device="cuda")
+    given = [made[n] for n in names]
+    want = fast(*given, kernel="torch")
+    assert (fast(*given, kernel="fla") - want).norm() < 1e-2 * want.norm()
