@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.bench_steps import Step
+from experiments.bench_steps import LABEL_DROP, Step
 from routing import Draws, Routing, keep_count
 
 
@@ -41,7 +41,7 @@ class GraphedStep:
         draws = Draws(0, step.count, step.rows, device=step.device)
         self.time.copy_(step.objective.times(draws))
         self.noise.copy_(draws.normal("noise", tuple(step.latents.shape[1:])))
-        drop = draws.uniform("drop", 1)[:, 0] < step.train.label_drop
+        drop = draws.uniform("drop", 1)[:, 0] < LABEL_DROP
         self.labels.copy_(torch.where(drop, step.model.num_classes, step.labels))
         for k, (buffer, keep) in enumerate(zip(self.ids, self.keep, strict=True)):
             buffer.copy_(step.selection.ids(draws, k, step.model.grid, keep, None))

@@ -373,4 +373,9 @@ def _make(
             f"the weights in {source} do not fit its own description: {reason}"
         ) from error
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return Loaded(model.to(place).eval(), config, step, source, info)
+    try:
+        model = model.to(place)
+    except (RuntimeError, AssertionError) as error:
+        reason = " ".join(str(error).split("\n")[0].split())
+        raise CheckpointError(f"device={place} cannot be used ({reason}): try cpu") from error
+    return Loaded(model.eval(), config, step, source, info)

@@ -67,12 +67,7 @@ def sample_grid(run: Run) -> torch.Tensor:
     count = rows * COLUMNS
     seeds = torch.arange(count)
     labels = torch.arange(rows).repeat_interleave(COLUMNS) if classes else None
-    text = None
-    if run.model.prefix:
-        held_out = run.dataset.batch(
-            torch.arange(count, device=run.device), run.draws(torch.arange(count)), split="test"
-        )
-        text = held_out.text
+    text = run.dataset.prompts(torch.arange(count)).text if run.model.prefix else None
     with run.averaged() as model:
         setup = setup_for(model, run.config)
         samples = generate(

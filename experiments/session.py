@@ -98,6 +98,8 @@ def _session(config: Config, accelerator: Any, console: log.Console) -> None:
         write_about(folder, config)
         log.write_status(folder, "running", step=work.step, steps=config.train.steps)
     banner(console, config, work, resumed)
+    # Guidance and sampler are refused before training too, if they do not fit this model.
+    scoring.setup_for(work.model, config)
     if config.eval["name"] != "none" and work.step < config.train.steps:
         # What a score lacks (weights, a reference) is said now, not after the last step.
         for note in scoring.check(config, work.dataset, work.model, work.device):

@@ -51,9 +51,7 @@ def conditions(
         return labels_from_seeds(options.seed + index, model.num_classes, how), None, None
     if not (getattr(model, "config", None) or {}).get("text"):
         return None, None, None
-    size = dataset.sizes["test"]
-    rows = index if size is None else index % max(1, size)
-    found = dataset.condition(rows, "test")
+    found = dataset.prompts(index)
     return None, found.text.to(device), found.captions
 
 

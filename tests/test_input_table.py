@@ -1,0 +1,339 @@
+"""Wrong input over the whole surface: exit code 2, one sentence on stderr, nothing on stdout, nothing started."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+from small import small
+
+from experiments.cli import run_command
+
+RUN, SAMPLE, EVALUATE, PREPARE, SWEEPS, ANALYSIS, BENCH = (
+    "run", "sample", "evaluate", "prepare", "sweeps", "analysis", "bench",
+)  # fmt: skip
+
+
+def call(command: str, words: list[str]) -> int:
+    """Run a command in this process as its script does."""
+    if command == RUN:
+        from experiments import run as module
+    elif command == SAMPLE:
+        from experiments import sample as module
+    elif command == EVALUATE:
+        from experiments import evaluate as module
+    elif command == BENCH:
+        from experiments import bench as module
+    elif command == PREPARE:
+        from experiments import prepare
+
+        return prepare.main(words)
+    elif command == SWEEPS:
+        from sweeps.cli import main
+
+        return main(words)
+    else:
+        from analysis.cli import main
+
+        return main(words)
+    return run_command(module.main, words)
+
+
+# (command, words, part of the message). {run}: a finished run, {bad}: a folder of damaged things, {tmp}: empty.
+TABLE: list[tuple[str, str, str]] = [
+    # --- keys and groups
+    *[
+        (RUN, words, part)
+        for words, part in [
+            ("backbone=mmaba", "backbone=mamba"),
+            ("backbone=", "available"),
+            ("backbone", "key=value"),
+            ("=mamba", "key=value"),
+            ("data=digit", "data=digits"),
+            ("data=imagenet", "available"),
+            ("objective=emd", "objective=edm"),
+            ("sampler=huen", "sampler=heun"),
+            ("guidance=rooted", "guidance=routed"),
+            ("eval=digit", "eval=digits"),
+            ("scale=medium", "paper small tiny"),
+            ("experiment=table1", "available"),
+            ("rote=2-8", "did you mean route"),
+            ("train.step=5", "train.steps"),
+            ("backbone.widht=64", "backbone.width"),
+            ("sampler.stesp=4", "sampler.steps"),
+            ("train=5", "group of keys"),
+            ("routing=rows", "group of keys"),
+            ("paths=x", "group of keys"),
+            ("+a.b=1", "keys can be set"),
+            ("~train.lr=1", "keys can be set"),
+            ("++seed=1", "keys can be set"),
+            # --- types and ranges
+            ("seed=x", "whole number"),
+            ("seed=-3", "whole number"),
+            ("seed=1.5", "whole number"),
+            ("train.steps=0", "at least 1"),
+            ("train.steps=-5", "at least 1"),
+            ("train.steps=1e3x", "whole number"),
+            ("train.batch=0", "at least 1"),
+            ("train.lr=0", "above 0"),
+            ("train.lr=fast", "a number"),
+            ("train.lr=nan", "above 0"),
+            ("train.lr=inf", "above 0"),
+            ("train.clip=0", "above 0"),
+            ("train.warmup=-1", "at least 0"),
+            ("train.ema=1", "below 1"),
+            ("train.ema=-0.1", "between 0 and 1"),
+            ("train.label_drop=2", "between 0 and 1"),
+            ("train.betas=[0.9]", "two numbers"),
+            ("train.betas=[0.9,1.0]", "two numbers"),
+            ("train.betas=0.9", "a list"),
+            ("train.micro_batch=most", "auto"),
+            ("train.micro_batch=0", "at least 1"),
+            ("train.precision=fp16", "fp32 bf16"),
+            ("train.schedule=linear", "constant cosine"),
+            ("train.compile=all", "none blocks"),
+            ("train.loss=l2", "plain ensemble"),
+            ("train.encoder=dino", "dinov2"),
+            ("train.keep=0", "at least 1"),
+            ("train.log_every=0", "at least 1"),
+            ("train.tf32=maybe", "true or false"),
+            ("log=mlflow", "tensorboard"),
+            ("task=caption", "class text none"),
+            ("task=text", "captions"),
+            ("dry=perhaps", "true or false"),
+            ("init=nowhere", "does not exist"),
+            ("init={run}@x", "whole number"),
+            ("init={run}@99", "no weights"),
+            # --- routes
+            ("route=8-2", "route=2-8"),
+            ("route=2-40", "route=2-11"),
+            ("route=12-13", "0..11"),
+            ("route=2-8@1.5", "between 0 and 1"),
+            ("route=2-8@0", "between 0 and 1"),
+            ("route=2-8@x", "2-8"),
+            ("route=2", "2-8"),
+            ("route=two-eight", "2-8"),
+            ("route=2-8,4-9", "joi"),
+            ("route=0-6+4-9", "0-3+4-9"),
+            ("route=4-9+0-2", "0-2+4-9"),
+            ("route=-20-3", "blocks"),
+            ("route=auto@2", "between 0 and 1"),
+            ("route=2-8+", "2-8"),
+            ("route=none+2-8", "none"),
+            ("route=2-8/none", "progress"),
+            ("route=2-8/1.5:none", "progress"),
+            ("routing.selection=row", "rows"),
+            ("routing.selection=quad route=2-8", "0.75"),
+            ("routing.remove=later route=2-8", "after"),
+            ("routing.remove=after: route=2-8", "after"),
+            ("routing.reinsert=sum route=2-8", "sum_input"),
+            ("routing.reinsert=none route=0-4+6-9", "single segment"),
+            ("routing.off_after=2 route=2-8", "0 to 1"),
+            ("routing.schedule=quick route=2-8", "linear"),
+            ("routing.schedule=linear:1:3 route=2-8", "below 1"),
+            ("routing.learned=fuse", "route=auto"),
+            ("routing.learned=magic route=2-8", "fuse"),
+            ("routing.path_drop=0.1 route=2-8", "learned=fuse"),
+            ("routing.block=0", "at least 1"),
+            # --- sizes and families
+            ("size=Q/2", "sizes are"),
+            ("size=S/0", "S/2"),
+            ("size=S/x", "S/2"),
+            ("size=S/3", "multiples of 3"),
+            ("backbone.width=50", "multiple of 16"),
+            ("backbone.depth=0", "1"),
+            ("backbone.heads=7", "heads"),
+            ("backbone=mamba backbone.scan=spiral", "zigzag"),
+            ("backbone=mamba backbone.conv=maybe", "compact"),
+            ("backbone=mamba backbone.gap=long", "decay"),
+            ("backbone=mamba backbone.mixer=mamba9", "mamba2"),
+            ("backbone=rwkv backbone.wkv=best", "rank"),
+            ("backbone=rwkv backbone.missing=guess", "nearest"),
+            ("backbone=mamba backbone.kernel=cuda", "kernel"),
+            ("backbone.decoder={dept: 2}", "depth"),
+            # --- objectives, samplers, guidance, scores
+            ("objective.P_std=0", "P_std"),
+            ("objective=flow objective.times=gamma", "uniform"),
+            ("sampler.steps=0", "steps"),
+            ("sampler.sigma_max=0", "sigma"),
+            ("guidance.scale=x", "number"),
+            ("guidance=routed", "route"),
+            ("guidance=routed route=2-8 guidance.weak=1.5", "0 <= rate < 1"),
+            ("guidance=autoguidance", "checkpoint"),
+            ("eval.samples=1", "2 or more"),
+            ("eval.metrics=[fdd]", "fd"),
+            ("eval.features=[inception]", "inception-adm"),
+            ("eval.labels=all", "balanced"),
+            ("eval.every=-1", "0 or more"),
+            ("task=none", "guidance"),
+            # --- data
+            ("data.test_fraction=2", "0.01..0.9"),
+            ("data=scenes data.max_shapes=9", "1, 2 or 3"),
+            ("data=latents", "data.path"),
+            ("data=latents data.path={tmp}/none", "none"),
+            ("data=latents data.path={tmp}", "latent"),
+            ("data=latents data.path={bad}/store", "manifest"),
+            ("data=latents data.flip=sometimes", "mirror"),
+            ("data=latents data.vae_dtype=float8", "bfloat16"),
+            ("data=latents data.held_out=-1", "0 or a number"),
+        ]
+    ],
+    # --- sample
+    *[
+        (SAMPLE, words, part)
+        for words, part in [
+            ("", "required"),
+            ("{tmp}/none", "does not exist"),
+            ("{tmp}", "no checkpoints"),
+            ("{bad}/cut.safetensors", "safetensors"),
+            ("{bad}/text.safetensors", "safetensors"),
+            ("{run} --step 99", "there are"),
+            ("{run} --weights best", "ema or raw"),
+            ("{run} --classes 12", "class"),
+            ("{run} --classes cat", "class"),
+            ("{run} --seeds x", "seed"),
+            ("{run} --seeds 9-3", "seed"),
+            ("{run} --guidance cgf", "cfg"),
+            ("{run} --guidance routed", "route"),
+            ("{run} --steps 0", "steps"),
+            ("{run} --steps x", "steps"),
+            ("{run} --sampler huen", "heun"),
+            ("{run} --captions hello", "text"),
+            ("{run} sampler.nope=1", "unknown"),
+            ("{run} nope", "KEY=VALUE"),
+            ("{run} --batch 0", "batch"),
+            ("{run} --device gpu9", "device"),
+            ("{run} --nope", "--help"),
+        ]
+    ],
+    # --- evaluate
+    *[
+        (EVALUATE, words, part)
+        for words, part in [
+            ("", "required"),
+            ("{tmp}/none", "exist"),
+            ("{run} --samples 1", "2 or more"),
+            ("{run} --samples x", "samples"),
+            ("{run} --metrics fdd", "fd"),
+            ("{run} --features incep", "inception-adm"),
+            ("{run} --guidance cgf", "cfg"),
+            ("{run} --step 77", "there are"),
+            ("{run} --reference {tmp}/none.npz", "none.npz"),
+            ("{run} --reference {bad}/pickle.npz", "pickle"),
+            ("{run} --reference {bad}/text.npz", "text.npz"),
+            ("{bad}/pickle.npz", "pickle"),
+            ("{tmp}", "{tmp}"),
+        ]
+    ],
+    # --- prepare
+    *[
+        (PREPARE, words, part)
+        for words, part in [
+            ("", "required"),
+            ("{tmp}/none {tmp}/out", "none"),
+            ("{tmp} {tmp}/out --vae {tmp}/novae", "{tmp}"),
+            ("{tmp} {tmp}/out --size x", "--size"),
+            ("{tmp} {tmp}/out --nope 3", "--help"),
+        ]
+    ],
+    # --- sweeps
+    *[
+        (SWEEPS, words, part)
+        for words, part in [
+            ("", "required"),
+            ("lanch route_placement", "launch"),
+            ("launch route_placment", "route_placement"),
+            ("launch route_placement cluster=nowhere", "cluster"),
+            ("launch route_placement backbone=mmaba cluster=debug --dry-run", "mamba"),
+            ("launch route_placement --throttle x", "throttle"),
+            ("launch route_placement --compare-at money --dry-run", "flops"),
+            ("launch route_placement nope=1 --dry-run", "nope"),
+            ("launch route_placement scale=huge --dry-run", "scale"),
+            ("status never_launched", "never_launched"),
+            ("launch {bad}/grid.yaml --dry-run", "grid.yaml"),
+        ]
+    ],
+    # --- analysis
+    *[
+        (ANALYSIS, words, part)
+        for words, part in [
+            ("", "required"),
+            ("repotr {run}", "report"),
+            ("report {tmp}/none", "none"),
+            ("compare {run} {tmp}/none", "none"),
+            ("tables {tmp}/none", "none"),
+            ("tables {run}/.. --only nope", "nope"),
+            ("figures {run}/.. --only nope", "nope"),
+            ("similarity {tmp}/none", "none"),
+        ]
+    ],
+    # --- bench
+    *[
+        (BENCH, words, part)
+        for words, part in [
+            ("backbone=mmaba", "mamba"),
+            ("tokens=x", "tokens"),
+            ("nope=1", "nope"),
+            ("tokens", "key=value"),
+        ]
+    ],
+]
+
+
+@pytest.fixture(scope="session")
+def places(tmp_path_factory):
+    """A finished run, damaged things, and an empty folder."""
+    from experiments.train import train
+
+    root = tmp_path_factory.mktemp("table")
+    run = train(small(root / "runs"), quiet=True)
+    bad = root / "bad"
+    (bad / "store").mkdir(parents=True)
+    (bad / "store" / "manifest.json").write_text("{")
+    (bad / "text.safetensors").write_text("not tensors")
+    shutil.copy(run / "model.safetensors", bad / "cut.safetensors")
+    with (bad / "cut.safetensors").open("r+b") as handle:
+        handle.truncate(500)
+    (bad / "text.npz").write_text("not an archive")
+    np.savez(bad / "pickle.npz", arr_0=np.array([{"a": 1}], dtype=object))
+    (bad / "grid.yaml").write_text("axes: [")
+    empty = root / "empty"
+    empty.mkdir()
+    return {"run": str(run), "bad": str(bad), "tmp": str(empty)}
+
+
+def test_the_table_is_long_enough():
+    assert len(TABLE) >= 150
+    assert len({(c, w) for c, w, _ in TABLE}) == len(TABLE), "no row stands twice"
+
+
+@pytest.mark.parametrize(("command", "words", "part"), TABLE, ids=[f"{c} {w}" for c, w, _ in TABLE])
+def test_wrong_input_is_one_sentence(command, words, part, places, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = [word.format_map(places) if "{run" in word or "{bad" in word or "{tmp" in word else word
+             for word in split(words)]  # fmt: skip
+    if command == RUN:
+        given += ["train.steps=1"] if "train.steps" not in words else []
+    code = call(command, given)
+    out, err = capsys.readouterr()
+    lines = [line for line in err.splitlines() if line.strip()]
+    assert code == 2, (out, err)
+    assert len(lines) == 1 and lines[0].startswith("error: "), err
+    assert part.format_map(places) if "{" in part else part in err, err
+    assert "Traceback" not in err
+    assert not list(tmp_path.glob("**/metrics.jsonl")), "nothing may have been trained"
+
+
+def split(words: str) -> list[str]:
+    """Split at spaces, but not inside braces (backbone.decoder={dept: 2})."""
+    found, depth = [""], 0
+    for sign in words:
+        depth += (sign == "{") - (sign == "}")
+        if sign == " " and not depth:
+            found.append("")
+        else:
+            found[-1] += sign
+    return [word for word in found if word]
+
+
