@@ -156,22 +156,28 @@ class Backbone(nn.Module, Pretrained):
             fuse=Fuse(shape.width, fuse, shape.depth) if fuse else None,
             router=LearnedRouter(shape.width, router, shape.depth) if router else None,
         )
-        norm = block_class(name).head_norm
+        self._build_ends(decoder, align)
+        self.initialise()
+
+    def _build_ends(
+        self, decoder: Mapping[str, Any] | None, align: Mapping[str, Any] | None
+    ) -> None:
+        """Add the head, or a decoder that ends in one, and the projector."""
         self.head: layers.Head | None = None
         self.decoder: extras.Decoder | None = None
         self.align: extras.Projector | None = None
         small = extras.options(extras.DecoderOptions, decoder, "decoder")
         if small is None:
-            self.head = layers.Head(shape.width, shape.patch, self.out_channels, norm)
+            norm = block_class(self.name).head_norm
+            self.head = layers.Head(self.width, self.size.patch, self.out_channels, norm)
         else:
             self.decoder = extras.Decoder(
-                shape.width, small, self.grid, shape.patch, self.out_channels
+                self.width, small, self.grid, self.size.patch, self.out_channels
             )
         target = extras.options(extras.AlignOptions, align, "align")
         if target is not None:
-            self.align = extras.Projector(shape.width, target)
             self._check_taps([target.block], least=0)
-        self.initialise()
+            self.align = extras.Projector(self.width, target)
 
     @torch.no_grad()
     def initialise(self) -> None:
