@@ -171,6 +171,9 @@ def _torch(
         log_decay = steps * A.to(dtype)
         tokens = x.shape[1]
         chunk = min(chunk, max(8, 1 << (tokens - 1).bit_length()))
+        if packed.device.type == "cpu":
+            # Work inside a chunk grows with its length, work between chunks with the head's width.
+            chunk = min(chunk, max(32, width))
         if missing := -tokens % chunk:
             # dt = 0 makes padding exact: no decay, no write.
             x, dt, log_decay = (F.pad(m, (0, 0, 0, missing)) for m in (x, dt, log_decay))
