@@ -64,8 +64,10 @@ def execute(name: str, timeout: int = 1200) -> Any:
     client = NotebookClient(
         notebook, km=kernel, timeout=timeout, resources={"metadata": {"path": root}}
     )
+    # tqdm asks for widgets that nothing here shows, with a path of this machine in its warning.
+    quiet = {"PYTHONPATH": path, "PYTHONWARNINGS": "ignore:IProgress not found"}
     try:
-        client.execute(env={**os.environ, "PYTHONPATH": path})
+        client.execute(env={**os.environ, **quiet})
     finally:
         # The client leaves a kernel that it was given to whoever gave it.
         if kernel.has_kernel:

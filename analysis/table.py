@@ -76,7 +76,7 @@ class Row:
     entries: tuple[Entry, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Table:
     """A table with what must be said about it."""
 
@@ -99,6 +99,9 @@ class Table:
     def groups(self) -> list[str]:
         """Headings in order."""
         return list(dict.fromkeys(row.group for row in self.rows))
+
+    def __repr__(self) -> str:
+        return f"{self.title}: {len(self.rows)} rows"
 
     def _repr_markdown_(self) -> str:
         from analysis.render import markdown

@@ -44,7 +44,9 @@ def similarity(
     columns = min(len(maps), 4)
     lines = -(-len(maps) // columns)
     lowest = min(float(np.nanmin(item.arrays[key])) for item in maps)
-    figure, axes = canvas(2.55 * columns + 0.7, 2.75 * lines, lines, columns)
+    figure, axes = canvas(2.5 * columns + 0.8, 2.85 * lines, lines, columns)
+    # Square maps leave room that the usual layout gives away to titles of the next line.
+    figure.set_layout_engine("compressed")
     for ax in axes.flat[len(maps) :]:
         ax.set_visible(False)
     image: Any = None

@@ -61,7 +61,7 @@ def line(treatment: str) -> dict[str, Any]:
     return {"linestyle": others[pick % len(others)], "marker": markers[pick % len(markers)]}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Plot:
     """A figure with the data behind it.
 
@@ -103,6 +103,9 @@ class Plot:
             stream = io.BytesIO()
             self.figure.savefig(stream, format="png", dpi=dpi)
         return stream.getvalue()
+
+    def __repr__(self) -> str:
+        return f"{self.title}: {self.caption}"
 
     def _repr_png_(self) -> bytes:
         return self.png()
