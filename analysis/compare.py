@@ -11,7 +11,7 @@ import pandas as pd
 from analysis.runs import AnalysisError, Damaged, read_run
 
 # Where a run stands on disk says nothing about what it is.
-_ASIDE = ("run", "path", "name", "hash", "config.paths.")
+_ASIDE = ("run", "path", "name", "hash", "config_keys", "config.paths.")
 
 
 @dataclass(frozen=True)

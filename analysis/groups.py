@@ -183,8 +183,9 @@ def bases(frame: pd.DataFrame, metric: str | None = None) -> list[Base]:
     if "config.init" in frame:
         # Seeds fine-tune their own parents; what they share is the parents' kind.
         frame = frame.assign(**{"config.init": frame["config.init"].map(parent)})
+    frame = _filled(frame)
     frame = frame.assign(
-        base=_keys(frame, dense=False),
+        base=_keys(frame),
         treatment=[treatment(row) for row in frame.to_dict("records")],
     )
     labels = _labels(frame)
@@ -272,7 +273,31 @@ def _columns(frame: pd.DataFrame) -> list[str]:
     ]
 
 
-def _keys(frame: pd.DataFrame, dense: bool) -> list[str]:
+def _filled(frame: pd.DataFrame) -> pd.DataFrame:
+    """Give runs of an older version the value that all newer runs of their backbone share.
+
+    A key that was added later and never used must not part the runs before it from those after; one
+    that newer runs set differently still does.
+    """
+    known = frame.attrs.get("config_keys", [])
+    if len(known) < 2:
+        return frame
+    sets = [set(keys) for keys in known]
+    filled = {}
+    for column in _columns(frame):
+        has = frame["config_keys"].map(lambda place, c=column: c in sets[int(place)])
+        if has.all():
+            continue
+        values = frame[column].map(str)
+        for _, part in frame.groupby("backbone"):
+            present = values[part.index][has[part.index]]
+            if present.nunique() == 1:
+                values[part.index] = present.iloc[0]
+        filled[column] = values
+    return frame.assign(**filled)
+
+
+def _keys(frame: pd.DataFrame) -> list[str]:
     columns = [*_HEAD, *_PROTOCOL, *_columns(frame)]
     present = [column for column in columns if column in frame]
     # Only what varies can tell runs apart; the rest would make keys long for nothing.

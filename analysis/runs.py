@@ -113,12 +113,19 @@ def load(root: str | os.PathLike[str]) -> pd.DataFrame:
             continue
         (rows if row.get("status") == "done" else unfinished).append(row)
     keys = ("run", "path", "status", "step", "steps", "eta_s", "error")
+    # Few versions wrote all runs: their key sets are kept once, and a run has a number.
+    versions = {
+        text: place for place, text in enumerate(dict.fromkeys(r["config_keys"] for r in rows))
+    }
+    for row in rows:
+        row["config_keys"] = versions[row["config_keys"]]
     frame = typed(rows)
     frame.attrs = {
         "root": str(root),
         "damaged": damaged,
         "unfinished": [{key: row[key] for key in keys if key in row} for row in unfinished],
         "metrics": metrics,
+        "config_keys": [text.split(",") for text in versions],
     }
     return frame
 
@@ -149,7 +156,10 @@ def read_run(folder: Path, metrics: dict[str, dict[str, Any]] | None = None) -> 
     summary = _json(folder / "summary.json")
     row["status"] = str(summary.get("status", "unknown"))
     row.update({key: summary.get(key) for key in _SUMMARY})
-    row.update(_config(folder / "config.yaml"))
+    config = _config(folder / "config.yaml")
+    row.update(config)
+    # A key that a run's version did not know is not the same as one that is null.
+    row["config_keys"] = ",".join(sorted(config))
     try:
         derive(row)
     except RouteError as error:

@@ -365,3 +365,16 @@ def test_guidance_takes_the_metric_measured_under_most_guidances(tmp_path):
     (folder / "evaluations" / "step.json").write_text(json.dumps({"scores": lines}))
     table = make("guidance", tmp_path)
     assert "FD-50K" in table.groups[0] and len(table.rows) == 2
+
+
+def test_a_key_that_was_added_later_does_not_part_old_runs_from_new_ones(tmp_path):
+    def forget(folder):
+        lines = (folder / "config.yaml").read_text().splitlines(keepends=True)
+        (folder / "config.yaml").write_text("".join(line for line in lines if "clip:" not in line))
+
+    forget(write(tmp_path, seed=0))
+    write(tmp_path, seed=1, train__clip=1.0)
+    assert len(bases(analysis.load(tmp_path))) == 1
+    write(tmp_path, seed=2, train__clip=None)
+    # Now the newer runs differ among themselves, and what the old one did is not known.
+    assert len(bases(analysis.load(tmp_path))) > 1
