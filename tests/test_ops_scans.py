@@ -352,3 +352,42 @@ def test_the_ssd_kernels_on_a_gpu(kernel, gap):
     g = torch.randn_like(plain)
     for a, b in zip(torch.autograd.grad(fast, values, g), torch.autograd.grad(plain, values, g), strict=True):
         assert relative(a, b) < 2e-2
+
+
+@pytest.mark.parametrize("size", ["T/2", "M/2", "S/2", "B/2", "L/2", "XL/2"])
+def test_every_size_fits_the_kernels(size):
+    """Widths, and the strides of x, B and C inside the projection, are multiples of 8 (16 bytes)."""
+    from backbones.ops import conv
+    from backbones.sizes import parse_size
+
+    shape = parse_size(size)
+    inner, state = 2 * shape.width, shape.state
+    for kernel in ("mamba-ssm", "fla"):
+        assert dual.kernel_misfit(kernel, shape.headdim, state) is None
+    assert conv.kernel_misfit("causal-conv1d", inner + 2 * state, 4, True) is None
+    packed = torch.empty(2, 16, inner + 2 * state, dtype=torch.bfloat16)
+    for piece in packed.split([inner, state, state], -1):
+        assert piece.stride(-1) == 1
+        assert piece.stride(0) % 8 == piece.stride(1) % 8 == piece.storage_offset() % 8 == 0
+    assert inner % shape.headdim == 0
+
+
+def test_packed_is_ssd_on_its_pieces():
+    x, dt, A, B, C, D = ssd_inputs(2, 21, 4, 8, 1, 8)
+    packed = torch.cat((x.flatten(2), B.flatten(2), C.flatten(2)), -1)
+    gaps = torch.randint(1, 4, (2, 21), generator=generator(4))
+    plain = dual.reference(x, dt, A, B, C, D, gaps)
+    same_gradients(
+        dual.ssd_packed(packed, dt, A, D, chunk=8, decay_gap=gaps, width=8), plain, (x, dt, A, B, C, D)
+    )
+    by_reference = dual.ssd_packed(packed, dt, A, D, kernel="reference", decay_gap=gaps, width=8)
+    torch.testing.assert_close(by_reference, plain, rtol=0, atol=0)
+
+
+def test_float32_decays_that_would_be_denormal_change_nothing():
+    """Weights below e^-60 are clamped there; against float64 nobody can tell."""
+    values = [m.detach() for m in ssd_inputs(1, 64, 2, 8, 1, 8, torch.float32)]
+    values[1].fill_(0.1)
+    values[2].fill_(-15.0)  # Neighbours at distance 58..69 fall between the smallest normal and 0.
+    exact = dual.reference(*[m.double() for m in values])
+    assert relative(dual.ssd(*values, chunk=64, kernel="torch"), exact) < 1e-6
