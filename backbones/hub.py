@@ -55,7 +55,10 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             f"{path} does not say what model it holds; weights of other projects load through "
             "backbones.weights.load"
         )
-    return tensors, json.loads(metadata["model"])
+    try:
+        return tensors, dict(json.loads(metadata["model"]))
+    except (TypeError, ValueError) as error:
+        raise BackboneError(f"the metadata of {path} is damaged: {error}") from error
 
 
 class Pretrained(ModelHubMixin):
@@ -126,6 +129,10 @@ def _model(path: Path) -> Any:
     from backbones.registry import create
 
     tensors, config = read(path)
-    model = create(**config)
-    model.load_state_dict(tensors)
+    try:
+        model = create(**config)
+        model.load_state_dict(tensors)
+    except (TypeError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise BackboneError(f"{path} does not fit its own description: {reason}") from error
     return model.eval()

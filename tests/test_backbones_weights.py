@@ -189,6 +189,19 @@ def test_damaged_and_foreign_files(tmp_path):
         Backbone.from_pretrained(tmp_path)
 
 
+def test_weights_that_do_not_fit_their_description(tmp_path):
+    from backbones.hub import write
+
+    file = tmp_path / "model.safetensors"
+    config = {"name": "dit", "size": "T/1", "in_channels": 1, "input_size": 4, "depth": 1}
+    write(file, {"x": torch.zeros(1)}, config)
+    with pytest.raises(BackboneError, match="own description"):
+        Backbone.from_pretrained(file)
+    write(file, {}, {**config, "naem": "dit"})
+    with pytest.raises(BackboneError, match="no option 'naem'"):
+        Backbone.from_pretrained(file)
+
+
 def test_a_copy_of_a_model_is_its_own():
     from copy import deepcopy
 
