@@ -7,7 +7,7 @@ TESTS ?=
 WORKERS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help env test-env demo test test-slow test-slurm test-soak lint types check clean
+.PHONY: help env test-env demo test test-slow test-slurm test-soak lint types check docs surface clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -53,6 +53,13 @@ types: $(VENV)/.test  ## mypy over what is public
 	$(BIN)/mypy
 
 check: lint types test  ## what a change must pass before it is pushed
+
+docs: $(VENV)/.test  ## draw the documentation's pictures and build the site strictly (build/site)
+	$(BIN)/python docs/pictures.py
+	$(BIN)/python -m mkdocs build --strict
+
+surface: $(VENV)/.test  ## write down keys, public names and --help after a change on purpose
+	REGENERATE=1 $(BIN)/python -m pytest -q tests/test_surface.py
 
 clean:  ## remove caches (runs stay)
 	rm -rf .pytest_cache .mypy_cache .ruff_cache build *.egg-info
