@@ -147,7 +147,7 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
     for line in content.splitlines():
         try:
             values = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(values, dict):
             yield values

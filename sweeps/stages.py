@@ -148,6 +148,10 @@ def applied(grid: str, stage: Stage, user: Mapping[str, Sequence[Any]], theirs: 
             seeds = tuple(int(show(v)) for v in values)
         elif key in axes:
             axes[key] = tuple(values)
+        elif "." in key and _picks_nothing(cells, key, values):
+            # An option such as sampler.steps=5 is set in every row; backbone=... picks rows.
+            cells = tuple({k: v for k, v in row.items() if k != key} for row in cells)
+            base, axes = _set(base, axes, key, values)
         elif key in {k for row in cells for k in row}:
             picked = tuple(r for r in cells if key not in r or any(same(r[key], v) for v in values))
             missing = [v for v in values if not any(same(r.get(key), v) for r in cells)]
@@ -160,13 +164,23 @@ def applied(grid: str, stage: Stage, user: Mapping[str, Sequence[Any]], theirs: 
             zipped = {k: tuple(column[i] for i in rows) for k, column in zipped.items()}
         elif key not in base and (stage.of is not None or key in theirs or _elsewhere(stage, key)):
             continue  # it says nothing to this command, or is inherited from the parent
-        elif len(values) > 1:
-            axes[key] = tuple(values)
-            base.pop(key, None)
         else:
-            base[key] = values[0]
+            base, axes = _set(base, axes, key, values)
     return Stage(stage.name, stage.entry, stage.args, base, cells, axes, zipped, seeds, stage.fits,
                  stage.of, stage.where, stage.trains)  # fmt: skip
+
+
+def _picks_nothing(cells: Sequence[Mapping[str, Any]], key: str, values: Sequence[Any]) -> bool:
+    have = [row[key] for row in cells if key in row]
+    return bool(have) and not any(same(value, v) for value in have for v in values)
+
+
+def _set(
+    base: dict[str, Any], axes: dict[str, tuple[Any, ...]], key: str, values: Sequence[Any]
+) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
+    if len(values) > 1:
+        return {k: v for k, v in base.items() if k != key}, {**axes, key: tuple(values)}
+    return {**base, key: values[0]}, axes
 
 
 def _elsewhere(stage: Stage, key: str) -> bool:

@@ -69,6 +69,19 @@ def test_a_users_values_replace_axes_pick_rows_or_become_an_axis(tmp_path):
     assert len(run("rate=0.5", "size=S")) == 2
 
 
+def test_an_option_that_picks_no_row_is_set_in_all(tmp_path):
+    cells = [{"backbone": "dit", "sampler.steps": 50}, {"backbone": "rwkv"}]
+    made = make(tmp_path, cells=cells)
+
+    def steps(*words):
+        found = grid.expand(made, "tiny", overrides.parse(words))
+        return [overrides.show(c.overrides.get("sampler.steps")) for c in found]
+
+    assert steps("sampler.steps=5") == ["5", "5"]
+    assert steps("sampler.steps=5,6") == ["5", "6", "5", "6"]
+    assert steps("sampler.steps=50") == ["50", "null"]
+
+
 @pytest.mark.parametrize(
     ("word", "said"),
     [
