@@ -166,7 +166,9 @@ class Mamba2(nn.Module):
     def forward(self, u: Tensor, layout: Layout) -> Tensor:
         """Mix tokens (B, T, D)."""
         u = layout.to_scan(u, self.path)
-        z, mixed = self.in_proj(u).split([self.inner, self.inner + 2 * self.state], dim=-1)
+        # Two products and not one that is cut: the two gradients need not be put side by side.
+        into_z, into_mixed = self.in_proj.weight.split([self.inner, self.inner + 2 * self.state])
+        z, mixed = F.linear(u, into_z), F.linear(u, into_mixed)
         y = self._scan(u, mixed, self.directions[0], layout, self.path)
         if len(self.directions) == 2:
             turned = self.path + REVERSED
