@@ -66,13 +66,8 @@ def execute(name: str, timeout: int = 1200) -> Any:
     )
     # tqdm asks for widgets that nothing here shows, with a path of this machine in its warning.
     quiet = {"PYTHONPATH": path, "PYTHONWARNINGS": "ignore:IProgress not found"}
-    try:
-        client.execute(env={**os.environ, **quiet})
-    finally:
-        # The client leaves a kernel that it was given to whoever gave it.
-        if kernel.has_kernel:
-            kernel.shutdown_kernel(now=True)
-        kernel.cleanup_resources()
+    # A kernel that the client was given is otherwise left running, its sockets open.
+    client.execute(cleanup_kc=True, env={**os.environ, **quiet})
     for cell in notebook.cells:
         cell.get("metadata", {}).pop("execution", None)
     return notebook

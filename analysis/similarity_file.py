@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import json
-import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ from analysis.files import atomic_write
 from analysis.runs import AnalysisError
 
 FORMAT = "tread-suite-similarity/1"
+# A hundred levels of a model of 100 blocks take 8 MB.
+_LARGEST = 256 * 2**20
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,9 +77,12 @@ def read(path: str | Path) -> SimilarityFile:
     try:
         # numpy leaves a file open that it cannot read: this one is closed here.
         with Path(path).open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
+            if sum(info.file_size for info in stored.zip.infolist()) > _LARGEST:
+                raise ValueError("unpacks to more than a similarity file can hold")
             protocol = json.loads(str(stored["protocol"]))
             arrays = {key: stored[key] for key in stored.files if key != "protocol"}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except Exception as error:
+        # Zip, zlib, numpy's parser of headers and JSON raise a dozen types between them.
         raise AnalysisError(
             f"{path} is not a similarity file ({type(error).__name__}); "
             "make one with python -m analysis similarity RUN"

@@ -24,10 +24,12 @@ def derive(row: dict[str, Any]) -> None:
     row["selection"] = None if route.is_none else row.get("config.routing.selection", "random")
     row["objective"] = row.get("config.objective.name")
     row["variant"] = variant(row)
-    seconds, batch = row.get("wall_s"), row.get("config.train.batch")
+    parts = [row.get(key) for key in ("step", "config.train.batch", "wall_s")]
     # Over the whole run: what a log line says is one moment's.
     row["throughput"] = (
-        row["step"] * batch / seconds if seconds and batch and row.get("step") else None
+        parts[0] * parts[1] / parts[2]
+        if all(isinstance(part, int | float) and part > 0 for part in parts)
+        else None
     )
 
 

@@ -95,10 +95,24 @@ def real_runs(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", notebook_files.names())
-def test_a_notebook_runs_in_a_kernel_on_real_runs(name, real_runs, monkeypatch):
-    monkeypatch.setenv(quick_runs.VARIABLE, str(real_runs))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    notebook = notebook_files.execute(name)
+def test_a_notebook_runs_in_a_kernel_on_real_runs(name, real_runs, tmp_path):
+    import nbformat
+
+    command = [
+        sys.executable,
+        "-m",
+        "analysis",
+        "notebooks",
+        "--only",
+        name,
+        "--runs",
+        str(real_runs),
+        "--out",
+        str(tmp_path),
+    ]
+    result = subprocess.run(command, env={**os.environ, **QUIET}, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-2000:]
+    notebook = nbformat.read(tmp_path / f"{name}.ipynb", as_version=4)
     outputs = [out for cell in notebook.cells if cell.cell_type == "code" for out in cell.outputs]
     assert not [
         out
