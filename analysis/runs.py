@@ -191,8 +191,13 @@ def own_scores(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return []
     protocol = [usable[0].get(key) for key in PROTOCOL]
     same = [line for line in usable if [line.get(key) for key in PROTOCOL] == protocol]
-    last = max(line.get("step") or 0 for line in same)
-    return [line for line in same if (line.get("step") or 0) == last]
+    last = max(_step(line) for line in same)
+    return [line for line in same if _step(line) == last]
+
+
+def _step(line: dict[str, Any]) -> float:
+    step = line.get("step")
+    return step if isinstance(step, int | float) else 0
 
 
 def is_score(line: dict[str, Any]) -> bool:
