@@ -24,13 +24,16 @@ def derive(row: dict[str, Any]) -> None:
     row["selection"] = None if route.is_none else row.get("config.routing.selection", "random")
     row["objective"] = row.get("config.objective.name")
     row["variant"] = variant(row)
-    parts = [row.get(key) for key in ("step", "config.train.batch", "wall_s")]
-    # Over the whole run: what a log line says is one moment's.
-    row["throughput"] = (
-        parts[0] * parts[1] / parts[2]
-        if all(isinstance(part, int | float) and part > 0 for part in parts)
-        else None
-    )
+    row["throughput"] = _throughput(row)
+
+
+def _throughput(row: dict[str, Any]) -> float | None:
+    """Images per second over the whole run: what a log line says is one moment's."""
+    steps, batch, seconds = (row.get(key) for key in ("step", "config.train.batch", "wall_s"))
+    for part in (steps, batch, seconds):
+        if not isinstance(part, int | float) or part <= 0:
+            return None
+    return float(steps) * float(batch) / float(seconds)  # type: ignore[arg-type]
 
 
 def variant(row: dict[str, Any]) -> str:
