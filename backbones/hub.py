@@ -9,9 +9,12 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from huggingface_hub import ModelHubMixin, hf_hub_download
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -19,7 +22,12 @@ from torch import Tensor
 
 from backbones.sizes import BackboneError
 
+if TYPE_CHECKING:
+    from backbones.backbone import Backbone
+
 FORMAT = "tread-suite/1"
+# 4096 x 4096: a table of positions beyond that is a mistake in the file.
+_LARGEST_INPUT = 4096**2
 FILE = "model.safetensors"
 
 
@@ -57,7 +65,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         )
     try:
         return tensors, dict(json.loads(metadata["model"]))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise BackboneError(f"the metadata of {path} is damaged: {error}") from error
 
 
@@ -125,14 +133,60 @@ class Pretrained(ModelHubMixin):
         return _model(path)
 
 
-def _model(path: Path) -> Any:
+def build(config: dict[str, Any], tensors: Mapping[str, Tensor], source: str) -> Backbone:
+    """Build the model that a file describes and load the weights beside the description.
+
+    It is built without memory first: a file of kilobytes that describes terabytes is refused.
+
+    Args:
+        config: Arguments of `backbones.create`, as the file holds them.
+        tensors: The weights.
+        source: The file, for messages.
+
+    Raises:
+        BackboneError: No description of a model, or one that the weights do not fit.
+    """
     from backbones.registry import create
 
-    tensors, config = read(path)
-    try:
+    wanted = _shapes(config, len(tensors), source)
+    found = {key: value.shape for key, value in tensors.items()}
+    wrong = sorted(k for k in wanted.keys() | found.keys() if wanted.get(k) != found.get(k))
+    if wrong:
+        raise BackboneError(
+            f"the weights in {source} do not fit its own description: {', '.join(wrong[:4])}"
+            + (f" and {len(wrong) - 4} more" if len(wrong) > 4 else "")
+        )
+    with torch.random.fork_rng(devices=[]):
         model = create(**config)
-        model.load_state_dict(tensors)
-    except (TypeError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise BackboneError(f"{path} does not fit its own description: {reason}") from error
-    return model.eval()
+    model.load_state_dict(dict(tensors))
+    return model
+
+
+def _shapes(config: dict[str, Any], tensors: int, source: str) -> dict[str, torch.Size]:
+    """Return the shapes of the weights that a description asks for, without making them."""
+    from backbones.registry import create
+    from backbones.sizes import parse_size
+
+    try:
+        asked = (config.get(key) for key in ("depth", "width", "heads"))
+        size = parse_size(config.get("size", "S/2"), *asked)
+        side = config.get("input_size", 32)
+        area = side**2 if isinstance(side, int) else math.prod(map(int, side))
+        if size.depth > max(tensors, 256) or area > _LARGEST_INPUT:
+            raise BackboneError(
+                f"{source} does not fit its own description: {size.depth} blocks over an input of "
+                f"{side} in {tensors} tensors"
+            )
+        with torch.device("meta"):
+            return {key: value.shape for key, value in create(**config).state_dict().items()}
+    except BackboneError:
+        raise
+    except Exception as error:
+        # Whatever a value of the wrong type makes a constructor trip over.
+        reason = " ".join(str(error).split())[:200]
+        raise BackboneError(f"{source} does not describe its model: {reason}") from error
+
+
+def _model(path: Path) -> Any:
+    tensors, config = read(path)
+    return build(config, tensors, str(path)).eval()

@@ -198,12 +198,27 @@ def _family(source: str) -> str:
 
 
 def _read(path: Path) -> Mapping[str, Tensor]:
-    if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
+    if not path.is_file():
+        raise BackboneError(f"{path}: no such file; expected .safetensors, .pt or .pth weights")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
 
-        return load_file(path)
-    found = torch.load(path, map_location="cpu", weights_only=True)
+            found: Any = load_file(path)
+        else:
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception:
+        # torch's unpickler for tensors alone raises whatever a damaged file makes it trip over.
+        raise BackboneError(
+            f"{path} is damaged or holds more than tensors, which is refused because it can run "
+            "code; if you trust it, save its state dict alone with torch.save"
+        ) from None
     for key in ("ema", "model", "state_dict"):
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
-            return found[key]
+            found = found[key]
+            break
+    if not isinstance(found, Mapping) or not all(
+        isinstance(key, str) and isinstance(value, Tensor) for key, value in found.items()
+    ):
+        raise BackboneError(f"{path} holds no state dict: expected names with a tensor each")
     return found

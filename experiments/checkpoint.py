@@ -355,23 +355,22 @@ def _make(
 ) -> Loaded:
     import torch
 
-    import backbones
+    from backbones.hub import build
+    from backbones.sizes import BackboneError
     from experiments.config import Config
 
     try:
         config = Config.from_dict(described["config"])
         arguments = dict(described["model"])
         info, step = dict(described["data"]), int(described["step"])
-        with torch.random.fork_rng(devices=[]):
-            model = backbones.create(**arguments)
-        model.load_state_dict(dict(tensors))
-    except (KeyError, TypeError) as error:
+    except UserError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise CheckpointError(f"{source} does not describe its model ({error!r})") from error
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())[:300]
-        raise CheckpointError(
-            f"the weights in {source} do not fit its own description: {reason}"
-        ) from error
+    try:
+        model = build(arguments, tensors, source)
+    except BackboneError as error:
+        raise CheckpointError(str(error)) from error
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         model = model.to(place)

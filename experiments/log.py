@@ -55,7 +55,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
         for line in path.read_text(errors="replace").splitlines():
             try:
                 entry = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(entry, dict):
                 found.append(entry)
@@ -71,10 +71,14 @@ def append_jsonl(path: Path, entries: Iterable[Mapping[str, Any]]) -> None:
         os.fsync(handle.fileno())
 
 
+def _stands(at: object, step: int) -> bool:
+    return isinstance(at, (int, float)) and at <= step
+
+
 def cut_jsonl(path: Path, step: int) -> None:
     """Drop the lines after `step` and any half-written one: a resumed run writes them again."""
     if path.is_file():
-        kept = [entry for entry in read_jsonl(path) if entry.get("step", 0) <= step]
+        kept = [entry for entry in read_jsonl(path) if _stands(entry.get("step", 0), step)]
         atomic_write(path, "".join(json.dumps(entry) + "\n" for entry in kept))
 
 

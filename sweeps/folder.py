@@ -19,6 +19,7 @@ from typing import Any
 
 from experiments.files import atomic_write
 from sweeps import state
+from sweeps.errors import SweepError
 from sweeps.plan import Run
 
 FRUITLESS = 3  # attempts that start from the same step before a run is given up
@@ -64,6 +65,8 @@ class Sweep:
     def runs(self) -> dict[str, Run]:
         """Return the runs of every launch so far, by name."""
         values = state.read(self.path / "sweep.json").get("runs", {})
+        if not isinstance(values, dict):
+            raise SweepError(f"{self.path / 'sweep.json'} is damaged; launch the grid again")
         return {name: Run.from_dict(run) for name, run in values.items()}
 
     def add(self, title: str, runs: Iterable[Run]) -> None:
@@ -76,20 +79,16 @@ class Sweep:
         """Return the submissions in order, each with its ids if they were written."""
         found: dict[str, Batch] = {}
         for line in lines(self.path / "batches.jsonl"):
+            name = line.get("batch")
+            if not isinstance(name, str):
+                continue
             if "runs" in line:
-                found[line["batch"]] = Batch(
-                    line["batch"],
-                    line["cluster"],
-                    line["kind"],
-                    line["runs"],
-                    line["time"],
-                    line["code"],
-                    line.get("resources", {}),
-                )
-            elif line.get("batch") in found:
-                batch = found[line["batch"]]
-                batch.ids.update(line.get("ids", {}))
-                batch.note = line.get("note", batch.note)
+                batch = _batch(name, line)
+                if batch is not None:
+                    found[name] = batch
+            elif name in found and _texts(line.get("ids", {})):
+                found[name].ids.update(line.get("ids", {}))
+                found[name].note = str(line.get("note", found[name].note))
         return list(found.values())
 
     def intend(self, batch: Batch) -> None:
@@ -114,7 +113,11 @@ class Attempts:
 
     def events(self) -> list[dict[str, Any]]:
         """Return all events, oldest first."""
-        return list(lines(self.path))
+        return [
+            line
+            for line in lines(self.path)
+            if isinstance(line.get("event"), str) and isinstance(line.get("time"), int | float)
+        ]
 
     def note(self, event: str, **values: Any) -> None:
         """Append an event with the time."""
@@ -136,6 +139,20 @@ class Attempts:
 def all_sweeps(root: Path) -> list[Sweep]:
     """Return the sweeps below a folder of runs."""
     return [Sweep(root, p.parent.name) for p in sorted((root / ".sweeps").glob("*/sweep.json"))]
+
+
+def _batch(name: str, line: Mapping[str, Any]) -> Batch | None:
+    """Return the submission that a line notes, or None if something else stands there."""
+    values = [line.get(key) for key in ("cluster", "kind", "code")]
+    runs, when, resources = line["runs"], line.get("time"), line.get("resources", {})
+    good = isinstance(runs, list) and all(isinstance(text, str) for text in [*runs, *values])
+    if not (good and isinstance(when, int | float) and isinstance(resources, dict)):
+        return None
+    return Batch(name, line["cluster"], line["kind"], runs, when, line["code"], resources)
+
+
+def _texts(values: object) -> bool:
+    return isinstance(values, dict) and all(isinstance(v, str) for v in values.values())
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -144,7 +144,15 @@ def expand(
     Raises:
         SweepError: A value picks no row, the grid refuses the scale, or nothing is left.
     """
-    raw = grid.stages(scale)
+    try:
+        raw = grid.stages(scale)
+    except SweepError:
+        raise
+    except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
+        raise SweepError(
+            f"grid {grid.name}: a value has the wrong type ({error}); the grids that come with "
+            "the project show what stands where"
+        ) from None
     # What other commands take is not for training: `samples=100`, `w=1.5`.
     theirs = {key for stage in raw if not stage.trains for key in stage.set_keys()} - {"seed"}
     ours = {key for stage in raw if stage.trains for key in stage.set_keys()}

@@ -36,9 +36,22 @@ class Run:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Run:
-        """Build a run from the values in a sweep's file."""
-        known = {k: values[k] for k in cls.__dataclass_fields__}
-        return cls(**{**known, "args": tuple(values["args"])})
+        """Build a run from the values in a sweep's file.
+
+        Raises:
+            SweepError: They are not what `to_dict` writes.
+        """
+        try:
+            known = {k: values[k] for k in cls.__dataclass_fields__}
+            texts = [known[k] for k in ("name", "stage", "label", "entry", "folder")]
+            texts += [*known["args"], *known["varies"], *known["varies"].values()]
+            good = all(isinstance(text, str) for text in texts)
+            good = good and (known["steps"] is None or type(known["steps"]) is int)
+        except (KeyError, TypeError, AttributeError):
+            good = False
+        if not good:
+            raise SweepError("a run in the sweep's file is damaged; launch the grid again")
+        return cls(**{**known, "args": tuple(known["args"])})
 
 
 @dataclass

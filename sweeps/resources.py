@@ -79,7 +79,10 @@ def load(name: str, scale: str = "tiny", overrides: Mapping[str, str] | None = N
         raise SweepError(
             f"resources {path}: expected a mapping with keys such as kind, partition, time"
         )
-    section = (raw.get("scales") or {}).get(scale) or {}
+    scales = raw.get("scales") or {}
+    section = (scales.get(scale) or {}) if isinstance(scales, dict) else None
+    if not isinstance(section, dict):
+        raise SweepError(f"resources {path.stem}: scales must map tiny, small, paper to mappings")
     typed = {k: yaml.safe_load(v) if k not in _TEXT else v for k, v in (overrides or {}).items()}
     values = {**raw, **section, **typed}
     known = [f.name for f in dataclasses.fields(Resources) if f.name != "name"]
@@ -89,6 +92,8 @@ def load(name: str, scale: str = "tiny", overrides: Mapping[str, str] | None = N
                 f"resources {path.stem}: unknown key {key!r}; "
                 f"expected {', '.join(known)}{suggest(key, known)}"
             )
+    if values.get("kind") is None:
+        raise SweepError(f"resources {path.stem}: kind is missing; expected slurm, local or debug")
     # A file of the user's is remembered by its place, for a retry from another folder.
     name = str(path.resolve()) if path.parent != FOLDER else path.stem
     return _checked(Resources(name=name, **{k: v for k, v in values.items() if v is not None}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from sweeps.job import done_mark
 from sweeps.plan import Run
 
 ORDER = ("running", "starting", "failed", "requeued", "pending", "stopped", "new", "done")
+# Beyond it no step, speed or time is one; NaN is not below it.
+_LARGEST = 1e15
 LIVE = ("running", "starting", "requeued", "pending")
 
 
@@ -159,11 +161,18 @@ def _standing(sweep: Sweep, run: Run, batch: Batch | None, jobs: Jobs) -> Standi
     return _ended(sweep, row, batch, events, found, job, jobs.trouble)
 
 
+def number(values: Mapping[str, Any], key: str) -> Any:
+    """Return a finite number of a run's own file, None where something else stands there."""
+    value = values.get(key)
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if plain and abs(value) < _LARGEST else None
+
+
 def _done(row: Standing) -> Standing:
     row.state = "done"
     if row.run.trains:
         summary = state.read(Path(row.run.folder) / "summary.json")
-        row.step, row.speed = summary.get("step"), summary.get("images_per_s")
+        row.step, row.speed = number(summary, "step"), number(summary, "images_per_s")
         scores = summary.get("scores")
         if isinstance(scores, dict):
             row.score = "  ".join(
@@ -178,9 +187,11 @@ def _running(row: Standing, events: list[dict[str, Any]]) -> Standing:
     started = max((e["time"] for e in events if e["event"] == "start"), default=None)
     beat = state.read(Path(row.run.folder) / "status.json") if row.run.trains else {}
     row.state = "starting" if started is None else "running"
-    if started is not None and float(beat.get("time") or 0) >= started:
-        row.step, row.speed, row.eta = beat.get("step"), beat.get("images_per_s"), beat.get("eta_s")
-        row.beat = max(0.0, time.time() - float(beat["time"]))
+    now = number(beat, "time") or 0.0
+    if started is not None and now >= started:
+        row.step, row.speed = number(beat, "step"), number(beat, "images_per_s")
+        row.eta = number(beat, "eta_s")
+        row.beat = max(0.0, time.time() - now)
     elif started is not None:
         row.step = state.saved_step(row.run.folder) if row.run.trains else None
         row.state = "running" if not row.run.trains else "starting"

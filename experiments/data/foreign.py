@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -135,13 +136,29 @@ class TarStore(Store):
                 (self.path / _INDEX).open("rb") as file,
                 np.load(file, allow_pickle=False) as stored,
             ):
+                # It is written unpacked: one that would grow is not ours.
+                size = sum(info.file_size for info in stored.zip.infolist())
+                if size > os.fstat(file.fileno()).st_size:
+                    return None
                 index = {key: stored[key] for key in stored.files}
             times = [path.stat().st_mtime_ns for path in self._tars]
             fresh = json.loads(bytes(index["state"])) == [self._state(), times]
-            good = index["offset"].dtype == np.int64 and len(index["offset"]) == len(index["tar"])
-            return index if fresh and good else None
+            return index if fresh and self._holds(index) else None
         except Exception:
             return None
+
+    def _holds(self, index: dict[str, Any]) -> bool:
+        """Whether every sample of a list lies inside of its tar."""
+        tar, offset, labels = index["tar"], index["offset"], index["labels"]
+        kinds = (tar.dtype, offset.dtype, labels.dtype) == (np.int32, np.int64, np.int64)
+        if not kinds or not len(tar) or tar.shape != offset.shape or tar.ndim != 1:
+            return False
+        if labels.shape not in ((0,), tar.shape) or tar.min() < 0 or tar.max() >= len(self._tars):
+            return False
+        dtype, shape, header = _npy_header(bytes(index["header"]), "")
+        ends = np.array([path.stat().st_size for path in self._tars])[tar]
+        item = header + dtype.itemsize * math.prod(shape)
+        return bool((offset >= 0).all() and (offset + item <= ends).all())
 
     def _build_index(self) -> dict[str, Any]:
         tar, offset, labels = [], [], []
@@ -233,10 +250,10 @@ def _read_header(handle: io.BufferedReader, member: Member, where: str) -> bytes
         raise DataError(f"{where} has a damaged .npy header")
     header = start + handle.read(length - len(start))
     dtype, shape, _ = _npy_header(header[:length], where)
-    if member.size != length + dtype.itemsize * int(np.prod(shape)):
+    if member.size != length + dtype.itemsize * math.prod(shape):
         raise DataError(
             f"{where} is truncated: {_said((dtype, shape))} needs "
-            f"{length + dtype.itemsize * int(np.prod(shape))} bytes and {member.size} are there"
+            f"{length + dtype.itemsize * math.prod(shape)} bytes and {member.size} are there"
         )
     return header[:length]
 

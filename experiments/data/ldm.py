@@ -55,7 +55,7 @@ def load(path: Path) -> Any:
         config = _config(state)
         network: Any = AutoencoderKL(**config)
         network.load_state_dict(rename(state, len(config["block_out_channels"])))
-    except (KeyError, ValueError, RuntimeError, IndexError) as error:
+    except (KeyError, ValueError, RuntimeError, IndexError, TypeError, AttributeError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise DataError(
             f"{path} is no autoencoder of latent diffusion ({lines[-1].strip()}); expected "

@@ -104,7 +104,13 @@ class Manifest:
                 and all(Path(shard["file"]).name == shard["file"] for shard in manifest.shards)
                 and all(type(shard["bytes"]) is int for shard in manifest.shards)
                 and all(0 < float(v) < float("inf") for v in (*manifest.std, manifest.scale_factor))
-                and (manifest.text is None or len(tuple(manifest.text["shape"])) == 3)
+                and all(math.isfinite(v) for v in (*manifest.mean, manifest.shift_factor))
+                and all(type(v) in (int, float) for v in (*manifest.std, manifest.scale_factor))
+                and all(type(v) is bool for v in (manifest.flips, manifest.labels))
+                and all(type(v) is str for v in (manifest.vae, *manifest.classes))
+                and all(type(shard["sha256"]) is str for shard in manifest.shards)
+                and all(type(shard["count"]) is int for shard in manifest.shards)
+                and (manifest.text is None or _is_text(manifest.text))
             )
         except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
             if isinstance(error, DataError):
@@ -113,6 +119,12 @@ class Manifest:
         if not good:
             raise DataError(f"{path} is damaged; run prepare again, which keeps finished shards")
         return manifest
+
+
+def _is_text(text: dict[str, Any]) -> bool:
+    shape = tuple(text["shape"])
+    sides = len(shape) == 3 and all(type(side) is int and side > 0 for side in shape)
+    return sides and type(text["encoder"]) is str
 
 
 class Store(abc.ABC):
@@ -269,6 +281,8 @@ class LatentStore(Store):
             expected["caption_ends"] = (self.text[0],)
         for name, tail in expected.items():
             check_rows(file, name, (shard["count"], *tail))
+        if self.text is not None and "captions" not in file:
+            check_rows(file, "captions", ())
         if verify:
             from experiments.files import sha256
 

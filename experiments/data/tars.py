@@ -48,7 +48,7 @@ def list_tar(path: Path) -> list[Member]:
         raise
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
+    except (tarfile.TarError, EOFError, ValueError, OverflowError, MemoryError) as error:
         raise DataError(
             f"{path} is truncated, compressed, or no tar archive ({error}); copy it again, "
             "or unpack a compressed one to plain .tar"

@@ -234,21 +234,50 @@ def read_shards(
     folder = Path(folder)
     try:
         about = json.loads((folder / "manifest.json").read_text())
-        count, size = int(about["count"]), int(about["shard"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        count, size = about["count"], about["shard"]
+        if not all(type(value) is int and value > 0 for value in (count, size)):
+            raise ValueError("counts")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DiffusionError(
-            f"{folder} is no folder of samples: it has no manifest.json"
+            f"{folder} is no folder of samples: it has no manifest.json that says how many"
         ) from error
-    paths = [folder / f"shard-{k:05d}.npz" for k in range(-(-count // size))]
-    missing = [path.name for path in paths if not path.exists()]
-    if missing:
+    total = -(-count // size)
+    present = {path.name for path in folder.glob("shard-*.npz")}
+    first = next((k for k in range(total) if _shard(k) not in present), None)
+    if first is not None:
+        # Counted from those that are there: a manifest may claim any number.
+        later = sum(_shard(first) < name < _shard(total) for name in present)
         raise DiffusionError(
-            f"{folder} lacks {len(missing)} of {len(paths)} shards (the first is {missing[0]}); "
+            f"{folder} lacks {total - first - later} of {total} shards "
+            f"(the first is {_shard(first)}); "
             "run the sampling command again to make them"
         )
-    for path in paths:
-        with np.load(path, allow_pickle=False) as data:
-            yield data["images"], data["seeds"], data["labels"]
+    for k in range(total):
+        yield _read_shard(folder / _shard(k))
+
+
+def _shard(number: int) -> str:
+    return f"shard-{number:05d}.npz"
+
+
+def _read_shard(
+    path: Path,
+) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+    try:
+        # numpy leaves a file open that it cannot read: this one is closed here.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
+            images, seeds, labels = data["images"], data["seeds"], data["labels"]
+            good = images.ndim == 4 and images.dtype == np.uint8
+            good = good and all(v.shape == images.shape[:1] for v in (seeds, labels))
+            good = good and all(v.dtype.kind in "iu" for v in (seeds, labels))
+    except Exception:
+        # Zip, zlib and numpy's own parser raise a dozen types between them.
+        good = False
+    if not good:
+        raise DiffusionError(
+            f"{path} is damaged; delete it and run the sampling command again to make it"
+        )
+    return images, seeds, labels
 
 
 def write_npz(

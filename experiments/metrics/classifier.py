@@ -210,7 +210,8 @@ def _load(path: Path, model: SmallClassifier, identity: str) -> Trained | None:
         if metadata.get("identity") != identity:
             return None
         model.load_state_dict(load_file(path))
-    except (OSError, SafetensorError, RuntimeError):
+        share = float(metadata["accuracy"])
+    except (OSError, SafetensorError, RuntimeError, KeyError, ValueError):
         return None
     model.eval().requires_grad_(False)
-    return Trained(model, float(metadata["accuracy"]), checksum(model), path, fresh=False)
+    return Trained(model, share, checksum(model), path, fresh=False)

@@ -39,18 +39,19 @@ class Images:
         else:
             if "arr_0" not in archive.names(path):
                 raise MetricError(f"{path} has no images (arr_0); give a sample batch or a folder")
-            self.n = archive.shape_of(path, "arr_0")[0]
+            shape = archive.shape_of(path, "arr_0")
+            if len(shape) != 4:
+                raise MetricError(f"arr_0 in {path} has shape {shape}; expected (N, H, W, 3)")
+            self.n = shape[0]
 
     def labels(self) -> Tensor | None:
         """Return the classes `(N,)` that ADM's batches carry as `arr_1`, or None."""
         if self.files or "arr_1" not in archive.names(self.path):
             return None
-        try:
-            with np.load(self.path, allow_pickle=False) as file:
-                found = torch.from_numpy(file["arr_1"].astype(np.int64))
-        except (ValueError, OSError) as error:
-            raise MetricError(f"{self.path} has damaged labels arr_1 ({error})") from None
-        return found if found.shape == (self.n,) else None
+        found = archive.read(self.path, ["arr_1"])["arr_1"]
+        if found.dtype.kind not in "iu" or found.shape != (self.n,):
+            return None
+        return torch.from_numpy(found.astype(np.int64))
 
     def batches(self, part: range, batch: int = 64) -> Iterator[Tensor]:
         """Yield the images numbered `part` as uint8 batches `(B, 3, H, W)`."""

@@ -10,7 +10,6 @@ is a number without meaning, so it is refused.
 from __future__ import annotations
 
 import os
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,7 +105,7 @@ def load(
     """
     path = Path(path).expanduser()
     present = archive.names(path)
-    arrays = _read(
+    arrays = archive.read(
         path,
         [
             k
@@ -136,15 +135,6 @@ def load(
     )  # fmt: skip
 
 
-def _read(path: Path, wanted: list[str]) -> dict[str, Any]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return {key: file[key] for key in wanted}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        line = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise MetricError(f"{path} is damaged or holds Python objects ({line[:100]})") from None
-
-
 def _check(path: Path, arrays: dict[str, Any], features: Features) -> None:
     missing = [key for key in _MOMENTS if key not in arrays]
     if missing:
@@ -167,6 +157,26 @@ def _check(path: Path, arrays: dict[str, Any], features: Features) -> None:
         raise MetricError(
             f"{path} holds statistics of {max(dim, 0)} features, {features.name} has "
             f"{features.dim}; write the reference again with these features"
+        )
+    _check_numbers(path, arrays, dim)
+
+
+def _check_numbers(path: Path, arrays: dict[str, Any], dim: int) -> None:
+    plain = {key: value for key, value in arrays.items() if key not in ("features", "name")}
+    wrong = [
+        key
+        for key, value in plain.items()
+        if value.dtype.kind not in "fiu" or not bool(np.isfinite(value).all())
+    ]
+    rows, n = arrays.get("rows"), arrays.get("n")
+    if rows is not None and (rows.ndim != 2 or rows.shape[1] != dim):
+        wrong.append("rows")
+    if n is not None and (n.ndim or n.dtype.kind not in "iu" or n < 0):
+        wrong.append("n")
+    if wrong:
+        raise MetricError(
+            f"{path} is damaged: {', '.join(dict.fromkeys(wrong))} cannot be statistics of "
+            f"{dim} features; write the reference again"
         )
 
 
