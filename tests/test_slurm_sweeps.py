@@ -290,14 +290,14 @@ def test_two_shells_at_once_submit_nothing_twice(shop):
 
 
 def test_a_submission_that_was_cut_off_is_found_by_its_name(shop):
-    shop.stub({"sleep": 0.1})
-    shop("launch")
+    shop.stub({"sleep": 0.05})
+    shop("launch", "train.steps=2000")
     file = shop.sweep.path / "batches.jsonl"
     intent, ids = file.read_text().splitlines()
     file.write_text(intent + "\n")
-    assert "4 of 4 in the queue or running" in shop("launch")
+    assert "4 of 4 in the queue or running" in shop("launch", "train.steps=2000")
     assert shop.sweep.batches()[0].ids == json.loads(ids)["ids"]
-    shop.done(0, 1, 2, 3)
+    assert "cancelled 4 of 4" in shop("cancel")
 
 
 def test_cancel_stops_what_is_live_and_launch_submits_it_again(shop):
