@@ -8,6 +8,7 @@ import importlib
 import os
 from pathlib import Path
 
+import pytest
 import yaml
 from small import ROOT, run
 
@@ -47,7 +48,8 @@ def compare(path: Path, now: str) -> None:
         path.write_text(now, encoding="utf-8")
     kept = path.read_text(encoding="utf-8")
     changed = difflib.unified_diff(kept.splitlines(), now.splitlines(), "agreed", "now", n=2)
-    assert now == kept, "on purpose? then `make surface`\n" + "\n".join(changed)
+    if now != kept:
+        pytest.fail("on purpose? then `make surface`\n" + "\n".join(changed), pytrace=False)
 
 
 def test_keys_and_public_names_are_those_that_were_agreed():
