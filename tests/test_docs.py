@@ -6,11 +6,14 @@ import itertools
 import re
 import subprocess
 import sys
+import tomllib
 
 import documents
 import pytest
 import yaml
 from documents import PAGES, label
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from small import ROOT
 
 from experiments import config, evaluate, prepare, sample
@@ -228,3 +231,20 @@ def test_imports_run_one_way(package):
     for path in (ROOT / package).rglob("*.py"):
         wrong = later & set(imported(path))
         assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
+
+
+def test_constraints_pin_every_dependency_within_its_range():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if line and line[0] != "#")
+    pins = {canonicalize_name(name): version for name, version in pins.items()}
+    wanted = [
+        *project["dependencies"],
+        *itertools.chain(*project["optional-dependencies"].values()),
+    ]
+    # The suite's own extras, and what only builds on a CUDA machine.
+    apart = ("tread-suite", "mamba-ssm", "causal-conv1d")
+    for requirement in map(Requirement, wanted):
+        if requirement.name not in apart:
+            pin = pins[canonicalize_name(requirement.name)]
+            assert pin in requirement.specifier and "+" not in pin, requirement
