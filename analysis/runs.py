@@ -32,6 +32,8 @@ from routing.errors import UserError
 from routing.route import RouteError
 
 MARKS = ("config.yaml", "summary.json", "status.json", "metrics.jsonl")
+# A few lines of YAML whose aliases hold aliases stand for more values than any memory.
+_MOST_VALUES = 100_000
 _SUMMARY = (
     "name",
     "hash",
@@ -287,7 +289,20 @@ def _parse(block: str) -> dict[str, Any]:
         return {}
     if not isinstance(value, dict):
         raise Damaged("config.yaml holds no mapping")
+    if _weight(value, {}) > _MOST_VALUES:
+        raise Damaged("config.yaml refers to itself more often than any configuration does")
     return dict(flatten(value, "config"))
+
+
+def _weight(value: Any, known: dict[int, float]) -> float:
+    """Count the values that a document has once its aliases are written out, in linear time."""
+    if not isinstance(value, dict | list):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = math.inf  # what holds itself has no end
+        children = value.values() if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_weight(child, known) for child in children)
+    return known[id(value)]
 
 
 def flatten(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:

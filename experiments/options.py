@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from routing.errors import UserError, suggest
@@ -29,9 +31,29 @@ def check_groups(config: Config) -> None:
             f"unknown backbone {config.backbone['name']!r}{suggest(config.backbone['name'], known)}"
         )
     shape = {key: config.backbone.get(key) for key in ("depth", "width", "heads")}
+    for key, value in shape.items():
+        if value is not None and type(value) is not int:
+            raise UserError(f"backbone.{key}={value!r}: expected a whole number or null")
     parse_size(config.size, **shape)
-    data.parse(config.data)
+    with _naming("data"):
+        data.parse(config.data)
     check_routing(config)
     for kind in ("objective", "sampler", "guidance"):
-        options_of(kind, getattr(config, kind))
-    EvalOptions(**{k: v for k, v in config.eval.items() if k != "name"})
+        with _naming(kind):
+            options_of(kind, getattr(config, kind))
+    with _naming("eval"):
+        EvalOptions(**{k: v for k, v in config.eval.items() if k != "name"})
+
+
+@contextlib.contextmanager
+def _naming(group: str) -> Iterator[None]:
+    """Turn what a value of the wrong type makes a range check trip over into one sentence."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (TypeError, ValueError, OverflowError, KeyError, AttributeError) as error:
+        raise UserError(
+            f"{group}: a key or a value of the wrong type ({error}); "
+            "python experiments/run.py --help lists every key with its default"
+        ) from None

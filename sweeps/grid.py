@@ -121,7 +121,7 @@ def load(name: str) -> Grid:
         )
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise SweepError(f"grid {path}: not YAML ({' '.join(str(error).split())})") from None
     if not isinstance(raw, dict):
         raise SweepError(f"grid {path}: expected a mapping with keys such as base, axes, seeds")

@@ -73,7 +73,7 @@ def load(name: str, scale: str = "tiny", overrides: Mapping[str, str] | None = N
         )
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise SweepError(f"resources {path}: not YAML ({' '.join(str(error).split())})") from None
     if not isinstance(raw, dict):
         raise SweepError(

@@ -67,14 +67,14 @@ class Images:
             first += len(images)
 
     def _pictures(self, files: list[Path]) -> Tensor:
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image
 
         arrays = []
         for path in files:
             try:
                 with Image.open(path) as picture:
                     arrays.append(np.asarray(picture.convert("RGB")))
-            except (OSError, UnidentifiedImageError):
+            except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
                 raise MetricError(f"{path} is not a readable picture; remove it") from None
             if arrays[-1].shape != arrays[0].shape:
                 h, w = arrays[-1].shape[:2]

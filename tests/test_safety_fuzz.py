@@ -1,0 +1,346 @@
+"""Random and mutated input to the grammar of routes, the configuration and every reader: one sentence, no hang, no flood.
+
+SAFETY_FUZZ_EXAMPLES=500 pytest tests/test_safety_fuzz.py    looks further; the default is the same few every time.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import random
+import shutil
+import struct
+import tarfile
+import zipfile
+from pathlib import Path
+
+import hostile
+import numpy as np
+import pytest
+import torch
+from data_tools import latents, npy, write_store
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from routing.errors import UserError
+
+EXAMPLES = int(os.environ.get("SAFETY_FUZZ_EXAMPLES", "0"))
+BOUND_MB = 400  # above what is in use when a reader starts; its input is a few MB at most
+
+
+def few(count):
+    return settings(
+        max_examples=EXAMPLES or count,
+        derandomize=not EXAMPLES,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+class Memory:
+    """Peak of resident memory from here on, in MB (Linux; 0 elsewhere)."""
+
+    def __enter__(self):
+        self.start = self._read("VmRSS")
+        if self.start:
+            Path("/proc/self/clear_refs").write_text("5")  # starts the peak anew
+        return self
+
+    def __exit__(self, *error):
+        self.grown = self._read("VmHWM") - self.start
+
+    @staticmethod
+    def _read(key):
+        try:
+            lines = Path("/proc/self/status").read_text().splitlines()
+        except OSError:
+            return 0
+        return int(next(line.split()[1] for line in lines if line.startswith(key))) // 1024
+
+
+def answers(read, *words):
+    """Call a reader: it returns or says one sentence, in time and within the bound."""
+    said = None
+    with Memory() as memory, hostile.deadline(20):
+        try:
+            read(*words)
+        except UserError as error:
+            said = str(error)
+    assert memory.grown < BOUND_MB, f"{memory.grown} MB"
+    assert said is None or said.strip()
+    return said
+
+
+# --- grammar and configuration --------------------------------------------------------------------------
+
+ROUTES = st.one_of(
+    st.text(alphabet="0123456789-@.,+/:autone ", max_size=24),
+    st.text(max_size=12),
+    st.lists(st.one_of(st.integers(), st.floats(), st.text(max_size=4), st.none()), max_size=4),
+    st.sampled_from(["9" * 5000, "2-8@" + "1" * 5000, "0-1," * 5000, "2-8@1e999", "2-8@nan", "-" * 999, "2\u00b2-8", "\u0662-\u0668"]),
+)  # fmt: skip
+
+
+@few(300)
+@given(ROUTES, st.integers(1, 64))
+def test_routes(text, depth):
+    from routing.route import Route
+
+    def read():
+        route = Route.parse(text).resolve(depth)
+        assert Route.parse(str(route)) == route
+
+    answers(read)
+
+
+@few(150)
+@given(ROUTES.filter(lambda route: isinstance(route, str)), st.integers(1, 64))
+def test_schedules_of_routes(text, depth):
+    from experiments.config import RouteSchedule
+
+    answers(lambda: RouteSchedule.parse(text).resolve(depth))
+
+
+@pytest.fixture(scope="module")
+def resolved():
+    from experiments.config import load
+
+    return load(["eval=none"]).to_dict()
+
+
+@few(120)
+@given(st.integers(0, 2**32))
+def test_saved_configurations(resolved, seed):
+    from experiments.config import Config
+
+    values = hostile.mutate_value(random.Random(seed), copy.deepcopy(resolved))
+
+    def read():
+        config = Config.from_dict(values)
+        assert Config.from_dict(config.to_dict()).to_dict() == config.to_dict()
+        assert "/" not in config.name
+
+    answers(read)
+
+
+VALUES = st.one_of(
+    st.sampled_from(["", "[]", "{}", "null", "1e999", "-1", "nan", "${seed}", "${oc.env:HOME}", "'", '"', "[1", "{a", "\\", "../x", "a,b", "@"]),
+    st.text(max_size=8),
+)  # fmt: skip
+
+
+@few(10)
+@given(st.sampled_from(["seed", "route", "train.lr", "backbone", "size", "train.betas", "data.name", "paths.runs", "", "=", "hydra.run.dir"]), VALUES)  # fmt: skip
+def test_overrides(key, value):
+    from experiments.config import load
+
+    answers(load, ["eval=none", f"{key}={value}"])
+
+
+# --- readers --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def valid(tmp_path_factory):
+    made = {}
+
+    def get(name):
+        if name not in made:
+            folder = tmp_path_factory.mktemp("valid")
+            hostile.READERS[name].make(folder)
+            made[name] = folder
+        return made[name]
+
+    return get
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors:UserWarning")
+@pytest.mark.parametrize("name", hostile.READERS)
+def test_readers(name, valid, tmp_path):
+    one, base = hostile.READERS[name], valid(name)
+    paths = [p.relative_to(base) for p in hostile.damage_targets(base, one.files)]
+    contents = {path: (base / path).read_bytes() for path in paths}
+    folder = tmp_path / "files"
+
+    @few(8)
+    @given(st.sampled_from(paths), st.integers(0, 2**32))
+    def look(path, seed):
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(base, folder)
+        (folder / path).write_bytes(hostile.mutate(random.Random(seed), path, contents[path]))
+        answers(one.read, folder)
+
+    look()
+
+
+@few(30)
+@given(st.binary(max_size=300), st.integers(0, 60))
+def test_half_written_lines_are_left_out(tail, cut):
+    import tempfile
+
+    from analysis.runs import Damaged, read_lines
+    from experiments import log
+
+    whole = b'{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.25}\n'
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "metrics.jsonl"
+        path.write_bytes(whole + tail)
+        assert [e["step"] for e in log.read_jsonl(path)][:2] == [1, 2]
+        try:
+            assert [e["step"] for e in read_lines(path)][:2] == [1, 2]
+        except Damaged as error:
+            assert "line" in str(error)
+        path.write_bytes(whole[:cut])
+        steps = [line["step"] for line in read_lines(path)]
+        assert steps == [e["step"] for e in log.read_jsonl(path)] == [1, 2][: len(steps)]
+        assert len(steps) == (cut >= 24) + (cut >= 50)
+
+
+# --- files that claim more than they are ----------------------------------------------------------------
+
+
+def lie(path, header, data=b""):
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+@pytest.mark.parametrize("name", [n for n, r in hostile.READERS.items() if any("safetensors" in f or "shard" in f for f in r.files) and n != "shards of samples"])  # fmt: skip
+def test_headers_that_claim_a_lot(name, valid, tmp_path):
+    one, base = hostile.READERS[name], valid(name)
+    names = [
+        "latents",
+        "labels",
+        "latents_flip",
+        "encoder.conv_in.weight",
+        "x_embedder.proj.weight",
+    ]
+    huge = {n: {"dtype": "F32", "shape": [2**58], "data_offsets": [0, 2**60]} for n in names}
+    for number, content in enumerate(
+        [struct.pack("<Q", 2**60), struct.pack("<Q", 2**63 + 5) + b"{}", None, b"["]
+    ):
+        folder = tmp_path / str(number)
+        shutil.copytree(base, folder)
+        for path in hostile.damage_targets(folder, one.files):
+            if path.suffix == ".safetensors":
+                if content == b"[":
+                    nested = b"[" * 200_000
+                    path.write_bytes(struct.pack("<Q", len(nested)) + nested)
+                elif content is None:
+                    lie(path, huge, bytes(64))
+                else:
+                    path.write_bytes(content + bytes(64))
+        answers(one.read, folder)
+
+
+@pytest.mark.parametrize("claim", [10**12, 2**62, 10**30])
+def test_a_manifest_that_claims_too_many_samples(claim, tmp_path):
+    write_store(tmp_path, latents(6, side=2), [0, 1, 2, 0, 1, 2])
+    path = tmp_path / "manifest.json"
+    values = json.loads(path.read_text())
+    values["shards"][0]["count"] += claim - values["count"]
+    values["count"] = claim
+    path.write_text(json.dumps(values))
+    assert "expected [" in answers(hostile.read_everything, tmp_path)
+
+
+def test_samples_that_claim_too_many_shards(tmp_path):
+    (tmp_path / "manifest.json").write_text(json.dumps({"count": 10**15, "shard": 1}))
+    assert "lacks" in answers(hostile.read_samples, tmp_path)
+
+
+ARRAYS = {
+    "reference": "reference.npz", "batch of images": "batch.npz", "similarity": "similarity.npz", "shards of samples": "shard-00000.npz",
+    "index of tars": ".latent-index.npz",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+@pytest.mark.parametrize("shape", [(2**58,), (10**6, 10**6, 3), (2**31, 2**31, 2**31, 3), (-1, 4)])
+def test_arrays_that_claim_a_lot(name, shape, valid, tmp_path):
+    folder = tmp_path / "files"
+    shutil.copytree(valid(name), folder)
+    path = folder / ARRAYS[name]
+    with zipfile.ZipFile(path) as old:
+        names = old.namelist()
+    with zipfile.ZipFile(path, "w") as new:
+        for array in names:
+            new.writestr(
+                array,
+                hostile.npy_header(shape, "|u1" if array == "arr_0.npy" else "<f4") + bytes(64),
+            )
+    said = answers(hostile.READERS[name].read, folder)
+    assert said or name == "index of tars"  # which is made again
+
+
+@pytest.mark.parametrize("name", ["reference", "similarity", "index of tars"])
+def test_zip_bombs(name, valid, tmp_path):
+    """A few hundred KB that unpack to 600 MB."""
+    folder = tmp_path / "files"
+    shutil.copytree(valid(name), folder)
+    path = folder / ARRAYS[name]
+    with np.load(path, allow_pickle=False) as stored:
+        arrays = {key: stored[key] for key in stored.files}
+    grown = {"reference": "rows", "similarity": "cosine", "index of tars": "offset"}[name]
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for key, value in arrays.items():
+            if key != grown:
+                archive.writestr(f"{key}.npy", npy(value))
+        with archive.open(f"{grown}.npy", "w") as handle:
+            handle.write(hostile.npy_header((600 * 2**18, 1)))
+            for _ in range(600):
+                handle.write(bytes(2**20))
+    assert path.stat().st_size < 2 * 2**20
+    assert answers(hostile.READERS[name].read, folder) or name == "index of tars"
+
+
+@pytest.mark.parametrize("size", [2**60, 2**40, 2**33])
+@pytest.mark.parametrize("kind", ["x", "L", "0"])
+def test_tar_members_that_claim_a_lot(size, kind, tmp_path):
+    info = tarfile.TarInfo("0.latent.npy")
+    info.size, info.type = size, kind.encode()
+    content = info.tobuf(tarfile.GNU_FORMAT) + bytes(2048)
+    (tmp_path / "a.tar").write_bytes(content)
+    assert answers(hostile.read_everything, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"depth": 10**9}, {"width": 2**20}, {"num_classes": 10**12}, {"input_size": 10**8}, {"in_channels": 10**9}, {"text": [10**9, 10**6]}],
+)  # fmt: skip
+def test_descriptions_of_models_that_no_memory_holds(change, valid, tmp_path):
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    folder = tmp_path / "files"
+    shutil.copytree(valid("exported weights"), folder)
+    path = folder / "model.safetensors"
+    with safe_open(path, framework="pt") as handle:
+        about = handle.metadata()
+        tensors = {key: handle.get_tensor(key) for key in handle.keys()}  # noqa: SIM118
+    about["model"] = json.dumps(json.loads(about["model"]) | change)
+    save_file(tensors, path, about)
+    assert answers(hostile.read_export, folder) and answers(hostile.read_pretrained, folder)
+
+
+LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12)
+)
+
+
+@pytest.mark.parametrize("text", [LAUGHS, LAUGHS.replace("[", "{k: ").replace("]", "}").replace(", x", "").replace("x}", "1}"), "a: &a [*a]\n", "[" * 5000, "? " * 3000])  # fmt: skip
+def test_yaml_that_grows(text, valid, tmp_path):
+    for name in ("run folders", "grid of a sweep", "resources of a sweep"):
+        folder = tmp_path / name
+        shutil.copytree(valid(name), folder)
+        for path in [*folder.glob("*/config.yaml"), *folder.glob("*.yaml")]:
+            path.write_text(text)
+        answers(hostile.READERS[name].read, folder)
+
+
+def test_the_bound_is_seen():
+    with Memory() as memory:
+        block = torch.ones(2**27)
+    assert block.sum() == 2**27
+    assert memory.grown > 400 or not memory.start
