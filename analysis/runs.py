@@ -28,6 +28,7 @@ import pandas as pd
 import yaml
 
 from analysis.variants import derive
+from backbones.sizes import BackboneError, parse_size
 from routing.errors import UserError
 from routing.route import RouteError
 
@@ -164,8 +165,12 @@ def read_run(folder: Path, metrics: dict[str, dict[str, Any]] | None = None) -> 
     row["config_keys"] = ",".join(sorted(config))
     try:
         derive(row)
+        if row["size"] is not None:
+            parse_size(str(row["size"]))
     except RouteError as error:
         raise Damaged(f"its route cannot be read ({error})") from None
+    except BackboneError as error:
+        raise Damaged(f"its size cannot be read ({error})") from None
     own = own_scores(read_lines(folder / "scores.jsonl"))
     for line in own:
         row[f"score.{line['metric']}"] = line["value"]

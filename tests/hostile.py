@@ -237,6 +237,14 @@ def read_everything(folder):
         store.text_rows(index, torch.zeros(len(index), dtype=torch.int64))
 
 
+def read_facts(folder):
+    from experiments.data.facts import facts, fingerprint
+
+    options = {"name": "latents", "path": str(folder)}
+    assert facts(options)["shape"]
+    fingerprint(options)
+
+
 def make_store(folder):
     text = (torch.zeros(6, 2, 3, 4), [["a cat", "a dog"]] * 6)
     array = latents(6, side=2)
@@ -244,6 +252,17 @@ def make_store(folder):
 
 
 READERS["latent store"] = Reader(make_store, read_everything, ("manifest.json", "shard-*"))
+
+
+READERS["facts of a store"] = Reader(make_store, read_facts, ("manifest.json", "shard-*"))
+READERS["facts of tars"] = Reader(
+    lambda folder: write_tars(folder, latents(6, side=2), LABELS), read_facts, ("*.tar",)
+)
+READERS["facts of LightningDiT's shards"] = Reader(
+    lambda folder: write_lightning(folder, latents(6, side=2), latents(6, side=2), LABELS),
+    read_facts,
+    ("*.safetensors",),
+)
 
 
 @reader("verified latent store", make_store, "manifest.json", "shard-*")

@@ -50,11 +50,17 @@ def facts(options: DataOptions | Mapping[str, Any]) -> dict[str, Any]:
 def _manifest(options: LatentsOptions) -> dict[str, Any] | None:
     try:
         found = json.loads((Path(str(options.path)).expanduser() / "manifest.json").read_text())
-        return (
-            found if isinstance(found, dict) and "shape" in found and "classes" in found else None
-        )
-    except (OSError, ValueError):
+        text = found.get("text")
+        good = _sides(found["shape"]) and isinstance(found["classes"], list)
+        return found if good and (not text or _sides(text["shape"])) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        # Opening the data set for real names what is wrong with it.
         return None
+
+
+def _sides(shape: object) -> bool:
+    plain = isinstance(shape, list) and len(shape) == 3
+    return plain and all(type(side) is int and 0 < side < 2**31 for side in shape)
 
 
 def _peek(options: LatentsOptions) -> list[int] | None:
@@ -65,10 +71,13 @@ def _peek(options: LatentsOptions) -> list[int] | None:
         for path in sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".tar")):
             stored = _shard_shape(path) if path.suffix == ".safetensors" else _tar_shape(path)
             break
-    except (OSError, ValueError, KeyError, TypeError, tarfile.TarError, struct.error):
+    except (
+        OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, EOFError,
+        OverflowError, MemoryError, tarfile.TarError, struct.error,
+    ):  # fmt: skip
         # Opening the data set for real names what is wrong with it.
         return None
-    if stored is None or len(stored) != 3:
+    if stored is None or not _sides(stored):
         return None
     moments = options.kind == "moments" or (options.kind == "auto" and stored[0] == 8)
     return [stored[0] // 2 if moments else stored[0], *stored[1:]]

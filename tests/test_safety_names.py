@@ -1,0 +1,302 @@
+"""Names that others chose: members of tars stay inside, markup stays text, no shell reads a value."""
+
+from __future__ import annotations
+
+import html
+import io
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+import yaml
+from data_tools import add, latents, npy, write_store
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from routing.errors import UserError
+
+# --- tars -----------------------------------------------------------------------------------------------
+
+ESCAPES = [
+    "../0.latent.npy", "../../etc/0.latent.npy", "/tmp/0.latent.npy", "a/../../0.latent.npy", "./../0.latent.npy",
+    "//0.latent.npy", "a/b/../../../0.latent.npy",
+]  # fmt: skip
+
+
+def tree(folder):
+    return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*"))
+
+
+def member(archive, name, kind, target):
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    archive.addfile(info)
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("name", [*ESCAPES, "../" + "a" * 150 + ".latent.npy"])
+def test_members_that_point_outside_are_refused(name, form, tmp_path):
+    from experiments.data.foreign import open_store
+
+    folder = tmp_path / "data"
+    folder.mkdir()
+    info = tarfile.TarInfo(name)
+    content = npy(latents(1, side=2)[0])
+    info.size = len(content)
+    with tarfile.open(folder / "a.tar", "w", format=form) as archive:
+        try:
+            archive.addfile(info, io.BytesIO(content))
+        except ValueError:
+            pytest.skip("this format has no room for the name")
+    with pytest.raises(UserError, match="points outside"):
+        open_store(folder)
+    assert tree(tmp_path) == ["data", "data/a.tar"]
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE])  # fmt: skip
+def test_links_and_devices_are_refused(kind, tmp_path):
+    from experiments.data.foreign import open_store
+
+    folder = tmp_path / "data"
+    folder.mkdir()
+    secret = tmp_path / "secret"
+    secret.write_bytes(npy(latents(1, side=2)[0]))
+    with tarfile.open(folder / "a.tar", "w") as archive:
+        add(archive, "0.latent.npy", npy(latents(1, side=2)[0]))
+        member(archive, "1.latent.npy", kind, str(secret))
+    with pytest.raises(UserError, match="link|outside"):
+        open_store(folder)
+    assert tree(tmp_path) == ["data", "data/a.tar", "secret"]
+
+
+def test_pictures_in_tars_cannot_leave_either(tmp_path):
+    from experiments.prepare import main
+
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    with tarfile.open(folder / "a.tar", "w") as archive:
+        add(archive, "../0.png", b"\x89PNG")
+    assert main([str(folder), str(tmp_path / "out"), "--size", "64"]) == 2
+    assert not [p for p in tree(tmp_path) if p.endswith("0.png")]
+
+
+@pytest.mark.parametrize(
+    "name", ["../outside.safetensors", "/etc/passwd", "a/b.safetensors", "..", ""]
+)
+def test_a_manifest_names_files_of_its_own_folder_only(name, tmp_path):
+    from experiments.data.foreign import open_store
+
+    folder = write_store(tmp_path / "data", latents(6, side=2))
+    (folder / "shard-00000.safetensors").rename(tmp_path / "outside.safetensors")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["shards"][0]["file"] = name
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="damaged|cannot be read"):
+        open_store(folder)
+
+
+# --- HTML, LaTeX, Markdown, CSV -------------------------------------------------------------------------
+
+HOSTILE = "<script>alert(1)</script> & 100% \\input{/etc/passwd} $x_1^2$ #1 ~ {a} \"q\" 'r' <img src=x onerror=alert(1)>"
+AS_FILE = HOSTILE.replace("/", "|")  # a folder's name holds everything else
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    from analysis_runs import write
+
+    from analysis.study import Study
+
+    root = tmp_path_factory.mktemp("runs")
+    for seed in range(2):
+        for route in ("none", "2-8"):
+            run = write(
+                root, "dit", route, seed, experiment=HOSTILE, samples=not seed, evaluations=2
+            )
+            named = run.with_name(f"{AS_FILE}{route}{seed}")
+            run.rename(named)
+            summary = json.loads((named / "summary.json").read_text())
+            changed = {"name": named.name, "data": HOSTILE}
+            (named / "summary.json").write_text(json.dumps(summary | changed))
+            (named / "env.json").write_text(json.dumps({"device": HOSTILE, "python": HOSTILE}))
+    broken = write(root, "dit", "none", 7)
+    (broken / "config.yaml").write_text("[")
+    broken.rename(broken.with_name(f"{AS_FILE}broken"))
+    return Study.of(root)
+
+
+def test_the_report_holds_names_as_text_alone(study, tmp_path):
+    from html.parser import HTMLParser
+
+    from analysis import report
+
+    text = report.write(study, tmp_path / "report.html", title=HOSTILE).read_text()
+    for name in (HOSTILE, AS_FILE):
+        assert name not in text
+        assert html.escape(name, quote=False)[:40] in text
+
+    class Tags(HTMLParser):
+        found: list = []
+
+        def handle_starttag(self, tag, attrs):
+            self.found.append((tag, dict(attrs)))
+
+    Tags().feed(text)
+    assert all(not any(k.startswith("on") for k in attrs) for _, attrs in Tags.found)
+    assert not [attrs for tag, attrs in Tags.found if attrs.get("src") == "x"]
+    # Data for the page's own script stand in no second script that a name could close.
+    assert text.count("<script") == text.count("</script>")
+    assert "<script>alert" not in text
+
+
+def hostile_table():
+    from analysis.table import Column, Row, Table, words
+
+    columns = (Column(HOSTILE, numeric=False), Column("b", numeric=False))
+    rows = (Row(HOSTILE, (words(HOSTILE), words("=cmd|'/c calc'!A1"))),)
+    return Table("safe", HOSTILE, columns, rows, (HOSTILE,))
+
+
+# What stands for one character: an escaped one, a named text command, a single symbol of mathematics.
+_COMMANDS = re.compile(
+    r"\\[&%$#_{}]|\\text[a-z]+\{\}|\\dots\{\}|\{\\`\{\}\}|\$(?:-|\^?\\[a-zA-Z]+)\$"
+)
+
+
+def specials_left(text):
+    """Return the characters with a meaning in LaTeX that stand unescaped."""
+    return re.findall(r"[\\&%$#_{}~^]", _COMMANDS.sub("", text))
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    st.text(alphabet=st.one_of(st.characters(), st.sampled_from("\\{}&%$#_^~\n\r")), max_size=40)
+)
+def test_nothing_with_a_meaning_is_left_in_latex(text):
+    from analysis.render import latex_escape
+
+    escaped = latex_escape(text)
+    assert specials_left(escaped) == [] and escaped.isascii() and "\n" not in escaped
+
+
+def test_tables_are_escaped_in_every_format(study):
+    from analysis import render
+    from analysis.report import runs_table
+
+    for table in (hostile_table(), runs_table(study)):
+        tex = render.latex(table)
+        assert "\\input" not in tex and "textless{}script" in tex
+        assert "$x_1" not in tex and " & 100%" not in tex and "\\%" in tex
+        page = render.to_html(table)
+        assert "<script>" not in page and "<img" not in page
+        mark = render.markdown(table)
+        assert not re.search(r"(?<!\\)<(script|img)", mark)
+    sheet = render.to_csv(hostile_table())
+    assert not re.search(r'(^|,)"?[=+@-]cmd', sheet)
+
+
+# --- shells ---------------------------------------------------------------------------------------------
+
+VALUES = [
+    "a;touch marker", "$(touch marker)", "`touch marker`", "a && touch marker", "a|touch marker", "> marker", "$HOME", "'; touch marker #",
+    "a\ntouch marker", "*", "~", "%s %d {0}", "\\", "!!", "a b  c",
+]  # fmt: skip
+
+PROBE = """
+import json, os, pathlib
+def main(words):
+    folder = pathlib.Path(os.environ["PROBE_OUT"])
+    folder.mkdir(exist_ok=True)
+    (folder / f"{os.getpid()}-{len(list(folder.iterdir()))}.json").write_text(json.dumps(words))
+    return 0
+"""
+
+
+@pytest.mark.parametrize("cluster", ["debug", "local"])
+def test_values_arrive_verbatim(cluster, tmp_path, monkeypatch):
+    from slurm_lab import until
+
+    from sweeps import cli
+
+    (tmp_path / "probe_entry.py").write_text(PROBE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PROBE_OUT", str(tmp_path / "out"))
+    monkeypatch.chdir(tmp_path)
+    grid = tmp_path / "shell.yaml"
+    grid.write_text(yaml.safe_dump({"title": "t", "command": "call", "entry": "probe_entry:main", "args": VALUES, "base": {}, "seeds": [0]}))  # fmt: skip
+    words = ["launch", str(grid), f"cluster={cluster}", f"paths.runs={tmp_path / 'runs'}"]
+    assert cli.main(words) == 0
+    until(lambda: len(list((tmp_path / "out").glob("*.json"))) == 1, what="the command")
+    (arrived,) = (json.loads(p.read_text()) for p in (tmp_path / "out").glob("*.json"))
+    assert arrived[: len(VALUES)] == VALUES
+    assert not list(tmp_path.rglob("marker"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a;touch marker", "$(touch marker)", "`touch marker`", "a b", "a' 'b", "a&touch marker"],
+)
+def test_the_batch_script_runs_none_of_a_name(name, tmp_path):
+    """The script that sbatch gets, run by a real shell with a stand-in for srun."""
+    from sweeps import resources, submit
+    from sweeps.folder import Sweep
+
+    for program in ("srun", "scontrol"):
+        (tmp_path / program).write_text(f"#!{sys.executable}\nimport sys, json\nopen({str(tmp_path / 'argv')!r}, 'a').write(json.dumps(sys.argv[1:]) + '\\n')\n")  # fmt: skip
+        (tmp_path / program).chmod((tmp_path / program).stat().st_mode | stat.S_IXUSR)
+    place = resources.load("slurm", "tiny", {"account": "a"})
+    sweep = Sweep(tmp_path / name, "g")
+    text = submit.script(sweep, place, 2, tmp_path / name / "code")
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(lines)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not list(tmp_path.rglob("marker"))
+    words = [json.loads(line) for line in (tmp_path / "argv").read_text().splitlines()]
+    assert any(str(sweep.logs) in words_of_one for words_of_one in words), words
+
+
+@pytest.mark.parametrize("key", ["partition", "account", "qos", "constraint", "exclude"])
+@pytest.mark.parametrize(
+    "value",
+    ["a;touch marker", "$(touch marker)", "`touch marker`", "a\n#SBATCH --wrap=x", "a'b", 'a"b'],
+)
+def test_resources_take_no_characters_of_a_shell(key, value):
+    from sweeps import resources
+
+    with pytest.raises(UserError, match="characters"):
+        resources.load("slurm", "tiny", {key: value})
+
+
+STARTERS = [f"subprocess.{n}" for n in ("run", "Popen", "call", "check_call", "check_output")]
+
+
+def test_the_lists_of_words_are_lists():
+    """Every process of the suite is started from a list: Path is the program, the rest are its words."""
+    import ast
+
+    root = Path(__file__).resolve().parents[1]
+    starts = []
+    for part in ("routing", "backbones", "experiments", "sweeps", "analysis"):
+        for path in (root / part).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and ast.unparse(node.func) in STARTERS:
+                    first = node.args[0]
+                    starts.append(path.name)
+                    assert isinstance(first, ast.List | ast.Name | ast.BinOp), (
+                        f"{path}:{node.lineno}"
+                    )
+    assert "slurm.py" in starts and "pool.py" in starts
