@@ -67,9 +67,10 @@ def test_training_leaks_neither_memory_nor_files(tmp_path, route):
     assert len(late) >= 20, f"only {len(late)} looks in {spent:.0f} s: raise SOAK_STEPS"
     per_step = slope([(step, rss) for step, rss, *_ in late])
     files = [row[2] for row in late]
+    tenths = [late[i * (len(late) - 1) // 10][1] // 2**20 for i in range(11)]
     print(
         f"route={route}: {STEPS} steps in {spent:.0f} s, {per_step:.1f} bytes a step, RSS "
-        f"{late[0][1] / 2**20:.1f} to {late[-1][1] / 2**20:.1f} MB, files {min(files)} to {max(files)}"
+        f"{late[0][1] / 2**20:.1f} to {late[-1][1] / 2**20:.1f} MB, files {min(files)} to {max(files)}, MB by tenths {tenths}"
     )
     # Over few steps the allocator's steps of pages are most of the slope: 2 MB are let pass.
     assert per_step * (late[-1][0] - late[0][0]) < max(2 * 2**20, LEAK * STEPS * (1 - WARM))
@@ -79,3 +80,19 @@ def test_training_leaks_neither_memory_nor_files(tmp_path, route):
     assert max(row[3] for row in late[-quarter:]) <= max(row[3] for row in late[:quarter])
     log = (config.folder / "metrics.jsonl").stat().st_size
     assert log < STEPS / 50 * 600, "the log of metrics grows faster than its lines"
+
+
+def test_the_average_of_weights_has_no_history(tmp_path, monkeypatch):
+    """An average that autograd follows keeps something of every step: 25 KB each, for this tiny model."""
+    from experiments import train
+
+    looks = []
+    whole = train.Trainer.one_step
+
+    def one_step(self):
+        whole(self)
+        looks.append(any(t.requires_grad or t.grad_fn is not None for t in [*self.ema, self.tally]))
+
+    monkeypatch.setattr(train.Trainer, "one_step", one_step)
+    train.train(small(tmp_path, "train.steps=3"), quiet=True)
+    assert looks == [False] * 3
