@@ -87,12 +87,12 @@ def test_the_average_of_weights_has_no_history(tmp_path, monkeypatch):
     from experiments import train
 
     looks = []
-    whole = train.Trainer.one_step
+    whole = train.Run.one_step
 
     def one_step(self):
         whole(self)
         looks.append(any(t.requires_grad or t.grad_fn is not None for t in [*self.ema, self.tally]))
 
-    monkeypatch.setattr(train.Trainer, "one_step", one_step)
+    monkeypatch.setattr(train.Run, "one_step", one_step)
     train.train(small(tmp_path, "train.steps=3"), quiet=True)
     assert looks == [False] * 3
