@@ -59,8 +59,9 @@ def _manifest(options: LatentsOptions) -> dict[str, Any] | None:
 
 
 def _sides(shape: object) -> bool:
-    plain = isinstance(shape, list) and len(shape) == 3
-    return plain and all(type(side) is int and 0 < side < 2**31 for side in shape)
+    if not isinstance(shape, list) or len(shape) != 3:
+        return False
+    return all(type(side) is int and 0 < side < 2**31 for side in shape)
 
 
 def _peek(options: LatentsOptions) -> list[int] | None:
