@@ -46,6 +46,9 @@ test-slurm: $(VENV)/.test  ## the tests on a real Slurm cluster (apt install slu
 test-soak: $(VENV)/.test  ## the long kill and leak tests (hours)
 	$(BIN)/python -m pytest -m soak $(TESTS)
 
+notebooks: $(VENV)/.test  ## run the notebooks again, with outputs (RUNS=folder: on these runs)
+	$(BIN)/python -m analysis notebooks $(if $(RUNS),--runs $(RUNS))
+
 lint: $(VENV)/.test  ## ruff
 	$(BIN)/ruff check .
 

@@ -106,7 +106,7 @@ def _mamba(size: Size, options: Mapping[str, Any]) -> BlockCost:
         params=2 * (linear + ways * 3 * heads + conv + inner),
         linear=2 * linear,
         mixing=lambda n: 2 * n * scan,
-        saved=2 * (5 * d + 4 * inner + 2 * mixed + (2 * mixed if conv else 0))
+        saved=2 * (5 * d + 3 * inner + mixed + (2 * mixed if conv else 0))
         + 2 * (ways - 1) * (d + 4 * inner + 3 * mixed),
     )
 

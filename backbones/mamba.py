@@ -28,7 +28,7 @@ from backbones.sizes import BackboneError, Size
 if TYPE_CHECKING:
     from routing.layout import Layout
 
-MAX_GAP = 4.0  # BACKBONES: unclamped, one gap of a whole row makes the input weight explode.
+MAX_GAP = 4.0  # Unclamped, one gap of a whole row makes the input weight explode.
 REVERSED = ":reversed"
 OPS = {"mamba2": "ssd", "mamba1": "selective_scan"}
 

@@ -47,7 +47,7 @@ _NOT_HASHED = (
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Optimisation and bookkeeping of one run (the paper: AdamW 1e-4, batch 256, EMA 0.9999)."""
+    """Optimisation and bookkeeping of one run (TREAD: AdamW 1e-4, batch 256, EMA 0.9999)."""
 
     steps: int = 1000
     batch: int = 64

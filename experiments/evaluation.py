@@ -125,7 +125,7 @@ def draw_curve(folder: Path) -> str | None:
     steps, losses = [e["step"] for e in entries], [e["loss"] for e in entries]
     smooth, mean = [], None
     for loss in losses:
-        mean = loss if mean is None else 0.9 * mean + 0.1 * loss
+        mean = loss if mean is None else 0.7 * mean + 0.3 * loss
         smooth.append(mean)
     figure = Figure(figsize=(6, 3.2), layout="constrained")
     axes = figure.subplots()

@@ -108,7 +108,10 @@ def run_cost(config: Config, model: dict[str, Any]) -> Any:
     """
     from backbones.cost import cost
 
-    return cost(**model, route=first_route(config))
+    options = config.routing
+    return cost(
+        **model, route=first_route(config), reinsert=options.reinsert, remove=options.remove
+    )
 
 
 def check_routing(config: Config) -> None:

@@ -1,7 +1,7 @@
 """Moving rows of a batch of sequences: permute, take a subset, put it back.
 
 All three are one flattened `index_select` or `index_copy`: four to five times cheaper than `gather`
-on an expanded index (BACKBONES.md 2.3). Their gradients use that every index occurs once, so no
+on an expanded index. Their gradients use that every index occurs once, so no
 addition is needed.
 """
 

@@ -1,7 +1,7 @@
 """A route: which blocks the routed tokens skip.
 
 TREAD (Krause et al., ICCV 2025) sends a fraction of the tokens past blocks i..j, both ends
-included, while the rest are processed as usual (SG paper, eq. 5; PAPER.md 1.1). With 12 blocks,
+included, while the rest are processed as usual (SG paper, eq. 5). With 12 blocks,
 `2-8` is
 
     0 1 [2 3 4 5 6 7 8] 9 10 11

@@ -26,11 +26,11 @@ class Routing:
         ids: Explicit raster ids that stay, one entry for each segment (None draws them), in any
             order; each of shape `(B, K)`, `(1, K)` or `(K,)`.
         reinsert: What routed tokens become at a segment's end: their state from before it
-            (`identity`); that plus the network's input (`sum_input`: v1's second route, PAPER.md
-            1.5; a segment that starts at block 0 has only the input and adds nothing); or nothing:
-            dropped tokens never return (`none`).
+            (`identity`); that plus the network's input (`sum_input`: v1's second route; a segment
+            that starts at block 0 has only the input and adds nothing); or nothing: dropped
+            tokens never return (`none`).
         remove: When tokens leave: at the segment's `start`; `after:<k>`, once block k has seen all
-            of them (delayed removal, PAPER.md 5.2); or `never`: all blocks see all tokens, and at
+            of them (delayed removal); or `never`: all blocks see all tokens, and at
             the end routed tokens still fall back to their state from the start (a control).
         random_end: Draw every segment's end for each step, from its start up to its end (v1).
         path_drop: Share of samples whose fused span is left out (SPRINT); 1 skips its blocks.

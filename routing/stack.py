@@ -57,7 +57,7 @@ class Stack(nn.Module):
     Args:
         blocks: The blocks, called as the module's docstring says.
         fp32_after: Run the block after a route's end in float32 under autocast, on any device
-            (the released code, PAPER.md 1.3).
+            (as in the released code).
         checkpoint: Recompute activations of the blocks inside routes in the backward pass.
         fuse: SPRINT's fusion over one fixed span, dense passes included.
         router: A learned choice of tokens over one fixed span (Mixture of Depths; a control).

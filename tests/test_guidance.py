@@ -300,7 +300,7 @@ def test_learned_variance_survives_guidance():
 
 # ------------------------------------------------------------------------------------------- cost
 
-SG = [  # Sparse Guidance, Table 1: SiT-XL/2, r_{2->24}, GFLOPs a step (PAPER.md 2.9).
+SG = [  # Sparse Guidance, Table 1: SiT-XL/2, r_{2->24}, GFLOPs a step.
     ({"name": "none"}, 114.42),
     ({"name": "cfg"}, 228.84),
     ({"name": "icg"}, 228.84),

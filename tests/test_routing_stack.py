@@ -234,7 +234,7 @@ def test_taps():
             model(x, cond, layout, taps=(tap,))
 
 
-# Variants (PAPER.md 1.5, 5.2, 5.3)
+# Variants
 
 
 def test_sum_input_adds_the_network_input_where_a_later_route_ends():

@@ -187,9 +187,10 @@ def test_half_written_lines_are_left_out(tail, cut):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "metrics.jsonl"
         path.write_bytes(whole + tail)
-        assert [e["step"] for e in log.read_jsonl(path)][:2] == [1, 2]
+        # What follows may be whole JSON that is no record; the two before it are never lost.
+        assert [e.get("step") for e in log.read_jsonl(path)][:2] == [1, 2]
         try:
-            assert [e["step"] for e in read_lines(path)][:2] == [1, 2]
+            assert [e.get("step") for e in read_lines(path)][:2] == [1, 2]
         except Damaged as error:
             assert "line" in str(error)
         path.write_bytes(whole[:cut])

@@ -40,7 +40,7 @@ class SamplingCost:
 
     @property
     def gmacs_per_evaluation(self) -> float:
-        """Mean GMACs of one evaluation: the column beside FID in the SG paper (PAPER.md 2.9)."""
+        """Mean GMACs of one evaluation: the column beside FID in the SG paper."""
         return self.macs / self.evaluations / 1e9
 
 

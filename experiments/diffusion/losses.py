@@ -92,7 +92,7 @@ def ensemble_loss(
     grid: tuple[int, int],
     weight: float = 0.1,
 ) -> Tensor:
-    """Return the loss of TREAD's first version over several routes (PAPER.md 1.5).
+    """Return the loss of TREAD's first version over several routes.
 
     `L = mean_k ( dsm_k + weight * mae_k )`, where `dsm_k` is the objective's loss on the tokens
     that stayed in route k and `mae_k` the same error on those that skipped it. Both are means over

@@ -56,7 +56,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class EDMOptions:
-    """EDM (Karras et al. 2022, Table 1, and TREAD's settings, PAPER.md section 3)."""
+    """EDM (Karras et al. 2022, Table 1, and TREAD's settings)."""
 
     name: str = "edm"
     p_mean: float = -1.2
