@@ -18,7 +18,7 @@ def split(text: str) -> tuple[Path, int | None]:
     Raises:
         InitError: The step is no number or the path does not exist.
     """
-    # A run's name may hold an @ of its own (2-8@0.75): a step is what follows the last one, if whole.
+    # A run has an @ of its own in its name (2-8@0.75); a step is what follows the last one.
     head, at, tail = text.rpartition("@")
     if at and not tail.isdigit() and Path(text).expanduser().exists():
         at = ""

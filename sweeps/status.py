@@ -164,8 +164,9 @@ def _standing(sweep: Sweep, run: Run, batch: Batch | None, jobs: Jobs) -> Standi
 def number(values: Mapping[str, Any], key: str) -> Any:
     """Return a finite number of a run's own file, None where something else stands there."""
     value = values.get(key)
-    plain = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if plain and abs(value) < _LARGEST else None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return value if abs(value) < _LARGEST else None
 
 
 def _done(row: Standing) -> Standing:
