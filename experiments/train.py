@@ -59,6 +59,13 @@ class Run(State):
     def one_step(self) -> None:
         """Take one optimizer step on this process's share of the global batch."""
         config, world = self.config.train, self.accelerator.num_processes
+        # Torch's own generator, which a block of somebody else's may use (dropout), is a function
+        # of seed, step and rank as well: whatever scoring drew from it leaves no trace.
+        torch.manual_seed(
+            (self.config.seed * 65_537 + self.step) * 4_099
+            + self.salt * 257
+            + self.accelerator.process_index
+        )
         local = config.batch // world
         first = local * self.accelerator.process_index
         pieces = micro_batches(self, local)

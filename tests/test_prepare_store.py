@@ -1,6 +1,7 @@
 import errno
 import io
 import json
+import os
 import subprocess
 import sys
 import tarfile
@@ -601,10 +602,12 @@ def test_killed_for_real_under_torchrun_and_continued(folder, tmp_path, vae):
     import time
 
     whole, out = tmp_path / "whole", tmp_path / "out"
+    # One thread as below: sums in another order would differ in the last bit.
     assert run(folder, whole, vae, "--shard", 1) == 0
     script = str(ROOT / "experiments/prepare.py")
     words = arguments(folder, out, vae, "--shard", 1, "--threads", 1)
-    one = subprocess.Popen([sys.executable, script, *words], stderr=subprocess.DEVNULL)
+    single = {**os.environ, "OMP_NUM_THREADS": "1"}
+    one = subprocess.Popen([sys.executable, script, *words], stderr=subprocess.DEVNULL, env=single)
     deadline = time.monotonic() + 120
     while not (out / "shard-00001.json").exists() and time.monotonic() < deadline:
         time.sleep(0.002)

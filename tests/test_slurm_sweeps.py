@@ -123,8 +123,8 @@ def test_an_array_runs_throttled_and_status_agrees_with_squeue(shop):
 
 
 def test_usr2_saves_requeues_the_same_job_and_goes_on(shop):
-    shop.stub({"sleep": 0.05, "save_every": 1000})
-    shop("launch", "train.steps=60")
+    shop.stub({"sleep": 0.1, "save_every": 1000})
+    shop("launch", "train.steps=100")
     job = shop.running(2, step=5).job
     subprocess.run(["scancel", "--signal=USR2", job], check=True)
     until(lambda: len(shop.starts(2)) == 2, what="a second start")
@@ -140,7 +140,7 @@ def test_usr2_saves_requeues_the_same_job_and_goes_on(shop):
 
 def test_a_higher_partition_preempts_and_the_run_resumes(shop):
     shop.resources(partition="low", cpus=4)
-    shop.stub({"sleep": 0.05, "save_every": 1000})
+    shop.stub({"sleep": 0.1, "save_every": 1000})
     shop("launch", "seed=0,1", "train.steps=80")
     shop.running(0, step=3), shop.running(1, step=3)
     urgent = [

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
+import torch
+from safetensors.torch import load_file
 from small import ROOT, overrides, run
 
 from experiments import log
@@ -67,7 +69,7 @@ def test_two_ranks_with_micro_batches_and_scores(tmp_path):
 
 
 def test_two_killed_ranks_go_on_where_they_were(tmp_path):
-    more = ("route=1-2", "train.steps=40", "train.save_every=5")
+    more = ("route=1-2", "train.steps=120", "train.save_every=5")
     straight = torchrun(*overrides(tmp_path / "straight", *more))
     assert straight.returncode == 0, straight.stderr
     call = [
@@ -84,15 +86,20 @@ def test_two_killed_ranks_go_on_where_they_were(tmp_path):
     while not list((tmp_path / "killed").glob("*/checkpoints/step-0000001*")):
         assert process.poll() is None
         time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGKILL)
+    # The launcher's workers have process groups of their own: each is killed for itself.
+    for each in [*psutil.Process(process.pid).children(recursive=True), process]:
+        each.kill()
     process.wait()
+    assert not list((tmp_path / "killed").glob("*/summary.json")), "killed before its end"
     again = torchrun(*overrides(tmp_path / "killed", *more))
     assert again.returncode == 0 and "resumed at step" in again.stdout, again.stderr
     a, b = (
         next(p.iterdir()) / "model.safetensors"
         for p in (tmp_path / "straight", tmp_path / "killed")
     )
-    assert a.read_bytes() == b.read_bytes()
+    # The metadata name the folders, which differ; the weights may not.
+    a, b = load_file(a), load_file(b)
+    assert all(torch.equal(a[name], b[name]) for name in a)
 
 
 def test_a_batch_that_ranks_cannot_share_is_refused(tmp_path):
@@ -114,6 +121,6 @@ def test_one_process_under_accelerate_launch(tmp_path):
     ]
     done = subprocess.run(call, capture_output=True, text=True, timeout=300, env=ENV)
     assert done.returncode == 0, done.stderr
-    plain = run(*overrides(tmp_path / "plain", "route=1-2"))
+    plain = run(*overrides(tmp_path / "plain", "route=1-2"), env=ENV)
     assert plain.returncode == 0
     assert losses(tmp_path / "launched") == losses(tmp_path / "plain")
