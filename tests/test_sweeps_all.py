@@ -23,6 +23,8 @@ def runs(tmp_path_factory):
     return tmp_path_factory.mktemp("sweeps") / "runs"
 
 
+# One worker for all of them: the last one reads the runs of the others.
+@pytest.mark.xdist_group("every grid")
 @pytest.mark.filterwarnings("ignore:covariances of rank")
 @pytest.mark.parametrize("name", grid.names())
 def test_two_steps_of_every_cell_at_tiny(name, runs):
@@ -41,6 +43,7 @@ def test_two_steps_of_every_cell_at_tiny(name, runs):
     assert {row.run.stage for row in rows} == expected
 
 
+@pytest.mark.xdist_group("every grid")
 def test_then_every_grid_has_its_tables_and_figures(runs, tmp_path):
     from analysis import figures, tables
     from analysis.study import Study
