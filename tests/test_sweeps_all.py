@@ -18,22 +18,13 @@ QUICK = [
 QUICK_COMMANDS = ["samples=20", "step=1", "rounds=1", "batch=2"]
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    return tmp_path_factory.mktemp("sweeps") / "runs"
-
-
-def place(runs, name):
-    # Curves need runs that are all scored on the way; those of other grids are scored once.
-    return runs.with_name("curves") if name == "convergence" else runs
-
-
-# One worker for all of them: the last one reads the runs of the others.
-@pytest.mark.xdist_group("every grid")
 @pytest.mark.filterwarnings("ignore:covariances of rank")
 @pytest.mark.parametrize("name", grid.names())
-def test_two_steps_of_every_cell_at_tiny(name, runs):
-    runs = place(runs, name)
+def test_two_steps_of_every_cell_at_tiny(name, tmp_path):
+    from analysis import figures, tables
+    from analysis.study import Study
+
+    runs = tmp_path / "runs"
     known = {k for stage in grid.load(name).stages("tiny") for k in stage.set_keys()}
     words = list(QUICK) if grid.load(name).stages("tiny")[0].trains else []
     if name == "convergence":
@@ -48,21 +39,14 @@ def test_two_steps_of_every_cell_at_tiny(name, runs):
     expected = {cell.stage for cell in grid.expand(grid.load(name))}
     assert {row.run.stage for row in rows} == expected
 
-
-@pytest.mark.xdist_group("every grid")
-def test_then_every_grid_has_its_tables_and_figures(runs, tmp_path):
-    from analysis import figures, tables
-    from analysis.study import Study
-
-    assert not Study.of(runs, None).runs.attrs["damaged"]
-    for name in grid.names():
-        study = Study.of(place(runs, name), None)
-        for kind, what in (text.split() for text in grid.load(name).makes):
-            if kind == "table":
-                made = tables.make(what, study)
-                assert made.rows, (name, what)
-            elif kind == "figure":
-                assert figures.FIGURES[what](study) is not None, (name, what)
+    # From these runs alone, without those of another grid.
+    study = Study.of(runs, None)
+    assert not study.runs.attrs["damaged"]
+    for kind, what in (text.split() for text in grid.load(name).makes):
+        if kind == "table":
+            assert tables.make(what, study).rows, what
+        elif kind == "figure":
+            assert figures.FIGURES[what](study) is not None, what
 
 
 def cells(name):
