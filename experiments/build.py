@@ -27,6 +27,8 @@ def make_accelerator(config: Config) -> Accelerator:
     """
     from accelerate import Accelerator
 
+    if config.train.threads:
+        torch.set_num_threads(config.train.threads)
     options: dict[str, Any] = {"cpu": not torch.cuda.is_available()}
     if config.log != "none":
         options.update(log_with=config.log, project_dir=str(config.folder))

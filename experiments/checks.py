@@ -94,6 +94,8 @@ def _check_train(train: TrainConfig) -> None:
             f"train.betas={list(train.betas)}: expected two numbers from 0 to below 1, such as "
             "[0.9,0.999]"
         )
+    if train.threads is not None and train.threads < 1:
+        raise ConfigError(f"train.threads={train.threads}: expected null or a number of at least 1")
     micro = train.micro_batch
     if isinstance(micro, str) and micro != "auto" or isinstance(micro, int) and micro < 1:
         raise ConfigError(

@@ -35,6 +35,7 @@ _NOT_HASHED = (
     "experiment",
     "train.steps",
     "train.micro_batch",
+    "train.threads",
     "train.log_every",
     "train.save_every",
     "train.keep",
@@ -63,6 +64,7 @@ class TrainConfig:
     label_drop: float = 0.1
     precision: str = "fp32"
     tf32: bool = True
+    threads: int | None = None
     compile: str = "none"
     log_every: int = 10
     save_every: int = 200

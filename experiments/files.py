@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,3 +64,22 @@ def sha256(path: str | os.PathLike[str]) -> str:
         while piece := handle.read(1 << 20):
             digest.update(piece)
     return digest.hexdigest()
+
+
+def code_commit(root: Path) -> str | None:
+    """Return the commit of the code at `root`, `+` if it has changes; None outside a repository.
+
+    A sweep's copy of the code has no repository: its `snapshot.json` says where it was taken.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads((root / "snapshot.json").read_text())["commit"]
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(root), *words], capture_output=True, text=True, check=True, timeout=30
+        ).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None

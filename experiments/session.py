@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ import torch
 
 from experiments import build, checkpoint, evaluation, log, scoring, signals
 from experiments.cli import ROOT, Interrupted
-from experiments.files import atomic_write
+from experiments.files import atomic_write, code_commit
 from experiments.lock import locked
 from experiments.train import Run
 
@@ -153,20 +152,9 @@ def environment() -> dict[str, Any]:
         else (platform.processor() or platform.machine()),
         "threads": torch.get_num_threads(),
         "packages": versions,
-        "git": _git(),
+        "git": code_commit(ROOT),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
     }
-
-
-def _git() -> str | None:
-    try:
-        found = subprocess.run(
-            ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"],
-            capture_output=True, text=True, timeout=10, check=True,
-        )  # fmt: skip
-        return found.stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
 
 
 def finish(work: Run, wall: float) -> None:

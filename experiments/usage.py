@@ -69,7 +69,6 @@ def dry_text(config: Config) -> str:
     import yaml
 
     import backbones
-    from experiments import log
     from experiments.session import banner_lines
 
     arguments, cost = facts(config)
@@ -83,7 +82,6 @@ def dry_text(config: Config) -> str:
         * train.batch
         * train.steps
     )
-    peak = matmul_flops()
     pieces = train.micro_batch if isinstance(train.micro_batch, int) else train.batch
     state, memory = cost.training_bytes(0), cost.training_bytes(pieces)
     lines = [
@@ -93,12 +91,60 @@ def dry_text(config: Config) -> str:
         f"memory      about {memory / 2**30:.2g} GB at the peak: {state / 2**30:.2g} GB of "
         "weights, gradients, moments and EMA,"
         " the rest activations",
-        f"time        about {log.clock(2 * work / peak)} on this machine: {log.big(work)} FLOPs "
-        "at half of the"
-        f" {log.big(peak)}FLOP/s that its matmuls reach just now",
+        _time_line(config, arguments, work),
         f"run         {config.folder}   (nothing was trained: dry=true)",
     ]
     return "\n".join(lines)
+
+
+def _time_line(config: Config, arguments: dict[str, Any], work: float) -> str:
+    """Predict the training time: from a timed step where one takes a moment, else from FLOPs."""
+    import torch
+
+    from experiments import log
+
+    train = config.train
+    if train.threads:
+        torch.set_num_threads(train.threads)
+    peak = matmul_flops()
+    by_flops = 2 * work / peak
+    how = f"{log.big(work)} FLOPs at half of the {log.big(peak)}FLOP/s of its matmuls just now"
+    samples = min(train.batch, 16)
+    if by_flops / train.steps * samples / train.batch > 1.0:
+        return f"time        about {log.clock(by_flops)} to train on this machine: {how}"
+    # Small tensors never come near the peak: time what will run.
+    step = step_seconds(config, arguments, samples) * train.batch / samples
+    return (
+        f"time        about {log.clock(step * train.steps)} to train on this machine, by a timed "
+        f"step; {how} would take {log.clock(by_flops)}"
+    )
+
+
+def step_seconds(config: Config, arguments: dict[str, Any], samples: int) -> float:
+    """Time the forward and backward pass of a few samples of noise, routed as the run starts."""
+    import time
+
+    import torch
+
+    import backbones
+    from experiments.data.facts import facts as data_facts
+    from experiments.routes import TrainingRoutes
+    from routing import Draws
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = backbones.create(**arguments).to(device)
+    x = torch.randn(samples, *data_facts(config.data)["shape"], device=device)
+    t = torch.rand(samples, device=device)
+    routes, best = TrainingRoutes(config), float("inf")
+    for step in range(3):
+        start = time.perf_counter()
+        draws = Draws(config.seed, step, torch.arange(samples, device=device), device=device)
+        with torch.autocast(device, torch.bfloat16, enabled=config.train.precision == "bf16"):
+            loss = model(x, t, routing=routes.training(draws, 0.0)).float().square().mean()
+        loss.backward()
+        loss.item()
+        best = min(best, time.perf_counter() - start)
+    return best
 
 
 def matmul_flops() -> float:

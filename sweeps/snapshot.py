@@ -6,13 +6,11 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from experiments.files import atomic_write
-from sweeps import state
+from experiments.files import atomic_write, code_commit
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("routing", "backbones", "experiments", "sweeps", "analysis")
@@ -50,27 +48,10 @@ def take(where: Path, root: Path = ROOT) -> Path:
     for path in listed:
         (building / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(root / path, building / path)
-    facts = {"commit": commit(root), "hash": target.name, "time": time.time()}
+    facts = {"commit": code_commit(root), "hash": target.name, "time": time.time()}
     atomic_write(building / "snapshot.json", json.dumps(facts, indent=1))
     try:
         building.rename(target)
     except OSError:  # the same code was copied by another shell in the meantime
         shutil.rmtree(building, ignore_errors=True)
     return target
-
-
-def commit(root: Path = ROOT) -> str | None:
-    """Return the git commit of the code, `+` if it has changes; None outside a repository."""
-    noted = state.read(root / "snapshot.json").get("commit")
-    if noted:
-        return str(noted)
-
-    def git(*words: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(root), *words], capture_output=True, text=True, check=True, timeout=30
-        ).stdout.strip()
-
-    try:
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
-    except (OSError, subprocess.SubprocessError):
-        return None

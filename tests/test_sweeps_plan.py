@@ -130,9 +130,9 @@ def test_the_estimate_prints_every_run_and_the_sum(tmp_path):
     made = planned(tmp_path, axes={"route": ["none", "2-8"]})
     place = resources.load("slurm", "tiny", {"tflops": "0.5"})
     lines = budget.estimate(made, place)
-    assert len(lines) == 3 and "900 steps" in lines[0] and "fewer per image than dense" in lines[1]
+    assert len(lines) == 3 and "500 steps" in lines[0] and "fewer per image than dense" in lines[1]
     config = made.configs[made.runs[0].name]
-    flops = 6 * budget.costs(config).macs_dense * 900 * 64
+    flops = 6 * budget.costs(config).macs_dense * 500 * 64
     assert (
         budget.big(flops) + "FLOPs" in lines[0]
         and f"{flops / 0.5e12 / 3600:.3g} GPU hours" in lines[0]

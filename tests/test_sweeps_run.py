@@ -13,6 +13,7 @@ import pytest
 import yaml
 from slurm_lab import STUB, until, write_grid
 
+from experiments.files import code_commit
 from sweeps import cli, job, lock, pool, resources, slurm, snapshot, state, status, submit, view
 from sweeps.errors import SweepError
 from sweeps.folder import Batch, Sweep, append
@@ -355,7 +356,7 @@ def test_a_snapshot_holds_the_code_once(tmp_path):
     assert not list(first.rglob("*.pyc")) and [p.name for p in tmp_path.iterdir()] == [first.name]
     # A snapshot of a snapshot is the same code.
     assert snapshot.take(tmp_path / "again", first).name == first.name
-    assert snapshot.commit(first) == snapshot.commit()
+    assert code_commit(first) == code_commit(ROOT)
 
 
 def test_the_script_asks_for_what_the_resources_say(tmp_path):
