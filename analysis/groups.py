@@ -33,6 +33,7 @@ _ASIDE = (
     "config.sampler.",
     "config.train.steps",
     "config.train.micro_batch",
+    "config.train.threads",
     "config.train.log_every",
     "config.train.save_every",
     "config.train.keep",

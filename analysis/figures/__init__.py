@@ -14,6 +14,7 @@ import pandas as pd
 from analysis.figures.convergence import convergence
 from analysis.figures.cost import cost
 from analysis.figures.guidance import guidance
+from analysis.figures.overview import overview
 from analysis.figures.placement import placement
 from analysis.figures.rate import rate
 from analysis.figures.samples import samples
@@ -48,6 +49,7 @@ def similarity_maps(study: Study) -> Plot | None:
 
 
 FIGURES: dict[str, Callable[[Study], Plot | None]] = {
+    "overview": overview,
     "convergence": convergence,
     "route_placement": placement,
     "selection_rate": rate,

@@ -29,8 +29,8 @@ def picture(run: str | Path) -> np.ndarray | None:
         return None
 
 
-def _chosen(base: Base) -> list[tuple[Cell, pd.Series, np.ndarray]]:
-    """Dense and guideline cells with a picture at one common seed."""
+def chosen(base: Base) -> list[tuple[Cell, pd.Series, np.ndarray]]:
+    """Return dense and guideline cells with their last runs and pictures at one common seed."""
     cells = [cell for cell in (base.dense, base.auto()) if cell is not None]
     seeds = (
         set.intersection(*(set(cell.runs["seed"].dropna()) for cell in cells)) if cells else set()
@@ -50,7 +50,7 @@ def _chosen(base: Base) -> list[tuple[Cell, pd.Series, np.ndarray]]:
 @styled
 def samples(study: Study) -> Plot | None:
     """Draw one column per base, dense above routed; None without a sample grid."""
-    columns = [(base, found) for base in study.bases if (found := _chosen(base))]
+    columns = [(base, found) for base in study.bases if (found := chosen(base))]
     if not columns:
         return None
     rows = max(len(found) for _, found in columns)
