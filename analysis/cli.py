@@ -1,4 +1,4 @@
-"""`python -m analysis report | tables | figures | compare | similarity | notebooks | list`."""
+"""`python -m analysis`: report, tables, figures, publish, compare, similarity, notebooks, list."""
 
 from __future__ import annotations
 
@@ -47,6 +47,15 @@ def parser() -> argparse.ArgumentParser:
     commands.choices["tables"].add_argument(
         "--print", action="store_true", help="print Markdown instead of writing"
     )
+    publish = commands.add_parser(
+        "publish", help="a folder of tables, figures and records, and the pages that show them"
+    )
+    _source(publish)
+    publish.add_argument("--out", type=Path, required=True, help="folder to write, such as results")
+    publish.add_argument(
+        "--pages", type=Path, nargs="+", default=[], metavar="FILE",
+        help="Markdown files whose <!-- table NAME --> blocks to fill in, beside OUT/README.md",
+    )  # fmt: skip
     compare = commands.add_parser("compare", help="what differs between two runs")
     compare.add_argument("first", type=Path, metavar="RUN_A")
     compare.add_argument("second", type=Path, metavar="RUN_B")
@@ -162,6 +171,14 @@ def _figures(options: argparse.Namespace) -> int:
     return 0
 
 
+def _publish(options: argparse.Namespace) -> int:
+    from analysis.publish import publish
+
+    given = publish(_load(options), options.out, options.pages)  # type: ignore[arg-type]
+    print(f"{options.out}  {', '.join(given)}")
+    return 0
+
+
 def _compare(options: argparse.Namespace) -> int:
     from analysis import compare
 
@@ -232,6 +249,7 @@ _COMMANDS = {
     "report": _report,
     "tables": _tables,
     "figures": _figures,
+    "publish": _publish,
     "compare": _compare,
     "similarity": _measure,
     "notebooks": _notebooks,

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from analysis.stats import ENOUGH_SEEDS, Estimate
 
 MISSING = "missing"
+# Group of the rows that only the paper has numbers for.
+NOT_RUN = "Of the paper, not run here"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import platform
 import sys
 import time
@@ -149,12 +151,21 @@ def environment() -> dict[str, Any]:
         "system": platform.platform(),
         "device": torch.cuda.get_device_name()
         if cuda
-        else (platform.processor() or platform.machine()),
+        else f"{_processor()}, {os.cpu_count()} cores",
         "threads": torch.get_num_threads(),
         "packages": versions,
         "git": code_commit(ROOT),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
     }
+
+
+def _processor() -> str:
+    """Return the CPU's name, where the system tells it."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def finish(work: Run, wall: float) -> None:

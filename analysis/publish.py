@@ -1,0 +1,157 @@
+"""One folder that shows what runs gave: tables, figures, the runs as CSV, their records, a page.
+
+`python -m analysis publish RUNS --out results` writes everything but the sentences. A page keeps
+its own text; between `<!-- table NAME -->` (or `<!-- table NAME ours -->`, without rows that only
+the paper has) or `<!-- facts -->` and the next `<!-- end -->` stands what the runs say.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import io
+import json
+import re
+import tarfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from analysis import figures, tables
+from analysis.files import atomic_write
+from analysis.render import markdown, markdown_escape
+from analysis.runs import AnalysisError
+from analysis.study import Study
+from analysis.table import NOT_RUN
+
+# What a run leaves but for its weights: enough for every table and most figures.
+RECORDS = (
+    "config.yaml",
+    "env.json",
+    "status.json",
+    "summary.json",
+    "scores.jsonl",
+    "metrics.jsonl",
+)
+# Of the lowest seed alone: they are most of the bytes and say the same for each seed.
+PICTURES = ("similarity.npz", "samples/final.png")
+ARCHIVE = "runs.tar.gz"
+_BLOCK = re.compile(r"(<!-- (table [^>]*?|facts) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def publish(study: Study, folder: Path, pages: Sequence[Path] = ()) -> list[str]:
+    """Write tables, figures, `runs.csv` and `runs.tar.gz`, and fill in the pages.
+
+    Args:
+        study: The runs.
+        folder: Where to write.
+        pages: Markdown files whose blocks are filled in, beside the folder's README.md.
+
+    Returns:
+        Names of the tables and figures that the runs give.
+
+    Raises:
+        AnalysisError: If there is no finished run, or a page asks for a table that does not exist.
+    """
+    if study.runs.empty:
+        raise AnalysisError("no finished run to publish; python -m analysis list RUNS says why")
+    filled = [
+        (page, fill(page.read_text(encoding="utf-8"), study)) for page in _pages(folder, pages)
+    ]
+    given = [table for table in tables.make_all(study) if table.covered]
+    tables.save(given, folder / "tables")
+    plots = figures.make_all(study)
+    figures.save(plots, folder / "figures")
+    rows = study.runs.drop(columns=["path"], errors="ignore").dropna(axis="columns", how="all")
+    atomic_write(folder / "runs.csv", rows.to_csv(index=False, lineterminator="\n"))
+    first = study.runs["seed"].min()
+    records = {
+        Path(str(path)): RECORDS + (PICTURES if seed == first else ())
+        for path, seed in zip(study.runs["path"], study.runs["seed"], strict=True)
+    }
+    atomic_write(folder / ARCHIVE, archive(records))
+    for page, text in filled:
+        atomic_write(page, text)
+    return [table.name for table in given] + [plot.name for plot in plots]
+
+
+def _pages(folder: Path, more: Sequence[Path]) -> list[Path]:
+    own = folder / "README.md"
+    missing = [page for page in more if not page.is_file()]
+    if missing:
+        raise AnalysisError(f"no page {missing[0]}; name Markdown files that are there")
+    return [*([own] if own.is_file() else []), *more]
+
+
+def archive(records: Mapping[Path, Sequence[str]]) -> bytes:
+    """Pack files of run folders, without weights; the same bytes for the same files."""
+    stream = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=stream, mode="wb", mtime=0, filename="") as packed,
+        tarfile.open(fileobj=packed, mode="w") as tar,
+    ):
+        for run, names in sorted(records.items(), key=lambda item: item[0].name):
+            for name in names:
+                if (run / name).is_file():
+                    member = tarfile.TarInfo(f"runs/{run.name}/{name}")
+                    content = (run / name).read_bytes()
+                    member.size = len(content)
+                    tar.addfile(member, io.BytesIO(content))
+    return stream.getvalue()
+
+
+def fill(text: str, study: Study) -> str:
+    """Return a page with its blocks filled in."""
+
+    def block(match: re.Match[str]) -> str:
+        what = match[2].split()
+        body = facts(study) if what == ["facts"] else _table(what[1:], study)
+        return f"{match[1]}\n{body}\n{match[3]}"
+
+    return _BLOCK.sub(block, text)
+
+
+def _table(words: list[str], study: Study) -> str:
+    name, *options = words or [""]
+    if unknown := [word for word in options if word != "ours"]:
+        raise AnalysisError(f"a page asks for table {name} {unknown[0]}; the only option is `ours`")
+    table = tables.make(name, study)
+    if "ours" in options:
+        rows = tuple(row for row in table.rows if row.group != NOT_RUN)
+        table = dataclasses.replace(table, rows=rows)
+    # The page has headings of its own.
+    return markdown(table).split("\n", 2)[2]
+
+
+def facts(study: Study) -> str:
+    """Say from which code, machine and versions the runs came, as a Markdown list."""
+    about = [_read(Path(str(path)) / "env.json") for path in study.runs["path"]]
+    hours = float(study.runs["wall_s"].fillna(0).sum()) / 3600
+    lines = [f"- {len(about)} finished runs, {hours:.1f} hours of training in all"]
+    for key, label in (("git", "commit"), ("device", "device"), ("python", "Python")):
+        lines.append(f"- {label}: {_counted([entry.get(key) for entry in about])}")
+    versions = [dict(entry.get("packages") or {}) for entry in about]
+    lines.append(f"- torch: {_counted([entry.get('torch') for entry in versions])}")
+    lines.append(f"- threads: {_counted([entry.get('threads') for entry in about])}")
+    return markdown_list(lines)
+
+
+def markdown_list(lines: Sequence[str]) -> str:
+    """Return lines that may hold anything as Markdown that shows them as they are."""
+    return "\n".join(f"- {markdown_escape(line[2:])}" for line in lines) + "\n"
+
+
+def _counted(values: list[Any]) -> str:
+    counts = Counter(str(value) for value in values if value is not None).most_common()
+    if len(counts) == 1:
+        return counts[0][0]
+    return ", ".join(f"{value} ({count} runs)" for value, count in counts) or "not recorded"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,69 @@
+"""`python -m analysis publish`: a folder whose every number can be made again from its archive."""
+
+import tarfile
+
+import pytest
+from analysis_runs import write
+
+from analysis import cli, publish
+from analysis.runs import AnalysisError
+from analysis.study import Study
+
+PAGE = """# Ours
+
+<!-- facts -->
+old
+<!-- end -->
+Words stay.
+<!-- table main ours -->
+<!-- end -->
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("publish") / "runs"
+    for seed in (0, 1):
+        for route in ("none", "2-8"):
+            write(root, route=route, seed=seed, samples=True)
+    return root
+
+
+def test_a_folder_with_everything_and_again_from_its_archive(runs, tmp_path, capsys):
+    out = tmp_path / "results"
+    out.mkdir()
+    (out / "README.md").write_text(PAGE)
+    other = tmp_path / "front.md"
+    other.write_text("<!-- table main -->\n<!-- end -->")
+    assert cli.main(["publish", str(runs), "--out", str(out), "--pages", str(other)]) == 0
+    assert "main" in capsys.readouterr().out
+    page = (out / "README.md").read_text()
+    assert "old" not in page and "Words stay." in page and "4 finished runs" in page
+    assert "dit-T/1" in page and "DiT-S/2" not in page and "DiT-S/2" in other.read_text()
+    assert (out / "figures" / "samples.png").is_file() and (out / "tables" / "main.csv").is_file()
+    assert len((out / "runs.csv").read_text().splitlines()) == 5
+
+    with tarfile.open(out / publish.ARCHIVE) as tar:
+        assert not [name for name in tar.getnames() if name.endswith(".safetensors")]
+        assert [name for name in tar.getnames() if name.endswith("final.png")]
+        tar.extractall(tmp_path / "again", filter="data")
+    again = Study.of(tmp_path / "again" / "runs")
+    assert publish.fill(page, again) == page
+    records = {path: publish.RECORDS for path in (tmp_path / "again" / "runs").iterdir()}
+    assert publish.archive(records) == publish.archive(records)
+
+
+def test_what_cannot_be_published_is_said_before_anything_is_written(runs, tmp_path, capsys):
+    out = tmp_path / "results"
+    out.mkdir()
+    (tmp_path / "empty").mkdir()
+    assert cli.main(["publish", str(tmp_path / "empty"), "--out", str(out)]) == 2
+    assert "no finished run" in capsys.readouterr().err
+    assert cli.main(["publish", str(runs), "--out", str(out), "--pages", str(out / "no.md")]) == 2
+    assert "no page" in capsys.readouterr().err
+    (out / "README.md").write_text("<!-- table mian -->\n<!-- end -->")
+    assert cli.main(["publish", str(runs), "--out", str(out)]) == 2
+    assert "did you mean main" in capsys.readouterr().err
+    assert [path.name for path in out.iterdir()] == ["README.md"]
+    with pytest.raises(AnalysisError, match="only option is `ours`"):
+        publish.fill("<!-- table main all -->\n<!-- end -->", Study.of(runs))
