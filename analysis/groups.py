@@ -94,15 +94,19 @@ class Cell:
 
         Of runs with one seed the longest counts.
         """
+        known = self._seeds(column)
+        return dict(zip(known["seed"].map(int), known[column].map(float), strict=True))
+
+    def runs_by_seed(self, column: str) -> dict[int, str]:
+        """Return seed to the run that `by_seed` reads that column of."""
+        known = self._seeds(column)
+        return dict(zip(known["seed"].map(int), known["run"].map(str), strict=True))
+
+    def _seeds(self, column: str) -> pd.DataFrame:
         if column not in self.runs:
-            return {}
-        known = (
-            self.runs[["seed", "step", column]].dropna(subset=["seed", column]).sort_values("step")
-        )
-        return {
-            int(seed): float(value)
-            for seed, value in zip(known["seed"], known[column], strict=True)
-        }
+            return pd.DataFrame(columns=["seed", "step", "run", column])
+        known = self.runs.dropna(subset=["seed", column])
+        return known.sort_values("step", kind="stable").drop_duplicates("seed", keep="last")
 
     def estimate(self, column: str) -> Estimate | None:
         """Return mean, standard deviation and n over seeds of a column."""

@@ -29,6 +29,7 @@ from analysis.stats import ENOUGH_SEEDS
 from analysis.study import Study
 from analysis.table import Column, Entry, Table, build, words
 from analysis.tables.common import difference, metric_decimals, score
+from analysis.tables.memory import Memory
 from analysis.tables.speedup import headline_cell
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -148,6 +149,11 @@ def _card(study: Study, base: Base) -> dict[str, Any]:
             ("dense", plain(before)),
             ("routed", plain(after)),
             ("difference", plain(gap)),
+            *zip(
+                ("memorisation, dense", "memorisation, routed"),
+                map(plain, Memory.of(study).entries(base, dense, routed)),
+                strict=False,
+            ),
             ("metric", base.metric),
         ],
     }

@@ -355,6 +355,103 @@ def test_more_tokens_of_the_same_pictures_stand_in_one_group(tmp_path):
     assert [row.entries[1].value for row in table.rows] == [256, 1024]
 
 
+def append(folder, *more):
+    with (folder / "scores.jsonl").open("a") as stream:
+        stream.write("".join(json.dumps(line) + "\n" for line in more))
+
+
+def memorised(folder, key, value, fresh):
+    """Give a run its memorisation in features or in pixels, and what held-out images get."""
+    features = "digits-classifier@1f2e3d4c" if key == "memorisation" else None
+    about = {"features": features, "better": "higher"}
+    name = f"{key.replace('_', '-')}-500"
+    append(
+        folder,
+        score({}, 400, value, metric=name, key=key, **about),
+        score({}, 400, fresh, metric=f"{name} held-out", key=f"{key}_heldout", **about),
+    )
+
+
+def test_memorisation_stands_beside_the_score_in_the_features_of_the_score(tmp_path):
+    for seed in range(3):
+        for route in ("none", "2-8", "0-8"):
+            folder = write(tmp_path, route=route, seed=seed)
+            memorised(folder, "memorisation_pixels", 0.1, 0.2)
+            memorised(folder, "memorisation", 0.5 + 0.1 * seed + 0.01 * len(route), 0.8)
+    row = find(make("main", tmp_path), "dit", "dit-T/1")
+    dense, routed = row["Memorisation, dense"], row["Memorisation, + TREAD"]
+    assert (dense.n, dense.decimals) == (3, 3) and dense.value == pytest.approx(0.64)
+    assert dense.std == pytest.approx(0.1) and routed.value == pytest.approx(0.63)
+    table = make("route_placement", tmp_path)
+    assert find(table, "dit", "dense")["Memorisation"].value == pytest.approx(0.64)
+    assert any("never seen get 0.800 on digits" in note for note in table.notes)
+    assert "Memorisation" in render.markdown(make("route_placement", tmp_path))
+
+
+def test_without_memorisation_there_is_no_column_and_pixels_serve_where_features_are_not(tmp_path):
+    for route in ("none", "2-8"):
+        write(tmp_path, route=route)
+    assert not any("Memorisation" in c.label for c in make("main", tmp_path).columns)
+    memorised(write(tmp_path, backbone="rwkv"), "memorisation_pixels", 0.9, 0.95)
+    table = make("main", tmp_path)
+    assert find(table, "rwkv", "rwkv-T/1")["Memorisation, dense"].value == 0.9
+    assert find(table, "dit", "dit-T/1")["Memorisation, dense"].text == "not scored"
+    assert any("in pixels" in note for note in table.notes)
+
+
+def test_masking_has_paired_differences_at_every_budget(tmp_path):
+    # Seeds lie far apart, the treatment moves each by the same: only pairs can see it.
+    shift = {"none": 0.0, "2-8": -1.0, "drop": 2.0}
+    for seed in range(3):
+        for name, move in shift.items():
+            over = {"routing__reinsert": "none"} if name == "drop" else {}
+            route = "2-8" if name == "drop" else name
+            folder = write(tmp_path, route=route, seed=seed, **over)
+            lines = [score({}, s, 50.0 + 20 * seed - s / 100 + move) for s in (100, 200, 300, 400)]
+            (folder / "scores.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    table = make("masking", tmp_path)
+    routed = find(table, "dit", "2-8")
+    for label in ("\u0394 steps", "\u0394 own end"):
+        entry = routed[label]
+        assert (entry.n, entry.value) == (3, pytest.approx(-1.0))
+        assert entry.low == pytest.approx(-1.0) and entry.high == pytest.approx(-1.0)
+    # At equal cost the dense run has come less far: the difference is larger, and still paired.
+    assert routed["\u0394 FLOPs"].value < -1.1
+    assert routed["\u0394 FLOPs"].high - routed["\u0394 FLOPs"].low < 1e-6
+    assert find(table, "dit", "dropping 2-8")["\u0394 steps"].value == pytest.approx(2.0)
+    assert find(table, "dit", "dense")["\u0394 steps"].value is None
+
+
+def test_two_runs_of_one_seed_never_count_twice(tmp_path):
+    for seed in range(2):
+        for over in ({}, {"eval__samples": 100}):
+            write(tmp_path, seed=seed, **over)
+            write(tmp_path, route="2-8", seed=seed, **over)
+            write(tmp_path, route="2-8", seed=seed, routing__reinsert="none", **over)
+    row = find(make("masking", tmp_path), "dit", "2-8")
+    assert {row[label].n for label in ("Equal steps", "\u0394 FLOPs", "Own end", "Hours")} == {2}
+
+
+def test_guidance_of_a_run_that_was_trained_on_for_another_sweep(tmp_path):
+    for seed in range(3):
+        folder = write(tmp_path, route="2-8", seed=seed, guidance=True)
+        append(folder, score({}, 800, 1.0))
+        # Another sweep's runs of the same kind, more of them, scored on fewer samples.
+        for place in range(2):
+            other = write(tmp_path / f"other{place}", route="2-8", seed=seed, eval__samples=100)
+            text = (other / "scores.jsonl").read_text().replace("FD-500", "FD-100")
+            (other / "scores.jsonl").write_text(text)
+    table = make("guidance", tmp_path)
+    row = find(table, "dit", "routed scale=1.5 strong=0.3 weak=0.8")
+    none = find(table, "dit", "none scale=1.0")
+    assert row["Score"].n == 3 and none["\u0394 to none"].text == ""
+    delta = row["\u0394 to none"]
+    assert delta.n == 3 and delta.low < delta.value < delta.high < 0
+    assert delta.value == pytest.approx(row["Score"].value - none["Score"].value)
+    plot = analysis.figures.make("guidance", tmp_path)
+    assert plot is not None and set(plot.data["n"]) == {3}
+
+
 def test_guidance_takes_the_metric_measured_under_most_guidances(tmp_path):
     folder = write(tmp_path, route="2-8")
     (folder / "evaluations").mkdir()

@@ -20,7 +20,7 @@ AXES = (("step", "training steps"), ("macs", "training multiply-adds"), ("hours"
 
 def mean_path(study: Study, base: Base, cell: Cell) -> pd.DataFrame:
     """Return a cell's mean over seeds at every step that all seeds were scored at."""
-    paths = [study.path(base, str(run)) for run in cell.runs["run"]]
+    paths = [study.path(base, run) for run in cell.runs_by_seed(base.score).values()]
     paths = [path.drop_duplicates("step", keep="last") for path in paths if not path.empty]
     if not paths:
         return pd.DataFrame()

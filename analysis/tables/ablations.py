@@ -10,8 +10,9 @@ import pandas as pd
 from analysis import paper
 from analysis.groups import Base, Cell, is_usual
 from analysis.study import Study
-from analysis.table import Column, Entry, Table, build, missing, published, words
+from analysis.table import NOT_RUN, Column, Entry, Table, build, missing, published, words
 from analysis.tables.common import PAIRED, difference, heading, score
+from analysis.tables.memory import Memory
 
 Published = dict[object, dict[str, Any]]
 
@@ -26,25 +27,30 @@ def _table(
     source: str,
 ) -> Table:
     """Build a table of one axis: a row per value, ours, the difference, the paper's."""
+    memory = Memory.of(study)
     columns = (
         Column(label, numeric=False),
         Column("Ours", better="lower"),
         Column("\u0394 to dense"),
+        *memory.columns("Memorisation"),
         Column("Paper", published=True),
         Column("Paper \u0394", published=True),
     )
     rows: list[tuple[str, list[Entry]]] = []
     for base in study.bases:
         for key, text, cell in rows_of(base):
-            entries = [words(text), score(base, cell), _delta(base, cell), *_published(known, key)]
+            entries = [words(text), score(base, cell), _delta(base, cell)]
+            entries += [*memory.entries(base, cell), *_published(known, key)]
             rows.append((heading(base), entries))
     if not rows:
         for key in known:
-            entries = [words(str(key)), missing(), missing(), *_published(known, key)]
-            rows.append(("Of the paper, not run here", entries))
+            entries = [words(str(key)), missing(), missing(), *memory.blank()]
+            entries += _published(known, key)
+            rows.append((NOT_RUN, entries))
     attrs = paper.table(source).attrs
     notes = [
         PAIRED,
+        *memory.notes,
         f"Paper: {paper.citation(source)}.",
         *([attrs["note"]] if attrs.get("note") else []),
     ]
@@ -212,11 +218,13 @@ def _unique(cells: Iterable[Cell]) -> list[Cell]:
 
 def scan_order(study: Study) -> Table:
     """Which tokens stay, per backbone: scan order is kept by all but `unsorted`, the control."""
+    memory = Memory.of(study)
     columns = (
         Column("Selection", numeric=False),
         Column("Score", better="lower"),
         Column("\u0394 to dense"),
         Column("\u0394 to random"),
+        *memory.columns("Memorisation"),
         Column("Paper", numeric=False, published=True),
     )
     rows = []
@@ -229,6 +237,7 @@ def scan_order(study: Study) -> Table:
                 cell = cells[name]
                 against = words("") if name == "random" else difference(base, cell, random)
                 entries = [score(base, cell), difference(base, cell, base.dense), against]
+                entries += memory.entries(base, cell)
                 text = f"{name} (control)" if name == "unsorted" else name
                 rows.append(
                     (
@@ -237,9 +246,11 @@ def scan_order(study: Study) -> Table:
                     )
                 )
     if not rows:
-        rows = [("", [words("none run"), missing(), missing(), missing(), words("not published")])]
+        blank = [missing(), missing(), missing(), *memory.blank()]
+        rows = [("", [words("none run"), *blank, words("not published")])]
     notes = (
         PAIRED,
+        *memory.notes,
         "The paper only says that backbones with a spatial bias need care; it publishes no "
         "comparison.",
     )

@@ -9,10 +9,10 @@ import pandas as pd
 
 from analysis import paper
 from analysis.groups import Base, Cell
-from analysis.stats import mean_std
+from analysis.stats import mean_std, paired
 from analysis.study import Study
-from analysis.table import Column, Entry, Table, build, missing, ours, published, words
-from analysis.tables.common import decimals
+from analysis.table import NOT_RUN, Column, Entry, Table, build, missing, ours, published, words
+from analysis.tables.common import PAIRED, decimals
 
 # What `routed` leaves unsaid when it has its default (conf/guidance/routed.yaml: SG_FLOPS).
 _ROUTED = {"strong": "0.5", "weak": "0.9"}
@@ -45,29 +45,33 @@ def without_path(text: str) -> str:
 
 
 def evaluations(study: Study, base: Base, cell: Cell) -> pd.DataFrame:
-    """Return a cell's scores at each run's last scored step, one row per seed and guidance.
+    """Return a cell's scores at one step of each run, one row per seed and guidance.
 
     The metric is the base's own or its kind at another number of samples, whichever was measured
-    under most guidances.
+    under most guidances; the step is the last of those at which most guidances were scored.
     """
     known = study.scores
     if known.empty or "metric" not in known:
         return pd.DataFrame()
     rows = known[known["run"].isin(cell.runs["run"])]
-    kind = rows.loc[rows["metric"] == base.metric, ["key", "features"]].drop_duplicates().map(str)
-    rows = rows[
-        rows[["key", "features"]]
-        .map(str)
-        .apply(tuple, axis=1)
-        .isin(set(kind.itertuples(index=False, name=None)))
-    ]
+    # By kind: the cell's runs may have been scored at another number of samples than the base's.
+    about = study.runs.attrs.get("metrics", {}).get(base.metric, {})
+    for key in ("key", "features"):
+        rows = rows[rows[key].map(_text) == _text(about.get(key))]
     if rows.empty:
         return rows
     rows = rows.assign(guidance=rows["guidance"].fillna("not said").map(str).map(without_path))
     counts = rows.groupby("metric")["guidance"].nunique()
     chosen = max(counts.index, key=lambda name: (counts[name], name == base.metric))
     rows = rows[rows["metric"] == chosen]
-    return rows[rows["step"] == rows.groupby("run")["step"].transform("max")]
+    # A run that was trained on, for another sweep, is read at the step that was compared.
+    kinds = rows.groupby(["run", "step"])["guidance"].nunique().reset_index(name="kinds")
+    best = kinds.sort_values(["kinds", "step"]).groupby("run")["step"].last()
+    return rows[rows["step"] == rows["run"].map(best)]
+
+
+def _text(value: object) -> str:
+    return "" if value is None or value != value else str(value)
 
 
 def sampler_steps(text: object) -> int | None:
@@ -81,6 +85,7 @@ def guidance(study: Study) -> Table:
     columns = (
         Column("Guidance", numeric=False),
         Column("Score", better="lower"),
+        Column("\u0394 to none"),
         Column("GMACs per sample"),
         Column("GMACs per step"),
         Column("Paper FID-50K", published=True),
@@ -95,19 +100,22 @@ def guidance(study: Study) -> Table:
                 continue
             best = _best_sparse(frame, base.better)
             group = f"{base.label}, {cell.treatment}: {frame['metric'].iloc[0]}"
-            for text, part in frame.groupby("guidance", sort=True):
-                entries = _row(base, str(text), part)
-                rows.append((group, [*entries, *_paper(known, str(text), best)]))
+            parts = {str(text): part for text, part in frame.groupby("guidance", sort=True)}
+            none = next((text for text in parts if parse(text)[0] == "none"), None)
+            for text, part in parts.items():
+                entries = _row(base, text, part, None if none is None else parts[none])
+                rows.append((group, [*entries, *_paper(known, text, best)]))
     if not rows:
         for row in known.values():
             entries = [
                 words(row["method"]),
-                *[missing()] * 3,
+                *[missing()] * 4,
                 published(row["fid"]),
                 published(row["gmacs"]),
             ]
-            rows.append(("Of the paper, not run here", entries))
+            rows.append((NOT_RUN, entries))
     notes = (
+        PAIRED,
         "The paper's two sparse settings stand beside ours of the same kind: SG_FLOPS at rates 0.5 "
         "and 0.9, SG_FID "
         "beside our best sparse setting.",
@@ -117,8 +125,18 @@ def guidance(study: Study) -> Table:
     return build("guidance", "Guidance and its cost (SG, Tables 1 and 2)", columns, rows, notes)
 
 
-def _row(base: Base, text: str, part: pd.DataFrame) -> list[Entry]:
-    score = ours(mean_std(part.groupby("seed")["value"].mean().tolist()), decimals(base))
+def _by_seed(part: pd.DataFrame) -> dict[int, float]:
+    return {int(seed): float(value) for seed, value in part.groupby("seed")["value"].mean().items()}  # type: ignore[call-overload]
+
+
+def _row(base: Base, text: str, part: pd.DataFrame, none: pd.DataFrame | None) -> list[Entry]:
+    values = _by_seed(part)
+    score = ours(mean_std(list(values.values())), decimals(base))
+    if none is part:
+        delta = words("")
+    else:
+        before = {} if none is None else _by_seed(none)
+        delta = ours(paired(before, values), decimals(base), signed=True)
     macs = pd.to_numeric(part["macs_per_sample"], errors="coerce").dropna()
     steps = sampler_steps(part["sampler"].iloc[0])
     each = missing() if macs.empty else Entry(value=float(macs.mean()) / 1e9, decimals=3)
@@ -127,7 +145,7 @@ def _row(base: Base, text: str, part: pd.DataFrame) -> list[Entry]:
         if macs.empty or not steps
         else Entry(value=float(macs.mean()) / 1e9 / steps, decimals=4)
     )
-    return [words(text), score, each, per_step]
+    return [words(text), score, delta, each, per_step]
 
 
 def _best_sparse(frame: pd.DataFrame, better: str) -> str | None:

@@ -7,12 +7,14 @@ from typing import Any
 from analysis import paper
 from analysis.groups import Base, Cell
 from analysis.study import Study
-from analysis.table import Column, Entry, Table, build, missing, ours, published, words
+from analysis.table import NOT_RUN, Column, Entry, Table, build, missing, ours, published, words
 from analysis.tables.common import PAIRED, difference, heading, paper_main, score
+from analysis.tables.memory import Memory
 
 
 def main(study: Study) -> Table:
     """Dense, routed, and their difference per backbone, beside the paper's (main table)."""
+    memory = Memory.of(study)
     columns = (
         Column("Model", numeric=False),
         Column("Params (M)"),
@@ -20,27 +22,29 @@ def main(study: Study) -> Table:
         Column("Dense"),
         Column("+ TREAD"),
         Column("\u0394"),
+        *memory.columns("Memorisation, dense", "Memorisation, + TREAD"),
         Column("Paper model", numeric=False, published=True),
         Column("Paper dense", published=True),
         Column("Paper + TREAD", published=True),
         Column("Paper \u0394", published=True),
     )
-    rows = [(heading(base), _main_row(base)) for base in study.bases]
+    rows = [(heading(base), _main_row(base, memory)) for base in study.bases]
     seen = {str(row["model"]) for base in study.bases if (row := paper_main(base))}
     for row in paper.rows("main"):
         if row["model"] not in seen:
             entries = [words(row["model"]), missing(), words(""), missing(), missing(), missing()]
-            rows.append(("Of the paper, not run here", [*entries, *_paper_entries(row)]))
+            entries += memory.blank(2)
+            rows.append((NOT_RUN, [*entries, *_paper_entries(row)]))
     return build(
         "main",
         "Main table: dense against routed, by backbone",
         columns,
         rows,
-        notes("main", PAIRED),
+        notes("main", PAIRED, *memory.notes),
     )
 
 
-def _main_row(base: Base) -> list[Entry]:
+def _main_row(base: Base, memory: Memory) -> list[Entry]:
     routed = base.auto()
     params = base.any.first("params")
     row = paper_main(base)
@@ -52,6 +56,7 @@ def _main_row(base: Base) -> list[Entry]:
         score(base, base.dense),
         score(base, routed),
         difference(base, routed, base.dense),
+        *memory.entries(base, base.dense, routed),
     ]
     return [*entries, *(_paper_entries(row) if row else [words("none"), *[published(None)] * 3])]
 

@@ -8,9 +8,10 @@ from typing import Any
 from analysis import paper
 from analysis.groups import Base
 from analysis.study import Study
-from analysis.table import Column, Entry, Table, build, missing, published, words
+from analysis.table import NOT_RUN, Column, Entry, Table, build, missing, published, words
 from analysis.tables.common import PAIRED, difference, heading, score
 from analysis.tables.main import notes
+from analysis.tables.memory import Memory
 from analysis.weights import metadata
 from backbones.sizes import parse_size
 
@@ -23,6 +24,7 @@ _OURS = (
     Column("Dense GMACs"),
     Column("Routed GMACs"),
 )
+_MEMORY = ("Memorisation, dense", "Memorisation, + TREAD")
 _PAPER = (
     Column("Paper", numeric=False, published=True),
     Column("Paper dense", published=True),
@@ -44,6 +46,7 @@ def text(study: Study) -> Table:
 
 def tokens(study: Study) -> Table:
     """The same pictures cut into more tokens: does routing gain more?"""
+    memory = Memory.of(study)
     families: dict[tuple[str, ...], list[Base]] = {}
     for base in study.bases:
         cell = base.any
@@ -59,11 +62,13 @@ def tokens(study: Study) -> Table:
             for base in sorted(
                 found, key=lambda base: parse_size(str(base.any.first("size"))).patch, reverse=True
             ):
-                rows.append((f"{backbone}-{letter}, {data}: {base.metric}", _ours(base)))
+                rows.append((f"{backbone}-{letter}, {data}: {base.metric}", _ours(base, memory)))
     if not rows:
-        rows = [("", [words("none run"), *[missing()] * 6])]
+        rows = [("", [words("none run"), *[missing()] * 6, *memory.blank(2)])]
     note = "Patch sizes share features, so their distances compare. The paper publishes none."
-    return build("tokens", "256 against 1024 tokens", _OURS, rows, (PAIRED, _MACS, note))
+    columns = (*_OURS, *memory.columns(*_MEMORY))
+    about = (PAIRED, _MACS, *memory.notes, note)
+    return build("tokens", "256 against 1024 tokens", columns, rows, about)
 
 
 def _is_text(base: Base) -> bool:
@@ -91,14 +96,21 @@ def token_count(base: Base) -> int | None:
 def _against(
     study: Study, name: str, title: str, task: str, chosen: Callable[[Base], bool]
 ) -> Table:
+    memory = Memory.of(study)
     row = next(r for r in paper.rows("resolution") if r["task"] == task)
-    rows = [(heading(base), [*_ours(base), *_paper(row)]) for base in study.bases if chosen(base)]
+    rows = [
+        (heading(base), [*_ours(base, memory), *_paper(row)])
+        for base in study.bases
+        if chosen(base)
+    ]
     if not rows:
-        rows = [("Of the paper, not run here", [words("none run"), *[missing()] * 6, *_paper(row)])]
-    return build(name, title, (*_OURS, *_PAPER), rows, notes("resolution", PAIRED, _MACS))
+        blank = [missing()] * 6 + memory.blank(2)
+        rows = [(NOT_RUN, [words("none run"), *blank, *_paper(row)])]
+    columns = (*_OURS, *memory.columns(*_MEMORY), *_PAPER)
+    return build(name, title, columns, rows, notes("resolution", PAIRED, _MACS, *memory.notes))
 
 
-def _ours(base: Base) -> list[Entry]:
+def _ours(base: Base, memory: Memory) -> list[Entry]:
     routed = base.auto()
     dense = base.any.estimate("macs_dense_no_attention")
     sparse = routed.estimate("macs_routed_no_attention") if routed else None
@@ -111,6 +123,7 @@ def _ours(base: Base) -> list[Entry]:
         score(base, routed),
         difference(base, routed, base.dense),
         *macs,
+        *memory.entries(base, base.dense, routed),
     ]
 
 

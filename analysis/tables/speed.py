@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 
 from analysis import paper
 from analysis.groups import Base, Cell
-from analysis.stats import Estimate, mean_std, ratio
+from analysis.stats import Estimate, mean_std, paired, ratio
 from analysis.study import Study
-from analysis.table import Column, Entry, Table, build, exact, missing, ours, published, words
-from analysis.tables.common import decimals, heading, score
+from analysis.table import (
+    NOT_RUN,
+    Column,
+    Entry,
+    Table,
+    build,
+    exact,
+    missing,
+    ours,
+    published,
+    words,
+)
+from analysis.tables.common import PAIRED, decimals, difference, heading, score
+from analysis.tables.memory import Memory
 
 
 def throughput(study: Study) -> Table:
@@ -86,14 +99,22 @@ def _giga(estimate: Estimate | None) -> Entry:
 _BASELINES = {"dense": "DiT", "TREAD": "TREAD-2", "MaskDiT": "MaskDiT"}
 
 
+_BUDGETS = {"step": "steps", "macs": "FLOPs", "hours": "time"}
+
+
 def masking(study: Study) -> Table:
     """Dense, routed, dropping and masking at equal steps, equal FLOPs and equal time."""
+    memory = Memory.of(study)
     columns = (
         Column("Tokens", numeric=False),
-        Column("Equal steps", better="lower"),
-        Column("Equal FLOPs", better="lower"),
-        Column("Equal time", better="lower"),
+        *(
+            column
+            for what in _BUDGETS.values()
+            for column in (Column(f"Equal {what}", better="lower"), Column(f"\u0394 {what}"))
+        ),
         Column("Own end", better="lower"),
+        Column("\u0394 own end"),
+        *memory.columns("Memorisation"),
         Column("Hours"),
         Column("Paper (400K)", published=True),
         Column("Paper hours", published=True),
@@ -104,28 +125,19 @@ def masking(study: Study) -> Table:
     for base in study.bases:
         if len({str(cell.first("variant")) for cell in base.routed}) < 2:
             continue
-        budget = _budget(study, base)
-        for cell in base.cells:
-            if cell is base.dense or cell.first("variant") != "TREAD" or cell is base.auto():
-                rows.append(
-                    (
-                        heading(base),
-                        [*_masking_row(study, base, cell, budget), *_published(known, cell)],
-                    )
-                )
+        for cell, entries in _masking_rows(study, base, memory):
+            rows.append((heading(base), [*entries, *_published(known, cell)]))
     if not rows:
         for name, row in known.iterrows():
-            entries = [
-                words(name),
-                *[missing()] * 5,
-                published(row["fid"]),
-                published(row["hours"]),
-            ]
-            rows.append(("Of the paper, not run here", entries))
+            blank = [missing()] * (len(columns) - 3)
+            entries = [words(name), *blank, published(row["fid"]), published(row["hours"])]
+            rows.append((NOT_RUN, entries))
     notes = (
         "Budgets are the least that every seed of every row spent, so that all rows are read at "
-        "the same cost; scores "
-        "between two scored steps are interpolated linearly.",
+        "the same cost; scores between two scored steps are interpolated linearly. Every "
+        "\u0394 is to the dense runs at that cost.",
+        PAIRED,
+        *memory.notes,
         f"Paper: {paper.citation('masking')}.",
         str(paper.table("masking").attrs["note"]),
     )
@@ -140,28 +152,55 @@ def _published(known: object, cell: Cell) -> list[Entry]:
     return [published(row["fid"]), published(row["hours"])]
 
 
-def _budget(study: Study, base: Base) -> dict[str, float]:
-    ends = [study.path(base, str(run)) for cell in base.cells for run in cell.runs["run"]]
-    ends = [path for path in ends if not path.empty]
-    return {
-        cost: min((float(path[cost].iloc[-1]) for path in ends), default=np.nan)
-        for cost in ("step", "macs", "hours")
+def _masking_rows(study: Study, base: Base, memory: Memory) -> list[tuple[Cell, list[Entry]]]:
+    """Return the dense run, the guideline's route and every other method, with their entries."""
+    cells = [
+        cell
+        for cell in base.cells
+        if cell is base.dense or cell.first("variant") != "TREAD" or cell is base.auto()
+    ]
+    paths = {
+        cell.treatment: {
+            seed: path
+            for seed, run in cell.runs_by_seed(base.score).items()
+            if not (path := study.path(base, run)).empty
+        }
+        for cell in cells
     }
+    every = [path for by_seed in paths.values() for path in by_seed.values()]
+    budget = {
+        cost: min((float(path[cost].iloc[-1]) for path in every), default=np.nan)
+        for cost in _BUDGETS
+    }
+    at = {
+        (cell.treatment, cost): _scores_at(paths[cell.treatment], cost, budget[cost])
+        for cell in cells
+        for cost in _BUDGETS
+    }
+    digits = decimals(base)
+    rows = []
+    for cell in cells:
+        entries = [words(cell.treatment)]
+        for cost in _BUDGETS:
+            values = at[cell.treatment, cost]
+            dense = at[base.dense.treatment, cost] if base.dense else {}
+            delta = ours(paired(dense, values), digits, signed=True)
+            entries.append(ours(mean_std(list(values.values())), digits))
+            entries.append(words("") if cell is base.dense else delta)
+        delta = words("") if cell is base.dense else difference(base, cell, base.dense)
+        hours = mean_std([v / 3600 for v in cell.by_seed("wall_s").values()])
+        entries += [score(base, cell), delta, *memory.entries(base, cell), ours(hours, 3)]
+        rows.append((cell, entries))
+    return rows
 
 
-def _masking_row(study: Study, base: Base, cell: Cell, budget: dict[str, float]) -> list[Entry]:
-    entries = [words(cell.treatment)]
-    for cost in ("step", "macs", "hours"):
-        values = [_score_at(study, base, str(run), cost, budget[cost]) for run in cell.runs["run"]]
-        entries.append(ours(mean_std([v for v in values if v is not None]), decimals(base)))
-    hours = mean_std([v / 3600 for v in cell.by_seed("wall_s").values()])
-    return [*entries, score(base, cell), ours(hours, 3)]
-
-
-def _score_at(study: Study, base: Base, run: str, cost: str, budget: float) -> float | None:
-    path = study.path(base, run)
-    known = path.dropna(subset=[cost]) if not path.empty else path
-    # A run that was first scored beyond the budget says nothing about it.
-    if known.empty or not np.isfinite(budget) or float(known[cost].iloc[0]) > budget * (1 + 1e-9):
-        return None
-    return float(np.interp(budget, known[cost], known["value"]))
+def _scores_at(paths: dict[int, pd.DataFrame], cost: str, budget: float) -> dict[int, float]:
+    """Return seed to score at a budget; a seed that was first scored beyond it is left out."""
+    found = {}
+    for seed, path in paths.items():
+        known = path.dropna(subset=[cost])
+        if known.empty or not np.isfinite(budget):
+            continue
+        if float(known[cost].iloc[0]) <= budget * (1 + 1e-9):
+            found[seed] = float(np.interp(budget, known[cost], known["value"]))
+    return found

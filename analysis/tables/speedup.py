@@ -42,7 +42,7 @@ class Reach:
 def reach(study: Study, base: Base, dense: Cell, routed: Cell) -> list[Reach]:
     """Return every paired seed's way to the dense run's best score."""
     found = []
-    first, second = _runs(dense), _runs(routed)
+    first, second = dense.runs_by_seed(base.score), routed.runs_by_seed(base.score)
     for seed in sorted(set(first) & set(second)):
         one, two = study.path(base, first[seed]), study.path(base, second[seed])
         if one.empty or two.empty:
@@ -57,11 +57,6 @@ def reach(study: Study, base: Base, dense: Cell, routed: Cell) -> list[Reach]:
 
 def _cost(row: pd.Series) -> dict[str, float]:
     return {key: float(row[key]) for key in COSTS}
-
-
-def _runs(cell: Cell) -> dict[int, str]:
-    frame = cell.runs.dropna(subset=["seed"]).sort_values("step")
-    return {int(seed): str(run) for seed, run in zip(frame["seed"], frame["run"], strict=True)}
 
 
 def headline(study: Study) -> Table:
