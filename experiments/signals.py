@@ -42,7 +42,14 @@ def _handle(number: int, frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def installed() -> Iterator[None]:
-    """Handle SIGINT, SIGTERM and SIGUSR2 inside the block; put the old handlers back after it."""
+    """Handle SIGINT, SIGTERM and SIGUSR2 inside the block; put the old handlers back after it.
+
+    A block inside another one leaves handlers and what was asked for to the outer one: a signal
+    that came between the two must not be forgotten.
+    """
+    if _state["pid"] == os.getpid():
+        yield
+        return
     _state.update(reason=None, pid=os.getpid())
     held = {}
     for name in NAMES:
@@ -56,3 +63,4 @@ def installed() -> Iterator[None]:
     finally:
         for number, handler in held.items():
             signal.signal(number, handler)
+        _state["pid"] = None

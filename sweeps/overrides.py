@@ -24,7 +24,7 @@ def parse(words: Iterable[str]) -> dict[str, list[Typed]]:
     """Return values by key of `backbone=dit,mamba` (a comma in brackets or quotes stays).
 
     Raises:
-        SweepError: A word is no `key=value`, or a key stands twice.
+        SweepError: A word is no `key=value`, a key stands twice, or it is a grid file's `seeds`.
     """
     found: dict[str, list[Typed]] = {}
     for word in words:
@@ -33,6 +33,9 @@ def parse(words: Iterable[str]) -> dict[str, list[Typed]]:
             raise SweepError(
                 f"{word!r} is no override; expected key=value, such as backbone=dit,mamba"
             )
+        if key == "seeds":
+            # The grids' files call the list so; on a command line the run's own key stands.
+            raise SweepError(f"seeds is a key of a grid's file; type seed={text or '0,1,2'}")
         if key in found:
             raise SweepError(f"{key} stands twice; give its values as {key}=A,B")
         found[key] = [Typed(part) for part in split(text)]

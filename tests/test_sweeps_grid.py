@@ -172,6 +172,7 @@ def test_files_that_are_no_grids(tmp_path):
         (["a=1", "a=2"], "a stands twice; give its values as a=A,B"),
         (["a=1,,2"], "has an empty value"),
         (["a="], "has an empty value"),
+        (["seeds=0,1"], "key of a grid's file; type seed=0,1$"),
     ],
 )
 def test_wrong_words(words, said):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 
 import pytest
 import torch
@@ -190,6 +192,21 @@ def test_a_signal_saves_and_the_same_command_goes_on_bit_for_bit(tmp_path, monke
     clean = [[{k: v for k, v in line.items() if k not in ("time", "images_per_s")} for line in log.read_jsonl(f / "metrics.jsonl")]
              for f in (config.folder, straight)]  # fmt: skip
     assert clean[0] == clean[1]
+
+
+def test_a_block_of_handlers_inside_another_forgets_no_signal():
+    before = [signal.getsignal(getattr(signal, name)) for name in signals.NAMES]
+    with signals.installed():
+        assert signals.requested() is None
+        os.kill(os.getpid(), signal.SIGUSR2)
+        with signals.installed():
+            assert signals.requested() == "SIGUSR2"
+        # The inner block has not taken the outer one's handlers away either.
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.requested() == "SIGUSR2"
+    with signals.installed():
+        assert signals.requested() is None
+    assert [signal.getsignal(getattr(signal, name)) for name in signals.NAMES] == before
 
 
 def test_two_writers_are_refused_and_a_dead_lock_is_not(tmp_path):
