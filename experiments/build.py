@@ -68,6 +68,7 @@ def describe_data(dataset: Dataset) -> dict[str, Any]:
         "text": list(dataset.text) if dataset.text else None,
         "sigma_data": dataset.sigma_data,
         "fingerprint": dataset.fingerprint,
+        **dataset.describe(),
     }
 
 

@@ -141,7 +141,6 @@ def sample(
     """Sample what was asked for, going on where an earlier call was killed."""
     import torch
 
-    from experiments.data import create
     from experiments.diffusion import generate_shards
     from experiments.diffusion.setup import Setup
 
@@ -152,7 +151,7 @@ def sample(
         chosen_options("guidance", config.guidance, args.guidance, changes["guidance"]),
     )
     device = next(loaded.model.parameters()).device
-    dataset = create({**config.data, **changes["data"]}, task=config.task, device=device)
+    dataset = data_of(loaded, changes["data"], device)
     if not dataset.can_decode:
         raise DiffusionError(dataset.cannot_decode)
     if main_process:
@@ -182,6 +181,31 @@ def sample(
 
         write_all(out, request, args.pngs, finished)
     return 0
+
+
+#: Options of data that have nothing to do with where the training data are.
+SHOWING = ("vae", "vae_dtype", "decode_batch")
+
+
+def data_of(loaded: Loaded, changes: dict[str, Any], device: Any) -> Any:
+    """Return what turns samples into pixels; for latents from the weights alone.
+
+    Args:
+        loaded: Weights, which say how their latents are decoded.
+        changes: Options of data; other than those of decoding, they need the store.
+        device: Where pictures are decoded.
+    """
+    from experiments.data import create
+    from experiments.data.options import LatentsOptions, parse
+
+    config = loaded.config
+    options = parse({**config.data, **changes})
+    alone = "decoding" in loaded.info and set(changes) <= set(SHOWING)
+    if not (isinstance(options, LatentsOptions) and alone):
+        return create(options, task=config.task, device=device)
+    from experiments.data.latent_space import LatentSpace
+
+    return LatentSpace.restore(options, loaded.info, config.task, device)
 
 
 def text_of(dataset: Any, captions: list[str] | None) -> Any:

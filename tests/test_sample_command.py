@@ -14,6 +14,7 @@ from PIL import Image
 from experiments import build, checkpoint, sample
 from experiments.cli import run_command
 from experiments.config import load
+from experiments.data.options import DataError
 from experiments.diffusion.options import DiffusionError
 from experiments.diffusion.requests import (
     parse_captions,
@@ -248,3 +249,80 @@ def test_two_processes_share_the_work(weights, tmp_path):
         assert done.stdout.count("ADM's evaluator") == 1
     with np.load(tmp_path / "one/samples.npz") as a, np.load(tmp_path / "two/samples.npz") as b:
         assert np.array_equal(a["arr_0"], b["arr_0"]) and np.array_equal(a["arr_1"], b["arr_1"])
+
+
+@pytest.fixture(scope="module")
+def vae(tmp_path_factory):
+    from diffusers import AutoencoderKL
+
+    folder = tmp_path_factory.mktemp("vae")
+    torch.manual_seed(0)
+    AutoencoderKL(
+        block_out_channels=(8, 8),
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        latent_channels=4,
+        norm_num_groups=4,
+        layers_per_block=1,
+    ).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("layout", ["store", "webdataset", "lightningdit"])
+def test_weights_of_latents_are_sampled_where_the_latents_are_not(layout, vae, tmp_path, capsys):
+    import shutil
+
+    from data_tools import latents, write_lightning, write_store, write_tars
+
+    from experiments.checkpoint import load_model
+    from experiments.data import create
+
+    store, labels = tmp_path / "store", [k % 3 for k in range(8)]
+    {
+        "store": lambda: write_store(store, latents(8), labels),
+        "webdataset": lambda: write_tars(store, latents(8), labels),
+        "lightningdit": lambda: write_lightning(store, 3 * latents(8) + 1, latents(8), labels),
+    }[layout]()
+    weights = export(
+        tmp_path / "model.safetensors", "data=latents", f"data.path={store}", f"data.vae={vae}",
+        "size=T/2", "eval=none",
+    )  # fmt: skip
+    loaded = load_model(weights, device="cpu")
+    there = create(loaded.config.data)
+    x = torch.randn(2, *there.shape, generator=torch.Generator().manual_seed(0))
+    wanted = there.to_pixels(x)
+    assert torch.equal(sample.data_of(loaded, {}, "cpu").to_pixels(x), wanted)
+    shutil.rmtree(store)
+    alone = sample.data_of(loaded, {}, "cpu")
+    assert torch.equal(alone.to_pixels(x), wanted)
+    # The conversion matters: the numbers as they are give other pictures.
+    assert not torch.equal(alone._decoder().decode(x), wanted)
+    with pytest.raises(DataError, match="the latents themselves are not here"):
+        alone.batch(torch.arange(1), None)
+    out = tmp_path / "out"
+    assert run(weights, "--classes", "1", "--seeds", "0-1", "--out", out, "--device", "cpu") == 0
+    with np.load(out / "samples.npz", allow_pickle=False) as data:
+        assert data["arr_0"].shape == (2, 16, 16, 3)
+    assert run(weights, "data.vae=nowhere/vae", "--out", tmp_path / "no", "--device", "cpu") == 2
+    assert "the weights of nowhere/vae are not on this machine" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"unit": [1.0]},
+        {"shift": [float("nan")] * 4},
+        {"vae": 3},
+        {"scaled": "yes"},
+        {"extra": 1},
+        {"factor": 0},
+        {"offset": None},
+    ],
+)
+def test_a_damaged_description_of_latents_is_one_sentence(wrong):
+    from experiments.data.latent_space import Decoding
+
+    good = {"shift": [0.0] * 4, "unit": [1.0] * 4, "vae": "x"}
+    assert Decoding.read(good, 4).factor is None
+    with pytest.raises(DataError, match="give the store they were trained on"):
+        Decoding.read({**good, **wrong}, 4)

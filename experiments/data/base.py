@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -125,6 +125,10 @@ class Dataset(abc.ABC):
     def cannot_decode(self) -> str:
         """Why there are no pixels, in one sentence; empty where there are."""
         return ""
+
+    def describe(self) -> dict[str, Any]:
+        """Return what else sampling must know where the data are not, JSON-able."""
+        return {}
 
     def rows(self, index: Tensor, draws: Draws, split: str = "train") -> Rows:
         """Read what `batch` needs from disk (nothing, for data sets that compute their samples)."""

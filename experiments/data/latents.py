@@ -7,21 +7,19 @@ the VAE's shift and scale factor, or the data's mean and standard deviation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from experiments.data.base import Batch, Condition, Dataset, Rows
+from experiments.data.base import Batch, Condition, Rows
 from experiments.data.foreign import open_store
+from experiments.data.latent_space import Decoding, LatentSpace
 from experiments.data.options import DataError, LatentsOptions
 from experiments.data.order import Order
 from experiments.data.store import Store
 
 if TYPE_CHECKING:
-    from experiments.data.text import TextEncoder
-    from experiments.data.vae import Autoencoder
     from routing.rng import Draws
 
 # diffusers' `scaling_factor` of Stable Diffusion's first VAE, which foreign 4-channel latents are.
@@ -30,7 +28,7 @@ _HELD_OUT_SEED = 0x7EAD
 _STATISTICS_FROM = 2048
 
 
-class Latents(Dataset):
+class Latents(LatentSpace):
     """A latent store, and a second one or a part of it as held-out split.
 
     Args:
@@ -47,10 +45,9 @@ class Latents(Dataset):
     def __init__(
         self, options: LatentsOptions, task: str = "class", device: torch.device | str = "cpu"
     ) -> None:
-        super().__init__(task, options.sigma_data, device)
+        super().__init__(options, task, device)
         if not options.path:
             raise DataError("data=latents needs the folder of a store: data.path=FOLDER")
-        self.name, self.options = "latents", options
         store = open_store(options.path, kind=options.kind, verify=options.verify)
         self._stores = {"train": store}
         self._ids: dict[str, Tensor] = {}
@@ -74,8 +71,6 @@ class Latents(Dataset):
         self._affine(store)
         other = self._stores["test"].fingerprint if options.test else ""
         self.fingerprint = store.fingerprint + (f"-{other}" if other else "")
-        self._codec: Autoencoder | None = None
-        self._encoder: TextEncoder | None = None
 
     def _hold_out(self, store: Store, count: int) -> None:
         if count >= store.count:
@@ -115,10 +110,10 @@ class Latents(Dataset):
     def _affine(self, store: Store) -> None:
         options = self.options
         # `auto`: samples of other projects' stores come scaled, as the TREAD release expects them.
-        self._scaled = store.scaled if options.scaled == "auto" else options.scaled == "yes"
-        self._factor = options.scale_factor or store.scale_factor
-        if self._factor is None and self.shape[0] == 4:
-            self._factor = SD_SCALE
+        scaled = store.scaled if options.scaled == "auto" else options.scaled == "yes"
+        factor = options.scale_factor or store.scale_factor
+        if factor is None and self.shape[0] == 4:
+            factor = SD_SCALE
         shape = (self.shape[0], 1, 1)
         shift, unit = torch.zeros(shape), torch.ones(shape)
         if options.scale == "std" or store.normalised:
@@ -126,14 +121,23 @@ class Latents(Dataset):
             shift, unit = mean.view(shape), std.view(shape)
             if options.scale == "std":
                 unit = unit / self.sigma_data
-        elif not self._scaled:
-            if self._factor is None:
+        elif not scaled:
+            if factor is None:
                 raise DataError(
                     f"{options.path} is {store.layout}, which names no scale factor; set "
                     "data.scale_factor (Stable Diffusion's VAE: 0.18215) or data.scale=std"
                 )
-            shift, unit = shift + store.shift_factor, unit / self._factor
+            shift, unit = shift + store.shift_factor, unit / factor
         self._shift, self._unit = shift.to(self.device), unit.to(self.device)
+        self.decoding = Decoding(
+            tuple(shift.flatten().tolist()),
+            tuple(unit.flatten().tolist()),
+            scaled,
+            factor,
+            store.shift_factor,
+            store.vae,
+            store.text_encoder if self.task == "text" else None,
+        )
 
     def _statistics(self, store: Store) -> tuple[Tensor, Tensor]:
         if store.mean is not None and store.std is not None:
@@ -220,66 +224,3 @@ class Latents(Dataset):
         noise = draws.normal("moments", self.shape).to(self.device)
         # The bounds of diffusers' DiagonalGaussianDistribution.
         return mean + (log_variance.clamp(-30, 20) / 2).exp() * noise
-
-    @property
-    def vae(self) -> str | None:
-        """Name or folder of the autoencoder that turns these latents into pixels."""
-        from experiments.data.vae import DEFAULT
-
-        if self.options.vae != "auto":
-            return self.options.vae
-        named = self._stores["train"].vae
-        return named or (DEFAULT if self.shape[0] == 4 else None)
-
-    @property
-    def cannot_decode(self) -> str:
-        """Why latents cannot be shown as pixels here; empty if they can."""
-        from experiments.data.vae import why_not
-
-        return "" if self._codec is not None else why_not(self.vae)
-
-    def to_pixels(self, x: Tensor) -> Tensor:
-        """Decode model space (B, C, H, W) into uint8 RGB (B, 3, 8 H, 8 W) with the VAE.
-
-        Raises:
-            DataError: The VAE is not on this machine: `cannot_decode` says so beforehand.
-        """
-        z = x.to(self.device).float() * self._unit + self._shift
-        if self._scaled:
-            if self._factor is None:
-                raise DataError("scaled latents need data.scale_factor to be decoded")
-            z = z / self._factor + self._stores["train"].shift_factor
-        codec = self._decoder()
-        return torch.cat([codec.decode(part) for part in z.split(self.options.decode_batch)])
-
-    def _decoder(self) -> Autoencoder:
-        from experiments.data.vae import Autoencoder
-
-        if self._codec is None:
-            if self.cannot_decode:
-                raise DataError(f"no pixels: {self.cannot_decode}")
-            dtype = getattr(torch, self.options.vae_dtype)
-            self._codec = Autoencoder(str(self.vae), self.device, dtype)
-            if self._codec.channels != self.shape[0]:
-                channels, self._codec = self._codec.channels, None
-                raise DataError(
-                    f"the VAE {self.vae} has {channels} channels and the latents {self.shape[0]}; "
-                    "set data.vae to the one that made them"
-                )
-        return self._codec
-
-    def encode_text(self, captions: Sequence[str]) -> Tensor:
-        """Embed captions with the text encoder that the store was prepared with.
-
-        Raises:
-            DataError: A store without captions, or its encoder is not on this machine.
-        """
-        store = self._stores["train"]
-        if self.task != "text" or store.text_encoder is None:
-            return super().encode_text(captions)
-        if self._encoder is None:
-            from experiments.data.text import TextEncoder
-
-            assert store.text is not None
-            self._encoder = TextEncoder(store.text_encoder, self.device, length=store.text[1])
-        return self._encoder(captions)
