@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
@@ -93,10 +94,23 @@ def history(ids: Iterable[str]) -> dict[str, QueueJob]:
     jobs = {}
     for line in text.splitlines():
         parts = line.strip().split("|")
-        if len(parts) >= 4 and "[" not in parts[0]:
+        if len(parts) >= 4:
             state = parts[1].split()[0] if parts[1] else ""  # "CANCELLED by 0"
-            jobs[parts[0]] = QueueJob(parts[0], state, "", parts[3], "", parts[2])
+            for name in tasks(parts[0]):
+                jobs[name] = QueueJob(name, state, "", parts[3], "", parts[2])
     return jobs
+
+
+def tasks(name: str) -> list[str]:
+    """Return the ids behind one of sacct's: tasks that never started share `7_[1,3-5%2]`."""
+    found = re.fullmatch(r"(\d+)_\[([\d,-]+)(?:%\d+)?\]", name)
+    if found is None:
+        return [name]
+    ids = []
+    for part in found[2].split(","):
+        first, _, last = part.partition("-")
+        ids += [f"{found[1]}_{i}" for i in range(int(first), int(last or first) + 1)]
+    return ids
 
 
 def cancel(ids: Sequence[str]) -> None:

@@ -20,8 +20,9 @@ STUB = TOOLS / "stub"
 class Lab:
     """The cluster: start, stop, and what the tests do to it."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, **knobs):
         self.folder = Path(folder)
+        self.knobs = knobs
         self.port = free_ports(8)
         self.over = threading.Event()
 
@@ -33,7 +34,7 @@ class Lab:
             "CPUS": "4",
             "GPUS": "2",
         }
-        knobs |= {"ACCT": "0", "GRACE": "20", "KILL_WAIT": "2"}
+        knobs |= {"ACCT": "0", "GRACE": "20", "KILL_WAIT": "2"} | self.knobs
         done = subprocess.run(
             [str(TOOLS / "start-slurm.sh"), *words],
             env={**os.environ, **knobs},
@@ -58,7 +59,11 @@ class Lab:
                 self.script("undelay")
 
     def environment(self):
-        path = f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        # With accounting there is a real sacct; without, a stand-in in the cluster's folder.
+        real = self.knobs.get("ACCT") == "1"
+        path = (
+            os.environ["PATH"] if real else f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        )
         return {"SLURM_CONF": str(self.folder / "etc" / "slurm.conf"), "PATH": path}
 
 
@@ -88,9 +93,14 @@ def lab():
         if os.environ.get("SLURM_REQUIRED"):
             pytest.fail(reason)
         pytest.skip(reason)
+    yield from started()
+
+
+def started(**knobs):
+    """Start a cluster, yield it, and take it away again."""
     # A short path: a munge socket's name has at most 107 characters.
     folder = tempfile.mkdtemp(prefix="slurm-", dir="/tmp")
-    cluster = Lab(folder)
+    cluster = Lab(folder, **knobs)
     try:
         cluster.start()
         yield cluster

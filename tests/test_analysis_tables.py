@@ -1,6 +1,7 @@
 """Tables: the numbers in them, what they say about missing ones, and their four formats."""
 
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -450,6 +451,29 @@ def test_guidance_of_a_run_that_was_trained_on_for_another_sweep(tmp_path):
     assert delta.value == pytest.approx(row["Score"].value - none["Score"].value)
     plot = analysis.figures.make("guidance", tmp_path)
     assert plot is not None and set(plot.data["n"]) == {3}
+
+
+def test_throughput_reads_the_step_times_that_the_benchmark_and_its_sweep_wrote(tmp_path):
+    from experiments.bench_options import BenchOptions
+    from experiments.bench_report import run
+
+    small = {"size": ("T/2",), "tokens": (16,), "batch": 2, "rounds": 1, "parts": ("steps",)}
+    where = tmp_path / ".sweeps" / "bench" / "outputs"
+    where.mkdir(parents=True)
+    options = BenchOptions(**small, backbone=("dit",), depth=8, plain=False)
+    options = dataclasses.replace(options, out=str(where / "bench-0123456789ab.json"))
+    steps = run(options, say=lambda _: None)["steps"]
+    (tmp_path / "bench.json").write_text("{half")
+    table = make("throughput", tmp_path)
+    assert table.covered and any("bench.json" in note for note in table.notes)
+    by_route = {row["route"] if "speedup" in row else "dense": row for row in steps}
+    assert len(by_route) > 1
+    for name, row in by_route.items():
+        shown = find(table, "Step times: dit-T/2, 16 tokens, batch 2", name)
+        assert shown["Images/s"].value == row["images_per_s"]
+        if name != "dense":
+            assert shown["Speed-up"].value == row["speedup"]
+            assert shown["Share of it"].value == pytest.approx(row["speedup"] / row["allowed"])
 
 
 def test_guidance_takes_the_metric_measured_under_most_guidances(tmp_path):

@@ -582,3 +582,19 @@ def test_grids_and_resources_are_yaml_in_the_package():
         for path in (ROOT / "sweeps" / folder).glob("*.yaml"):
             assert yaml.safe_load(path.read_text())
     assert pool.visible_gpus() is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "ids"),
+    [
+        ("7_2", ["7_2"]),
+        ("7", ["7"]),
+        ("7_[1,3-5%2]", ["7_1", "7_3", "7_4", "7_5"]),
+        ("7_[0-1]", ["7_0", "7_1"]),
+        ("7_[0-5,...]", ["7_[0-5,...]"]),
+    ],
+)
+def test_tasks_that_never_started_share_a_record_of_accounting(name, ids):
+    from sweeps import slurm
+
+    assert slurm.tasks(name) == ids

@@ -35,14 +35,34 @@ def mean_path(study: Study, base: Base, cell: Cell) -> pd.DataFrame:
     return found[found["n"] == len(paths)].reset_index()
 
 
+def methods(base: Base) -> list[Cell]:
+    """Return the dense cell, the guideline's route and the first cell of every other method."""
+    found = [cell for cell in (base.dense, base.auto()) if cell is not None]
+    rest: dict[str, Cell] = {}
+    for cell in base.routed:
+        name = str(cell.first("variant"))
+        known = rest.get(name)
+        if name != "TREAD" and (known is None or _seeds(base, cell) > _seeds(base, known)):
+            rest[name] = cell
+    return [*found, *rest.values()]
+
+
+def _seeds(base: Base, cell: Cell) -> int:
+    return len(cell.by_seed(base.score))
+
+
 @styled
 def convergence(study: Study) -> Plot | None:
-    """Draw dense against routed for every base that was scored more than once; None without one."""
+    """Draw dense against routed for every base that was scored more than once; None without one.
+
+    Dropping, masking and other methods of the same base are drawn too, the most replicated cell of
+    each; its further routes, rates and selections are in figures of their own.
+    """
     chosen: list[tuple[Base, list[tuple[Cell, pd.DataFrame]]]] = []
     for base in study.bases:
-        cells = [cell for cell in (base.dense, base.auto()) if cell is not None]
-        paths = [(cell, path) for cell in cells if len(path := mean_path(study, base, cell)) > 1]
-        if len(paths) == 2:
+        drawn = [(cell, mean_path(study, base, cell)) for cell in methods(base)]
+        paths = [(cell, path) for cell, path in drawn if len(path) > 1]
+        if len(paths) > 1 and paths[0][0] is base.dense:
             chosen.append((base, paths))
     if not chosen:
         return None
@@ -57,7 +77,11 @@ def convergence(study: Study) -> Plot | None:
             _scales(ax, key, log)
         row[0].set_ylabel(base.metric)
         row[0].set_title(base.label, color=colour(str(base.any.first("backbone"))))
-        row[0].legend(loc="upper right")
+        if len(paths) == 2:
+            row[0].legend(loc="upper right")
+        else:
+            # Many names hide the curves: they stand beside the last panel.
+            row[-1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
         data += [
             path.assign(panel=base.label, treatment=cell.treatment, metric=base.metric)
             for cell, path in paths
@@ -66,9 +90,8 @@ def convergence(study: Study) -> Plot | None:
         "convergence",
         "Convergence",
         "Mean over seeds; the band is one standard deviation. The arrow runs from the dense run's "
-        "best score to where the "
-        "routed run first scores as well, seed by seed; its label is the geometric mean over the "
-        "seeds that get there.",
+        "best score to where the legend's first routed run first scores as well, seed by seed; its "
+        "label is the geometric mean over the seeds that get there.",
         figure,
         pd.concat(data, ignore_index=True),
     )
@@ -79,6 +102,7 @@ def _panel(
 ) -> None:
     tint = colour(str(base.any.first("backbone")))
     for cell, path in paths:
+        # One colour per backbone: further methods are told apart by line and marker.
         shade = "#555555" if cell.treatment == "dense" else tint
         ax.plot(path[key], path["mean"], color=shade, label=cell.treatment, **line(cell.treatment))
         spread = path["std"].fillna(0.0)
@@ -120,7 +144,7 @@ def _round(high: float) -> list[float]:
 def _arrow(
     ax: Axes, study: Study, base: Base, paths: list[tuple[Cell, pd.DataFrame]], key: str
 ) -> None:
-    (dense, first), (routed, _) = paths
+    (dense, first), (routed, _), *_ = paths
     reached = reach(study, base, dense, routed)
     there = [item for item in reached if item.routed is not None]
     factor = ratio([value for item in there if (value := item.factor(key)) is not None])

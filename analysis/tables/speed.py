@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import paper
+from analysis.bench_files import Timing, timings
 from analysis.groups import Base, Cell
 from analysis.stats import Estimate, mean_std, paired, ratio
 from analysis.study import Study
@@ -43,9 +44,13 @@ def throughput(study: Study) -> Table:
     for base in study.bases:
         for cell in base.cells:
             rows.append((base.label, _throughput_row(base, cell, text)))
+    timed, damaged = timings(study.runs.attrs.get("root", "."))
+    rows += [(f"Step times: {step.group}", _timed_row(step, text)) for step in timed]
     if not rows:
         rows = [("", [words("none run"), *[missing()] * 6, words(text)])]
     notes = (
+        *([_TIMED] if timed else []),
+        *([f"Benchmarks that cannot be read: {', '.join(damaged)}."] if damaged else []),
         "GMACs are multiply-adds of one forward pass per image, with attention matmuls; the "
         "paper's count leaves them out.",
         "Images/s is measured over whole runs on whatever machine made them: compare rows of one "
@@ -60,6 +65,30 @@ def throughput(study: Study) -> Table:
         rows,
         notes,
     )
+
+
+_TIMED = (
+    "Step times are experiments/bench.py's: forward, backward and update alone, dense and routed "
+    "in turn; their speed-up is the median of the ratios within a round."
+)
+
+
+def _timed_row(step: Timing, text: str) -> list[Entry]:
+    entries = [
+        words("dense" if step.speedup is None else step.route),
+        exact(step.macs / 1e9, 4),
+        words(""),
+        exact(step.images_per_s, 1),
+    ]
+    if step.speedup is None or step.allowed is None:
+        return [*entries, words(""), words(""), words(""), words("")]
+    return [
+        *entries,
+        exact(step.speedup, 2, unit="x"),
+        exact(step.allowed, 2, unit="x"),
+        exact(step.speedup / step.allowed, 2),
+        words(text if step.backbone == "dit" else "not published"),
+    ]
 
 
 def _throughput_row(base: Base, cell: Cell, text: str) -> list[Entry]:

@@ -15,13 +15,14 @@
 # ACCT=0  no accounting; a small `sacct` stand-in (first on PATH after sourcing env.sh) answers from
 #         `squeue --states=all` the call that submitit makes and the one that sweeps makes
 # ACCT=1  real sacct (mariadbd + slurmdbd)
-# Knobs: NODES CPUS MEM GPUS (per node) ACCT PORT LAB GRACE KILL_WAIT ETC_HOSTS OOM_KILL
+# Knobs: NODES CPUS MEM GPUS (per node) ACCT PORT LAB GRACE KILL_WAIT ETC_HOSTS OOM_KILL MIN_JOB_AGE
 set -euo pipefail
 
 LAB=${LAB:-${TMPDIR:-/tmp}/slurm-lab}
 NODES=${NODES:-2} CPUS=${CPUS:-4} MEM=${MEM:-8000} GPUS=${GPUS:-2} ACCT=${ACCT:-0}
 PORT=${PORT:-16810}            # ctld PORT+0, dbd PORT+1, node k PORT+1+k
 GRACE=${GRACE:-30} KILL_WAIT=${KILL_WAIT:-5}   # seconds: of a pre-empted job, and between TERM and KILL
+MIN_JOB_AGE=${MIN_JOB_AGE:-86400}  # seconds that squeue remembers an ended job (ACCT=0 has nothing else)
 OOM_KILL=${OOM_KILL:-0}        # 1: end a step that outgrows --mem (polled every second; there is no cgroup)
 ETC_HOSTS=${ETC_HOSTS:-1}      # as root: make n1..nN resolve (torch.distributed MASTER_ADDR)
 ME=$(id -un) HOST=$(hostname)
@@ -88,7 +89,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 DefMemPerCPU=200
 ReturnToService=2
-MinJobAge=86400
+MinJobAge=$MIN_JOB_AGE
 MaxJobCount=20000
 MaxArraySize=10001
 SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=0
