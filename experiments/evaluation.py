@@ -108,6 +108,8 @@ def scores(run: Run) -> None:
     if run.accelerator.is_main_process and results:
         entries = [{**entry.to_dict(), "of": len(results)} for entry in results]
         log.append_jsonl(path, entries)
+        if run.config.log != "none":
+            run.accelerator.log({e["metric"]: e["value"] for e in entries}, step=run.step)
         text = "  ".join(f"{entry['metric']} {entry['value']:.4g}" for entry in entries)
         run.console.say(f"step {log.grouped(run.step)}: {text}")
 

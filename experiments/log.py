@@ -205,7 +205,7 @@ def open_tracker(
     """Start the optional tracker beside the files, through accelerate.
 
     Raises:
-        UserError: Its package is not installed.
+        UserError: Its package is not installed, or it does not start (no key, no network).
     """
     from routing.errors import UserError
 
@@ -213,11 +213,20 @@ def open_tracker(
         return
     import importlib.util
 
-    package = {"tensorboard": "tensorboard"}.get(name, name)
-    if importlib.util.find_spec(package) is None:
+    if importlib.util.find_spec(name) is None:
         raise UserError(
-            f"log={name} needs a package that is not installed: pip install {package} (or log=none)"
+            f"log={name} needs a package that is not installed: pip install {name} (or log=none)"
         )
     flat = {k: v if isinstance(v, (int, float, str, bool)) else str(v) for k, v in config.items()}
-    options = {"wandb": {"wandb": {"name": run, "dir": str(folder)}}}.get(name, {})
-    accelerator.init_trackers("tread-suite", config=flat, init_kwargs=options)
+    options = {"wandb": {"name": run, "dir": str(folder)}, "trackio": {"name": run}}
+    try:
+        accelerator.init_trackers(
+            "tread-suite", config=flat, init_kwargs={name: options.get(name, {})}
+        )
+    except Exception as error:
+        # Services refuse in ways of their own: no key, no network, another version.
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise UserError(
+            f"log={name} did not start ({reason}); mend that, or type log=none: the run folder "
+            "holds the same numbers"
+        ) from error
