@@ -9,7 +9,7 @@ from typing import Any
 
 from routing.errors import UserError, suggest
 
-PARTS = ("steps", "profile", "blocks")
+PARTS = ("steps", "profile", "blocks", "loop")
 
 
 class BenchError(UserError):
@@ -30,8 +30,9 @@ class BenchOptions:
         batch: Samples in a step.
         depth: Blocks, instead of the size's; fewer make it quicker and change little per block.
         rounds: How often all variants are run in turn; medians are reported.
-        parts: What to measure: `steps` (the main table), `profile` (where a step's time goes) and
-            `blocks` (one block of each family by tokens: where they cross, what they keep).
+        parts: What to measure: `steps` (the main table), `profile` (where a step's time goes),
+            `blocks` (one block of each family by tokens: where they cross, what they keep) and
+            `loop` (the training loop's own share at scale tiny, and the time to the first step).
         block_tokens: Tokens of the part `blocks`.
         plain: Also time a plain reimplementation of the official structure of DiT with TREAD.
         device: auto, cpu or cuda.

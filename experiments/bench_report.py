@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from experiments import bench_blocks, bench_profile, bench_steps
+from experiments import bench_blocks, bench_loop, bench_profile, bench_steps
 from experiments.bench_options import BenchError, BenchOptions
 from experiments.bench_steps import Step, cases
 from experiments.files import atomic_write
@@ -133,6 +133,21 @@ def blocks_table(rows: Sequence[dict[str, Any]], names: tuple[str, ...]) -> str:
     return text
 
 
+def loop_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Print what the training loop takes beside forward, backward and optimizer."""
+    headers = ["training at scale tiny, route 2-8", "ms/step", "of it the loop", "to first step"]
+    lines = [
+        (
+            r["backbone"],
+            f"{1e3 * r['step_s']:.0f}",
+            f"{r['overhead']:.1%}",
+            f"{r['first_step_s']:.1f} s",
+        )
+        for r in rows
+    ]
+    return table(headers, lines)
+
+
 def profiles(o: BenchOptions, device: torch.device) -> dict[str, dict[str, float]]:
     """Profile the dense and the first routed step of every family."""
     found = {}
@@ -171,6 +186,9 @@ def run(o: BenchOptions, say: Callable[[str], None] = print) -> dict[str, Any]:
     if "blocks" in o.parts:
         found["blocks"] = bench_blocks.measure(o, device)
         say("\n" + blocks_table(found["blocks"], o.backbone))
+    if "loop" in o.parts:
+        found["loop"] = bench_loop.measure(o)
+        say("\n" + loop_table(found["loop"]))
     atomic_write(Path(o.out), json.dumps(found, indent=1) + "\n")
     say("\n" + "\n".join(NOTES))
     say(f"figures: {o.out}")

@@ -217,3 +217,20 @@ def test_tables_line_up():
 def test_the_command_on_a_gpu(tmp_path, graphs, precision):
     words = ["device=cuda", f"graphs={graphs}", f"precision={precision}", f"out={tmp_path / 'f.json'}"]
     assert run_command(bench.main, [*SMALL, *words]) == 0
+
+
+def test_the_loop_is_timed_around_the_real_one():
+    from experiments import bench_loop, bench_report
+
+    found = bench_loop.loop("dit", "cpu", steps=2)
+    assert 0 < found["overhead"] < 1
+    assert found["overhead_s"] == pytest.approx(found["overhead"] * found["step_s"])
+    text = bench_report.loop_table([found | {"first_step_s": 4.0}])
+    assert "dit" in text and "4.0 s" in text
+
+
+@pytest.mark.slow
+def test_the_first_step_is_reached_by_the_real_command():
+    from experiments import bench_loop
+
+    assert bench_loop.first_step("dit") > 0

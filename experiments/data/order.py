@@ -1,10 +1,9 @@
 """The order of samples: a keyed permutation per epoch, whose whole state is the position.
 
 A Feistel network over the next power of four above the size, walked until it lands inside (Black
-and Rogaway,
-"Ciphers with arbitrary finite domains", 2002), gives the i-th sample of any epoch in O(1), with
-nothing to store, to
-broadcast or to restore. Integers only, so every device gives the same order.
+and Rogaway, "Ciphers with arbitrary finite domains", 2002), gives the i-th sample of any epoch in
+O(1), with nothing to store, to broadcast or to restore. Integers only, so every device gives the
+same order.
 """
 
 from __future__ import annotations
@@ -16,6 +15,8 @@ from experiments.data.options import DataError
 
 _WORD = 0xFFFFFFFF
 _ROUNDS = 6
+# Up to this size an epoch's order is kept: a lookup per batch is 200 small operations.
+_SMALL = 1 << 16
 
 
 def _mix(value: Tensor) -> Tensor:
@@ -44,6 +45,7 @@ class Order:
         self.size = size
         halves = torch.tensor([self.seed & _WORD, (self.seed >> 32) & _WORD])
         self._key = int(_mix(_mix(halves[:1]) ^ halves[1:]))
+        self._known: dict[int, Tensor] = {}
         # Small domains make a weak cipher: 6 bits at least.
         self._half = 3 if size is None else max(3, (max(size - 1, 1).bit_length() + 1) // 2)
 
@@ -59,8 +61,26 @@ class Order:
         if self.size is None:
             return positions
         epoch = torch.div(positions, self.size, rounding_mode="floor")
-        value = self._permute(positions - epoch * self.size, epoch)
-        while bool((outside := value >= self.size).any()):
+        place = positions - epoch * self.size
+        if self.size > _SMALL or positions.device.type != "cpu" or not positions.numel():
+            return self._walk(place, epoch)
+        first, last = int(epoch.min()), int(epoch.max())
+        if last - first > 1:
+            return self._walk(place, epoch)
+        return torch.stack([self._epoch(first), self._epoch(last)])[epoch - first, place]
+
+    def _epoch(self, epoch: int) -> Tensor:
+        """Return a whole epoch's order: at small sizes it costs little more than one batch's."""
+        if epoch not in self._known:
+            while len(self._known) > 1:
+                del self._known[next(iter(self._known))]
+            place = torch.arange(self.size or 0)
+            self._known[epoch] = self._walk(place, torch.full_like(place, epoch))
+        return self._known[epoch]
+
+    def _walk(self, place: Tensor, epoch: Tensor) -> Tensor:
+        value = self._permute(place, epoch)
+        while bool((outside := value >= (self.size or 0)).any()):
             value = torch.where(outside, self._permute(value, epoch), value)
         return value
 
