@@ -26,7 +26,7 @@ def due(run: Run) -> None:
     if step and (last or (train.sample_every and step % train.sample_every == 0)):
         pictures(run, last)
     every = run.config.eval["every"]
-    if run.config.eval["name"] == "none":
+    if run.config.eval["name"] == "none" or not run.dataset.can_decode:
         return
     if step and (last or (every and step % every == 0)):
         scores(run)

@@ -103,8 +103,12 @@ def _session(config: Config, accelerator: Any, console: log.Console) -> None:
     scoring.setup_for(work.model, config)
     if config.eval["name"] != "none" and work.step < config.train.steps:
         # What a score lacks (weights, a reference) is said now, not after the last step.
-        for note in scoring.check(config, work.dataset, work.model, work.device):
-            console.say(note)
+        if work.dataset.can_decode:
+            for note in scoring.check(config, work.dataset, work.model, work.device):
+                console.say(note)
+        else:
+            # Without an autoencoder there is still a model to train, and to score elsewhere.
+            console.say(f"no pictures and no scores in this run: {work.dataset.cannot_decode}")
     log.open_tracker(config.log, folder, config.name, config.to_dict(), accelerator)
     work.fit()
     if accelerator.is_main_process:

@@ -102,3 +102,12 @@ def test_names_options_and_help_need_no_torch() -> None:
     )
     root = Path(__file__).resolve().parents[1]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("data", ["digits", "scenes", "latents", None, "images"])
+def test_the_options_that_fit_a_data_set_are_options(data: str | None) -> None:
+    from experiments.metrics.options import EvalOptions, defaults_for
+
+    found = EvalOptions(**defaults_for(data))
+    own = {"digits": "digits-classifier", "scenes": "scenes-probe"}
+    assert found.features == (own.get(str(data), "inception-adm"),)

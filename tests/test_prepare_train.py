@@ -86,6 +86,34 @@ def test_foreign_latents_train_without_a_vae(tmp_path, layout):
     assert not (folder / "samples/final.png").exists()
 
 
+def test_latents_train_without_a_vae_as_data_latents_alone_asks(tmp_path, capsys):
+    """Scores are on by default, and cannot be had: the run says so and trains."""
+    path = write_store(tmp_path / "store", latents(8), [k % 3 for k in range(8)])
+    own = [word for word in TINY if not word.startswith("eval")]
+    config = load([*own, "data=latents", f"data.path={path}", f"paths.runs={tmp_path / 'runs'}"])
+    assert config.eval["name"] == "inception"
+    folder = train(config)
+    said = capsys.readouterr().out
+    assert "no pictures and no scores in this run: the weights of nowhere/vae" in said
+    assert json.loads((folder / "summary.json").read_text())["status"] == "done"
+    assert not (folder / "scores.jsonl").exists()
+
+
+def test_scores_whose_weights_are_missing_stop_a_run_before_it_trains(tmp_path, vae):
+    from routing.errors import UserError
+
+    path = write_store(tmp_path / "store", latents(8), [k % 3 for k in range(8)])
+    own = [word for word in TINY if not word.startswith("eval")]
+    more = ["eval.features=[dinov2-vits14]", "eval.metrics=[fd]", "eval.dinov2_weights=nowhere.pth"]
+    config = load([
+        *own, *more, "data=latents", f"data.path={path}", f"data.vae={vae}",
+        f"paths.runs={tmp_path / 'runs'}",
+    ])  # fmt: skip
+    with pytest.raises(UserError, match="nowhere.pth: no such file"):
+        train(config, quiet=True)
+    assert not (config.folder / "metrics.jsonl").exists()
+
+
 def test_captioned_latents_train_text_to_image(tmp_path):
     text = torch.randn(8, 2, 77, 6)
     captions = [[f"a {k}", f"b {k}"] for k in range(8)]

@@ -15,10 +15,18 @@ _CONF = Path(__file__).resolve().parents[1] / "conf" / "eval"
 
 def defaults_for(data: str | None) -> dict[str, Any]:
     """Return the options of `conf/eval` that fit a data set: its own, or the Inception protocol."""
+    return _read(str(data) if (_CONF / f"{data}.yaml").is_file() else "inception")
+
+
+def _read(name: str) -> dict[str, Any]:
+    """Return one file's options, on top of those of the files that it names as its defaults."""
     import yaml
 
-    path = _CONF / f"{data}.yaml"
-    return yaml.safe_load((path if path.is_file() else _CONF / "inception.yaml").read_text())
+    own = yaml.safe_load((_CONF / f"{name}.yaml").read_text())
+    values: dict[str, Any] = {}
+    for parent in own.pop("defaults", ()):
+        values |= _read(parent)
+    return values | own
 
 
 @dataclass(frozen=True)
