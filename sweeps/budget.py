@@ -1,8 +1,8 @@
 """What runs cost, and the steps at which dense and routed meet at equal cost (no torch here).
 
 At equal FLOPs a routed run gets `steps * dense / routed` steps (forward MACs of one image; backward
-is twice the forward for both). At equal hours it is `steps * speed / speed of the dense run`, from
-speeds that runs measured.
+is twice the forward for both; what REPA's frozen encoder adds is not counted). At equal hours it is
+`steps * speed / speed of the dense run`, from speeds that runs measured.
 """
 
 from __future__ import annotations
@@ -22,6 +22,17 @@ if TYPE_CHECKING:
     from experiments.config import Config
 
 WAYS = ("steps", "flops", "hours")
+# What only says how tokens are routed, dropped, masked or aligned: without it a run is dense.
+_TREATMENT = (
+    "route=",
+    "routing.",
+    "train.loss=",
+    "train.mae_weight=",
+    "train.encoder=",
+    "train.align_weight=",
+    "backbone.decoder",
+    "backbone.align",
+)
 
 
 def costs(config: Config) -> Cost:
@@ -62,18 +73,24 @@ def budget(way: str) -> Budget | None:
     return {"steps": None, "flops": _flops, "hours": _hours}[way]
 
 
-def _flops(config: Config, _words: Sequence[str]) -> int:
-    cost = costs(config)
+def dense_of(words: Sequence[str]) -> Config:
+    """Return the dense run that a run of these words is compared with."""
+    from experiments.config import load
+
+    return load([w for w in words if not w.startswith(_TREATMENT)] + ["route=none"])
+
+
+def _flops(config: Config, words: Sequence[str]) -> int:
+    # A decoder or an aligned block is part of what a method costs, not of the dense run.
+    dense = costs(dense_of(words)).macs_dense
     per_step = training_macs(config) / config.train.steps / config.train.batch
-    return max(1, round(config.train.steps * cost.macs_dense / per_step))
+    return max(1, round(config.train.steps * dense / per_step))
 
 
 def _hours(config: Config, words: Sequence[str]) -> int | None:
-    if config.resolved_route == "none":
+    dense = dense_of(words)
+    if dense.name == config.name:
         return None
-    from experiments.config import load
-
-    dense = load([w for w in words if not w.startswith(("route=", "routing."))] + ["route=none"])
     found = []
     for one in (config, dense):
         measured = state.speed(Path(config.paths.runs) / one.name)

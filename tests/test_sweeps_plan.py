@@ -112,6 +112,23 @@ def test_equal_flops_count_a_schedule(tmp_path):
     assert 1000 < half.steps < full.steps
 
 
+@pytest.mark.parametrize("name", ["masking", "one_two_routes", "repa"])
+def test_every_method_of_a_grid_meets_the_same_dense_run(name, monkeypatch):
+    made = plan.plan(grid.load(name), "tiny", budget=budget.budget("flops"))
+    macs = [budget.training_macs(made.configs[run.name]) for run in made.runs]
+    dense = made.runs[0]
+    assert made.configs[dense.name].resolved_route == "none"
+    # MaskDiT's decoder and v1's loss are the method's own: no run has them without the method.
+    assert dense.steps == made.configs[dense.name].train.steps
+    assert max(macs) / min(macs) < 1.002
+    asked = set()
+    monkeypatch.setattr(
+        budget.state, "speed", lambda folder: 100.0 if asked.add(folder.name) is None else None
+    )
+    plan.plan(grid.load(name), "tiny", budget=budget.budget("hours"))
+    assert asked <= {run.name for run in made.runs}
+
+
 def test_equal_hours_take_measured_speeds(tmp_path):
     raw = {"axes": {"route": ["none", "2-8"]}, "base": {"train.steps": 1000}}
     with pytest.raises(
