@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -27,7 +28,7 @@ def locked(folder: Path) -> Iterator[None]:
     hosts where the file system carries `flock` (NFSv4, Lustre mounted with flock).
 
     Raises:
-        LockedError: Names the process that holds it.
+        LockedError: Names the process that holds it, or says that the file system has no locks.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "lock"
@@ -35,6 +36,11 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise LockedError(
+                    f"{folder} cannot be locked ({error.strerror}), so nothing would keep two "
+                    "processes apart: put paths.runs on a file system with flock"
+                ) from error
             handle.seek(0)
             holder = _holder(handle.read())
             raise LockedError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import time
@@ -19,7 +20,7 @@ def held(path: Path, wait_s: float = 60.0, what: str = "another launch") -> Iter
     Works across hosts where the file system passes flock on (NFSv4, Lustre with flock).
 
     Raises:
-        SweepError: It stayed with somebody else for `wait_s` seconds.
+        SweepError: It stayed with somebody else for `wait_s` seconds, or there are no locks here.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -51,6 +52,11 @@ def is_held(path: Path) -> bool:
 def _try(fd: int) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except OSError as error:
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            raise SweepError(
+                f"the folder of runs cannot be locked ({error.strerror}), so two launches could "
+                "submit everything twice; put paths.runs on a file system with flock"
+            ) from error
         return False
     return True

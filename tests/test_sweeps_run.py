@@ -344,6 +344,18 @@ def test_the_lock_excludes_and_a_dead_holder_does_not(tmp_path):
         assert lock.is_held(path)
 
 
+def test_a_file_system_without_locks_is_said_at_once(tmp_path, monkeypatch):
+    import errno
+    import fcntl
+
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(SweepError, match="cannot be locked"), lock.held(tmp_path / "lock"):
+        pass
+
+
 def test_a_snapshot_holds_the_code_once(tmp_path):
     first = snapshot.take(tmp_path)
     stamp = (first / "snapshot.json").stat().st_mtime_ns

@@ -217,6 +217,18 @@ def test_two_writers_are_refused_and_a_dead_lock_is_not(tmp_path):
         pass
 
 
+def test_a_file_system_without_locks_is_not_another_process(tmp_path, monkeypatch):
+    import errno
+    import fcntl
+
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(LockedError, match="cannot be locked .*flock$"), locked(tmp_path):
+        pass
+
+
 def test_ema_follows_the_weights(tmp_path):
     run = make_run(small(tmp_path, "train.ema=0.5"))
     run.model.train()
