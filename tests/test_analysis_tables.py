@@ -386,7 +386,12 @@ def test_memorisation_stands_beside_the_score_in_the_features_of_the_score(tmp_p
     table = make("route_placement", tmp_path)
     assert find(table, "dit", "dense")["Memorisation"].value == pytest.approx(0.64)
     assert any("never seen get 0.800 on digits" in note for note in table.notes)
-    assert "Memorisation" in render.markdown(make("route_placement", tmp_path))
+    scores = make("all_scores", tmp_path)
+    assert not any("held-out" in column.label for column in scores.columns)
+    assert any("never seen get 0.800" in note for note in scores.notes)
+    differences = find(make("differences", tmp_path), "dit", "2-8")
+    assert differences["\u0394 memorisation-500"].value == pytest.approx(-0.01)
+    assert not any("held-out" in label for label in differences)
 
 
 def test_without_memorisation_there_is_no_column_and_pixels_serve_where_features_are_not(tmp_path):

@@ -8,11 +8,17 @@ from analysis.stats import paired
 from analysis.study import Study
 from analysis.table import Column, Table, build, missing, ours, published, words
 from analysis.tables.common import PAIRED, metric_decimals
+from analysis.tables.memory import Memory
 
 
 def _metrics(study: Study) -> dict[str, str | None]:
     known = study.runs.attrs.get("metrics", {})
-    return {name: known[name].get("better") for name in known if f"score.{name}" in study.runs}
+    return {
+        name: about.get("better")
+        for name, about in known.items()
+        # What held-out images get themselves is no score of a run: it stands in a note.
+        if f"score.{name}" in study.runs and not str(about.get("key")).endswith("_heldout")
+    }
 
 
 def all_scores(study: Study) -> Table:
@@ -29,7 +35,7 @@ def all_scores(study: Study) -> Table:
             rows.append((_protocol(base), [words(cell.treatment), words(_steps(cell)), *scores]))
     if not rows:
         rows = [("", [words("none run"), words(""), *[missing() for _ in metrics]])]
-    return build("all_scores", "Every score", columns, rows)
+    return build("all_scores", "Every score", columns, rows, Memory.of(study).notes)
 
 
 def _protocol(base: Base) -> str:
