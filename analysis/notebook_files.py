@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,11 @@ def execute(name: str, timeout: int = 1200) -> Any:
     )
     # tqdm asks for widgets that nothing here shows, with a path of this machine in its warning.
     quiet = {"PYTHONPATH": path, "PYTHONWARNINGS": "ignore:IProgress not found"}
-    # A kernel that the client was given is otherwise left running, its sockets open.
-    client.execute(cleanup_kc=True, env={**os.environ, **quiet})
+    with tempfile.TemporaryDirectory(prefix="kernel-") as sockets:
+        # Relative to the working directory otherwise: a kernel that is killed leaves them there.
+        kernel.ip = f"{sockets}/ipc"
+        # A kernel that the client was given is otherwise left running, its sockets open.
+        client.execute(cleanup_kc=True, env={**os.environ, **quiet})
     for cell in notebook.cells:
         cell.get("metadata", {}).pop("execution", None)
     return notebook

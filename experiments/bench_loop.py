@@ -61,11 +61,11 @@ def loop(backbone: str, clock: str = "wall", steps: int = STEPS) -> dict[str, An
     with tempfile.TemporaryDirectory() as folder:
         config = load(
             [f"backbone={backbone}", "route=2-8", *_QUIET, f"train.steps={2 * steps}"]
-            + [f"paths.runs={folder}", f"train.save_every={steps}"]
+            + [f"paths.runs={folder}"]
         )
         config.folder.mkdir(parents=True)
         work = Run(config, build.make_accelerator(config), log.Console(quiet=True))
-        watch, whole = Stopwatch(now), Stopwatch(now)
+        watch, whole, saving = Stopwatch(now), Stopwatch(now), Stopwatch(now)
         work.model.register_forward_pre_hook(watch.start)
         work.model.register_forward_hook(watch.stop)
         optimizer: Any = work.optimizer
@@ -78,22 +78,34 @@ def loop(backbone: str, clock: str = "wall", steps: int = STEPS) -> dict[str, An
             backward(self, *args, **kwargs)
             watch.stop()
 
+        save = work.save
+
+        def save_timed() -> None:
+            saving.start()
+            save()
+            saving.stop()
+
         def begin(*_: Any) -> None:
-            # The first half has warmed up and been saved: from here on it counts.
+            # The first half has warmed up: from here on it counts.
             if work.step == steps:
                 watch.total = 0.0
                 whole.start()
 
         due = mock.patch.object(work, "due", begin)
-        with mock.patch.object(torch.Tensor, "backward", timed), due:
+        saves = mock.patch.object(work, "save", save_timed)
+        with mock.patch.object(torch.Tensor, "backward", timed), due, saves:
             work.fit()
             whole.stop()
-    overhead = whole.total - watch.total
+    # The one save was that of the last step; a run has one in so many steps.
+    save_s = saving.total / config.train.save_every
+    work_s = watch.total / steps
+    step_s = (whole.total - saving.total) / steps + save_s
     return {
         "backbone": backbone,
-        "step_s": whole.total / steps,
-        "overhead_s": overhead / steps,
-        "overhead": overhead / whole.total,
+        "step_s": step_s,
+        "overhead_s": step_s - work_s,
+        "overhead": (step_s - work_s) / step_s,
+        "save_s": saving.total,
     }
 
 

@@ -275,6 +275,22 @@ def test_official_webdataset_tars(tmp_path, labels):
     torch.testing.assert_close(raw, batch.x * 0.18215)
 
 
+@pytest.mark.parametrize("write", ["tars", "lightning"])
+def test_other_contents_of_the_same_size_are_other_data(tmp_path, labels, write):
+    def opened(name, z, kinds, stats=True):
+        if write == "tars":
+            return load(write_tars(tmp_path / name, z, kinds)).fingerprint
+        return load(write_lightning(tmp_path / name, z, -z, kinds, stats=stats)).fingerprint
+
+    z = latents(COUNT)
+    first = opened("first", z, labels)
+    assert opened("copy", z.copy(), labels) == first
+    assert opened("values", latents(COUNT, seed=1), labels) != first
+    assert opened("labels", z, labels[::-1]) != first
+    if write == "lightning":
+        assert opened("plain", z, labels, stats=False) != first
+
+
 def test_tar_order_does_not_depend_on_the_directory(tmp_path, labels):
     path = write_tars(tmp_path / "a", latents(COUNT), labels)
     other = tmp_path / "b"
