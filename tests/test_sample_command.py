@@ -251,6 +251,13 @@ def test_two_processes_share_the_work(weights, tmp_path):
         assert np.array_equal(a["arr_0"], b["arr_0"]) and np.array_equal(a["arr_1"], b["arr_1"])
 
 
+def test_reuse_in_blocks_that_hand_values_on_is_refused_at_once(tmp_path, capsys):
+    weights = export(tmp_path / "model.safetensors", "backbone=rwkv7")
+    assert run(weights, "sampler.reuse=1-2", "--out", tmp_path / "no", "--device", "cpu") == 2
+    assert "backbone=rwkv7 hand values to later blocks" in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
+
+
 @pytest.fixture(scope="module")
 def vae(tmp_path_factory):
     from diffusers import AutoencoderKL

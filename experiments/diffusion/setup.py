@@ -76,7 +76,8 @@ class Setup:
                 "(train.label_drop=0); use guidance=icg, routed or none"
             )
         walk = create_sampler(sampler, objective)
-        plan_reuse(walk.options, model.depth, guide.sparse)
+        if plan_reuse(walk.options, model.depth, guide.sparse) is not None:
+            _check_reuse(model, walk.options.reuse)
         return cls(loaded, objective, walk, guide, weak)
 
     def cost(self, attention: bool = True) -> SamplingCost:
@@ -134,6 +135,14 @@ class Setup:
             "data": data,
             "captions": captions,
         }
+
+
+def _check_reuse(model: Any, blocks: str | None) -> None:
+    if any(getattr(block, "carries", ()) for block in model.stack.blocks):
+        raise DiffusionError(
+            f"sampler.reuse={blocks}: blocks of backbone={model.name} hand values to later blocks, "
+            "which skipped ones would not; use sampler.reuse=null"
+        )
 
 
 def load_weak(checkpoint: str, device: torch.device) -> Any:
