@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 
 from analysis import paper
-from analysis.bench_files import Timing, timings
 from analysis.groups import Base, Cell
 from analysis.stats import Estimate, mean_std, paired, ratio
 from analysis.study import Study
@@ -22,6 +21,7 @@ from analysis.table import (
     published,
     words,
 )
+from analysis.tables.bench import Timing, timings
 from analysis.tables.common import PAIRED, decimals, difference, heading, score
 from analysis.tables.memory import Memory
 
