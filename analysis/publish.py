@@ -1,8 +1,9 @@
 """One folder that shows what runs gave: tables, figures, the runs as CSV, their records, a page.
 
 `python -m analysis publish RUNS --out results` writes everything but the sentences. A page keeps
-its own text; between `<!-- table NAME -->` (or `<!-- table NAME ours -->`, without rows that only
-the paper has) or `<!-- facts -->` and the next `<!-- end -->` stands what the runs say.
+its own text; between `<!-- table NAME -->` or `<!-- facts -->` and the next `<!-- end -->` stands
+what the runs say. `<!-- table NAME ours columns=0,2,3 -->` leaves out rows that only the paper has,
+and columns.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from analysis.files import atomic_write
 from analysis.render import markdown, markdown_escape
 from analysis.runs import AnalysisError
 from analysis.study import Study
-from analysis.table import NOT_RUN
+from analysis.table import NOT_RUN, Row, Table
 
 # What a run leaves but for its weights: enough for every table and most figures.
 RECORDS = (
@@ -37,6 +38,7 @@ RECORDS = (
 # Of the lowest seed alone: they are most of the bytes and say the same for each seed.
 PICTURES = ("similarity.npz", "samples/final.png")
 ARCHIVE = "runs.tar.gz"
+_COLUMNS = re.compile(r"columns=(\d+(?:,\d+)*)")
 _BLOCK = re.compile(r"(<!-- (table [^>]*?|facts) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -114,14 +116,30 @@ def fill(text: str, study: Study) -> str:
 
 def _table(words: list[str], study: Study) -> str:
     name, *options = words or [""]
-    if unknown := [word for word in options if word != "ours"]:
-        raise AnalysisError(f"a page asks for table {name} {unknown[0]}; the only option is `ours`")
     table = tables.make(name, study)
-    if "ours" in options:
-        rows = tuple(row for row in table.rows if row.group != NOT_RUN)
-        table = dataclasses.replace(table, rows=rows)
+    for word in options:
+        if word == "ours":
+            rows = tuple(row for row in table.rows if row.group != NOT_RUN)
+            table = dataclasses.replace(table, rows=rows)
+        elif found := _COLUMNS.fullmatch(word):
+            table = _cut(table, [int(number) for number in found[1].split(",")])
+        else:
+            raise AnalysisError(
+                f"a page asks for table {name} {word}; options are `ours` and `columns=0,2,3`"
+            )
     # The page has headings of its own.
     return markdown(table).split("\n", 2)[2]
+
+
+def _cut(table: Table, places: Sequence[int]) -> Table:
+    if max(places) >= len(table.columns):
+        raise AnalysisError(
+            f"a page asks for column {max(places)} of table {table.name}, which has 0 to "
+            f"{len(table.columns) - 1}"
+        )
+    columns = tuple(table.columns[place] for place in places)
+    rows = tuple(Row(row.group, tuple(row.entries[p] for p in places)) for row in table.rows)
+    return dataclasses.replace(table, columns=columns, rows=rows)
 
 
 def facts(study: Study) -> str:

@@ -34,12 +34,13 @@ def test_a_folder_with_everything_and_again_from_its_archive(runs, tmp_path, cap
     out.mkdir()
     (out / "README.md").write_text(PAGE)
     other = tmp_path / "front.md"
-    other.write_text("<!-- table main -->\n<!-- end -->")
+    other.write_text("<!-- table main columns=0,3 -->\n<!-- end -->")
     assert cli.main(["publish", str(runs), "--out", str(out), "--pages", str(other)]) == 0
     assert "main" in capsys.readouterr().out
     page = (out / "README.md").read_text()
     assert "old" not in page and "Words stay." in page and "4 finished runs" in page
     assert "dit-T/1" in page and "DiT-S/2" not in page and "DiT-S/2" in other.read_text()
+    assert "| Model | Dense |" in other.read_text()
     assert (out / "figures" / "samples.png").is_file() and (out / "tables" / "main.csv").is_file()
     assert len((out / "runs.csv").read_text().splitlines()) == 5
 
@@ -65,5 +66,6 @@ def test_what_cannot_be_published_is_said_before_anything_is_written(runs, tmp_p
     assert cli.main(["publish", str(runs), "--out", str(out)]) == 2
     assert "did you mean main" in capsys.readouterr().err
     assert [path.name for path in out.iterdir()] == ["README.md"]
-    with pytest.raises(AnalysisError, match="only option is `ours`"):
-        publish.fill("<!-- table main all -->\n<!-- end -->", Study.of(runs))
+    for words, said in (("all", "options are `ours`"), ("columns=0,99", "column 99")):
+        with pytest.raises(AnalysisError, match=said):
+            publish.fill(f"<!-- table main {words} -->\n<!-- end -->", Study.of(runs))
