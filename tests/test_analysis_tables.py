@@ -481,6 +481,17 @@ def test_throughput_reads_the_step_times_that_the_benchmark_and_its_sweep_wrote(
             assert shown["Share of it"].value == pytest.approx(row["speedup"] / row["allowed"])
 
 
+def test_throughput_says_when_the_clock_cannot_be_trusted(tmp_path):
+    for seed in range(2):
+        write(tmp_path, seed=seed)
+        write(tmp_path, route="2-8", seed=seed)
+    assert not any("busier" in note for note in make("throughput", tmp_path).notes)
+    for path in tmp_path.glob("*_none_*/summary.json"):
+        summary = json.loads(path.read_text())
+        path.write_text(json.dumps(summary | {"wall_s": 3 * summary["wall_s"]}))
+    assert any("busier" in note for note in make("throughput", tmp_path).notes)
+
+
 def test_guidance_takes_the_metric_measured_under_most_guidances(tmp_path):
     folder = write(tmp_path, route="2-8")
     (folder / "evaluations").mkdir()

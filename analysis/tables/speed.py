@@ -48,8 +48,11 @@ def throughput(study: Study) -> Table:
     rows += [(f"Step times: {step.group}", _timed_row(step, text)) for step in timed]
     if not rows:
         rows = [("", [words("none run"), *[missing()] * 6, words(text)])]
+    shares = [entries[6].value for _, entries in rows]
+    doubtful = any(share is not None and share > _DOUBTFUL for share in shares)
     notes = (
         *([_TIMED] if timed else []),
+        *([_BUSY] if doubtful else []),
         *([f"Benchmarks that cannot be read: {', '.join(damaged)}."] if damaged else []),
         "GMACs are multiply-adds of one forward pass per image, with attention matmuls; the "
         "paper's count leaves them out.",
@@ -67,6 +70,13 @@ def throughput(study: Study) -> Table:
     )
 
 
+# Speed-ups beyond what the multiply-adds allow do not come from routing.
+_DOUBTFUL = 1.05
+_BUSY = (
+    "Some routed runs are faster than their multiply-adds allow: the machine was busier during the "
+    "dense runs, so no clock time of these runs is to be trusted; step times of "
+    "experiments/bench.py are taken in turn."
+)
 _TIMED = (
     "Step times are experiments/bench.py's: forward, backward and update alone, dense and routed "
     "in turn; their speed-up is the median of the ratios within a round."
