@@ -135,7 +135,7 @@ def help_text() -> str:
         "Times training steps dense and routed, a step's parts and single blocks, side by side in",
         "one process, and prints what the clock shows beside what multiply-accumulates allow.",
         "",
-        "  python experiments/bench.py backbone=dit depth=4 rounds=3",
+        "  python experiments/bench.py backbone=dit depth=8 rounds=3",
         "  python experiments/bench.py tokens=64,256,1024 rate=0.5,0.75 parts=steps",
         "  python experiments/bench.py size=XL/2 batch=64 precision=bf16 device=cuda graphs=true",
         "",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -32,6 +34,9 @@ class Interrupted(Exception):
         self.step = step
 
 
+# A folder that cannot be used is the user's to mend; a missing file may be our mistake.
+_FOLDER_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR)
+
 # 128 + signal number, as shells report a process that a signal ended.
 EXIT_CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGUSR2": 140, "SIGUSR1": 138}
 
@@ -53,6 +58,19 @@ def check_packages() -> None:
             )
 
 
+_python_format = warnings.formatwarning
+
+
+def _plain(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int,
+    line: str | None = None,
+) -> str:  # fmt: skip
+    # Ours are sentences for the user; of others, where they come from is half of what they say.
+    if category.__module__.split(".")[0] in PACKAGES:
+        return f"warning: {message}\n"
+    return _python_format(message, category, filename, lineno, line)
+
+
 def run_command(
     command: Callable[[list[str]], int | None], argv: Sequence[str] | None = None
 ) -> int:
@@ -66,6 +84,7 @@ def run_command(
         0, the command's code, 2 for wrong input, 128 + signal after a requested stop.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    warnings.formatwarning = _plain
     try:
         check_packages()
         return command(arguments) or 0
@@ -82,6 +101,15 @@ def run_command(
         # The reader of our output (head, less) has left; there is nobody to tell.
         sys.stderr.close()
         return 0
+    except OSError as error:
+        if error.filename is None or error.errno not in _FOLDER_ERRORS:
+            raise
+        print(
+            f"error: {error.filename} cannot be used ({error.strerror}); give a folder that you "
+            "can write to, such as paths.runs=FOLDER or --out FOLDER",
+            file=sys.stderr,
+        )
+        return 2
     except RuntimeError as error:
         if "torchvision::nms does not exist" not in str(error):
             raise

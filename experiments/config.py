@@ -218,21 +218,21 @@ def load(overrides: Sequence[str] = ()) -> Config:
     """
     overrides = [tidy(text) for text in overrides]
     for text in overrides:
+        if text.split("=", 1)[0] in GROUPS:
+            _check_single(*text.split("=", 1))
         _check_group(*text.split("=", 1))
     base = _compose([t for t in overrides if t.split("=", 1)[0] in GROUPS])
     known = sorted(flatten(base))
     for text in overrides:
         key = text.split("=", 1)[0]
         if key not in GROUPS and key not in known and not _is_branch(key, known):
-            raise ConfigError(
-                f"unknown key {key}{suggest(key, known)} (python experiments/run.py --help lists "
-                "them)"
-            )
+            raise ConfigError(_unknown(key, known, base))
         if _is_branch(key, known):
             raise ConfigError(
                 f"{key} is a group of keys, not a key: type one of {key}.{{...}}, for example "
                 f"{_first(key, known)}=..."
             )
+        _check_single(*text.split("=", 1))
     config = Config.from_dict(_compose(overrides))
     if config.init:
         # Only where a run is about to start: a saved configuration may outlive its parent.
@@ -248,6 +248,8 @@ def tidy(text: str) -> str:
     if "=" not in text or text.startswith("="):
         raise ConfigError(f"expected key=value, got {text!r}: for example backbone=mamba route=2-8")
     key, value = text.split("=", 1)
+    if key[0] == "-":
+        raise ConfigError(f"{key}: keys have no dashes; type {key.lstrip('-')}={value}")
     if key[0] in "+~":
         raise ConfigError(
             f"{key}: keys can be set, not added or removed; type {key.lstrip('+~')}={value}"
@@ -257,12 +259,45 @@ def tidy(text: str) -> str:
         if "," in value and not value.startswith("["):
             raise ConfigError(
                 f"route={value}: a comma makes a sweep; join routes with '+': "
-                f"route='{value.replace(',', '+')}'"
+                f"route='{'+'.join(part.strip() for part in value.split(','))}'"
             )
         if not value.startswith("["):
             # Quoted, so that no character of the route grammar means anything to Hydra.
             value = "'" + value.replace("'", "") + "'"
+    elif "=" in value and not _quoted(value):
+        value = f"'{value}'"  # a bare one means something to Hydra
     return f"{key}={value}"
+
+
+def _quoted(value: str) -> bool:
+    return bool(set(value) & set("'\"[{(\\"))
+
+
+def _check_single(key: str, value: str) -> None:
+    if "," in value and not _quoted(value):
+        raise ConfigError(
+            f"{key}={value}: one run takes one value; type python experiments/run.py -m "
+            f"{key}={value} to run each"
+            + ("" if key in GROUPS else f", or {key}=[{value}] where the value is a list")
+        )
+
+
+def _unknown(key: str, known: Sequence[str], base: Mapping[str, Any]) -> str:
+    group, _, rest = key.partition(".")
+    if rest and group in GROUPS and isinstance(base.get(group), Mapping):
+        others = [name for name in options_of(group) if _has_option(group, name, rest)]
+        if others:
+            chosen = base[group]["name"]
+            return f"{group}={chosen} has no {rest}; type {group}={others[0]} too, which has one"
+    leaves = [name for name in known if name.endswith(f".{key}")]
+    guess = f"; did you mean {' or '.join(leaves[:3])}?" if leaves else suggest(key, known)
+    return f"unknown key {key}{guess} (python experiments/run.py --help lists them)"
+
+
+def _has_option(group: str, name: str, key: str) -> bool:
+    from omegaconf import OmegaConf
+
+    return key in OmegaConf.load(CONF / group / f"{name}.yaml")
 
 
 def _check_group(group: str, value: str) -> None:

@@ -132,7 +132,8 @@ def draw_curve(folder: Path) -> str | None:
     figure = Figure(figsize=(6, 3.2), layout="constrained")
     axes = figure.subplots()
     axes.plot(steps, losses, color="#bbbbbb", linewidth=0.8, label="logged")
-    axes.plot(steps, smooth, color="#0072b2", linewidth=1.6, label="moving average")
+    dot = "o" if len(steps) == 1 else None  # a line through one point is invisible
+    axes.plot(steps, smooth, marker=dot, color="#0072b2", linewidth=1.6, label="moving average")
     if min(losses) > 0 and max(losses) / min(losses) > 5:
         axes.set_yscale("log")
     axes.set(xlabel="step", ylabel="training loss", xlim=(0, max(steps)))

@@ -1,10 +1,8 @@
 """Hydra's own sweep, `-m`: for a handful of runs; `python -m sweeps` is the way for more.
 
 Hydra splits the commas and launches; each job composes its configuration as a single run does, so
-folders, hashes
-and resume are the same. Limits of Hydra's Slurm launcher (it waits, and calls a failed job
-completed) are in
-docs/cluster.md.
+folders, hashes and resume are the same. Limits of Hydra's Slurm launcher (it waits, and calls a
+failed job completed) are in docs/cluster.md.
 """
 
 from __future__ import annotations
@@ -16,14 +14,20 @@ from routing.errors import UserError
 
 
 def job(cfg: object) -> str:
-    """Train one job of a Hydra sweep; return its run folder."""
+    """Train one job of a Hydra sweep (dry=true: print it); return its run folder."""
     from hydra.core.hydra_config import HydraConfig
 
+    from experiments import usage
     from experiments.config import load
-    from experiments.train import train
 
     overrides = [text for text in HydraConfig.get().overrides.task if not text.startswith("hydra")]
-    return str(train(load(overrides)))
+    config = load(overrides)
+    if config.dry:
+        print(usage.dry_text(config))
+        return ""
+    from experiments.train import train
+
+    return str(train(config))
 
 
 def multirun(argv: list[str]) -> int:

@@ -75,6 +75,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
             return str(value)
     elif hint is Any or (type(value) is hint):
         return value
+    if hint is int and isinstance(value, float) and value.is_integer():
+        raise ConfigError(f"{where}={value!r}: expected a whole number; type {where}={int(value)}")
     raise ConfigError(f"{where}={value!r}: expected {_type_name(hint)}, got {type(value).__name__}")
 
 

@@ -32,4 +32,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise `UserError` instead of printing the usage and exiting."""
-        raise UserError(f"{message} ({self.prog} --help lists what there is)")
+        what, colon, names = message.partition("required: ")
+        # argparse also lists words of which none is fine, such as KEY=VALUE.
+        needed = ", ".join(name for name in names.split(", ") if "=" not in name)
+        raise UserError(f"{what}{colon}{needed} ({self.prog} --help lists what there is)")

@@ -159,11 +159,20 @@ MISTAKES = [
     ("route=2-40", "try route=2-11"),
     ("route=2-8@1.5", "try route=2-8"),
     ("route=0-4,6-9", "'0-4+6-9'"),
+    ("route=0-4, 6-9", "'0-4+6-9'"),
     ("route=0-6+4-9", "try route=0-3+4-9"),
     ("route=x", "2-8"),
     ("scale=huge", "available: paper small tiny"),
     ("train.steps=0", "at least 1"),
     ("train.steps=many", "a whole number"),
+    ("train.steps=1e3", "type train.steps=1000"),
+    ("--backbone=mamba", "type backbone=mamba"),
+    ("backbone=dit,mamba", "-m backbone=dit,mamba"),
+    ("seed=0,1", "-m seed=0,1"),
+    ("seeds=0,1", "did you mean seed"),
+    ("lr=1e-3", "did you mean train.lr"),
+    ("data.path=nowhere", "type data=latents too"),
+    ("scale.steps=3", "unknown key scale.steps"),
     ("train.lr=-1", "above 0"),
     ("train.ema=1", "below 1"),
     ("train.betas=[0.9]", "two numbers"),
@@ -190,6 +199,10 @@ def test_mistakes_are_one_sentence_with_what_to_type(override, expected):
     message = str(caught.value)
     assert expected in message
     assert "\n" not in message
+
+
+def test_a_value_may_hold_an_equals_sign():
+    assert load(["paths.runs=a=b c"]).paths.runs == "a=b c"
 
 
 def test_saved_config_of_another_version_is_refused_by_key():

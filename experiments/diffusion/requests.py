@@ -48,7 +48,11 @@ def parse_classes(text: str, num_classes: int, names: Sequence[str] = ()) -> lis
         elif part[:1].isdigit():
             chosen += parse_numbers(part, "--classes")
         else:
-            raise DiffusionError(f"--classes {part}: no class of that name{suggest(part, names)}")
+            guess = suggest(part, names)
+            some = ", ".join(list(names)[:10]) or f"0..{num_classes - 1}"
+            raise DiffusionError(
+                f"--classes {part}: no class of that name{guess or f'; there are {some}'}"
+            )
     wrong = [number for number in chosen if number >= num_classes]
     if wrong:
         raise DiffusionError(

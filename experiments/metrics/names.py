@@ -90,7 +90,8 @@ def check_metrics(names: tuple[str, ...]) -> tuple[str, ...]:
     for name in names:
         if name not in METRICS:
             known = ", ".join(METRICS)
-            raise MetricError(f"unknown metric {name!r}: there are {known}{suggest(name, METRICS)}")
+            guess = "; did you mean fd?" if name.lower() == "fid" else suggest(name, METRICS)
+            raise MetricError(f"unknown metric {name!r}: there are {known}{guess}")
     if not names:
         raise MetricError(f"no metric was asked for; name some of {', '.join(METRICS)}")
     return tuple(names)
