@@ -32,3 +32,22 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     root = tmp_path_factory.getbasetemp()
     shared = root.parent if os.environ.get("PYTEST_XDIST_WORKER") else root
     os.environ["XDG_CACHE_HOME"] = str(shared / "cache")
+
+
+@pytest.fixture(scope="session")
+def vae(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The architecture of Stable Diffusion's VAE with few channels and random weights."""
+    import torch
+    from diffusers import AutoencoderKL
+
+    folder = tmp_path_factory.mktemp("vae")
+    torch.manual_seed(0)
+    AutoencoderKL(
+        block_out_channels=(8, 8, 8, 8),
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        latent_channels=4,
+        norm_num_groups=4,
+        layers_per_block=1,
+    ).save_pretrained(folder)
+    return folder

@@ -593,38 +593,21 @@ def test_without_a_vae_the_data_train_and_say_what_is_missing(tmp_path, labels):
     assert "config.json" in missing.cannot_decode
 
 
-@pytest.fixture(scope="module")
-def vae_folder(tmp_path_factory):
-    from diffusers import AutoencoderKL
-
-    folder = tmp_path_factory.mktemp("vae")
-    torch.manual_seed(0)
-    AutoencoderKL(
-        block_out_channels=(8, 8, 8, 8),
-        down_block_types=("DownEncoderBlock2D",) * 4,
-        up_block_types=("UpDecoderBlock2D",) * 4,
-        latent_channels=4,
-        norm_num_groups=4,
-        layers_per_block=1,
-    ).save_pretrained(folder)
-    return folder
-
-
-def test_pixels_are_rounded_and_types_agree(tmp_path, labels, vae_folder):
+def test_pixels_are_rounded_and_types_agree(tmp_path, labels, vae):
     from experiments.data.vae import Autoencoder
 
     store = write_store(tmp_path / "s", latents(COUNT) * 3, labels)
-    data = load(store, vae=str(vae_folder), decode_batch=4)
+    data = load(store, vae=str(vae), decode_batch=4)
     assert data.can_decode
     x = data.batch(torch.arange(9), None).x
     pixels = data.to_pixels(x)
     assert pixels.shape == (9, 3, 64, 64) and pixels.dtype == torch.uint8
-    network = Autoencoder(str(vae_folder)).network
+    network = Autoencoder(str(vae)).network
     z = x / 0.5 + 0.25
     exact = (network.decode(z).sample + 1) * 127.5
     error = (pixels.double() - exact.clamp(0, 255).double()).abs()
     assert float(error.max()) <= 0.502
-    half = load(store, vae=str(vae_folder), vae_dtype="bfloat16").to_pixels(x)
+    half = load(store, vae=str(vae), vae_dtype="bfloat16").to_pixels(x)
     assert half.dtype == torch.uint8
     difference = (half.double() - pixels.double()).abs()
     assert (
@@ -632,18 +615,18 @@ def test_pixels_are_rounded_and_types_agree(tmp_path, labels, vae_folder):
     )
 
 
-def test_scaled_foreign_latents_decode_to_the_same_pixels(tmp_path, labels, vae_folder):
+def test_scaled_foreign_latents_decode_to_the_same_pixels(tmp_path, labels, vae):
     z = latents(COUNT)
-    scaled = load(write_tars(tmp_path / "a", z * np.float32(0.18215), labels), vae=str(vae_folder))
-    raw = load(write_tars(tmp_path / "b", z, labels), vae=str(vae_folder), scaled="no")
+    scaled = load(write_tars(tmp_path / "a", z * np.float32(0.18215), labels), vae=str(vae))
+    raw = load(write_tars(tmp_path / "b", z, labels), vae=str(vae), scaled="no")
     index = torch.arange(3)
     a, b = (d.to_pixels(d.batch(index, None).x).int() for d in (scaled, raw))
     assert (a - b).abs().max() <= 1
 
 
-def test_a_vae_of_another_kind_is_named(tmp_path, vae_folder):
+def test_a_vae_of_another_kind_is_named(tmp_path, vae):
     store = write_lightning(tmp_path / "l", latents(4, 32), latents(4, 32), [0, 1, 2, 3])
-    data = load(store, vae=str(vae_folder))
+    data = load(store, vae=str(vae))
     refused(lambda: data.to_pixels(torch.zeros(1, 32, 8, 8)), "has 4 channels and the latents 32")
     assert "does not say which VAE" in load(store).cannot_decode
 

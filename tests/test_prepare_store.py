@@ -26,24 +26,6 @@ SIZE = 64
 
 
 @pytest.fixture(scope="session")
-def vae(tmp_path_factory):
-    """The architecture of Stable Diffusion's VAE with few channels and random weights."""
-    from diffusers import AutoencoderKL
-
-    folder = tmp_path_factory.mktemp("vae")
-    torch.manual_seed(0)
-    AutoencoderKL(
-        block_out_channels=(8, 8, 8, 8),
-        down_block_types=("DownEncoderBlock2D",) * 4,
-        up_block_types=("UpDecoderBlock2D",) * 4,
-        latent_channels=4,
-        norm_num_groups=4,
-        layers_per_block=1,
-    ).save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
 def pictures():
     """Real photographs that come with scikit-image and scikit-learn, as encoded bytes."""
     from skimage import data

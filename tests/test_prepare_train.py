@@ -40,23 +40,6 @@ def fit(tmp_path, *more):
     return folder
 
 
-@pytest.fixture(scope="module")
-def vae(tmp_path_factory):
-    from diffusers import AutoencoderKL
-
-    folder = tmp_path_factory.mktemp("vae")
-    torch.manual_seed(0)
-    AutoencoderKL(
-        block_out_channels=(8, 8, 8, 8),
-        down_block_types=("DownEncoderBlock2D",) * 4,
-        up_block_types=("UpDecoderBlock2D",) * 4,
-        latent_channels=4,
-        norm_num_groups=4,
-        layers_per_block=1,
-    ).save_pretrained(folder)
-    return folder
-
-
 def test_a_folder_of_photographs_becomes_a_store_and_trains(tmp_path, vae):
     from skimage import data
 
