@@ -22,15 +22,17 @@ PLAIN_EVERY_S = 10.0
 
 
 def clock(seconds: float) -> str:
-    """Return `m:ss` or `h:mm:ss`."""
+    """Return `m:ss`, `h:mm:ss`, or days where it is four of them or more."""
     whole = int(max(0, seconds))
+    if whole >= 4 * 86400:
+        return f"{whole / 86400:.0f} days"
     hours, rest = divmod(whole, 3600)
     return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
 
 
 def big(number: float) -> str:
     """Return a count with a unit: 2.0M, 118.6G."""
-    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("K", 1e3)):
+    for unit, size in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("K", 1e3)):
         if number >= size:
             return (
                 f"{number / size:.3g}{unit}"

@@ -88,7 +88,7 @@ def dry_text(config: Config) -> str:
         yaml.safe_dump(config.to_dict(), sort_keys=False).rstrip(),
         "",
         *banner_lines(config, cost, kernels),
-        f"memory      about {memory / 2**30:.2g} GB at the peak: {state / 2**30:.2g} GB of "
+        f"memory      about {memory / 2**30:.3g} GB at the peak: {state / 2**30:.3g} GB of "
         "weights, gradients, moments and EMA,"
         " the rest activations",
         _time_line(config, arguments, work),

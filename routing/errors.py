@@ -32,6 +32,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise `UserError` instead of printing the usage and exiting."""
+        unknown = message.partition("unrecognized arguments: ")[2].split()
+        if flags := [word.partition("=")[0] for word in unknown if word.startswith("-")]:
+            message += suggest(flags[0], self._option_string_actions)
         what, colon, names = message.partition("required: ")
         # argparse also lists words of which none is fine, such as KEY=VALUE.
         needed = ", ".join(name for name in names.split(", ") if "=" not in name)
