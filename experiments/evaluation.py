@@ -133,7 +133,15 @@ def draw_curve(folder: Path) -> str | None:
     axes = figure.subplots()
     axes.plot(steps, losses, color="#bbbbbb", linewidth=0.8, label="logged")
     dot = "o" if len(steps) == 1 else None  # a line through one point is invisible
-    axes.plot(steps, smooth, marker=dot, color="#0072b2", linewidth=1.6, label="moving average")
+    axes.plot(
+        steps,
+        smooth,
+        marker=dot,
+        clip_on=dot is None,
+        color="#0072b2",
+        linewidth=1.6,
+        label="moving average",
+    )
     if min(losses) > 0 and max(losses) / min(losses) > 5:
         axes.set_yscale("log")
     axes.set(xlabel="step", ylabel="training loss", xlim=(0, max(steps)))
