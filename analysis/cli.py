@@ -131,6 +131,12 @@ def _report(options: argparse.Namespace) -> int:
     from analysis import report
 
     study = _load(options)
+    if study.runs.empty:  # type: ignore[attr-defined]
+        from analysis.runs import AnalysisError
+
+        raise AnalysisError(
+            f"no finished run below {options.runs}; python -m analysis list {options.runs} says why"
+        )
     path = report.write(study, options.out or options.runs / "report.html", options.title)  # type: ignore[arg-type]
     print(f"{path}  {path.stat().st_size / 1e6:.1f} MB, {len(study.runs)} runs")  # type: ignore[attr-defined]
     return 0

@@ -229,7 +229,9 @@ def banner(console: log.Console, config: Config, work: Run, resumed: bool) -> No
         state += f"; weights from {config.init}"
     where = f"{work.accelerator.num_processes} x {work.device.type}"
     console.say(f"run         {work.folder}   ({state})")
-    console.say(f"device      {where}, {torch.get_num_threads()} threads, {config.train.precision}")
+    count = torch.get_num_threads()
+    threads = f"{count} thread{'s' if count > 1 else ''}"
+    console.say(f"device      {where}, {threads}, {config.train.precision}")
     console.say()
 
 

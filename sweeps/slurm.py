@@ -17,6 +17,9 @@ LIVE = {
 }  # fmt: skip
 RUNNING = {"RUNNING", "COMPLETING", "CONFIGURING", "SIGNALING", "STAGE_OUT", "SUSPENDED"}
 
+# What Slurm's clients say where they are installed and find no controller.
+_NO_CLUSTER = ("establish a configuration source", "Unable to contact slurm controller")
+
 
 @dataclass(frozen=True)
 class QueueJob:
@@ -54,6 +57,11 @@ def call(words: Sequence[str], timeout: float = 60.0) -> str:
         ) from None
     except subprocess.CalledProcessError as error:
         reason = " ".join(error.stderr.split()) or f"exit code {error.returncode}"
+        if any(sign in reason for sign in _NO_CLUSTER):
+            raise SweepError(
+                f"no Slurm cluster answers {words[0]} here; type it where one does, or use "
+                "cluster=local"
+            ) from None
         raise SweepError(f"{words[0]}: {reason}") from None
     return done.stdout
 

@@ -294,3 +294,10 @@ def test_a_foreign_package_of_our_name_is_noticed(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "'sweeps'" in done.stderr and "fresh environment" in done.stderr
+
+
+def test_hydras_multirun_of_dry_runs_trains_nothing(tmp_path):
+    done = run("-m", "backbone=dit", "seed=0,1", "size=T/1", "dry=true", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("nothing was trained") == 2
+    assert not (tmp_path / "runs").exists()

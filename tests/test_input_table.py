@@ -263,6 +263,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("report {tmp}/none", "none"),
             ("compare {run} {tmp}/none", "none"),
             ("tables {tmp}/none", "none"),
+            ("report {bad}", "no finished run"),
             ("tables {run}/.. --only nope", "nope"),
             ("figures {run}/.. --only nope", "nope"),
             ("similarity {tmp}/none", "none"),

@@ -610,3 +610,17 @@ def test_tasks_that_never_started_share_a_record_of_accounting(name, ids):
     from sweeps import slurm
 
     assert slurm.tasks(name) == ids
+
+
+def test_clients_without_a_cluster_say_where_to_go(tmp_path, monkeypatch):
+    client = tmp_path / "squeue"
+    client.write_text(
+        "#!/bin/sh\necho 'squeue: error: Unable to contact slurm controller' >&2; exit 1\n"
+    )
+    client.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(SweepError, match="no Slurm cluster answers squeue here.*cluster=local"):
+        slurm.queue()
+    client.write_text("#!/bin/sh\necho 'squeue: error: Invalid user' >&2; exit 1\n")
+    with pytest.raises(SweepError, match="squeue: squeue: error: Invalid user"):
+        slurm.queue()
