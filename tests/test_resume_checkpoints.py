@@ -102,7 +102,7 @@ def test_another_configs_checkpoint_is_refused_by_what_differs(tmp_path):
     first = train(small(tmp_path), quiet=True)
     other = small(tmp_path, "train.lr=0.5")
     shutil.copytree(first / "checkpoints", other.folder / "checkpoints")
-    with pytest.raises(CheckpointError, match=r"train\.lr \(saved 0\.001, asked 0\.5\)"):
+    with pytest.raises(CheckpointError, match=r"train\.lr \(saved 0\.002, asked 0\.5\)"):
         train(other, quiet=True)
 
 
