@@ -26,7 +26,7 @@ from analysis.runs import AnalysisError
 from analysis.study import Study
 from analysis.table import NOT_RUN, Row, Table
 
-# What a run leaves but for its weights: enough for every table and most figures.
+# What a run leaves but for its weights: enough for every table.
 RECORDS = (
     "config.yaml",
     "env.json",
@@ -67,12 +67,7 @@ def publish(study: Study, folder: Path, pages: Sequence[Path] = ()) -> list[str]
     figures.save(plots, folder / "figures")
     rows = study.runs.drop(columns=["path"], errors="ignore").dropna(axis="columns", how="all")
     atomic_write(folder / "runs.csv", rows.to_csv(index=False, lineterminator="\n"))
-    first = study.runs["seed"].min()
-    records = {
-        Path(str(path)): RECORDS + (PICTURES if seed == first else ())
-        for path, seed in zip(study.runs["path"], study.runs["seed"], strict=True)
-    }
-    atomic_write(folder / ARCHIVE, archive(records))
+    atomic_write(folder / ARCHIVE, archive(records(study)))
     for page, text in filled:
         atomic_write(page, text)
     return [table.name for table in given] + [plot.name for plot in plots]
@@ -86,20 +81,31 @@ def _pages(folder: Path, more: Sequence[Path]) -> list[Path]:
     return [*([own] if own.is_file() else []), *more]
 
 
-def archive(records: Mapping[Path, Sequence[str]]) -> bytes:
-    """Pack files of run folders, without weights; the same bytes for the same files."""
+def records(study: Study) -> dict[str, Path]:
+    """Return what goes into the archive: name in it to file."""
+    root = Path(str(study.runs.attrs.get("root", "")))
+    found = {f"runs/{path.name}": path for path in root.glob("bench*.json")}
+    first = study.runs["seed"].min()
+    for path, seed in zip(study.runs["path"], study.runs["seed"], strict=True):
+        run = Path(str(path))
+        for name in RECORDS + (PICTURES if seed == first else ()):
+            if (run / name).is_file():
+                found[f"runs/{run.name}/{name}"] = run / name
+    return found
+
+
+def archive(files: Mapping[str, Path]) -> bytes:
+    """Pack files under the names given; the same bytes for the same files."""
     stream = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=stream, mode="wb", mtime=0, filename="") as packed,
         tarfile.open(fileobj=packed, mode="w") as tar,
     ):
-        for run, names in sorted(records.items(), key=lambda item: item[0].name):
-            for name in names:
-                if (run / name).is_file():
-                    member = tarfile.TarInfo(f"runs/{run.name}/{name}")
-                    content = (run / name).read_bytes()
-                    member.size = len(content)
-                    tar.addfile(member, io.BytesIO(content))
+        for name, path in sorted(files.items()):
+            member = tarfile.TarInfo(name)
+            content = path.read_bytes()
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
     return stream.getvalue()
 
 
