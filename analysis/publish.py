@@ -3,7 +3,7 @@
 `python -m analysis publish RUNS --out results` writes everything but the sentences. A page keeps
 its own text; between `<!-- table NAME -->` or `<!-- facts -->` and the next `<!-- end -->` stands
 what the runs say. `<!-- table NAME ours columns=0,2,3 -->` leaves out rows that only the paper has,
-and columns.
+and columns; `group=START` keeps the groups whose heading starts so.
 """
 
 from __future__ import annotations
@@ -127,11 +127,15 @@ def _table(words: list[str], study: Study) -> str:
         if word == "ours":
             rows = tuple(row for row in table.rows if row.group != NOT_RUN)
             table = dataclasses.replace(table, rows=rows)
+        elif word.startswith("group="):
+            rows = tuple(row for row in table.rows if row.group.startswith(word[len("group=") :]))
+            table = dataclasses.replace(table, rows=rows)
         elif found := _COLUMNS.fullmatch(word):
             table = _cut(table, [int(number) for number in found[1].split(",")])
         else:
             raise AnalysisError(
-                f"a page asks for table {name} {word}; options are `ours` and `columns=0,2,3`"
+                f"a page asks for table {name} {word}; options are `ours`, `group=START` and "
+                "`columns=0,2,3`"
             )
     # The page has headings of its own.
     return markdown(table).split("\n", 2)[2]

@@ -34,13 +34,15 @@ def test_a_folder_with_everything_and_again_from_its_archive(runs, tmp_path, cap
     out.mkdir()
     (out / "README.md").write_text(PAGE)
     other = tmp_path / "front.md"
-    other.write_text("<!-- table main columns=0,3 -->\n<!-- end -->")
+    blocks = ("main columns=0,3", "main group=mamba")
+    other.write_text("".join(f"<!-- table {words} -->\n<!-- end -->\n" for words in blocks))
     assert cli.main(["publish", str(runs), "--out", str(out), "--pages", str(other)]) == 0
     assert "main" in capsys.readouterr().out
     page = (out / "README.md").read_text()
     assert "old" not in page and "Words stay." in page and "4 finished runs" in page
     assert "dit-T/1" in page and "DiT-S/2" not in page and "DiT-S/2" in other.read_text()
     assert "| Model | Dense |" in other.read_text()
+    assert other.read_text().count("dit-T/1") == page.count("dit-T/1") > 0
     assert (out / "figures" / "samples.png").is_file() and (out / "tables" / "main.csv").is_file()
     assert len((out / "runs.csv").read_text().splitlines()) == 5
 
