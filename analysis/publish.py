@@ -24,7 +24,7 @@ from analysis.files import atomic_write
 from analysis.render import markdown, markdown_escape
 from analysis.runs import AnalysisError
 from analysis.study import Study
-from analysis.table import NOT_RUN, Row, Table
+from analysis.table import MISSING_NOTE, NOT_RUN, Row, Table
 
 # What a run leaves but for its weights: enough for every table.
 RECORDS = (
@@ -137,6 +137,9 @@ def _table(words: list[str], study: Study) -> str:
                 f"a page asks for table {name} {word}; options are `ours`, `group=START` and "
                 "`columns=0,2,3`"
             )
+    if not any(entry.is_missing for row in table.rows for entry in row.entries):
+        notes = tuple(note for note in table.notes if note != MISSING_NOTE)
+        table = dataclasses.replace(table, notes=notes)
     # The page has headings of its own.
     return markdown(table).split("\n", 2)[2]
 

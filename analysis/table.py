@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from analysis.stats import ENOUGH_SEEDS, Estimate
 
 MISSING = "missing"
+MISSING_NOTE = "missing: no finished run gives this number."
 # Group of the rows that only the paper has numbers for.
 NOT_RUN = "Of the paper, not run here"
 
@@ -197,5 +198,5 @@ def build(
     if any(entry.few for entry in entries):
         extra.append(f"\u2020 fewer than {ENOUGH_SEEDS} seeds: under-replicated.")
     if any(entry.is_missing for entry in entries):
-        extra.append("missing: no finished run gives this number.")
+        extra.append(MISSING_NOTE)
     return Table(name, title, tuple(columns), made, (*notes, *extra))
