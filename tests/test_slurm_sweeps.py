@@ -253,7 +253,8 @@ def test_no_progress_three_times_is_given_up(shop):
         until(
             lambda n=attempt: len(shop.starts(0)) == n, what=f"attempt {attempt}, {shop.rows()[0]}"
         )
-        job = shop.running(0).job
+        # Not before its handlers are there: a starting process dies of the signal or loses it.
+        job = shop.running(0, step=1).job
         subprocess.run(["scancel", "--signal=USR2", job], check=True)
     until(lambda: shop.states()[0] == "failed", what=f"a given-up run, {shop.rows()[0]}")
     assert "given up: 3 attempts started at step 0" in shop.rows()[0].why
