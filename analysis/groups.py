@@ -97,11 +97,6 @@ class Cell:
         known = self._seeds(column)
         return dict(zip(known["seed"].map(int), known[column].map(float), strict=True))
 
-    def runs_by_seed(self, column: str) -> dict[int, str]:
-        """Return seed to the run that `by_seed` reads that column of."""
-        known = self._seeds(column)
-        return dict(zip(known["seed"].map(int), known["run"].map(str), strict=True))
-
     def _seeds(self, column: str) -> pd.DataFrame:
         if column not in self.runs:
             return pd.DataFrame(columns=["seed", "step", "run", column])

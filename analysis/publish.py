@@ -66,8 +66,15 @@ def publish(study: Study, folder: Path, pages: Sequence[Path] = ()) -> list[str]
     plots = figures.make_all(study)
     figures.save(plots, folder / "figures")
     rows = study.runs.drop(columns=["path"], errors="ignore").dropna(axis="columns", how="all")
-    atomic_write(folder / "runs.csv", rows.to_csv(index=False, lineterminator="\n"))
-    atomic_write(folder / ARCHIVE, archive(records(study)))
+    table = rows.to_csv(index=False, lineterminator="\n").encode()
+    atomic_write(folder / "runs.csv", neutral(table, study))
+    files = {
+        # A picture or an array is kept byte by byte.
+        name: content if name.endswith((".png", ".npz")) else neutral(content, study)
+        for name, path in records(study).items()
+        for content in [path.read_bytes()]
+    }
+    atomic_write(folder / ARCHIVE, archive(files))
     for page, text in filled:
         atomic_write(page, text)
     return [table.name for table in given] + [plot.name for plot in plots]
@@ -94,16 +101,21 @@ def records(study: Study) -> dict[str, Path]:
     return found
 
 
-def archive(files: Mapping[str, Path]) -> bytes:
-    """Pack files under the names given; the same bytes for the same files."""
+def neutral(content: bytes, study: Study) -> bytes:
+    """Return a file's content with the folder of the runs, which is one machine's, as `runs`."""
+    root = Path(str(study.runs.attrs.get("root", "runs"))).absolute()
+    return content.replace(str(root).encode(), b"runs")
+
+
+def archive(files: Mapping[str, bytes]) -> bytes:
+    """Pack contents under the names given; the same bytes for the same contents."""
     stream = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=stream, mode="wb", mtime=0, filename="") as packed,
         tarfile.open(fileobj=packed, mode="w") as tar,
     ):
-        for name, path in sorted(files.items()):
+        for name, content in sorted(files.items()):
             member = tarfile.TarInfo(name)
-            content = path.read_bytes()
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
     return stream.getvalue()

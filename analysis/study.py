@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.groups import Base, bases
+from analysis.groups import Base, Cell, bases
 from analysis.history import scores
 from analysis.runs import load
 
@@ -55,3 +55,19 @@ class Study:
     def path(self, base: Base, run: str) -> pd.DataFrame:
         """Return one run's scores of the base's metric: step, macs, hours, value."""
         return self._paths.get((base.metric, run), pd.DataFrame(columns=list(_PATH)))
+
+    def by_seed(self, base: Base, cell: Cell) -> dict[int, pd.DataFrame]:
+        """Return every seed's scores over training, as `path`.
+
+        Of runs of one seed the one that was scored most often counts, of those the longest.
+        """
+        found: dict[int, pd.DataFrame] = {}
+        for seed, run in zip(cell.runs["seed"], cell.runs["run"], strict=True):
+            path = self.path(base, str(run)).drop_duplicates("step", keep="last")
+            if pd.isna(seed) or path.empty:
+                continue
+            known = found.get(int(seed))
+            rank = (len(path), path["step"].iloc[-1])
+            if known is None or rank > (len(known), known["step"].iloc[-1]):
+                found[int(seed)] = path
+        return found

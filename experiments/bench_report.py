@@ -17,6 +17,7 @@ from experiments import bench_blocks, bench_loop, bench_profile, bench_steps
 from experiments.bench_options import BenchError, BenchOptions
 from experiments.bench_steps import Step, cases
 from experiments.files import atomic_write
+from experiments.session import processor
 
 NOTES = (
     "speed-up: dense over routed, median of the ratios within a round; allowed: of multiply-"
@@ -42,12 +43,12 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def environment(o: BenchOptions, device: torch.device) -> dict[str, Any]:
     """What the figures depend on besides the options."""
-    name = torch.cuda.get_device_name() if device.type == "cuda" else platform.processor()
+    name = torch.cuda.get_device_name() if device.type == "cuda" else processor()
     return {
         "torch": torch.__version__,
         "python": platform.python_version(),
         "device": device.type,
-        "device_name": name or platform.machine(),
+        "device_name": name,
         "threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
         "load_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,

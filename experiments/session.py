@@ -155,7 +155,7 @@ def environment() -> dict[str, Any]:
         "system": platform.platform(),
         "device": torch.cuda.get_device_name()
         if cuda
-        else f"{_processor()}, {os.cpu_count()} cores",
+        else f"{processor()}, {os.cpu_count()} cores",
         "threads": torch.get_num_threads(),
         "packages": versions,
         "git": code_commit(ROOT),
@@ -163,7 +163,7 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _processor() -> str:
+def processor() -> str:
     """Return the CPU's name, where the system tells it."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():

@@ -7,10 +7,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
+
+# A busy machine is slow to draw inputs and to run examples; neither is a fault of what is tested.
+settings.register_profile(
+    "suite", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("suite")
 
 # Hubs cannot be reached from a test; without this each look-up retries for half a minute.
 os.environ["HF_HUB_OFFLINE"] = "1"

@@ -515,3 +515,18 @@ def test_a_key_that_was_added_later_does_not_part_old_runs_from_new_ones(tmp_pat
     write(tmp_path, seed=2, train__clip=None)
     # Now the newer runs differ among themselves, and what the old one did is not known.
     assert len(bases(analysis.load(tmp_path))) > 1
+
+
+def test_a_seed_that_ran_twice_is_read_by_its_curve(tmp_path):
+    from analysis.figures.convergence import mean_path
+    from analysis.study import Study
+
+    for seed in (0, 1):
+        write(tmp_path, seed=seed, evaluations=1)
+    write(tmp_path, seed=0, evaluations=4, train__log_every=5)
+    study = Study.of(tmp_path)
+    (base,) = study.bases
+    paths = study.by_seed(base, base.dense)
+    assert {seed: len(path) for seed, path in paths.items()} == {0: 4, 1: 1}
+    # The seed without a curve does not take the other one's away.
+    assert list(mean_path(study, base, base.dense)["n"]) == [1, 1, 1, 1]

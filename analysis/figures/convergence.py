@@ -19,9 +19,13 @@ AXES = (("step", "training steps"), ("macs", "training multiply-adds"), ("hours"
 
 
 def mean_path(study: Study, base: Base, cell: Cell) -> pd.DataFrame:
-    """Return a cell's mean over seeds at every step that all seeds were scored at."""
-    paths = [study.path(base, run) for run in cell.runs_by_seed(base.score).values()]
-    paths = [path.drop_duplicates("step", keep="last") for path in paths if not path.empty]
+    """Return a cell's mean over seeds at every step that all seeds were scored at.
+
+    Seeds that were scored at their end alone say nothing about the way there, and are left out
+    where others do.
+    """
+    known = list(study.by_seed(base, cell).values())
+    paths = [path for path in known if len(path) > 1] or known
     if not paths:
         return pd.DataFrame()
     groups = pd.concat(paths, ignore_index=True).groupby("step")

@@ -198,14 +198,7 @@ def _masking_rows(study: Study, base: Base, memory: Memory) -> list[tuple[Cell, 
         for cell in base.cells
         if cell is base.dense or cell.first("variant") != "TREAD" or cell is base.auto()
     ]
-    paths = {
-        cell.treatment: {
-            seed: path
-            for seed, run in cell.runs_by_seed(base.score).items()
-            if not (path := study.path(base, run)).empty
-        }
-        for cell in cells
-    }
+    paths = {cell.treatment: study.by_seed(base, cell) for cell in cells}
     every = [path for by_seed in paths.values() for path in by_seed.values()]
     budget = {
         cost: min((float(path[cost].iloc[-1]) for path in every), default=np.nan)

@@ -42,11 +42,9 @@ class Reach:
 def reach(study: Study, base: Base, dense: Cell, routed: Cell) -> list[Reach]:
     """Return every paired seed's way to the dense run's best score."""
     found = []
-    first, second = dense.runs_by_seed(base.score), routed.runs_by_seed(base.score)
+    first, second = study.by_seed(base, dense), study.by_seed(base, routed)
     for seed in sorted(set(first) & set(second)):
-        one, two = study.path(base, first[seed]), study.path(base, second[seed])
-        if one.empty or two.empty:
-            continue
+        one, two = first[seed], second[seed]
         sign = 1.0 if base.better == "lower" else -1.0
         best = one.iloc[int((sign * one["value"]).argmin())]
         there = two[sign * two["value"] <= sign * best["value"]]
