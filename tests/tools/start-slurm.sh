@@ -238,8 +238,10 @@ stop() {
   say "stopped"
 }
 undelay() { # a requeued job is held for 120 s (Reason=BeginTime)
-  squeue -h -t PD -r -o '%i %r' | awk '$2=="BeginTime"{print $1}' | while read -r j; do
-    scontrol update "JobId=$j" StartTime=now
+  # Not at once: a node revokes a killed job's credentials by the second, and would fail a restart in the same one.
+  squeue -h -t PD -r -o '%i %r %S' | while read -r j reason start; do
+    [[ $reason == BeginTime ]] && (($(date -d "$start" +%s 2>/dev/null || echo 0) > $(date +%s) + 3)) || continue
+    scontrol update "JobId=$j" StartTime=now+2
   done
 }
 offspring() { # offspring PID...: the processes below these, and these
