@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from pathlib import Path
 
 from experiments.files import sha256
@@ -16,8 +17,10 @@ def split(text: str) -> tuple[Path, int | None]:
     """Return the folder or file and the step that `RUN[@STEP]` names.
 
     Raises:
-        InitError: The step is no number or the path does not exist.
+        InitError: The step is no number, or the path does not exist or is a pattern of several.
     """
+    if text == "required":
+        raise InitError("this recipe goes on from another run's weights: say which with init=RUN")
     # A run has an @ of its own in its name (2-8@0.75); a step is what follows the last one.
     head, at, tail = text.rpartition("@")
     if at and not tail.isdigit() and Path(text).expanduser().exists():
@@ -28,6 +31,13 @@ def split(text: str) -> tuple[Path, int | None]:
             f"init={text}: expected RUN or RUN@STEP with a whole number, got step {step!r}"
         )
     found = Path(path).expanduser()
+    if not found.exists() and glob.has_magic(path):
+        # A shell leaves init=runs/dit-* as it is, and run folders end in a hash.
+        fits = sorted(glob.glob(str(found)))
+        if len(fits) != 1:
+            those = f"fits {len(fits)} paths, such as {fits[0]}" if fits else "fits nothing"
+            raise InitError(f"init={text}: the pattern {those}; expected exactly one run")
+        found = Path(fits[0])
     if not found.exists():
         siblings = [p.name for p in found.parent.iterdir()] if found.parent.is_dir() else []
         raise InitError(f"init={text}: {found} does not exist{suggest(found.name, siblings)}")

@@ -105,6 +105,9 @@ TABLE: list[tuple[str, str, str]] = [
             ("init=nowhere", "does not exist"),
             ("init={run}@x", "whole number"),
             ("init={run}@99", "no weights"),
+            ("init={tmp}/dit-*", "fits nothing"),
+            ("init={run}/*", "expected exactly one run"),
+            ("experiment=finetune", "say which with init=RUN"),
             # --- routes
             ("route=8-2", "route=2-8"),
             ("route=2-40", "route=2-11"),

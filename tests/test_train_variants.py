@@ -136,7 +136,8 @@ def test_repa_pulls_on_the_aligned_block(tmp_path):
 
 def test_fine_tune_from_a_routed_run_is_dense(tmp_path):
     parent = train(small(tmp_path, "route=1-2"), quiet=True)
-    child = load([*small_words(tmp_path), "experiment=finetune", f"init={parent}", "train.steps=2"])
+    pattern = f"init={parent.parent}/{parent.name[:-8]}*"  # as typed: without the hash
+    child = load([*small_words(tmp_path), "experiment=finetune", pattern, "train.steps=2"])
     assert child.resolved_route == "none" and child.train.lr == 1e-5
     folder = train(child, quiet=True)
     assert (
