@@ -428,6 +428,22 @@ def test_masking_has_paired_differences_at_every_budget(tmp_path):
     assert find(table, "dit", "dense")["\u0394 steps"].value is None
 
 
+@pytest.mark.parametrize(
+    "steps, said", [(400, ", after 400 steps"), (600, ", after 400 steps (4-8: 600)")]
+)
+def test_a_heading_says_after_how_many_steps_and_who_had_others(tmp_path, steps, said):
+    for route in ("none", "2-8", "3-8"):
+        write(tmp_path, route=route)
+    write(tmp_path, route="4-8", train__steps=steps)
+    heads = {
+        name: {row.group for row in make(name, tmp_path).rows if "T/1" in row.group}
+        for name in ("route_placement", "main")
+    }
+    assert [head.endswith(said) for head in heads["route_placement"]] == [True]
+    # The other route is not in this table.
+    assert [head.endswith(", after 400 steps") for head in heads["main"]] == [True]
+
+
 def test_two_runs_of_one_seed_never_count_twice(tmp_path):
     for seed in range(2):
         for over in ({}, {"eval__samples": 100}):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from typing import Any
 
 from analysis.groups import Base, Cell
@@ -23,11 +24,34 @@ def metric_decimals(metric: str) -> int:
     return 3 if metric.lower().startswith(shares) else 2
 
 
-def heading(base: Base) -> str:
-    """Return a group's heading: what its runs share, the metric, the guidance."""
+def heading(base: Base, *cells: Cell | None) -> str:
+    """Return a group's heading: what its runs share, the metric, the guidance, the steps.
+
+    Args:
+        base: The group.
+        cells: Those that the table shows; all of the group's by default.
+    """
     guidance = base.any.first("guidance")
-    protocol = f", guidance {guidance}" if guidance else ""
-    return f"{base.label}: {base.metric}{protocol}"
+    # A plain pass has a scale of 1 by definition.
+    protocol = f", guidance {'none' if guidance == 'none scale=1.0' else guidance}"
+    shown = [cell for cell in cells if cell is not None] or list(base.cells)
+    return f"{base.label}: {base.metric}{protocol if guidance else ''}{_after(shown)}"
+
+
+def _after(cells: list[Cell]) -> str:
+    """Say after how many steps, and which cells had another number of them."""
+    texts = {cell.treatment: steps(cell) for cell in cells}
+    counts = collections.Counter(texts.values())
+    if not counts:
+        return ""
+    usual, _ = counts.most_common(1)[0]
+    others = [f"{name}: {text}" for name, text in texts.items() if text != usual]
+    return f", after {usual} steps" + (f" ({'; '.join(others)})" if others else "")
+
+
+def steps(cell: Cell) -> str:
+    """Return the number of steps behind a cell's runs, several if they differ."""
+    return ", ".join(str(step) for step in sorted(set(cell.runs["step"].dropna().map(int))))
 
 
 def score(base: Base, cell: Cell | None) -> Entry:

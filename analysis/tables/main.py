@@ -28,7 +28,9 @@ def main(study: Study) -> Table:
         Column("Paper + TREAD", published=True),
         Column("Paper \u0394", published=True),
     )
-    rows = [(heading(base), _main_row(base, memory)) for base in study.bases]
+    rows = [
+        (heading(base, base.dense, base.auto()), _main_row(base, memory)) for base in study.bases
+    ]
     seen = {str(row["model"]) for base in study.bases if (row := paper_main(base))}
     for row in paper.rows("main"):
         if row["model"] not in seen:
@@ -100,9 +102,9 @@ def sota(study: Study) -> Table:
     known = study.runs.attrs.get("metrics", {})
     for base in study.bases:
         names = {v["key"]: name for name, v in known.items() if f"score.{name}" in base.any.runs}
-        for cell in (base.dense, base.auto()):
-            if cell is not None:
-                rows.append((f"Ours: {heading(base)}", _sota_row(cell, names, base.metric)))
+        shown = (base.dense, base.auto())
+        head = f"Ours: {heading(base, *shown)}"
+        rows += [(head, _sota_row(cell, names, base.metric)) for cell in shown if cell is not None]
     table = build("sota", "State of the art and our runs", columns, rows, notes("sota"))
     has_ours = any(row.group.startswith("Ours") for row in table.rows)
     # The numbers of other people's rows share the columns: only ours make the table ours.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from analysis import paper
-from analysis.groups import Base, Cell
+from analysis.groups import Base
 from analysis.stats import paired
 from analysis.study import Study
 from analysis.table import Column, Table, build, missing, ours, published, words
-from analysis.tables.common import PAIRED, metric_decimals
+from analysis.tables.common import PAIRED, metric_decimals, steps
 from analysis.tables.memory import Memory
 
 
@@ -32,7 +32,7 @@ def all_scores(study: Study) -> Table:
             scores = [
                 ours(cell.estimate(f"score.{name}"), metric_decimals(name)) for name in metrics
             ]
-            rows.append((_protocol(base), [words(cell.treatment), words(_steps(cell)), *scores]))
+            rows.append((_protocol(base), [words(cell.treatment), words(steps(cell)), *scores]))
     if not rows:
         rows = [("", [words("none run"), words(""), *[missing() for _ in metrics]])]
     return build("all_scores", "Every score", columns, rows, Memory.of(study).notes)
@@ -41,10 +41,6 @@ def all_scores(study: Study) -> Table:
 def _protocol(base: Base) -> str:
     cell = base.any
     return f"{base.label}; guidance {cell.first('guidance')}, sampler {cell.first('sampler')}"
-
-
-def _steps(cell: Cell) -> str:
-    return ", ".join(str(step) for step in sorted(set(cell.runs["step"].dropna())))
 
 
 def differences(study: Study) -> Table:
