@@ -61,7 +61,11 @@ class Run(State):
         config, world = self.config.train, self.accelerator.num_processes
         # Torch's own generator, which a block of somebody else's may use (dropout), is a function
         # of seed, step and rank as well: whatever scoring drew from it leaves no trace.
-        torch.manual_seed(
+        # The generator itself: torch.manual_seed asks after every kind of device, 1 ms a step.
+        seed = (
+            torch.default_generator.manual_seed if self.device.type == "cpu" else torch.manual_seed
+        )
+        seed(
             (self.config.seed * 65_537 + self.step) * 4_099
             + self.salt * 257
             + self.accelerator.process_index
