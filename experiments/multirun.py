@@ -7,10 +7,23 @@ failed job completed) are in docs/cluster.md.
 
 from __future__ import annotations
 
+import os
 import sys
 
+from experiments.cli import Interrupted
 from experiments.config import CONF
 from routing.errors import UserError
+
+_sweeping = 0  # the process whose jobs run one after another in it
+_failed: list[str] = []
+
+
+class _Stop(BaseException):
+    """A stop that was asked for; Hydra would take an Exception for the failure of one job."""
+
+    def __init__(self, asked: Interrupted) -> None:
+        super().__init__(str(asked))
+        self.asked = asked
 
 
 def job(cfg: object) -> str:
@@ -21,21 +34,61 @@ def job(cfg: object) -> str:
     from experiments.config import load
 
     overrides = [text for text in HydraConfig.get().overrides.task if not text.startswith("hydra")]
-    config = load(overrides)
-    if config.dry:
-        print(usage.dry_text(config))
-        return ""
-    from experiments.train import train
+    here = os.getpid() == _sweeping
+    try:
+        config = load(overrides)
+        if config.dry:
+            print(usage.dry_text(config))
+            return ""
+        from experiments.train import train
 
-    return str(train(config))
+        return str(train(config))
+    except Interrupted as asked:
+        if here:
+            raise _Stop(asked) from None
+        raise
+    except UserError as error:
+        # One run that diverged is no reason to give up the others; Hydra would print a traceback.
+        if here:
+            print(f"error: {error}", file=sys.stderr)
+            _failed.append(" ".join(overrides))
+            return ""
+        raise
+
+
+def _check(words: list[str]) -> None:
+    """Refuse what no job of the sweep may have before the first one starts.
+
+    Raises:
+        UserError: Of the first job that cannot run.
+    """
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    from experiments.config import load
+
+    if any(word.startswith("hydra/sweeper") for word in words):
+        return
+    own = [word for word in words if not word.startswith(("-", "hydra"))]
+    try:
+        parsed = OverridesParser.create().parse_overrides(own)
+        jobs = [job for batch in BasicSweeper.split_arguments(parsed, None) for job in batch]
+    except HydraException:
+        return  # Hydra says what it cannot read, and glob() needs the whole of Hydra
+    for overrides in jobs:
+        load(list(overrides))
 
 
 def multirun(argv: list[str]) -> int:
     """Run Hydra's `-m` with these arguments.
 
     Raises:
-        UserError: On Python 3.14, whose argparse Hydra 1.3.8's decorator does not pass.
+        UserError: A job that cannot run or did not end well; Python 3.14, whose argparse Hydra
+            1.3.8's decorator does not pass.
+        Interrupted: A signal asked for a stop; the jobs after this one do not start.
     """
+    global _sweeping
     import hydra
 
     if sys.version_info >= (3, 14) and hydra.__version__.startswith("1.3"):
@@ -44,9 +97,18 @@ def multirun(argv: list[str]) -> int:
             f"(hydra-core {hydra.__version__} "
             "is installed): python -m sweeps launch does the same here"
         )
-    held, sys.argv = sys.argv, [sys.argv[0], *argv]
+    _check(argv)
+    if not any(word.startswith("hydra.sweep.dir=") for word in argv):
+        # Hydra's own record of the sweep goes beside the runs, not into the current folder.
+        argv = [*argv, "hydra.sweep.dir=${paths.runs}/.multirun/${now:%Y-%m-%d_%H-%M-%S}"]
+    _failed.clear()
+    held, sys.argv, _sweeping = sys.argv, [sys.argv[0], *argv], os.getpid()
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)()
+    except _Stop as stop:
+        raise stop.asked from None
     finally:
         sys.argv = held
+    if _failed:
+        raise UserError(f"{len(_failed)} of the runs did not end well: {'; '.join(_failed)}")
     return 0

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import yaml
+from small import command, overrides
 
 from experiments.config import (
     CONF,
@@ -300,4 +303,28 @@ def test_hydras_multirun_of_dry_runs_trains_nothing(tmp_path):
     done = run("-m", "backbone=dit", "seed=0,1", "size=T/1", "dry=true", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("nothing was trained") == 2
-    assert not (tmp_path / "runs").exists()
+    assert not list(tmp_path.glob("runs/dit*")) and not (tmp_path / "multirun").exists()
+
+
+def test_a_wrong_run_of_a_multirun_is_refused_before_the_first_one_starts(tmp_path):
+    done = run("-m", "seed=0", "route=none,8-2", "train.steps=1", cwd=tmp_path)
+    assert done.returncode == 2 and not (tmp_path / "runs").exists()
+    assert done.stderr.startswith("error: route 8-2") and "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_signal_ends_the_whole_multirun_and_a_failure_only_its_own_run(tmp_path):
+    small = [*overrides(tmp_path / "runs", "train.steps=100000", "train.save_every=100000")]
+    call = [*command("-m", *small), "seed=0,1"]
+    process = subprocess.Popen(call, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while not list((tmp_path / "runs").glob("*/status.json")):
+        time.sleep(0.05)
+    time.sleep(1)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143 and "type the same command to go on" in errors
+    assert len(list((tmp_path / "runs").glob("*/status.json"))) == 1
+    words = overrides(tmp_path / "two", "train.steps=3", "train.max_bad_steps=1", "train.log_every=1")
+    done = run("-m", *words, "train.lr=1e30,1e-3", "train.clip=1e30", cwd=tmp_path)
+    assert done.returncode == 2 and "1 of the runs did not end well" in done.stderr, done.stderr
+    assert len(list((tmp_path / "two").glob("*/summary.json"))) == 1
