@@ -133,12 +133,19 @@ def _listed(folder: Path) -> list[tuple[int, Path]]:
     found = []
     for path in (folder / "checkpoints").glob("step-*"):
         digits = path.name.removeprefix("step-")
-        if digits.isdigit() and path.is_dir():
+        if digits.isdecimal() and path.is_dir():
             found.append((int(digits), path))
     return sorted(found)
 
 
 # --- reading -------------------------------------------------------------------------------------
+
+
+def drop_after(folder: Path, step: int) -> None:
+    """Remove the checkpoints later than `step`, of a branch that was given up."""
+    for later, path in _listed(folder):
+        if later > step:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def damage(path: Path) -> str | None:
@@ -159,16 +166,19 @@ def damage(path: Path) -> str | None:
     return None
 
 
-def newest(folder: Path, say: Any = print) -> Path | None:
+def newest(folder: Path, say: Any = print, up_to: int | None = None) -> Path | None:
     """Return the newest checkpoint that verifies; set damaged ones aside, each with a message.
 
     Args:
         folder: The run folder.
         say: Where messages go.
+        up_to: Look at no later step than this one.
     """
     for stale in (folder / "checkpoints").glob(".step-*"):
         shutil.rmtree(stale, ignore_errors=True)
-    for _, path in reversed(_listed(folder)):
+    for step, path in reversed(_listed(folder)):
+        if up_to is not None and step > up_to:
+            continue
         problem = damage(path)
         if problem is None:
             return path
@@ -260,9 +270,17 @@ def export(
         "data": json.dumps(dict(info)),
     }
     with atomic_path(path) as temporary:
-        save_file(
-            {k: v.detach().cpu().contiguous() for k, v in weights.items()}, temporary, metadata
-        )
+        try:
+            save_file(
+                {k: v.detach().cpu().contiguous() for k, v in weights.items()}, temporary, metadata
+            )
+        except Exception as error:
+            if not _is_io(error):
+                raise
+            raise CheckpointError(
+                f"could not write {path} ({_reason(error)}); every checkpoint is intact: free some "
+                "space and type the same command to go on"
+            ) from error
 
 
 def load_model(

@@ -35,7 +35,12 @@ class Interrupted(Exception):
 
 
 # A folder that cannot be used is the user's to mend; a missing file may be our mistake.
-_FOLDER_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR)
+_FOLDER_ERRORS = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST,
+    errno.ENAMETOOLONG,
+)  # fmt: skip
+_NOT_DISKS = ("/proc/", "/sys/", "/dev/")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 # 128 + signal number, as shells report a process that a signal ended.
 EXIT_CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGUSR2": 140, "SIGUSR1": 138}
@@ -71,6 +76,21 @@ def _plain(
     return _python_format(message, category, filename, lineno, line)
 
 
+def os_error_text(error: OSError) -> str | None:
+    """Return the sentence for a folder or disk that cannot be written to; None: our mistake."""
+    if error.errno in _FULL:
+        where = f" under {error.filename}" if error.filename else ""
+        return f"the disk is full{where}; free some space and type the same command to go on"
+    # Nothing can be made below /proc and the like: the system says that the parent is missing.
+    missing = error.errno == errno.ENOENT and str(error.filename or "").startswith(_NOT_DISKS)
+    if error.filename is None or not (missing or error.errno in _FOLDER_ERRORS):
+        return None
+    return (
+        f"{error.filename} cannot be used ({error.strerror}); give a folder that you can write "
+        "to, such as paths.runs=FOLDER or --out FOLDER"
+    )
+
+
 def run_command(
     command: Callable[[list[str]], int | None], argv: Sequence[str] | None = None
 ) -> int:
@@ -102,13 +122,10 @@ def run_command(
         sys.stderr.close()
         return 0
     except OSError as error:
-        if error.filename is None or error.errno not in _FOLDER_ERRORS:
+        text = os_error_text(error)
+        if text is None:
             raise
-        print(
-            f"error: {error.filename} cannot be used ({error.strerror}); give a folder that you "
-            "can write to, such as paths.runs=FOLDER or --out FOLDER",
-            file=sys.stderr,
-        )
+        print(f"error: {text}", file=sys.stderr)
         return 2
     except RuntimeError as error:
         if "torchvision::nms does not exist" not in str(error):

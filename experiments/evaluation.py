@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from experiments import log
+from experiments import checkpoint, log
 from experiments.files import atomic_path
 
 if TYPE_CHECKING:
@@ -30,6 +30,16 @@ def due(run: Run) -> None:
         return
     if step and (last or (every and step % every == 0)):
         scores(run)
+
+
+def forget_after(run: Run) -> None:
+    """Drop what stands after the current step: lines, pictures and checkpoints of a lost branch."""
+    checkpoint.drop_after(run.folder, run.step)
+    for name in ("metrics.jsonl", "scores.jsonl"):
+        log.cut_jsonl(run.folder / name, run.step)
+    for picture in (run.folder / "samples").glob("step-*.png"):
+        if int(picture.stem.removeprefix("step-")) > run.step:
+            picture.unlink()
 
 
 def pictures(run: Run, last: bool) -> None:

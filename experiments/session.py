@@ -69,10 +69,13 @@ def run(config: Config, *, quiet: bool = False) -> Path:
 
 def _try_status(folder: Path, status: str, **fields: Any) -> None:
     # On a full disk the first error counts, not that this one cannot be written down.
-    import contextlib
-
-    with contextlib.suppress(OSError):
+    try:
         log.write_status(folder, status, **fields)
+    except OSError:
+        # There is no room for a second file, but the heartbeat has room of its own.
+        with contextlib.suppress(OSError, ValueError):
+            known = json.loads((folder / "status.json").read_text())
+            (folder / "status.json").write_text(json.dumps({**known, "status": status}))
 
 
 def finished(folder: Path, config: Config) -> int | None:

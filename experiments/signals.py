@@ -12,7 +12,42 @@ from collections.abc import Iterator
 from types import FrameType
 
 _state: dict[str, str | int | None] = {"reason": None, "pid": None}
+_answering = False
 NAMES = ("SIGINT", "SIGTERM", "SIGUSR2")
+
+
+class Asked(Exception):
+    """A stop was asked for, at a place that can be left (see `answered`).
+
+    Attributes:
+        reason: Name of the signal.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason} asked for a stop")
+        self.reason = reason
+
+
+@contextlib.contextmanager
+def answered(now: bool = True) -> Iterator[None]:
+    """Let `answer` raise inside the block: what is done there can be done again."""
+    global _answering
+    held, _answering = _answering, now
+    try:
+        yield
+    finally:
+        _answering = held
+
+
+def answer() -> None:
+    """Leave a long evaluation if a stop was asked for; it costs nothing otherwise.
+
+    Raises:
+        Asked: Inside `answered` only.
+    """
+    reason = requested()
+    if _answering and reason is not None:
+        raise Asked(reason)
 
 
 def requested() -> str | None:
@@ -30,7 +65,8 @@ def _handle(number: int, frame: FrameType | None) -> None:
         # A forked worker inherited this handler; the parent got the signal too.
         return
     name = signal.Signals(number).name
-    if name == "SIGINT" and _state["reason"] == "SIGINT":
+    if name == "SIGINT" and _state["reason"] is not None:
+        # Whatever asked first: a person who presses Ctrl-C again wants an end now.
         raise KeyboardInterrupt
     if _state["reason"] is None:
         _state["reason"] = name

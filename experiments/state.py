@@ -96,15 +96,18 @@ class State:
             )
         self.accelerator.wait_for_everyone()
 
-    def resume(self) -> bool:
+    def resume(self, up_to: int | None = None) -> bool:
         """Go on from the newest whole checkpoint; return whether there was one.
+
+        Args:
+            up_to: No later step than this one.
 
         Raises:
             CheckpointError: It belongs to another configuration; the message says what differs.
         """
         with self.accelerator.main_process_first():
             # The first process sets damaged checkpoints aside before the others look.
-            found = checkpoint.newest(self.folder, self.console.say)
+            found = checkpoint.newest(self.folder, self.console.say, up_to)
         if found is None:
             return False
         tensors, state = checkpoint.read(found)

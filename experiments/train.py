@@ -173,11 +173,12 @@ class Run(State):
                 reason = self.agreed_stop()
                 if self.step % train.log_every == 0 or self.step == total:
                     self.report(bar)
-                if self.step % train.save_every == 0 or self.step == total or reason:
+                saved = self.step % train.save_every == 0 or self.step == total or reason
+                if saved:
                     self.save()
                 if reason and self.step < total:
                     raise Interrupted(reason, self.step)
-                self.due(bar)
+                self.due(bar, saved=bool(saved))
 
     def agreed_stop(self) -> str | None:
         """Return the signal that any process got, the same on every process."""
@@ -242,22 +243,27 @@ class Run(State):
     def diverged(self, streak: int) -> None:
         """Roll back if the configuration allows it, else stop with what is known."""
         self.accelerator.wait_for_everyone()
-        last = checkpoint.newest(self.folder, self.console.say)
+        # Bad steps change no weights, but what leads to them may have: back to before the first.
+        before = self.step - streak
+        last = checkpoint.newest(self.folder, self.console.say, before)
         if self.salt < self.config.train.rollback and last is not None:
-            salt = self.salt + 1
-            bad_step = self.step
-            self.resume()
+            salt, bad_step = self.salt + 1, self.step
+            self.resume(before)
             self.salt = salt
+            self.tally.zero_()
             if self.ahead is not None:
                 self.ahead = self.read_ahead()
+            if self.accelerator.is_main_process:
+                evaluation.forget_after(self)
+            self.accelerator.wait_for_everyone()
             self.console.say(
                 f"{streak} non-finite steps up to {bad_step}: back to step {self.step} with "
                 "other random numbers"
             )
             return
-        rows = torch.arange(self.config.train.batch)
-        times = self.objective.times(self.draws(rows.to(self.device)))
-        samples = self.samples(self.step - 1, rows)[:8].tolist()
+        rows, failed = torch.arange(self.config.train.batch), self.step - 1
+        times = self.objective.times(self.draws(rows.to(self.device), failed))
+        samples = self.samples(failed, rows)[:8].tolist()
         raise Diverged(
             f"step {self.step}: {streak} steps in a row had a non-finite loss or gradient (times "
             f"{float(times.min()):.4g} to "
@@ -266,10 +272,23 @@ class Run(State):
             f"try train.lr={self.config.train.lr / 3:.1g} or train.clip=1"
         )
 
-    def due(self, bar: log.Progress) -> None:
-        """Sample and score what this step asks for and no earlier start has finished."""
+    def due(self, bar: log.Progress, saved: bool = True) -> None:
+        """Sample and score what this step asks for and no earlier start has finished.
+
+        A signal is answered between two passes of the sampler: the step is saved, and what was cut
+        short is done again by the next start. Several processes answer after it, together.
+
+        Raises:
+            Interrupted: A signal asked for a stop; everything is saved.
+        """
         began = time.monotonic()
-        evaluation.due(self)
+        try:
+            with signals.answered(self.accelerator.num_processes == 1):
+                evaluation.due(self)
+        except signals.Asked as asked:
+            if not saved:
+                self.save()
+            raise Interrupted(asked.reason, self.step) from None
         bar.pause(time.monotonic() - began)
 
 

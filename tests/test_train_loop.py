@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import signal
+import time
 
 import pytest
 import torch
@@ -167,6 +169,81 @@ def test_roll_back_goes_on_with_other_numbers(tmp_path, monkeypatch):
     train(config, quiet=True)
     summary = json.loads((config.folder / "summary.json").read_text())
     assert summary["step"] == 12
+    steps = [line["step"] for line in log.read_jsonl(config.folder / "metrics.jsonl")]
+    assert steps == sorted(set(steps)), "lines of the branch that was given up are gone"
+
+
+def test_roll_back_goes_to_before_the_first_bad_step(tmp_path, monkeypatch):
+    honest, went = Run.loss, []
+
+    def poison(self, rows, batch=None):
+        went.append((self.salt, self.step))
+        return honest(self, rows) * (float("nan") if self.salt == 0 and self.step >= 3 else 1.0)
+
+    monkeypatch.setattr(Run, "loss", poison)
+    config = small(
+        tmp_path,
+        "train.steps=9",
+        "train.max_bad_steps=2",
+        "train.rollback=1",
+        "train.save_every=1",
+        "train.keep=9",
+    )
+    train(config, quiet=True)
+    # Steps 3 to 5 (counted from 0) were bad and saved as 4 to 6; step 3 is the last before them.
+    assert (1, 3) in went and (1, 2) not in went
+    assert json.loads((config.folder / "summary.json").read_text())["skipped"] == 0
+
+
+def test_a_signal_in_an_evaluation_saves_its_step_and_a_second_one_ends_it(tmp_path, monkeypatch):
+    from experiments.diffusion.guided import Guided
+
+    words = ("train.steps=6", "train.save_every=100", "train.sample_every=4", "train.log_every=1")
+    straight = train(small(tmp_path / "a", *words), quiet=True)
+    config, honest = small(tmp_path / "b", *words), Guided.__call__
+
+    def signalled(self, *args):
+        signals.request("SIGUSR2")
+        return honest(self, *args)
+
+    monkeypatch.setattr(Guided, "__call__", signalled)
+    with pytest.raises(Interrupted) as stop:
+        train(config, quiet=True)
+    assert (stop.value.reason, stop.value.step) == ("SIGUSR2", 4)
+    assert not list((config.folder / "samples").glob("*.png"))
+    monkeypatch.setattr(Guided, "__call__", honest)
+    train(config, quiet=True)
+    assert same(weights(config.folder), weights(straight))
+    for name in ("step-00000004.png", "final.png"):
+        picture = [(folder / "samples" / name).read_bytes() for folder in (straight, config.folder)]
+        assert picture[0] == picture[1]
+    with signals.installed():
+        signals.request("SIGTERM")
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+
+
+@pytest.mark.parametrize("code, part", [(errno.ENOSPC, "the disk is full"), (errno.EDQUOT, "the disk is full"),
+                                        (errno.EACCES, "cannot be used"), (errno.EEXIST, "cannot be used")])  # fmt: skip
+def test_a_disk_that_refuses_is_one_sentence_and_the_heartbeat_says_failed(
+    tmp_path, monkeypatch, capsys, code, part
+):
+    from experiments.cli import run_command
+
+    def full(path, entries):
+        monkeypatch.setattr("experiments.log.atomic_write", refuse)
+        raise OSError(code, os.strerror(code), *([] if code == errno.ENOSPC else [str(path)]))
+
+    def refuse(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("experiments.log.append_jsonl", full)
+    config = small(tmp_path)
+    assert run_command(lambda _: train(config, quiet=True) and 0, []) == 2
+    said = capsys.readouterr().err
+    assert part in said and said.count("\n") == 1
+    assert json.loads((config.folder / "status.json").read_text())["status"] == "failed"
 
 
 def test_a_signal_saves_and_the_same_command_goes_on_bit_for_bit(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from experiments import signals
 from experiments.diffusion.guidance import Guidance, Pass, has_text
 from experiments.diffusion.objective import Objective, Prediction
 from experiments.diffusion.options import DiffusionError
@@ -58,6 +59,7 @@ class Guided:
             step: Index of the sampling step.
             evaluation: Index of this call in the walk: every one draws its own tokens.
         """
+        signals.answer()
         level = float(self.objective.level(torch.tensor(time, dtype=torch.float64)))
         passes = self.guidance.passes(progress_of(step, self.steps), level)
         outputs: dict[int, Prediction] = {}
