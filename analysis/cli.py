@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from routing.errors import Parser, UserError
+from routing.errors import Parser
 
 _EXAMPLES = """\
 examples:
@@ -102,14 +102,14 @@ def _similarity(command: argparse.ArgumentParser) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code (2 for a user's mistake)."""
-    try:
-        options = parser().parse_args(arguments)
-        return _COMMANDS[options.command](options)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:
-        return 0
+    from experiments.cli import run_command
+
+    return run_command(_dispatch, arguments)
+
+
+def _dispatch(words: list[str]) -> int:
+    options = parser().parse_args(words)
+    return _COMMANDS[options.command](options)
 
 
 def _load(options: argparse.Namespace) -> object:
@@ -227,8 +227,14 @@ def _notebooks(options: argparse.Namespace) -> int:
     import os
 
     from analysis import notebook_files, quick_runs
+    from analysis.runs import AnalysisError, find
 
     if options.runs is not None:
+        if not (options.runs.is_dir() and find(options.runs)):
+            raise AnalysisError(
+                f"{options.runs} holds no runs; give a folder of them, or leave --runs out to "
+                "train small ones"
+            )
         os.environ[quick_runs.VARIABLE] = str(options.runs.resolve())
     for path in notebook_files.build(options.only, options.out or notebook_files.FOLDER):
         print(path)

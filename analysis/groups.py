@@ -92,7 +92,8 @@ class Cell:
     def by_seed(self, column: str) -> dict[int, float]:
         """Return seed to value, without missing values.
 
-        Of runs with one seed the longest counts.
+        Of runs with one seed the longest counts; seeds that took another number of steps than most
+        are no replicates of these and are left out.
         """
         known = self._seeds(column)
         return dict(zip(known["seed"].map(int), known[column].map(float), strict=True))
@@ -101,7 +102,22 @@ class Cell:
         if column not in self.runs:
             return pd.DataFrame(columns=["seed", "step", "run", column])
         known = self.runs.dropna(subset=["seed", column])
-        return known.sort_values("step", kind="stable").drop_duplicates("seed", keep="last")
+        longest = known.sort_values("step", kind="stable").drop_duplicates("seed", keep="last")
+        if longest["step"].nunique() < 2:
+            return longest
+        return longest[longest["step"] == self.steps]
+
+    @property
+    def steps(self) -> float:
+        """The number of steps that most seeds took, of two as frequent the larger; nan: unknown."""
+        longest = self.runs.groupby("seed")["step"].max().dropna()
+        return float(longest.mode().max()) if len(longest) else float("nan")
+
+    @property
+    def odd_steps(self) -> list[int]:
+        """The numbers of steps of the seeds that `by_seed` leaves out."""
+        longest = self.runs.groupby("seed")["step"].max().dropna()
+        return sorted({int(step) for step in longest if step != self.steps})
 
     def estimate(self, column: str) -> Estimate | None:
         """Return mean, standard deviation and n over seeds of a column."""

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.runs import PROTOCOL, Damaged, is_score, load, read_lines
+from analysis.runs import PROTOCOL, Damaged, load, read_lines
+from analysis.valid import is_score
 
 _SCORE = ("metric", "key", "features", "guidance", "sampler", "macs_per_sample")
 Read = Callable[[Mapping[Any, Any]], tuple[list[dict[str, Any]], list[str]]]
@@ -113,7 +114,7 @@ def _has(line: dict[str, Any], key: str) -> bool:
 
 def _at(step: float, x: list[float], y: list[float]) -> float:
     """Cost at a step; after the last logged one it goes on at the run's mean cost."""
-    if len(x) < 2 or math.isnan(step):
+    if len(x) < 2 or math.isnan(step) or x[-1] <= 0:
         return float("nan")
     return y[-1] * step / x[-1] if step > x[-1] else float(np.interp(step, x, y))
 

@@ -5,6 +5,7 @@ A run folder is any folder that holds `config.yaml`, `summary.json`, `status.jso
 
     run, path, status                        the folder
     backbone, size, data, scale, route, ...  from summary.json
+    device, torch                            what it ran on, from env.json
     span, rate, variant, throughput          derived: blocks, rate, method, images/s over the run
     config.<dotted key>                      the resolved config; lists as JSON text
     score.<full metric name>                 the run's own last scores, as "score.FD-500 (...)"
@@ -27,6 +28,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from analysis.valid import fault, is_score
 from analysis.variants import derive
 from backbones.sizes import BackboneError, parse_size
 from routing.errors import UserError
@@ -36,23 +38,10 @@ MARKS = ("config.yaml", "summary.json", "status.json", "metrics.jsonl")
 # A few lines of YAML whose aliases hold aliases stand for more values than any memory.
 _MOST_VALUES = 100_000
 _SUMMARY = (
-    "name",
-    "hash",
-    "backbone",
-    "size",
-    "data",
-    "scale",
-    "seed",
-    "route",
-    "step",
-    "params",
-    "macs_dense",
-    "macs_routed",
-    "macs_dense_no_attention",
-    "macs_routed_no_attention",
-    "wall_s",
+    "name", "hash", "backbone", "size", "data", "scale", "seed", "route", "step", "params",
+    "macs_dense", "macs_routed", "macs_dense_no_attention", "macs_routed_no_attention", "wall_s",
     "images_per_s",
-)
+)  # fmt: skip
 # Scores under another of these are comparisons of their own.
 PROTOCOL = ("guidance", "sampler", "weights", "seed")
 
@@ -161,12 +150,14 @@ def read_run(folder: Path, metrics: dict[str, dict[str, Any]] | None = None) -> 
     row.update({key: summary.get(key) for key in _SUMMARY})
     config = _config(folder / "config.yaml")
     row.update(config)
+    if wrong := fault(row):
+        raise Damaged(wrong)
+    row.update(_machine(folder))
     # A key that a run's version did not know is not the same as one that is null.
     row["config_keys"] = ",".join(sorted(config))
     try:
         derive(row)
-        if row["size"] is not None:
-            parse_size(str(row["size"]))
+        parse_size(row["size"])
     except RouteError as error:
         raise Damaged(f"its route cannot be read ({error})") from None
     except BackboneError as error:
@@ -184,6 +175,18 @@ def read_run(folder: Path, metrics: dict[str, dict[str, Any]] | None = None) -> 
             score_n=first.get("n"),
         )
     return row
+
+
+def _machine(folder: Path) -> dict[str, str | None]:
+    """Return what a run ran on, from env.json; None where that is missing or of an older kind."""
+    try:
+        about = _json(folder / "env.json")
+    except Damaged:
+        about = {}
+    packages = about.get("packages")
+    torch = packages.get("torch") if isinstance(packages, dict) else None
+    values = {"device": about.get("device"), "torch": torch}
+    return {key: value if isinstance(value, str) else None for key, value in values.items()}
 
 
 def own_scores(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -205,16 +208,6 @@ def own_scores(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _step(line: dict[str, Any]) -> float:
     step = line.get("step")
     return step if isinstance(step, int | float) else 0
-
-
-def is_score(line: dict[str, Any]) -> bool:
-    """Return whether a line of scores.jsonl holds a metric's name and a finite number."""
-    value = line.get("value")
-    return (
-        isinstance(line.get("metric"), str)
-        and isinstance(value, int | float)
-        and math.isfinite(value)
-    )
 
 
 def _json(path: Path) -> dict[str, Any]:

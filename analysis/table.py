@@ -163,7 +163,8 @@ def published(
 def mark_best(columns: Sequence[Column], rows: Sequence[Row]) -> tuple[Row, ...]:
     """Return the rows with the best entry of each group flagged, in columns that have a better end.
 
-    A group with one number has no best. Ties are all flagged.
+    A group with one number has no best, nor has one whose rows cannot be compared (`mixed`). Ties
+    are all flagged.
     """
     result = list(rows)
     for index, column in enumerate(columns):
@@ -173,7 +174,7 @@ def mark_best(columns: Sequence[Column], rows: Sequence[Row]) -> tuple[Row, ...]
             places = [i for i, row in enumerate(rows) if row.group == group]
             values = {i: rows[i].entries[index].value for i in places}
             known = {i: value for i, value in values.items() if value is not None}
-            if len(known) < 2:
+            if len(known) < 2 or getattr(group, "mixed", False):
                 continue
             best = (min if column.better == "lower" else max)(known.values())
             for i, value in known.items():

@@ -11,7 +11,7 @@ from analysis import paper
 from analysis.groups import Base, Cell, is_usual
 from analysis.study import Study
 from analysis.table import NOT_RUN, Column, Entry, Table, build, missing, published, words
-from analysis.tables.common import PAIRED, difference, heading, score
+from analysis.tables.common import PAIRED, better_end, difference, heading, score
 from analysis.tables.memory import Memory
 
 Published = dict[object, dict[str, Any]]
@@ -30,7 +30,7 @@ def _table(
     memory = Memory.of(study)
     columns = (
         Column(label, numeric=False),
-        Column("Ours", better="lower"),
+        Column("Ours", better=better_end(study)),
         Column("\u0394 to dense"),
         *memory.columns("Memorisation"),
         Column("Paper", published=True),
@@ -54,12 +54,7 @@ def _table(
         f"Paper: {paper.citation(source)}.",
         *([attrs["note"]] if attrs.get("note") else []),
     ]
-    higher = {base.better for base in study.bases} == {"higher"}
-    turned = [
-        Column(c.label, c.numeric, "higher" if higher and c.better else c.better, c.published)
-        for c in columns
-    ]
-    return build(name, title, turned, rows, notes)
+    return build(name, title, columns, rows, notes)
 
 
 def _delta(base: Base, cell: Cell | None) -> Entry:
@@ -221,13 +216,13 @@ def scan_order(study: Study) -> Table:
     memory = Memory.of(study)
     columns = (
         Column("Selection", numeric=False),
-        Column("Score", better="lower"),
+        Column("Score", better=better_end(study)),
         Column("\u0394 to dense"),
         Column("\u0394 to random"),
         *memory.columns("Memorisation"),
         Column("Paper", numeric=False, published=True),
     )
-    rows = []
+    rows: list[tuple[str, list[Entry]]] = []
     for base in study.bases:
         for span, cells in _by_selection(base).items():
             random = cells.get("random")
@@ -241,7 +236,7 @@ def scan_order(study: Study) -> Table:
                 text = f"{name} (control)" if name == "unsorted" else name
                 rows.append(
                     (
-                        f"{heading(base)}, route {span}",
+                        heading(base, base.dense, *cells.values(), tail=f", route {span}"),
                         [words(text), *entries, words("not published")],
                     )
                 )

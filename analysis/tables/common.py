@@ -8,6 +8,7 @@ from typing import Any
 from analysis.groups import Base, Cell
 from analysis.paper import main_row
 from analysis.stats import paired
+from analysis.study import Study
 from analysis.table import Entry, ours
 
 PAIRED = "Differences are paired by seed, with Student's 95 % interval."
@@ -24,34 +25,48 @@ def metric_decimals(metric: str) -> int:
     return 3 if metric.lower().startswith(shares) else 2
 
 
-def heading(base: Base, *cells: Cell | None) -> str:
+class Heading(str):
+    """A group's heading.
+
+    Attributes:
+        mixed: Its rows took different numbers of steps: none of them is the best.
+    """
+
+    mixed = False
+
+
+def heading(base: Base, *cells: Cell | None, tail: str = "") -> Heading:
     """Return a group's heading: what its runs share, the metric, the guidance, the steps.
 
     Args:
         base: The group.
         cells: Those that the table shows; all of the group's by default.
+        tail: Text after it.
     """
     guidance = base.any.first("guidance")
     # A plain pass has a scale of 1 by definition.
     protocol = f", guidance {'none' if guidance == 'none scale=1.0' else guidance}"
     shown = [cell for cell in cells if cell is not None] or list(base.cells)
-    return f"{base.label}: {base.metric}{protocol if guidance else ''}{_after(shown)}"
-
-
-def _after(cells: list[Cell]) -> str:
-    """Say after how many steps, and which cells had another number of them."""
-    texts = {cell.treatment: steps(cell) for cell in cells}
+    texts = {cell.treatment: steps(cell) for cell in shown}
     counts = collections.Counter(texts.values())
-    if not counts:
-        return ""
     usual, _ = counts.most_common(1)[0]
     others = [f"{name}: {text}" for name, text in texts.items() if text != usual]
-    return f", after {usual} steps" + (f" ({'; '.join(others)})" if others else "")
+    after = f", after {usual} steps" + (f" ({'; '.join(others)})" if others else "")
+    made = Heading(f"{base.label}: {base.metric}{protocol if guidance else ''}{after}{tail}")
+    made.mixed = len({cell.steps for cell in shown}) > 1
+    return made
 
 
 def steps(cell: Cell) -> str:
-    """Return the number of steps behind a cell's runs, several if they differ."""
-    return ", ".join(str(step) for step in sorted(set(cell.runs["step"].dropna().map(int))))
+    """Return the number of steps behind a cell's scores, and those of seeds that are left out."""
+    odd = f", without the seeds of {', '.join(map(str, cell.odd_steps))}" if cell.odd_steps else ""
+    return f"{cell.steps:.0f}{odd}"
+
+
+def better_end(study: Study) -> str | None:
+    """Return the better end of the metric that a study is read by; None where bases differ."""
+    ends = {base.better for base in study.bases}
+    return ends.pop() if len(ends) == 1 else ("lower" if not ends else None)
 
 
 def score(base: Base, cell: Cell | None) -> Entry:

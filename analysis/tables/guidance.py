@@ -12,7 +12,7 @@ from analysis.groups import Base, Cell
 from analysis.stats import mean_std, paired
 from analysis.study import Study
 from analysis.table import NOT_RUN, Column, Entry, Table, build, missing, ours, published, words
-from analysis.tables.common import PAIRED, decimals
+from analysis.tables.common import PAIRED, better_end, decimals
 
 # What `routed` leaves unsaid when it has its default (conf/guidance/routed.yaml: SG_FLOPS).
 _ROUTED = {"strong": "0.5", "weak": "0.9"}
@@ -84,7 +84,7 @@ def guidance(study: Study) -> Table:
     """Scores and cost under each guidance, per trained cell (SG, Tables 1 and 2)."""
     columns = (
         Column("Guidance", numeric=False),
-        Column("Score", better="lower"),
+        Column("Score", better=better_end(study)),
         Column("\u0394 to none"),
         Column("GMACs per sample"),
         Column("GMACs per step"),

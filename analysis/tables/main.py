@@ -28,7 +28,7 @@ def main(study: Study) -> Table:
         Column("Paper + TREAD", published=True),
         Column("Paper \u0394", published=True),
     )
-    rows = [
+    rows: list[tuple[str, list[Entry]]] = [
         (heading(base, base.dense, base.auto()), _main_row(base, memory)) for base in study.bases
     ]
     seen = {str(row["model"]) for base in study.bases if (row := paper_main(base))}

@@ -98,7 +98,7 @@ def _against(
 ) -> Table:
     memory = Memory.of(study)
     row = next(r for r in paper.rows("resolution") if r["task"] == task)
-    rows = [
+    rows: list[tuple[str, list[Entry]]] = [
         (heading(base), [*_ours(base, memory), *_paper(row)])
         for base in study.bases
         if chosen(base)

@@ -22,7 +22,7 @@ from analysis.table import (
     words,
 )
 from analysis.tables.bench import Timing, timings
-from analysis.tables.common import PAIRED, decimals, difference, heading, score
+from analysis.tables.common import PAIRED, better_end, decimals, difference, heading, score
 from analysis.tables.memory import Memory
 
 
@@ -143,15 +143,17 @@ _BUDGETS = {"step": "steps", "macs": "FLOPs", "hours": "time"}
 
 def masking(study: Study) -> Table:
     """Dense, routed, dropping and masking at equal steps, equal FLOPs and equal time."""
-    memory = Memory.of(study)
+    memory, end = Memory.of(study), better_end(study)
+    # Whoever went on for longer is not the better one for it; at equal cost there is a best.
+    mixed = any(heading(base).mixed for base in study.bases)
     columns = (
         Column("Tokens", numeric=False),
         *(
             column
             for what in _BUDGETS.values()
-            for column in (Column(f"Equal {what}", better="lower"), Column(f"\u0394 {what}"))
+            for column in (Column(f"Equal {what}", better=end), Column(f"\u0394 {what}"))
         ),
-        Column("Own end", better="lower"),
+        Column("Own end", better=None if mixed else end),
         Column("\u0394 own end"),
         *memory.columns("Memorisation"),
         Column("Hours"),
@@ -165,7 +167,7 @@ def masking(study: Study) -> Table:
         if len({str(cell.first("variant")) for cell in base.routed}) < 2:
             continue
         for cell, entries in _masking_rows(study, base, memory):
-            rows.append((heading(base), [*entries, *_published(known, cell)]))
+            rows.append((str(heading(base)), [*entries, *_published(known, cell)]))
     if not rows:
         for name, row in known.iterrows():
             blank = [missing()] * (len(columns) - 3)
