@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from backbones.sizes import BackboneError
+from routing.errors import suggest
 
 if TYPE_CHECKING:
     from backbones.backbone import Backbone
@@ -99,8 +100,16 @@ class Pretrained(ModelHubMixin):
             **options: `revision`, `cache_dir`, `token`, `local_files_only` and `force_download`.
 
         Raises:
-            BackboneError: The file is damaged, or does not say what model it holds.
+            BackboneError: The file is damaged, or does not say what model it holds; an option that
+                there is not.
         """
+        known = ("revision", "cache_dir", "token", "local_files_only", "force_download")
+        for key in options:
+            if key not in known:
+                raise BackboneError(
+                    f"from_pretrained has no option {key!r}: its options are {', '.join(known)}"
+                    + suggest(key, known)
+                )
         return (
             _model(Path(name)) if Path(name).is_file() else super().from_pretrained(name, **options)
         )
@@ -153,8 +162,7 @@ def build(config: dict[str, Any], tensors: Mapping[str, Tensor], source: str) ->
     wrong = sorted(k for k in wanted.keys() | found.keys() if wanted.get(k) != found.get(k))
     if wrong:
         raise BackboneError(
-            f"the weights in {source} do not fit its own description: {', '.join(wrong[:4])}"
-            + (f" and {len(wrong) - 4} more" if len(wrong) > 4 else "")
+            f"the weights in {source} do not fit its own description: {', '.join(wrong)}"
         )
     with torch.random.fork_rng(devices=[]):
         model = create(**config)

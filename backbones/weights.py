@@ -22,12 +22,16 @@ LightningDiT adds to these
 | final_layer.norm_final.weight           | head.norm.weight                                       |
 | feat_rope.freqs_{cos,sin}               | a table of ours; not kept                              |
 
+SiT and LightningDiT count time from noise (0) to data (1) and predict x - noise: sample and train
+their weights with `objective=flow objective.time_scale=1 objective.reverse=true`.
+
 A leading `module.` (data parallel) or `_orig_mod.` (torch.compile) is dropped. A name that is in
 neither table is an error that lists it; so is a weight that is missing.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -206,7 +210,9 @@ def _read(path: Path) -> Mapping[str, Tensor]:
 
             found: Any = load_file(path)
         else:
-            found = torch.load(path, map_location="cpu", weights_only=True)
+            # DiT's training script saves its command line beside the weights: a plain record.
+            with torch.serialization.safe_globals([argparse.Namespace]):
+                found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception:
         # torch's unpickler for tensors alone raises whatever a damaged file makes it trip over.
         raise BackboneError(

@@ -85,7 +85,7 @@ def loop(backbone: str, clock: str = "wall", steps: int = STEPS) -> dict[str, An
             save()
             saving.stop()
 
-        def begin(*_: Any) -> None:
+        def begin(*_: Any, **__: Any) -> None:
             # The first half has warmed up: from here on it counts.
             if work.step == steps:
                 watch.total = 0.0

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from backbones.sizes import parse_size
-from routing.route import Route
+from routing.route import Route, RouteError, Segment
 
 if TYPE_CHECKING:
+    from backbones.cost import Cost
     from experiments.config import Config
     from routing import Draws, Routing, Selection
 
 
 # Frozen encoders that REPA can align to, and the width of their features (experiments/align.py).
-ENCODERS = {"random": 64, "probe": 96, "dinov2-vits14": 384, "dinov2-vitl14": 1024}
+ENCODERS = {
+    "random": 64, "probe": 96,
+    "dinov2-vits14": 384, "dinov2-vitb14": 768, "dinov2-vitl14": 1024,
+}  # fmt: skip
 
 
 class TrainingRoutes:
@@ -21,14 +26,13 @@ class TrainingRoutes:
 
     Args:
         config: The run.
-
-    Attributes:
-        route: The resolved route of the first step.
+        model: The arguments of `backbones.create`; None works them out from the data's facts.
     """
 
-    def __init__(self, config: Config) -> None:
-        self.options, self.depth = config.routing, config.depth
-        self.route = first_route(config)
+    def __init__(self, config: Config, model: dict[str, Any] | None = None) -> None:
+        self.config, self.options, self.depth = config, config.routing, config.depth
+        self._model = model
+        self._macs: dict[str, float] = {}
 
     @property
     def selection(self) -> Selection:
@@ -41,28 +45,27 @@ class TrainingRoutes:
         """Return what the step at `progress` (0 at the first, below 1 at the last) does."""
         return self.options.routing(progress, draws, self.depth)
 
-    def macs(self, cost: Any, progress: float) -> float:
-        """Return the forward MACs of one image at `progress` (`cost` from `run_cost`)."""
+    def macs(self, progress: float) -> float:
+        """Return the forward MACs of one image at `progress`: a mean where an end is drawn."""
         route = self.options.at(progress, self.depth)
-        if not route:
-            return cost.macs_dense
-        if route == self.route:
-            return cost.macs_routed
-        # Cost is linear in the skipped token-blocks where attention is a small part: enough for a
-        # budget.
-        share = _skipped(route) / _skipped(self.route) if self.route else 0.0
-        return cost.macs_dense + share * (cost.macs_routed - cost.macs_dense)
+        key = str(route)
+        if key not in self._macs:
+            if self._model is None:
+                from experiments.data.facts import facts
 
-
-def _skipped(route: Route) -> float:
-    return sum((s.end - s.start + 1) * s.rate for s in route.segments)
+                self._model = model_arguments(self.config, facts(self.config.data))
+            self._macs[key] = float(run_cost(self.config, self._model, route).macs_routed)
+        return self._macs[key]
 
 
 def first_route(config: Config) -> Route:
-    """Return the resolved route of a run's first step: what its costs and its guidance refer to."""
+    """Return the first resolved route of a run that is not `none`.
+
+    It is what the banner, the costs, a learned span and routed guidance refer to.
+    """
     from routing.schedule import RouteSchedule
 
-    return RouteSchedule.parse(config.route).resolve(config.depth).stages[0][1]
+    return RouteSchedule.parse(config.route).resolve(config.depth).first
 
 
 def model_arguments(config: Config, info: dict[str, Any]) -> dict[str, Any]:
@@ -90,27 +93,51 @@ def learned_parts(config: Config) -> dict[str, Any]:
         parts[key] = str(first_route(config))
     if config.train.encoder != "none" and config.backbone.get("align") is None:
         width = int(config.backbone.get("width") or parse_size(config.size).width)
-        # REPA aligns about a third of the way up (block 8 of 28).
+        # REPA aligns its eighth block of 24 or 28, and the fourth of 12.
         parts["align"] = {
-            "block": max(0, config.depth // 3 - 1),
+            "block": max(0, min(8, config.depth // 3) - 1),
             "channels": ENCODERS[config.train.encoder],
             "hidden": min(2048, 4 * width),
         }
     return parts
 
 
-def run_cost(config: Config, model: dict[str, Any]) -> Any:
-    """Return `backbones.cost.cost` for a run.
+def run_cost(config: Config, model: dict[str, Any], route: Route | None = None) -> Cost:
+    """Return `backbones.cost.cost` for a run; with a drawn end the routed MACs are their mean.
 
     Args:
         config: The run.
         model: The arguments of `backbones.create` (a model's `config`).
+        route: A resolved route; None takes the run's first one.
     """
     from backbones.cost import cost
 
     options = config.routing
-    return cost(
-        **model, route=first_route(config), reinsert=options.reinsert, remove=options.remove
+    if route is None:
+        # Routed never, though the model has what a routed one has: SPRINT's dense fine-tune.
+        route = Route() if options.off_after == 0 else first_route(config)
+
+    def counted(of: Route) -> Cost:
+        return cost(**model, route=of, reinsert=options.reinsert, remove=options.remove)
+
+    full = counted(route)
+    if not options.random_end or not route:
+        return full
+    # Segments save independently of each other, and every end is as likely.
+    ends = [
+        (counted(Route((Segment(s.start, end, s.rate),))), s.end - s.start + 1)
+        for s in route.segments
+        for end in range(s.start, s.end + 1)
+    ]
+    saved = sum((full.macs_dense - one.macs_routed) / count for one, count in ends)
+    lean = sum(
+        (full.macs_dense_no_attention - one.macs_routed_no_attention) / count
+        for one, count in ends
+    )
+    return dataclasses.replace(
+        full,
+        macs_routed=round(full.macs_dense - saved),
+        macs_routed_no_attention=round(full.macs_dense_no_attention - lean),
     )
 
 
@@ -126,3 +153,20 @@ def check_routing(config: Config) -> None:
     patch = parse_size(config.size).patch
     name = f"{config.backbone['name']}-{config.size}"
     config.routing.check(config.depth, (height // patch, width // patch), name)
+    _check_align(config)
+
+
+def _check_align(config: Config) -> None:
+    given, encoder = config.backbone.get("align"), config.train.encoder
+    if not given:
+        return
+    if encoder == "none":
+        raise RouteError(
+            "backbone.align projects to an encoder's features and train.encoder=none has none; "
+            f"name one of {' '.join(ENCODERS)}"
+        )
+    channels = given.get("channels", 768)  # AlignOptions
+    if channels != ENCODERS[encoder]:
+        raise RouteError(
+            f"backbone.align.channels={channels}: {encoder} has {ENCODERS[encoder]} features"
+        )

@@ -241,8 +241,9 @@ def banner(console: log.Console, config: Config, work: Run, resumed: bool) -> No
 def banner_lines(config: Config, cost: Any, kernels: Sequence[str]) -> list[str]:
     """Return the lines that describe a model and its route (see the README's picture)."""
     from experiments.routes import first_route
+    from routing.route import Route
 
-    route = first_route(config)
+    route = Route() if config.routing.off_after == 0 else first_route(config)
     name = f"{config.backbone['name']}-{config.size}"
     flops = f"{log.big(cost.macs_dense)} MACs per image"
     if route:

@@ -37,7 +37,7 @@ class State:
         self.info = build.describe_data(self.dataset)
         self.objective = build.make_objective(config)
         self.model = build.make_model(config, self.info).to(self.device)
-        self.routes = TrainingRoutes(config)
+        self.routes = TrainingRoutes(config, self.model.config)
         self.encode = None
         if config.train.encoder != "none":
             self.encode = make_encoder(config, self.dataset, self.model.grid, self.device)
@@ -143,15 +143,33 @@ class State:
 
         path, step = split(source)
         parent = checkpoint.load_model(path, step, device="cpu")
-        try:
-            self.model.load_state_dict(parent.model.state_dict())
-        except RuntimeError as error:
+        theirs, ours = parent.config.objective["name"], self.config.objective["name"]
+        if theirs != ours:
+            raise UserError(
+                f"init={source}: trained with objective={theirs}, whose network predicts something "
+                f"else than objective={ours} asks for; type objective={theirs}"
+            )
+        given, own = parent.model.state_dict(), self.model.state_dict()
+        # REPA's projector serves training alone: the child has its own, or none.
+        left = sorted(key for key in given if key.startswith("align.") and key not in own)
+        if left:
+            self.console.say(f"init: {len(left)} weights of REPA's projector are left behind")
+        given = {key: value for key, value in given.items() if key not in left}
+        given |= {k: v for k, v in own.items() if k.startswith("align.") and k not in given}
+        wrong = [
+            f"{key} ({_shape(given, key)} there, {_shape(own, key)} here)"
+            for key in sorted(given.keys() | own.keys())
+            if _shape(given, key) != _shape(own, key)
+        ]
+        if wrong:
+            more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
             raise UserError(
                 f"init={source}: {parent.config.backbone['name']}-{parent.config.size} does not "
-                "fit "
-                f"{self.config.backbone['name']}-{self.config.size}; give both the same "
-                "backbone, size and data"
-            ) from error
+                f"fit {self.config.backbone['name']}-{self.config.size}: "
+                f"{', '.join(wrong[:3])}{more}; give both the same backbone, size, data and "
+                "learned parts"
+            )
+        self.model.load_state_dict(given)
         for average, p in zip(self.ema, self.params, strict=True):
             average.copy_(p.detach())
 
@@ -168,3 +186,7 @@ class State:
             with torch.no_grad():
                 torch._foreach_copy_(self.params, held)
             self.model.train()
+
+
+def _shape(tensors: dict[str, Any], key: str) -> str:
+    return "x".join(map(str, tensors[key].shape)) or "a number" if key in tensors else "not"

@@ -168,7 +168,7 @@ class Run(State):
                     out_of_memory(error, self.config, self.accelerator.num_processes)
                     raise
                 self.step += 1
-                self.macs += self.routes.macs(self.cost, (self.step - 1) / total) * train.batch
+                self.macs += self.routes.macs((self.step - 1) / total) * train.batch
                 self.seconds += time.perf_counter() - began
                 reason = self.agreed_stop()
                 if self.step % train.log_every == 0 or self.step == total:

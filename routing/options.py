@@ -95,8 +95,34 @@ class RoutingOptions:
                 raise RoutingError(f"{key}={getattr(self, key):g}: expected a fraction, 0 to 1")
         if self.path_drop and self.learned != "fuse":
             raise RoutingError("path_drop leaves a fused span out; try learned=fuse with it")
-        if self.learned != "none" and not stages.stages[0][1]:
-            raise RoutingError(f"learned={self.learned} needs a span; try route=auto")
+        if self.learned != "none":
+            self._check_learned(stages)
+
+    def _check_learned(self, stages: RouteSchedule) -> None:
+        """Refuse what a fused span or a learned router cannot have: it is trained for one span."""
+        own = stages.first.segments
+        if not own:
+            raise RoutingError(
+                f"learned={self.learned} needs a span; try route=auto, with off_after=0 for a "
+                "model that has it and is trained dense"
+            )
+        for _, route in stages.stages:
+            spans = [(s.start, s.end) for s in route.segments]
+            if spans and spans != [(own[0].start, own[0].end)]:
+                raise RoutingError(
+                    f"learned={self.learned} belongs to one span, and route {stages} has "
+                    f"{route} too; try route={own[0]}"
+                )
+        if self.random_end:
+            raise RoutingError(
+                f"learned={self.learned} belongs to one span and random_end draws others; try "
+                "random_end=false"
+            )
+        if self.reinsert != "identity":
+            raise RoutingError(
+                f"learned={self.learned} re-inserts in its own way; try reinsert=identity, not "
+                f"{self.reinsert}"
+            )
 
     def at(self, progress: float, depth: int) -> Route:
         """Return the resolved route at `progress`; `none` where nothing is routed.
@@ -147,7 +173,7 @@ class RoutingOptions:
         from routing.fuse import Fuse, LearnedRouter
         from routing.stack import Stack
 
-        route = RouteSchedule.parse(self.route).stages[0][1]
+        route = RouteSchedule.parse(self.route).first
         return Stack(
             blocks,
             self.fp32_after,

@@ -177,6 +177,11 @@ class RouteSchedule:
         """
         return RouteSchedule(tuple((at, route.resolve(depth, name)) for at, route in self.stages))
 
+    @property
+    def first(self) -> Route:
+        """The first route that is not `none`; `none` if there is no other."""
+        return next((route for _, route in self.stages if route), self.stages[0][1])
+
     def at(self, progress: float) -> Route:
         """Return the route at `progress`.
 

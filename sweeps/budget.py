@@ -37,28 +37,22 @@ _TREATMENT = (
 
 def costs(config: Config) -> Cost:
     """Return the `backbones.cost.Cost` of a run, with its way of removing tokens."""
-    from backbones.cost import cost
     from experiments.data.facts import facts
-    from experiments.routes import first_route, model_arguments
+    from experiments.routes import model_arguments, run_cost
 
-    routing = config.routing
-    return cost(
-        **model_arguments(config, facts(config.data)),
-        route=first_route(config),
-        reinsert=routing.reinsert,
-        remove=routing.remove,
-    )
+    return run_cost(config, model_arguments(config, facts(config.data)))
 
 
 def training_macs(config: Config) -> float:
     """Return the forward MACs of a whole run, schedules of the route included."""
     from experiments.routes import TrainingRoutes
 
-    cost, steps = costs(config), config.train.steps
-    routes = TrainingRoutes(config)
-    # A schedule is smooth: a hundred points of it are its mean.
-    points = 1 if config.routing.schedule == "constant" and config.routing.off_after >= 1 else 100
-    per_image = sum(routes.macs(cost, i / points) for i in range(points)) / points
+    routes, steps = TrainingRoutes(config), config.train.steps
+    routing = config.routing
+    plain = routing.schedule == "constant" and routing.off_after >= 1 and "/" not in config.route
+    # A schedule is smooth: a thousand points of it are its mean.
+    points = 1 if plain else min(steps, 1000)
+    per_image = sum(routes.macs(i / points) for i in range(points)) / points
     return per_image * config.train.batch * steps
 
 

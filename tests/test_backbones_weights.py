@@ -123,6 +123,14 @@ def test_wrappers_and_checkpoints(tmp_path):
     assert torch.equal(model.time.mlp[2].bias, state["t_embedder.mlp.2.bias"])
 
 
+def test_the_command_line_that_dit_saves_beside_its_weights_is_no_obstacle(tmp_path):
+    import argparse
+
+    saved = {"ema": published("dit"), "args": argparse.Namespace(model="DiT-XL/2", lr=1e-4)}
+    torch.save(saved, tmp_path / "dit.pt")
+    assert weights.load(tmp_path / "dit.pt", "dit", heads=HEADS).depth == DEPTH
+
+
 def test_wrong_weights_say_what_is_wrong():
     state = published("dit")
     with pytest.raises(BackboneError, match=r"no place for: blocks\.0\.extra, odd\.weight"):
@@ -197,6 +205,8 @@ def test_weights_that_do_not_fit_their_description(tmp_path):
     write(file, {"x": torch.zeros(1)}, config)
     with pytest.raises(BackboneError, match="own description"):
         Backbone.from_pretrained(file)
+    with pytest.raises(BackboneError, match="no option 'revison'.*did you mean revision"):
+        Backbone.from_pretrained(file, revison="main")
     write(file, {}, {**config, "naem": "dit"})
     with pytest.raises(BackboneError, match="no option 'naem'"):
         Backbone.from_pretrained(file)

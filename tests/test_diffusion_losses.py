@@ -91,6 +91,10 @@ def test_alignment_is_of_the_kept_tokens():
     assert alignment_loss(3 * kept, features, ids) == pytest.approx(-1)
     assert alignment_loss(-kept, features, ids) == pytest.approx(1)
     assert alignment_loss(features, features) == pytest.approx(-1)
+    shared = features[:, ids[0]]
+    assert alignment_loss(shared, features, ids[:1]) == pytest.approx(-1)
+    with pytest.raises(ValueError, match="features"):
+        alignment_loss(shared[:, :1], features, ids[:1])
     # The encoder is frozen.
     features.requires_grad_()
     projected = kept.detach().clone().requires_grad_()

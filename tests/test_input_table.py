@@ -137,6 +137,9 @@ TABLE: list[tuple[str, str, str]] = [
             ("routing.schedule=linear:1:3 route=2-8", "below 1"),
             ("routing.learned=fuse", "route=auto"),
             ("routing.learned=magic route=2-8", "fuse"),
+            ("routing.learned=fuse route=2-8/0.5:3-8", "one span"),
+            ("backbone.align={block:3}", "train.encoder=none"),
+            ("backbone.align={block:3,channels:768} train.encoder=random", "64 features"),
             ("routing.path_drop=0.1 route=2-8", "learned=fuse"),
             ("routing.block=0", "at least 1"),
             # --- sizes and families

@@ -121,6 +121,10 @@ def test_options_build_the_stack():
         ({"path_drop": 0.1}, "learned=fuse"),
         ({"learned": "fuze"}, "did you mean fuse"),
         ({"route": "none", "learned": "fuse"}, "try route=auto"),
+        ({"route": "2-8/0.5:3-8", "learned": "fuse"}, "belongs to one span"),
+        ({"route": "2-4+6-8", "learned": "router"}, "belongs to one span"),
+        ({"learned": "fuse", "random_end": True}, "random_end=false"),
+        ({"learned": "fuse", "reinsert": "sum_input"}, "reinsert=identity"),
     ],
 )
 def test_options_that_cannot_run(options, part):

@@ -350,4 +350,4 @@ def test_routing_can_be_switched_off_after_a_fraction(tmp_path):
         str(run.routes.training(rows, 0.49).route) == "1-2"
         and run.routes.training(rows, 0.5) is None
     )
-    assert run.routes.macs(run.cost, 0.9) == run.cost.macs_dense
+    assert run.routes.macs(0.9) == run.cost.macs_dense

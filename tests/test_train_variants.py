@@ -150,3 +150,55 @@ def small_words(tmp_path):
     from small import overrides
 
     return overrides(tmp_path)
+
+
+@pytest.mark.parametrize("words", [["train.encoder=random"], ["routing.learned=fuse", "routing.reinsert=identity"]])
+def test_a_dense_fine_tune_follows_repa_and_sprint(words, tmp_path):
+    parent = train(small(tmp_path, "route=1-2", *words), quiet=True)
+    more = ["route=1-2", "routing.learned=fuse", "routing.off_after=0"] if "routing" in words[0] else []
+    child = load([*small_words(tmp_path), "experiment=finetune", f"init={parent}", "train.steps=2", *more])
+    summary = json.loads((train(child, quiet=True) / "summary.json").read_text())
+    assert summary["macs_routed"] == summary["macs_dense"]
+    assert summary["macs"] == summary["macs_dense"] * 2 * child.train.batch
+
+
+def test_weights_of_another_objective_are_refused(tmp_path):
+    parent = train(small(tmp_path), quiet=True)
+    child = small(tmp_path, "objective=flow", "sampler=euler", f"init={parent}")
+    with pytest.raises(ValueError, match="objective=edm"):
+        make_run(child).start_from(child.init)
+
+
+def test_macs_of_a_run_follow_its_stages_and_its_drawn_ends(tmp_path):
+    def total(*words):
+        run = make_run(small(tmp_path, *words))
+        return run.cost, [run.routes.macs(i / 4) for i in range(4)]
+
+    plain, _ = total("route=0-2")
+    assert total("route=none/0.5:0-2")[1] == [plain.macs_dense] * 2 + [plain.macs_routed] * 2
+    ends = [total(f"route=0-{end}")[0].macs_routed for end in range(3)]
+    drawn, found = total("route=0-2", "routing.random_end=true")
+    assert found == [drawn.macs_routed] * 4 and drawn.macs_routed == round(sum(ends) / 3)
+
+
+def test_tokens_shared_by_the_batch_are_aligned_with_their_own_features(tmp_path):
+    words = ["route=1-2", "train.encoder=random", "backbone.align={block: 1, channels: 64, hidden: 16}"]
+    run = perturbed(make_run(small(tmp_path, *words, "routing.shared=true")))
+    seen = {}
+
+    def encode(x):
+        seen["features"] = run.encode(x)
+        return seen["features"]
+
+    rows = torch.arange(8)
+    draws = run.draws(rows)
+    batch, routing = run.dataset.batch(run.samples(0, rows), draws), run.routes.training(draws, 0.0)
+    net = lambda *a, **k: seen.setdefault("output", run.model(*a, **k))  # noqa: E731
+    args = (run.model, run.objective, batch, draws, routing, run.config.train)
+    loss = training_loss(net, *args, encode)
+    plain = training_loss(run.model, *args)
+    output = seen["output"]
+    ids = output.aligned_layout.ids
+    assert ids.shape[0] == 1
+    one = [torch.cosine_similarity(output.aligned[b], seen["features"][b, ids[0]], dim=-1).mean() for b in range(8)]
+    assert float((loss - plain).detach()) == pytest.approx(-0.5 * float(torch.stack(one).mean().detach()), abs=1e-5)

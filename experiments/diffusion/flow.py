@@ -53,8 +53,11 @@ class Flow(Objective):
         return torch.ones_like(time)
 
     def model_time(self, time: Tensor) -> Tensor:
-        """Return t times `time_scale`: the embedding's frequencies are made for 0..1000."""
-        return time * self.options.time_scale
+        """Return t times `time_scale`: the embedding's frequencies are made for 0..1000.
+
+        Reversed, it is that of 1 - t: SiT and LightningDiT count from noise to data.
+        """
+        return (1 - time if self.options.reverse else time) * self.options.time_scale
 
     def from_level(self, level: Tensor) -> Tensor:
         """Return level / (1 + level)."""
@@ -67,8 +70,13 @@ class Flow(Objective):
 
     def predict(self, net: Net, x: Tensor, time: Tensor, **cond: Any) -> Prediction:
         """Return x - t v."""
-        velocity = self.check_output(call(net, x, self.model_time(time), **cond), x)
+        velocity = self._velocity(net, x, time, cond)
         return Prediction(x - expand(time, x) * velocity)
+
+    def _velocity(self, net: Net, x: Tensor, time: Tensor, cond: dict[str, Any]) -> Tensor:
+        """Return noise - x0 as the network sees it; reversed, it predicts the opposite."""
+        found = self.check_output(call(net, x, self.model_time(time), **cond), x)
+        return -found if self.options.reverse else found
 
     def loss(self, net: Net, x0: Tensor, noise: Tensor, time: Tensor, **cond: Any) -> Tensor:
         """Return (v_net - v)^2, plus LightningDiT's `1 - cos(v_net, v)` over channels if weighted.
@@ -77,7 +85,7 @@ class Flow(Objective):
         the mean over all elements is `mean((v_net - v)^2) + cosine * mean(1 - cos)`.
         """
         x = self.corrupt(x0, noise, time)
-        velocity = self.check_output(call(net, x, self.model_time(time), **cond), x)
+        velocity = self._velocity(net, x, time, cond)
         target = noise - x0
         loss = (velocity - target) ** 2
         if self.options.cosine:

@@ -128,12 +128,17 @@ def alignment_loss(projected: Tensor, features: Tensor, ids: Tensor | None = Non
     Args:
         projected: A block's tokens after the projector, `(B, K, E)`.
         features: The encoder's tokens of the clean image, `(B, N, E)`.
-        ids: Which of the N tokens the K are, `(B, K)`: inside a route only those that stayed are
-            aligned, as the TREAD authors do. None if all are there.
+        ids: Which of the N tokens the K are, `(B, K)` or `(1, K)` for the same in all: inside a
+            route only those that stayed are aligned, as the TREAD authors do. None if all are
+            there.
 
     Returns:
         A scalar in [-1, 1].
     """
     if ids is not None:
+        ids = ids.expand(len(features), -1)
         features = features.gather(1, ids.unsqueeze(-1).expand(-1, -1, features.shape[-1]))
+    if projected.shape != features.shape:
+        # It would broadcast to a number that means nothing.
+        raise ValueError(f"tokens {tuple(projected.shape)}, features {tuple(features.shape)}")
     return -torch.nn.functional.cosine_similarity(projected, features.detach(), dim=-1).mean()

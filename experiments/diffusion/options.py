@@ -88,6 +88,7 @@ class FlowOptions:
     shift: float = 1.0
     cosine: float = 0.0
     time_scale: float = 1000.0
+    reverse: bool = False
     sigma_data: float = 1.0
 
     def __post_init__(self) -> None:

@@ -22,6 +22,7 @@ from experiments.metrics.names import MetricError
 MODELS = {
     "dinov2-vitl14": "vit_large_patch14_dinov2.lvd142m",
     "dinov2-vits14": "vit_small_patch14_dinov2.lvd142m",
+    "dinov2-vitb14": "vit_base_patch14_dinov2.lvd142m",  # REPA's; no metric is named after it
 }
 SIZE = 224
 _MEAN = (0.485, 0.456, 0.406)
@@ -34,7 +35,7 @@ def build_dinov2(
     """Return timm's network, without a head.
 
     Args:
-        name: `dinov2-vitl14` or `dinov2-vits14`.
+        name: One of `MODELS`.
         weights: Local file with the weights (timm's safetensors or the original pth).
         pretrained: False leaves the weights random, for tests.
 
