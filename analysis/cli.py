@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from routing.errors import Parser
+from routing.errors import Parser, UserError
 
 _EXAMPLES = """\
 examples:
@@ -203,6 +203,7 @@ def _measure(options: argparse.Namespace) -> int:
             f"no run with weights below {options.runs[0]}; give a folder with model.safetensors in "
             "it"
         )
+    failed: list[Path] = []
     for folder in finished:
         protocol = Protocol(
             tuple(options.levels or LEVELS),
@@ -214,12 +215,22 @@ def _measure(options: argparse.Namespace) -> int:
             options.per_level,
             options.routed and "_none_" not in folder.name,
         )
-        result = measure(folder, protocol)
+        try:
+            result = measure(folder, protocol)
+        except UserError as error:
+            # One damaged file is no reason to leave the others out.
+            if len(finished) == 1:
+                raise
+            print(f"damaged: {folder.name}: {error}", file=sys.stderr)
+            failed.append(folder)
+            continue
         result.save(folder / "similarity.npz")
         print(
             f"{folder / 'similarity.npz'}  {result.label}, "
             f"lowest {result.arrays['cosine'].min():.3f}"
         )
+    if failed:
+        raise AnalysisError(f"{len(failed)} of {len(finished)} runs could not be measured")
     return 0
 
 

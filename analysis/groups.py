@@ -124,6 +124,11 @@ class Cell:
         return mean_std(list(self.by_seed(column).values()))
 
     @property
+    def machines(self) -> frozenset[str]:
+        """The devices that its runs name; those of older runs name none."""
+        return frozenset(self.runs["device"].dropna()) if "device" in self.runs else frozenset()
+
+    @property
     def depth(self) -> int:
         """Number of blocks."""
         depth = self.first("config.backbone.depth")
@@ -166,6 +171,11 @@ class Base:
             if cell.first("span") == span and cell.first("rate") == 0.5:
                 return cell
         return max(plain, key=lambda cell: len(cell.by_seed(self.score)), default=None)
+
+
+def same_machine(*cells: Cell) -> bool:
+    """Return whether clock times of these cells may be compared: no two devices are named."""
+    return len(frozenset().union(*(cell.machines for cell in cells))) < 2
 
 
 def is_usual(cell: Cell, *except_for: str) -> bool:
@@ -339,6 +349,13 @@ def _labels(frame: pd.DataFrame) -> dict[str, str]:
 
 def _difference(frame: pd.DataFrame, key: str, rivals: list[str]) -> str:
     among = frame[frame["base"].isin(rivals)]
+    if "config.experiment" in among:
+        # A named recipe says at once what a dozen keys would.
+        recipes = among.assign(recipe=among["config.experiment"].fillna("none").map(str))
+        own = recipes.groupby("base")["recipe"].unique()
+        if own.map(len).eq(1).all() and own.map(lambda names: names[0]).is_unique:
+            name = own[key][0]
+            return "scale's own recipe" if name == "none" else f"experiment={name}"
     columns = [c for c in (*_PROTOCOL, *_columns(frame)) if c in frame and c not in _IN_HEAD]
     varying = [c for c in columns if among[c].map(str).nunique() > 1]
     row = among[among["base"] == key].iloc[0]

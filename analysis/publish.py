@@ -24,7 +24,7 @@ from analysis.files import atomic_write
 from analysis.render import markdown, markdown_escape
 from analysis.runs import AnalysisError
 from analysis.study import Study
-from analysis.table import MISSING_NOTE, NOT_RUN, Row, Table
+from analysis.table import FEW_NOTE, MISSING_NOTE, NOT_RUN, Row, Table
 
 # What a run leaves but for its weights: enough for every table.
 RECORDS = (
@@ -142,16 +142,21 @@ def _table(words: list[str], study: Study) -> str:
         elif word.startswith("group="):
             rows = tuple(row for row in table.rows if row.group.startswith(word[len("group=") :]))
             table = dataclasses.replace(table, rows=rows)
+        elif word.startswith("having="):
+            rows = tuple(row for row in table.rows if word[len("having=") :] in row.group)
+            table = dataclasses.replace(table, rows=rows)
         elif found := _COLUMNS.fullmatch(word):
             table = _cut(table, [int(number) for number in found[1].split(",")])
         else:
             raise AnalysisError(
-                f"a page asks for table {name} {word}; options are `ours`, `group=START` and "
-                "`columns=0,2,3`"
+                f"a page asks for table {name} {word}; options are `ours`, `group=START`, "
+                "`having=WORD` (of a group's heading) and `columns=0,2,3`"
             )
-    if not any(entry.is_missing for row in table.rows for entry in row.entries):
-        notes = tuple(note for note in table.notes if note != MISSING_NOTE)
-        table = dataclasses.replace(table, notes=notes)
+    shown = [entry for row in table.rows for entry in row.entries]
+    idle = {MISSING_NOTE} if not any(entry.is_missing for entry in shown) else set()
+    if not any(entry.few for entry in shown):
+        idle.add(FEW_NOTE)
+    table = dataclasses.replace(table, notes=tuple(n for n in table.notes if n not in idle))
     # The page has headings of its own.
     return markdown(table).split("\n", 2)[2]
 

@@ -72,7 +72,9 @@ class Protocol:
     def __post_init__(self) -> None:
         if self.samples < 1 or self.batch < 1:
             raise AnalysisError("similarity needs at least 1 sample and a batch of at least 1")
-        if not self.levels or min(self.levels) <= 0:
+        if not 0 <= self.seed < 2**63:
+            raise AnalysisError(f"similarity seed {self.seed}: a whole number of 0 or more")
+        if not self.levels or not all(0 < level < math.inf for level in self.levels):
             raise AnalysisError(
                 "similarity needs noise levels above 0, such as levels=(0.1, 1, 10)"
             )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from analysis.stats import ENOUGH_SEEDS, Estimate
 
 MISSING = "missing"
+FEW_NOTE = f"\u2020 fewer than {ENOUGH_SEEDS} seeds: under-replicated."
 MISSING_NOTE = "missing: no finished run gives this number."
 # Group of the rows that only the paper has numbers for.
 NOT_RUN = "Of the paper, not run here"
@@ -197,7 +198,7 @@ def build(
     extra = []
     entries = [entry for row in made for entry in row.entries]
     if any(entry.few for entry in entries):
-        extra.append(f"\u2020 fewer than {ENOUGH_SEEDS} seeds: under-replicated.")
+        extra.append(FEW_NOTE)
     if any(entry.is_missing for entry in entries):
         extra.append(MISSING_NOTE)
     return Table(name, title, tuple(columns), made, (*notes, *extra))

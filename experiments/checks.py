@@ -54,6 +54,8 @@ def check(config: Config) -> None:
     _in(config, "log", TRACKERS, "")
     if not 0 <= config.seed < 2**31:
         raise ConfigError(f"seed={config.seed}: expected a whole number from 0 to {2**31 - 1}")
+    if not config.paths.runs.strip():
+        raise ConfigError("paths.runs= is empty: expected the folder for the runs, such as runs")
     _check_train(config.train)
     _at_least(config.routing, "block", 1, "routing.")
     for group in ("backbone", "data", "objective", "sampler", "guidance", "eval"):
@@ -78,6 +80,12 @@ def _check_train(train: TrainConfig) -> None:
         "align_weight",
     ):
         _at_least(train, key, 0, "train.")
+    # Samples are counted in 64 bits: batch times steps must fit, with room.
+    for key in ("steps", "batch"):
+        if getattr(train, key) > 10**9:
+            raise ConfigError(
+                f"train.{key}={getattr(train, key)}: expected at most {10**9:,}".replace(",", " ")
+            )
     for key in ("lr", "eps", "clip"):
         _at_least(train, key, 0, "train.", above=True)
     _share(train, "ema", "train.", one=False)

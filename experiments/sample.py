@@ -93,6 +93,10 @@ def main(argv: list[str]) -> int:
         changes["guidance"]["scale"] = args.scale
     if args.batch < 1:
         raise DiffusionError(f"--batch {args.batch}: 1 or more is needed")
+    if args.pngs < 0:
+        raise DiffusionError(f"--pngs {args.pngs}: 0 or more is needed")
+    if args.classes is not None and not args.classes.strip():
+        raise DiffusionError("--classes: class numbers or names such as 3,7, or all")
     # What can be refused without weights is refused before torch starts.
     for kind, name in (("sampler", args.sampler), ("guidance", args.guidance)):
         if name is not None:

@@ -9,6 +9,7 @@ outputs/          of commands that are no training run
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -171,12 +172,21 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def append(path: Path, values: Mapping[str, Any]) -> None:
-    """Append one JSON line in a single write, flushed to disk."""
+    """Append one JSON line in a single write, flushed to disk.
+
+    Raises:
+        OSError: The disk is full.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     data = (json.dumps(values) + "\n").encode()
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
-        os.write(fd, data)
+        end = os.lseek(fd, 0, os.SEEK_END)
+        if end and os.pread(fd, 1, end - 1) != b"\n":
+            # A writer died inside its line: ours must not become the rest of it.
+            data = b"\n" + data
+        if os.write(fd, data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         os.fsync(fd)
     finally:
         os.close(fd)

@@ -78,7 +78,7 @@ def test_convergence_has_three_costs_and_labels_the_speedup(runs):
     assert methods == [["dense", "2-8", "dropping 2-8"]]
     assert all(treatments[:2] == ["dense", "2-8"] for treatments in drawn)
     legend = plot.figure.axes[2].get_legend().get_texts()
-    assert "dropping 2-8" in [text.get_text() for text in legend]
+    assert "dropping 2-8 (n=2)" in [text.get_text() for text in legend]
 
 
 def test_rate_and_guidance_draw_the_data_of_the_runs(runs):

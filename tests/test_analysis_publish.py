@@ -34,7 +34,7 @@ def test_a_folder_with_everything_and_again_from_its_archive(runs, tmp_path, cap
     out.mkdir()
     (out / "README.md").write_text(PAGE)
     other = tmp_path / "front.md"
-    blocks = ("main columns=0,3", "main group=mamba")
+    blocks = ("main columns=0,3", "main group=mamba", "main having=rwkv")
     other.write_text("".join(f"<!-- table {words} -->\n<!-- end -->\n" for words in blocks))
     assert cli.main(["publish", str(runs), "--out", str(out), "--pages", str(other)]) == 0
     assert "main" in capsys.readouterr().out

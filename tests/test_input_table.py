@@ -76,6 +76,9 @@ TABLE: list[tuple[str, str, str]] = [
             ("train.steps=-5", "at least 1"),
             ("train.steps=1e3x", "whole number"),
             ("train.batch=0", "at least 1"),
+            ("train.batch=99999999999999999999", "at most 1 000 000 000"),
+            ("paths.runs=", "paths.runs= is empty"),
+            ("paths.runs=/proc/x", "cannot be used"),
             ("train.lr=0", "above 0"),
             ("train.lr=fast", "a number"),
             ("train.lr=nan", "above 0"),
@@ -189,6 +192,10 @@ TABLE: list[tuple[str, str, str]] = [
     *[
         (SAMPLE, words, part)
         for words, part in [
+            ("{run} --seeds 99999999999999999999", "below 2^63"),
+            ("{run} --seeds 0-99999999999999", "several calls"),
+            ("{run} --seeds \u00b2", "numbers"),
+            ("{run} --pngs -1", "--pngs -1"),
             ("", "required"),
             ("{tmp}/none", "does not exist"),
             ("{tmp}", "no checkpoints"),
@@ -273,6 +280,11 @@ TABLE: list[tuple[str, str, str]] = [
             ("tables {run}/.. --only nope", "nope"),
             ("figures {run}/.. --only nope", "nope"),
             ("similarity {tmp}/none", "none"),
+            ("similarity {run} --levels nan", "noise levels above 0"),
+            ("similarity {run} --seed -1", "seed -1"),
+            ("notebooks --runs {tmp}/none", "holds no runs"),
+            ("tables {run} --out {run}/config.yaml", "cannot be used"),
+            ("publish {run}/.. --out /proc/x", "cannot be used"),
         ]
     ],
     # --- bench

@@ -624,3 +624,15 @@ def test_clients_without_a_cluster_say_where_to_go(tmp_path, monkeypatch):
     client.write_text("#!/bin/sh\necho 'squeue: error: Invalid user' >&2; exit 1\n")
     with pytest.raises(SweepError, match="squeue: squeue: error: Invalid user"):
         slurm.queue()
+
+
+def test_a_line_after_a_half_written_one_is_whole(tmp_path):
+    from sweeps.folder import append, lines
+
+    file = tmp_path / "batches.jsonl"
+    append(file, {"batch": "a"})
+    with file.open("a") as handle:
+        handle.write('{"batch": "b", "ru')
+    append(file, {"batch": "c"})
+    append(file, {"batch": "d"})
+    assert [line["batch"] for line in lines(file)] == ["a", "c", "d"]

@@ -10,11 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FixedLocator, MaxNLocator
 
 from analysis.figures.style import Plot, canvas, colour, line, styled
-from analysis.groups import Base, Cell
+from analysis.groups import Base, Cell, same_machine
 from analysis.stats import ratio
 from analysis.study import Study
 from analysis.tables.speedup import reach
 
+# Behind a text that stands on a line.
+_PAPER = {"boxstyle": "square,pad=0.08", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
 AXES = (("step", "training steps"), ("macs", "training multiply-adds"), ("hours", "training time"))
 
 
@@ -81,11 +83,8 @@ def convergence(study: Study) -> Plot | None:
             _scales(ax, key, log)
         row[0].set_ylabel(base.metric)
         row[0].set_title(base.label, color=colour(str(base.any.first("backbone"))))
-        if len(paths) == 2:
-            row[0].legend(loc="upper right")
-        else:
-            # Many names hide the curves: they stand beside the last panel.
-            row[-1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        # Names would hide the curves: they stand beside the last panel.
+        row[-1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
         data += [
             path.assign(panel=base.label, treatment=cell.treatment, metric=base.metric)
             for cell, path in paths
@@ -108,7 +107,8 @@ def _panel(
     for cell, path in paths:
         # One colour per backbone: further methods are told apart by line and marker.
         shade = "#555555" if cell.treatment == "dense" else tint
-        ax.plot(path[key], path["mean"], color=shade, label=cell.treatment, **line(cell.treatment))
+        label = f"{cell.treatment} (n={path['n'].max():.0f})"
+        ax.plot(path[key], path["mean"], color=shade, label=label, **line(cell.treatment))
         spread = path["std"].fillna(0.0)
         ax.fill_between(
             path[key],
@@ -152,6 +152,10 @@ def _arrow(
     reached = reach(study, base, dense, routed)
     there = [item for item in reached if item.routed is not None]
     factor = ratio([value for item in there if (value := item.factor(key)) is not None])
+    if key == "hours" and not same_machine(dense, routed):
+        # Two machines: the clock says nothing about the route.
+        ax.text(0.03, 0.06, "two machines", transform=ax.transAxes, fontsize=7.5, color="#666666")
+        return
     best = first["mean"].min() if base.better == "lower" else first["mean"].max()
     if factor is None:
         ax.axhline(best, color="#999999", linewidth=0.8, linestyle=":")
@@ -162,6 +166,8 @@ def _arrow(
             transform=ax.transAxes,
             fontsize=7.5,
             color="#666666",
+            zorder=6,
+            bbox=_PAPER,
         )
         return
     start = float(np.mean([item.dense[key] for item in there]))
@@ -185,10 +191,5 @@ def _arrow(
         fontweight="bold",
         color="#1a1a1a",
         zorder=6,
-        bbox={
-            "boxstyle": "square,pad=0.08",
-            "facecolor": "white",
-            "edgecolor": "none",
-            "alpha": 0.75,
-        },
+        bbox=_PAPER,
     )

@@ -64,6 +64,9 @@ def cost(study: Study) -> Plot | None:
         ax.set_visible(False)
     for ax, data in zip(axes.flat, panels.values(), strict=False):
         _draw(ax, data)
+    # The panels share their axis: room for the legend above the tallest bar of all.
+    tallest = max(data["dense_macs"].max() for data in panels.values())
+    axes[0][0].set_ylim(top=tallest / 1e6 * 1.3)
     axes[0][0].set_ylabel("MACs per image (M)")
     caption = (
         "Multiply-adds of each block for one image: the outline is the dense pass, the filled bar "
@@ -100,5 +103,4 @@ def _draw(ax: Axes, data: pd.DataFrame) -> None:
     ax.set_xlabel("block")
     ax.set_xticks(range(0, len(data), 1 if len(data) <= 12 else 4))
     ax.grid(axis="x", visible=False)
-    ax.set_ylim(top=data["dense_macs"].max() / 1e6 * 1.3)
     ax.legend(loc="upper right", ncols=2)

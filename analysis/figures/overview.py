@@ -34,6 +34,10 @@ def _turned(grid: np.ndarray) -> np.ndarray:
     return cut.transpose(2, 1, 0, 3, 4).reshape(_SHOWN * pitch, rows * pitch, 3)
 
 
+def _name(cell: Cell) -> str:
+    return "dense" if cell.treatment == "dense" else f"route {cell.treatment}"
+
+
 @styled
 def overview(study: Study) -> Plot | None:
     """Draw convergence above samples, dense and routed, per backbone; None where either lacks.
@@ -64,7 +68,7 @@ def overview(study: Study) -> Plot | None:
                 path["macs"],
                 path["mean"],
                 color=shade,
-                label="dense" if cell.treatment == "dense" else f"route {cell.treatment}",
+                label=f"{_name(cell)} (n={path['n'].max():.0f})",
                 **line(cell.treatment),
             )
             spread = path["std"].fillna(0.0)
@@ -78,8 +82,7 @@ def overview(study: Study) -> Plot | None:
         for ax, (cell, row, image) in zip(axes[1:, place], found, strict=True):
             ax.imshow(_turned(image), interpolation="nearest")
             quiet(ax)
-            name = "dense" if cell.treatment == "dense" else f"route {cell.treatment}"
-            ax.set_title(f"{name}, step {row['step']}", fontsize=8)
+            ax.set_title(f"{_name(cell)}, step {row['step']}", fontsize=8)
     _label(axes[0][0], columns)
     caption = (
         "Top: Frechet distance against training cost, mean and standard deviation over seeds. "

@@ -12,7 +12,7 @@ from matplotlib.patches import FancyBboxPatch
 from analysis import paper
 from analysis.figures.style import SIGNED, Plot, canvas, colormap, colour, ink, styled
 from analysis.groups import Base
-from analysis.stats import paired
+from analysis.stats import ENOUGH_SEEDS, paired
 from analysis.study import Study
 from analysis.tables.ablations import plain_routes, span_order
 
@@ -80,7 +80,7 @@ def placement(study: Study) -> Plot | None:
     lines = -(-len(panels) // columns)
     # Bars are equally thick in all panels: each line of panels is as tall as its longest list.
     tallest = [max(map(len, panels[i * columns : (i + 1) * columns])) for i in range(lines)]
-    heights = [0.23 * count + 0.75 for count in tallest]
+    heights = [0.23 * count + 0.9 for count in tallest]
     figure, axes = canvas(4.1 * columns, sum(heights), lines, columns, height_ratios=heights)
     for index, (panel, ax) in enumerate(zip(panels, axes.flat, strict=False)):
         _panel(ax, panel)
@@ -93,7 +93,7 @@ def placement(study: Study) -> Plot | None:
         "Each bar spans the blocks that a route's tokens skip (rate 0.5). Blue improves on the "
         "dense run, red worsens it; "
         "the number is the score minus the dense one, paired by seed, with half the width of its "
-        "95 % interval.",
+        "95 % interval (\u2020: fewer than three seeds).",
         figure,
         pd.DataFrame([row for panel in panels for row in panel]),
     )
@@ -137,7 +137,8 @@ def _panel(ax: Axes, rows: list[dict[str, Any]]) -> None:
     ax.spines["left"].set_visible(False)
     ax.spines["bottom"].set_bounds(-0.5, depth - 0.5)
     tint = "#333333" if rows[0]["backbone"] == "paper" else colour(rows[0]["backbone"])
-    ax.set_title(rows[0]["panel"], color=tint)
+    # Above the metric's name, which stands over the numbers.
+    ax.set_title(rows[0]["panel"], color=tint, pad=13)
     ax.text(
         depth - 0.2,
         -0.75,
@@ -152,4 +153,5 @@ def _label(row: dict[str, Any]) -> str:
     text = f"{row['delta']:+.2f}"
     if row["high"] is not None:
         text += f" \u00b1 {(row['high'] - row['low']) / 2:.2f}"
-    return text
+    few = row["n"] is not None and row["n"] < ENOUGH_SEEDS
+    return text + ("\u2020" if few else "")

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import paper
-from analysis.groups import Base, Cell
+from analysis.groups import Base, Cell, same_machine
 from analysis.stats import Estimate, mean_std, paired, ratio
 from analysis.study import Study
 from analysis.table import (
@@ -22,7 +22,15 @@ from analysis.table import (
     words,
 )
 from analysis.tables.bench import Timing, timings
-from analysis.tables.common import PAIRED, better_end, decimals, difference, heading, score
+from analysis.tables.common import (
+    OTHER_MACHINE,
+    PAIRED,
+    better_end,
+    decimals,
+    difference,
+    heading,
+    score,
+)
 from analysis.tables.memory import Memory
 
 
@@ -121,10 +129,13 @@ def _throughput_row(base: Base, cell: Cell, text: str) -> list[Entry]:
     full = cell.estimate("macs_dense")
     allowed = full.mean / macs.mean if full and macs and macs.mean else None
     share = exact(speedup.mean / allowed, 2) if speedup and allowed else missing()
+    clock = ours(speedup, 2, unit="x")
+    if base.dense and not same_machine(base.dense, cell):
+        clock, share = OTHER_MACHINE, words("")
     paper_text = text if base.any.first("backbone") == "dit" else "not published"
     return [
         *entries,
-        ours(speedup, 2, unit="x"),
+        clock,
         exact(allowed, 2, unit="x"),
         share,
         words(paper_text),

@@ -14,6 +14,14 @@ from routing.errors import suggest
 GROUPS = ("sampler", "guidance", "data")
 
 
+# Ten million seeds are 80 MB, and twenty days of images.
+_MOST = 10_000_000
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 20 and int(text) < 2**63
+
+
 def parse_numbers(text: str, key: str) -> list[int]:
     """Read `3`, `0-63` or `0-9,20,30-31` as numbers in that order.
 
@@ -23,10 +31,16 @@ def parse_numbers(text: str, key: str) -> list[int]:
     numbers: list[int] = []
     for part in str(text).split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
-            raise DiffusionError(f"{key} {text}: numbers such as 3,7 or ranges such as 0-63")
+        if not _is_number(first) or (dash and not _is_number(last)):
+            raise DiffusionError(
+                f"{key} {text}: numbers below 2^63 such as 3,7 or ranges such as 0-63"
+            )
         if dash and int(last) < int(first):
             raise DiffusionError(f"{key} {text}: {part} counts down; try {last}-{first}")
+        if len(numbers) + int(last or first) - int(first) >= _MOST:
+            raise DiffusionError(
+                f"{key} {text}: more than {_MOST:,} at once; ask for them in several calls"
+            )
         numbers += range(int(first), int(last or first) + 1)
     return numbers
 
