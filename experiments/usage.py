@@ -102,8 +102,11 @@ def _time_line(config: Config, arguments: dict[str, Any], work: float) -> str:
     import torch
 
     from experiments import log
+    from experiments.memory import keep_freed_memory
 
     train = config.train
+    if not torch.cuda.is_available():
+        keep_freed_memory()  # as the run will
     if train.threads:
         torch.set_num_threads(train.threads)
     peak = matmul_flops()
