@@ -115,11 +115,18 @@ class Console:
             quiet=quiet, highlight=False, soft_wrap=True, width=None if self.live else 200
         )
         self._bar: Any = None
+        self._once: set[str] = set()
 
     def say(self, text: str = "", style: str | None = None) -> None:
         """Print one line above the progress bar."""
         target = self._bar.console if self._bar is not None else self.rich
         target.print(text, style=style, markup=False, soft_wrap=True)
+
+    def once(self, text: str) -> None:
+        """Print a line unless this console has printed it before (what every evaluation says)."""
+        if text not in self._once:
+            self._once.add(text)
+            self.say(text)
 
     def table(self, title: str, rows: Iterable[Iterable[str]], head: Iterable[str]) -> None:
         """Print a table."""

@@ -108,7 +108,7 @@ def _session(config: Config, accelerator: Any, console: log.Console) -> None:
         # What a score lacks (weights, a reference) is said now, not after the last step.
         if work.dataset.can_decode:
             for note in scoring.check(config, work.dataset, work.model, work.device):
-                console.say(note)
+                console.once(note)
         else:
             # Without an autoencoder there is still a model to train, and to score elsewhere.
             console.say(f"no pictures and no scores in this run: {work.dataset.cannot_decode}")

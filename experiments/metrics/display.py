@@ -27,7 +27,7 @@ class Display:
             self.report = progress
             return
         for note in notes:
-            progress.say(note)
+            progress.once(note)
         self.bar = progress.progress("sample", total)
         self.report = lambda done, total: self.bar.update(done)
 
