@@ -10,7 +10,8 @@ instead of its list of blocks also tells the grid and the prefix.
 The work is done in hooks on the blocks. The hook before a route's first block gathers the tokens
 that stay and keeps the rest; the one after its last block puts them back. Per-token arguments
 (rotary tables) are gathered with them; text that joins the attention in an argument of its own is
-never routed. Recomputation under activation checkpointing finds the subset of its own pass.
+never routed. Recomputation under activation checkpointing finds the subset of its own pass. The
+hooks themselves are never compiled: `torch.compile` breaks its graph there.
 """
 
 from __future__ import annotations
@@ -26,17 +27,16 @@ from torch import Tensor, nn
 
 from routing.foreign import (
     MASKS,
+    SHARED,
     AttachError,
     Call,
     Signature,
     batchless,
-    geometry,
-    needs_prefix,
-    read_output,
-    refuse_positional,
+    image_place,
     rows,
     write_output,
 )
+from routing.foreign_models import geometry, needs_prefix, refuse_positional, refuse_unknown_prefix
 from routing.layout import Layout
 from routing.moves import Move
 from routing.passes import Pass, Passes
@@ -52,10 +52,7 @@ if TYPE_CHECKING:
 __all__ = ["AttachError", "Attached", "attach"]
 
 _FREE = ("random", "stride")  # need no grid
-_SHARED = (
-    "these blocks share one rotary table in the batch, so samples cannot keep different tokens; "
-    "try selection=Selection(shared=True)"
-)
+_WHOLE_GRAPH = "routing.attach moves tokens between compiled graphs; leave fullgraph=True out"
 WHEN = ("training", "always", "never")
 
 
@@ -80,7 +77,8 @@ def attach(
             known if a model was handed over.
         selection: How the tokens that stay are chosen. A plain name is shared by the batch where
             the model's rotary tables are, else per sample; a `Selection` is taken as it is.
-        prefix: Tokens before the image's that are never routed (class and register tokens).
+        prefix: Tokens before the image's that are never routed (class and register tokens, text
+            in the same sequence); needed where neither the model nor a call of it tells.
         seed: Of the draws; with the number of the pass and the sample's index it fixes a subset.
         when: `training` routes while the blocks are in training mode, `always` in evaluation
             too, `never` keeps the hooks silent.
@@ -93,25 +91,30 @@ def attach(
         AttachError: If the blocks mix tokens by position, or grid or prefix are needed and unknown.
         RouteError: If the route does not fit the blocks.
     """
-    found = None
+    found, whole = None, False
     if isinstance(blocks, nn.Module) and not isinstance(blocks, nn.ModuleList | nn.Sequential):
         blocks, found, inferred = geometry(blocks)
+        whole = True
         prefix = inferred if prefix is None else prefix
     members = list(blocks)
-    if prefix is None and any(needs_prefix(block) for block in members):
+    resolved = Route.parse(route).resolve(len(members), "the list")
+    for i in resolved.sparse_blocks:
+        refuse_positional(members[i])
+    if prefix is None and not whole and any(needs_prefix(block) for block in members):
         raise AttachError(
             "the number of class and register tokens before the image's is unknown; hand over the "
             "model instead of its blocks, or say prefix=1 (prefix=0 if there are none)"
         )
     return Attached(
         members,
-        Route.parse(route).resolve(len(members), "the list"),
+        resolved,
         found if grid is None else grid,
         selection,
-        prefix or 0,
+        prefix,
         seed,
         when,
         extra,
+        whole,
     )
 
 
@@ -131,12 +134,14 @@ class Attached:
         route: Route,
         grid: tuple[int, int] | None,
         selection: str | Selection,
-        prefix: int,
+        prefix: int | None,
         seed: int,
         when: str,
         extra: Sequence[str],
+        whole: bool,
     ) -> None:
-        self.route, self.grid, self.prefix, self.seed = route, grid, prefix, seed
+        self.route, self.grid, self.prefix, self.seed = route, grid, prefix or 0, seed
+        self._told, self._whole = prefix is not None, whole
         self.automatic = isinstance(selection, str)
         self.selection = Selection(selection) if isinstance(selection, str) else selection
         self.when = when
@@ -151,19 +156,18 @@ class Attached:
             )
         if self.selection.mode == "unsorted":
             raise AttachError("selection unsorted shuffles scans, and these blocks have none")
-        for i in route.sparse_blocks:
-            refuse_positional(blocks[i])
         self._signatures = [Signature(block, extra) for block in blocks]
         self._starts = {segment.start: k for k, segment in enumerate(route.segments)}
         self._inside = {
             i: k for k, s in enumerate(route.segments) for i in range(s.start, s.end + 1)
         }
         self._passes = Passes()
-        # Drawing hashes and caches, which a compiler cannot trace; it is one break in the graph.
-        self._choose = torch.compiler.disable(self._decide)
         self._handles: list[RemovableHandle] = []
         for i, block in enumerate(blocks):
-            before, after = partial(self._before, i), partial(self._after, i)
+            # A compiler would specialise on the block and the pass, and run some hooks eagerly
+            # and others not; outside of its graphs, all of them are the same.
+            before = torch.compiler.disable(partial(self._before, i), reason=_WHOLE_GRAPH)
+            after = torch.compiler.disable(partial(self._after, i), reason=_WHOLE_GRAPH)
             self._handles.append(block.register_forward_pre_hook(before, with_kwargs=True))
             self._handles.append(block.register_forward_hook(after, with_kwargs=True))
 
@@ -218,15 +222,24 @@ class Attached:
         if now is None:
             return None
         if now.open is not None and i > self.route.segments[now.open].end:
-            call.tokens = _close(now, call.tokens)  # this pass left the route's last block out
+            now.late[i] = now.open  # this pass left the route's last block out
+        if i in now.late:
+            now.open = now.late[i]
+            call.tokens = now.close(call.tokens)
         if i in self._starts:
             k = now.open = self._starts[i]
             if k not in now.moves:
-                self._choose(now, k, call)
+                self._decide(now, k, call, block)
             now.bypass[k] = call.tokens
             call.tokens = now.moves[k].take(call.tokens)
         inside = self._inside.get(i)
         if inside is not None and inside in now.moves:
+            came, kept = call.tokens.shape[1], now.moves[inside].kept
+            if came != kept:
+                raise AttachError(
+                    f"{came} tokens come into block {i} where {kept} are in the route; the model "
+                    "changes its sequence inside the route, so end it before that block"
+                )
             self._gather_tables(now, inside, call)
         return call.args, call.kwargs
 
@@ -238,14 +251,17 @@ class Attached:
         if now is None or k not in now.moves or i != self.route.segments[k].end:
             return None
         now.open = k
-        tokens = read_output(output, type(block).__name__)
-        return write_output(output, _close(now, tokens))
+        place = image_place(output, Call(self._signatures[i], args, kwargs))
+        tokens = output if place is None else output[place]
+        return write_output(output, place, now.close(tokens))
 
-    def _decide(self, now: Pass, k: int, call: Call) -> None:
+    def _decide(self, now: Pass, k: int, call: Call, block: nn.Module) -> None:
         """Decide which tokens stay in segment `k` of a pass."""
         x = call.tokens
         batch, tokens = x.shape[0], x.shape[1] - self.prefix
         grid = self.grid
+        if not self._told:
+            refuse_unknown_prefix(block, call, grid, self._whole)
         if grid is None or grid[0] * grid[1] != tokens:
             if self.selection.mode not in _FREE:
                 raise AttachError(
@@ -261,7 +277,7 @@ class Attached:
         if self.ids is not None:
             ids = self.ids[k]
             if shared and ids.dim() > 1 and ids.shape[0] > 1:
-                raise AttachError(_SHARED)
+                raise AttachError(SHARED)
         else:
             index = torch.arange(batch, device=x.device) + _rank() * batch
             keep = keep_count(tokens, self.route.segments[k].rate)
@@ -278,10 +294,12 @@ class Attached:
         lengths = call.lengths(tokens, self.prefix)
         tables = [call.get(name) for name in call.signature.tables]
         must = batch > 1 and any(
-            batchless(table, lengths, batch) for table in tables if table is not None
+            batchless(table, lengths, batch, call.signature.heads)
+            for table in tables
+            if table is not None
         )
         if must and not self.automatic and not self.selection.shared:
-            raise AttachError(_SHARED)
+            raise AttachError(SHARED)
         return must or self.selection.shared
 
     def _gather_tables(self, now: Pass, k: int, call: Call) -> None:
@@ -294,22 +312,9 @@ class Attached:
             if seen is not table:
                 batch = call.tokens.shape[0]
                 lengths = call.lengths(move.length, self.prefix)
-                gathered = rows(table, move, lengths, batch)
+                gathered = rows(table, move, lengths, batch, call.signature.heads)
                 now.tables[k, name] = table, gathered
             call.put(name, gathered)
-
-
-def _close(now: Pass, tokens: Tensor) -> Tensor:
-    """End the open segment of a pass: put its tokens back among the others."""
-    k, now.open = now.open, None
-    assert k is not None
-    move = now.moves[k]
-    base = now.bypass.pop(k, None)
-    now.tables.clear()
-    if base is None:
-        # A recomputation of this block alone: only what it saves is used, not its result.
-        base = tokens.new_zeros(tokens.shape[0], move.length, tokens.shape[2])
-    return move.put(base, tokens)
 
 
 def _rank() -> int:

@@ -1,8 +1,10 @@
-"""What has to be known about foreign blocks: where tokens and tables are, and their limits."""
+"""Where the call and the output of a foreign block hold its tokens, tables and masks."""
 
 from __future__ import annotations
 
+import ast
 import inspect
+import textwrap
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -17,8 +19,10 @@ TABLES = ("image_rotary_emb", "rotary_emb", "rope", "freqs_cis", "rotary_pos_emb
 MASKS = ("attn_mask", "attention_mask")
 _TOKENS = ("hidden_states", "x")
 _TEXT = ("encoder_hidden_states",)
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Unfold, nn.Upsample)
+SHARED = (
+    "these blocks share one rotary table in the batch, so samples cannot keep different tokens; "
+    "try selection=Selection(shared=True)"
+)
 
 
 class AttachError(RoutingError):
@@ -48,6 +52,14 @@ class Signature:
         self.tokens = next((name for name in _TOKENS if name in self.places), names[0])
         self.tables = tuple(name for name in (*TABLES, *extra) if name in self.places)
         self.text = next((name for name in _TEXT if name in self.places), None)
+        self.name = type(inner(block)).__name__
+        self.returned = _returned(inner(block), self.tokens)
+        self.heads = {
+            count
+            for module in inner(block).modules()
+            for count in (getattr(module, "num_heads", None), getattr(module, "heads", None))
+            if isinstance(count, int)
+        }
 
 
 class Call:
@@ -116,156 +128,128 @@ class Call:
         return {tokens + front for front in (0, prefix, joint, prefix + joint)}
 
 
-def read_output(output: Any, name: str) -> Tensor:
-    """Return the image tokens of a block's output: a tensor, or the last of (text, image).
+def image_place(output: Any, call: Call) -> int | None:
+    """Return where a block's output has the image tokens; None if it is nothing but them.
+
+    The row counts of its call tell, and where text has as many rows, the names that the block
+    returns.
 
     Args:
-        output: What the block returned.
-        name: What to call the block in an error.
+        output: What the block returned: a tensor `(B, T, D)` or a tuple with one.
+        call: The call that returned it.
 
     Raises:
-        AttachError: If it is neither.
+        AttachError: If it has none of the call's shape, or several and nothing tells which.
     """
-    tokens = output[-1] if isinstance(output, tuple | list) and len(output) == 2 else output
-    if not isinstance(tokens, Tensor) or tokens.dim() != 3:
-        raise AttachError(f"{name} returns no tokens of shape (batch, tokens, width)")
-    return tokens
+    name = call.signature.name
+    kept = call.tokens.shape[1]
+    several = isinstance(output, tuple | list)
+    places = [place for place, x in enumerate(output if several else [output]) if _like(x, call)]
+    if not places:
+        raise AttachError(
+            f"{name} returns nothing of the shape of its {kept} tokens (batch, tokens, width)"
+        )
+    if not several:
+        return None
+    if len(places) > 1:
+        if call.signature.returned not in places:
+            raise AttachError(
+                f"{name} returns {len(places)} sequences of {kept} tokens, and which one is the "
+                "image's cannot be told; use another rate, so that their lengths differ"
+            )
+        return call.signature.returned
+    return places[0]
 
 
-def write_output(output: Any, tokens: Tensor) -> Any:
+def _like(x: Any, call: Call) -> bool:
+    return isinstance(x, Tensor) and x.shape == call.tokens.shape
+
+
+def write_output(output: Any, place: int | None, tokens: Tensor) -> Any:
     """Return a block's output with its image tokens replaced.
 
     Args:
         output: What the block returned.
+        place: Where the image tokens are in it; None if it is nothing but them.
         tokens: The image tokens to return instead.
     """
-    if isinstance(output, tuple | list):
-        return type(output)((*output[:-1], tokens))
-    return tokens
+    if place is None:
+        return tokens
+    return type(output)((*output[:place], tokens, *output[place + 1 :]))
 
 
-def refuse_positional(block: nn.Module) -> None:
-    """Refuse a block that mixes tokens by their place in the sequence or image.
-
-    Args:
-        block: The block.
-
-    Raises:
-        AttachError: If it has convolutions over tokens, pooling, windows or a table of relative
-            positions: none of them has a meaning for a subset of the tokens.
-    """
-    whole = inner(block)
-    for path, module in whole.named_modules():
-        what = None
-        if isinstance(module, _CONVOLUTIONS) and max(module.kernel_size) > 1:
-            what = "a convolution"
-        elif isinstance(module, _POOLS):
-            what = "pooling"
-        elif any(_positive(getattr(module, key, None)) for key in ("window_size", "shift_size")):
-            what = "attention in windows"
-        elif any(
-            getattr(module, key, None) is not None
-            for key in ("relative_position_bias_table", "rel_pos_bias", "rel_pos", "rel_pos_h")
-        ):
-            what = "a table of relative positions"
-        if what is not None:
-            where = f"{type(whole).__name__}{'.' + path if path else ''}"
-            raise AttachError(
-                f"{where} is {what}, which mixes tokens by position; attach to blocks of plain "
-                "attention and MLPs"
-            )
+def _returned(block: nn.Module, tokens: str) -> int | None:
+    """Return the place of a name in the tuple that a block's source returns; None if unclear."""
+    try:
+        source = textwrap.dedent(inspect.getsource(inspect.unwrap(type(block).forward)))
+        parsed = ast.parse(source)
+    except (OSError, TypeError, SyntaxError):
+        return None
+    places = set()
+    for node in ast.walk(parsed):
+        if isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple):
+            names = [item.id if isinstance(item, ast.Name) else "" for item in node.value.elts]
+            places.add(names.index(tokens) if names.count(tokens) == 1 else None)
+    return places.pop() if len(places) == 1 else None
 
 
-def _positive(value: Any) -> bool:
-    values = value if isinstance(value, tuple | list) else (value,)
-    return any(isinstance(v, int) and not isinstance(v, bool) and v > 0 for v in values)
-
-
-def geometry(model: nn.Module) -> tuple[list[nn.Module], tuple[int, int] | None, int]:
-    """Return a known model's blocks, its grid of tokens and its number of prefix tokens.
-
-    Args:
-        model: A diffusers transformer (`transformer_blocks`, then `single_transformer_blocks`) or
-            a timm transformer (`blocks`).
-
-    Raises:
-        AttachError: If it has no list of blocks by those names.
-    """
-    lists = [
-        getattr(model, key, None) for key in ("transformer_blocks", "single_transformer_blocks")
-    ]
-    blocks = [block for blocks in lists if isinstance(blocks, nn.ModuleList) for block in blocks]
-    prefix = 0
-    if not blocks and isinstance(getattr(model, "blocks", None), nn.Module):
-        blocks = list(model.blocks.children())  # type: ignore[union-attr, operator]
-        prefix = int(getattr(model, "num_prefix_tokens", 0))
-    if not blocks:
-        raise AttachError(
-            f"{type(model).__name__} has no list of blocks that is known; attach to the list itself"
-        )
-    return blocks, _grid(model), prefix
-
-
-def _grid(model: nn.Module) -> tuple[int, int] | None:
-    embed = getattr(model, "patch_embed", None) or getattr(model, "pos_embed", None)
-    grid = getattr(embed, "grid_size", None)
-    if isinstance(grid, tuple) and len(grid) == 2:
-        return int(grid[0]), int(grid[1])
-    height, width = getattr(embed, "height", None), getattr(embed, "width", None)
-    if isinstance(height, int) and isinstance(width, int):
-        return height, width
-    return None
-
-
-def needs_prefix(block: nn.Module) -> bool:
-    """Whether the block comes from a library whose sequences usually begin with a class token.
-
-    Args:
-        block: The block.
-    """
-    return type(inner(block)).__module__.startswith("timm.")
-
-
-def rows(table: Any, move: Move, lengths: Collection[int], batch: int) -> Any:
+def rows(
+    table: Any, move: Move, lengths: Collection[int], batch: int, heads: Collection[int]
+) -> Any:
     """Gather the rows of the tokens that stay from a per-token table, or from each of several.
 
     Args:
-        table: A tensor `(T, ...)` that the batch shares or `(B, T, ...)`, or a tuple of them.
+        table: A tensor `(T, ...)` or `(heads, T, ...)` that the batch shares, `(B, T, ...)` or
+            `(B, 1, T, ...)`; or a tuple of them.
         move: The gather of grid tokens that stay; `move.length` of them are there in all.
         lengths: Lengths T that a table may have; what is before the grid's rows stays.
         batch: B.
+        heads: How many heads the block may have.
 
     Raises:
-        AttachError: If no dimension has one of these lengths.
+        AttachError: If no dimension has one of these lengths, or several do, or samples that keep
+            different tokens share the table.
     """
     if isinstance(table, tuple | list):
-        return type(table)(rows(item, move, lengths, batch) for item in table)
-    if table.dim() > 2 and table.shape[0] == batch and table.shape[1] in lengths:
-        front = table.shape[1] - move.length
-        return _joined(table, move, front)
-    if table.shape[0] in lengths and move.shared:
-        front = table.shape[0] - move.length
-        return _joined(table.unsqueeze(0), move, front)[0]
-    raise AttachError(
-        f"a per-token table of shape {tuple(table.shape)} has no dimension of "
-        f"{' or '.join(map(str, sorted(set(lengths))))} tokens"
-    )
+        return type(table)(rows(item, move, lengths, batch, heads) for item in table)
+    place = _token_dimension(table, lengths, batch)
+    if not move.shared and batchless(table, lengths, batch, heads):
+        raise AttachError(SHARED)
+    full = table.unsqueeze(0) if place == 0 else table.movedim(place, 1)
+    front = full.shape[1] - move.length
+    kept = move.take(full[:, front:])
+    kept = kept if front == 0 else torch.cat((full[:, :front], kept), 1)
+    return kept[0] if place == 0 else kept.movedim(1, place)
 
 
-def _joined(table: Tensor, move: Move, front: int) -> Tensor:
-    kept = move.take(table[:, front:])
-    return kept if front == 0 else torch.cat((table[:, :front], kept), 1)
+def _token_dimension(table: Tensor, lengths: Collection[int], batch: int) -> int:
+    """Return which of the first three dimensions of a per-token table counts tokens."""
+    inner = range(1, min(3, table.dim() - 1))  # the last dimension is features
+    if table.dim() > 2 and table.shape[0] == batch:
+        found = [d for d in inner if table.shape[d] in lengths][:1]
+        if found:
+            return found[0]
+    found = [d for d in (0, *inner) if table.shape[d] in lengths]
+    shape = f"a per-token table of shape {tuple(table.shape)} has"
+    sizes = " or ".join(map(str, sorted(set(lengths))))
+    if not found:
+        raise AttachError(f"{shape} no dimension of {sizes} tokens")
+    if len(found) > 1:
+        raise AttachError(f"{shape} several dimensions of {sizes} tokens")
+    return found[0]
 
 
-def batchless(table: Any, lengths: Collection[int], batch: int) -> bool:
-    """Whether a per-token table has no batch dimension, so that samples cannot differ in it.
+def batchless(table: Any, lengths: Collection[int], batch: int, heads: Collection[int]) -> bool:
+    """Whether a per-token table is not surely per sample, so that samples cannot differ in it.
 
     Args:
         table: A tensor or a tuple of them.
         lengths: Lengths that a table may have.
         batch: B.
+        heads: How many heads the block may have: `(heads, T, D)` is shared, also if B is as many.
     """
     if isinstance(table, tuple | list):
-        return any(batchless(item, lengths, batch) for item in table)
-    per_sample = table.dim() > 2 and table.shape[0] == batch and table.shape[1] in lengths
-    return not per_sample and table.shape[0] in lengths
+        return any(batchless(item, lengths, batch, heads) for item in table)
+    place = _token_dimension(table, lengths, batch)
+    by_head = place == 1 and table.dim() == 3 and table.shape[0] in heads
+    return place == 0 or table.shape[0] != batch or by_head

@@ -1,0 +1,302 @@
+"""What foreign models return, where their image tokens begin, and which of them are refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import routing
+from routing import AttachError, Selection
+
+diffusers = pytest.importorskip("diffusers")
+timm = pytest.importorskip("timm")
+
+BATCH, IMAGE = 2, 16
+
+
+def randomised(model):
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.08)
+    return model.eval()
+
+
+def cogview4(text):
+    model = diffusers.CogView4Transformer2DModel(
+        patch_size=2, in_channels=4, num_layers=3, attention_head_dim=8, num_attention_heads=2,
+        out_channels=4, text_embed_dim=16, time_embed_dim=8, condition_dim=4,
+    )  # fmt: skip
+    size = torch.tensor([[8.0, 8.0]] * BATCH)
+    inputs = {
+        "hidden_states": torch.randn(BATCH, 4, 8, 8),
+        "encoder_hidden_states": torch.randn(BATCH, text, 16),
+        "timestep": torch.tensor([1.0, 2.0]),
+        "original_size": size,
+        "target_size": size,
+        "crop_coords": torch.zeros(BATCH, 2),
+    }
+    return randomised(model), inputs
+
+
+def cogvideox(text):
+    model = diffusers.CogVideoXTransformer3DModel(
+        num_attention_heads=2, attention_head_dim=8, in_channels=4, out_channels=4, time_embed_dim=2,
+        text_embed_dim=8, num_layers=3, sample_width=8, sample_height=8, sample_frames=1, patch_size=2,
+        temporal_compression_ratio=4, max_text_seq_length=text,
+    )  # fmt: skip
+    inputs = {
+        "hidden_states": torch.randn(BATCH, 1, 4, 8, 8),
+        "encoder_hidden_states": torch.randn(BATCH, text, 8),
+        "timestep": torch.tensor([1, 2]),
+    }
+    return randomised(model), inputs
+
+
+def sd3(text):
+    model = diffusers.SD3Transformer2DModel(
+        sample_size=8, patch_size=2, in_channels=4, num_layers=3, attention_head_dim=8,
+        num_attention_heads=2, joint_attention_dim=12, caption_projection_dim=16,
+        pooled_projection_dim=10, out_channels=4, pos_embed_max_size=8,
+    )  # fmt: skip
+    inputs = {
+        "hidden_states": torch.randn(BATCH, 4, 8, 8),
+        "encoder_hidden_states": torch.randn(BATCH, text, 12),
+        "pooled_projections": torch.randn(BATCH, 10),
+        "timestep": torch.tensor([1.0, 500.0]),
+    }
+    return randomised(model), inputs
+
+
+def flux2():
+    model = diffusers.Flux2Transformer2DModel(
+        patch_size=1, in_channels=8, num_layers=1, num_single_layers=3, attention_head_dim=16,
+        num_attention_heads=2, joint_attention_dim=16, timestep_guidance_channels=16,
+        axes_dims_rope=(4, 4, 4, 4),
+    )  # fmt: skip
+    ids = torch.zeros(IMAGE, 4)
+    ids[:, 1], ids[:, 2] = torch.arange(IMAGE) // 4, torch.arange(IMAGE) % 4
+    inputs = {
+        "hidden_states": torch.randn(BATCH, IMAGE, 8),
+        "encoder_hidden_states": torch.randn(BATCH, 6, 16),
+        "timestep": torch.tensor([0.1, 0.2]),
+        "img_ids": ids,
+        "txt_ids": torch.zeros(6, 4),
+        "guidance": torch.ones(BATCH),
+    }
+    return randomised(model), inputs
+
+
+def auraflow():
+    model = diffusers.AuraFlowTransformer2DModel(
+        sample_size=8, patch_size=2, in_channels=4, num_mmdit_layers=1, num_single_dit_layers=2,
+        attention_head_dim=8, num_attention_heads=2, joint_attention_dim=16,
+        caption_projection_dim=16, out_channels=4, pos_embed_max_size=16,
+    )  # fmt: skip
+    inputs = {
+        "hidden_states": torch.randn(BATCH, 4, 8, 8),
+        "encoder_hidden_states": torch.randn(BATCH, 6, 16),
+        "timestep": torch.tensor([0.1, 0.2]),
+    }
+    return randomised(model), inputs
+
+
+def run(model, inputs):
+    with torch.no_grad():
+        return model(**inputs, return_dict=False)[0]
+
+
+@pytest.mark.parametrize("make", [cogview4, cogvideox, sd3])
+@pytest.mark.parametrize("text", [6, IMAGE // 2, IMAGE])
+def test_text_and_image_are_never_swapped(make, text):
+    """Whatever the order of a block's outputs, and also with as many text tokens as stay."""
+    model, inputs = make(text)
+    dense, states = run(model, inputs), {}
+    tokens = model.transformer_blocks[1]
+    with routing.attach(model, "1-1", when="always") as attached:
+        attached.ids = [torch.arange(IMAGE)]
+        assert torch.equal(run(model, inputs), dense)
+        attached.ids = None
+        before = tokens.register_forward_pre_hook(
+            lambda m, a, k: states.update(x=k.get("hidden_states", a[0] if a else None)),
+            with_kwargs=True, prepend=True,
+        )  # fmt: skip
+        after = tokens.register_forward_hook(lambda m, a, o: states.update(out=o))
+        run(model, inputs)
+        before.remove(), after.remove()
+    image, other = states["out"] if make is not sd3 else reversed(states["out"])
+    assert image.shape[1] == IMAGE and other.shape[1] == text
+    skip = ~attached.inner[0].mask().expand(BATCH, -1)
+    assert skip.sum() == BATCH * IMAGE // 2
+    assert torch.equal(image[skip], states["x"][skip])
+    assert (image[~skip] != states["x"][~skip]).any(-1).all()
+
+
+class Pair(nn.Module):
+    """A block whose source does not say which of its outputs is which."""
+
+    def __init__(self, rows=None):
+        super().__init__()
+        self.rows = rows
+
+    def forward(self, hidden_states, encoder_hidden_states):
+        both = encoder_hidden_states * 2, hidden_states[:, : self.rows] * 3
+        return both
+
+
+@pytest.mark.parametrize(("text", "rows", "part"), [(8, None, "cannot be told"), (6, 7, "of its 8 tokens")])
+def test_outputs_that_cannot_be_told_are_refused(text, rows, part):
+    blocks = [Pair(), Pair(rows)]
+    x, y = torch.randn(BATCH, IMAGE, 4), torch.randn(BATCH, text, 4)
+    with routing.attach(blocks, "0-1"), pytest.raises(AttachError, match=part):
+        for block in blocks:
+            y, x = block(x, encoder_hidden_states=y)
+
+
+def test_row_counts_tell_where_the_source_does_not():
+    pair, x, y = Pair(), torch.randn(BATCH, IMAGE, 4), torch.randn(BATCH, 6, 4)
+    with routing.attach([pair], "0-0") as attached:
+        text, image = pair(x, y)
+    stay = attached.inner[0].mask().unsqueeze(-1)
+    assert torch.equal(text, y * 2) and torch.equal(image, torch.where(stay, x * 3, x))
+
+
+def test_single_stream_blocks_need_the_length_of_their_text():
+    model, inputs = flux2()
+    dense = run(model, inputs)
+    for blocks, route in ((model, "2-3"), (model.single_transformer_blocks, "1-2")):
+        with routing.attach(blocks, route, when="always"), pytest.raises(AttachError, match="say prefix=N"):
+            run(model, inputs)
+    with routing.attach(model, "0-2", when="always"), pytest.raises(AttachError, match="end it before"):
+        run(model, inputs)
+    with routing.attach(model.single_transformer_blocks, "1-2", prefix=6, when="always") as attached:
+        attached.ids = [torch.randperm(IMAGE)]
+        assert torch.equal(run(model, inputs), dense)
+        attached.ids = None
+        assert not torch.allclose(run(model, inputs), dense, atol=1e-4)
+        assert attached.inner[0].tokens == IMAGE // 2
+
+
+def test_block_lists_that_are_not_counted_are_refused():
+    model, inputs = auraflow()
+    with pytest.raises(AttachError, match="joint_transformer_blocks beside single_transformer_blocks"):
+        routing.attach(model, "0-1")
+    single = model.single_transformer_blocks
+    with (
+        routing.attach(single, "0-1", grid=(4, 4), when="always"),
+        pytest.raises(AttachError, match="grid 4x4 has 16; say prefix=N"),
+    ):
+        run(model, inputs)
+    dense = run(model, inputs)
+    front = single[0].register_forward_pre_hook(
+        lambda m, a, k: seen.append(k["hidden_states"].shape[1]), with_kwargs=True
+    )
+    seen = []
+    run(model, inputs)
+    front.remove()
+    with routing.attach(single, "0-1", prefix=seen[0] - IMAGE, grid=(4, 4), when="always") as attached:
+        attached.ids = [torch.arange(IMAGE)]
+        assert torch.equal(run(model, inputs), dense)
+
+
+def test_a_model_that_says_neither_grid_nor_prefix_is_refused():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    model, x = Own(), torch.randn(BATCH, IMAGE, 4)
+    with routing.attach(model, "0-1"), pytest.raises(AttachError, match="16 tokens .* prefix=0 if none"):
+        model(x)
+    for blocks, given in ((model, {"prefix": 0}), (model, {"grid": (4, 4)}), (model.blocks, {})):
+        with routing.attach(blocks, "0-1", **given) as attached:
+            model(x)
+            assert attached.inner[0].tokens == IMAGE // 2
+
+
+def test_a_grid_of_another_size_needs_a_word():
+    """The DiT of a larger image: nothing but a prefix says that no text is among the tokens."""
+    block = nn.Linear(4, 4)
+    x = torch.randn(BATCH, 20, 4)
+    with routing.attach([block], "0-0", grid=(4, 4)), pytest.raises(AttachError, match="20 tokens"):
+        block(x)
+    with routing.attach([block], "0-0", grid=(4, 4), prefix=0) as attached:
+        block(x)
+        assert attached.inner[0].tokens == 10
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("mixer_s32_224", "MixerBlock.mlp_tokens"),
+        ("resmlp_12_224", "ResBlock.linear_tokens"),
+        ("gmlp_ti16_224", "SpatialGatingBlock.mlp_channels.gate"),
+    ],
+)
+def test_linear_layers_over_tokens_are_refused(name, where):
+    model = timm.create_model(name, img_size=64)
+    for blocks, given in ((model, {}), (model.blocks, {"prefix": 0})):
+        with pytest.raises(AttachError, match=f"{where} is a linear layer over tokens"):
+            routing.attach(blocks, "1-2", **given)
+
+
+def test_cait_has_no_class_token_in_its_blocks():
+    model = timm.create_model("cait_xxs24_224", depth=4, img_size=64).train()
+    with routing.attach(model, "1-2@0.9") as attached:
+        assert attached.prefix == 0 and attached.grid == (4, 4)
+        lengths = []
+        probe = model.blocks[1].mlp.register_forward_hook(lambda m, a, o: lengths.append(o.shape[1]))
+        for _ in range(20):
+            model(torch.randn(4, 3, 64, 64))
+            lengths.append((attached.inner[0].ids == 0).any(1).float().mean().item())
+        probe.remove()
+    assert lengths[0] == attached.inner[0].tokens == 2
+    assert 0 < sum(lengths[1::2]) / 20 < 0.5  # patch 0 stays no more often than others
+
+
+@pytest.mark.parametrize("batch", [3, 6])  # 6 heads: a table (6, T, D) must not be taken for a batch
+def test_rotary_tables_of_each_head_go_with_their_tokens(batch):
+    model = timm.create_model("vit_small_patch16_rope_mixed_224", depth=4, img_size=64).double().train()
+    x = torch.randn(batch, 3, 64, 64).double()
+    dense, states = model(x), {}
+    with routing.attach(model, "1-2") as attached:
+        attached.ids = [torch.randperm(16)]
+        assert torch.equal(model(x), dense)
+        attached.ids = None
+        hook = model.blocks[1].register_forward_pre_hook(
+            lambda m, a, k: states.update(x=a[0], rope=k["rope"]), with_kwargs=True, prepend=True
+        )
+        late = model.blocks[1].register_forward_pre_hook(
+            lambda m, a, k: states.update(few=k["rope"]), with_kwargs=True
+        )
+        model(x)
+        hook.remove(), late.remove()
+        (ids,) = attached.inner[0].ids
+    assert states["rope"].shape[0] == 6 and torch.equal(states["few"], states["rope"][:, ids])
+    with routing.attach(model, "1-2", selection=Selection("random")), pytest.raises(AttachError, match="shared"):
+        model(x)
+
+
+def test_rotary_tables_of_each_sample_with_a_dimension_for_heads():
+    model = timm.create_model("eva02_tiny_patch14_224", depth=4, img_size=56, patch_drop_rate=0.25).train()
+    states = {}
+    with routing.attach(model, "1-2") as attached:
+        hooks = [
+            model.blocks[i].register_forward_pre_hook(
+                lambda m, a, k, i=i: states.update({i: k["rope"]}), with_kwargs=True
+            )
+            for i in (0, 1)
+        ]
+        model(torch.randn(4, 3, 56, 56))
+        for hook in hooks:
+            hook.remove()
+        ids = attached.inner[0].ids
+    assert ids.shape == (4, 6) and states[0].shape[:3] == (4, 1, 12)
+    for sample in range(4):
+        assert torch.equal(states[1][sample], states[0][sample][:, ids[sample]])

@@ -1,0 +1,262 @@
+"""An attached route under torch.compile and under activation checkpointing of any grouping."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import routing
+from routing import AttachError
+
+diffusers = pytest.importorskip("diffusers")
+vision_transformer = pytest.importorskip("timm.models.vision_transformer")
+
+BATCH, TOKENS = 3, 17
+
+
+def vit(depth=6):
+    torch.manual_seed(0)
+    model = vision_transformer.VisionTransformer(
+        img_size=16, patch_size=4, in_chans=3, num_classes=7, embed_dim=16, depth=depth, num_heads=2
+    )
+    return model.double().train()
+
+
+def dit(depth):
+    torch.manual_seed(0)
+    model = diffusers.DiTTransformer2DModel(
+        num_attention_heads=2, attention_head_dim=8, in_channels=4, out_channels=4, num_layers=depth,
+        sample_size=8, patch_size=2, num_embeds_ada_norm=10, norm_num_groups=2, dropout=0.0,
+    )  # fmt: skip
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.08)
+    for block in model.transformer_blocks:
+        block.norm1.emb.class_embedder.dropout_prob = 0.0
+    return model.double().train()
+
+
+def images(seed):
+    return torch.randn(BATCH, 3, 16, 16, generator=torch.Generator().manual_seed(seed)).double()
+
+
+def latents(seed):
+    g = torch.Generator().manual_seed(seed)
+    return {
+        "hidden_states": torch.randn(BATCH, 4, 8, 8, generator=g).double(),
+        "timestep": torch.tensor([1, 500, 900]),
+        "class_labels": torch.tensor([1, 2, 3]),
+    }
+
+
+def run_vit(model, seed):
+    return model(images(seed))
+
+
+def run_dit(model, seed):
+    return model(**latents(seed), return_dict=False)[0]
+
+
+CASES = {
+    "vit5": (lambda: vit(5), run_vit, "1-3"),
+    "vit12": (lambda: vit(12), run_vit, "2-8"),
+    "dit12": (lambda: dit(12), run_dit, "2-8"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # dynamo hides its own warnings only from the printer
+@pytest.mark.parametrize(
+    ("name", "per_block"),
+    [
+        ("vit12", True),
+        *(
+            pytest.param(name, per_block, marks=pytest.mark.slow)
+            for name, per_block in (
+                ("vit5", True), ("dit12", True), ("vit5", False), ("vit12", False), ("dit12", False)
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_compiled_models_of_any_depth_equal_eager_ones(name, per_block):
+    """Ten calls, dense ones between: more than dynamo recompiles one function for."""
+    make, run, route = CASES[name]
+    torch._dynamo.reset()
+    eager, model = make(), make()
+    expected, attached = routing.attach(eager, route), routing.attach(model, route)
+    compiled = model
+    if per_block:
+        for block in getattr(model, "blocks", None) or model.transformer_blocks:
+            block.compile(backend="aot_eager")
+    else:
+        compiled = torch.compile(model, backend="aot_eager")
+    for seed in range(10):
+        training = seed % 3 != 2
+        eager.train(training), model.train(training)
+        a, b = run(eager, seed), run(compiled, seed)
+        assert torch.allclose(a, b, rtol=1e-9, atol=1e-12), seed
+        assert torch.equal(expected.inner[0].ids, attached.inner[0].ids)
+        for out in (a, b):
+            out.square().sum().backward()
+    assert expected.step == attached.step == 7
+    for p, q in zip(eager.parameters(), model.parameters(), strict=True):
+        assert (p.grad is None and q.grad is None) or torch.allclose(p.grad, q.grad, rtol=1e-8)
+    attached.remove()
+    assert torch.allclose(run(compiled, 3), run(model, 3), rtol=1e-9, atol=1e-12)
+    torch._dynamo.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("per_block", [False, True], ids=["model", "blocks"])
+def test_compiled_and_checkpointed(per_block):
+    torch._dynamo.reset()
+    grads = []
+    for compile_it in (False, True):
+        model = vit(12)
+        model.set_grad_checkpointing()
+        call = model
+        with routing.attach(model, "2-8"):
+            if compile_it and per_block:
+                for block in model.blocks:
+                    block.compile(backend="aot_eager")
+            elif compile_it:
+                call = torch.compile(model, backend="aot_eager")
+            (run_vit(call, 0).square().sum() + run_vit(call, 1).pow(3).sum()).backward()
+        grads.append([p.grad for p in model.parameters()])
+    for a, b in zip(*grads, strict=True):
+        assert torch.allclose(a, b, rtol=1e-8, atol=1e-10)
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_one_graph_for_all_is_refused_with_the_reason():
+    torch._dynamo.reset()
+    model = vit(4)
+    with routing.attach(model, "1-2"), pytest.raises(RuntimeError, match="leave fullgraph=True out"):
+        run_vit(torch.compile(model, backend="eager", fullgraph=True), 0)
+    torch._dynamo.reset()
+
+
+def grouped(blocks, x, groups):
+    """Run all blocks, those of each group in one checkpoint, the others outside of any."""
+    i = 0
+    while i < len(blocks):
+        size = next((len(group) for group in groups if group[0] == i), 0)
+        if size:
+            part = nn.Sequential(*blocks[i : i + size])
+            x = checkpoint(part, x, use_reentrant=False)
+        else:
+            x = blocks[i](x)
+        i += size or 1
+    return x
+
+
+GROUPS = {
+    "each": [[i] for i in range(6)],
+    "pairs": [[0, 1], [2, 3], [4, 5]],
+    "halves": [[0, 1, 2], [3, 4, 5]],
+    "two of them": [[3], [4]],
+    "the end": [[4, 5]],
+    "the middle": [[2, 3, 4]],
+    "all": [list(range(6))],
+}
+
+
+@pytest.mark.parametrize("early_stop", [True, False])
+@pytest.mark.parametrize("name", GROUPS)
+@pytest.mark.parametrize("route", ["1-4", "2-3", "3-4", "0-5", "0-1+2-4"])
+def test_gradients_under_checkpoints_of_any_grouping(route, name, early_stop):
+    from torch.utils.checkpoint import set_checkpoint_early_stop
+
+    g = torch.Generator().manual_seed(1)
+    first, second = torch.randn(2, BATCH, TOKENS, 16, generator=g).double()
+    grads = []
+    for groups in ([], GROUPS[name]):
+        model = vit()
+        with routing.attach(model, route) as attached, set_checkpoint_early_stop(early_stop):
+            # Two passes wait for their gradients, then one alone.
+            a, b = grouped(model.blocks, first, groups), grouped(model.blocks, second, groups)
+            (a.square().sum() + b.pow(3).sum()).backward()
+            grouped(model.blocks, first, groups).pow(3).sum().backward()
+            assert attached.step == 3  # recomputing is no new pass
+        grads.append([p.grad for p in model.blocks.parameters()])
+    for a, b in zip(*grads, strict=True):
+        assert torch.allclose(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_a_recomputation_of_the_next_block_in_another_pass():
+    """Both passes recompute block 1, then block 0: block 1 of the first does not follow block 0."""
+    grads = []
+    for groups in ([], [[0], [1]]):
+        model = vit(2)
+        with routing.attach(model, "0-1"):
+            x = model.patch_embed(images(0)).repeat(1, 2, 1)[:, :TOKENS]
+            a, b = grouped(model.blocks, x, groups), grouped(model.blocks, x * 2, groups)
+            (a.square().sum() + b.pow(3).sum()).backward()
+        grads.append([p.grad for p in model.blocks.parameters()])
+    for a, b in zip(*grads, strict=True):
+        assert torch.allclose(a, b, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("saved", [[[1, 2], [3, 4]], [[2, 3], [4]]])
+def test_interleaved_passes_and_a_left_out_end(saved):
+    """The first pass gets its gradients last, and no pass runs the route's last block."""
+    grads = []
+    for groups in ([], saved):
+        model = vit()
+        with routing.attach(model, "1-4"):
+            blocks = [block for i, block in enumerate(model.blocks) if i != 4]
+            g = torch.Generator().manual_seed(1)
+            x = torch.randn(4, BATCH, TOKENS, 16, generator=g).double().requires_grad_()
+            a, b = grouped(blocks, x[0], groups), grouped(blocks, x[1], groups)
+            b.square().sum().backward()
+            c = grouped(blocks, x[2], groups)
+            a.square().sum().backward()
+            c.square().sum().backward()
+        grads.append([x.grad, *(p.grad for block in blocks for p in block.parameters())])
+    for a, b in zip(*grads, strict=True):
+        assert torch.allclose(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_one_input_of_two_waiting_passes_is_refused():
+    model = vit()
+    x = torch.randn(BATCH, TOKENS, 16).double().requires_grad_()
+    with routing.attach(model, "1-4"):
+        groups = GROUPS["halves"]
+        for _ in range(2):  # one at a time is no question
+            grouped(model.blocks, x, groups).sum().backward()
+        total = grouped(model.blocks, x, groups).sum() + grouped(model.blocks, x, groups).sum()
+        with pytest.raises(AttachError, match="call backward after each pass"):
+            total.backward()
+
+
+def test_frozen_blocks_whose_tokens_are_gone_are_refused():
+    model = vit()
+    for block in model.blocks[:5]:
+        block.requires_grad_(False)
+    with routing.attach(model, "1-4"):
+        out = grouped(model.blocks, torch.randn(BATCH, TOKENS, 16).double(), GROUPS["halves"])
+        with pytest.raises(AttachError, match="checkpoint each block by itself"):
+            out.sum().backward()
+
+
+@pytest.mark.parametrize("groups", [[], GROUPS["halves"]])
+def test_nothing_is_kept_longer_than_the_graph(groups):
+    model = vit()
+    attached = routing.attach(model, "1-4")
+
+    def step():
+        out = grouped(model.blocks, torch.randn(BATCH, TOKENS, 16).double(), groups)
+        passed = attached._passes.current()
+        out.sum().backward()
+        return passed
+
+    for _ in range(5):
+        passed = step()
+        gc.collect()
+        assert passed.kept and all(ref() is None for ref in passed.kept.values())
+    assert len(attached._passes._seen) <= 6 and len(attached._passes._waiting) == 1
