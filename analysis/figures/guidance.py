@@ -37,6 +37,7 @@ def _rows(study: Study, base: Base, cell: Cell) -> list[dict[str, Any]]:
                     "value": value,
                     "n": part["seed"].nunique(),
                     "metric": str(part["metric"].iloc[0]),
+                    "better": base.better,
                 }
             )
     return rows
@@ -71,7 +72,7 @@ def guidance(study: Study) -> Plot | None:
     caption = (
         "Score by the selection rate of the strong pass and of the weak pass, both conditional and "
         "from the same weights, "
-        "averaged over seeds; bold marks the lowest, a cross a pair that was not scored."
+        "averaged over seeds; bold marks the best, a cross a pair that was not scored."
     )
     return Plot("guidance", "Guidance with two selection rates", caption, figure, frame)
 
@@ -81,9 +82,11 @@ def _map(ax: Axes, part: pd.DataFrame) -> None:
         ascending=False
     )
     ax.set_facecolor("#f2f2f2")
-    cmap = colormap("viridis_r")
+    cmap = colormap("viridis" if part["better"].iloc[0] == "higher" else "viridis_r")
     image = ax.imshow(grid.to_numpy(), cmap=cmap, aspect="auto", zorder=1)
-    lowest = grid.stack().idxmin()
+    known = grid.stack()
+    higher = part["better"].iloc[0] == "higher"
+    best = known.idxmax() if higher else known.idxmin()
     for y, strong in enumerate(grid.index):
         for x, weak in enumerate(grid.columns):
             value = grid.loc[strong, weak]
@@ -91,7 +94,7 @@ def _map(ax: Axes, part: pd.DataFrame) -> None:
                 ax.text(x, y, "\u00d7", ha="center", va="center", color="#999999")
                 continue
             face = cmap(image.norm(value))
-            weight = "bold" if (strong, weak) == lowest else "normal"
+            weight = "bold" if (strong, weak) == best else "normal"
             ax.text(
                 x,
                 y,
