@@ -15,6 +15,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.labels import labelled
 from analysis.runs import AnalysisError
 from analysis.stats import Estimate, mean_std
 from backbones.sizes import parse_size
@@ -214,7 +215,8 @@ def bases(frame: pd.DataFrame, metric: str | None = None) -> list[Base]:
         base=_keys(frame),
         treatment=[treatment(row) for row in frame.to_dict("records")],
     )
-    labels = _labels(frame)
+    apart = [*_PROTOCOL, *(c for c in _columns(frame) if c not in _IN_HEAD)]
+    labels = labelled(frame, apart)
     found = []
     for key, part in frame.groupby("base", sort=False):
         name = metric or primary(part, known)
@@ -330,36 +332,6 @@ def _keys(frame: pd.DataFrame) -> list[str]:
     varying = [column for column in present if frame[column].map(str).nunique() > 1]
     rows = frame[varying].map(str).to_numpy().tolist() if varying else [[]] * len(frame)
     return ["; ".join(f"{c}={v}" for c, v in zip(varying, row, strict=True)) for row in rows]
-
-
-def _labels(frame: pd.DataFrame) -> dict[str, str]:
-    heads = {}
-    for key, part in frame.groupby("base", sort=False):
-        row = part.iloc[0]
-        scale = f"scale {row['scale']}"
-        heads[str(key)] = (
-            f"{row['backbone']}-{row['size']}, {row['data']}, {row['objective']}, {scale}"
-        )
-    labels = {}
-    for key, head in heads.items():
-        rivals = [other for other, text in heads.items() if text == head]
-        labels[key] = head + (f" ({_difference(frame, key, rivals)})" if len(rivals) > 1 else "")
-    return labels
-
-
-def _difference(frame: pd.DataFrame, key: str, rivals: list[str]) -> str:
-    among = frame[frame["base"].isin(rivals)]
-    if "config.experiment" in among:
-        # A named recipe says at once what a dozen keys would.
-        recipes = among.assign(recipe=among["config.experiment"].fillna("none").map(str))
-        own = recipes.groupby("base")["recipe"].unique()
-        if own.map(len).eq(1).all() and own.map(lambda names: names[0]).is_unique:
-            name = own[key][0]
-            return "scale's own recipe" if name == "none" else f"experiment={name}"
-    columns = [c for c in (*_PROTOCOL, *_columns(frame)) if c in frame and c not in _IN_HEAD]
-    varying = [c for c in columns if among[c].map(str).nunique() > 1]
-    row = among[among["base"] == key].iloc[0]
-    return ", ".join(f"{c.removeprefix('config.')}={row[c]}" for c in varying)
 
 
 def matching(found: list[Base]) -> Iterator[tuple[Base, Cell, Cell]]:

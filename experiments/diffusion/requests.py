@@ -33,7 +33,7 @@ def parse_numbers(text: str, key: str) -> list[int]:
         first, dash, last = part.strip().partition("-")
         if not _is_number(first) or (dash and not _is_number(last)):
             raise DiffusionError(
-                f"{key} {text}: numbers below 2^63 such as 3,7 or ranges such as 0-63"
+                f"{key} {text}: numbers such as 3,7 or ranges such as 0-63, all below 2^63"
             )
         if dash and int(last) < int(first):
             raise DiffusionError(f"{key} {text}: {part} counts down; try {last}-{first}")
