@@ -98,6 +98,8 @@ def records(study: Study) -> dict[str, Path]:
         for name in RECORDS + (PICTURES if seed == first else ()):
             if (run / name).is_file():
                 found[f"runs/{run.name}/{name}"] = run / name
+        for later in sorted((run / "evaluations").glob("*.json")):
+            found[f"runs/{run.name}/evaluations/{later.name}"] = later
     return found
 
 
