@@ -8,6 +8,7 @@ table's cell is the set of seeds of one base and one treatment.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -108,17 +109,20 @@ class Cell:
             return longest
         return longest[longest["step"] == self.steps]
 
+    @functools.cached_property
+    def _longest(self) -> pd.Series:
+        return self.runs.groupby("seed")["step"].max().dropna()
+
     @property
     def steps(self) -> float:
         """The number of steps that most seeds took, of two as frequent the larger; nan: unknown."""
-        longest = self.runs.groupby("seed")["step"].max().dropna()
-        return float(longest.mode().max()) if len(longest) else float("nan")
+        return float(self._longest.mode().max()) if len(self._longest) else float("nan")
 
     @property
     def odd_steps(self) -> list[int]:
         """The numbers of steps of the seeds that `by_seed` leaves out."""
-        longest = self.runs.groupby("seed")["step"].max().dropna()
-        return sorted({int(step) for step in longest if step != self.steps})
+        usual = self.steps
+        return sorted({int(step) for step in self._longest if step != usual})
 
     def estimate(self, column: str) -> Estimate | None:
         """Return mean, standard deviation and n over seeds of a column."""

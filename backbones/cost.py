@@ -20,6 +20,9 @@ from backbones.counts import attention_cost, count_blocks
 from backbones.sizes import Size, parse_size
 from routing.route import Route, keep_count
 
+# REPA's projector where nothing else is said: DINOv2-B's width, and the paper's hidden width.
+ALIGN = {"channels": 768, "hidden": 2048}
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -241,6 +244,6 @@ def _decoder(d: int, out: int, grid: int, prefix: int, decoder: Mapping[str, int
 def _projector(d: int, align: Mapping[str, int] | None) -> Part:
     if align is None:
         return Part()
-    given = {"channels": 768, "hidden": 2048, **align}
+    given = {**ALIGN, **align}
     hidden, channels = given["hidden"], given["channels"]
     return Part(params=(d + 1) * hidden + (hidden + 1) * hidden + (hidden + 1) * channels)

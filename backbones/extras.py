@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from backbones import layers
+from backbones.cost import ALIGN
 from backbones.dit import DiTBlock
 from backbones.sizes import BackboneError, Size
 from routing.errors import suggest
@@ -61,8 +62,8 @@ class AlignOptions:
     """
 
     block: int = 7
-    channels: int = 768
-    hidden: int = 2048
+    channels: int = ALIGN["channels"]
+    hidden: int = ALIGN["hidden"]
 
 
 def options(cls: type, given: Mapping[str, Any] | None, what: str) -> Any:

@@ -35,8 +35,7 @@ def due(run: Run) -> None:
 def forget_after(run: Run) -> None:
     """Drop what stands after the current step: lines, pictures and checkpoints of a lost branch."""
     checkpoint.drop_after(run.folder, run.step)
-    for name in ("metrics.jsonl", "scores.jsonl"):
-        log.cut_jsonl(run.folder / name, run.step)
+    log.cut_records(run.folder, run.step)
     for picture in (run.folder / "samples").glob("step-*.png"):
         if int(picture.stem.removeprefix("step-")) > run.step:
             picture.unlink()

@@ -84,6 +84,12 @@ def cut_jsonl(path: Path, step: int) -> None:
         atomic_write(path, "".join(json.dumps(entry) + "\n" for entry in kept))
 
 
+def cut_records(folder: Path, step: int) -> None:
+    """Drop what `metrics.jsonl` and `scores.jsonl` hold beyond `step`."""
+    for name in ("metrics.jsonl", "scores.jsonl"):
+        cut_jsonl(folder / name, step)
+
+
 def write_status(folder: Path, status: str, **fields: Any) -> None:
     """Write the heartbeat `status.json`: running, done, failed, preempted or stopped."""
     about = {

@@ -97,8 +97,7 @@ def _session(config: Config, accelerator: Any, console: log.Console) -> None:
         work.start_from(config.init)
     if accelerator.is_main_process:
         (folder / "summary.json").unlink(missing_ok=True)
-        for name in ("metrics.jsonl", "scores.jsonl"):
-            log.cut_jsonl(folder / name, work.step)
+        log.cut_records(folder, work.step)
         write_about(folder, config)
         log.write_status(folder, "running", step=work.step, steps=config.train.steps)
     banner(console, config, work, resumed)

@@ -250,7 +250,8 @@ class Run(State):
             salt, bad_step = self.salt + 1, self.step
             self.resume(before)
             self.salt = salt
-            self.tally.zero_()
+            # Only the streak is of the lost branch; the other counts are those of the checkpoint.
+            self.tally[4] = 0
             if self.ahead is not None:
                 self.ahead = self.read_ahead()
             if self.accelerator.is_main_process:

@@ -198,6 +198,20 @@ def test_roll_back_goes_to_before_the_first_bad_step(tmp_path, monkeypatch):
     assert json.loads((config.folder / "summary.json").read_text())["skipped"] == 0
 
 
+def test_roll_back_keeps_the_count_of_what_was_skipped_before(tmp_path, monkeypatch):
+    honest = Run.loss
+
+    def poison(self, rows, batch=None):
+        bad = self.step == 1 or (self.salt == 0 and self.step >= 4)
+        return honest(self, rows) * (float("nan") if bad else 1.0)
+
+    monkeypatch.setattr(Run, "loss", poison)
+    words = ("train.steps=9", "train.max_bad_steps=2", "train.rollback=1", "train.save_every=1")
+    config = small(tmp_path, *words, "train.keep=9")
+    train(config, quiet=True)
+    assert json.loads((config.folder / "summary.json").read_text())["skipped"] == 1
+
+
 def test_a_signal_in_an_evaluation_saves_its_step_and_a_second_one_ends_it(tmp_path, monkeypatch):
     from experiments.diffusion.guided import Guided
 

@@ -38,10 +38,11 @@ def _table(
     )
     rows: list[tuple[str, list[Entry]]] = []
     for base in study.bases:
+        head = heading(base)
         for key, text, cell in rows_of(base):
             entries = [words(text), score(base, cell), _delta(base, cell)]
             entries += [*memory.entries(base, cell), *_published(known, key)]
-            rows.append((heading(base), entries))
+            rows.append((head, entries))
     if not rows:
         for key in known:
             entries = [words(str(key)), missing(), missing(), *memory.blank()]
@@ -225,6 +226,7 @@ def scan_order(study: Study) -> Table:
     rows: list[tuple[str, list[Entry]]] = []
     for base in study.bases:
         for span, cells in _by_selection(base).items():
+            head = heading(base, base.dense, *cells.values(), tail=f", route {span}")
             random = cells.get("random")
             for name in sorted(
                 cells, key=lambda name: (name != "random", name == "unsorted", name)
@@ -234,12 +236,7 @@ def scan_order(study: Study) -> Table:
                 entries = [score(base, cell), difference(base, cell, base.dense), against]
                 entries += memory.entries(base, cell)
                 text = f"{name} (control)" if name == "unsorted" else name
-                rows.append(
-                    (
-                        heading(base, base.dense, *cells.values(), tail=f", route {span}"),
-                        [words(text), *entries, words("not published")],
-                    )
-                )
+                rows.append((head, [words(text), *entries, words("not published")]))
     if not rows:
         blank = [missing(), missing(), missing(), *memory.blank()]
         rows = [("", [words("none run"), *blank, words("not published")])]

@@ -156,7 +156,8 @@ def masking(study: Study) -> Table:
     """Dense, routed, dropping and masking at equal steps, equal FLOPs and equal time."""
     memory, end = Memory.of(study), better_end(study)
     # Whoever went on for longer is not the better one for it; at equal cost there is a best.
-    mixed = any(heading(base).mixed for base in study.bases)
+    heads = [heading(base) for base in study.bases]
+    mixed = any(head.mixed for head in heads)
     columns = (
         Column("Tokens", numeric=False),
         *(
@@ -174,11 +175,11 @@ def masking(study: Study) -> Table:
     known = paper.table("masking")
     known = known[known["steps_k"] == 400].set_index("method")
     rows = []
-    for base in study.bases:
+    for base, head in zip(study.bases, heads, strict=True):
         if len({str(cell.first("variant")) for cell in base.routed}) < 2:
             continue
         for cell, entries in _masking_rows(study, base, memory):
-            rows.append((str(heading(base)), [*entries, *_published(known, cell)]))
+            rows.append((str(head), [*entries, *_published(known, cell)]))
     if not rows:
         for name, row in known.iterrows():
             blank = [missing()] * (len(columns) - 3)
