@@ -5,7 +5,7 @@ A run folder is any folder that holds `config.yaml`, `summary.json`, `status.jso
 
     run, path, status                        the folder
     backbone, size, data, scale, route, ...  from summary.json
-    device, torch                            what it ran on, from env.json
+    device, torch, commit                    what it ran on, from env.json
     span, rate, variant, throughput          derived: blocks, rate, method, images/s over the run
     config.<dotted key>                      the resolved config; lists as JSON text
     score.<full metric name>                 the run's own last scores, as "score.FD-500 (...)"
@@ -185,7 +185,7 @@ def _machine(folder: Path) -> dict[str, str | None]:
         about = {}
     packages = about.get("packages")
     torch = packages.get("torch") if isinstance(packages, dict) else None
-    values = {"device": about.get("device"), "torch": torch}
+    values = {"device": about.get("device"), "torch": torch, "commit": about.get("git")}
     return {key: value if isinstance(value, str) else None for key, value in values.items()}
 
 

@@ -36,6 +36,8 @@ def fault(row: Mapping[str, Any]) -> str | None:
     for key in _WHOLE:
         if row.get(key) is not None and (not is_number(row[key]) or row[key] != int(row[key])):
             return f"summary.json: {key} is {_shown(row[key])}, not a whole number"
+    if row.get("status") == "done" and row.get("step") is None:
+        return "summary.json: it is done and has no step"
     for key in _TEXTS:
         value = row.get(key)
         if not isinstance(value, str) and (value is not None or key in _NEEDED):

@@ -52,8 +52,10 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
         """Let every token (B, T, D) see every other."""
-        qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        q, k, v = qkv.unbind(0)
+        # Cut along the axis that the projection wrote: the three gradients are then put together
+        # in one copy.
+        parts = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)
+        q, k, v = (part.transpose(1, 2) for part in parts)
         q, k = self.q_norm(q), self.k_norm(k)
         if self.angles is not None:
             cos_sin = rotation(self.angles, layout)

@@ -78,12 +78,14 @@ def placement(study: Study) -> Plot | None:
     panels.append(_paper_rows())
     columns = min(len(panels), 2)
     lines = -(-len(panels) // columns)
+    places = _places(panels)
     # Bars are equally thick in all panels: each line of panels is as tall as its longest list.
-    tallest = [max(map(len, panels[i * columns : (i + 1) * columns])) for i in range(lines)]
+    counts = [len(places[panel[0]["depth"]]) for panel in panels]
+    tallest = [max(counts[i * columns : (i + 1) * columns]) for i in range(lines)]
     heights = [0.23 * count + 0.9 for count in tallest]
     figure, axes = canvas(4.1 * columns, sum(heights), lines, columns, height_ratios=heights)
     for index, (panel, ax) in enumerate(zip(panels, axes.flat, strict=False)):
-        _panel(ax, panel)
+        _panel(ax, panel, places[panel[0]["depth"]])
         ax.set_ylim(tallest[index // columns] - 0.4, -0.6)
     for ax in axes.flat[len(panels) :]:
         ax.set_visible(False)
@@ -93,43 +95,38 @@ def placement(study: Study) -> Plot | None:
         "Each bar spans the blocks that a route's tokens skip (rate 0.5). Blue improves on the "
         "dense run, red worsens it; "
         "the number is the score minus the dense one, paired by seed, with half the width of its "
-        "95 % interval (\u2020: fewer than three seeds).",
+        "95 % interval (\u2020: fewer than three seeds). A route has the same line in every panel "
+        "of as many blocks; dotted: no finished run.",
         figure,
         pd.DataFrame([row for panel in panels for row in panel]),
     )
 
 
-def _panel(ax: Axes, rows: list[dict[str, Any]]) -> None:
+def _places(panels: list[list[dict[str, Any]]]) -> dict[int, dict[str, int]]:
+    """Return the line of every route, by depth, so that panels are read across."""
+    found: dict[int, set[str]] = {}
+    for panel in panels:
+        found.setdefault(panel[0]["depth"], set()).update(row["route"] for row in panel)
+    return {
+        depth: {route: y for y, route in enumerate(sorted(routes, key=span_order))}
+        for depth, routes in found.items()
+    }
+
+
+def _panel(ax: Axes, rows: list[dict[str, Any]], places: dict[str, int]) -> None:
     depth = rows[0]["depth"]
     largest = max(max(abs(row["delta"]) for row in rows), 1e-9)
     norm, cmap = TwoSlopeNorm(0, -largest, largest), colormap(SIGNED)
-    for y, row in enumerate(rows):
-        start, end = map(int, row["route"].split("-"))
+    known = {row["route"]: row for row in rows}
+    for route, y in places.items():
+        row = known.get(route)
+        if row is None:
+            _bar(ax, route, y, facecolor="none", edgecolor="#BBBBBB", linestyle=":")
+            continue
         face = cmap(norm(row["delta"] * row["sign"]))
-        ax.add_patch(
-            FancyBboxPatch(
-                (start - 0.4, y - 0.36),
-                end - start + 0.8,
-                0.72,
-                boxstyle="round,pad=0,rounding_size=0.18",
-                facecolor=face,
-                edgecolor="#555555",
-                linewidth=0.6,
-                zorder=2,
-            )
-        )
-        ax.text(
-            (start + end) / 2,
-            y,
-            row["route"],
-            ha="center",
-            va="center",
-            fontsize=7,
-            color=ink(face),
-            zorder=3,
-        )
+        _bar(ax, route, y, facecolor=face, edgecolor="#555555")
         ax.text(depth - 0.2, y, _label(row), ha="left", va="center", fontsize=7, color="#333333")
-    best = min(range(len(rows)), key=lambda y: rows[y]["delta"] * rows[y]["sign"])
+    best = places[min(rows, key=lambda row: row["delta"] * row["sign"])["route"]]
     ax.text(-0.9, best, "\u2605", ha="center", va="center", fontsize=9, color="#E69F00")
     ax.set(xlim=(-1.4, depth + 3.6), yticks=[], xlabel="block")
     ax.set_xticks(range(0, depth, 1 if depth <= 12 else 4))
@@ -146,6 +143,32 @@ def _panel(ax: Axes, rows: list[dict[str, Any]]) -> None:
         fontsize=7,
         color="#666666",
         va="bottom",
+    )
+
+
+def _bar(ax: Axes, route: str, y: int, **style: Any) -> None:
+    start, end = map(int, route.split("-"))
+    missing = style["facecolor"] == "none"
+    ax.add_patch(
+        FancyBboxPatch(
+            (start - 0.4, y - 0.36),
+            end - start + 0.8,
+            0.72,
+            boxstyle="round,pad=0,rounding_size=0.18",
+            linewidth=0.6,
+            zorder=2,
+            **style,
+        )
+    )
+    ax.text(
+        (start + end) / 2,
+        y,
+        route,
+        ha="center",
+        va="center",
+        fontsize=7,
+        color="#BBBBBB" if missing else ink(style["facecolor"]),
+        zorder=3,
     )
 
 

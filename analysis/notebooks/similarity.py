@@ -15,16 +15,22 @@
 # levels, cosine per token over channels, averaged.
 
 # %%
+import analysis
 from analysis import figures, quick_runs
-from analysis.runs import find
 from analysis.similarity import Protocol, measure
 
+runs = analysis.load(quick_runs.folder())
+runs = runs[runs["seed"] == runs["seed"].min()].sort_values("step", ascending=False)
+routed = runs.loc[(runs["variant"] == "TREAD") & (runs["rate"] == 0.5), "route"]
+pair = runs[runs["route"].isin(["none", routed.mode().iloc[0]])]
+# The longest run of each backbone, dense and routed.
+chosen = pair.drop_duplicates(["backbone", "route"]).sort_values(["backbone", "route"])
+chosen[["backbone", "size", "data", "route", "seed", "step"]]
+
+# %%
 protocol = Protocol(samples=16, batch=8, centred=True, per_level=True)
-folders = [
-    path for path in find(quick_runs.folder()) if "@" not in path.name and "_s0-" in path.name
-]
-maps = [measure(path, protocol) for path in folders]
-figures.similarity(maps[:8])
+maps = [measure(path, protocol) for path in chosen["path"]]
+figures.similarity(maps)
 
 # %%
 maps[0].protocol
@@ -36,10 +42,10 @@ maps[0].protocol
 # channel's mean, and as linear CKA:
 
 # %%
-figures.similarity(maps[:8], key="centred")
+figures.similarity(maps, key="centred")
 
 # %%
-figures.similarity(maps[:8], key="cka")
+figures.similarity(maps, key="cka")
 
 # %% [markdown]
 # ## By noise level
@@ -62,10 +68,9 @@ pd.DataFrame(
 # %%
 routed = [
     measure(path, Protocol(samples=16, batch=8, routed=True))
-    for path in folders
-    if "_none_" not in path.name
+    for path in chosen.loc[chosen["route"] != "none", "path"]
 ]
-figures.similarity(routed[:4], key="routed")
+figures.similarity(routed, key="routed")
 
 # %%
-figures.similarity(routed[:4], key="stayed")
+figures.similarity(routed, key="stayed")
