@@ -103,6 +103,8 @@ def steps_table(rows: Sequence[dict[str, Any]]) -> str:
     for r in rows:
         if "ours_faster_by" in r:
             text += f"\nours over plain dit, route {r['route']}: {r['ours_faster_by']:.2f}x as fast"
+    if any(r["backbone"] == "plain" and r["device"] == "cpu" for r in rows):
+        text += "\nplain: in a process of its own, its allocator as torch leaves it"
     return text
 
 
