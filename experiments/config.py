@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -256,6 +257,9 @@ def tidy(text: str) -> str:
         )
     if key == "route":
         value = value.strip("'\"")
+        point = re.sub(r"@(\d*),(?=\d)", r"@\1.", value)
+        if point != value:
+            raise ConfigError(f"route={value}: a rate has a decimal point; type route={point}")
         if "," in value and not value.startswith("["):
             raise ConfigError(
                 f"route={value}: a comma makes a sweep; join routes with '+': "

@@ -160,6 +160,7 @@ MISTAKES = [
     ("rote=2-8", "did you mean route"),
     ("route=8-2", "try route=2-8"),
     ("route=2-40", "try route=2-11"),
+    ("route=2-8@0,5", "type route=2-8@0.5"),
     ("route=2-8@1.5", "try route=2-8"),
     ("route=0-4,6-9", "'0-4+6-9'"),
     ("route=0-4, 6-9", "'0-4+6-9'"),

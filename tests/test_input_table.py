@@ -118,6 +118,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("route=2-8@1.5", "between 0 and 1"),
             ("route=2-8@0", "between 0 and 1"),
             ("route=2-8@x", "2-8"),
+            ("route=2-8@0,5", "decimal point"),
             ("route=2", "2-8"),
             ("route=two-eight", "2-8"),
             ("route=2-8,4-9", "joi"),
