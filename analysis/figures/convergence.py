@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,7 @@ def convergence(study: Study) -> Plot | None:
     if not chosen:
         return None
     means = [path["mean"] for _, paths in chosen for _, path in paths]
-    log = min(m.min() for m in means) > 0 and max(m.max() / m.min() for m in means) > 3
+    log = wide(means)
     figure, axes = canvas(9.4, 2.45 * len(chosen) + 0.1, len(chosen), 3, sharey="row")
     data = []
     for (base, paths), row in zip(chosen, axes, strict=True):
@@ -122,12 +123,22 @@ def _panel(
     _arrow(ax, study, base, paths, key)
 
 
+def wide(means: Sequence[pd.Series]) -> bool:
+    """Say whether scores span so much that a logarithmic axis shows them better."""
+    return min(m.min() for m in means) > 0 and max(m.max() / m.min() for m in means) > 3
+
+
+def log_scores(ax: Axes) -> None:
+    """Make the axis of the scores logarithmic, with plain numbers at its ticks."""
+    ax.set_yscale("log")
+    ax.yaxis.set_major_formatter("{x:g}")
+    ax.yaxis.set_minor_formatter(lambda x, _: f"{x:g}" if f"{x:g}"[0] in "235" else "")
+    ax.tick_params(axis="y", which="minor", labelsize=7, length=1.5)
+
+
 def _scales(ax: Axes, key: str, log: bool) -> None:
     if log:
-        ax.set_yscale("log")
-        ax.yaxis.set_major_formatter("{x:g}")
-        ax.yaxis.set_minor_formatter(lambda x, _: f"{x:g}" if f"{x:g}"[0] in "235" else "")
-        ax.tick_params(axis="y", which="minor", labelsize=7, length=1.5)
+        log_scores(ax)
     if key == "macs":
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
     elif key == "hours" and ax.get_xlim()[1] < 2:
@@ -142,7 +153,7 @@ def _scales(ax: Axes, key: str, log: bool) -> None:
 
 
 def _round(high: float) -> list[float]:
-    return [float(t) for t in MaxNLocator(5).tick_values(0, high) if t <= high]
+    return [float(t) for t in MaxNLocator(4, steps=[1, 2, 5, 10]).tick_values(0, high) if t <= high]
 
 
 def _arrow(

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import EngFormatter
 
-from analysis.figures.convergence import mean_path
+from analysis.figures.convergence import log_scores, mean_path, wide
 from analysis.figures.samples import chosen
 from analysis.figures.style import Plot, canvas, colour, line, quiet, styled
 from analysis.groups import Base, Cell
@@ -59,6 +59,7 @@ def overview(study: Study) -> Plot | None:
         3.15 * len(columns), 5.0, 3, len(columns), gridspec_kw={"height_ratios": [1.75, 1, 1]}
     )
     data: list[pd.DataFrame] = []
+    log = wide([path["mean"] for _, (_, paths), _ in columns for _, path in paths])
     for place, (backbone, (base, paths), (_, found)) in enumerate(columns):
         tint = colour(backbone)
         top = axes[0][place]
@@ -78,6 +79,8 @@ def overview(study: Study) -> Plot | None:
         top.set_title(backbone, color=tint, fontweight="bold")
         top.set_xlabel("training multiply-adds")
         top.xaxis.set_major_formatter(EngFormatter(sep=""))
+        if log:
+            log_scores(top)
         top.legend(loc="upper right")
         for ax, (cell, row, image) in zip(axes[1:, place], found, strict=True):
             ax.imshow(_turned(image), interpolation="nearest")
