@@ -1,6 +1,7 @@
 """The benchmark: its keys, its arithmetic, and one small run of all of it. No assertion about time."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,9 @@ import torch
 
 from experiments import bench, bench_blocks, bench_report, bench_steps
 from experiments.bench_options import BenchError, BenchOptions, help_text, parse
+from experiments.bench_process import StepElsewhere
 from experiments.bench_profile import PARTS, profile
-from experiments.bench_steps import Case, Step, Timed, cases, interleave, kept_bytes
+from experiments.bench_steps import Case, Clock, Step, Timed, cases, interleave, kept_bytes
 from experiments.cli import run_command
 from routing import Route
 
@@ -139,6 +141,19 @@ def test_the_plain_model_is_a_dit_of_the_same_size():
     ours, plain = (Step(Case(name, "T/2", 16, Route(()), 0.0), o, CPU) for name in ("dit", "plain"))
     count = [sum(p.numel() for p in s.update.params) for s in (ours, plain)]
     assert count[0] == count[1]
+
+
+def test_a_step_elsewhere_is_timed_there_and_its_end_is_said():
+    o = BenchOptions(depth=2, batch=2, clock="cpu")
+    step = StepElsewhere(Case("plain", "T/2", 16, Route(()), 0.0), o)
+    assert step.process.pid != os.getpid()
+    clock = Clock(CPU, "cpu")
+    assert clock(lambda: 7.0) == 7.0  # what ran elsewhere says itself how long it took
+    assert 0 < clock(step) < 60
+    step.process.kill()
+    step.process.join()
+    with pytest.raises(BenchError, match="exit code -9.*plain=false"):
+        step()
 
 
 def test_the_plain_model_routes_the_same_share():
