@@ -289,17 +289,15 @@ def measure(o: BenchOptions, size: str, tokens: int, device: torch.device) -> li
         from experiments.bench_graphs import GraphedStep
 
         runs = [GraphedStep(s) if s.case.backbone != "plain" else s for s in steps]
-    elsewhere = []
+    elsewhere = {}
     if device.type == "cpu":
         from experiments.bench_process import StepElsewhere
 
-        plain = [i for i, case in enumerate(variants) if case.backbone == "plain"]
-        elsewhere = [StepElsewhere(variants[i], o) for i in plain]
-        for i, run in zip(plain, elsewhere, strict=True):
-            runs[i] = run
-    timed = interleave(runs, o, device)
-    for run in elsewhere:
-        run.close()
+        plain = (i for i, case in enumerate(variants) if case.backbone == "plain")
+        elsewhere = {i: StepElsewhere(variants[i], o) for i in plain}
+    timed = interleave([elsewhere.get(i, run) for i, run in enumerate(runs)], o, device)
+    for step_elsewhere in elsewhere.values():
+        step_elsewhere.close()
     rows = []
     for i, (case, step) in enumerate(zip(variants, steps, strict=True)):
         dense = next(j for j in range(i, -1, -1) if not variants[j].route)

@@ -21,8 +21,8 @@ from analysis.similarity import Protocol, measure
 
 runs = analysis.load(quick_runs.folder())
 runs = runs[runs["seed"] == runs["seed"].min()].sort_values("step", ascending=False)
-routed = runs.loc[(runs["variant"] == "TREAD") & (runs["rate"] == 0.5), "route"]
-pair = runs[runs["route"].isin(["none", routed.mode().iloc[0]])]
+routes = runs.loc[(runs["variant"] == "TREAD") & (runs["rate"] == 0.5), "route"]
+pair = runs[runs["route"].isin(["none", *routes.mode().head(1)])]
 # The longest run of each backbone, dense and routed.
 chosen = pair.drop_duplicates(["backbone", "route"]).sort_values(["backbone", "route"])
 chosen[["backbone", "size", "data", "route", "seed", "step"]]
