@@ -1,8 +1,8 @@
 """Gated linear attention (arXiv 2312.06635) as a diffusion block, after DiG (arXiv 2405.18428).
 
 A block scans one path with a matrix state, the next block another one: forward and reversed, along
-rows and along columns, in turn. The permutation is the mixer's own; the residual stream stays in
-raster order.
+rows and along columns, in turn. Only the mixer sees that order (`Block.scans`); the residual stream
+stays in raster order.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class GatedLinearAttention(nn.Module):
     Queries and keys have half the width, as in the paper.
     """
 
-    def __init__(self, width: int, path: str, kernel: str) -> None:
+    def __init__(self, width: int, kernel: str) -> None:
         super().__init__()
-        self.path, self.kernel = path, kernel
+        self.kernel = kernel
         self.narrow, self.heads = width // 2, width // matrix_head(width)
         rank = low_rank(width)
         self.qkv = nn.Linear(width, 2 * self.narrow + 2 * width, bias=False)
@@ -43,17 +43,15 @@ class GatedLinearAttention(nn.Module):
         self.norm = nn.GroupNorm(self.heads, width, eps=1e-5)
         self.output = nn.Linear(width, width, bias=False)
 
-    def forward(self, x: Tensor, layout: Layout) -> Tensor:
-        """Mix tokens (B, T, D)."""
-        x = layout.to_scan(x, self.path)
+    def forward(self, x: Tensor) -> Tensor:
+        """Mix tokens (B, T, D) that are in scan order."""
         width = x.shape[-1]
         q, k, v, gate = self.qkv(x).split([self.narrow, self.narrow, width, width], dim=-1)
         logits = self.decay_up(self.decay_down(x))
         g = F.logsigmoid(logits.to(torch.promote_types(logits.dtype, torch.float32))) / TEMPER
         q, k, v, g = (z.unflatten(-1, (self.heads, -1)) for z in (q, k, v, g))
         y = gla(q * q.shape[-1] ** -0.5, k, v, g, kernel=self.kernel)
-        y = self.output(head_norm(y, self.norm) * F.silu(gate))
-        return layout.from_scan(y, self.path)
+        return self.output(head_norm(y, self.norm) * F.silu(gate))
 
 
 @register("gla")
@@ -73,7 +71,8 @@ class GLABlock(Block):
     def __init__(self, size: Size, index: int, grid: tuple[int, int], options: Options) -> None:
         super().__init__(index)
         resolve("gla", options.kernel)
-        self.mixer = GatedLinearAttention(size.width, turns(index), options.kernel)
+        self.scans = (turns(index), None)
+        self.mixer = GatedLinearAttention(size.width, options.kernel)
         spent = sum(p.numel() for p in self.mixer.parameters())
         self.mlp = SwiGLU(size.width, hidden_for(size.width, spent, 3), bias=False)
 
@@ -83,7 +82,7 @@ class GLABlock(Block):
 
     def first(self, x: Tensor, layout: Layout) -> Tensor:
         """Mix tokens along this block's path."""
-        return self.mixer(x, layout)
+        return self.mixer(x)
 
     def second(self, x: Tensor, layout: Layout) -> Tensor:
         """Mix channels."""

@@ -105,8 +105,7 @@ class Hydra(nn.Module):
         self.out_proj = nn.Linear(self.inner, size.width, bias=False)
 
     def forward(self, u: Tensor, layout: Layout) -> Tensor:
-        """Mix tokens (B, T, D)."""
-        u = layout.to_scan(u, self.path)
+        """Mix tokens (B, T, D) that are in the order of `path`, and return them in it."""
         z, mixed = self.in_proj(u).split([self.inner, self.inner + 4 * self.state], dim=-1)
         mixed = F.silu(mixed) if self.conv is None else self.conv(mixed, layout, self.path)
         x, first, second = mixed.split([self.inner, 2 * self.state, 2 * self.state], dim=-1)
@@ -116,8 +115,7 @@ class Hydra(nn.Module):
         back = self._scan(u, x_there, second, self.directions[1])
         y = y + self._turn(back, layout, turned, self.path)
         own = self.diagonal(x)[..., None] * x.unflatten(-1, (-1, self.headdim))
-        y = gated_rms_norm(y + own.flatten(-2), z, self.scale)
-        return layout.from_scan(self.out_proj(y), self.path)
+        return self.out_proj(gated_rms_norm(y + own.flatten(-2), z, self.scale))
 
     @staticmethod
     def _turn(v: Tensor, layout: Layout, start: str, end: str) -> Tensor:
@@ -163,7 +161,8 @@ class HydraBlock(Block):
         super().__init__(index)
         resolve("ssd", options.kernel)
         self.options = options
-        self.one, self.two = (Hydra(size, f"zigzag:{k}", options) for k in (0, 1))
+        self.scans = ("zigzag:0", "zigzag:1")
+        self.one, self.two = (Hydra(size, path, options) for path in self.scans)
 
     def ops(self) -> list[tuple[str, str]]:
         """Return the dispatched operations of this block."""

@@ -7,7 +7,7 @@ channels, p patch side. The conditioning vector c is (B, D). DiT, arXiv 2212.097
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +18,7 @@ from backbones.fused import adaln, gated_sum
 
 if TYPE_CHECKING:
     from routing.layout import Layout
+    from routing.moves import Reorder
 
 EPS = 1e-6
 
@@ -213,9 +214,15 @@ class Block(nn.Module):
 
     x = x + gate1 * first(adaLN(x; shift1, scale1))
     x = x + gate2 * second(adaLN(x; shift2, scale2))
+
+    Attributes:
+        scans: The scan order in which each branch gets its tokens and returns them; None is the
+            canonical one, that of the residual stream.
+        head_norm: What the model's head normalises with instead of a LayerNorm.
     """
 
-    head_norm: type[nn.Module] | None = None  # What the model's head normalises with instead.
+    scans: tuple[str | None, str | None] = (None, None)
+    head_norm: type[nn.Module] | None = None
 
     def __init__(self, index: int) -> None:
         super().__init__()
@@ -233,15 +240,32 @@ class Block(nn.Module):
         """Return the dispatched operations that this block calls: name and the kernel asked for."""
         return []
 
-    def norm(self, branch: int, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-        """Normalise and modulate the input of branch 0 or 1."""
-        return adaln(x, shift, scale)
+    def norm(
+        self, branch: int, x: Tensor, shift: Tensor, scale: Tensor, order: Reorder | None
+    ) -> Tensor:
+        """Normalise and modulate the input of branch 0 or 1, and put it into its scan order."""
+        return adaln(x, shift, scale, order)
 
     def forward(self, x: Tensor, cond: Sequence[Tensor], layout: Layout) -> Tensor:
         """Run both branches on tokens (B, T, D); `cond` holds every block's modulation."""
-        shift1, scale1, gate1, shift2, scale2, gate2 = cond[self.index].unbind(1)
-        x = gated_sum(x, gate1, self.first(self.norm(0, x, shift1, scale1), layout))
-        return gated_sum(x, gate2, self.second(self.norm(1, x, shift2, scale2), layout))
+        return self.run(x, cond, layout, self.first, self.second)
+
+    def run(
+        self,
+        x: Tensor,
+        cond: Sequence[Tensor],
+        layout: Layout,
+        *branches: Callable[[Tensor, Layout], Tensor],
+    ) -> Tensor:
+        """Run the given branches as this block's."""
+        parts = cond[self.index].unbind(1)
+        for n, branch in enumerate(branches):
+            shift, scale, gate = parts[3 * n : 3 * n + 3]
+            scan = self.scans[n]
+            order = None if scan is None else layout.reorder(scan)
+            y = branch(self.norm(n, x, shift, scale, order), layout)
+            x = gated_sum(x, gate, y, order)
+        return x
 
     def initialise(self) -> None:
         """Draw the weights: Xavier for every linear layer, zero biases; a family adds its own."""

@@ -16,6 +16,7 @@ from backbones.dit import Attention
 from backbones.layers import Block, RMSNorm, SwiGLU
 from backbones.registry import register
 from backbones.sizes import Size
+from routing.moves import Reorder, permute
 
 if TYPE_CHECKING:
     from routing.layout import Layout
@@ -46,9 +47,11 @@ class LightningDiTBlock(Block):
         self.attention = Attention(width, size.heads, grid, options.rope, options.qk_norm)
         self.mlp = SwiGLU(width, int(8 * width / 3))
 
-    def norm(self, branch: int, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-        """Normalise and modulate the input of branch 0 or 1."""
-        return torch.addcmul(shift, self.norms[branch](x), scale + 1)
+    def norm(
+        self, branch: int, x: Tensor, shift: Tensor, scale: Tensor, order: Reorder | None
+    ) -> Tensor:
+        """Normalise and modulate the input of branch 0 or 1, and put it into its scan order."""
+        return permute(torch.addcmul(shift, self.norms[branch](x), scale + 1), order)
 
     def first(self, x: Tensor, layout: Layout) -> Tensor:
         """Attend."""

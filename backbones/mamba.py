@@ -2,8 +2,8 @@
 
 A mixer has about 6 D^2 parameters and a DiT block's two branches 12 D^2, so two mixers make one
 block: route indices count blocks, never mixers. The residual stream stays in raster order; a mixer
-permutes its D-wide input to the scan path, which in a route is the dense path with the absent
-tokens deleted, and back.
+gets its D-wide input along the scan path (`Block.scans`), which in a route is the dense path with
+the absent tokens deleted, and its output is put back.
 """
 
 from __future__ import annotations
@@ -164,8 +164,7 @@ class Mamba2(nn.Module):
         self.out_proj = nn.Linear(self.inner, size.width, bias=False)
 
     def forward(self, u: Tensor, layout: Layout) -> Tensor:
-        """Mix tokens (B, T, D)."""
-        u = layout.to_scan(u, self.path)
+        """Mix tokens (B, T, D) that are in the order of `path`, and return them in it."""
         # Two products and not one that is cut: the two gradients need not be put side by side.
         into_z, into_mixed = self.in_proj.weight.split([self.inner, self.inner + 2 * self.state])
         z, mixed = F.linear(u, into_z), F.linear(u, into_mixed)
@@ -176,8 +175,7 @@ class Mamba2(nn.Module):
             there = [layout.to_scan(layout.from_scan(v, self.path), turned) for v in (u, mixed)]
             back = self._scan(there[0], there[1], self.directions[1], layout, turned)
             y = y + layout.to_scan(layout.from_scan(back, turned), self.path)
-        y = gated_rms_norm(y, z, self.scale)
-        return layout.from_scan(self.out_proj(y), self.path)
+        return self.out_proj(gated_rms_norm(y, z, self.scale))
 
     def _scan(self, u: Tensor, mixed: Tensor, way: Direction, layout: Layout, path: str) -> Tensor:
         mixed = F.silu(mixed) if self.conv is None else self.conv(mixed, layout, path)
@@ -220,8 +218,7 @@ class Mamba1(nn.Module):
         self.out_proj = nn.Linear(self.inner, size.width, bias=False)
 
     def forward(self, u: Tensor, layout: Layout) -> Tensor:
-        """Mix tokens (B, T, D)."""
-        u = layout.to_scan(u, self.path)
+        """Mix tokens (B, T, D) that are in the order of `path`, and return them in it."""
         x, z = self.in_proj(u).chunk(2, dim=-1)
         y = self._scan(x, self.directions[0], layout, self.path)
         if len(self.directions) == 2:
@@ -229,7 +226,7 @@ class Mamba1(nn.Module):
             there = layout.to_scan(layout.from_scan(x, self.path), turned)
             back = self._scan(there, self.directions[1], layout, turned)
             y = y + layout.to_scan(layout.from_scan(back, turned), self.path)
-        return layout.from_scan(self.out_proj(y.to(z.dtype) * F.silu(z)), self.path)
+        return self.out_proj(y.to(z.dtype) * F.silu(z))
 
     def _scan(self, x: Tensor, way: SelectiveDirection, layout: Layout, path: str) -> Tensor:
         x = F.silu(x) if self.conv is None else self.conv(x, layout, path)
@@ -283,8 +280,8 @@ class MambaBlock(Block):
             self.op, options.kernel
         )  # A kernel that is not there is an error now, not in step 1.
         mixer = Mamba2 if options.mixer == "mamba2" else Mamba1
-        one, two = paths(options.scan, index)
-        self.one, self.two = mixer(size, one, options), mixer(size, two, options)
+        self.scans = paths(options.scan, index)
+        self.one, self.two = (mixer(size, path, options) for path in self.scans)
 
     def ops(self) -> list[tuple[str, str]]:
         """Return the dispatched operations of this block."""

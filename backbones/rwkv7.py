@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.fused import gated_sum
 from backbones.layers import Block, head_norm, turns
 from backbones.ops.dispatch import resolve
 from backbones.ops.rwkv7 import rwkv7
@@ -158,9 +158,7 @@ class RWKV7Block(Block):
     ) -> Tensor:
         """Run both branches on tokens (B, T, D); `state` carries the values of block 0."""
         state = {} if state is None else state
-        shift1, scale1, gate1, shift2, scale2, gate2 = cond[self.index].unbind(1)
-        x = gated_sum(x, gate1, self.time(self.norm(0, x, shift1, scale1), layout, state))
-        return gated_sum(x, gate2, self.channel(self.norm(1, x, shift2, scale2), layout))
+        return self.run(x, cond, layout, partial(self.time, state=state), self.channel)
 
     def initialise(self) -> None:
         """Draw weights."""

@@ -2,8 +2,8 @@
 
 Parts are named while the step runs: by hooks on modules, and by wrapping the branches of a block
 and `routing`'s functions for the time of the profile. An operation counts for the innermost name
-around it; one in the backward pass for the part whose forward operation made it (autograd numbers
-them alike).
+around it; one in the backward pass, where no name is nearer, for the part whose forward operation
+made it (autograd numbers them alike).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from unittest import mock
 
 import torch
 
+from backbones import fused
 from experiments.bench_steps import Step, named
 from routing.execute import Run
 from routing.layout import Layout
@@ -80,12 +81,13 @@ def _scopes(step: Step) -> Iterator[None]:
                 wrap(Layout, method, "route")
         for method in ("to_scan", "from_scan"):
             wrap(Layout, method, "scan order")
+        wrap(fused, "_reordered", "scan order")
         yield
 
 
-def _part(event: Any) -> str | None:
-    """The innermost named part around an event."""
-    while event is not None:
+def _part(event: Any, until: Any = None) -> str | None:
+    """The innermost named part around an event, looking no further out than `until`."""
+    while event is not until:
         if event.name.startswith("part:"):
             return event.name.removeprefix("part:")
         event = event.cpu_parent
@@ -125,6 +127,8 @@ def attribute(events: list[Any], cuda: bool) -> dict[str, float]:
         task = _task(event)
         if task is None:
             part = _part(event) or "draw, loss"
+        elif inner := _part(event, task):
+            part = inner
         elif "AccumulateGrad" in task.name:
             part = "gradients"
         else:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from routing import paths
 from routing.errors import suggest
-from routing.moves import Move, flat, permute
+from routing.moves import Move, Reorder, flat, permute
 from routing.paths import PATHS, LayoutError, Order, path
 
 __all__ = ["MISSING", "PATHS", "Layout", "LayoutError", "Order", "path"]
@@ -104,10 +104,7 @@ class Layout:
             x: Tokens in canonical (ascending) order.
             name: The scan order.
         """
-        if name == "raster" and self.shuffle is None:
-            return x
-        perm, inv, shared = self._flat_order(name)
-        return permute(x, perm, inv, shared)
+        return permute(x, self.reorder(name))
 
     def from_scan(self, y: Tensor, name: str) -> Tensor:
         """Undo `to_scan`.
@@ -116,10 +113,22 @@ class Layout:
             y: Tokens in scan order, shape `(B, T, C)`.
             name: The scan order.
         """
+        order = self.reorder(name)
+        return permute(y, order and order.inverse())
+
+    def reorder(self, name: str) -> Reorder | None:
+        """Return what takes tokens from canonical to scan order; None where nothing moves.
+
+        Args:
+            name: The scan order.
+        """
         if name == "raster" and self.shuffle is None:
-            return y
-        perm, inv, shared = self._flat_order(name)
-        return permute(y, inv, perm, shared)
+            return None
+        perm, inv, shared = self.order(name)
+        if shared:
+            return Reorder(perm, inv)
+        make = lambda: Reorder(flat(perm, self.length), flat(inv, self.length))  # noqa: E731
+        return self._once(("reorder", name), make)
 
     def positions(self, name: str) -> Tensor:
         """Place of each token along the dense path, in scan order: int64 `(T,)` or `(B, T)`.
@@ -237,14 +246,6 @@ class Layout:
         if key not in self._memo:
             self._memo[key] = make()
         return self._memo[key]
-
-    def _flat_order(self, name: str) -> tuple[Tensor, Tensor, bool]:
-        """Return perm and inv as `permute` wants them."""
-        perm, inv, shared = self.order(name)
-        if shared:
-            return perm, inv, True
-        make = lambda: (flat(perm, self.length), flat(inv, self.length))  # noqa: E731
-        return *self._once(("flat", name), make), False
 
     def _order(self, name: str) -> Order:
         rank = paths.rank(self.grid, name, self.device)

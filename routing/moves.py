@@ -7,7 +7,7 @@ addition is needed.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,18 +56,34 @@ def flat(index: Tensor, length: int) -> Tensor:
     return (index + start).flatten()
 
 
-def permute(x: Tensor, perm: Tensor, inv: Tensor, shared: bool) -> Tensor:
-    """Reorder the tokens of `x`, shape `(B, T, ...)`.
+class Reorder(NamedTuple):
+    """A reordering of the tokens of each sample, in the form that `permute` takes.
+
+    Attributes:
+        perm: Source of each place: `(T,)` where the batch shares it, else flattened `(B * T,)`.
+        inv: The inverse in the same form.
+    """
+
+    perm: Tensor
+    inv: Tensor
+
+    def inverse(self) -> Reorder:
+        """Return the reordering that undoes this one."""
+        return Reorder(self.inv, self.perm)
+
+
+def permute(x: Tensor, order: Reorder | None) -> Tensor:
+    """Reorder the tokens of `x`, shape `(B, T, ...)`; None leaves them where they are.
 
     Args:
         x: The tokens.
-        perm: Source of each place: `(T,)` where shared, else flattened indices `(B * T,)`.
-        inv: The inverse in the same form.
-        shared: Whether the batch shares one order.
+        order: The reordering.
     """
-    if shared:
-        return _Permute.apply(x, perm, inv, 1)
-    return _Permute.apply(x.flatten(0, 1), perm, inv, 0).unflatten(0, x.shape[:2])
+    if order is None:
+        return x
+    if order.perm.numel() == x.shape[1]:
+        return _Permute.apply(x, *order, 1)
+    return _Permute.apply(x.flatten(0, 1), *order, 0).unflatten(0, x.shape[:2])
 
 
 class Move:

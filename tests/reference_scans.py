@@ -47,7 +47,7 @@ def gla(block, branch, x, present, grid, prefix):
     k, g = masked(present, k, g)
     state = torch.zeros(*k[:, 0].shape, v.shape[-1], dtype=x.dtype)
     out = [None] * x.shape[1]
-    for t in scan_order(grid, prefix, mix.path):
+    for t in scan_order(grid, prefix, block.scans[0]):
         state = torch.exp(g[:, t])[..., None] * state + k[:, t, :, :, None] * v[:, t, :, None, :]
         out[t] = (q[:, t, :, :, None] * state).sum(-2) / math.sqrt(q.shape[-1])
     return linear(mix.output, group_norm(torch.stack(out, 1), mix.norm) * silu(gate))

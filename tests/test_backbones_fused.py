@@ -5,8 +5,36 @@ import torch
 import torch.nn.functional as F
 
 from backbones import fused
+from routing.moves import Reorder, flat
 
 B, T, D = 5, 7, 12
+
+
+def reorders():
+    """One order for the batch and one for each sample, and both as rows (B, T) of indices."""
+    torch.manual_seed(1)
+    rows = torch.stack([torch.randperm(T) for _ in range(B)])
+    each = Reorder(flat(rows, T), flat(rows.argsort(1), T))
+    return (Reorder(rows[0], rows[0].argsort()), rows[:1].expand(B, T)), (each, rows)
+
+
+def ordered(name, given, rows):
+    """The same chain before or behind a plain gather."""
+    take = lambda x, rows: torch.stack([x[b, row] for b, row in enumerate(rows)])  # noqa: E731
+    return {
+        "adaln": (
+            lambda x, shift, scale: fused.adaln(x, shift, scale, given),
+            lambda x, shift, scale: take(CASES["adaln"][1](x, shift, scale), rows),
+            CASES["adaln"][2],
+        ),
+        "gated_sum": (
+            lambda x, gate, y: fused.gated_sum(x, gate, y, given),
+            lambda x, gate, y: x + gate * take(y, rows.argsort(1)),
+            CASES["gated_sum"][2],
+        ),
+    }[name]
+
+
 CASES = {
     "adaln": (
         fused.adaln,
@@ -29,6 +57,11 @@ CASES = {
         [(B, T, D), (B, T, D), (3, D)],
     ),
     "squared_relu": (fused.squared_relu, lambda x: x.clamp(min=0) ** 2, [(B, T, D)]),
+}
+CASES |= {
+    f"{name}, order per {'sample' if each else 'batch'}": ordered(name, *reorders()[each])
+    for name in ("adaln", "gated_sum")
+    for each in (0, 1)
 }
 
 
