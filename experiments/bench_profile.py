@@ -18,6 +18,7 @@ from unittest import mock
 import torch
 
 from experiments.bench_steps import Step, named, step_memory
+from experiments.memory import available_memory
 from routing.execute import Run
 from routing.layout import Layout
 
@@ -143,7 +144,8 @@ def _touch(step: Step) -> None:
     The profiler's own records lie between tensors, so that the heap grows while it runs; page
     faults would then count, as a sixth of the step, for the operations that make large tensors.
     """
-    torch.ones(step_memory(step)[0] // 2)  # Twice that: what the step left is free already.
+    # Twice that: what the step left is free already. Never so much that the machine runs out.
+    torch.ones(min(2 * step_memory(step)[0], available_memory() // 2) // 4)
 
 
 def profile(step: Step, rounds: int = 2) -> dict[str, float]:
