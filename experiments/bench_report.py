@@ -51,6 +51,7 @@ def environment(o: BenchOptions, device: torch.device) -> dict[str, Any]:
         "device": device.type,
         "device_name": name,
         "threads": torch.get_num_threads(),
+        "spins": os.environ.get("GOMP_SPINCOUNT"),
         "cores": os.cpu_count(),
         "load_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     }

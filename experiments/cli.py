@@ -18,20 +18,19 @@ PACKAGES = ("routing", "backbones", "experiments", "sweeps", "analysis")
 
 
 def _machine_is_idle() -> bool:
-    # Nothing else ready to run in most of seven looks, and no other rank of ours beside this one.
-    if int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1) > 1:
+    # In most of nine looks nothing else is ready to run; and no other rank of ours is beside us.
+    if os.environ.get("LOCAL_WORLD_SIZE", "1") != "1":
         return False
     busy = 0
-    for look in range(7):
+    for look in range(9):
+        time.sleep(0.006 if look else 0)
         try:
-            lines = Path("/proc/stat").read_text().splitlines()
+            text = Path("/proc/stat").read_text()
         except OSError:
             return False  # not Linux
-        running = next((int(x.split()[1]) for x in lines if x.startswith("procs_running")), 9)
-        busy += running > 1  # we are one ourselves
-        if look < 6:
-            time.sleep(0.004)
-    return busy < 3
+        running = text.partition("procs_running ")[2].split()
+        busy += not running or running[0] != "1"  # we are one ourselves
+    return busy <= 4
 
 
 # Before torch is imported: a waiting thread spins for some microseconds, then sleeps. OpenMP's own

@@ -159,6 +159,7 @@ def environment() -> dict[str, Any]:
         if cuda
         else f"{processor()}, {os.cpu_count()} cores",
         "threads": torch.get_num_threads(),
+        "spins": os.environ.get("GOMP_SPINCOUNT"),
         "packages": versions,
         "git": code_commit(ROOT),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 import yaml
 from small import command, overrides
 
+from experiments import cli
 from experiments.config import (
     CONF,
     GROUPS,
@@ -286,6 +288,37 @@ def test_dry_run_prints_config_cost_and_folder_and_writes_nothing(tmp_path):
     ):
         assert part in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def _spins(**environment: str) -> str:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("GOMP_", "OMP_", "KMP_"))}
+    program = "import os, experiments.cli; print(os.environ.get('GOMP_SPINCOUNT'))"
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True, text=True, check=True, env=kept | environment, cwd=cli.ROOT,
+    ).stdout.strip()  # fmt: skip
+
+
+def test_waiting_threads_spin_briefly_beside_others():
+    assert _spins(LOCAL_WORLD_SIZE="2") == "1000"
+    assert _spins(GOMP_SPINCOUNT="7") == "7", "the user's own stays"
+    assert _spins(OMP_WAIT_POLICY="ACTIVE") == "None"
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        assert _spins() == "1000"
+    finally:
+        busy.kill()
+        busy.wait()
+
+
+@pytest.mark.parametrize(
+    ("text", "idle"),
+    [("btime 1\nprocs_running 1\nx", True), ("procs_running 3\n", False), ("cpu 1\n", False)],
+)
+def test_idle_is_nobody_else_ready_to_run(monkeypatch, text, idle):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    monkeypatch.setattr(cli.Path, "read_text", lambda path: text)
+    assert cli._machine_is_idle() is idle
 
 
 def test_a_foreign_package_of_our_name_is_noticed(tmp_path):
