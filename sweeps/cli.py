@@ -143,6 +143,10 @@ def _launch(chosen: argparse.Namespace) -> int:
     from sweeps.launch import launch
 
     request = Request(chosen.words)
+    if "dry" in request.user:
+        raise SweepError(
+            "dry= is for single runs, here it would train nothing; type --dry-run to see the plan"
+        )
     found = grids.load(chosen.grid)
     place = request.resources(chosen.throttle, "slurm" if chosen.dry_run else _default_cluster())
     way = budget.budget(chosen.compare_at)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sweeps import budget, grid, overrides, plan, resources
+from sweeps import budget, cli, grid, overrides, plan, resources
 from sweeps.errors import SweepError
 
 
@@ -71,6 +71,13 @@ def test_a_wrong_key_names_its_cell(tmp_path):
         SweepError, match="seed=0: unknown key train.stesp; did you mean train.steps"
     ):
         planned(tmp_path, "train.stesp=3")
+
+
+def test_a_single_runs_dry_is_not_launched(tmp_path, capsys):
+    words = ["launch", "route_placement", "dry=true", f"paths.runs={tmp_path / 'runs'}"]
+    assert cli.main(words) == 2
+    assert "type --dry-run" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_stage_waits_for_its_parent(tmp_path):
