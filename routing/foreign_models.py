@@ -29,9 +29,14 @@ def refuse_positional(block: nn.Module) -> None:
     Raises:
         AttachError: If it has convolutions over tokens, pooling, windows, a table of relative
             positions or a linear layer over tokens: none of them has a meaning for a subset of
-            the tokens.
+            the tokens. Or if a second sequence runs beside the tokens.
     """
     whole = inner(block)
+    if hasattr(whole, "attn_in") and hasattr(whole, "attn_out"):
+        raise AttachError(
+            f"{type(whole).__name__} carries a second sequence, of pixels inside every token "
+            "(TNT), which cannot skip with it; attach to blocks of plain attention and MLPs"
+        )
     for path, module in whole.named_modules():
         what = None
         if isinstance(module, _CONVOLUTIONS) and max(module.kernel_size) > 1:

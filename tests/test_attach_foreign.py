@@ -246,6 +246,12 @@ def test_linear_layers_over_tokens_are_refused(name, where):
             routing.attach(blocks, "1-2", **given)
 
 
+def test_a_second_sequence_inside_of_tokens_is_refused():
+    model = timm.create_model("tnt_s_patch16_224", img_size=64)
+    with pytest.raises(AttachError, match="Block carries a second sequence, of pixels"):
+        routing.attach(model, "1-2")
+
+
 def test_cait_has_no_class_token_in_its_blocks():
     model = timm.create_model("cait_xxs24_224", depth=4, img_size=64).train()
     with routing.attach(model, "1-2@0.9") as attached:
