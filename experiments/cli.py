@@ -38,10 +38,18 @@ def _machine_is_idle() -> bool:
 # thread waits for (8x slower small steps). Sleeping at once costs a wake-up for every operation
 # (steps take 1.4 to 1.7 times as long on two idle cores). Where nothing else runs, ten times the
 # spins take another quarter of a step's time away; beside a busy process they would double it.
+_OWN: dict[str, str] = {}
 if "OMP_WAIT_POLICY" not in os.environ:
     if "GOMP_SPINCOUNT" not in os.environ:  # GNU's
-        os.environ["GOMP_SPINCOUNT"] = "10000" if _machine_is_idle() else "1000"
-    os.environ.setdefault("KMP_BLOCKTIME", "0")  # LLVM's and Intel's, which count milliseconds
+        _OWN["GOMP_SPINCOUNT"] = "10000" if _machine_is_idle() else "1000"
+    if "KMP_BLOCKTIME" not in os.environ:  # LLVM's and Intel's, which count milliseconds
+        _OWN["KMP_BLOCKTIME"] = "0"
+    os.environ.update(_OWN)
+
+
+def environment_of_jobs() -> dict[str, str]:
+    """Return the environment for runs that start later or elsewhere: without our own choices."""
+    return {k: v for k, v in os.environ.items() if _OWN.get(k) != v}
 
 
 class Interrupted(Exception):

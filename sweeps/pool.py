@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.cli import environment_of_jobs
 from experiments.files import atomic_write
 from sweeps import lock, state
 from sweeps.errors import SweepError
@@ -62,7 +63,10 @@ def start(
     atomic_write(
         folder / "pool.json", json.dumps({"jobs": files, "workers": share, "logs": str(sweep.logs)})
     )
-    environment = {**os.environ, "PYTHONPATH": _first(code)}
+    environment = environment_of_jobs() | {"PYTHONPATH": _first(code)}
+    # Side by side the runs share the cores; `train.threads` and OMP_NUM_THREADS say otherwise.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, (cores or 1) // resources.workers)))
     with (folder / "pool.log").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "sweeps.pool", str(folder)], cwd=code, env=environment,
@@ -190,7 +194,7 @@ class Pool:
                 self.write()
 
     def _begin(self, run: str, gpus: list[str] | None) -> subprocess.Popen[bytes]:
-        environment = dict(os.environ)
+        environment = environment_of_jobs()
         if gpus is not None:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         self.logs.mkdir(parents=True, exist_ok=True)

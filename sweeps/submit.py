@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.cli import environment_of_jobs
 from sweeps import slurm
 from sweeps.errors import SweepError
 from sweeps.folder import Sweep
@@ -124,12 +125,14 @@ def job_of(
 @contextlib.contextmanager
 def _environment(code: Path) -> Iterator[None]:
     """Let sbatch pass the snapshot on as the first place that Python looks in."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(code), *([before] if before else [])])
+    before = dict(os.environ)
+    for name in before.keys() - environment_of_jobs().keys():
+        del os.environ[name]
+    path = before.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(code), *([path] if path else [])])
     try:
         yield
     finally:
-        if before is None:
-            os.environ.pop("PYTHONPATH")
-        else:
-            os.environ["PYTHONPATH"] = before
+        if path is None:
+            del os.environ["PYTHONPATH"]
+        os.environ.update(before)

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from slurm_lab import STUB, until, write_grid
 
+import experiments.cli
 from experiments.files import code_commit
 from sweeps import cli, job, lock, pool, resources, slurm, snapshot, state, status, submit, view
 from sweeps.errors import SweepError
@@ -146,10 +147,23 @@ def test_stages_follow_each_other_in_this_process(shop):
     assert "nothing to submit" in shop("launch", "cluster=debug", "n=4", "w=2,5")
 
 
+def test_jobs_choose_for_themselves_how_long_threads_spin(monkeypatch):
+    monkeypatch.setattr(experiments.cli, "_OWN", {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "0"})
+    monkeypatch.setenv("GOMP_SPINCOUNT", "10000")  # chosen for this process
+    monkeypatch.setenv("KMP_BLOCKTIME", "3")  # the user's
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    before = dict(os.environ)
+    with submit._environment(Path("code")):
+        assert "GOMP_SPINCOUNT" not in os.environ and os.environ["KMP_BLOCKTIME"] == "3"
+        assert os.environ["PYTHONPATH"] == "code"
+    assert dict(os.environ) == before
+
+
 # --- a pool on this machine ------------------------------------------------------------------------------------
 
 
-def test_a_pool_runs_with_its_limit_from_the_snapshot(shop):
+def test_a_pool_runs_with_its_limit_from_the_snapshot(shop, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     shop.stub({"sleep": 0.03})
     shop("launch", "cluster=local", "cluster.workers=2", "seed=0,1,2")
     most = 0
@@ -157,6 +171,8 @@ def test_a_pool_runs_with_its_limit_from_the_snapshot(shop):
         most = max(most, sum(row.state in ("running", "starting") for row in shop.rows().values()))
         time.sleep(0.05)
     assert shop.states() == {0: "done", 1: "done", 2: "done"} and most == 2
+    threads = {json.loads(p.read_text())["threads"] for p in shop.runs.glob("*/summary.json")}
+    assert threads == {str(max(1, len(os.sched_getaffinity(0)) // 2))}
     batch = shop.sweep.batches()[0]
     assert {e["code"] for e in shop.events(0) if e["event"] == "start"} == {batch.code}
     assert (shop.runs / ".sweeps" / "code" / batch.code / "sweeps" / "job.py").is_file()

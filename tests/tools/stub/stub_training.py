@@ -85,5 +85,6 @@ def work(config, folder, options, write):
             "world": world,
         }
         summary |= {"master": os.environ.get("MASTER_ADDR", "")}
+        summary |= {"threads": os.environ.get("OMP_NUM_THREADS")}
         atomic_write(Path(folder) / "summary.json", json.dumps(summary))
     return 0
