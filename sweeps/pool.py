@@ -26,7 +26,7 @@ from sweeps.folder import Sweep
 from sweeps.job import REQUEUE
 from sweeps.plan import Run
 from sweeps.resources import Resources
-from sweeps.submit import job_of
+from sweeps.submit import job_of, python_path
 
 
 def start(
@@ -63,7 +63,7 @@ def start(
     atomic_write(
         folder / "pool.json", json.dumps({"jobs": files, "workers": share, "logs": str(sweep.logs)})
     )
-    environment = environment_of_jobs() | {"PYTHONPATH": _first(code)}
+    environment = environment_of_jobs() | {"PYTHONPATH": python_path(code)}
     # Side by side the runs share the cores; `train.threads` and OMP_NUM_THREADS say otherwise.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (cores or 1) // resources.workers)))
@@ -83,11 +83,6 @@ def _until_alive(folder: Path) -> None:
         if time.monotonic() > end:
             raise SweepError(f"the pool did not start; see {folder / 'pool.log'}")
         time.sleep(0.02)
-
-
-def _first(code: Path) -> str:
-    before = os.environ.get("PYTHONPATH")
-    return os.pathsep.join([str(code), *([before] if before else [])])
 
 
 def visible_gpus() -> list[str]:

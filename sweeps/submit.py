@@ -122,17 +122,21 @@ def job_of(
     )  # fmt: skip
 
 
+def python_path(code: Path) -> str:
+    """Return PYTHONPATH with the snapshot as the first place that Python looks in."""
+    before = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([str(code), *([before] if before else [])])
+
+
 @contextlib.contextmanager
 def _environment(code: Path) -> Iterator[None]:
-    """Let sbatch pass the snapshot on as the first place that Python looks in."""
+    """Let sbatch pass the snapshot on, and nothing that was chosen for this process."""
     before = dict(os.environ)
     for name in before.keys() - environment_of_jobs().keys():
         del os.environ[name]
-    path = before.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(code), *([path] if path else [])])
+    os.environ["PYTHONPATH"] = python_path(code)
     try:
         yield
     finally:
-        if path is None:
-            del os.environ["PYTHONPATH"]
+        del os.environ["PYTHONPATH"]
         os.environ.update(before)
