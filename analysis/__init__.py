@@ -15,14 +15,14 @@ from typing import Any
 
 _LAZY = {
     "load": "analysis.runs",
-    "curves": "analysis.history",
-    "scores": "analysis.history",
+    "curves": "analysis.runs.history",
+    "scores": "analysis.runs.history",
     "AnalysisError": "analysis.runs",
-    "paper": "analysis.paper",
+    "paper": "analysis.tables.paper",
     "tables": "analysis.tables",
     "figures": "analysis.figures",
     "similarity": "analysis.similarity",
-    "compare": "analysis.compare",
+    "compare": "analysis.runs.compare",
     "report": "analysis.report",
 }
 _MODULES = {"paper", "tables", "figures", "similarity", "compare", "report"}

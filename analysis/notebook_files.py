@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.files import atomic_write
-from analysis.runs import AnalysisError
+from analysis.runs.run_records import AnalysisError
 from routing.errors import suggest
 
 FOLDER = Path(__file__).with_name("notebooks")

@@ -21,10 +21,10 @@ from typing import Any
 
 from analysis import figures, tables
 from analysis.files import atomic_write
-from analysis.render import markdown, markdown_escape
-from analysis.runs import AnalysisError
-from analysis.study import Study
-from analysis.table import FEW_NOTE, MISSING_NOTE, NOT_RUN, Row, Table
+from analysis.runs.run_records import AnalysisError
+from analysis.runs.study import Study
+from analysis.tables.render import markdown, markdown_escape
+from analysis.tables.table import FEW_NOTE, MISSING_NOTE, NOT_RUN, Row, Table
 
 # What a run leaves but for its weights: enough for every table.
 RECORDS = (

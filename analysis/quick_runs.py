@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
 
-from analysis.runs import AnalysisError, find
+from analysis.runs.run_records import AnalysisError, find
 
 ROOT = Path(__file__).resolve().parents[1]
 VARIABLE = "ANALYSIS_RUNS"

@@ -19,18 +19,19 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
 
-from analysis import compare, figures, tables
-from analysis.figures.samples import picture
+from analysis import figures, tables
+from analysis.figures.sample_grids import picture
 from analysis.figures.style import Plot
 from analysis.files import atomic_write
-from analysis.groups import Base
-from analysis.render import plain, to_html
-from analysis.stats import ENOUGH_SEEDS
-from analysis.study import Study
-from analysis.table import Column, Entry, Table, build, words
-from analysis.tables.common import difference, metric_decimals, score
-from analysis.tables.memory import Memory
+from analysis.runs import compare
+from analysis.runs.comparison_groups import Base
+from analysis.runs.statistics import ENOUGH_SEEDS
+from analysis.runs.study import Study
+from analysis.tables.headings import difference, metric_decimals, score
+from analysis.tables.memorisation import Memory
+from analysis.tables.render import plain, to_html
 from analysis.tables.speedup import headline_cell
+from analysis.tables.table import Column, Entry, Table, build, words
 
 TEMPLATES = Path(__file__).with_name("templates")
 _MOST_GRIDS = 48

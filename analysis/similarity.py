@@ -32,12 +32,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.runs import AnalysisError
+from analysis.runs.run_records import AnalysisError
 from analysis.similarity_file import SimilarityFile
 from routing.route import Route
 
 if TYPE_CHECKING:
-    from experiments.checkpoint import Loaded
+    from experiments.training.checkpoint import Loaded
     from routing.rng import Draws
 
 # Noise levels sigma / alpha in units of the data's standard deviation: from almost clean to almost
@@ -168,9 +168,9 @@ def measure(
 
     Raises:
         AnalysisError: `routed` was asked for a run without a route.
-        UserError: what `experiments.checkpoint.load_model` refuses.
+        UserError: what `experiments.training.checkpoint.load_model` refuses.
     """
-    from experiments.checkpoint import load_model
+    from experiments.training.checkpoint import load_model
 
     work = _Work(
         load_model(run, weights=(protocol or Protocol()).weights, device=device),
@@ -231,7 +231,7 @@ class _Work:
     """One measurement: the model, its data and objective, and the running means."""
 
     def __init__(self, loaded: Loaded, protocol: Protocol) -> None:
-        from experiments.build import make_dataset, make_objective
+        from experiments.training.build import make_dataset, make_objective
 
         self.loaded, self.protocol = loaded, protocol
         self.model: Any = loaded.model

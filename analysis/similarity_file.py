@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from analysis.files import atomic_write
-from analysis.runs import AnalysisError
+from analysis.runs.run_records import AnalysisError
 
 FORMAT = "tread-suite-similarity/1"
 # A hundred levels of a model of 100 blocks take 8 MB.

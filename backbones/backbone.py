@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from backbones import extras, layers
+from backbones import heads as extras
+from backbones import layers
 from backbones.assemble import COMMON, grid_of, make_blocks
 from backbones.hub import Pretrained
 from backbones.ops.dispatch import resolve
 from backbones.registry import block_class, parse_options
 from backbones.sizes import BackboneError, Size, parse_size
-from routing.fuse import Fuse, LearnedRouter
 from routing.layout import Layout
+from routing.learned import Fuse, LearnedRouter
 from routing.stack import Stack
 
 if TYPE_CHECKING:

@@ -62,7 +62,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if metadata.get("format") != FORMAT or "model" not in metadata:
         raise BackboneError(
             f"{path} does not say what model it holds; weights of other projects load through "
-            "backbones.weights.load"
+            "backbones.import_weights.load"
         )
     try:
         return tensors, dict(json.loads(metadata["model"]))

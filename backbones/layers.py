@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.fused import adaln, gated_sum
+from backbones.elementwise import adaln, gated_sum
 
 if TYPE_CHECKING:
     from routing.layout import Layout

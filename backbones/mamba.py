@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.fused import gated_rms_norm
+from backbones.elementwise import gated_rms_norm
 from backbones.layers import Block
 from backbones.ops.conv import causal_conv
 from backbones.ops.dispatch import resolve

@@ -52,10 +52,10 @@ def register(name: str) -> Callable[[T], T]:
 
 def _files() -> dict[str, str]:
     """Map every family name to the module that registers it, from the source text alone."""
-    found = {}
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    found, here = {}, Path(__file__).parent
+    for path in sorted(here.rglob("*.py")):
         for name in _DECORATOR.findall(path.read_text(encoding="utf-8")):
-            found[name] = f"backbones.{path.stem}"
+            found[name] = ".".join(("backbones", *path.relative_to(here).with_suffix("").parts))
     return found
 
 

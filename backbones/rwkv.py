@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from backbones.fused import mixtures, squared_relu
+from backbones.elementwise import mixtures, squared_relu
 from backbones.layers import Block
 from backbones.ops.biwkv import biwkv
 from backbones.ops.dispatch import resolve

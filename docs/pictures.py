@@ -8,7 +8,7 @@ from pathlib import Path
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from analysis.figures import scan_paths, selections  # noqa: E402
-from experiments.files import atomic_write  # noqa: E402
+from experiments.runtime.files import atomic_write  # noqa: E402
 
 IMAGES = Path(__file__).resolve().parent / "img"
 

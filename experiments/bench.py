@@ -10,12 +10,12 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from experiments.cli import run_command
+from experiments.runtime.command import run_command
 
 
 def main(argv: list[str]) -> int:
     """Run the command with these arguments; return its exit code."""
-    from experiments.bench_options import help_text, parse
+    from experiments.benchmark.bench_options import help_text, parse
 
     if any(flag in argv for flag in ("-h", "--help", "help")):
         print(help_text())
@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
     options = parse(argv)
     # Before torch: its profiler would report every start and stop on the terminal.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    from experiments.bench_report import run
+    from experiments.benchmark.bench_report import run
 
     run(options)
     return 0

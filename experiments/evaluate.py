@@ -11,7 +11,7 @@ if __name__ == "__main__":
 
 import argparse
 
-from experiments.cli import run_command
+from experiments.runtime.command import run_command
 from routing.errors import Parser
 
 EXAMPLES = """\
@@ -31,7 +31,7 @@ goes on where it was when it is given again. torchrun shares the samples over pr
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
-    from experiments.metrics.names import FEATURES, METRICS
+    from experiments.metrics.metric_names import FEATURES, METRICS
 
     p = Parser(
         prog="python experiments/evaluate.py",
@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Run the command with these arguments; return its exit code."""
     arguments = parser().parse_intermixed_args(argv)
-    from experiments.metrics.command import evaluate
+    from experiments.metrics.evaluate_command import evaluate
 
     return evaluate(arguments)
 

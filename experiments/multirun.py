@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import sys
 
-from experiments.cli import Interrupted
-from experiments.config import CONF
+from experiments.config.schema import CONF
+from experiments.runtime.command import Interrupted
 from routing.errors import UserError
 
 _sweeping = 0  # the process whose jobs run one after another in it
@@ -30,17 +30,17 @@ def job(cfg: object) -> str:
     """Train one job of a Hydra sweep (dry=true: print it); return its run folder."""
     from hydra.core.hydra_config import HydraConfig
 
-    from experiments import usage
-    from experiments.config import load
+    from experiments.config import help_text
+    from experiments.config.schema import load
 
     overrides = [text for text in HydraConfig.get().overrides.task if not text.startswith("hydra")]
     here = os.getpid() == _sweeping
     try:
         config = load(overrides)
         if config.dry:
-            print(usage.dry_text(config))
+            print(help_text.dry_text(config))
             return ""
-        from experiments.train import train
+        from experiments.training.loop import train
 
         return str(train(config))
     except Interrupted as asked:
@@ -66,7 +66,7 @@ def _check(words: list[str]) -> None:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    from experiments.config import load
+    from experiments.config.schema import load
 
     if any(word.startswith("hydra/sweeper") for word in words):
         return

@@ -19,13 +19,13 @@ if __name__ == "__main__":
     # Run as a script, Python puts experiments/ on the path; imports start at the repository root.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from experiments.cli import run_command
-from experiments.data.options import DataError
+from experiments.data.data_options import DataError
+from experiments.runtime.command import run_command
 from routing.errors import Parser
 
 if TYPE_CHECKING:
-    from experiments.data.store import Manifest
-    from experiments.data.writer import Writer
+    from experiments.data.latent_store import Manifest
+    from experiments.data.store_writer import Writer
 
 _EXAMPLES = """examples:
   python experiments/prepare.py ~/photos latents/photos
@@ -143,10 +143,10 @@ def _device(name: str | None) -> str:
 def build(given: argparse.Namespace) -> Writer:
     """Open source, autoencoder and text encoder and return the writer for them."""
     _check(given)
-    from experiments.data.sources import First, open_source
-    from experiments.data.text import TextEncoder
-    from experiments.data.vae import Autoencoder
-    from experiments.data.writer import Settings, Writer
+    from experiments.data.autoencoder import Autoencoder
+    from experiments.data.picture_sources import First, open_source
+    from experiments.data.store_writer import Settings, Writer
+    from experiments.data.text_encoder import TextEncoder
 
     columns = {
         role: name
@@ -225,7 +225,7 @@ def prepare(given: argparse.Namespace) -> None:
     if manifest is None:
         return
     if given.verify:
-        from experiments.data.store import LatentStore
+        from experiments.data.latent_store import LatentStore
 
         LatentStore(given.out, verify=True)
     print(summary(manifest, given.out))

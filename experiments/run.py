@@ -10,27 +10,27 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from experiments.cli import run_command
+from experiments.runtime.command import run_command
 
 
 def main(argv: list[str]) -> int:
     """Run the command with these arguments; return its exit code."""
-    from experiments import usage
+    from experiments.config import help_text
 
     if any(flag in argv for flag in ("-h", "--help", "help")):
-        print(usage.help_text())
+        print(help_text.help_text())
         return 0
     if any(flag in argv for flag in ("-m", "--multirun")):
         from experiments.multirun import multirun
 
         return multirun(argv)
-    from experiments.config import load
+    from experiments.config.schema import load
 
     config = load(argv)
     if config.dry:
-        print(usage.dry_text(config))
+        print(help_text.dry_text(config))
         return 0
-    from experiments.train import train
+    from experiments.training.loop import train
 
     train(config)
     return 0

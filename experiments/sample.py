@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from experiments.cli import run_command
-from experiments.diffusion.options import DiffusionError
-from experiments.diffusion.requests import (
+from experiments.diffusion.diffusion_options import DiffusionError
+from experiments.runtime.command import run_command
+from experiments.sampling.request import (
     Request,
     chosen_options,
     names_of,
@@ -26,7 +26,7 @@ from experiments.diffusion.requests import (
 from routing.errors import Parser
 
 if TYPE_CHECKING:
-    from experiments.checkpoint import Loaded
+    from experiments.training.checkpoint import Loaded
 
 EXAMPLES = """\
 examples:
@@ -102,7 +102,7 @@ def main(argv: list[str]) -> int:
         if name is not None:
             chosen_options(kind, {}, name, changes[kind])
 
-    from experiments.checkpoint import load_model
+    from experiments.training.checkpoint import load_model
 
     accelerator = processes(args.device)
     device = accelerator.device if accelerator else args.device
@@ -145,8 +145,8 @@ def sample(
     """Sample what was asked for, going on where an earlier call was killed."""
     import torch
 
-    from experiments.diffusion import generate_shards
-    from experiments.diffusion.setup import Setup
+    from experiments.sampling import generate_shards
+    from experiments.sampling.recipe import Setup
 
     config, main_process = loaded.config, accelerator is None or accelerator.is_main_process
     setup = Setup.make(
@@ -181,7 +181,7 @@ def sample(
         finished=finished,
     )
     if main_process:
-        from experiments.diffusion.output import write_all
+        from experiments.sampling.output import write_all
 
         write_all(out, request, args.pngs, finished)
     return 0
@@ -200,7 +200,7 @@ def data_of(loaded: Loaded, changes: dict[str, Any], device: Any) -> Any:
         device: Where pictures are decoded.
     """
     from experiments.data import create
-    from experiments.data.options import LatentsOptions, parse
+    from experiments.data.data_options import LatentsOptions, parse
 
     config = loaded.config
     options = parse({**config.data, **changes})

@@ -10,10 +10,10 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from routing.attached import Attached, AttachError, attach
+    from routing.attached.hooks import Attached, AttachError, attach
     from routing.errors import UserError
-    from routing.fuse import Fuse, LearnedRouter
     from routing.layout import Layout, LayoutError, Order
+    from routing.learned import Fuse, LearnedRouter
     from routing.options import RoutingError, RoutingOptions
     from routing.reuse import Reuse
     from routing.rng import Draws
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from routing.stack import Routing, Stack, StackOutput
 
 _HOME = {
-    "attach": "attached",
-    "Attached": "attached",
-    "AttachError": "attached",
+    "attach": "attached.hooks",
+    "Attached": "attached.hooks",
+    "AttachError": "attached.hooks",
     "UserError": "errors",
     "Route": "route",
     "RouteError": "route",
@@ -46,8 +46,8 @@ _HOME = {
     "RouteSchedule": "schedule",
     "ScheduleError": "schedule",
     "Reuse": "reuse",
-    "Fuse": "fuse",
-    "LearnedRouter": "fuse",
+    "Fuse": "learned",
+    "LearnedRouter": "learned",
     "Stack": "stack",
     "StackOutput": "stack",
 }

@@ -170,7 +170,7 @@ class RoutingOptions:
             blocks: The blocks.
             width: D, the size of a token.
         """
-        from routing.fuse import Fuse, LearnedRouter
+        from routing.learned import Fuse, LearnedRouter
         from routing.stack import Stack
 
         route = RouteSchedule.parse(self.route).first

@@ -19,8 +19,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from routing.execute import Run
-from routing.fuse import Fuse, LearnedRouter
 from routing.layout import Layout
+from routing.learned import Fuse, LearnedRouter
 from routing.reuse import Reuse
 from routing.spec import Routing, RoutingError
 

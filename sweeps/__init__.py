@@ -9,17 +9,17 @@ from __future__ import annotations
 from typing import Any
 
 _HOME = {
-    "Cell": "grid",
-    "Grid": "grid",
+    "Cell": "planning.grid",
+    "Grid": "planning.grid",
     "SweepError": "errors",
-    "Job": "job",
-    "Plan": "plan",
-    "Run": "plan",
-    "Sweep": "folder",
-    "expand": "grid",
-    "load": "grid",
-    "names": "grid",
-    "plan": "plan",
+    "Job": "jobs.job",
+    "Plan": "planning.plan",
+    "Run": "planning.plan",
+    "Sweep": "jobs.sweep_folder",
+    "expand": "planning.grid",
+    "load": "planning.grid",
+    "names": "planning.grid",
+    "plan": "planning.plan",
 }
 __all__ = sorted(_HOME)
 

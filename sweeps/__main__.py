@@ -1,10 +1,10 @@
-"""`python -m sweeps`: see `sweeps.cli`."""
+"""`python -m sweeps`: see `sweeps.sweeps_command`."""
 
 from __future__ import annotations
 
 import sys
 
-from sweeps.cli import main
+from sweeps.sweeps_command import main
 
 if __name__ == "__main__":
     sys.exit(main())

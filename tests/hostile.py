@@ -123,13 +123,13 @@ def _model():
 
 
 def _described():
-    from experiments.config import load
+    from experiments.config.schema import load
 
     return load(["backbone.depth=2", "backbone.width=16", "route=none"]).to_dict()
 
 
 def make_checkpoint(folder):
-    from experiments import checkpoint
+    from experiments.training import checkpoint
 
     model = _model()
     tensors = {
@@ -141,14 +141,14 @@ def make_checkpoint(folder):
 
 @reader("checkpoint", make_checkpoint, "checkpoints/*/*")
 def read_checkpoint(folder):
-    from experiments import checkpoint
+    from experiments.training import checkpoint
 
     checkpoint.load_model(folder, device="cpu")
 
 
 @reader("newest checkpoint", make_checkpoint, "checkpoints/*/*")
 def read_newest(folder):
-    from experiments import checkpoint
+    from experiments.training import checkpoint
 
     found = checkpoint.newest(folder, say=lambda text: None)
     if found is not None:
@@ -157,7 +157,7 @@ def read_newest(folder):
 
 @reader("unverified checkpoint", make_checkpoint, "checkpoints/*/state.*")
 def read_unverified(folder):
-    from experiments import checkpoint
+    from experiments.training import checkpoint
 
     path = next((folder / "checkpoints").iterdir())
     tensors, state = checkpoint.read(path)
@@ -166,8 +166,8 @@ def read_unverified(folder):
 
 
 def make_export(folder):
-    from experiments import checkpoint
-    from experiments.config import load
+    from experiments.config.schema import load
+    from experiments.training import checkpoint
 
     model = _model()
     config = load(["backbone.depth=2", "backbone.width=16", "route=none"])
@@ -176,7 +176,7 @@ def make_export(folder):
 
 @reader("exported weights", make_export, "model.safetensors")
 def read_export(folder):
-    from experiments import checkpoint
+    from experiments.training import checkpoint
 
     checkpoint.load_model(folder / "model.safetensors", device="cpu")
 
@@ -190,7 +190,7 @@ def read_pretrained(folder):
 
 @reader("metadata of weights", make_export, "model.safetensors")
 def read_metadata(folder):
-    from analysis import weights
+    from analysis.runs import weights_metadata as weights
 
     weights.metadata(folder / "model.safetensors")
 
@@ -205,28 +205,28 @@ def make_foreign_weights(folder):
 
 @reader("weights.pt of others", make_foreign_weights, "weights.pt")
 def read_foreign_pt(folder):
-    from backbones import weights
+    from backbones import import_weights as weights
 
     weights.load(folder / "weights.pt", "dit", heads=2)
 
 
 @reader("weights.safetensors of others", make_foreign_weights, "weights.safetensors")
 def read_foreign_safetensors(folder):
-    from backbones import weights
+    from backbones import import_weights as weights
 
     weights.load(folder / "weights.safetensors", "dit", heads=2)
 
 
 @reader("weights of feature networks", make_foreign_weights, "weights.*")
 def read_feature_weights(folder):
-    from experiments.metrics import weights
+    from experiments.metrics import fetched_weights as weights
 
     for suffix in ("pt", "safetensors"):
         weights.load_state(folder / f"weights.{suffix}", "weights", "eval.weights")
 
 
 def read_everything(folder):
-    from experiments.data.foreign import open_store
+    from experiments.data.foreign_latents import open_store
 
     store = open_store(folder, verify=False)
     index = torch.arange(min(store.count, 64))
@@ -267,7 +267,7 @@ READERS["facts of LightningDiT's shards"] = Reader(
 
 @reader("verified latent store", make_store, "manifest.json", "shard-*")
 def read_verified(folder):
-    from experiments.data.foreign import open_store
+    from experiments.data.foreign_latents import open_store
 
     open_store(folder, verify=True)
 
@@ -309,7 +309,7 @@ def read_reference(folder):
 
 @reader("batch of images", make_reference, "batch.npz")
 def read_images(folder):
-    from experiments.metrics.elsewhere import Images
+    from experiments.metrics.outside_images import Images
 
     images = Images(folder / "batch.npz")
     images.labels()
@@ -326,7 +326,7 @@ def make_pictures(folder):
 
 @reader("folder of pictures", make_pictures, "*.png")
 def read_pictures(folder):
-    from experiments.metrics.elsewhere import Images
+    from experiments.metrics.outside_images import Images
 
     images = Images(folder)
     for _ in images.batches(range(images.n)):
@@ -342,7 +342,7 @@ def make_samples(folder):
 
 @reader("shards of samples", make_samples, "manifest.json", "shard-*")
 def read_samples(folder):
-    from experiments.diffusion import shards
+    from experiments.sampling import shards
 
     for _ in shards.read_shards(folder):
         pass
@@ -354,9 +354,9 @@ def make_piece(folder):
 
 @reader("kept piece of samples", make_piece, "0.npy")
 def read_piece(folder):
-    from experiments.metrics import sampled
+    from experiments.metrics import scored_samples
 
-    sampled._read(folder / "0.npy", 2)
+    scored_samples._read(folder / "0.npy", 2)
 
 
 def make_similarity(folder):
@@ -380,13 +380,13 @@ def make_vae(folder):
 
 @reader("autoencoder", make_vae, "vae.*")
 def read_vae(folder):
-    from experiments.data import ldm
+    from experiments.data import ldm_weights
     from routing.errors import UserError
 
     # The valid one holds two of an autoencoder's tensors: it is refused too, but for what it lacks.
     for path in sorted(folder.glob("vae.*")):
         with contextlib.suppress(UserError):
-            ldm.load(path)
+            ldm_weights.load(path)
 
 
 def _digits(split):
@@ -421,7 +421,7 @@ def make_runs(folder):
 @reader("run folders", make_runs, "*/*.yaml", "*/*.json", "*/*.jsonl", "*/evaluations/*")
 def read_runs(folder):
     import analysis
-    from analysis import history
+    from analysis.runs import history
 
     frame = analysis.load(folder)
     history.curves(frame)
@@ -429,8 +429,8 @@ def read_runs(folder):
 
 
 def make_sweep(folder):
-    from sweeps.folder import Batch, Sweep
-    from sweeps.plan import Run
+    from sweeps.jobs.sweep_folder import Batch, Sweep
+    from sweeps.planning.plan import Run
 
     runs = []
     for seed in range(2):
@@ -454,14 +454,14 @@ def make_sweep(folder):
 def read_sweep(folder):
     from rich.console import Console
 
-    from sweeps import status, view
-    from sweeps.folder import all_sweeps
+    from sweeps.jobs.sweep_folder import all_sweeps
+    from sweeps.view import standing, status_table
 
     for sweep in all_sweeps(folder):
-        rows, _ = status.stand(sweep)
-        view.plain(rows)
-        Console(file=io.StringIO(), width=100).print(view.table("g", rows, 100))
-    status.live_anywhere(folder)
+        rows, _ = standing.stand(sweep)
+        status_table.plain(rows)
+        Console(file=io.StringIO(), width=100).print(status_table.table("g", rows, 100))
+    standing.live_anywhere(folder)
 
 
 def make_grid(folder):
@@ -471,7 +471,7 @@ def make_grid(folder):
 
 @reader("grid of a sweep", make_grid, "grid.yaml")
 def read_grid(folder):
-    from sweeps import grid
+    from sweeps.planning import grid
 
     found = grid.load(str(folder / "grid.yaml"))
     grid.expand(found, "tiny")
@@ -479,9 +479,9 @@ def read_grid(folder):
 
 @reader("resources of a sweep", make_grid, "resources.yaml")
 def read_resources(folder):
-    from sweeps import resources
+    from sweeps.jobs import cluster_resources
 
-    resources.load(str(folder / "resources.yaml"))
+    cluster_resources.load(str(folder / "resources.yaml"))
 
 
 def make_metrics(folder):
@@ -491,10 +491,10 @@ def make_metrics(folder):
 
 @reader("metrics of a run that resumes", make_metrics, "metrics.jsonl")
 def read_metrics(folder):
-    from experiments import log
+    from experiments.runtime import console
 
-    log.read_jsonl(folder / "metrics.jsonl")
-    log.cut_jsonl(folder / "metrics.jsonl", 2)
+    console.read_jsonl(folder / "metrics.jsonl")
+    console.cut_jsonl(folder / "metrics.jsonl", 2)
 
 
 def damage_targets(folder, files):

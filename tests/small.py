@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from experiments.config import Config, load
+from experiments.config.schema import Config, load
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -9,7 +9,7 @@ import pytest
 from analysis_runs import study
 
 from analysis import notebook_files, quick_runs
-from analysis.runs import AnalysisError
+from analysis.runs.run_records import AnalysisError
 
 ROOT = Path(__file__).resolve().parents[1]
 QUIET = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

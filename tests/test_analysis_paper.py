@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from analysis import paper
+from analysis.tables import paper
 
 
 def test_every_table_says_where_it_stands():

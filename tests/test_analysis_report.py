@@ -14,7 +14,7 @@ from PIL import Image
 import analysis
 from analysis import report
 from analysis.report import runs_table
-from analysis.study import Study
+from analysis.runs.study import Study
 
 HOSTILE = "</script><script>window.pwned=1</script><img src=x onerror=window.pwned=1>"
 
@@ -79,7 +79,7 @@ def test_an_empty_folder_still_makes_a_page(tmp_path):
 
 
 def test_a_broken_picture_is_left_out(folder, tmp_path):
-    from analysis.figures.samples import picture
+    from analysis.figures.sample_grids import picture
 
     (tmp_path / "samples").mkdir()
     (tmp_path / "samples" / "final.png").write_bytes(b"\x89PNG nonsense")

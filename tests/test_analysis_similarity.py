@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.runs import AnalysisError
+from analysis.runs.run_records import AnalysisError
 from analysis.similarity import Protocol, centre, cosine, hsic, measure
 from analysis.similarity_file import read
 
@@ -71,8 +71,8 @@ def test_a_protocol_without_samples_or_levels_is_refused(key, value):
 def exported(tmp_path_factory):
     """A routed tiny model with gates that are not zero, exported as a run exports it."""
     import backbones
-    from experiments.checkpoint import export
-    from experiments.config import load
+    from experiments.config.schema import load
+    from experiments.training.checkpoint import export
 
     torch.manual_seed(0)
     config = load(["backbone=dit", "route=2-4", "backbone.depth=8"])
@@ -127,8 +127,8 @@ def test_tokens_that_took_the_route_do_not_move_inside_it(exported):
 
 def test_routed_needs_a_route(tmp_path):
     import backbones
-    from experiments.checkpoint import export
-    from experiments.config import load
+    from experiments.config.schema import load
+    from experiments.training.checkpoint import export
 
     model = backbones.create("dit", "T/1", depth=2, in_channels=1, input_size=8, num_classes=10)
     config = load(["backbone=dit", "route=none", "backbone.depth=2"])

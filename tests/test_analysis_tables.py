@@ -15,13 +15,13 @@ import pytest
 from analysis_runs import ACCURACY, METRIC, score, study, write
 
 import analysis
-from analysis import render, stats
-from analysis.groups import bases
-from analysis.runs import AnalysisError
-from analysis.study import Study
-from analysis.table import Column, Entry, build, ours, words
-from analysis.tables import TABLES, make, make_all, save
+from analysis.runs import statistics
+from analysis.runs.comparison_groups import bases
+from analysis.runs.run_records import AnalysisError
+from analysis.runs.study import Study
+from analysis.tables import TABLES, make, make_all, render, save
 from analysis.tables.speedup import reach
+from analysis.tables.table import Column, Entry, build, ours, words
 
 
 @pytest.fixture(scope="module")
@@ -40,21 +40,21 @@ def find(table, group, first):
 
 
 def test_interval_is_students():
-    estimate = stats.interval([1.0, 2.0, 3.0])
+    estimate = statistics.interval([1.0, 2.0, 3.0])
     # t(0.975, 2) = 4.302653, s = 1, n = 3.
     assert estimate.mean == 2.0 and estimate.std == 1.0
     assert math.isclose(estimate.high - 2, 4.302653 / math.sqrt(3), rel_tol=1e-6)
-    assert stats.interval([5.0]).low is None and stats.mean_std([]) is None
+    assert statistics.interval([5.0]).low is None and statistics.mean_std([]) is None
 
 
 def test_ratio_is_geometric():
-    assert math.isclose(stats.ratio([2.0, 8.0]).mean, 4.0)
-    assert stats.ratio([]) is None
+    assert math.isclose(statistics.ratio([2.0, 8.0]).mean, 4.0)
+    assert statistics.ratio([]) is None
 
 
 def test_differences_are_paired_by_seed():
     first, second = {0: 10.0, 1: 20.0, 2: 30.0}, {0: 9.0, 1: 19.0, 2: 29.0, 3: 1.0}
-    estimate = stats.paired(first, second)
+    estimate = statistics.paired(first, second)
     assert estimate.n == 3 and estimate.mean == -1.0
     # Unpaired, the spread of the seeds would swamp it; paired, nothing is left.
     assert estimate.low == estimate.high == -1.0
@@ -233,7 +233,7 @@ def nasty():
     columns = [Column(NASTY, numeric=False), Column("value", better="lower")]
     rows = [
         (NASTY, [words(NASTY), Entry(value=1.0, n=1)]),
-        (NASTY, [words("=cmd()"), ours(stats.mean_std([2.0, 3.0, 4.0]))]),
+        (NASTY, [words("=cmd()"), ours(statistics.mean_std([2.0, 3.0, 4.0]))]),
     ]
     return build("nasty", NASTY, columns, rows, [NASTY])
 
@@ -475,8 +475,8 @@ def test_guidance_of_a_run_that_was_trained_on_for_another_sweep(tmp_path):
 
 
 def test_throughput_reads_the_step_times_that_the_benchmark_and_its_sweep_wrote(tmp_path):
-    from experiments.bench_options import BenchOptions
-    from experiments.bench_report import run
+    from experiments.benchmark.bench_options import BenchOptions
+    from experiments.benchmark.bench_report import run
 
     small = {"size": ("T/2",), "tokens": (16,), "batch": 2, "rounds": 1, "parts": ("steps",)}
     where = tmp_path / ".sweeps" / "bench" / "outputs"
@@ -535,7 +535,7 @@ def test_a_key_that_was_added_later_does_not_part_old_runs_from_new_ones(tmp_pat
 
 def test_a_seed_that_ran_twice_is_read_by_its_curve(tmp_path):
     from analysis.figures.convergence import mean_path
-    from analysis.study import Study
+    from analysis.runs.study import Study
 
     for seed in (0, 1):
         write(tmp_path, seed=seed, evaluations=1)

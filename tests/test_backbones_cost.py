@@ -131,12 +131,12 @@ def test_routed_dit_agrees_with_torch():
 )
 def test_linear_layers_of_the_others_agree_with_torch(name, options, monkeypatch):
     """Scans are counted by hand; without them only linear layers are left."""
-    import backbones.gla
-    import backbones.hydra
     import backbones.mamba
+    import backbones.more.gla
+    import backbones.more.hydra
+    import backbones.more.rwkv6
+    import backbones.more.rwkv7
     import backbones.rwkv
-    import backbones.rwkv6
-    import backbones.rwkv7
 
     monkeypatch.setattr(
         backbones.mamba,
@@ -146,11 +146,11 @@ def test_linear_layers_of_the_others_agree_with_torch(name, options, monkeypatch
     monkeypatch.setattr(backbones.mamba, "selective_scan", lambda x, *a, **k: x)
     monkeypatch.setattr(backbones.mamba, "causal_conv", lambda x, *a, **k: x)
     monkeypatch.setattr(backbones.rwkv, "biwkv", lambda k, v, *a, **n: v)
-    monkeypatch.setattr(backbones.hydra, "ssd", lambda x, *a, **k: x)
-    monkeypatch.setattr(backbones.hydra, "causal_conv", lambda x, *a, **k: x)
-    monkeypatch.setattr(backbones.gla, "gla", lambda q, k, v, *a, **n: v)
-    monkeypatch.setattr(backbones.rwkv6, "rwkv6", lambda r, k, v, *a, **n: v)
-    monkeypatch.setattr(backbones.rwkv7, "rwkv7", lambda r, g, k, v, *a, **n: v)
+    monkeypatch.setattr(backbones.more.hydra, "ssd", lambda x, *a, **k: x)
+    monkeypatch.setattr(backbones.more.hydra, "causal_conv", lambda x, *a, **k: x)
+    monkeypatch.setattr(backbones.more.gla, "gla", lambda q, k, v, *a, **n: v)
+    monkeypatch.setattr(backbones.more.rwkv6, "rwkv6", lambda r, k, v, *a, **n: v)
+    monkeypatch.setattr(backbones.more.rwkv7, "rwkv7", lambda r, g, k, v, *a, **n: v)
     model = backbones.create(name, "T/2", in_channels=2, input_size=8, num_classes=3, **options)
     x, y = torch.zeros(1, 2, 8, 8), torch.zeros(1, dtype=torch.long)
     with FlopCounterMode(display=False) as counter, torch.no_grad():

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from backbones import fused
+from backbones import elementwise
 from routing.moves import Reorder, flat
 
 B, T, D = 5, 7, 12
@@ -23,12 +23,12 @@ def ordered(name, given, rows):
     take = lambda x, rows: torch.stack([x[b, row] for b, row in enumerate(rows)])  # noqa: E731
     return {
         "adaln": (
-            lambda x, shift, scale: fused.adaln(x, shift, scale, given),
+            lambda x, shift, scale: elementwise.adaln(x, shift, scale, given),
             lambda x, shift, scale: take(CASES["adaln"][1](x, shift, scale), rows),
             CASES["adaln"][2],
         ),
         "gated_sum": (
-            lambda x, gate, y: fused.gated_sum(x, gate, y, given),
+            lambda x, gate, y: elementwise.gated_sum(x, gate, y, given),
             lambda x, gate, y: x + gate * take(y, rows.argsort(1)),
             CASES["gated_sum"][2],
         ),
@@ -37,26 +37,26 @@ def ordered(name, given, rows):
 
 CASES = {
     "adaln": (
-        fused.adaln,
+        elementwise.adaln,
         lambda x, shift, scale: F.layer_norm(x, (D,), eps=1e-6) * (1 + scale) + shift,
         [(B, T, D), (B, 1, D), (B, 1, D)],
     ),
     "gated_sum": (
-        fused.gated_sum,
+        elementwise.gated_sum,
         lambda x, gate, y: x + gate * y,
         [(B, T, D), (B, 1, D), (B, T, D)],
     ),
     "gated_rms_norm": (
-        fused.gated_rms_norm,
+        elementwise.gated_rms_norm,
         lambda y, z, w: F.rms_norm(y * F.silu(z), (D,), w, 1e-6),
         [(B, T, D), (B, T, D), (D,)],
     ),
     "mixtures": (
-        lambda x, y, mix: sum(n * m for n, m in enumerate(fused.mixtures(x, y, mix), 1)),
+        lambda x, y, mix: sum(n * m for n, m in enumerate(elementwise.mixtures(x, y, mix), 1)),
         lambda x, y, mix: sum(n * (x * m + y * (1 - m)) for n, m in enumerate(mix, 1)),
         [(B, T, D), (B, T, D), (3, D)],
     ),
-    "squared_relu": (fused.squared_relu, lambda x: x.clamp(min=0) ** 2, [(B, T, D)]),
+    "squared_relu": (elementwise.squared_relu, lambda x: x.clamp(min=0) ** 2, [(B, T, D)]),
 }
 CASES |= {
     f"{name}, order per {'sample' if each else 'batch'}": ordered(name, *reorders()[each])
@@ -73,7 +73,7 @@ def leaves(shapes, dtype=torch.float64):
 @pytest.mark.parametrize("piece", [1, 2 * T * D + 1, 1 << 16])
 @pytest.mark.parametrize("case", CASES)
 def test_equals_the_formula(case, piece, monkeypatch):
-    monkeypatch.setattr(fused, "PIECE", piece)
+    monkeypatch.setattr(elementwise, "PIECE", piece)
     ours, plain, shapes = CASES[case]
     given = leaves(shapes)
     got, want = ours(*given), plain(*given)
@@ -91,12 +91,12 @@ def test_the_plain_path_is_the_same(case, monkeypatch):
     ours, _, shapes = CASES[case]
     given = leaves(shapes)
     want = ours(*given)
-    monkeypatch.setattr(fused, "on_cpu", lambda *tensors: False)
+    monkeypatch.setattr(elementwise, "on_cpu", lambda *tensors: False)
     torch.testing.assert_close(ours(*given), want)
 
 
 def test_mixed_types_keep_the_stream():
     x, gate, y = leaves([(B, T, D), (B, 1, D), (B, T, D)], torch.float32)
-    out = fused.gated_sum(x, gate, y.bfloat16())
+    out = elementwise.gated_sum(x, gate, y.bfloat16())
     assert out.dtype == torch.float32
     torch.testing.assert_close(out, x + gate * y.bfloat16().float())

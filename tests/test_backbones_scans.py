@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from backbones.ops import gla, rwkv6, rwkv7
+from backbones.ops import gla_scan, rwkv6_scan, rwkv7_scan
 
 B, H, K, V = 2, 2, 8, 6
 
@@ -23,9 +23,9 @@ def drawn(tokens, dtype=torch.float64, strength=1.0):
 
 
 OPS = {
-    "gla": (gla.gla, gla.reference, "qkvg"),
-    "rwkv6": (rwkv6.rwkv6, rwkv6.reference, "qkvgu"),
-    "rwkv7": (rwkv7.rwkv7, rwkv7.reference, "qgkvab"),
+    "gla": (gla_scan.gla, gla_scan.reference, "qkvg"),
+    "rwkv6": (rwkv6_scan.rwkv6, rwkv6_scan.reference, "qkvgu"),
+    "rwkv7": (rwkv7_scan.rwkv7, rwkv7_scan.reference, "qgkvab"),
 }
 
 

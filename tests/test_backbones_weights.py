@@ -9,7 +9,7 @@ from safetensors import safe_open
 from torch import nn
 
 import backbones
-from backbones import Backbone, weights
+from backbones import Backbone, import_weights
 from backbones.layers import sincos_2d
 from backbones.sizes import BackboneError
 
@@ -93,7 +93,7 @@ def plain_dit(s, x, t, y):
 @pytest.mark.parametrize("source", ["dit", "sit", "tread"])
 def test_published_dit_computes_the_same(source, learn_sigma):
     state = published(source, learn_sigma=learn_sigma)
-    model = weights.load(state, source, heads=HEADS)
+    model = import_weights.load(state, source, heads=HEADS)
     x, t, y = torch.randn(3, C, SIDE, SIDE), torch.rand(3) * 1000, torch.tensor([0, 4, 5])
     torch.testing.assert_close(model(x, t, y), plain_dit(state, x, t, y), rtol=1e-4, atol=1e-4)
     assert not model.training
@@ -101,7 +101,7 @@ def test_published_dit_computes_the_same(source, learn_sigma):
 
 def test_published_lightningdit():
     state = published("lightningdit", patch=1, learn_sigma=False)
-    model = weights.load(state, "lightningdit")
+    model = import_weights.load(state, "lightningdit")
     assert (model.name, model.size.heads, model.num_classes) == ("lightningdit", HEADS, CLASSES)
     block = model.stack.blocks[1]
     assert torch.equal(block.norms[1].weight, state["blocks.1.norm2.weight"])
@@ -119,7 +119,7 @@ def test_wrappers_and_checkpoints(tmp_path):
     state = published("dit")
     wrapped = {f"module._orig_mod.{k}": v for k, v in state.items()}
     torch.save({"model": {}, "ema": wrapped, "opt": {"lr": 1.0}}, tmp_path / "dit.pt")
-    model = weights.load(tmp_path / "dit.pt", "dit", heads=HEADS)
+    model = import_weights.load(tmp_path / "dit.pt", "dit", heads=HEADS)
     assert torch.equal(model.time.mlp[2].bias, state["t_embedder.mlp.2.bias"])
 
 
@@ -128,28 +128,28 @@ def test_the_command_line_that_dit_saves_beside_its_weights_is_no_obstacle(tmp_p
 
     saved = {"ema": published("dit"), "args": argparse.Namespace(model="DiT-XL/2", lr=1e-4)}
     torch.save(saved, tmp_path / "dit.pt")
-    assert weights.load(tmp_path / "dit.pt", "dit", heads=HEADS).depth == DEPTH
+    assert import_weights.load(tmp_path / "dit.pt", "dit", heads=HEADS).depth == DEPTH
 
 
 def test_wrong_weights_say_what_is_wrong():
     state = published("dit")
     with pytest.raises(BackboneError, match=r"no place for: blocks\.0\.extra, odd\.weight"):
-        weights.load(
+        import_weights.load(
             {**state, "odd.weight": torch.zeros(1), "blocks.0.extra": torch.zeros(1)}, "dit"
         )
     without = {k: v for k, v in state.items() if k != "blocks.1.mlp.fc1.bias"}
     with pytest.raises(BackboneError, match=r"lack .*stack\.blocks\.1\.fc1\.bias"):
-        weights.load(without, "dit", heads=HEADS)
+        import_weights.load(without, "dit", heads=HEADS)
     with pytest.raises(BackboneError, match="pass heads="):
-        weights.load(state, "dit")
+        import_weights.load(state, "dit")
     with pytest.raises(BackboneError, match="do not fit.*time.mlp.2.bias"):
-        weights.load({**state, "t_embedder.mlp.2.bias": torch.zeros(3)}, "dit", heads=HEADS)
+        import_weights.load({**state, "t_embedder.mlp.2.bias": torch.zeros(3)}, "dit", heads=HEADS)
     with pytest.raises(BackboneError, match="learned positions"):
-        weights.load({**state, "pos_embed": torch.zeros(1, 4, D)}, "dit", heads=HEADS)
+        import_weights.load({**state, "pos_embed": torch.zeros(1, 4, D)}, "dit", heads=HEADS)
     with pytest.raises(BackboneError, match="did you mean sit"):
-        weights.load(state, "sitt")
+        import_weights.load(state, "sitt")
     with pytest.raises(BackboneError, match="lack x_embedder"):
-        weights.load({}, "dit")
+        import_weights.load({}, "dit")
 
 
 def test_sizes_are_recognised():
@@ -160,7 +160,7 @@ def test_sizes_are_recognised():
             "final_layer.linear.weight": torch.empty(32, 1152),
             **{f"blocks.{b}.attn.qkv.bias": torch.empty(1) for b in range(28)},
         }
-    found = weights.describe(state, "dit")
+    found = import_weights.describe(state, "dit")
     assert (found["size"], found["heads"], found["input_size"]) == ("XL/2", 16, 32)
     assert found["learn_sigma"] and found["num_classes"] == 0
 

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments import bench, bench_blocks, bench_report, bench_steps
-from experiments.bench_options import BenchError, BenchOptions, help_text, parse
-from experiments.bench_process import StepElsewhere
-from experiments.bench_profile import PARTS, profile
-from experiments.bench_steps import Case, Clock, Step, Timed, cases, interleave, kept_bytes
-from experiments.cli import run_command
+from experiments import bench
+from experiments.benchmark import bench_report, block_times, step_times
+from experiments.benchmark.bench_options import BenchError, BenchOptions, help_text, parse
+from experiments.benchmark.step_profile import PARTS, profile
+from experiments.benchmark.step_times import Case, Clock, Step, Timed, cases, interleave, kept_bytes
+from experiments.benchmark.variant_process import StepElsewhere
+from experiments.runtime.command import run_command
 from routing import Route
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -94,7 +95,7 @@ def test_ratios_are_medians_within_rounds():
 
 
 def test_variants_run_equally_often_in_rotating_order(monkeypatch):
-    monkeypatch.setattr(bench_steps, "peak", lambda *a: (lambda: None, 1))
+    monkeypatch.setattr(step_times, "peak", lambda *a: (lambda: None, 1))
     seen = []
     runs = [lambda i=i: seen.append(i) for i in range(3)]
     timed = interleave(runs, BenchOptions(rounds=3), CPU, warm=1)
@@ -113,8 +114,8 @@ def test_crossing_is_the_length_from_which_on_a_family_is_cheaper():
         return {"tokens": tokens, "mamba": {"relative": mamba}, "rwkv": {"relative": rwkv}}
 
     rows = [row(64, 0.9, 1.2), row(256, 1.5, 0.9), row(1024, 0.8, 0.7)]
-    assert bench_blocks.crossings(rows, ("dit", "mamba", "rwkv")) == {"mamba": 1024, "rwkv": 256}
-    assert bench_blocks.crossings(rows[:2], ("dit", "mamba")) == {"mamba": None}
+    assert block_times.crossings(rows, ("dit", "mamba", "rwkv")) == {"mamba": 1024, "rwkv": 256}
+    assert block_times.crossings(rows[:2], ("dit", "mamba")) == {"mamba": None}
 
 
 def test_kept_bytes_counts_each_storage_once_and_no_parameter():
@@ -128,7 +129,7 @@ def test_kept_bytes_counts_each_storage_once_and_no_parameter():
 def test_what_a_block_keeps_is_linear_in_tokens(name):
     kept = {}
     for tokens in (64, 256):
-        block = bench_blocks.BlockRun(name, "T/2", tokens, 1, CPU)
+        block = block_times.BlockRun(name, "T/2", tokens, 1, CPU)
         kept[tokens] = kept_bytes(block.forward, block.block) / tokens
     assert kept[256] == pytest.approx(kept[64], rel=0.1)
 
@@ -198,8 +199,8 @@ def test_a_profile_names_the_parts():
 
 
 def test_the_command_prints_tables_and_writes_the_figures(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(bench_steps, "peak", lambda *a: (lambda: torch.mm(torch.ones(8, 8), torch.ones(8, 8)), 1024))
-    monkeypatch.setattr(bench_blocks, "VALUES", 1 << 13)
+    monkeypatch.setattr(step_times, "peak", lambda *a: (lambda: torch.mm(torch.ones(8, 8), torch.ones(8, 8)), 1024))
+    monkeypatch.setattr(block_times, "VALUES", 1 << 13)
     out = tmp_path / "deep" / "figures.json"
     assert run_command(bench.main, ["device=cpu", *SMALL, f"out={out}"]) == 0
     text = capsys.readouterr().out
@@ -235,9 +236,9 @@ def test_the_command_on_a_gpu(tmp_path, graphs, precision):
 
 
 def test_the_loop_is_timed_around_the_real_one():
-    from experiments import bench_loop, bench_report
+    from experiments.benchmark import bench_report, loop_share
 
-    found = bench_loop.loop("dit", "cpu", steps=2)
+    found = loop_share.loop("dit", "cpu", steps=2)
     assert 0 < found["overhead"] < 1
     assert found["overhead_s"] == pytest.approx(found["overhead"] * found["step_s"])
     text = bench_report.loop_table([found | {"first_step_s": 4.0}])
@@ -246,6 +247,6 @@ def test_the_loop_is_timed_around_the_real_one():
 
 @pytest.mark.slow
 def test_the_first_step_is_reached_by_the_real_command():
-    from experiments import bench_loop
+    from experiments.benchmark import loop_share
 
-    assert bench_loop.first_step("dit") > 0
+    assert loop_share.first_step("dit") > 0

@@ -14,8 +14,7 @@ import pytest
 import yaml
 from small import command, overrides
 
-from experiments import cli
-from experiments.config import (
+from experiments.config.schema import (
     CONF,
     GROUPS,
     Config,
@@ -25,6 +24,7 @@ from experiments.config import (
     load,
     options_of,
 )
+from experiments.runtime import command as cli
 from routing.errors import UserError
 from routing.options import RoutingOptions
 
@@ -257,12 +257,12 @@ TORCH_FREE = """
 import sys
 sys.path.insert(0, {root!r})
 import routing, backbones, experiments, sweeps, analysis
-import routing.route, backbones.sizes, backbones.cost, experiments.config, experiments.usage
+import routing.route, backbones.sizes, backbones.cost, experiments.config, experiments.config.help_text
 from experiments.config import load
 config = load(["backbone=mamba", "route=2-8"])
 assert config.name
-experiments.usage.help_text()
-experiments.usage.facts(config)
+experiments.config.help_text.help_text()
+experiments.config.help_text.facts(config)
 loaded = [name for name in ("torch", "accelerate", "timm", "pandas", "matplotlib") if name in sys.modules]
 assert not loaded, loaded
 """
@@ -292,7 +292,7 @@ def test_dry_run_prints_config_cost_and_folder_and_writes_nothing(tmp_path):
 
 def _spins(**environment: str) -> str:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("GOMP_", "OMP_", "KMP_"))}
-    program = "import os, experiments.cli; print(os.environ.get('GOMP_SPINCOUNT'))"
+    program = "import os, experiments.runtime.command; print(os.environ.get('GOMP_SPINCOUNT'))"
     return subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True, text=True, check=True, env=kept | environment, cwd=cli.ROOT,
@@ -326,7 +326,7 @@ def test_a_foreign_package_of_our_name_is_noticed(tmp_path):
     (tmp_path / "sweeps" / "__init__.py").write_text("")
     code = (
         f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]\n"
-        "from experiments.cli import run_command\nsys.exit(run_command(lambda argv: 0, []))"
+        "from experiments.runtime.command import run_command\nsys.exit(run_command(lambda argv: 0, []))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2

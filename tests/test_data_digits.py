@@ -138,7 +138,7 @@ def test_endless_stream_needs_no_shuffling():
 
 def test_options_need_no_torch():
     code = (
-        "import sys, experiments.data.options, experiments.data as d; d.parse({'name': 'digits'});"
+        "import sys, experiments.data.data_options, experiments.data as d; d.parse({'name': 'digits'});"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -150,7 +150,7 @@ def test_conf_lists_every_option_and_default():
 
     import yaml
 
-    from experiments.data.options import OPTIONS
+    from experiments.data.data_options import OPTIONS
 
     for name, kind in OPTIONS.items():
         text = (ROOT / "experiments/conf/data" / f"{name}.yaml").read_text()

@@ -16,17 +16,15 @@ import pytest
 import torch
 
 import backbones
-from experiments.diffusion import (
-    create_guidance,
-    create_objective,
-    create_sampler,
+from experiments.diffusion import create_guidance, create_objective, create_sampler
+from experiments.diffusion.diffusion_options import DiffusionError
+from experiments.sampling import (
     generate,
     generate_shards,
     labels_from_seeds,
     read_shards,
     write_npz,
 )
-from experiments.diffusion.options import DiffusionError
 
 ROOT = Path(__file__).parents[1]
 FAMILIES = ("dit", "mamba", "rwkv")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from experiments.diffusion.losses import (
+from experiments.diffusion.auxiliary_losses import (
     alignment_loss,
     ensemble_loss,
     maskdit_loss,

@@ -15,8 +15,8 @@ from oracles import GAUSSIAN, MIXTURE, Oracle
 from torch.distributions import Normal, kl_divergence
 
 from experiments.diffusion import create_objective
+from experiments.diffusion.diffusion_options import OPTIONS, DiffusionError, Rate, options_of
 from experiments.diffusion.objective import expand
-from experiments.diffusion.options import OPTIONS, DiffusionError, Rate, options_of
 from routing.rng import Draws
 
 OBJECTIVES = ("edm", "flow", "ddpm")
@@ -305,7 +305,7 @@ def test_yaml_files_hold_every_option_and_its_default():
 
 
 def test_options_import_no_torch():
-    code = "import experiments.diffusion.options, experiments.diffusion, sys; assert 'torch' not in sys.modules"
+    code = "import experiments.diffusion.diffusion_options, experiments.diffusion, sys; assert 'torch' not in sys.modules"
     root = Path(__file__).parents[1]
     subprocess.run([sys.executable, "-c", code], check=True, cwd=root)
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from oracles import GAUSSIAN, MIXTURE, Mixture, Oracle
 
-from experiments.diffusion import create_guidance, create_objective, create_sampler, generate
-from experiments.diffusion.options import DiffusionError
+from experiments.diffusion import create_guidance, create_objective, create_sampler
+from experiments.diffusion.diffusion_options import DiffusionError
+from experiments.sampling import generate
 
 OBJECTIVES = ("edm", "flow", "ddpm")
 # Enough steps for each that the method's own error is below the sampling error of N images.

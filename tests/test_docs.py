@@ -16,7 +16,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from small import ROOT
 
-from experiments import config, evaluate, prepare, sample
+from experiments import evaluate, prepare, sample
+from experiments.config import schema
 
 PACKAGES = ("routing", "backbones", "experiments", "sweeps", "analysis")
 # What stands for something of the reader's: a name, or a run that has to be there.
@@ -74,19 +75,19 @@ def train(words):
             for word in words
         ]
         for run in itertools.product(*lists):
-            config.load(run)
+            schema.load(run)
         return
-    config.load([word for word in words if word != "..." and word.split("=")[-1] not in PLACES])
+    schema.load([word for word in words if word != "..." and word.split("=")[-1] not in PLACES])
 
 
 def bench(words):
-    from experiments.bench_options import parse
+    from experiments.benchmark.bench_options import parse
 
     parse(words)
 
 
 def sweep(words):
-    from sweeps.cli import parser
+    from sweeps.sweeps_command import parser
 
     if len(words) == 1 and words != ["list"]:  # a command that is spoken of
         words = [*words, "main_table"]
@@ -96,7 +97,7 @@ def sweep(words):
 
 
 def analyse(words):
-    from analysis.cli import parser
+    from analysis.analysis_command import parser
 
     parser().parse_args(words)
 
@@ -147,13 +148,13 @@ def test_commands_parse(page):
 
 
 def known_keys():
-    keys = set(config.flatten(yaml.safe_load((config.CONF / "config.yaml").read_text())))
-    for group in config.GROUPS[:6]:
-        for path in (config.CONF / group).glob("*.yaml"):
+    keys = set(schema.flatten(yaml.safe_load((schema.CONF / "config.yaml").read_text())))
+    for group in schema.GROUPS[:6]:
+        for path in (schema.CONF / group).glob("*.yaml"):
             values = yaml.safe_load(path.read_text())
             keys |= {
                 f"{group}.{key}"
-                for key in config.flatten({k: v for k, v in values.items() if k != "defaults"})
+                for key in schema.flatten({k: v for k, v in values.items() if k != "defaults"})
             }
     for path in (ROOT / "sweeps" / "resources").glob("*.yaml"):
         keys |= {f"cluster.{key}" for key in yaml.safe_load(path.read_text())}
@@ -168,9 +169,9 @@ def test_keys_exist(page):
         for group, key in re.findall(r"(?<![\w./])([a-z]+)\.([a-z_]+)=", code):
             assert group in groups and f"{group}.{key}" in keys, f"{group}.{key}="
         for name, value in re.findall(r"(?<![\w./])([a-z]+)=([a-z][a-z0-9_,|]*)(?![\w.]*\()", code):
-            if name in config.GROUPS:
+            if name in schema.GROUPS:
                 for one in re.split(r"[,|]", value):
-                    assert one in config.options_of(name), f"{name}={one}"
+                    assert one in schema.options_of(name), f"{name}={one}"
 
 
 # --- examples, the site, the order of imports ----------------------------------------------------

@@ -13,11 +13,11 @@ import pytest
 import torch
 from small import ROOT, small
 
-from experiments import build, checkpoint
-from experiments.cli import run_command
 from experiments.evaluate import main
-from experiments.metrics.command import parse_choice, split_names
-from experiments.metrics.names import MetricError
+from experiments.metrics.evaluate_command import parse_choice, split_names
+from experiments.metrics.metric_names import MetricError
+from experiments.runtime.command import run_command
+from experiments.training import build, checkpoint
 
 SCRIPT = str(ROOT / "experiments" / "evaluate.py")
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from small import small
 
-from experiments import build, scoring
-from experiments.metrics import sampled
+from experiments.metrics import scored_samples, scoring
 from experiments.metrics.classifier import checksum
-from experiments.metrics.names import MetricError
+from experiments.metrics.metric_names import MetricError
+from experiments.training import build
 
 
 class Case:
@@ -94,12 +94,12 @@ def test_guidance_can_be_replaced(case: Case) -> None:
 
 def test_labels_are_balanced_or_drawn(case: Case) -> None:
     options = scoring.options_for(case.config)
-    labels, _, _ = sampled.conditions(
+    labels, _, _ = scored_samples.conditions(
         case.dataset, case.model, options, torch.arange(40), torch.device("cpu")
     )
     assert labels.bincount().tolist() == [4] * 10
     options = scoring.options_for(case.config, labels="random")
-    drawn, _, _ = sampled.conditions(
+    drawn, _, _ = scored_samples.conditions(
         case.dataset, case.model, options, torch.arange(400), torch.device("cpu")
     )
     assert len(set(drawn.bincount().tolist())) > 1
@@ -134,7 +134,7 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(
     assert calls == [100000, 100032]
     assert resumed.scores == whole.scores
     assert resumed.folder is not None
-    images = torch.cat(list(sampled.kept_images(resumed.folder)))
+    images = torch.cat(list(scored_samples.kept_images(resumed.folder)))
     assert images.shape == (40, 3, 8, 8)
     # Samples of other settings are not taken for these.
     calls.clear()

@@ -8,9 +8,9 @@ import os
 import pytest
 from small import ROOT, small
 
-from experiments import build
-from experiments.log import Console
-from experiments.train import Run
+from experiments.runtime.console import Console
+from experiments.training import build
+from experiments.training.loop import Run
 
 GOLDEN = ROOT / "tests" / "data" / "golden_losses.txt"
 HEADER = "# digits, 4 blocks of width 32, batch 8, float32 on a CPU: the loss of steps 1 to 5\n"

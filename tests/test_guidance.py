@@ -8,17 +8,11 @@ import pytest
 import torch
 
 import backbones
-from experiments.diffusion import (
-    create_guidance,
-    create_objective,
-    create_sampler,
-    generate,
-    model_cost,
-    sampling_cost,
-)
+from experiments.diffusion import create_guidance, create_objective, create_sampler
+from experiments.diffusion.diffusion_options import DiffusionError, Rate
 from experiments.diffusion.guidance import Pass
-from experiments.diffusion.guided import Guided, batches
-from experiments.diffusion.options import DiffusionError, Rate
+from experiments.sampling import generate, model_cost, sampling_cost
+from experiments.sampling.guided import Guided, batches
 from routing.errors import UserError
 
 OBJECTIVES = ("edm", "flow", "ddpm")
@@ -437,7 +431,7 @@ def test_reuse_that_cannot_be():
 
 
 def test_path_drop_leaves_out_the_fused_span():
-    from routing.fuse import Fuse
+    from routing.learned import Fuse
 
     model, path = tiny(depth=5), create_objective("flow")
     guidance = create_guidance({"name": "pathdrop", "scale": 2}, route="1-3")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from small import small
 
-from experiments.cli import run_command
+from experiments.runtime.command import run_command
 
 RUN, SAMPLE, EVALUATE, PREPARE, SWEEPS, ANALYSIS, BENCH = (
     "run", "sample", "evaluate", "prepare", "sweeps", "analysis", "bench",
@@ -30,11 +30,11 @@ def call(command: str, words: list[str]) -> int:
 
         return prepare.main(words)
     elif command == SWEEPS:
-        from sweeps.cli import main
+        from sweeps.sweeps_command import main
 
         return main(words)
     else:
-        from analysis.cli import main
+        from analysis.analysis_command import main
 
         return main(words)
     return run_command(module.main, words)
@@ -304,7 +304,7 @@ TABLE: list[tuple[str, str, str]] = [
 @pytest.fixture(scope="session")
 def places(tmp_path_factory):
     """A finished run, damaged things, and an empty folder."""
-    from experiments.train import train
+    from experiments.training.loop import train
 
     root = tmp_path_factory.mktemp("table")
     run = train(small(root / "runs"), quiet=True)

@@ -12,15 +12,21 @@ import pytest
 import torch
 
 from experiments.data import create
-from experiments.metrics import EvalOptions, Moments, create_features, frechet_distance, weights
+from experiments.metrics import (
+    EvalOptions,
+    Moments,
+    create_features,
+    fetched_weights,
+    frechet_distance,
+)
 from experiments.metrics.classifier import Recipe, SmallClassifier, checksum, load_or_train, train
 from experiments.metrics.collect import collect
 from experiments.metrics.features import identity
 from experiments.metrics.meters import Meter
-from experiments.metrics.names import MetricError
+from experiments.metrics.metric_names import MetricError
 from experiments.metrics.reference import heldout, load, save
+from experiments.metrics.scoring import default_cache
 from experiments.metrics.splits import images, indices, labelled_images
-from experiments.scoring import default_cache
 
 
 def noise(n: int, side: int, seed: int = 0) -> torch.Tensor:
@@ -162,7 +168,7 @@ def test_absent_weights_offline_are_one_sentence(
     def offline(*args: object, **kwargs: object) -> None:
         raise urllib.error.URLError("no route to host")
 
-    monkeypatch.setattr(weights.urllib.request, "urlopen", offline)
+    monkeypatch.setattr(fetched_weights.urllib.request, "urlopen", offline)
     with pytest.raises(MetricError) as caught:
         create_features("inception-adm", cache=tmp_path)
     message = str(caught.value)
@@ -179,19 +185,19 @@ def test_absent_weights_offline_are_one_sentence(
 def test_a_download_is_checked_before_it_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weights.urllib.request, "urlopen", lambda *a, **k: io.BytesIO(b"data"))
+    monkeypatch.setattr(fetched_weights.urllib.request, "urlopen", lambda *a, **k: io.BytesIO(b"data"))
     digest = "3a6eb0790f39ac87c94f3856b2dd2c5d110e6811602261a9a923d3bb23adc8b7"
     target = tmp_path / "w.pth"
     with pytest.raises(MetricError, match="its checksum differs"):
-        weights.fetch("https://x/w.pth", target, "0000", "weights", "key")
+        fetched_weights.fetch("https://x/w.pth", target, "0000", "weights", "key")
     assert not target.exists()
     assert (
-        weights.fetch("https://x/w.pth", target, digest[:8], "weights", "key").read_bytes()
+        fetched_weights.fetch("https://x/w.pth", target, digest[:8], "weights", "key").read_bytes()
         == b"data"
     )
     target.write_bytes(b"else")
     with pytest.raises(MetricError, match="delete it and run again"):
-        weights.fetch("https://x/w.pth", target, digest[:8], "weights", "key")
+        fetched_weights.fetch("https://x/w.pth", target, digest[:8], "weights", "key")
 
 
 def test_weights_files_are_not_unpickled(tmp_path: Path) -> None:
@@ -202,10 +208,10 @@ def test_weights_files_are_not_unpickled(tmp_path: Path) -> None:
     path = tmp_path / "w.pth"
     torch.save({"a": Bomb()}, path)
     with pytest.raises(MetricError, match="is not readable as"):
-        weights.load_state(path, "weights", "key")
+        fetched_weights.load_state(path, "weights", "key")
     assert not (tmp_path / "boom").exists()
     with pytest.raises(MetricError, match="no such file"):
-        weights.load_state(tmp_path / "none.pth", "weights", "key")
+        fetched_weights.load_state(tmp_path / "none.pth", "weights", "key")
 
 
 def test_absent_dinov2_weights_are_one_sentence(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import yaml
 
 from experiments.metrics import EvalOptions
 from experiments.metrics.meters import assign, measurable
-from experiments.metrics.names import FEATURES, METRICS, MetricError, Score, full_name
+from experiments.metrics.metric_names import FEATURES, METRICS, MetricError, Score, full_name
 
 CONF = Path(__file__).resolve().parents[1] / "experiments" / "conf" / "eval"
 
@@ -97,7 +97,7 @@ def test_a_score_that_is_no_number_is_refused() -> None:
 
 def test_names_options_and_help_need_no_torch() -> None:
     code = (
-        "import sys, experiments.metrics.names, experiments.metrics.options, experiments.evaluate as e;"
+        "import sys, experiments.metrics.metric_names, experiments.metrics.eval_options, experiments.evaluate as e;"
         "e.parser(); sys.exit('torch' in sys.modules)"
     )
     root = Path(__file__).resolve().parents[1]
@@ -106,7 +106,7 @@ def test_names_options_and_help_need_no_torch() -> None:
 
 @pytest.mark.parametrize("data", ["digits", "scenes", "latents", None, "images"])
 def test_the_options_that_fit_a_data_set_are_options(data: str | None) -> None:
-    from experiments.metrics.options import EvalOptions, defaults_for
+    from experiments.metrics.eval_options import EvalOptions, defaults_for
 
     found = EvalOptions(**defaults_for(data))
     own = {"digits": "digits-classifier", "scenes": "scenes-probe"}

@@ -11,8 +11,8 @@ import torch
 
 from experiments.metrics import archive, reference
 from experiments.metrics.collect import PixelFeatures, collect
-from experiments.metrics.elsewhere import Images
-from experiments.metrics.names import MetricError
+from experiments.metrics.metric_names import MetricError
+from experiments.metrics.outside_images import Images
 
 
 class Other(PixelFeatures):
@@ -142,7 +142,7 @@ def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
 
 
 def test_sample_batches_are_read_back(tmp_path: Path) -> None:
-    from experiments.diffusion.shards import write_npz
+    from experiments.sampling.shards import write_npz
 
     images, labels = pictures(21), torch.arange(21) % 4
     parts = zip(images.permute(0, 2, 3, 1).split(8), labels.split(8), strict=True)

@@ -16,9 +16,9 @@ from PIL import Image
 
 from experiments import prepare
 from experiments.data import DataError, create
-from experiments.data.foreign import open_store
-from experiments.data.images import center_crop
-from experiments.data.vae import Autoencoder
+from experiments.data.autoencoder import Autoencoder
+from experiments.data.foreign_latents import open_store
+from experiments.data.picture_files import center_crop
 from routing.rng import Draws
 
 ROOT = Path(__file__).parents[1]
@@ -504,7 +504,7 @@ def test_captions_train_text_to_image(folder, coco, tmp_path, vae, make, capsys)
 
 
 def test_captions_beside_pictures_in_tars_and_tables(pictures, tmp_path):
-    from experiments.data.sources import open_source
+    from experiments.data.picture_sources import open_source
 
     said = [f"caption {i}" for i in range(7)]
     write_tar(tmp_path / "txt.tar", pictures, txt=said)

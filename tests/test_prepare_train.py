@@ -8,9 +8,11 @@ import torch
 from data_tools import latents, write_lightning, write_store, write_tars
 from PIL import Image
 
-from experiments import evaluation, log, prepare
-from experiments.config import load
-from experiments.train import train
+from experiments import prepare
+from experiments.config.schema import load
+from experiments.runtime import console
+from experiments.training import evaluation
+from experiments.training.loop import train
 
 TINY = (
     "backbone=dit",
@@ -35,7 +37,7 @@ def fit(tmp_path, *more):
     config = load([*TINY, f"paths.runs={tmp_path / 'runs'}", *map(str, more)])
     folder = train(config, quiet=True)
     assert json.loads((folder / "summary.json").read_text())["status"] == "done"
-    losses = [line["loss"] for line in log.read_jsonl(folder / "metrics.jsonl")]
+    losses = [line["loss"] for line in console.read_jsonl(folder / "metrics.jsonl")]
     assert len(losses) == 3 and all(math.isfinite(loss) for loss in losses)
     return folder
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from small import small
 
-from experiments import checkpoint
-from experiments.checkpoint import CheckpointError
-from experiments.train import train
+from experiments.training import checkpoint
+from experiments.training.checkpoint import CheckpointError
+from experiments.training.loop import train
 
 
 def write(folder, step, **options):

@@ -98,14 +98,14 @@ def test_routes(text, depth):
 @few(150)
 @given(ROUTES.filter(lambda route: isinstance(route, str)), st.integers(1, 64))
 def test_schedules_of_routes(text, depth):
-    from experiments.config import RouteSchedule
+    from experiments.config.schema import RouteSchedule
 
     answers(lambda: RouteSchedule.parse(text).resolve(depth))
 
 
 @pytest.fixture(scope="module")
 def resolved():
-    from experiments.config import load
+    from experiments.config.schema import load
 
     return load(["eval=none"]).to_dict()
 
@@ -113,7 +113,7 @@ def resolved():
 @few(120)
 @given(st.integers(0, 2**32))
 def test_saved_configurations(resolved, seed):
-    from experiments.config import Config
+    from experiments.config.schema import Config
 
     values = hostile.mutate_value(random.Random(seed), copy.deepcopy(resolved))
 
@@ -134,7 +134,7 @@ VALUES = st.one_of(
 @few(10)
 @given(st.sampled_from(["seed", "route", "train.lr", "backbone", "size", "train.betas", "data.name", "paths.runs", "", "=", "hydra.run.dir"]), VALUES)  # fmt: skip
 def test_overrides(key, value):
-    from experiments.config import load
+    from experiments.config.schema import load
 
     answers(load, ["eval=none", f"{key}={value}"])
 
@@ -180,22 +180,22 @@ def test_readers(name, valid, tmp_path):
 def test_half_written_lines_are_left_out(tail, cut):
     import tempfile
 
-    from analysis.runs import Damaged, read_lines
-    from experiments import log
+    from analysis.runs.run_records import Damaged, read_lines
+    from experiments.runtime import console
 
     whole = b'{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.25}\n'
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "metrics.jsonl"
         path.write_bytes(whole + tail)
         # What follows may be whole JSON that is no record; the two before it are never lost.
-        assert [e.get("step") for e in log.read_jsonl(path)][:2] == [1, 2]
+        assert [e.get("step") for e in console.read_jsonl(path)][:2] == [1, 2]
         try:
             assert [e.get("step") for e in read_lines(path)][:2] == [1, 2]
         except Damaged as error:
             assert "line" in str(error)
         path.write_bytes(whole[:cut])
         steps = [line["step"] for line in read_lines(path)]
-        assert steps == [e["step"] for e in log.read_jsonl(path)] == [1, 2][: len(steps)]
+        assert steps == [e["step"] for e in console.read_jsonl(path)] == [1, 2][: len(steps)]
         assert len(steps) == (cut >= 24) + (cut >= 50)
 
 

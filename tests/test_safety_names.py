@@ -42,7 +42,7 @@ def member(archive, name, kind, target):
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 @pytest.mark.parametrize("name", [*ESCAPES, "../" + "a" * 150 + ".latent.npy"])
 def test_members_that_point_outside_are_refused(name, form, tmp_path):
-    from experiments.data.foreign import open_store
+    from experiments.data.foreign_latents import open_store
 
     folder = tmp_path / "data"
     folder.mkdir()
@@ -61,7 +61,7 @@ def test_members_that_point_outside_are_refused(name, form, tmp_path):
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE])  # fmt: skip
 def test_links_and_devices_are_refused(kind, tmp_path):
-    from experiments.data.foreign import open_store
+    from experiments.data.foreign_latents import open_store
 
     folder = tmp_path / "data"
     folder.mkdir()
@@ -90,7 +90,7 @@ def test_pictures_in_tars_cannot_leave_either(tmp_path):
     "name", ["../outside.safetensors", "/etc/passwd", "a/b.safetensors", "..", ""]
 )
 def test_a_manifest_names_files_of_its_own_folder_only(name, tmp_path):
-    from experiments.data.foreign import open_store
+    from experiments.data.foreign_latents import open_store
 
     folder = write_store(tmp_path / "data", latents(6, side=2))
     (folder / "shard-00000.safetensors").rename(tmp_path / "outside.safetensors")
@@ -111,7 +111,7 @@ AS_FILE = HOSTILE.replace("/", "|")  # a folder's name holds everything else
 def study(tmp_path_factory):
     from analysis_runs import write
 
-    from analysis.study import Study
+    from analysis.runs.study import Study
 
     root = tmp_path_factory.mktemp("runs")
     for seed in range(2):
@@ -156,7 +156,7 @@ def test_the_report_holds_names_as_text_alone(study, tmp_path):
 
 
 def hostile_table():
-    from analysis.table import Column, Row, Table, words
+    from analysis.tables.table import Column, Row, Table, words
 
     columns = (Column(HOSTILE, numeric=False), Column("b", numeric=False))
     rows = (Row(HOSTILE, (words(HOSTILE), words("=cmd|'/c calc'!A1"))),)
@@ -179,15 +179,15 @@ def specials_left(text):
     st.text(alphabet=st.one_of(st.characters(), st.sampled_from("\\{}&%$#_^~\n\r")), max_size=40)
 )
 def test_nothing_with_a_meaning_is_left_in_latex(text):
-    from analysis.render import latex_escape
+    from analysis.tables.render import latex_escape
 
     escaped = latex_escape(text)
     assert specials_left(escaped) == [] and escaped.isascii() and "\n" not in escaped
 
 
 def test_tables_are_escaped_in_every_format(study):
-    from analysis import render
     from analysis.report import runs_table
+    from analysis.tables import render
 
     for table in (hostile_table(), runs_table(study)):
         tex = render.latex(table)
@@ -222,7 +222,7 @@ def main(words):
 def test_values_arrive_verbatim(cluster, tmp_path, monkeypatch):
     from slurm_lab import until
 
-    from sweeps import cli
+    from sweeps import sweeps_command
 
     (tmp_path / "probe_entry.py").write_text(PROBE)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -232,7 +232,7 @@ def test_values_arrive_verbatim(cluster, tmp_path, monkeypatch):
     grid = tmp_path / "shell.yaml"
     grid.write_text(yaml.safe_dump({"title": "t", "command": "call", "entry": "probe_entry:main", "args": VALUES, "base": {}, "seeds": [0]}))  # fmt: skip
     words = ["launch", str(grid), f"cluster={cluster}", f"paths.runs={tmp_path / 'runs'}"]
-    assert cli.main(words) == 0
+    assert sweeps_command.main(words) == 0
     until(lambda: len(list((tmp_path / "out").glob("*.json"))) == 1, what="the command")
     (arrived,) = (json.loads(p.read_text()) for p in (tmp_path / "out").glob("*.json"))
     assert arrived[: len(VALUES)] == VALUES
@@ -245,13 +245,13 @@ def test_values_arrive_verbatim(cluster, tmp_path, monkeypatch):
 )
 def test_the_batch_script_runs_none_of_a_name(name, tmp_path):
     """The script that sbatch gets, run by a real shell with a stand-in for srun."""
-    from sweeps import resources, submit
-    from sweeps.folder import Sweep
+    from sweeps.jobs import cluster_resources, submit
+    from sweeps.jobs.sweep_folder import Sweep
 
     for program in ("srun", "scontrol"):
         (tmp_path / program).write_text(f"#!{sys.executable}\nimport sys, json\nopen({str(tmp_path / 'argv')!r}, 'a').write(json.dumps(sys.argv[1:]) + '\\n')\n")  # fmt: skip
         (tmp_path / program).chmod((tmp_path / program).stat().st_mode | stat.S_IXUSR)
-    place = resources.load("slurm", "tiny", {"account": "a"})
+    place = cluster_resources.load("slurm", "tiny", {"account": "a"})
     sweep = Sweep(tmp_path / name, "g")
     text = submit.script(sweep, place, 2, tmp_path / name / "code")
     lines = [line for line in text.splitlines() if not line.startswith("#")]
@@ -275,10 +275,10 @@ def test_the_batch_script_runs_none_of_a_name(name, tmp_path):
     ["a;touch marker", "$(touch marker)", "`touch marker`", "a\n#SBATCH --wrap=x", "a'b", 'a"b'],
 )
 def test_resources_take_no_characters_of_a_shell(key, value):
-    from sweeps import resources
+    from sweeps.jobs import cluster_resources
 
     with pytest.raises(UserError, match="characters"):
-        resources.load("slurm", "tiny", {key: value})
+        cluster_resources.load("slurm", "tiny", {key: value})
 
 
 STARTERS = [f"subprocess.{n}" for n in ("run", "Popen", "call", "check_call", "check_output")]

@@ -11,18 +11,19 @@ import pytest
 import torch
 from PIL import Image
 
-from experiments import build, checkpoint, sample
-from experiments.cli import run_command
-from experiments.config import load
-from experiments.data.options import DataError
-from experiments.diffusion.options import DiffusionError
-from experiments.diffusion.requests import (
+from experiments import sample
+from experiments.config.schema import load
+from experiments.data.data_options import DataError
+from experiments.diffusion.diffusion_options import DiffusionError
+from experiments.runtime.command import run_command
+from experiments.sampling.request import (
     parse_captions,
     parse_classes,
     parse_numbers,
     parse_overrides,
     plan_request,
 )
+from experiments.training import build, checkpoint
 
 ROOT = Path(__file__).parents[1]
 
@@ -281,8 +282,8 @@ def test_weights_of_latents_are_sampled_where_the_latents_are_not(layout, vae, t
 
     from data_tools import latents, write_lightning, write_store, write_tars
 
-    from experiments.checkpoint import load_model
     from experiments.data import create
+    from experiments.training.checkpoint import load_model
 
     store, labels = tmp_path / "store", [k % 3 for k in range(8)]
     {

@@ -10,8 +10,10 @@ import pytest
 import yaml
 from slurm_lab import STUB, lab, squeue, until, write_grid  # noqa: F401
 
-from sweeps import cli, slurm, status
-from sweeps.folder import Sweep
+from sweeps import sweeps_command
+from sweeps.jobs import slurm
+from sweeps.jobs.sweep_folder import Sweep
+from sweeps.view import standing
 
 pytestmark = pytest.mark.slurm
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,12 +45,12 @@ class Shop:
 
     def __call__(self, command, *words, code=0):
         self.capsys.readouterr()
-        assert cli.main(self.words(command, *words)) == code
+        assert sweeps_command.main(self.words(command, *words)) == code
         out = self.capsys.readouterr()
         return out.out + out.err
 
     def rows(self):
-        return {int(r.run.varies["seed"]): r for r in status.stand(self.sweep)[0]}
+        return {int(r.run.varies["seed"]): r for r in standing.stand(self.sweep)[0]}
 
     def states(self):
         return {seed: row.state for seed, row in self.rows().items()}
@@ -76,7 +78,7 @@ class Shop:
     def log(self, seed, kind="err"):
         name = self.rows()[seed].run.name
         batch = [b for b in self.sweep.batches() if name in b.runs][-1]
-        return status.log_of(self.sweep, batch, name, kind).read_text()
+        return standing.log_of(self.sweep, batch, name, kind).read_text()
 
 
 @pytest.fixture
@@ -178,7 +180,7 @@ def test_sigkill_is_failed_and_retry_loses_no_more_than_since_the_last_save(shop
     assert shop.rows()[1].step >= 10
     assert "1 of 2 failed: python -m sweeps retry" in shop("launch", "seed=0,1", "train.steps=60")
     # The resources of the last submission are remembered.
-    assert cli.main(["retry", shop.grid, f"paths.runs={shop.runs}"]) == 0
+    assert sweeps_command.main(["retry", shop.grid, f"paths.runs={shop.runs}"]) == 0
     shop.done(0, 1)
     assert shop.starts(1)[1]["step"] >= 10
     assert "nothing has failed" in shop("retry")

@@ -10,8 +10,10 @@ import yaml
 from safetensors.numpy import load_file
 from slurm_lab import lab, squeue, until  # noqa: F401
 
-from sweeps import cli, slurm, status
-from sweeps.folder import Sweep
+from sweeps import sweeps_command
+from sweeps.jobs import slurm
+from sweeps.jobs.sweep_folder import Sweep
+from sweeps.view import standing
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.slurm
@@ -39,11 +41,11 @@ class Lab:
 
     def launch(self, *words):
         words = [f"cluster={self.place}", f"paths.runs={self.folder / 'runs'}", *SMALL, *words]
-        assert cli.main(["launch", str(self.grid), *words]) == 0
+        assert sweeps_command.main(["launch", str(self.grid), *words]) == 0
 
     @property
     def row(self):
-        return status.stand(self.sweep)[0][0]
+        return standing.stand(self.sweep)[0][0]
 
     def starts(self):
         return [e for e in self.sweep.attempts(self.row.run.name).events() if e["event"] == "start"]

@@ -35,7 +35,7 @@ class Watch(threading.Thread):
         self.folder, self.over, self.rows = folder, threading.Event(), []
 
     def run(self):
-        from sweeps.state import read
+        from sweeps.jobs.run_folder import read
 
         me = psutil.Process()
         while not self.over.wait(0.5):
@@ -47,7 +47,7 @@ class Watch(threading.Thread):
 @pytest.mark.soak
 @pytest.mark.parametrize("route", ["none", "1--2"])
 def test_training_leaks_neither_memory_nor_files(tmp_path, route):
-    from experiments.train import train
+    from experiments.training.loop import train
 
     every = max(STEPS // 20, 10)
     config = small(
@@ -85,7 +85,7 @@ def test_training_leaks_neither_memory_nor_files(tmp_path, route):
 
 def test_the_average_of_weights_has_no_history(tmp_path, monkeypatch):
     """An average that autograd follows keeps something of every step: 25 KB each, for this tiny model."""
-    from experiments import train
+    from experiments.training import loop as train
 
     looks = []
     whole = train.Run.one_step

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from small import ROOT, run
 
-from experiments.config import CONF, flatten
+from experiments.config.schema import CONF, flatten
 
 SURFACE = ROOT / "tests" / "data" / "surface.txt"
 HELP = ROOT / "docs" / "help.txt"

@@ -5,8 +5,10 @@ import io
 
 import pytest
 
-from sweeps import budget, cli, grid, overrides, status
-from sweeps.folder import Sweep
+from sweeps import sweeps_command
+from sweeps.jobs.sweep_folder import Sweep
+from sweeps.planning import budget, grid, overrides
+from sweeps.view import standing
 
 pytestmark = pytest.mark.slow
 # Two steps and a few samples: what comes out means nothing, that it comes out is what is tested.
@@ -22,7 +24,7 @@ QUICK_COMMANDS = ["samples=20", "step=1", "rounds=1", "batch=2"]
 @pytest.mark.parametrize("name", grid.names())
 def test_two_steps_of_every_cell_at_tiny(name, tmp_path):
     from analysis import figures, tables
-    from analysis.study import Study
+    from analysis.runs.study import Study
 
     runs = tmp_path / "runs"
     known = {k for stage in grid.load(name).stages("tiny") for k in stage.set_keys()}
@@ -32,9 +34,9 @@ def test_two_steps_of_every_cell_at_tiny(name, tmp_path):
     words = words + [w for w in QUICK_COMMANDS if w.split("=")[0] in known]
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        code = cli.main(["launch", name, "cluster=debug", f"paths.runs={runs}", *words])
+        code = sweeps_command.main(["launch", name, "cluster=debug", f"paths.runs={runs}", *words])
     assert code == 0, said.getvalue()[-4000:]
-    rows, _ = status.stand(Sweep(runs, name))
+    rows, _ = standing.stand(Sweep(runs, name))
     assert {row.state for row in rows} == {"done"}
     expected = {cell.stage for cell in grid.expand(grid.load(name))}
     assert {row.run.stage for row in rows} == expected
@@ -61,9 +63,9 @@ def test_every_cell_at_paper_composes_costs_and_builds(name, built={}):  # noqa:
     import torch
 
     import backbones
-    from experiments.config import load
+    from experiments.config.schema import load
     from experiments.data.facts import facts
-    from experiments.routes import model_arguments
+    from experiments.training.routes import model_arguments
 
     for words in cells(name):
         config = load(words)
@@ -81,7 +83,7 @@ def test_every_cell_at_paper_composes_costs_and_builds(name, built={}):  # noqa:
 
 
 def test_the_papers_parameter_counts_are_among_them():
-    from experiments.config import load
+    from experiments.config.schema import load
 
     counts = {}
     for words in cells("main_table"):

@@ -5,9 +5,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeps import grid, overrides
 from sweeps.errors import SweepError
-from sweeps.overrides import Typed
+from sweeps.planning import grid, overrides
+from sweeps.planning.overrides import Typed
 
 
 def make(tmp_path, **raw):

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sweeps import budget, cli, grid, overrides, plan, resources
+from sweeps import sweeps_command
 from sweeps.errors import SweepError
+from sweeps.jobs import cluster_resources
+from sweeps.planning import budget, grid, overrides, plan
 
 
 def make(tmp_path, name="g", **raw):
@@ -75,7 +77,7 @@ def test_a_wrong_key_names_its_cell(tmp_path):
 
 def test_a_single_runs_dry_is_not_launched(tmp_path, capsys):
     words = ["launch", "route_placement", "dry=true", f"paths.runs={tmp_path / 'runs'}"]
-    assert cli.main(words) == 2
+    assert sweeps_command.main(words) == 2
     assert "type --dry-run" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
@@ -152,7 +154,7 @@ def test_equal_hours_take_measured_speeds(tmp_path):
 
 def test_the_estimate_prints_every_run_and_the_sum(tmp_path):
     made = planned(tmp_path, axes={"route": ["none", "2-8"]})
-    place = resources.load("slurm", "tiny", {"tflops": "0.5"})
+    place = cluster_resources.load("slurm", "tiny", {"tflops": "0.5"})
     lines = budget.estimate(made, place)
     assert len(lines) == 3 and "500 steps" in lines[0] and "fewer per image than dense" in lines[1]
     config = made.configs[made.runs[0].name]
@@ -193,7 +195,7 @@ def test_tokens_that_stay_longer_cost_more(tmp_path):
     ],
 )
 def test_times_as_slurm_reads_them(text, minutes):
-    assert resources.minutes(text) == minutes
+    assert cluster_resources.minutes(text) == minutes
 
 
 @pytest.mark.parametrize(
@@ -216,15 +218,15 @@ def test_wrong_resources(tmp_path, values, said):
     path = tmp_path / "r.yaml"
     path.write_text(yaml.safe_dump({"kind": "slurm", **values}))
     with pytest.raises(SweepError, match=said):
-        resources.load(str(path))
+        cluster_resources.load(str(path))
 
 
 def test_resources_have_sections_and_overrides():
-    assert resources.load("slurm", "paper").gpus == 4 and resources.load("slurm", "tiny").gpus == 0
-    place = resources.load("slurm", "paper", {"gpus": "2", "partition": "007", "time": "30"})
+    assert cluster_resources.load("slurm", "paper").gpus == 4 and cluster_resources.load("slurm", "tiny").gpus == 0
+    place = cluster_resources.load("slurm", "paper", {"gpus": "2", "partition": "007", "time": "30"})
     assert (place.gpus, place.partition, place.minutes) == (2, "007", 30)
     with pytest.raises(SweepError, match="did you mean slurm"):
-        resources.load("slrum")
+        cluster_resources.load("slrum")
 
 
 def test_planning_looking_and_helping_import_no_torch(tmp_path):

@@ -13,14 +13,25 @@ import pytest
 import yaml
 from slurm_lab import STUB, until, write_grid
 
-import experiments.cli
-from experiments.files import code_commit
-from sweeps import cli, job, lock, pool, resources, slurm, snapshot, state, status, submit, view
+import experiments.runtime.command
+from experiments.runtime.files import code_commit
+from sweeps import sweeps_command
 from sweeps.errors import SweepError
-from sweeps.folder import Batch, Sweep, append
-from sweeps.plan import Run
+from sweeps.jobs import (
+    cluster_resources,
+    code_snapshot,
+    job,
+    pool,
+    run_folder,
+    slurm,
+    submit,
+    sweep_lock,
+)
+from sweeps.jobs.sweep_folder import Batch, Sweep, append
+from sweeps.planning.plan import Run
+from sweeps.view import standing, status_table
 
-ROOT = Path(snapshot.__file__).resolve().parent.parent
+ROOT = Path(code_snapshot.__file__).resolve().parent.parent
 
 
 class Shop:
@@ -38,12 +49,12 @@ class Shop:
 
     def __call__(self, command, *words, code=0):
         self.capsys.readouterr()
-        assert cli.main([command, self.grid, f"paths.runs={self.runs}", *words]) == code
+        assert sweeps_command.main([command, self.grid, f"paths.runs={self.runs}", *words]) == code
         out = self.capsys.readouterr()
         return out.out + out.err
 
     def rows(self):
-        return {int(r.run.varies["seed"]): r for r in status.stand(self.sweep)[0]}
+        return {int(r.run.varies["seed"]): r for r in standing.stand(self.sweep)[0]}
 
     def states(self):
         return {seed: row.state for seed, row in self.rows().items()}
@@ -119,7 +130,7 @@ def test_ctrl_c_saves_and_stops_the_sweep(shop):
         text=True,
     )  # fmt: skip
     until(
-        lambda: any((state.read(p).get("step") or 0) > 3 for p in shop.runs.glob("*/status.json")),
+        lambda: any((run_folder.read(p).get("step") or 0) > 3 for p in shop.runs.glob("*/status.json")),
         what="a step",
     )
     shell.send_signal(signal.SIGINT)
@@ -139,7 +150,7 @@ def test_stages_follow_each_other_in_this_process(shop):
                  "base": {"n": 3}, "axes": {"w": [1, 2]}}],
     )  # fmt: skip
     shop("launch", "cluster=debug", "n=4", "w=2,5")
-    rows, _ = status.stand(shop.sweep)
+    rows, _ = standing.stand(shop.sweep)
     assert len(rows) == 6 and all(row.state == "done" for row in rows)
     scores = [json.loads(p.read_text()) for p in (shop.sweep.path / "outputs").iterdir()]
     assert sorted(words[-1] for words in scores) == ["w=2", "w=2", "w=5", "w=5"]
@@ -148,7 +159,7 @@ def test_stages_follow_each_other_in_this_process(shop):
 
 
 def test_jobs_choose_for_themselves_how_long_threads_spin(monkeypatch):
-    monkeypatch.setattr(experiments.cli, "_OWN", {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "0"})
+    monkeypatch.setattr(experiments.runtime.command, "_OWN", {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "0"})
     monkeypatch.setenv("GOMP_SPINCOUNT", "10000")  # chosen for this process
     monkeypatch.setenv("KMP_BLOCKTIME", "3")  # the user's
     monkeypatch.delenv("PYTHONPATH", raising=False)
@@ -206,7 +217,7 @@ def test_a_killed_pool_is_noticed(shop):
     shop("launch", "cluster=local", "seed=0,1", "train.steps=1000")
     until(lambda: shop.rows()[0].state == "running", what="a run")
     (folder,) = (shop.sweep.path / "pools").iterdir()
-    os.kill(state.read(folder / "state.json")["pid"], signal.SIGKILL)
+    os.kill(run_folder.read(folder / "state.json")["pid"], signal.SIGKILL)
     os.kill(next(e["pid"] for e in shop.events(0)), signal.SIGKILL)
     until(lambda: not any(row.live for row in shop.rows().values()), what="the pool's end")
     assert shop.states() == {0: "failed", 1: "stopped"}
@@ -219,7 +230,7 @@ def test_a_pool_gives_each_worker_gpus_of_its_own(shop, monkeypatch):
     assert "needs 3 GPUs, 2 are visible; try cluster.workers=2" in text
     shop("launch", "cluster=local", "cluster.workers=2", "cluster.gpus=1")
     (folder,) = (shop.sweep.path / "pools").iterdir()
-    assert state.read(folder / "pool.json")["workers"] == [["3"], ["5"]]
+    assert run_folder.read(folder / "pool.json")["workers"] == [["3"], ["5"]]
     until(lambda: shop.states() == {0: "done", 1: "done"}, what="both")
     text = shop("launch", "cluster=local", "cluster.tasks=2", "seed=9", code=2)
     assert "cluster=slurm" in text and "torchrun" in text
@@ -330,34 +341,34 @@ def test_damaged_run_folders_are_no_surprise(tmp_path):
         b'{"status": "done", "step": "x"}',
     ):
         (tmp_path / "summary.json").write_bytes(content)
-        assert not state.finished(tmp_path, 5) and state.speed(tmp_path) is None
+        assert not run_folder.finished(tmp_path, 5) and run_folder.speed(tmp_path) is None
     (tmp_path / "summary.json").write_text('{"status": "done", "step": 5, "images_per_s": 2}')
     assert (
-        state.finished(tmp_path, 5)
-        and not state.finished(tmp_path, 6)
-        and state.speed(tmp_path) == 2
+        run_folder.finished(tmp_path, 5)
+        and not run_folder.finished(tmp_path, 6)
+        and run_folder.speed(tmp_path) == 2
     )
     (tmp_path / "checkpoints").mkdir()
-    assert state.saved_step(tmp_path) == 0 == state.saved_step(tmp_path / "no")
+    assert run_folder.saved_step(tmp_path) == 0 == run_folder.saved_step(tmp_path / "no")
     for name in ("step-00000007", "step-00000012", "step-x", ".step-00000099.tmp"):
         (tmp_path / "checkpoints" / name).mkdir()
-    assert state.saved_step(tmp_path) == 12
+    assert run_folder.saved_step(tmp_path) == 12
 
 
 def test_the_lock_excludes_and_a_dead_holder_does_not(tmp_path):
     path = tmp_path / "lock"
-    assert not lock.is_held(path)
+    assert not sweep_lock.is_held(path)
     code = f"import time; from sweeps import lock; from pathlib import Path\nwith lock.held(Path({str(path)!r})): print('in', flush=True); time.sleep(60)"
     holder = subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
-    assert holder.stdout.readline() == "in\n" and lock.is_held(path)
-    with pytest.raises(SweepError, match="another launch holds"), lock.held(path, wait_s=0.1):
+    assert holder.stdout.readline() == "in\n" and sweep_lock.is_held(path)
+    with pytest.raises(SweepError, match="another launch holds"), sweep_lock.held(path, wait_s=0.1):
         pass
     holder.kill()
     holder.communicate()
-    with lock.held(path, wait_s=5):
-        assert lock.is_held(path)
+    with sweep_lock.held(path, wait_s=5):
+        assert sweep_lock.is_held(path)
 
 
 def test_a_file_system_without_locks_is_said_at_once(tmp_path, monkeypatch):
@@ -368,22 +379,22 @@ def test_a_file_system_without_locks_is_said_at_once(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(SweepError, match="cannot be locked"), lock.held(tmp_path / "lock"):
+    with pytest.raises(SweepError, match="cannot be locked"), sweep_lock.held(tmp_path / "lock"):
         pass
 
 
 def test_a_snapshot_holds_the_code_once(tmp_path):
-    first = snapshot.take(tmp_path)
+    first = code_snapshot.take(tmp_path)
     stamp = (first / "snapshot.json").stat().st_mtime_ns
     assert (
-        snapshot.take(tmp_path) == first and (first / "snapshot.json").stat().st_mtime_ns == stamp
+        code_snapshot.take(tmp_path) == first and (first / "snapshot.json").stat().st_mtime_ns == stamp
     )
     assert (first / "experiments" / "conf" / "config.yaml").is_file() and (
         first / "sweeps" / "grids"
     ).is_dir()
     assert not list(first.rglob("*.pyc")) and [p.name for p in tmp_path.iterdir()] == [first.name]
     # A snapshot of a snapshot is the same code.
-    assert snapshot.take(tmp_path / "again", first).name == first.name
+    assert code_snapshot.take(tmp_path / "again", first).name == first.name
     assert code_commit(first) == code_commit(ROOT)
 
 
@@ -397,7 +408,7 @@ def test_the_script_asks_for_what_the_resources_say(tmp_path):
         "tasks": "4",
         "gpus": "4",
     }
-    place = resources.load("slurm", "paper", {**keys, "extra": "{mail-type: END}", "throttle": "3"})
+    place = cluster_resources.load("slurm", "paper", {**keys, "extra": "{mail-type: END}", "throttle": "3"})
     text = submit.script(Sweep(tmp_path / "a b", "g"), place, 5, tmp_path / "code")
     for line in (
         "--partition=gpu", "--account=me", "--qos=long", "--constraint=h100", "--nodes=2", "--ntasks-per-node=4",
@@ -474,7 +485,7 @@ def test_every_state_is_told_from_disk_and_two_calls(tmp_path, monkeypatch):
     (sweep.logs / "18_4_0_log.err").write_text(
         "Traceback\nMemoryError: all of it\nslurmstepd: error: killed\n\n"
     )
-    rows = {r.run.name: r for r in status.stand(sweep)[0]}
+    rows = {r.run.name: r for r in standing.stand(sweep)[0]}
     assert [rows[f"r{i:04}"].state for i in range(7)] == [
         "done", "running", "pending", "failed", "failed", "requeued", "stopped"
     ]  # fmt: skip
@@ -482,10 +493,10 @@ def test_every_state_is_told_from_disk_and_two_calls(tmp_path, monkeypatch):
     assert rows["r0004"].why == "OUT_OF_MEMORY 0:125, saved step 0: MemoryError: all of it"
     assert rows["r0003"].why == "ValueError: [red]no[/] second  (experiments/x.py:3)"
     assert (rows["r0001"].step, rows["r0001"].eta, rows["r0002"].why) == (4, 75, "Priority")
-    lines = view.plain(list(rows.values()))
+    lines = status_table.plain(list(rows.values()))
     assert "running   r0001  4/10  7 img/s  ETA 1:15  18_1  n1" in lines
     assert (
-        view.counts(list(rows.values()))
+        status_table.counts(list(rows.values()))
         == "1 running, 2 failed, 1 requeued, 1 pending, 1 stopped, 1 done"
     )
 
@@ -497,7 +508,7 @@ def test_a_silent_scheduler_is_said_and_launching_is_refused(tmp_path, monkeypat
         raise SweepError("squeue gave no answer in 60 s")
 
     monkeypatch.setattr(slurm, "queue", silent)
-    rows, trouble = status.stand(sweep)
+    rows, trouble = standing.stand(sweep)
     assert "no answer" in trouble and {r.state for r in rows} >= {
         "done",
         "failed",
@@ -505,20 +516,20 @@ def test_a_silent_scheduler_is_said_and_launching_is_refused(tmp_path, monkeypat
         "starting",
     }
     with pytest.raises(SweepError, match="nobody knows which runs are live"):
-        status.live_anywhere(tmp_path)
+        standing.live_anywhere(tmp_path)
 
 
 def test_two_thousand_runs_are_one_table(tmp_path, monkeypatch):
     sweep, queue = fake_sweep(tmp_path, 2000, monkeypatch)
     monkeypatch.setattr(slurm, "queue", lambda: queue)
     monkeypatch.setattr(slurm, "history", lambda ids: {})
-    rows, _ = status.stand(sweep)
-    assert len(rows) == 2000 and len(view.plain(rows)) == 2000
-    text = draw(view.table("many", rows, 100, room=40), 100)
+    rows, _ = standing.stand(sweep)
+    assert len(rows) == 2000 and len(status_table.plain(rows)) == 2000
+    text = draw(status_table.table("many", rows, 100, room=40), 100)
     assert "286 running" in text and "not shown" in text and len(text.splitlines()) <= 40
     # What a user's data hold is no markup.
     failed = [row for row in rows if row.state == "failed"]
-    assert "[red]no[/]" in draw(view.table("many", failed[:3], 200), 200)
+    assert "[red]no[/]" in draw(status_table.table("many", failed[:3], 200), 200)
 
 
 def draw(table, width):
@@ -534,7 +545,7 @@ def test_the_table_fits_the_terminal(tmp_path, monkeypatch, width):
     sweep, queue = fake_sweep(tmp_path, 14, monkeypatch)
     monkeypatch.setattr(slurm, "queue", lambda: queue)
     monkeypatch.setattr(slurm, "history", lambda ids: {})
-    text = draw(view.table("many", status.stand(sweep)[0], width), width)
+    text = draw(status_table.table("many", standing.stand(sweep)[0], width), width)
     lines = [line.rstrip() for line in text.splitlines()]
     assert max(map(len, lines)) <= width
     # One line a run, and nothing that tells runs apart is cut.
@@ -547,7 +558,7 @@ def test_the_table_fits_the_terminal(tmp_path, monkeypatch, width):
     [(None, ""), (7, "7 s"), (75, "1:15"), (7325, "2:02:05"), (100000, "1 d 3 h")],
 )
 def test_clock(seconds, text):
-    assert view.clock(seconds) == text
+    assert status_table.clock(seconds) == text
 
 
 # --- the command line ------------------------------------------------------------------------------------------
@@ -573,7 +584,7 @@ def test_clock(seconds, text):
     ],
 )  # fmt: skip
 def test_wrong_commands_are_one_sentence(words, said, tmp_path, capsys):
-    assert cli.main([*words, f"paths.runs={tmp_path}"]) == 2
+    assert sweeps_command.main([*words, f"paths.runs={tmp_path}"]) == 2
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1 and err.startswith("error: ")
     assert not (tmp_path / ".sweeps" / "route_placement").exists()
@@ -589,17 +600,17 @@ def test_flags_and_words_may_stand_in_any_order(tmp_path, capsys):
         "2",
         "backbone=rwkv",
     ]
-    assert cli.main(words) == 0
+    assert sweeps_command.main(words) == 0
     out = capsys.readouterr().out
     assert "--array=0-3%2" in out and "rwkv-T1-digits_2-8@0.25_s0" in out
-    assert cli.main(["launch", "selection_rate", "--dry-runn"]) == 2
+    assert sweeps_command.main(["launch", "selection_rate", "--dry-runn"]) == 2
     assert "--dry-runn" in capsys.readouterr().err
 
 
 def test_list_and_show_read_without_launching(tmp_path, capsys):
-    assert cli.main(["list", f"paths.runs={tmp_path}"]) == 0
+    assert sweeps_command.main(["list", f"paths.runs={tmp_path}"]) == 0
     assert "route_placement" in capsys.readouterr().out
-    assert cli.main(["show", "relative_absolute", f"paths.runs={tmp_path}"]) == 0
+    assert sweeps_command.main(["show", "relative_absolute", f"paths.runs={tmp_path}"]) == 0
     out = capsys.readouterr().out
     assert "dit-T1-digits_4-16_s0" in out and "3 runs at scale tiny" in out
     assert not list(tmp_path.iterdir())
@@ -623,7 +634,7 @@ def test_grids_and_resources_are_yaml_in_the_package():
     ],
 )
 def test_tasks_that_never_started_share_a_record_of_accounting(name, ids):
-    from sweeps import slurm
+    from sweeps.jobs import slurm
 
     assert slurm.tasks(name) == ids
 
@@ -643,7 +654,7 @@ def test_clients_without_a_cluster_say_where_to_go(tmp_path, monkeypatch):
 
 
 def test_a_line_after_a_half_written_one_is_whole(tmp_path):
-    from sweeps.folder import append, lines
+    from sweeps.jobs.sweep_folder import append, lines
 
     file = tmp_path / "batches.jsonl"
     append(file, {"batch": "a"})

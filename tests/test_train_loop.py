@@ -17,17 +17,18 @@ import torch
 from safetensors.torch import load_file
 from small import small
 
-from experiments import build, checkpoint, log, signals
-from experiments.cli import Interrupted
-from experiments.lock import LockedError, locked
-from experiments.session import finished
-from experiments.train import Diverged, Run, train
+from experiments.runtime import console, signals
+from experiments.runtime.command import Interrupted
+from experiments.runtime.locks import LockedError, locked
+from experiments.training import build, checkpoint
+from experiments.training.loop import Diverged, Run, train
+from experiments.training.session import finished
 
 BACKBONES = ("dit", "mamba", "rwkv")
 
 
 def make_run(config):
-    return Run(config, build.make_accelerator(config), log.Console(quiet=True))
+    return Run(config, build.make_accelerator(config), console.Console(quiet=True))
 
 
 def weights(folder):
@@ -49,7 +50,7 @@ def test_a_run_leaves_the_files_it_promises(backbone, tmp_path):
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["status"], summary["step"], summary["route"]) == ("done", 6, "1-2")
     assert summary["macs_routed"] < summary["macs_dense"]
-    lines = log.read_jsonl(folder / "metrics.jsonl")
+    lines = console.read_jsonl(folder / "metrics.jsonl")
     assert [line["step"] for line in lines] == [2, 4, 6]
     assert all(math.isfinite(line["loss"]) for line in lines)
     assert lines[-1]["macs"] == 6 * 8 * summary["macs_routed"]
@@ -73,14 +74,14 @@ def test_the_same_command_again_says_done_and_more_steps_go_on(tmp_path):
 def test_micro_batches_change_nothing_but_rounding(tmp_path):
     whole = train(small(tmp_path / "a", "route=1-2"), quiet=True)
     parts = train(small(tmp_path / "b", "route=1-2", "train.micro_batch=3"), quiet=True)
-    a, b = (log.read_jsonl(f / "metrics.jsonl") for f in (whole, parts))
+    a, b = (console.read_jsonl(f / "metrics.jsonl") for f in (whole, parts))
     for x, y in zip(a, b, strict=True):
         assert x["loss"] == pytest.approx(y["loss"], rel=1e-5)
         assert x["grad_norm"] == pytest.approx(y["grad_norm"], rel=1e-4)
 
 
 def test_micro_batch_auto_takes_all_where_it_fits_and_less_where_not(tmp_path, monkeypatch):
-    from experiments import memory
+    from experiments.runtime import memory
 
     run = make_run(small(tmp_path, "train.micro_batch=auto"))
     assert memory.micro_batches(run, 8) == [(0, 8)]
@@ -172,7 +173,7 @@ def test_roll_back_goes_on_with_other_numbers(tmp_path, monkeypatch):
     train(config, quiet=True)
     summary = json.loads((config.folder / "summary.json").read_text())
     assert summary["step"] == 12
-    steps = [line["step"] for line in log.read_jsonl(config.folder / "metrics.jsonl")]
+    steps = [line["step"] for line in console.read_jsonl(config.folder / "metrics.jsonl")]
     assert steps == sorted(set(steps)), "lines of the branch that was given up are gone"
 
 
@@ -213,7 +214,7 @@ def test_roll_back_keeps_the_count_of_what_was_skipped_before(tmp_path, monkeypa
 
 
 def test_a_signal_in_an_evaluation_saves_its_step_and_a_second_one_ends_it(tmp_path, monkeypatch):
-    from experiments.diffusion.guided import Guided
+    from experiments.sampling.guided import Guided
 
     words = ("train.steps=6", "train.save_every=100", "train.sample_every=4", "train.log_every=1")
     straight = train(small(tmp_path / "a", *words), quiet=True)
@@ -246,16 +247,16 @@ def test_a_signal_in_an_evaluation_saves_its_step_and_a_second_one_ends_it(tmp_p
 def test_a_disk_that_refuses_is_one_sentence_and_the_heartbeat_says_failed(
     tmp_path, monkeypatch, capsys, code, part
 ):
-    from experiments.cli import run_command
+    from experiments.runtime.command import run_command
 
     def full(path, entries):
-        monkeypatch.setattr("experiments.log.atomic_write", refuse)
+        monkeypatch.setattr("experiments.runtime.console.atomic_write", refuse)
         raise OSError(code, os.strerror(code), *([] if code == errno.ENOSPC else [str(path)]))
 
     def refuse(path, content):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("experiments.log.append_jsonl", full)
+    monkeypatch.setattr("experiments.runtime.console.append_jsonl", full)
     config = small(tmp_path)
     assert run_command(lambda _: train(config, quiet=True) and 0, []) == 2
     said = capsys.readouterr().err
@@ -283,7 +284,7 @@ def test_a_signal_saves_and_the_same_command_goes_on_bit_for_bit(tmp_path, monke
         small(tmp_path / "b", "route=1-2", "train.save_every=100", "train.steps=7"), quiet=True
     )
     assert same(weights(config.folder), weights(straight))
-    clean = [[{k: v for k, v in line.items() if k not in ("time", "images_per_s")} for line in log.read_jsonl(f / "metrics.jsonl")]
+    clean = [[{k: v for k, v in line.items() if k not in ("time", "images_per_s")} for line in console.read_jsonl(f / "metrics.jsonl")]
              for f in (config.folder, straight)]  # fmt: skip
     assert clean[0] == clean[1]
 
@@ -373,7 +374,7 @@ def test_routing_can_be_switched_off_after_a_fraction(tmp_path):
 def test_freed_memory_is_kept_for_the_next_step():
     code = (
         "import resource, sys, torch\n"
-        "from experiments.memory import keep_freed_memory\n"
+        "from experiments.runtime.memory import keep_freed_memory\n"
         "assert not int(sys.argv[1]) or keep_freed_memory()\n"
         "def faults():\n"
         "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"

@@ -9,9 +9,9 @@ import torch
 from small import small
 from test_train_loop import make_run
 
-from experiments.config import load
-from experiments.losses import Capture, training_loss
-from experiments.train import train
+from experiments.config.schema import load
+from experiments.training.loop import train
+from experiments.training.loss import Capture, training_loss
 
 VARIANTS = {
     "dropping": ["route=0--1", "routing.reinsert=none"],

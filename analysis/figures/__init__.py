@@ -11,19 +11,19 @@ from pathlib import Path
 
 import pandas as pd
 
+from analysis.figures.block_cost import cost
 from analysis.figures.convergence import convergence
-from analysis.figures.cost import cost
-from analysis.figures.guidance import guidance
+from analysis.figures.guidance_maps import guidance
 from analysis.figures.overview import overview
 from analysis.figures.placement import placement
 from analysis.figures.rate import rate
-from analysis.figures.samples import samples
+from analysis.figures.sample_grids import samples
 from analysis.figures.scans import scan_paths, selections
 from analysis.figures.similarity_maps import similarity
 from analysis.figures.style import Plot
-from analysis.runs import AnalysisError
+from analysis.runs.run_records import AnalysisError
+from analysis.runs.study import Study
 from analysis.similarity_file import read
-from analysis.study import Study
 from routing.errors import suggest
 
 Source = Study | pd.DataFrame | str | Path

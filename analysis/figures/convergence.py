@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FixedLocator, MaxNLocator
 
 from analysis.figures.style import Plot, canvas, colour, line, styled
-from analysis.groups import Base, Cell, same_machine
-from analysis.stats import ratio
-from analysis.study import Study
+from analysis.runs.comparison_groups import Base, Cell, same_machine
+from analysis.runs.statistics import ratio
+from analysis.runs.study import Study
 from analysis.tables.speedup import reach
 
 # Behind a text that stands on a line.

@@ -9,12 +9,12 @@ import pandas as pd
 from matplotlib.ticker import EngFormatter
 
 from analysis.figures.convergence import log_scores, mean_path, wide
-from analysis.figures.samples import chosen
+from analysis.figures.sample_grids import chosen
 from analysis.figures.style import Plot, canvas, colour, line, quiet, styled
-from analysis.groups import Base, Cell
-from analysis.study import Study
+from analysis.runs.comparison_groups import Base, Cell
+from analysis.runs.study import Study
 
-# Pictures of one class beside each other in a sample grid (experiments/evaluation.py).
+# Pictures of one class beside each other in a sample grid (experiments/training/evaluation.py).
 _PER_CLASS = 8
 # Of those, the ones drawn here.
 _SHOWN = 3

@@ -9,11 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.patches import FancyBboxPatch
 
-from analysis import paper
 from analysis.figures.style import SIGNED, Plot, canvas, colormap, colour, ink, styled
-from analysis.groups import Base
-from analysis.stats import ENOUGH_SEEDS, paired
-from analysis.study import Study
+from analysis.runs.comparison_groups import Base
+from analysis.runs.statistics import ENOUGH_SEEDS, paired
+from analysis.runs.study import Study
+from analysis.tables import paper
 from analysis.tables.ablations import plain_routes, span_order
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import paper
 from analysis.figures.style import PAPER_COLOUR, Plot, canvas, colour, line, styled
-from analysis.groups import Base
-from analysis.study import Study
+from analysis.runs.comparison_groups import Base
+from analysis.runs.study import Study
+from analysis.tables import paper
 from analysis.tables.ablations import plain_routes
 
 

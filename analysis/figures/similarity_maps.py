@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from analysis.figures.style import Plot, canvas, colour, styled
-from analysis.runs import AnalysisError
+from analysis.runs.run_records import AnalysisError
 from analysis.similarity_file import SimilarityFile, read
 from routing.route import Route
 

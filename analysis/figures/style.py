@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 
 from analysis.files import atomic_path, atomic_write
 
-STYLE = Path(__file__).resolve().parent.parent / "paper.mplstyle"
+STYLE = Path(__file__).with_name("paper.mplstyle")
 COLOURS = {
     "dit": "#0072B2",
     "mamba": "#D55E00",

@@ -15,8 +15,9 @@
 
 # %%
 import analysis
-from analysis import paper, quick_runs
-from analysis.study import Study
+from analysis import quick_runs
+from analysis.runs.study import Study
+from analysis.tables import paper
 
 study = Study.of(analysis.load(quick_runs.folder()))
 analysis.tables.make("guidance", study)

@@ -39,7 +39,7 @@ print(
 # ## The headline: how much sooner is the dense run's best score reached?
 
 # %%
-from analysis.study import Study
+from analysis.runs.study import Study
 
 study = Study.of(runs)
 analysis.tables.make("speedup", study)
@@ -71,6 +71,6 @@ for table in analysis.tables.make_all(study):
 # The same tables as LaTeX, which compiles as it is (booktabs, siunitx):
 
 # %%
-from analysis.render import latex
+from analysis.tables.render import latex
 
 print(latex(analysis.tables.make("selection_rate", study)))

@@ -26,7 +26,7 @@ runs.groupby(["backbone", "route"]).size().unstack(fill_value=0)
 # What differs between the runs, so that nothing is compared by accident:
 
 # %%
-from analysis import compare
+from analysis.runs import compare
 
 compare.varying(runs)
 

@@ -11,31 +11,39 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.render import document, write
-from analysis.runs import AnalysisError
-from analysis.study import Study
-from analysis.table import Table
-from analysis.tables import ablations, guidance, main, overview, scale, speed, speedup
+from analysis.runs.run_records import AnalysisError
+from analysis.runs.study import Study
+from analysis.tables import (
+    ablations,
+    all_scores,
+    guidance_table,
+    main_table,
+    resolution,
+    speedup,
+    throughput,
+)
+from analysis.tables.render import document, write
+from analysis.tables.table import Table
 from routing.errors import suggest
 
 TABLES: dict[str, Callable[[Study], Table]] = {
     "speedup": speedup.headline,
-    "main": main.main,
-    "sota": main.sota,
+    "main": main_table.main,
+    "sota": main_table.sota,
     "route_placement": ablations.placement,
     "selection_rate": ablations.rate,
     "relative_absolute": ablations.scaling,
-    "high_res": scale.high_res,
-    "text": scale.text,
-    "tokens": scale.tokens,
+    "high_res": resolution.high_res,
+    "text": resolution.text,
+    "tokens": resolution.tokens,
     "one_two_routes": ablations.routes,
-    "masking": speed.masking,
-    "guidance": guidance.guidance,
-    "throughput": speed.throughput,
+    "masking": throughput.masking,
+    "guidance": guidance_table.guidance,
+    "throughput": throughput.throughput,
     "scan_order": ablations.scan_order,
-    "differences": overview.differences,
-    "all_scores": overview.all_scores,
-    "followups": overview.followups,
+    "differences": all_scores.differences,
+    "all_scores": all_scores.all_scores,
+    "followups": all_scores.followups,
 }
 
 __all__ = ["TABLES", "Table", "make", "make_all", "save"]

@@ -7,12 +7,12 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import paper
-from analysis.groups import Base, Cell, is_usual
-from analysis.study import Study
-from analysis.table import NOT_RUN, Column, Entry, Table, build, missing, published, words
-from analysis.tables.common import PAIRED, better_end, difference, heading, score
-from analysis.tables.memory import Memory
+from analysis.runs.comparison_groups import Base, Cell, is_usual
+from analysis.runs.study import Study
+from analysis.tables import paper
+from analysis.tables.headings import PAIRED, better_end, difference, heading, score
+from analysis.tables.memorisation import Memory
+from analysis.tables.table import NOT_RUN, Column, Entry, Table, build, missing, published, words
 
 Published = dict[object, dict[str, Any]]
 

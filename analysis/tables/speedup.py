@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis import paper
-from analysis.groups import Base, Cell, matching, same_machine
-from analysis.stats import Estimate, mean_std, ratio
-from analysis.study import Study
-from analysis.table import Column, Entry, Table, build, missing, ours, published, words
-from analysis.tables.common import OTHER_MACHINE, decimals, heading, score
+from analysis.runs.comparison_groups import Base, Cell, matching, same_machine
+from analysis.runs.statistics import Estimate, mean_std, ratio
+from analysis.runs.study import Study
+from analysis.tables import paper
+from analysis.tables.headings import OTHER_MACHINE, decimals, heading, score
+from analysis.tables.table import Column, Entry, Table, build, missing, ours, published, words
 
 COSTS = ("step", "macs", "hours")
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from experiments.data.base import Batch, Condition, Dataset, Rows
-    from experiments.data.factory import create
-    from experiments.data.options import (
+    from experiments.data.data_options import (
         DataError,
         DataOptions,
         DigitsOptions,
@@ -20,22 +18,24 @@ if TYPE_CHECKING:
         ScenesOptions,
         parse,
     )
-    from experiments.data.order import Order
+    from experiments.data.dataset import Batch, Condition, Dataset, Rows
+    from experiments.data.factory import create
     from experiments.data.prefetch import Prefetch
+    from experiments.data.sample_order import Order
 
 _HOME = {
-    "Batch": "base",
-    "Condition": "base",
-    "Dataset": "base",
-    "Rows": "base",
+    "Batch": "dataset",
+    "Condition": "dataset",
+    "Dataset": "dataset",
+    "Rows": "dataset",
     "create": "factory",
-    "DataError": "options",
-    "DataOptions": "options",
-    "DigitsOptions": "options",
-    "LatentsOptions": "options",
-    "ScenesOptions": "options",
-    "parse": "options",
-    "Order": "order",
+    "DataError": "data_options",
+    "DataOptions": "data_options",
+    "DigitsOptions": "data_options",
+    "LatentsOptions": "data_options",
+    "ScenesOptions": "data_options",
+    "parse": "data_options",
+    "Order": "sample_order",
     "Prefetch": "prefetch",
 }
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from experiments.data.base import Batch, Dataset, Rows, to_uint8
-from experiments.data.options import DataError, DigitsOptions
+from experiments.data.data_options import DataError, DigitsOptions
+from experiments.data.dataset import Batch, Dataset, Rows, to_uint8
 
 if TYPE_CHECKING:
     from routing.rng import Draws

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from experiments.data.base import Dataset
-from experiments.data.options import (
+from experiments.data.data_options import (
     DataError,
     DataOptions,
     DigitsOptions,
@@ -16,6 +15,7 @@ from experiments.data.options import (
     ScenesOptions,
     parse,
 )
+from experiments.data.dataset import Dataset
 
 
 def create(
@@ -27,7 +27,8 @@ def create(
     """Return the data set that `options` describe.
 
     Args:
-        options: A dataclass of `experiments.data.options`, or a mapping with its keys and a `name`.
+        options: A dataclass of `experiments.data.data_options`, or a mapping with its keys and a
+            `name`.
         task: `class`, `text` or `none`: what batches carry beside the data.
         device: Where batches are made.
 

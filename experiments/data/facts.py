@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.data.options import DataOptions, LatentsOptions, parse
+from experiments.data.data_options import DataOptions, LatentsOptions, parse
 
 # (C, H, W), classes, (L, E) of captions.
 _EMBEDDED = {

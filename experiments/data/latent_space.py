@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from experiments.data.base import Batch, Dataset, Rows
-from experiments.data.options import DataError, LatentsOptions
+from experiments.data.data_options import DataError, LatentsOptions
+from experiments.data.dataset import Batch, Dataset, Rows
 
 if TYPE_CHECKING:
-    from experiments.data.text import TextEncoder
-    from experiments.data.vae import Autoencoder
+    from experiments.data.autoencoder import Autoencoder
+    from experiments.data.text_encoder import TextEncoder
     from routing.rng import Draws
 
 
@@ -140,7 +140,7 @@ class LatentSpace(Dataset):
     @property
     def vae(self) -> str | None:
         """Name or folder of the autoencoder that turns these latents into pixels."""
-        from experiments.data.vae import DEFAULT
+        from experiments.data.autoencoder import DEFAULT
 
         if self.options.vae != "auto":
             return self.options.vae
@@ -149,7 +149,7 @@ class LatentSpace(Dataset):
     @property
     def cannot_decode(self) -> str:
         """Why latents cannot be shown as pixels here; empty if they can."""
-        from experiments.data.vae import why_not
+        from experiments.data.autoencoder import why_not
 
         return "" if self._codec is not None else why_not(self.vae)
 
@@ -172,7 +172,7 @@ class LatentSpace(Dataset):
         return torch.cat([codec.decode(part) for part in z.split(self.options.decode_batch)])
 
     def _decoder(self) -> Autoencoder:
-        from experiments.data.vae import Autoencoder
+        from experiments.data.autoencoder import Autoencoder
 
         if self._codec is None:
             if self.cannot_decode:
@@ -196,7 +196,7 @@ class LatentSpace(Dataset):
         if self.text is None or self.decoding.text_encoder is None:
             return super().encode_text(captions)
         if self._encoder is None:
-            from experiments.data.text import TextEncoder
+            from experiments.data.text_encoder import TextEncoder
 
             self._encoder = TextEncoder(
                 self.decoding.text_encoder, self.device, length=self.text[0]

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from experiments.data.base import Batch, Condition, Rows
-from experiments.data.foreign import open_store
+from experiments.data.data_options import DataError, LatentsOptions
+from experiments.data.dataset import Batch, Condition, Rows
+from experiments.data.foreign_latents import open_store
 from experiments.data.latent_space import Decoding, LatentSpace
-from experiments.data.options import DataError, LatentsOptions
-from experiments.data.order import Order
-from experiments.data.store import Store
+from experiments.data.latent_store import Store
+from experiments.data.sample_order import Order
 
 if TYPE_CHECKING:
     from routing.rng import Draws

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from experiments.data.base import Batch, Dataset, Rows
+from experiments.data.dataset import Batch, Dataset, Rows
 
 if TYPE_CHECKING:
     from routing.rng import Draws

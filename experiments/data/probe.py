@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from experiments.data import scene_words as words
-from experiments.data.options import DataError
+from experiments.data.data_options import DataError
 from experiments.data.scene_words import Attributes
 
 WEIGHTS = Path(__file__).with_name("scenes_probe.safetensors")
@@ -235,7 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.train:
         from safetensors.torch import save
 
-        from experiments.files import atomic_write
+        from experiments.runtime.files import atomic_write
 
         network = train(given.steps, log=True)
         state = {key: value.half().contiguous() for key, value in network.state_dict().items()}

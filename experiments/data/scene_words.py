@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from experiments.data.options import DataError
+from experiments.data.data_options import DataError
 from routing.errors import suggest
 
 SHAPES = ("circle", "square", "triangle", "ring", "cross")

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from experiments.data import scene_words as words
-from experiments.data.base import Batch, Condition, Dataset, Rows, to_uint8
-from experiments.data.options import DataError, ScenesOptions
+from experiments.data.data_options import DataError, ScenesOptions
+from experiments.data.dataset import Batch, Condition, Dataset, Rows, to_uint8
 from experiments.data.scene_words import Attributes
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from experiments.data.options import DataError
+from experiments.data.data_options import DataError
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from experiments.data.options import DataError
+from experiments.data.data_options import DataError
 
 _TYPES = {
     "F64": (torch.float64, 8),

@@ -1,4 +1,4 @@
-"""Diffusion: objectives, samplers, guidance and seeded generation.
+"""Diffusion: objectives, samplers and guidance (mathematics only).
 
 An *objective* says how data are corrupted, what the network is asked and how its answer becomes an
 estimate `D(x, time)` of the clean image. A *sampler* walks from noise to data with nothing but `D`.
@@ -12,8 +12,8 @@ import importlib
 from typing import Any
 
 _HOME = {
-    "DiffusionError": "options",
-    "options_of": "options",
+    "DiffusionError": "diffusion_options",
+    "options_of": "diffusion_options",
     "Objective": "objective",
     "Prediction": "objective",
     "create_objective": "objective",
@@ -21,13 +21,6 @@ _HOME = {
     "create_sampler": "samplers",
     "Guidance": "guidance",
     "create_guidance": "guidance",
-    "generate": "sampling",
-    "labels_from_seeds": "sampling",
-    "model_cost": "cost",
-    "sampling_cost": "cost",
-    "generate_shards": "shards",
-    "read_shards": "shards",
-    "write_npz": "shards",
 }
 __all__ = sorted(_HOME)
 

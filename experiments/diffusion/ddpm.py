@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from experiments.diffusion.diffusion_options import DDPMOptions, DiffusionError
 from experiments.diffusion.objective import Net, Objective, Prediction, call, expand
-from experiments.diffusion.options import DDPMOptions, DiffusionError
 
 
 class DDPM(Objective):

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from experiments.diffusion.diffusion_options import DiffusionError, EDMOptions
 from experiments.diffusion.objective import Net, Objective, Prediction, call, expand
-from experiments.diffusion.options import DiffusionError, EDMOptions
 
 
 class EDM(Objective):

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from experiments.diffusion.diffusion_options import FlowOptions
 from experiments.diffusion.objective import Net, Objective, Prediction, call, expand
-from experiments.diffusion.options import FlowOptions
 
 
 def shifted(time: Tensor, shift: float) -> Tensor:

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.diffusion.objective import Prediction
-from experiments.diffusion.options import (
+from experiments.diffusion.diffusion_options import (
     APGOptions,
     AutoOptions,
     DiffusionError,
@@ -28,6 +27,7 @@ from experiments.diffusion.options import (
     RoutedOptions,
     options_of,
 )
+from experiments.diffusion.objective import Prediction
 
 
 @dataclass(frozen=True)

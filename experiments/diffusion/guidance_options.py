@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from experiments.diffusion.checks import DiffusionError, one_of, require
+from experiments.diffusion.option_checks import DiffusionError, one_of, require
 
 
 @dataclass(frozen=True)

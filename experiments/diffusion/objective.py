@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from experiments.diffusion.options import options_of
+from experiments.diffusion.diffusion_options import options_of
 
 Net = Callable[..., Tensor]
 

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.diffusion.objective import Objective, Prediction
-from experiments.diffusion.options import (
+from experiments.diffusion.diffusion_options import (
     ChurnOptions,
     DDIMOptions,
     DDPMSamplerOptions,
@@ -22,6 +21,7 @@ from experiments.diffusion.options import (
     SDEOptions,
     options_of,
 )
+from experiments.diffusion.objective import Objective, Prediction
 
 #: `denoise(x, time, step, evaluation)`; times are native to the objective.
 Denoise = Callable[[Tensor, float, int, int], Prediction]

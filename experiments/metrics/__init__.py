@@ -6,16 +6,16 @@ import importlib
 from typing import Any
 
 _HOME = {
-    "EvalOptions": "options",
-    "MetricError": "options",
+    "EvalOptions": "eval_options",
+    "MetricError": "eval_options",
     "Moments": "moments",
     "frechet_distance": "frechet",
     "SingularCovarianceWarning": "frechet",
     "Features": "features",
     "create_features": "features",
     "Reference": "reference",
-    "METRICS": "names",
-    "Score": "names",
+    "METRICS": "metric_names",
+    "Score": "metric_names",
 }
 
 __all__ = sorted(_HOME)

@@ -19,7 +19,7 @@ import torch
 from numpy.lib import format as npy
 from torch import Tensor
 
-from experiments.metrics.names import MetricError
+from experiments.metrics.metric_names import MetricError
 
 # Beyond this many bytes an array must be packed no tighter than this: statistics and images do not
 # shrink a hundredfold, and a file of kilobytes must not fill the memory.

@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from experiments.files import atomic_path
+from experiments.runtime.files import atomic_path
 
 #: Raise it when the network or its training changes: old files are then left alone and a new one is
 # made.

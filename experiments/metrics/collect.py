@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from experiments.metrics.distributed import gather_rows, merge_moments
+from experiments.metrics.collectives import gather_rows, merge_moments
 from experiments.metrics.exact import exact
 from experiments.metrics.features import Features, check_images
 from experiments.metrics.moments import Moments

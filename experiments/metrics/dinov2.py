@@ -17,7 +17,7 @@ from torch import Tensor
 
 from experiments.metrics.classifier import checksum
 from experiments.metrics.features import check_images
-from experiments.metrics.names import MetricError
+from experiments.metrics.metric_names import MetricError
 
 MODELS = {
     "dinov2-vitl14": "vit_large_patch14_dinov2.lvd142m",

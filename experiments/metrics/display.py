@@ -13,7 +13,7 @@ class Display:
     """Show progress on a console, through a function, or not at all.
 
     Args:
-        progress: An `experiments.log.Console`, a function of (done, total), or None.
+        progress: An `experiments.runtime.console.Console`, a function of (done, total), or None.
         total: Images in all.
         notes: Lines to say first.
     """

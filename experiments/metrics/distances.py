@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.metrics.names import MetricError
+from experiments.metrics.metric_names import MetricError
 
 _ROWS = 4096  # rows of a distance matrix at a time: 4096 x 50K float32 are 800 MB
 

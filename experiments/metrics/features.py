@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from experiments.metrics.names import FEATURES, MetricError, check_features
-from experiments.metrics.options import EvalOptions
+from experiments.metrics.eval_options import EvalOptions
+from experiments.metrics.metric_names import FEATURES, MetricError, check_features
 
 
 class Features(Protocol):
@@ -92,7 +92,7 @@ class ProbeFeatures:
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         from experiments.data import probe
-        from experiments.files import sha256
+        from experiments.runtime.files import sha256
 
         self.device = torch.device(device)
         self.dim = probe.FEATURES
@@ -161,7 +161,7 @@ def _classifier(
     name: str, cache: Path, dataset: Any, device: torch.device | str
 ) -> ClassifierFeatures:
     from experiments.metrics.classifier import load_or_train
-    from experiments.metrics.distributed import main_first
+    from experiments.metrics.collectives import main_first
     from experiments.metrics.splits import labelled_images
 
     wanted = name.removesuffix("-classifier")

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from experiments.metrics.classifier import checksum
 from experiments.metrics.features import check_images
-from experiments.metrics.names import MetricError
-from experiments.metrics.weights import fetch, load_state
+from experiments.metrics.fetched_weights import fetch, load_state
+from experiments.metrics.metric_names import MetricError
 
 URL = "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/weights-inception-2015-12-05-6726825d.pth"
 SPATIAL_CHANNELS = 7

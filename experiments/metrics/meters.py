@@ -11,12 +11,12 @@ from torch import Tensor
 
 from experiments.metrics import distances, splits
 from experiments.metrics.collect import Collected, Collector, PixelFeatures, collect
-from experiments.metrics.distributed import gather_rows, share
+from experiments.metrics.collectives import gather_rows, share
+from experiments.metrics.eval_options import EvalOptions
 from experiments.metrics.exact import exact
 from experiments.metrics.features import Features, identity
 from experiments.metrics.frechet import frechet_distance
-from experiments.metrics.names import FEATURES, METRICS, MetricError
-from experiments.metrics.options import EvalOptions
+from experiments.metrics.metric_names import FEATURES, METRICS, MetricError
 from experiments.metrics.reference import Reference
 
 _LARGEST_PIXELS = 64

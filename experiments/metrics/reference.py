@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.files import atomic_path, sha256
 from experiments.metrics import archive, splits
 from experiments.metrics.collect import Collected, collect
-from experiments.metrics.distributed import everyone, main_first, share, world
+from experiments.metrics.collectives import everyone, main_first, share, world
 from experiments.metrics.features import Features, identity
-from experiments.metrics.names import MetricError
+from experiments.metrics.metric_names import MetricError
+from experiments.runtime.files import atomic_path, sha256
 
 _MOMENTS = ("mu", "sigma")
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.metrics.names import MetricError
+from experiments.metrics.metric_names import MetricError
 
 #: Images taken from an endless stream, per split.
 ENDLESS = {"train": 20000, "test": 5000}

@@ -16,8 +16,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from slurm_lab import STUB, Lab, squeue, write_grid  # noqa: E402
 
-from sweeps import cli, status  # noqa: E402
-from sweeps.folder import Sweep  # noqa: E402
+from sweeps import sweeps_command  # noqa: E402
+from sweeps.jobs.sweep_folder import Sweep  # noqa: E402
+from sweeps.view import standing  # noqa: E402
 
 
 def main(count):
@@ -44,12 +45,12 @@ def measure(folder, count):
     sweep = Sweep(runs, "count")
     words = ["launch", grid, f"cluster={folder / 'lab.yaml'}", f"paths.runs={runs}"]
     began = time.perf_counter()
-    assert cli.main(words) == 0
+    assert sweeps_command.main(words) == 0
     submitted = time.perf_counter()
     print(f"plan and submit    {submitted - began:7.1f} s   {count} runs, each composed and checked")
     while True:
         asked = time.perf_counter()
-        rows, _ = status.stand(sweep)
+        rows, _ = standing.stand(sweep)
         answered = time.perf_counter()
         if not any(row.live for row in rows):
             break

@@ -9,12 +9,12 @@ import os
 import time
 from pathlib import Path
 
-from experiments import signals
-from experiments.cli import Interrupted
-from experiments.config import load
-from experiments.files import atomic_write
-from experiments.lock import locked
-from sweeps import state
+from experiments.config.schema import load
+from experiments.runtime import signals
+from experiments.runtime.command import Interrupted
+from experiments.runtime.files import atomic_write
+from experiments.runtime.locks import locked
+from sweeps.jobs import run_folder
 
 
 def agreed(reason):
@@ -32,7 +32,7 @@ def agreed(reason):
 def main(overrides):
     config = load(overrides)
     folder, rank = config.folder, int(os.environ.get("RANK", 0))
-    known = state.read(folder.parent / "stub.json")
+    known = run_folder.read(folder.parent / "stub.json")
     options = (
         {"sleep": 0.02, "save_every": 5} | known.get("*", {}) | known.get(str(config.seed), {})
     )
@@ -48,7 +48,7 @@ def main(overrides):
 
 
 def work(config, folder, options, write):
-    step, steps = state.saved_step(folder), config.train.steps
+    step, steps = run_folder.saved_step(folder), config.train.steps
 
     def tell(status, **more):
         if write:

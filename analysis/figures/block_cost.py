@@ -1,0 +1,106 @@
+"""What each block costs, dense and inside the route (multiply-adds per image)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from analysis.figures.style import Plot, canvas, colour, styled
+from analysis.runs.comparison_groups import Base
+from analysis.runs.study import Study
+from analysis.runs.weights_metadata import metadata
+
+
+def _panel_data(base: Base) -> pd.DataFrame | None:
+    from backbones.cost import cost
+
+    routed = base.auto()
+    if routed is None:
+        return None
+    described = next(
+        (m for path in routed.runs["path"] if (m := metadata(f"{path}/model.safetensors"))), None
+    )
+    if not described or not isinstance(described.get("model"), dict):
+        return None
+    arguments: dict[str, Any] = dict(described["model"])
+    dense = cost(**arguments)
+    sparse = cost(**arguments, route=str(routed.first("route")))
+    return pd.DataFrame(
+        {
+            "panel": base.label,
+            "backbone": base.any.first("backbone"),
+            "route": routed.first("route"),
+            "block": range(len(dense.per_block)),
+            "dense_macs": dense.per_block,
+            "routed_macs": sparse.per_block,
+            "tokens": sparse.tokens,
+            "total_dense": dense.macs_dense,
+            "total_routed": sparse.macs_routed,
+        }
+    )
+
+
+@styled
+def cost(study: Study) -> Plot | None:
+    """Draw every base that has exported weights (their metadata say what was built).
+
+    None without one.
+    """
+    panels: dict[tuple[Any, ...], pd.DataFrame] = {}
+    for base in study.bases:
+        data = _panel_data(base)
+        if data is not None:
+            # Objectives and optimisers cost nothing per block: one panel per architecture is
+            # enough.
+            panels.setdefault((*data.iloc[0][["backbone", "total_dense", "total_routed"]],), data)
+    if not panels:
+        return None
+    columns = min(len(panels), 3)
+    lines = -(-len(panels) // columns)
+    figure, axes = canvas(3.2 * columns, 2.4 * lines, lines, columns, sharey=True)
+    for ax in axes.flat[len(panels) :]:
+        ax.set_visible(False)
+    for ax, data in zip(axes.flat, panels.values(), strict=False):
+        _draw(ax, data)
+    # The panels share their axis: room for the legend above the tallest bar of all.
+    tallest = max(data["dense_macs"].max() for data in panels.values())
+    axes[0][0].set_ylim(top=tallest / 1e6 * 1.3)
+    axes[0][0].set_ylabel("MACs per image (M)")
+    caption = (
+        "Multiply-adds of each block for one image: the outline is the dense pass, the filled bar "
+        "the routed one, with "
+        "attention matmuls, scans and convolutions counted. The percentage is the whole model's, "
+        "embedding and head included."
+    )
+    return Plot(
+        "cost", "Cost per block", caption, figure, pd.concat(panels.values(), ignore_index=True)
+    )
+
+
+def _draw(ax: Axes, data: pd.DataFrame) -> None:
+    tint = colour(str(data["backbone"].iloc[0]))
+    ax.bar(
+        data["block"],
+        data["dense_macs"] / 1e6,
+        0.8,
+        facecolor="#f4f4f4",
+        edgecolor="#888888",
+        linewidth=0.8,
+        label="dense",
+    )
+    ax.bar(
+        data["block"],
+        data["routed_macs"] / 1e6,
+        0.8,
+        color=tint,
+        label=f"route {data['route'].iloc[0]}",
+    )
+    total, routed = data["total_dense"].iloc[0], data["total_routed"].iloc[0]
+    head = str(data["panel"].iloc[0]).split(",")[0]
+    ax.set_title(f"{head}: \u2212{1 - routed / total:.0%} MACs, {total / routed:.2f}x", color=tint)
+    ax.set_xlabel("block")
+    ax.set_xticks(range(0, len(data), 1 if len(data) <= 12 else 4))
+    ax.grid(axis="x", visible=False)
+    ax.legend(loc="upper right", ncols=2)

@@ -1,0 +1,133 @@
+"""What differs between runs: two of them side by side, or any number by the keys that vary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.runs.run_records import AnalysisError, Damaged, read_run
+
+# Where a run stands on disk says nothing about what it is.
+_ASIDE = ("run", "path", "name", "hash", "config_keys", "config.paths.")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One key in which two runs differ; a missing side is None."""
+
+    key: str
+    first: Any
+    second: Any
+
+
+def pair(
+    first: str | Path, second: str | Path
+) -> tuple[list[Difference], list[Difference], list[Difference]]:
+    """Compare two runs.
+
+    Args:
+        first: Run folder.
+        second: Run folder.
+
+    Returns:
+        What differs in the config, in the scores (all scores, equal ones too), and in cost and
+        size.
+
+    Raises:
+        AnalysisError: if a folder is no finished run.
+    """
+    one, two = _read(first), _read(second)
+    config, scores, rest = [], [], []
+    for key in dict.fromkeys([*one, *two]):
+        a, b = one.get(key), two.get(key)
+        if key.startswith(_ASIDE):
+            continue
+        if key.startswith("score."):
+            scores.append(Difference(key.removeprefix("score."), a, b))
+        elif a == b:
+            continue
+        elif key.startswith("config."):
+            config.append(Difference(key.removeprefix("config."), a, b))
+        else:
+            rest.append(Difference(key, a, b))
+    return config, scores, rest
+
+
+def _read(folder: str | Path) -> dict[str, Any]:
+    path = Path(folder)
+    if not path.is_dir():
+        raise AnalysisError(f"{folder} is not a run folder; give two folders of finished runs")
+    try:
+        row = read_run(path)
+    except Damaged as error:
+        raise AnalysisError(
+            f"{folder} cannot be compared: {error}; give two folders of finished runs"
+        ) from None
+    if row.get("status") != "done":
+        raise AnalysisError(
+            f"{folder} is {row.get('status')}, not done; wait for its end before comparing"
+        )
+    return row
+
+
+def text(first: str | Path, second: str | Path) -> str:
+    """Return the comparison of two runs as aligned text."""
+    config, scores, rest = pair(first, second)
+    lines = [f"A  {Path(first).name}", f"B  {Path(second).name}"]
+    for title, rows in (("config", config), ("scores", scores), ("size, cost and time", rest)):
+        lines += ["", title if rows else f"{title}: the same"]
+        width = max((len(row.key) for row in rows), default=0)
+        column = max((len(_show(row.first)) for row in rows), default=0)
+        for row in rows:
+            gap = _gap(row) if title == "scores" else ""
+            sides = f"{_show(row.first):>{column}}  ->  {_show(row.second)}{gap}"
+            lines.append(f"  {row.key:<{width}}  {sides}".rstrip())
+    return "\n".join(lines)
+
+
+def _show(value: Any) -> str:
+    if value is None:
+        return "missing"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _gap(row: Difference) -> str:
+    if row.first is None or row.second is None:
+        return ""
+    return f"   ({row.second - row.first:+.4g})"
+
+
+def varying(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the config keys that differ between runs, and how many runs have each value.
+
+    Args:
+        frame: What `analysis.load` returned.
+
+    Returns:
+        Columns key, value, runs; keys in order, the most frequent value first.
+    """
+    rows = []
+    for column in frame.columns:
+        if not column.startswith("config.") or column.startswith("config.paths."):
+            continue
+        counts = frame[column].astype("string").fillna("null").value_counts()
+        if len(counts) > 1:
+            key = column.removeprefix("config.")
+            rows += [
+                {"key": key, "value": str(value), "runs": int(n)} for value, n in counts.items()
+            ]
+    return pd.DataFrame(rows, columns=["key", "value", "runs"])
+
+
+def common(frame: pd.DataFrame) -> dict[str, str]:
+    """Return the config keys that all runs share, with their value."""
+    shared = {}
+    for column in frame.columns:
+        if column.startswith("config.") and not column.startswith("config.paths."):
+            values = frame[column].astype("string").fillna("null").unique()
+            if len(values) == 1:
+                shared[column.removeprefix("config.")] = str(values[0])
+    return shared

@@ -1,0 +1,346 @@
+"""Which runs may stand in one table: what they share, and what was done to their tokens.
+
+`base` is everything that must be equal before two runs are compared (backbone, size, data,
+objective, optimiser, scoring protocol, ...) except the seed, the number of steps and how tokens
+were routed. `treatment` is the routing: route, rate, selection, what happens to removed tokens. A
+table's cell is the set of seeds of one base and one treatment.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from analysis.runs.labels import labelled
+from analysis.runs.run_records import AnalysisError
+from analysis.runs.statistics import Estimate, mean_std
+from backbones.sizes import parse_size
+from routing.errors import suggest
+
+# Keys that decide neither what is learnt nor how it is scored.
+_ASIDE = (
+    "config.seed",
+    "config.route",
+    "config.paths.",
+    "config.log",
+    "config.dry",
+    "config.experiment",
+    "config.eval.",
+    "config.guidance.",
+    "config.sampler.",
+    "config.train.steps",
+    "config.train.micro_batch",
+    "config.train.threads",
+    "config.train.log_every",
+    "config.train.save_every",
+    "config.train.keep",
+    "config.train.sample_every",
+    "config.train.rollback",
+    "config.train.max_bad_steps",
+    "config.train.compile",
+)
+# Keys that only say how tokens are routed: a dense run has no use for them.
+_ROUTING = (
+    "config.routing.",
+    "config.train.loss",
+    "config.train.mae_weight",
+    "config.train.align",
+    "config.train.encoder",
+    "config.backbone.decoder",
+    "config.backbone.align",
+)
+_HEAD = ("backbone", "size", "data", "objective", "scale")
+_IN_HEAD = (
+    "config.backbone.name",
+    "config.size",
+    "config.data.name",
+    "config.objective.name",
+    "config.scale",
+)
+_PROTOCOL = ("guidance", "sampler", "reference")
+# Routing options that a label names only where they differ from these.
+_USUAL = {
+    "selection": "random",
+    "shared": "False",
+    "reinsert": "identity",
+    "remove": "start",
+    "random_end": "False",
+    "schedule": "constant",
+    "off_after": "1.0",
+    "path_drop": "0.0",
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The runs of one base under one treatment."""
+
+    base: str
+    treatment: str
+    runs: pd.DataFrame = field(repr=False, compare=False)
+
+    def first(self, column: str, default: Any = None) -> Any:
+        """Return the first known value of a column."""
+        if column not in self.runs:
+            return default
+        known = self.runs[column].dropna()
+        return known.iloc[0] if len(known) else default
+
+    def by_seed(self, column: str) -> dict[int, float]:
+        """Return seed to value, without missing values.
+
+        Of runs with one seed the longest counts; seeds that took another number of steps than most
+        are no replicates of these and are left out.
+        """
+        known = self._seeds(column)
+        return dict(zip(known["seed"].map(int), known[column].map(float), strict=True))
+
+    def _seeds(self, column: str) -> pd.DataFrame:
+        if column not in self.runs:
+            return pd.DataFrame(columns=["seed", "step", "run", column])
+        known = self.runs.dropna(subset=["seed", column])
+        longest = known.sort_values("step", kind="stable").drop_duplicates("seed", keep="last")
+        if longest["step"].nunique() < 2:
+            return longest
+        return longest[longest["step"] == self.steps]
+
+    @functools.cached_property
+    def _longest(self) -> pd.Series:
+        return self.runs.groupby("seed")["step"].max().dropna()
+
+    @property
+    def steps(self) -> float:
+        """The number of steps that most seeds took, of two as frequent the larger; nan: unknown."""
+        return float(self._longest.mode().max()) if len(self._longest) else float("nan")
+
+    @property
+    def odd_steps(self) -> list[int]:
+        """The numbers of steps of the seeds that `by_seed` leaves out."""
+        usual = self.steps
+        return sorted({int(step) for step in self._longest if step != usual})
+
+    def estimate(self, column: str) -> Estimate | None:
+        """Return mean, standard deviation and n over seeds of a column."""
+        return mean_std(list(self.by_seed(column).values()))
+
+    @property
+    def machines(self) -> frozenset[str]:
+        """The devices that its runs name; those of older runs name none."""
+        return frozenset(self.runs["device"].dropna()) if "device" in self.runs else frozenset()
+
+    @property
+    def depth(self) -> int:
+        """Number of blocks."""
+        depth = self.first("config.backbone.depth")
+        return int(depth) if depth is not None else parse_size(str(self.first("size"))).depth
+
+
+@dataclass(frozen=True)
+class Base:
+    """All treatments of one base, the dense one apart."""
+
+    key: str
+    label: str
+    metric: str
+    better: str
+    dense: Cell | None
+    routed: tuple[Cell, ...]
+
+    @property
+    def any(self) -> Cell:
+        """Some cell, for what all cells share."""
+        return self.dense or self.routed[0]
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """Dense first, then the treatments."""
+        return ((self.dense,) if self.dense else ()) + self.routed
+
+    @property
+    def score(self) -> str:
+        """Column of the metric."""
+        return f"score.{self.metric}"
+
+    def auto(self) -> Cell | None:
+        """Return the guideline's cell (2 to depth-4 at 0.5), else the most replicated route."""
+        plain = [
+            cell for cell in self.routed if cell.first("variant") == "TREAD" and is_usual(cell)
+        ]
+        span = f"2-{self.any.depth - 4}"
+        for cell in plain:
+            if cell.first("span") == span and cell.first("rate") == 0.5:
+                return cell
+        return max(plain, key=lambda cell: len(cell.by_seed(self.score)), default=None)
+
+
+def same_machine(*cells: Cell) -> bool:
+    """Return whether clock times of these cells may be compared: no two devices are named."""
+    return len(frozenset().union(*(cell.machines for cell in cells))) < 2
+
+
+def is_usual(cell: Cell, *except_for: str) -> bool:
+    """Return whether a cell's routing options are all the usual ones, apart from those named."""
+    return all(
+        str(cell.first(f"config.routing.{key}", value)) == value
+        for key, value in _USUAL.items()
+        if key not in except_for
+    )
+
+
+def bases(frame: pd.DataFrame, metric: str | None = None) -> list[Base]:
+    """Sort runs into bases and treatments.
+
+    Args:
+        frame: What `analysis.load` returned.
+        metric: Full name of the metric that the tables show; None takes each base's own Frechet
+            distance.
+
+    Raises:
+        AnalysisError: if no run has that metric.
+    """
+    known = frame.attrs.get("metrics", {})
+    if metric is not None and metric not in known:
+        raise AnalysisError(
+            f"no run has a score called {metric!r}; there are "
+            f"{', '.join(known) or 'none'}{suggest(metric, known)}"
+        )
+    if frame.empty:
+        return []
+    if "config.init" in frame:
+        # Seeds fine-tune their own parents; what they share is the parents' kind.
+        frame = frame.assign(**{"config.init": frame["config.init"].map(parent)})
+    frame = _filled(frame)
+    frame = frame.assign(
+        base=_keys(frame),
+        treatment=[treatment(row) for row in frame.to_dict("records")],
+    )
+    apart = [*_PROTOCOL, *(c for c in _columns(frame) if c not in _IN_HEAD)]
+    labels = labelled(frame, apart)
+    found = []
+    for key, part in frame.groupby("base", sort=False):
+        name = metric or primary(part, known)
+        if name is None or f"score.{name}" not in part or part[f"score.{name}"].isna().all():
+            continue
+        cells = [
+            Cell(str(key), str(text), runs) for text, runs in part.groupby("treatment", sort=False)
+        ]
+        cells.sort(key=_order)
+        dense = next((cell for cell in cells if cell.first("variant") == "dense"), None)
+        routed = tuple(cell for cell in cells if cell is not dense)
+        better = known.get(name, {}).get("better") or "lower"
+        found.append(Base(str(key), labels[str(key)], name, better, dense, routed))
+    return sorted(found, key=lambda base: base.label)
+
+
+def _order(cell: Cell) -> tuple[Any, ...]:
+    span = str(cell.first("span"))
+    numbers = tuple(int(n) for n in span.replace("+", "-").split("-") if n.isdigit())
+    variant = str(cell.first("variant"))
+    return (
+        variant != "dense",
+        variant != "TREAD",
+        variant,
+        len(numbers),
+        numbers,
+        cell.first("rate"),
+        cell.treatment,
+    )
+
+
+def primary(frame: pd.DataFrame, known: dict[str, dict[str, Any]]) -> str | None:
+    """Return the metric most runs have, Frechet distances before others."""
+    counts = {
+        name: int(frame[f"score.{name}"].notna().sum())
+        for name in known
+        if f"score.{name}" in frame
+    }
+    counts = {name: count for name, count in counts.items() if count}
+    return max(
+        counts, key=lambda name: (known[name].get("key") == "fd", counts[name]), default=None
+    )
+
+
+def treatment(row: Mapping[Any, Any]) -> str:
+    """Return how tokens were routed: `dense`, `2-8`, `2-8@0.75, selection=rows`."""
+    variant = str(row["variant"])
+    if variant.startswith("dense"):
+        return variant if parent(row.get("config.init")) is None else "dense fine-tune (F)"
+    text = (
+        str(row["route"])
+        if variant == "TREAD"
+        else f"{variant} {row['route']}".replace(" none", "")
+    )
+    options = []
+    for key, usual in _USUAL.items():
+        value = row.get(f"config.routing.{key}")
+        if value is not None and not pd.isna(value) and str(value) != usual:
+            # The variant's name says these already.
+            if (key == "remove" and variant != "delayed removal") or (
+                key == "reinsert" and value == "none"
+            ):
+                continue
+            options.append(f"{key}={value}")
+    return ", ".join([text, *options])
+
+
+def parent(init: object) -> str | None:
+    """Return what a run was started from, `init=RUN@STEP`, without its seed and hash.
+
+    None from scratch.
+    """
+    if init is None or pd.isna(init):  # type: ignore[call-overload]
+        return None
+    name = re.split(r"[/\\\\]", str(init).rstrip("/\\"))[-1]
+    return re.sub(r"_s\d+-[0-9a-f]{8}(?=@|$)", "", name)
+
+
+def _columns(frame: pd.DataFrame) -> list[str]:
+    return [
+        c for c in frame.columns if c.startswith("config.") and not c.startswith(_ASIDE + _ROUTING)
+    ]
+
+
+def _filled(frame: pd.DataFrame) -> pd.DataFrame:
+    """Give runs of an older version the value that all newer runs of their backbone share.
+
+    A key that was added later and never used must not part the runs before it from those after; one
+    that newer runs set differently still does.
+    """
+    known = frame.attrs.get("config_keys", [])
+    if len(known) < 2:
+        return frame
+    sets = [set(keys) for keys in known]
+    filled = {}
+    for column in _columns(frame):
+        has = frame["config_keys"].map(lambda place, c=column: c in sets[int(place)])
+        if has.all():
+            continue
+        values = frame[column].map(str)
+        for _, part in frame.groupby("backbone"):
+            present = values[part.index][has[part.index]]
+            if present.nunique() == 1:
+                values[part.index] = present.iloc[0]
+        filled[column] = values
+    return frame.assign(**filled)
+
+
+def _keys(frame: pd.DataFrame) -> list[str]:
+    columns = [*_HEAD, *_PROTOCOL, *_columns(frame)]
+    present = [column for column in columns if column in frame]
+    # Only what varies can tell runs apart; the rest would make keys long for nothing.
+    varying = [column for column in present if frame[column].map(str).nunique() > 1]
+    rows = frame[varying].map(str).to_numpy().tolist() if varying else [[]] * len(frame)
+    return ["; ".join(f"{c}={v}" for c, v in zip(varying, row, strict=True)) for row in rows]
+
+
+def matching(found: list[Base]) -> Iterator[tuple[Base, Cell, Cell]]:
+    """Yield `(base, dense, routed)` for every treatment with a dense run beside it."""
+    for base in found:
+        if base.dense is not None:
+            for cell in base.routed:
+                yield base, base.dense, cell

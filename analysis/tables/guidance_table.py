@@ -1,0 +1,178 @@
+"""Guidance with two selection rates beside the usual kinds, with its cost (SG, Tables 1 to 3)."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pandas as pd
+
+from analysis.runs.comparison_groups import Base, Cell
+from analysis.runs.statistics import mean_std, paired
+from analysis.runs.study import Study
+from analysis.tables import paper
+from analysis.tables.headings import PAIRED, better_end, decimals
+from analysis.tables.table import (
+    NOT_RUN,
+    Column,
+    Entry,
+    Table,
+    build,
+    missing,
+    ours,
+    published,
+    words,
+)
+
+# What `routed` leaves unsaid when it has its default (conf/guidance/routed.yaml: SG_FLOPS).
+_ROUTED = {"strong": "0.5", "weak": "0.9"}
+
+
+def parse(text: str) -> tuple[str, dict[str, str]]:
+    """Read a score's guidance, such as `cfg scale=1.5`, into its kind and its options.
+
+    A score leaves out options that have their default; the two rates of `routed` are filled in.
+    """
+    kind, _, rest = str(text).partition(" ")
+    found = dict(re.findall(r"([A-Za-z_]+)=(\S+)", rest))
+    return kind, ({**_ROUTED, **found} if kind == "routed" else found)
+
+
+def number(text: str | None) -> float | None:
+    """Return a rate or scale as a number; None for a schedule such as `cosine:0.6:0`."""
+    try:
+        return float(text) if text is not None else None
+    except ValueError:
+        return None
+
+
+def without_path(text: str) -> str:
+    """Return a guidance whose weaker model is named by its step alone.
+
+    Seeds have their own paths.
+    """
+    return re.sub(r"checkpoint=\S*?(@\d+)?(?=\s|$)", r"checkpoint=run\1", text)
+
+
+def evaluations(study: Study, base: Base, cell: Cell) -> pd.DataFrame:
+    """Return a cell's scores at one step of each run, one row per seed and guidance.
+
+    The metric is the base's own or its kind at another number of samples, whichever was measured
+    under most guidances; the step is the last of those at which most guidances were scored.
+    """
+    known = study.scores
+    if known.empty or "metric" not in known:
+        return pd.DataFrame()
+    rows = known[known["run"].isin(cell.runs["run"])]
+    # By kind: the cell's runs may have been scored at another number of samples than the base's.
+    about = study.runs.attrs.get("metrics", {}).get(base.metric, {})
+    for key in ("key", "features"):
+        rows = rows[rows[key].map(_text) == _text(about.get(key))]
+    if rows.empty:
+        return rows
+    rows = rows.assign(guidance=rows["guidance"].fillna("not said").map(str).map(without_path))
+    counts = rows.groupby("metric")["guidance"].nunique()
+    chosen = max(counts.index, key=lambda name: (counts[name], name == base.metric))
+    rows = rows[rows["metric"] == chosen]
+    # A run that was trained on, for another sweep, is read at the step that was compared.
+    kinds = rows.groupby(["run", "step"])["guidance"].nunique().reset_index(name="kinds")
+    best = kinds.sort_values(["kinds", "step"]).groupby("run")["step"].last()
+    return rows[rows["step"] == rows["run"].map(best)]
+
+
+def _text(value: object) -> str:
+    return "" if value is None or value != value else str(value)
+
+
+def sampler_steps(text: object) -> int | None:
+    """Return the steps of `heun steps=12`."""
+    found = re.search(r"steps=(\d+)", str(text))
+    return int(found.group(1)) if found else None
+
+
+def guidance(study: Study) -> Table:
+    """Scores and cost under each guidance, per trained cell (SG, Tables 1 and 2)."""
+    columns = (
+        Column("Guidance", numeric=False),
+        Column("Score", better=better_end(study)),
+        Column("\u0394 to none"),
+        Column("GMACs per sample"),
+        Column("GMACs per step"),
+        Column("Paper FID-50K", published=True),
+        Column("Paper GMACs per step", published=True),
+    )
+    known = {row["key"]: row for row in paper.rows("guidance")}
+    rows = []
+    for base in study.bases:
+        for cell in base.cells:
+            frame = evaluations(study, base, cell)
+            if frame.empty or frame["guidance"].nunique() < 2:
+                continue
+            best = _best_sparse(frame, base.better)
+            group = f"{base.label}, {cell.treatment}: {frame['metric'].iloc[0]}"
+            parts = {str(text): part for text, part in frame.groupby("guidance", sort=True)}
+            none = next((text for text in parts if parse(text)[0] == "none"), None)
+            for text, part in parts.items():
+                entries = _row(base, text, part, None if none is None else parts[none])
+                rows.append((group, [*entries, *_paper(known, text, best)]))
+    if not rows:
+        for row in known.values():
+            entries = [
+                words(row["method"]),
+                *[missing()] * 4,
+                published(row["fid"]),
+                published(row["gmacs"]),
+            ]
+            rows.append((NOT_RUN, entries))
+    notes = (
+        PAIRED,
+        "The paper's two sparse settings stand beside ours of the same kind: SG_FLOPS at rates 0.5 "
+        "and 0.9, SG_FID "
+        "beside our best sparse setting.",
+        f"Paper: {paper.citation('guidance')}.",
+        str(paper.table("guidance").attrs["note"]),
+    )
+    return build("guidance", "Guidance and its cost (SG, Tables 1 and 2)", columns, rows, notes)
+
+
+def _by_seed(part: pd.DataFrame) -> dict[int, float]:
+    return {int(seed): float(value) for seed, value in part.groupby("seed")["value"].mean().items()}  # type: ignore[call-overload]
+
+
+def _row(base: Base, text: str, part: pd.DataFrame, none: pd.DataFrame | None) -> list[Entry]:
+    values = _by_seed(part)
+    score = ours(mean_std(list(values.values())), decimals(base))
+    if none is part:
+        delta = words("")
+    else:
+        before = {} if none is None else _by_seed(none)
+        delta = ours(paired(before, values), decimals(base), signed=True)
+    macs = pd.to_numeric(part["macs_per_sample"], errors="coerce").dropna()
+    steps = sampler_steps(part["sampler"].iloc[0])
+    each = missing() if macs.empty else Entry(value=float(macs.mean()) / 1e9, decimals=3)
+    per_step = (
+        missing()
+        if macs.empty or not steps
+        else Entry(value=float(macs.mean()) / 1e9 / steps, decimals=4)
+    )
+    return [words(text), score, delta, each, per_step]
+
+
+def _best_sparse(frame: pd.DataFrame, better: str) -> str | None:
+    sparse = frame[frame["guidance"].str.startswith("routed")]
+    means = sparse.groupby("guidance")["value"].mean()
+    if means.empty:
+        return None
+    return str(means.idxmin() if better == "lower" else means.idxmax())
+
+
+def _paper(known: dict[str, dict[str, Any]], text: str, best: str | None) -> list[Entry]:
+    kind, options = parse(text)
+    key: str | None = kind
+    if kind == "routed":
+        flops = (number(options["strong"]), number(options["weak"])) == (0.5, 0.9)
+        key = "sg_flops" if flops else ("sg_fid" if text == best else None)
+    row = known.get(key or "")
+    if row is None:
+        return [published(None), published(None)]
+    return [published(row["fid"]), published(row["gmacs"])]  # type: ignore[arg-type]

@@ -1,0 +1,204 @@
+"""What a table is, apart from how it is written: columns, rows of entries, notes.
+
+An entry is a word or a number with its spread, its n and its marks. Renderers
+(`analysis.tables.render`) decide about symbols; nothing here is escaped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from analysis.runs.statistics import ENOUGH_SEEDS, Estimate
+
+MISSING = "missing"
+FEW_NOTE = f"\u2020 fewer than {ENOUGH_SEEDS} seeds: under-replicated."
+MISSING_NOTE = "missing: no finished run gives this number."
+# Group of the rows that only the paper has numbers for.
+NOT_RUN = "Of the paper, not run here"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cell of a table.
+
+    Attributes:
+        text: Words; beside a number they stand after it.
+        value: The number, or None.
+        std: Sample standard deviation over seeds.
+        low: Lower end of a 95 % interval.
+        high: Upper end of a 95 % interval.
+        n: Seeds; None for a number that is not ours to replicate (published, analytic).
+        decimals: Digits after the point.
+        signed: Write a plus sign too (differences).
+        unit: Written right after the number, such as `x`.
+        best: Best of its group.
+    """
+
+    text: str = ""
+    value: float | None = None
+    std: float | None = None
+    low: float | None = None
+    high: float | None = None
+    n: int | None = None
+    decimals: int = 2
+    signed: bool = False
+    unit: str = ""
+    best: bool = False
+
+    @property
+    def few(self) -> bool:
+        """Whether there are too few seeds to say much."""
+        return self.value is not None and self.n is not None and self.n < ENOUGH_SEEDS
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether a number should stand here and does not."""
+        return self.value is None and self.text == MISSING
+
+    def number(self, value: float) -> str:
+        """Return a number of this entry with its digits and sign."""
+        return f"{value:{'+' if self.signed else ''}.{self.decimals}f}"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: heading, kind, which end is best, whose numbers."""
+
+    label: str
+    numeric: bool = True
+    better: str | None = None
+    published: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row: its group's heading and an entry per column."""
+
+    group: str
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, repr=False)
+class Table:
+    """A table with what must be said about it."""
+
+    name: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def covered(self) -> bool:
+        """Whether any of our own numbers stands in it."""
+        return any(
+            entry.value is not None and not column.published
+            for row in self.rows
+            for column, entry in zip(self.columns, row.entries, strict=True)
+        )
+
+    @property
+    def groups(self) -> list[str]:
+        """Headings in order."""
+        return list(dict.fromkeys(row.group for row in self.rows))
+
+    def __repr__(self) -> str:
+        return f"{self.title}: {len(self.rows)} rows"
+
+    def _repr_markdown_(self) -> str:
+        from analysis.tables.render import markdown
+
+        return markdown(self)
+
+
+def words(text: object) -> Entry:
+    """Return a cell of text."""
+    return Entry(text=str(text))
+
+
+def missing() -> Entry:
+    """Return the cell for a number of ours that no run has given yet."""
+    return Entry(text=MISSING)
+
+
+def ours(
+    estimate: Estimate | None, decimals: int = 2, unit: str = "", signed: bool = False
+) -> Entry:
+    """Return mean +- std (n), or `missing`.
+
+    An estimate with bounds shows its interval instead of std.
+    """
+    if estimate is None:
+        return missing()
+    has_interval = estimate.low is not None
+    return Entry(
+        value=estimate.mean,
+        std=None if has_interval else estimate.std,
+        low=estimate.low,
+        high=estimate.high,
+        n=estimate.n,
+        decimals=decimals,
+        unit=unit,
+        signed=signed,
+    )
+
+
+def exact(value: float | None, decimals: int = 2, unit: str = "", text: str = "") -> Entry:
+    """Return a number without seeds (computed, not measured), or `missing`."""
+    return (
+        missing() if value is None else Entry(value=value, decimals=decimals, unit=unit, text=text)
+    )
+
+
+def published(
+    value: float | None, decimals: int = 2, signed: bool = False, text: str = ""
+) -> Entry:
+    """Return a published number; None is `not published`."""
+    if value is None or value != value:
+        return Entry(text=text or "not published")
+    return Entry(value=float(value), decimals=decimals, signed=signed, text=text)
+
+
+def mark_best(columns: Sequence[Column], rows: Sequence[Row]) -> tuple[Row, ...]:
+    """Return the rows with the best entry of each group flagged, in columns that have a better end.
+
+    A group with one number has no best, nor has one whose rows cannot be compared (`mixed`). Ties
+    are all flagged.
+    """
+    result = list(rows)
+    for index, column in enumerate(columns):
+        if column.better is None:
+            continue
+        for group in dict.fromkeys(row.group for row in rows):
+            places = [i for i, row in enumerate(rows) if row.group == group]
+            values = {i: rows[i].entries[index].value for i in places}
+            known = {i: value for i, value in values.items() if value is not None}
+            if len(known) < 2 or getattr(group, "mixed", False):
+                continue
+            best = (min if column.better == "lower" else max)(known.values())
+            for i, value in known.items():
+                if value == best:
+                    entries = list(result[i].entries)
+                    entries[index] = dataclasses.replace(entries[index], best=True)
+                    result[i] = Row(group, tuple(entries))
+    return tuple(result)
+
+
+def build(
+    name: str,
+    title: str,
+    columns: Sequence[Column],
+    rows: Sequence[tuple[str, Sequence[Entry]]],
+    notes: Sequence[str] = (),
+) -> Table:
+    """Assemble a table, flag the best of each group and add the notes that its marks need."""
+    made = mark_best(columns, [Row(group, tuple(entries)) for group, entries in rows])
+    extra = []
+    entries = [entry for row in made for entry in row.entries]
+    if any(entry.few for entry in entries):
+        extra.append(FEW_NOTE)
+    if any(entry.is_missing for entry in entries):
+        extra.append(MISSING_NOTE)
+    return Table(name, title, tuple(columns), made, (*notes, *extra))

@@ -1,0 +1,89 @@
+"""Gated linear attention (arXiv 2312.06635) as a diffusion block, after DiG (arXiv 2405.18428).
+
+A block scans one path with a matrix state, the next block another one: forward and reversed, along
+rows and along columns, in turn. Only the mixer sees that order (`Block.scans`); the residual stream
+stays in raster order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbones.layers import Block, SwiGLU, head_norm, turns
+from backbones.ops.dispatch import resolve
+from backbones.ops.gla_scan import gla
+from backbones.registry import register
+from backbones.sizes import Size, hidden_for, low_rank, matrix_head
+
+if TYPE_CHECKING:
+    from routing.layout import Layout
+
+TEMPER = 16.0  # The decay is sigmoid(.)^(1/16): near 1 at the start, so that memory is long.
+
+
+class GatedLinearAttention(nn.Module):
+    """Token mixer: y_t = q_t^T S_t with S_t = diag(a_t) S_{t-1} + k_t v_t^T, normalised and gated.
+
+    Queries and keys have half the width, as in the paper.
+    """
+
+    def __init__(self, width: int, kernel: str) -> None:
+        super().__init__()
+        self.kernel = kernel
+        self.narrow, self.heads = width // 2, width // matrix_head(width)
+        rank = low_rank(width)
+        self.qkv = nn.Linear(width, 2 * self.narrow + 2 * width, bias=False)
+        self.decay_down = nn.Linear(width, rank, bias=False)
+        self.decay_up = nn.Linear(rank, self.narrow)
+        self.norm = nn.GroupNorm(self.heads, width, eps=1e-5)
+        self.output = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Mix tokens (B, T, D) that are in scan order."""
+        width = x.shape[-1]
+        q, k, v, gate = self.qkv(x).split([self.narrow, self.narrow, width, width], dim=-1)
+        logits = self.decay_up(self.decay_down(x))
+        g = F.logsigmoid(logits.to(torch.promote_types(logits.dtype, torch.float32))) / TEMPER
+        q, k, v, g = (z.unflatten(-1, (self.heads, -1)) for z in (q, k, v, g))
+        y = gla(q * q.shape[-1] ** -0.5, k, v, g, kernel=self.kernel)
+        return self.output(head_norm(y, self.norm) * F.silu(gate))
+
+
+@register("gla")
+class GLABlock(Block):
+    """Gated linear attention, then SwiGLU."""
+
+    @dataclass(frozen=True)
+    class Options:
+        """Options of the family `gla`.
+
+        Attributes:
+            kernel: `auto`, `torch` or a kernel of `backbones.ops.gla_scan`.
+        """
+
+        kernel: str = "auto"
+
+    def __init__(self, size: Size, index: int, grid: tuple[int, int], options: Options) -> None:
+        super().__init__(index)
+        resolve("gla", options.kernel)
+        self.scans = (turns(index), None)
+        self.mixer = GatedLinearAttention(size.width, options.kernel)
+        spent = sum(p.numel() for p in self.mixer.parameters())
+        self.mlp = SwiGLU(size.width, hidden_for(size.width, spent, 3), bias=False)
+
+    def ops(self) -> list[tuple[str, str]]:
+        """Return the dispatched operations of this block."""
+        return [("gla", self.mixer.kernel)]
+
+    def first(self, x: Tensor, layout: Layout) -> Tensor:
+        """Mix tokens along this block's path."""
+        return self.mixer(x)
+
+    def second(self, x: Tensor, layout: Layout) -> Tensor:
+        """Mix channels."""
+        return self.mlp(x)

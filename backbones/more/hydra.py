@@ -1,0 +1,184 @@
+"""Hydra-style bidirectional Mamba-2 (Hwang et al., arXiv 2407.09941): a quasiseparable mixer.
+
+Both directions share x and z; each has its own B, C and steps. Neither counts the token itself (the
+matrix's diagonal), which gets a term of its own that depends on the token. The convolution looks
+three tokens to either side. A block is two mixers, one along rows, one along columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbones.elementwise import gated_rms_norm
+from backbones.layers import Block
+from backbones.mamba import REVERSED, Direction
+from backbones.ops.conv import causal_conv
+from backbones.ops.dispatch import resolve
+from backbones.ops.ssd import ssd
+from backbones.registry import check_choice, register
+from backbones.sizes import BackboneError, Size
+
+if TYPE_CHECKING:
+    from routing.layout import Layout
+
+REACH = 3
+
+
+@dataclass(frozen=True)
+class HydraOptions:
+    """Options of the family `hydra`.
+
+    Attributes:
+        conv: `true` (taps by distance along the full path, absent tokens count as 0), `compact`
+            (taps over the present tokens) or `none`.
+        state: State channels N of each direction; None takes half of the size's, as there are two.
+        chunk: Tokens of one SSD chunk.
+        kernel: `auto`, `torch` or a kernel of `backbones.ops.ssd`.
+    """
+
+    conv: str = "true"
+    state: int | None = None
+    chunk: int = 64
+    kernel: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.conv is True:  # YAML reads a bare true as a truth value.
+            object.__setattr__(self, "conv", "true")
+        check_choice("conv", self.conv, ("true", "compact", "none"))
+        if self.state is not None and (self.state < 8 or self.state % 8):
+            raise BackboneError(f"state={self.state} must be a multiple of 8, as kernels need")
+
+
+class CentredConv(nn.Module):
+    """Depthwise convolution of seven taps around each token of a path, then SiLU."""
+
+    def __init__(self, channels: int, mode: str) -> None:
+        super().__init__()
+        self.mode = mode
+        self.weight = nn.Parameter(torch.empty(channels, 2 * REACH + 1))
+        self.bias = nn.Parameter(torch.empty(channels))
+
+    def forward(self, x: Tensor, layout: Layout, path: str) -> Tensor:
+        """Convolve tokens (B, T, C) that are in scan order."""
+        by_distance = self.mode == "true" and not layout.is_full
+        place = layout.positions(path) if by_distance else None
+        turned = None if place is None else layout.full_length - 1 - place.flip(-1)
+        # Two causal halves; the second one runs backwards and leaves the token itself to the first.
+        before = self.weight[:, : REACH + 1]
+        after = F.pad(self.weight[:, REACH + 1 :].flip(1), (0, 1))
+        y = causal_conv(x, before.contiguous(), self.bias, place)
+        return F.silu(y + causal_conv(x.flip(1), after, None, turned).flip(1))
+
+    def initialise(self) -> None:
+        """Draw taps and bias as torch's convolutions do."""
+        bound = self.weight.shape[1] ** -0.5
+        nn.init.uniform_(self.weight, -bound, bound)
+        nn.init.uniform_(self.bias, -bound, bound)
+
+
+class Hydra(nn.Module):
+    """Bidirectional mixer.
+
+    z, x, B1, C1, B2, C2 = W u;   y = strict(SSD(x, B1, C1)) + strict(SSD reversed) + (d + W_d
+    x) x out = W_o (RMSNorm(y silu(z)))
+    """
+
+    def __init__(self, size: Size, path: str, options: HydraOptions) -> None:
+        super().__init__()
+        self.inner, self.headdim = 2 * size.width, size.headdim
+        self.state = options.state or max(8, size.state // 2)
+        self.path, self.options = path, options
+        heads, mixed = self.inner // self.headdim, self.inner + 4 * self.state
+        self.in_proj = nn.Linear(size.width, self.inner + mixed, bias=False)
+        self.conv = CentredConv(mixed, options.conv) if options.conv != "none" else None
+        # No skip: the diagonal is shared, and depends on the token.
+        self.directions: Any = nn.ModuleList(
+            Direction(size.width, heads, skip=False) for _ in range(2)
+        )
+        self.diagonal = nn.Linear(self.inner, heads)
+        self.scale = nn.Parameter(torch.ones(self.inner))
+        self.out_proj = nn.Linear(self.inner, size.width, bias=False)
+
+    def forward(self, u: Tensor, layout: Layout) -> Tensor:
+        """Mix tokens (B, T, D) that are in the order of `path`, and return them in it."""
+        z, mixed = self.in_proj(u).split([self.inner, self.inner + 4 * self.state], dim=-1)
+        mixed = F.silu(mixed) if self.conv is None else self.conv(mixed, layout, self.path)
+        x, first, second = mixed.split([self.inner, 2 * self.state, 2 * self.state], dim=-1)
+        y = self._scan(u, x, first, self.directions[0])
+        turned = self.path + REVERSED
+        u, x_there, second = (self._turn(v, layout, self.path, turned) for v in (u, x, second))
+        back = self._scan(u, x_there, second, self.directions[1])
+        y = y + self._turn(back, layout, turned, self.path)
+        own = self.diagonal(x)[..., None] * x.unflatten(-1, (-1, self.headdim))
+        return self.out_proj(gated_rms_norm(y + own.flatten(-2), z, self.scale))
+
+    @staticmethod
+    def _turn(v: Tensor, layout: Layout, start: str, end: str) -> Tensor:
+        return layout.to_scan(layout.from_scan(v, start), end)
+
+    def _scan(self, u: Tensor, x: Tensor, bc: Tensor, way: Direction) -> Tensor:
+        dt = F.softplus(way.dt_proj(u).to(way.dt_bias.dtype) + way.dt_bias)
+        b, c = bc.chunk(2, dim=-1)
+        heads = x.unflatten(-1, (-1, self.headdim))
+        y = ssd(
+            heads,
+            dt,
+            -torch.exp(way.log_a),
+            b.unsqueeze(-2),
+            c.unsqueeze(-2),
+            None,
+            chunk=self.options.chunk,
+            kernel=self.options.kernel,
+        )
+        # What the token wrote itself, dt <C, B> x, is on the diagonal, which has its own term.
+        itself = dt * (b * c).sum(-1, keepdim=True)
+        return (y - itself.to(y.dtype)[..., None] * heads).flatten(-2)
+
+    def initialise(self) -> None:
+        """Draw steps, decays and the convolution; the diagonal starts at 1."""
+        if self.conv is not None:
+            self.conv.initialise()
+        for way in self.directions:
+            way.initialise()
+        nn.init.ones_(self.diagonal.bias)
+        nn.init.ones_(self.scale)
+
+
+@register("hydra")
+class HydraBlock(Block):
+    """Two bidirectional mixers: along rows, then along columns."""
+
+    Options = HydraOptions
+
+    def __init__(
+        self, size: Size, index: int, grid: tuple[int, int], options: HydraOptions
+    ) -> None:
+        super().__init__(index)
+        resolve("ssd", options.kernel)
+        self.options = options
+        self.scans = ("zigzag:0", "zigzag:1")
+        self.one, self.two = (Hydra(size, path, options) for path in self.scans)
+
+    def ops(self) -> list[tuple[str, str]]:
+        """Return the dispatched operations of this block."""
+        conv = [("conv", "auto")] if self.options.conv != "none" else []
+        return [("ssd", self.options.kernel), *conv]
+
+    def first(self, x: Tensor, layout: Layout) -> Tensor:
+        """Mix tokens along rows."""
+        return self.one(x, layout)
+
+    def second(self, x: Tensor, layout: Layout) -> Tensor:
+        """Mix tokens along columns."""
+        return self.two(x, layout)
+
+    def initialise(self) -> None:
+        """Draw weights."""
+        super().initialise()
+        self.one.initialise()
+        self.two.initialise()

@@ -1,0 +1,129 @@
+"""RWKV-6 (Finch, arXiv 2404.05892) for images: a matrix state with token-dependent decay.
+
+The token shift is the two-dimensional one of `backbones.rwkv`, by the layout's table of neighbours;
+each block scans one path, the next block another one (`layers.turns`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbones.layers import Block, head_norm, turns
+from backbones.ops.dispatch import resolve
+from backbones.ops.rwkv6_scan import rwkv6
+from backbones.ops.shift import grid_shift
+from backbones.registry import check_choice, register
+from backbones.rwkv import ChannelMix
+from backbones.sizes import Size, hidden_for, low_rank, matrix_head
+
+if TYPE_CHECKING:
+    from routing.layout import Layout
+
+
+def decay_speed(width: int, index: int, depth: int) -> Tensor:
+    """Return RWKV's start of the decay (D,): -6 to -1, steeper over the channels in deep blocks."""
+    ramp = torch.arange(width, dtype=torch.float32) / max(width - 1, 1)
+    return -6 + 5 * ramp ** (0.7 + 1.3 * index / max(depth - 1, 1))
+
+
+class TimeMix6(nn.Module):
+    """Token mixer: five token-dependent mixtures with the neighbours, then the scan.
+
+    x_i = x + (shift(x) - x) (mu_i + B_i tanh(A_i (x + (shift(x) - x) mu)))
+    y = W_o (norm(rwkv6(r, k, v, -exp(w0 + B tanh(A x_w)), u)) silu(g))
+    """
+
+    def __init__(self, width: int, path: str, missing: str, kernel: str) -> None:
+        super().__init__()
+        self.path, self.missing, self.kernel = path, missing, kernel
+        self.heads, rank = width // matrix_head(width), low_rank(width) // 2
+        self.mix = nn.Parameter(torch.full((6, width), 0.5))
+        self.mix_down = nn.Linear(width, 5 * rank, bias=False)
+        self.mix_up = nn.Parameter(torch.empty(5, rank, width))
+        self.receptance = nn.Linear(width, width, bias=False)
+        self.key = nn.Linear(width, width, bias=False)
+        self.value = nn.Linear(width, width, bias=False)
+        self.gate = nn.Linear(width, width, bias=False)
+        self.decay_down = nn.Linear(width, low_rank(width), bias=False)
+        self.decay_up = nn.Linear(low_rank(width), width)
+        self.bonus = nn.Parameter(torch.zeros(self.heads, width // self.heads))
+        self.norm = nn.GroupNorm(self.heads, width, eps=64e-5)
+        self.output = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        """Mix tokens (B, T, D)."""
+        grid = layout.grid if layout.is_full else None
+        away = grid_shift(x, layout.neighbours(self.missing), grid, layout.prefix) - x
+        # Pointwise from here on, so the D-wide inputs are permuted, not the five mixtures.
+        x, away = layout.to_scan(x, self.path), layout.to_scan(away, self.path)
+        hidden = torch.tanh(self.mix_down(x + away * self.mix[5])).unflatten(-1, (5, -1))
+        shares = torch.einsum("btir,ird->ibtd", hidden, self.mix_up.to(hidden.dtype))
+        mixed = [x + away * (self.mix[i] + shares[i]) for i in range(5)]
+        logits = self.decay_up(torch.tanh(self.decay_down(mixed[4])))
+        g = -torch.exp(logits.to(torch.promote_types(logits.dtype, torch.float32)))
+        layers = (self.receptance, self.key, self.value)
+        r, k, v = (layer(z) for layer, z in zip(layers, mixed[:3], strict=True))
+        r, k, v, g = (z.unflatten(-1, (self.heads, -1)) for z in (r, k, v, g))
+        y = head_norm(rwkv6(r, k, v, g, self.bonus, kernel=self.kernel), self.norm)
+        return layout.from_scan(self.output(y * F.silu(self.gate(mixed[3]))), self.path)
+
+    def initialise(self, index: int, depth: int) -> None:
+        """Draw corrections, decays and bonus."""
+        width = self.decay_up.out_features
+        nn.init.uniform_(self.mix_up, -0.01, 0.01)
+        self.mix.copy_((torch.arange(width) / width).pow(1 - index / depth).expand(6, -1))
+        self.decay_up.weight.mul_(0.1)
+        self.decay_up.bias.copy_(decay_speed(width, index, depth))
+        nn.init.uniform_(self.bonus, -0.5, 0.5)
+
+
+@register("rwkv6")
+class RWKV6Block(Block):
+    """RWKV-6 time mix, then channel mix."""
+
+    @dataclass(frozen=True)
+    class Options:
+        """Options of the family `rwkv6`.
+
+        Attributes:
+            missing: `self`, `zero` or `nearest`: what stands in for an absent neighbour.
+            kernel: `auto`, `torch` or a kernel of `backbones.ops.rwkv6_scan`.
+        """
+
+        missing: str = "self"
+        kernel: str = "auto"
+
+        def __post_init__(self) -> None:
+            check_choice("missing", self.missing, ("self", "zero", "nearest"))
+
+    def __init__(self, size: Size, index: int, grid: tuple[int, int], options: Options) -> None:
+        super().__init__(index)
+        resolve("rwkv6", options.kernel)
+        self.depth, width = size.depth, size.width
+        self.time = TimeMix6(width, turns(index), options.missing, options.kernel)
+        spent = sum(p.numel() for p in self.time.parameters())
+        hidden = hidden_for(width, spent, 2, width * width)
+        self.channel = ChannelMix(width, hidden, options.missing)
+
+    def ops(self) -> list[tuple[str, str]]:
+        """Return the dispatched operations of this block."""
+        return [("rwkv6", self.time.kernel), ("shift", "auto")]
+
+    def first(self, x: Tensor, layout: Layout) -> Tensor:
+        """Mix tokens along this block's path."""
+        return self.time(x, layout)
+
+    def second(self, x: Tensor, layout: Layout) -> Tensor:
+        """Mix channels."""
+        return self.channel(x, layout)
+
+    def initialise(self) -> None:
+        """Draw weights."""
+        super().initialise()
+        self.time.initialise(self.index, self.depth)
+        self.channel.initialise(self.index, self.depth)

@@ -1,0 +1,167 @@
+"""RWKV-7 (Goose, arXiv 2503.14456) for images: a matrix state rewritten along one direction.
+
+The values of the first block travel with the tokens as `v_first`: later blocks mix them in, so a
+route gathers and scatters them like the residual stream (`carries`). Each block scans one path
+(`layers.turns`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbones.layers import Block, head_norm, turns
+from backbones.more.rwkv6 import decay_speed
+from backbones.ops.dispatch import resolve
+from backbones.ops.rwkv7_scan import rwkv7
+from backbones.registry import check_choice, register
+from backbones.rwkv import ChannelMix, Shift
+from backbones.sizes import Size, hidden_for, low_rank, matrix_head
+
+if TYPE_CHECKING:
+    from routing.layout import Layout
+
+SLOWEST = math.exp(-0.5)  # Log decays lie in (-e^-0.5, 0): 54 % of the state stay at least.
+
+
+class LowRank(nn.Module):
+    """A token-dependent vector by a small bottleneck: bias + B f(A x)."""
+
+    def __init__(self, width: int, bias: bool = True) -> None:
+        super().__init__()
+        self.down = nn.Linear(width, low_rank(width), bias=False)
+        self.up = nn.Linear(low_rank(width), width, bias=bias)
+
+    def forward(self, x: Tensor, squash: bool = False) -> Tensor:
+        """Map tokens (B, T, D)."""
+        low = self.down(x)
+        return self.up(torch.tanh(low) if squash else low)
+
+
+class TimeMix7(nn.Module):
+    """Token mixer of RWKV-7.
+
+    With kk the unit-length key, a rate alpha in 0..1 and a log decay g, the state does
+    S <- diag(e^g) S - kk alpha (kk^T S) + k v^T, that is, it forgets what kk pointed at.
+    """
+
+    def __init__(self, width: int, path: str, missing: str, kernel: str, first: bool) -> None:
+        super().__init__()
+        self.path, self.kernel, self.heads = path, kernel, width // matrix_head(width)
+        self.shift = Shift(width, 6, missing)
+        self.receptance = nn.Linear(width, width, bias=False)
+        self.key = nn.Linear(width, width, bias=False)
+        self.value = nn.Linear(width, width, bias=False)
+        self.decay, self.rate = LowRank(width), LowRank(width)
+        self.blend = None if first else LowRank(width)
+        self.gate = LowRank(width, bias=False)
+        self.key_unit = nn.Parameter(torch.ones(width))
+        self.key_rate = nn.Parameter(torch.ones(width))
+        self.bonus = nn.Parameter(torch.zeros(self.heads, width // self.heads))
+        self.norm = nn.GroupNorm(self.heads, width, eps=64e-5)
+        self.output = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor, layout: Layout, state: dict[str, Tensor]) -> Tensor:
+        """Mix tokens (B, T, D); write or read the values of block 0 in `state`."""
+        inputs = self.shift(x, layout)
+        v = self.value(inputs[2])
+        first = state.setdefault("v_first", v)
+        if self.blend is not None:
+            v = v + (first.to(v.dtype) - v) * torch.sigmoid(self.blend(inputs[2]))
+        r, k = self.receptance(inputs[0]), self.key(inputs[1])
+        rate = torch.sigmoid(self.rate(inputs[4]))
+        logits = self.decay(inputs[3], squash=True)
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        g = -SLOWEST * torch.sigmoid(logits.to(wide))
+        unit = (k * self.key_unit).unflatten(-1, (self.heads, -1)).to(wide)
+        unit = F.normalize(unit, dim=-1, eps=1e-6)
+        k = k * (1 + (rate - 1) * self.key_rate)
+        r, k, v, g, rate = (z.unflatten(-1, (self.heads, -1)) for z in (r, k, v, g, rate))
+        turned = [self._scan(z, layout) for z in (r, g, k, v, -unit, unit * rate)]
+        y = self._mix(*turned)
+        y = layout.from_scan(head_norm(y, self.norm), self.path)
+        own = (r * k * self.bonus).sum(-1, keepdim=True) * v
+        gate = self.gate(torch.sigmoid(inputs[5]))
+        return self.output((y + own.flatten(-2)) * gate)
+
+    def _mix(self, *turned: Tensor) -> Tensor:
+        r, g, k, v, a, b = turned
+        return rwkv7(r, g, k, v, a, b, kernel=self.kernel)
+
+    def _scan(self, z: Tensor, layout: Layout) -> Tensor:
+        return layout.to_scan(z.flatten(-2), self.path).unflatten(-1, (self.heads, -1))
+
+    def initialise(self, index: int, depth: int) -> None:
+        """Draw decays, rates and mixtures."""
+        width = self.key_unit.numel()
+        ramp = (torch.arange(width) / width).pow(1 - index / depth)
+        self.shift.mix.copy_(ramp.expand(6, -1))
+        for part in (self.decay, self.rate, self.blend):
+            if part is not None:
+                part.up.weight.mul_(0.1)
+        self.decay.up.bias.copy_(decay_speed(width, index, depth) + 0.5)
+        self.key_unit.fill_(0.85)
+        self.key_rate.fill_(1.0)
+        nn.init.uniform_(self.bonus, -0.1, 0.1)
+
+
+@register("rwkv7")
+class RWKV7Block(Block):
+    """RWKV-7 time mix, then channel mix."""
+
+    carries = ("v_first",)
+
+    @dataclass(frozen=True)
+    class Options:
+        """Options of the family `rwkv7`.
+
+        Attributes:
+            missing: `self`, `zero` or `nearest`: what stands in for an absent neighbour.
+            kernel: `auto`, `torch` or a kernel of `backbones.ops.rwkv7_scan`.
+        """
+
+        missing: str = "self"
+        kernel: str = "auto"
+
+        def __post_init__(self) -> None:
+            check_choice("missing", self.missing, ("self", "zero", "nearest"))
+
+    def __init__(self, size: Size, index: int, grid: tuple[int, int], options: Options) -> None:
+        super().__init__(index)
+        resolve("rwkv7", options.kernel)
+        self.depth, width = size.depth, size.width
+        path = turns(index)
+        self.time = TimeMix7(width, path, options.missing, options.kernel, first=index == 0)
+        spent = sum(p.numel() for p in self.time.parameters())
+        if index == 0:  # Every block has the same hidden width, this one without `blend` too.
+            spent += 2 * width * low_rank(width) + width
+        hidden = hidden_for(width, spent, 2, width * width)
+        self.channel = ChannelMix(width, hidden, options.missing)
+
+    def ops(self) -> list[tuple[str, str]]:
+        """Return the dispatched operations of this block."""
+        return [("rwkv7", self.time.kernel), ("shift", "auto")]
+
+    def forward(
+        self,
+        x: Tensor,
+        cond: Sequence[Tensor],
+        layout: Layout,
+        state: dict[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Run both branches on tokens (B, T, D); `state` carries the values of block 0."""
+        state = {} if state is None else state
+        return self.run(x, cond, layout, partial(self.time, state=state), self.channel)
+
+    def initialise(self) -> None:
+        """Draw weights."""
+        super().initialise()
+        self.time.initialise(self.index, self.depth)
+        self.channel.initialise(self.index, self.depth)

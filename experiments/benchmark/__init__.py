@@ -1,0 +1,1 @@
+"""Measurements of speed and memory: steps, blocks, the loop around them."""

@@ -1,0 +1,213 @@
+"""Run the parts of the benchmark, print them as tables, write them as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.benchmark import block_times, loop_share, step_profile, step_times
+from experiments.benchmark.bench_options import BenchError, BenchOptions
+from experiments.benchmark.step_times import Step, cases
+from experiments.runtime.files import atomic_write
+from experiments.runtime.memory import keep_freed_memory
+from experiments.training.session import processor
+
+NOTES = (
+    "speed-up: dense over routed, median of the ratios within a round; allowed: of multiply-"
+    "accumulates, all blocks, embeddings and head.",
+    "FLOP/s: 2 per multiply-accumulate, backward counted as twice forward, element-wise work not "
+    "counted; peak: a big matmul on the same device in the same rounds.",
+    "memory: the step's peak on CUDA; on a CPU weights, gradients, moments, EMA and what the "
+    "forward pass keeps.",
+)
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Lay out columns, the first to the left and numbers to the right."""
+    widths = [max(len(r[i]) for r in (headers, *rows)) for i in range(len(headers))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (headers, *rows)
+    )
+
+
+def environment(o: BenchOptions, device: torch.device) -> dict[str, Any]:
+    """What the figures depend on besides the options."""
+    name = torch.cuda.get_device_name() if device.type == "cuda" else processor()
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": device.type,
+        "device_name": name,
+        "threads": torch.get_num_threads(),
+        "spins": os.environ.get("GOMP_SPINCOUNT"),
+        "cores": os.cpu_count(),
+        "load_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+    }
+
+
+def pick_device(o: BenchOptions) -> torch.device:
+    """Resolve `device` and set threads and matmul precision.
+
+    Raises:
+        BenchError: CUDA is asked for, or needed by another key, and there is none.
+    """
+    if o.threads is not None:
+        torch.set_num_threads(o.threads)
+    cuda = torch.cuda.is_available()
+    if o.device == "cuda" and not cuda:
+        raise BenchError("device=cuda: torch sees no CUDA device here; type device=cpu")
+    device = torch.device("cuda" if cuda and o.device != "cpu" else "cpu")
+    if o.graphs and device.type != "cuda":
+        raise BenchError("graphs=true: CUDA graphs need device=cuda; type graphs=false")
+    if device.type == "cuda" and o.tf32:
+        torch.set_float32_matmul_precision("high")
+    if device.type == "cpu":
+        keep_freed_memory()  # as a run does
+    return device
+
+
+def steps_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Print rows of `bench_steps.measure`."""
+    headers = ["step", "tokens", "route", "ms", "img/s", "speed-up", "allowed", "of allowed"]
+    headers += ["GFLOP/s", "of peak", "memory"]
+    lines = []
+    for r in rows:
+        routed = "speedup" in r
+        lines.append(
+            (
+                f"{r['backbone']}-{r['size']}",
+                str(r["tokens"]),
+                r["route"],
+                f"{1e3 * r['seconds']:.1f}",
+                f"{r['images_per_s']:.1f}",
+                f"{r['speedup']:.2f}x" if routed else "",
+                f"{r['allowed']:.2f}x" if routed else "",
+                f"{r['of_allowed']:.0%}" if routed else "",
+                f"{r['flops_per_s'] / 1e9:.0f}",
+                f"{r['share_of_peak']:.0%}",
+                f"{r['memory_bytes'] / 2**30:.2f} GiB",
+            )
+        )
+    text = table(headers, lines)
+    for r in rows:
+        if "ours_faster_by" in r:
+            text += f"\nours over plain dit, route {r['route']}: {r['ours_faster_by']:.2f}x as fast"
+    if any(r["backbone"] == "plain" and r["device"] == "cpu" for r in rows):
+        text += "\nplain: in a process of its own, its allocator as torch leaves it"
+    return text
+
+
+def profile_table(profiles: dict[str, dict[str, float]]) -> str:
+    """Print shares of a step's time: parts down, variants across."""
+    names = list(profiles)
+    lines = [
+        (part, *(f"{profiles[name][part]:.1%}" for name in names)) for part in step_profile.PARTS
+    ]
+    return table(("share of a step", *names), lines)
+
+
+def blocks_table(rows: Sequence[dict[str, Any]], names: tuple[str, ...]) -> str:
+    """Print one block of every family by tokens, and where each becomes the cheaper one."""
+    headers = ["block", "tokens"]
+    for name in names:
+        headers += [f"{name} ms/img", f"x {names[0]}", "KiB/token"]
+    lines = []
+    for r in rows:
+        line = [r["size"], str(r["tokens"])]
+        for name in names:
+            cell = r[name]
+            line += [f"{1e3 * cell['seconds_per_image']:.2f}", f"{cell['relative']:.2f}"]
+            line.append(f"{cell['kept_bytes_per_token'] / 1024:.1f}")
+        lines.append(line)
+    text = table(headers, lines)
+    for size in dict.fromkeys(r["size"] for r in rows):
+        same = [r for r in rows if r["size"] == size]
+        for name, tokens in block_times.crossings(same, names).items():
+            where = f"cheaper from {tokens} tokens on" if tokens else "cheaper at none of these"
+            text += f"\n{name}-{size} against {names[0]}: {where}"
+    return text
+
+
+def loop_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Print what the training loop takes beside forward, backward and optimizer."""
+    headers = ["training at scale tiny, route 2-8", "ms/step", "of it the loop", "to first step"]
+    lines = [
+        (
+            r["backbone"],
+            f"{1e3 * r['step_s']:.0f}",
+            f"{r['overhead']:.1%}",
+            f"{r['first_step_s']:.1f} s",
+        )
+        for r in rows
+    ]
+    return table(headers, lines)
+
+
+def profiles(o: BenchOptions, device: torch.device) -> dict[str, dict[str, float]]:
+    """Profile the dense and the first routed step of every family."""
+    found = {}
+    for size in o.size:
+        for tokens in o.tokens:
+            for case in cases(o, size, tokens):
+                if case.backbone == "plain" or case.rate not in (0.0, o.rate[0]):
+                    continue
+                kind = "routed" if case.route else "dense"
+                step = Step(case, o, device)
+                found[f"{case.backbone}-{size}@{tokens} {kind}"] = step_profile.profile(step)
+    return found
+
+
+def run(o: BenchOptions, say: Callable[[str], None] = print) -> dict[str, Any]:
+    """Measure what the options ask for; print it, write it, return it.
+
+    Raises:
+        UserError: Options that do not fit each other or this machine.
+    """
+    device = pick_device(o)
+    found: dict[str, Any] = {
+        "options": dataclasses.asdict(o),
+        "environment": environment(o, device),
+    }
+    say(_heading(o, found["environment"]))
+    if "steps" in o.parts:
+        found["steps"] = []
+        for size in o.size:
+            for tokens in o.tokens:
+                found["steps"] += step_times.measure(o, size, tokens, device)
+        say("\n" + steps_table(found["steps"]))
+    if "profile" in o.parts:
+        found["profile"] = profiles(o, device)
+        say("\n" + profile_table(found["profile"]))
+    if "blocks" in o.parts:
+        found["blocks"] = block_times.measure(o, device)
+        say("\n" + blocks_table(found["blocks"], o.backbone))
+    if "loop" in o.parts:
+        found["loop"] = loop_share.measure(o)
+        say("\n" + loop_table(found["loop"]))
+    atomic_write(Path(o.out), json.dumps(found, indent=1) + "\n")
+    say("\n" + "\n".join(NOTES))
+    say(f"figures: {o.out}")
+    return found
+
+
+def _heading(o: BenchOptions, env: dict[str, Any]) -> str:
+    extra = f", compile={o.compile}" if o.compile != "none" else ""
+    extra += ", CUDA graphs" if o.graphs else ""
+    if sys.platform != "win32" and env["load_before"] and env["load_before"] > 1:
+        extra += f"; the machine is busy (load {env['load_before']:.1f}): trust ratios only"
+    return (
+        f"{env['device_name']}, torch {env['torch']}, {env['threads']} threads, {o.precision}, "
+        f"batch {o.batch}, {o.clock} clock, {o.rounds} rounds{extra}"
+    )

@@ -1,0 +1,150 @@
+"""The autoencoder between pictures and latents: diffusers' AutoencoderKL.
+
+It comes from a name on the hub, a folder in diffusers' layout, or a single file of latent
+diffusion.
+
+Pixels are (v / 127.5) - 1 going in and round((v + 1) 127.5) coming out. Decoding runs in the type
+that was asked for and ends in float32 before it is rounded, so float32 and bfloat16 differ by the
+network's own error alone.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from experiments.data import ldm_weights
+from experiments.data.data_options import DataError
+from experiments.data.dataset import to_uint8
+
+DEFAULT = "stabilityai/sd-vae-ft-ema"
+_WEIGHTS = "diffusion_pytorch_model.safetensors"
+
+
+def why_not(name: str | None) -> str:
+    """Return why the autoencoder `name` cannot be used on this machine; empty if it can.
+
+    Args:
+        name: A name on the hub, a folder or a file. Nothing is downloaded.
+    """
+    if not name:
+        return "the store does not say which VAE made it; set data.vae=FOLDER to see pixels"
+    if importlib.util.find_spec("diffusers") is None:
+        return 'diffusers is not installed (pip install -e ".[data]"), so latents stay latents'
+    folder = Path(name).expanduser()
+    if folder.is_file():
+        good = folder.suffix in ldm_weights.SUFFIXES
+        return (
+            ""
+            if good
+            else f"{folder} is no autoencoder: expected one of {' '.join(ldm_weights.SUFFIXES)}"
+        )
+    if folder.is_dir():
+        missing = [file for file in ("config.json", _WEIGHTS) if not (folder / file).is_file()]
+        return (
+            f"{folder} has no {missing[0]}; data.vae expects a diffusers folder" if missing else ""
+        )
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = [try_to_load_from_cache(name, file) for file in ("config.json", _WEIGHTS)]
+    except HFValidationError:
+        return f"{name} is neither a folder nor a name on the hub; set data.vae=FOLDER"
+    if all(isinstance(path, str) for path in found):
+        return ""
+    return (
+        f"the weights of {name} are not on this machine: fetch them with `hf download {name}`, or "
+        "give a folder (data.vae=FOLDER; prepare: --vae FOLDER)"
+    )
+
+
+class Autoencoder:
+    """Encode pictures to moments and decode latents to pictures.
+
+    Args:
+        name: A name on the hub, a folder in diffusers' layout, or a file as `ldm` reads it.
+        device: Where it runs.
+        dtype: Type of weights and activations.
+        download: Whether the hub may be asked.
+
+    Raises:
+        DataError: No weights, in one sentence.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        download: bool = False,
+    ) -> None:
+        reason = why_not(name)
+        if reason and not (download and not Path(name).expanduser().exists()):
+            raise DataError(reason)
+        folder = Path(name).expanduser()
+        if folder.is_file():
+            self.wrap(ldm_weights.load(folder), device, dtype)
+            return
+        from diffusers import AutoencoderKL
+
+        try:
+            # Weights in safetensors only: the older .bin files are pickles.
+            network = AutoencoderKL.from_pretrained(
+                str(folder) if folder.is_dir() else name,
+                use_safetensors=True,
+                local_files_only=not download,
+                torch_dtype=dtype,
+            )
+        except Exception as error:
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise DataError(f"the VAE {name} cannot be loaded: {lines[0]}") from None
+        self.wrap(network, device, dtype)
+
+    @classmethod
+    def from_network(
+        cls,
+        network: Any,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> Autoencoder:
+        """Return the autoencoder around a network that exists already."""
+        self = cls.__new__(cls)
+        self.wrap(network, device, dtype)
+        return self
+
+    def wrap(self, network: Any, device: torch.device | str, dtype: torch.dtype) -> None:
+        """Take over a network: on `device`, in `dtype`, without gradients."""
+        if network.dtype != dtype:
+            network = network.to(dtype=dtype)
+        self.network = network.to(device).eval().requires_grad_(False)
+        self.device, self.dtype = torch.device(device), dtype
+        config = network.config
+        self.channels = int(config.latent_channels)
+        self.factor = 2 ** (len(config.block_out_channels) - 1)
+        self.scale_factor = float(config.scaling_factor)
+        self.shift_factor = float(getattr(config, "shift_factor", None) or 0.0)
+
+    @torch.inference_mode()
+    def encode(self, images: Tensor) -> Tensor:
+        """Return mean and log variance, (B, 2 C, H / f, W / f) float32.
+
+        Args:
+            images: (B, 3, H, W) uint8.
+        """
+        x = images.to(self.device).float() / 127.5 - 1
+        return self.network.encode(x.to(self.dtype)).latent_dist.parameters.float()
+
+    @torch.inference_mode()
+    def decode(self, latents: Tensor) -> Tensor:
+        """Return pictures, (B, 3, H f, W f) uint8.
+
+        Args:
+            latents: (B, C, H, W) as the encoder made them, not scaled.
+        """
+        x = self.network.decode(latents.to(self.device, self.dtype)).sample.float()
+        return to_uint8((x + 1) * 127.5)

@@ -1,0 +1,365 @@
+"""Latents as other projects store them: WebDataset tars and LightningDiT's safetensors shards.
+
+Nothing is unpickled, ever: a pickle is refused with a sentence that says how to convert it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from experiments.data.data_options import DataError
+from experiments.data.latent_store import MANIFEST as OWN
+from experiments.data.latent_store import LatentStore, Shards, Store, check_rows
+from experiments.data.tars import Member, group, list_tar, tar_files
+from experiments.data.tensorfile import TensorFile, map_file
+
+_INDEX = ".latent-index.npz"
+_STATISTICS = "latents_stats.pt"
+_IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".parquet", ".arrow")
+
+
+def open_store(path: str | os.PathLike[str], *, kind: str = "auto", verify: bool = False) -> Store:
+    """Open a folder of latents in any layout that is read here.
+
+    Args:
+        path: The folder.
+        kind: `auto`, `sample` or `moments`: what foreign latents hold.
+        verify: Check the SHA-256 of every shard of a prepared store.
+
+    Raises:
+        DataError: Nothing there, a layout that is not read (named), or a damaged file.
+    """
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise DataError(f"{folder} is no folder; data.path expects the folder of a latent store")
+    names = sorted(entry.name for entry in folder.iterdir())
+    if OWN in names:
+        return LatentStore(folder, verify)
+    if "plan.json" in names:
+        raise DataError(
+            f"{folder}: prepare has not finished here; run the same command again to continue it"
+        )
+    if any(name.endswith(".tar") for name in names):
+        return TarStore(folder, kind)
+    if any(name.endswith(".safetensors") for name in names):
+        return LightningStore(folder, kind)
+    raise DataError(f"{folder}: {_describe(folder, names)}")
+
+
+def _describe(folder: Path, names: list[str]) -> str:
+    if "data.mdb" in names:
+        return (
+            "this is an LMDB, which is not read; write its records to WebDataset tars as "
+            "latent.npy and cls, or run python experiments/prepare.py on the pictures"
+        )
+    suffixes = {Path(name).suffix.lower() for name in names}
+    below = {p.suffix.lower() for p in list(folder.glob("*/*"))[:64]}
+    if any(s in _IMAGES for s in suffixes | below):
+        return f"this holds pictures, not latents; run python experiments/prepare.py {folder} OUT"
+    if suffixes & {".npy", ".pt", ".pth", ".pkl"}:
+        return (
+            "loose .npy or .pt files are not read; pack them into WebDataset tars as latent.npy "
+            "and cls, or run python experiments/prepare.py on the pictures"
+        )
+    listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") if names else "nothing"
+    return (
+        "no latents found; expected manifest.json (from prepare), *.tar (latent.npy and cls) or "
+        f"*.safetensors (latents, labels); found {listed}"
+    )
+
+
+def moments_or_sample(shape: tuple[int, ...], kind: str, where: str) -> tuple[str, tuple[Any, ...]]:
+    """Return the kind and the latent's (C, H, W) for stored rows of `shape`.
+
+    Raises:
+        DataError: Rows that are no (C, H, W), or moments of an odd number of channels.
+    """
+    if len(shape) != 3 or min(shape) < 1:
+        raise DataError(f"{where} has shape {list(shape)}; expected [C, H, W] such as [4, 32, 32]")
+    chosen = kind if kind != "auto" else ("moments" if shape[0] == 8 else "sample")
+    if chosen == "sample":
+        return chosen, shape
+    if shape[0] % 2:
+        raise DataError(f"{where} has {shape[0]} channels; moments have twice the latent's")
+    return chosen, (shape[0] // 2, *shape[1:])
+
+
+def _fingerprint(store: Store, said: list[Any]) -> str:
+    """Return a checksum of names and sizes, labels, statistics, and rows from all over a store.
+
+    Reading all of it would take hours; latents of another encoder differ in every row.
+    """
+    digest = hashlib.sha256(json.dumps(said).encode())
+    rows = min(store.count, 64)
+    spread = torch.arange(rows) * store.count // max(rows, 1)
+    for part in (store.latents(spread), store.labels, store.mean, store.std):
+        if part is not None:
+            digest.update(part.contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+class TarStore(Store):
+    """WebDataset tars with `latent.npy` and `cls`, as the TREAD release reads them.
+
+    MaskDiT's 8-channel moments are read as well, in `latent.npy` or in a field `latent` with the
+    same bytes. Positions of all samples are listed once and kept in the folder where that can be
+    written.
+
+    Args:
+        path: The folder.
+        kind: `auto`, `sample` or `moments`.
+
+    Raises:
+        DataError: Another layout, a pickle, a truncated archive, or a sample without its label.
+    """
+
+    layout = "a set of WebDataset tars"
+
+    def __init__(self, path: Path, kind: str = "auto") -> None:
+        self.path = path
+        self._tars = tar_files(path)
+        index = self._load_index() or self._build_index()
+        self._tar, self._offset = index["tar"], index["offset"]
+        self.labels = torch.from_numpy(index["labels"]) if len(index["labels"]) else None
+        self.count = len(self._offset)
+        self._dtype, shape, self._header = _npy_header(bytes(index["header"]), str(self._tars[0]))
+        self._stored = shape
+        self.kind, self.shape = moments_or_sample(shape, kind, f"{self._tars[0]}: latent.npy")
+        self.scaled = self.kind == "sample"
+        self._maps: dict[int, np.ndarray[Any, Any]] = {}
+        self.fingerprint = _fingerprint(self, [self._state(), list(shape)])
+
+    def _state(self) -> list[list[Any]]:
+        return [[path.name, path.stat().st_size] for path in self._tars]
+
+    def _load_index(self) -> dict[str, Any] | None:
+        try:
+            with (
+                (self.path / _INDEX).open("rb") as file,
+                np.load(file, allow_pickle=False) as stored,
+            ):
+                # It is written unpacked: one that would grow is not ours.
+                size = sum(info.file_size for info in stored.zip.infolist())
+                if size > os.fstat(file.fileno()).st_size:
+                    return None
+                index = {key: stored[key] for key in stored.files}
+            times = [path.stat().st_mtime_ns for path in self._tars]
+            fresh = json.loads(bytes(index["state"])) == [self._state(), times]
+            return index if fresh and self._holds(index) else None
+        except Exception:
+            return None
+
+    def _holds(self, index: dict[str, Any]) -> bool:
+        """Whether every sample of a list lies inside of its tar."""
+        tar, offset, labels = index["tar"], index["offset"], index["labels"]
+        kinds = (tar.dtype, offset.dtype, labels.dtype) == (np.int32, np.int64, np.int64)
+        if not kinds or not len(tar) or tar.shape != offset.shape or tar.ndim != 1:
+            return False
+        if labels.shape not in ((0,), tar.shape) or tar.min() < 0 or tar.max() >= len(self._tars):
+            return False
+        dtype, shape, header = _npy_header(bytes(index["header"]), "")
+        ends = np.array([path.stat().st_size for path in self._tars])[tar]
+        item = header + dtype.itemsize * math.prod(shape)
+        return bool((offset >= 0).all() and (offset + item <= ends).all())
+
+    def _build_index(self) -> dict[str, Any]:
+        tar, offset, labels = [], [], []
+        header = b""
+        for number, path in enumerate(self._tars):
+            with path.open("rb") as handle:
+                for key, fields in group(list_tar(path)).items():
+                    where = f"{path}: {key}"
+                    member = _latent_field(where, fields)
+                    found = _read_header(handle, member, f"{where}.{member.field}")
+                    if header and found != header:
+                        first = _npy_header(header, str(path))[:2]
+                        raise DataError(
+                            f"{where} holds {_said(_npy_header(found, where)[:2])}; "
+                            f"the samples before it hold {_said(first)}"
+                        )
+                    header = found
+                    tar.append(number)
+                    offset.append(member.offset)
+                    if "cls" in fields:
+                        labels.append(_read_label(handle, fields["cls"], where))
+                    if len(labels) not in (0, len(offset)):
+                        less, more = ("no cls", "one") if "cls" not in fields else ("a cls", "none")
+                        raise DataError(f"{where} has {less}, and samples before it have {more}")
+        times = [path.stat().st_mtime_ns for path in self._tars]
+        state = json.dumps([self._state(), times]).encode()
+        index = {
+            "tar": np.array(tar, np.int32),
+            "offset": np.array(offset, np.int64),
+            "labels": np.array(labels, np.int64),
+            "header": np.frombuffer(header, np.uint8),
+            "state": np.frombuffer(state, np.uint8),
+        }
+        self._save_index(index)
+        return index
+
+    def _save_index(self, index: dict[str, Any]) -> None:
+        from experiments.runtime.files import atomic_path
+
+        # A read-only data set is normal: the list is then made at every start.
+        try:
+            with atomic_path(self.path / _INDEX) as temporary:
+                np.savez(temporary, **index)
+        except OSError:
+            return
+
+    def latents(self, index: Tensor, flip: Tensor | None = None) -> Tensor:
+        """Return stored rows (B, C or 2 C, H, W)."""
+        out = np.empty((len(index), *self._stored), self._dtype)
+        size = out[0].nbytes if len(out) else 0
+        for row, i in enumerate(index.tolist()):
+            number = int(self._tar[i])
+            if number not in self._maps:
+                self._maps[number] = map_file(self._tars[number]).numpy()
+            start = int(self._offset[i]) + self._header
+            raw = self._maps[number][start : start + size]
+            out[row] = raw.view(self._dtype).reshape(self._stored)
+        return torch.from_numpy(out)
+
+
+def _said(found: tuple[Any, ...]) -> str:
+    return f"{found[0]} {list(found[1])}"
+
+
+def _latent_field(where: str, fields: dict[str, Member]) -> Member:
+    for name in ("latent.npy", "latent"):
+        if name in fields:
+            return fields[name]
+    found = ", ".join(sorted(fields)) or "no field"
+    hint = ""
+    if any(f".{name.rsplit('.', 1)[-1]}" in _IMAGES for name in fields):
+        hint = "; these are pictures: run python experiments/prepare.py on them"
+    raise DataError(f"{where} has no latent.npy; found {found}{hint}")
+
+
+def _read_header(handle: io.BufferedReader, member: Member, where: str) -> bytes:
+    handle.seek(member.offset)
+    start = handle.read(min(12, member.size))
+    if start[:1] == b"\x80" or start[:2] == b"PK":
+        raise DataError(
+            f"{where} is a pickle, which is never read because it can run code; convert it once, "
+            "if you trust it, with numpy.save(file, numpy.asarray(pickle.load(old))) as latent.npy"
+        )
+    if start[:6] != b"\x93NUMPY" or len(start) < 12:
+        raise DataError(f"{where} is no .npy array (it starts with {start[:6]!r})")
+    length = int.from_bytes(start[8:10], "little") + 10
+    if start[6] != 1:
+        length = int.from_bytes(start[8:12], "little") + 12
+    if length > min(member.size, 4096):
+        raise DataError(f"{where} has a damaged .npy header")
+    header = start + handle.read(length - len(start))
+    dtype, shape, _ = _npy_header(header[:length], where)
+    if member.size != length + dtype.itemsize * math.prod(shape):
+        raise DataError(
+            f"{where} is truncated: {_said((dtype, shape))} needs "
+            f"{length + dtype.itemsize * math.prod(shape)} bytes and {member.size} are there"
+        )
+    return header[:length]
+
+
+def _npy_header(header: bytes, where: str) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    try:
+        stream = io.BytesIO(header)
+        version = np.lib.format.read_magic(stream)
+        read = (
+            np.lib.format.read_array_header_1_0
+            if version == (1, 0)
+            else np.lib.format.read_array_header_2_0
+        )
+        shape, fortran, dtype = read(stream, max_header_size=4096)
+    except Exception:
+        raise DataError(f"{where} has a damaged .npy header") from None
+    if dtype.kind != "f" or dtype.itemsize not in (2, 4, 8) or dtype.byteorder == ">" or fortran:
+        raise DataError(
+            f"{where} holds {dtype} {list(shape)}; expected float16 or float32, C order"
+        )
+    return dtype, shape, len(header)
+
+
+def _read_label(handle: io.BufferedReader, member: Member, where: str) -> int:
+    handle.seek(member.offset)
+    text = handle.read(min(member.size, 32))
+    try:
+        return int(text.decode("ascii").strip())
+    except ValueError:
+        raise DataError(f"{where}: cls holds {text[:16]!r}; expected a number in digits") from None
+
+
+class LightningStore(Store):
+    """LightningDiT's shards: `latents`, `latents_flip` and `labels`, beside `latents_stats.pt`.
+
+    Its published rule normalises with the stored statistics, (latent - mean) / std.
+
+    Args:
+        path: The folder.
+        kind: `auto`, `sample` or `moments`.
+
+    Raises:
+        DataError: A missing tensor, rows of another shape, or damaged statistics.
+    """
+
+    layout = "LightningDiT's safetensors shards"
+
+    def __init__(self, path: Path, kind: str = "auto") -> None:
+        names = sorted(p for p in path.iterdir() if p.suffix == ".safetensors")
+        files = [TensorFile(name) for name in names]
+        counts = []
+        for file in files:
+            if "latents" not in file:
+                check_rows(file, "latents", ())
+            rows = file.shape("latents")
+            if len(rows) != 4:
+                raise DataError(
+                    f"{file.path}: latents has shape {list(rows)}; expected [N, C, H, W]"
+                )
+            tail = files[0].shape("latents")[1:]
+            check_rows(file, "latents", (rows[0], *tail))
+            for name, shape in (("latents_flip", rows), ("labels", rows[:1])):
+                if name in files[0] or name in file:
+                    check_rows(file, name, shape)
+            counts.append(rows[0])
+        self.count = sum(counts)
+        if not self.count:
+            raise DataError(f"{path} holds {len(files)} shards without a sample")
+        stored = files[0].shape("latents")[1:]
+        self.kind, self.shape = moments_or_sample(stored, kind, f"{names[0]}: latents")
+        self.has_flips = "latents_flip" in files[0]
+        self._shards = Shards(files, counts)
+        if "labels" in files[0]:
+            self.labels = self._shards.all("labels").long()
+        if (path / _STATISTICS).exists():
+            self.mean, self.std = _read_statistics(path / _STATISTICS, self.shape[0])
+            self.normalised = True
+        self.fingerprint = _fingerprint(self, [[p.name, p.stat().st_size] for p in names])
+
+    def latents(self, index: Tensor, flip: Tensor | None = None) -> Tensor:
+        """Return stored rows, mirrored pictures' where `flip`."""
+        return self._shards.rows("latents", index, flip)
+
+
+def _read_statistics(path: Path, channels: int) -> tuple[Tensor, Tensor]:
+    try:
+        values = torch.load(path, map_location="cpu", weights_only=True)
+        mean, std = (values[key].float().flatten() for key in ("mean", "std"))
+    except Exception:
+        raise DataError(
+            f"{path} holds no plain tensors mean and std (anything else is refused because it can "
+            "run code); delete it and use data.scale=std to measure them"
+        ) from None
+    if len(mean) != channels or len(std) != channels or not bool((std > 0).all()):
+        raise DataError(f"{path} has {len(mean)} means for {channels} channels of latents")
+    return mean, std

@@ -1,0 +1,323 @@
+"""What `experiments/evaluate.py` does once its arguments are read."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import yaml
+
+from experiments.metrics import instruments, reference, scored_samples, scoring, splits
+from experiments.metrics.classifier import checksum
+from experiments.metrics.collect import collect
+from experiments.metrics.collectives import share, world
+from experiments.metrics.eval_options import EvalOptions, defaults_for
+from experiments.metrics.features import create_features
+from experiments.metrics.metric_names import MetricError, Score
+from experiments.metrics.outside_images import Images
+from experiments.runtime import console as log
+from experiments.runtime.files import atomic_write
+from routing.errors import suggest
+
+if TYPE_CHECKING:
+    from experiments.sampling.recipe import Setup
+
+
+def evaluate(arguments: argparse.Namespace) -> int:
+    """Score what the arguments name, print a table and write the record; return the exit code."""
+    source = Path(arguments.source).expanduser()
+    if not source.exists():
+        siblings = [p.name for p in source.parent.iterdir()] if source.parent.is_dir() else []
+        raise MetricError(
+            f"{source} does not exist: expected a run folder, a model.safetensors, "
+            f"a folder of pictures or an .npz{suggest(source.name, siblings)}"
+        )
+    for name in ("metrics", "features"):
+        setattr(arguments, name, split_names(getattr(arguments, name)))
+    device = _processes()
+    console = log.Console(quiet=bool(world()[0]))
+    run = source.suffix == ".safetensors" or (
+        source.is_dir()
+        and ((source / "config.yaml").is_file() or (source / "checkpoints").is_dir())
+    )
+    if run:
+        return _run(arguments, source, device, console)
+    return _images(arguments, source, device, console)
+
+
+def split_names(values: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Return names given as `fd,is` or `fd is`, or None for none."""
+    if values is None:
+        return None
+    return tuple(name for value in values for name in value.split(",") if name)
+
+
+def parse_choice(text: str) -> tuple[str | None, dict[str, Any]]:
+    """Return name and options of `NAME[,KEY=VALUE...]`; an empty name keeps the run's.
+
+    Raises:
+        MetricError: A part that is no `key=value`.
+    """
+    name, *parts = text.split(",")
+    changes = {}
+    for part in parts:
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise MetricError(f"{text}: expected NAME,KEY=VALUE,..., got {part!r} after the comma")
+        changes[key] = yaml.safe_load(value)
+    return name or None, changes
+
+
+def _processes() -> torch.device:
+    """Join the processes of torchrun, if there are any, and return this one's device."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        from accelerate import PartialState
+
+        return PartialState(cpu=not torch.cuda.is_available()).device
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _cache(arguments: argparse.Namespace) -> Path:
+    return Path(arguments.cache).expanduser() if arguments.cache else scoring.default_cache()
+
+
+# --- runs ---------------------------------------------------------------------------------------
+
+
+def _run(args: argparse.Namespace, source: Path, device: torch.device, console: log.Console) -> int:
+    from experiments.sampling.request import chosen_options, parse_overrides
+    from experiments.training import build
+    from experiments.training.checkpoint import load_model
+
+    if args.data is not None:
+        raise MetricError("--data is for images; a run is compared with its own data")
+    changes = parse_overrides(args.changes)
+    if args.steps is not None:
+        changes["sampler"]["steps"] = args.steps
+    chosen = [parse_choice(text) for text in args.guidance or [""]]
+    if args.write_samples and len(chosen) > 1:
+        raise MetricError("--write-samples takes the samples of one --guidance; give one")
+    loaded = load_model(source, args.step, args.weights, device)
+    config = dataclasses.replace(loaded.config, data={**loaded.config.data, **changes["data"]})
+    dataset = build.make_dataset(config, device)
+    options = scoring.options_for(
+        config,
+        samples=args.samples,
+        seed=args.seed,
+        batch=args.batch,
+        metrics=args.metrics,
+        features=args.features,
+        reference=args.reference,
+        inception_weights=args.inception_weights,
+        dinov2_weights=args.dinov2_weights,
+    )
+    if args.write_reference:
+        cache = Path(args.cache).expanduser() if args.cache else scoring.cache_of(config)
+        images = _split_images(dataset, args.split)
+        title = f"{dataset.name}-{args.split}"
+        return _write(args, options, dataset, cache, images, title, device, console)
+    name, more = parse_choice(args.sampler or "")
+    sampler = chosen_options("sampler", config.sampler, name, {**changes["sampler"], **more})
+    guidances = [
+        chosen_options("guidance", config.guidance, name, {**changes["guidance"], **more})
+        for name, more in chosen
+    ]
+    weights = checksum(loaded.model)
+    for guidance in guidances:
+        setup = scoring.setup_for(loaded.model, config, guidance, sampler, loaded.step)
+        _score(args, source, setup, dataset, options, weights, device, console)
+    return 0
+
+
+def _score(
+    args: argparse.Namespace,
+    source: Path,
+    setup: Setup,
+    dataset: Any,
+    options: EvalOptions,
+    weights: str,
+    device: torch.device,
+    console: log.Console,
+) -> None:
+    """Sample, measure and record one setting."""
+    from experiments.sampling.shards import write_npz
+
+    step = setup.loaded.step
+    beside = source if source.is_dir() else source.parent
+    folder = Path(args.out).expanduser() if args.out else beside / "evaluations"
+    found = scoring.sample_and_score(
+        setup,
+        dataset,
+        options,
+        step=step,
+        device=device,
+        cache=Path(args.cache).expanduser() if args.cache else None,
+        out=folder / "samples",
+        identity=weights,
+        progress=console,
+    )
+    about = {
+        "source": str(source),
+        "step": step,
+        "kind": args.weights,
+        "weights": weights,
+        "guidance": dataclasses.asdict(setup.guidance.options),
+        "sampler": dataclasses.asdict(setup.sampler.options),
+    }
+    _finish(folder, f"step-{step:08d}", about, options, found.scores, console)
+    assert found.folder is not None, "samples were asked to be kept"
+    if world()[0]:
+        return
+    if args.write_samples:
+        pieces = scored_samples.kept_pieces(found.folder, found.labels)
+        write_npz(pieces, options.samples, args.write_samples)
+        console.say(f"samples     {args.write_samples}")
+    if not args.keep_samples:
+        shutil.rmtree(found.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            # Gone too unless another evaluation keeps its samples there.
+            found.folder.parent.rmdir()
+
+
+def _split_images(dataset: Any, split: str) -> Any:
+    index = splits.indices(dataset, split)
+    mine = share(len(index))
+    return splits.images(dataset, split, index[mine.start : mine.stop])
+
+
+# --- images from elsewhere ----------------------------------------------------------------------
+
+
+def _images(
+    args: argparse.Namespace, source: Path, device: torch.device, console: log.Console
+) -> int:
+    for name in ("step", "guidance", "sampler", "steps", "seed", "write_samples"):
+        if getattr(args, name) is not None:
+            raise MetricError(
+                f"--{name.replace('_', '-')} is for sampling from a run, and {source} holds images"
+            )
+    if args.changes:
+        raise MetricError(
+            f"{args.changes[0]} is for sampling from a run, and {source} holds images"
+        )
+    images = Images(source)
+    n = images.n if args.samples is None else args.samples
+    if n > images.n:
+        raise MetricError(
+            f"{source} holds {images.n} images, fewer than --samples {n}; "
+            f"type --samples {images.n} or make more"
+        )
+    dataset = _dataset(args.data, device)
+    options = _defaults(args, n)
+    mine = share(n)
+    stream = images.batches(mine)
+    if args.write_reference:
+        cache = _cache(args)
+        return _write(args, options, dataset, cache, stream, source.name, device, console)
+    labels = images.labels()
+    labels = None if labels is None else labels[:n]
+    bench = instruments.prepare(options, dataset, _cache(args), device, labelled=labels is not None)
+    start = mine.start
+    with console.progress("score", n) as bar:
+        for batch in stream:
+            stop = start + len(batch)
+            bench.update(batch, None if labels is None else labels[start:stop])
+            start = stop
+            bar.update(min(n, (start - mine.start) * world()[1]))
+    scores = scoring.scores_of(bench.results(labels), source=str(source))
+    folder = Path(args.out).expanduser() if args.out else None
+    about = {"source": str(source), "data": args.data}
+    _finish(folder, source.stem, about, options, scores, console)
+    return 0
+
+
+def _dataset(name: str | None, device: torch.device) -> Any:
+    if name is None:
+        return None
+    from experiments.data import create
+
+    return create({"name": name}, device=device)
+
+
+def _defaults(args: argparse.Namespace, n: int) -> EvalOptions:
+    """Return the options for images: the data set's own, or the Inception protocol."""
+    values = defaults_for(args.data)
+    if args.metrics is None:
+        # What was asked for is not known of images, and a short list suits every extractor.
+        values["metrics"] = ["fd", "precision", "recall"] if args.features else [
+            m for m in values["metrics"] if m not in ("accuracy", "adherence")
+        ]  # fmt: skip
+    for name in (
+        "metrics",
+        "features",
+        "reference",
+        "batch",
+        "inception_weights",
+        "dinov2_weights",
+    ):
+        if getattr(args, name) is not None:
+            values[name] = getattr(args, name)
+    return EvalOptions(**{**values, "samples": n})
+
+
+# --- both ---------------------------------------------------------------------------------------
+
+
+def _write(
+    args: argparse.Namespace,
+    options: EvalOptions,
+    dataset: Any,
+    cache: Path,
+    images: Any,
+    name: str,
+    device: torch.device,
+    console: log.Console,
+) -> int:
+    """Write the statistics of real images for one extractor."""
+    if len(options.features) != 1:
+        raise MetricError("--write-reference writes one kind of features; give one --features")
+    path = Path(args.write_reference)
+    if path.suffix != ".npz":
+        raise MetricError(f"--write-reference {path}: the name must end in .npz")
+    chosen = instruments.labelled_data(dataset, options.features[0])
+    features = create_features(
+        options.features[0], options, cache=cache, dataset=chosen, device=device
+    )
+    wanted = {"moments", "rows"} | ({"spatial"} & set(features.provides))
+    found = collect(features, images, wanted, device)
+    if not world()[0]:
+        reference.save(path, features, found, name)
+    console.say(f"reference   {path}  ({found.n} images, {features.name})")
+    return 0
+
+
+def _finish(
+    folder: Path | None,
+    name: str,
+    about: dict[str, Any],
+    options: EvalOptions,
+    scores: Sequence[Score],
+    console: log.Console,
+) -> None:
+    """Print the scores, and write them as one JSON file that the same settings write again."""
+    rows = [[s.metric, f"{s.value:.4g}", s.reference or "-"] for s in scores]
+    how = " ".join(filter(None, [scores[0].guidance, scores[0].sampler])) if scores else ""
+    console.table(f"{name}  {how}".rstrip(), rows, ["score", "value", "against"])
+    if folder is None or world()[0]:
+        return
+    settings = {**about, "eval": {k: v for k, v in vars(options).items()}}
+    text = json.dumps(settings, sort_keys=True, default=str)
+    path = folder / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"
+    record = {**settings, "time": time.time(), "scores": [s.to_dict() for s in scores]}
+    atomic_write(path, json.dumps(record, indent=1, default=str) + "\n")
+    console.say(f"record      {path}")

@@ -1,0 +1,171 @@
+"""What every command shares: our packages first, one-sentence errors, exit codes (no torch)."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from routing.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("routing", "backbones", "experiments", "sweeps", "analysis")
+
+
+def _machine_is_idle() -> bool:
+    # In most of nine looks nothing else is ready to run; and no other rank of ours is beside us.
+    if os.environ.get("LOCAL_WORLD_SIZE", "1") != "1":
+        return False
+    busy = 0
+    for look in range(9):
+        time.sleep(0.006 if look else 0)
+        try:
+            text = Path("/proc/stat").read_text()
+        except OSError:
+            return False  # not Linux
+        running = text.partition("procs_running ")[2].split()
+        busy += not running or running[0] != "1"  # we are one ourselves
+    return busy <= 4
+
+
+# Before torch is imported: a waiting thread spins for some microseconds, then sleeps. OpenMP's own
+# choice is milliseconds: on a machine that does other work too, it holds the core that the other
+# thread waits for (8x slower small steps). Sleeping at once costs a wake-up for every operation
+# (steps take 1.4 to 1.7 times as long on two idle cores). Where nothing else runs, ten times the
+# spins take another quarter of a step's time away; beside a busy process they would double it.
+_OWN: dict[str, str] = {}
+if "OMP_WAIT_POLICY" not in os.environ:
+    if "GOMP_SPINCOUNT" not in os.environ:  # GNU's
+        _OWN["GOMP_SPINCOUNT"] = "10000" if _machine_is_idle() else "1000"
+    if "KMP_BLOCKTIME" not in os.environ:  # LLVM's and Intel's, which count milliseconds
+        _OWN["KMP_BLOCKTIME"] = "0"
+    os.environ.update(_OWN)
+
+
+def environment_of_jobs() -> dict[str, str]:
+    """Return the environment for runs that start later or elsewhere: without our own choices."""
+    return {k: v for k, v in os.environ.items() if _OWN.get(k) != v}
+
+
+class Interrupted(Exception):
+    """Training stopped at a step boundary on a signal, after saving.
+
+    Attributes:
+        reason: `SIGINT`, `SIGTERM` or `SIGUSR2`.
+        step: The step that was saved.
+    """
+
+    def __init__(self, reason: str, step: int, message: str = "") -> None:
+        super().__init__(message or f"stopped by {reason} at step {step}")
+        self.reason = reason
+        self.step = step
+
+
+# A folder that cannot be used is the user's to mend; a missing file may be our mistake.
+_FOLDER_ERRORS = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST,
+    errno.ENAMETOOLONG,
+)  # fmt: skip
+_NOT_DISKS = ("/proc/", "/sys/", "/dev/")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+# 128 + signal number, as shells report a process that a signal ended.
+EXIT_CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGUSR2": 140, "SIGUSR1": 138}
+
+
+def check_packages() -> None:
+    """Refuse to start where another distribution hides one of our packages (W&B ships a `sweeps`).
+
+    Raises:
+        UserError: Names the package and where the other one comes from.
+    """
+    for name in PACKAGES:
+        spec = importlib.util.find_spec(name)
+        origin = Path(spec.origin).resolve() if spec and spec.origin else None
+        if origin is None or ROOT not in origin.parents:
+            raise UserError(
+                f"the package {name!r} that Python finds is another project's ({origin}), not "
+                "this one's: "
+                f"run from the repository root ({ROOT}) or use a fresh environment (make demo)"
+            )
+
+
+_python_format = warnings.formatwarning
+
+
+def _plain(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int,
+    line: str | None = None,
+) -> str:  # fmt: skip
+    # Ours are sentences for the user; of others, where they come from is half of what they say.
+    if category.__module__.split(".")[0] in PACKAGES:
+        return f"warning: {message}\n"
+    return _python_format(message, category, filename, lineno, line)
+
+
+def os_error_text(error: OSError) -> str | None:
+    """Return the sentence for a folder or disk that cannot be written to; None: our mistake."""
+    if error.errno in _FULL:
+        where = f" under {error.filename}" if error.filename else ""
+        return f"the disk is full{where}; free some space and type the same command to go on"
+    # Nothing can be made below /proc and the like: the system says that the parent is missing.
+    missing = error.errno == errno.ENOENT and str(error.filename or "").startswith(_NOT_DISKS)
+    if error.filename is None or not (missing or error.errno in _FOLDER_ERRORS):
+        return None
+    return (
+        f"{error.filename} cannot be used ({error.strerror}); give a folder that you can write "
+        "to, such as paths.runs=FOLDER or --out FOLDER"
+    )
+
+
+def run_command(
+    command: Callable[[list[str]], int | None], argv: Sequence[str] | None = None
+) -> int:
+    """Run a command and turn what went wrong into one line and an exit code.
+
+    Args:
+        command: Takes the arguments; returns an exit code or None for 0.
+        argv: Arguments without the program name (default: the process's own).
+
+    Returns:
+        0, the command's code, 2 for wrong input, 128 + signal after a requested stop.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    warnings.formatwarning = _plain
+    try:
+        check_packages()
+        return command(arguments) or 0
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except Interrupted as error:
+        print(str(error), file=sys.stderr)
+        return EXIT_CODES.get(error.reason, 1)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output (head, less) has left; there is nobody to tell.
+        sys.stderr.close()
+        return 0
+    except OSError as error:
+        text = os_error_text(error)
+        if text is None:
+            raise
+        print(f"error: {text}", file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        if "torchvision::nms does not exist" not in str(error):
+            raise
+        print(
+            "error: torch and torchvision come from different builds (a CPU torch beside a CUDA "
+            "torchvision); "
+            "reinstall both from one index: pip install --force-reinstall torch torchvision",
+            file=sys.stderr,
+        )
+        return 2

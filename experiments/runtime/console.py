@@ -1,0 +1,247 @@
+"""What a run says: banner, progress, metrics on disk, heartbeat (no torch here).
+
+The files are the record: `metrics.jsonl` (one object per logged step) and `status.json` (where
+the run is).
+The terminal and the optional trackers show the same numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.runtime.files import atomic_write
+
+PLAIN_EVERY_S = 10.0
+
+
+def clock(seconds: float) -> str:
+    """Return `m:ss`, `h:mm:ss`, or days where it is four of them or more."""
+    whole = int(max(0, seconds))
+    if whole >= 4 * 86400:
+        return f"{whole / 86400:.0f} days"
+    hours, rest = divmod(whole, 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
+
+
+def big(number: float) -> str:
+    """Return a count with a unit: 2.0M, 118.6G."""
+    for unit, size in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("K", 1e3)):
+        if number >= size:
+            return (
+                f"{number / size:.3g}{unit}"
+                if number / size < 100
+                else f"{number / size:.1f}{unit}"
+            )
+    return f"{number:g}"
+
+
+def grouped(number: int) -> str:
+    """Return a whole number with thin groups of thousands: 400 000."""
+    return f"{number:,}".replace(",", " ")
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Read JSON lines; a half-written last line is ignored."""
+    found = []
+    if path.is_file():
+        for line in path.read_text(errors="replace").splitlines():
+            try:
+                entry = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(entry, dict):
+                found.append(entry)
+    return found
+
+
+def append_jsonl(path: Path, entries: Iterable[Mapping[str, Any]]) -> None:
+    """Append whole lines in one write and flush them to disk."""
+    text = "".join(json.dumps(entry) + "\n" for entry in entries)
+    with path.open("a") as handle:
+        handle.write(text)
+        handle.flush()
+        os.fsync(handle.fileno())
+
+
+def _stands(at: object, step: int) -> bool:
+    return isinstance(at, (int, float)) and at <= step
+
+
+def cut_jsonl(path: Path, step: int) -> None:
+    """Drop the lines after `step` and any half-written one: a resumed run writes them again."""
+    if path.is_file():
+        kept = [entry for entry in read_jsonl(path) if _stands(entry.get("step", 0), step)]
+        atomic_write(path, "".join(json.dumps(entry) + "\n" for entry in kept))
+
+
+def cut_records(folder: Path, step: int) -> None:
+    """Drop what `metrics.jsonl` and `scores.jsonl` hold beyond `step`."""
+    for name in ("metrics.jsonl", "scores.jsonl"):
+        cut_jsonl(folder / name, step)
+
+
+def write_status(folder: Path, status: str, **fields: Any) -> None:
+    """Write the heartbeat `status.json`: running, done, failed, preempted or stopped."""
+    about = {
+        "status": status,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "time": time.time(),
+    }
+    atomic_write(folder / "status.json", json.dumps({**about, **fields}, indent=1))
+
+
+# --- terminal ------------------------------------------------------------------------------------
+
+
+class Console:
+    """The terminal of one process; every rank but the first is silent.
+
+    Args:
+        quiet: Print nothing (other ranks, tests).
+    """
+
+    def __init__(self, quiet: bool = False) -> None:
+        from rich.console import Console as Rich
+
+        self.quiet = quiet
+        self.live = sys.stdout.isatty() and not quiet
+        # Off a terminal nothing wraps: a log's lines stay whole whatever the reader's width.
+        self.rich = Rich(
+            quiet=quiet, highlight=False, soft_wrap=True, width=None if self.live else 200
+        )
+        self._bar: Any = None
+        self._once: set[str] = set()
+
+    def say(self, text: str = "", style: str | None = None) -> None:
+        """Print one line above the progress bar."""
+        target = self._bar.console if self._bar is not None else self.rich
+        target.print(text, style=style, markup=False, soft_wrap=True)
+
+    def once(self, text: str) -> None:
+        """Print a line unless this console has printed it before (what every evaluation says)."""
+        if text not in self._once:
+            self._once.add(text)
+            self.say(text)
+
+    def table(self, title: str, rows: Iterable[Iterable[str]], head: Iterable[str]) -> None:
+        """Print a table."""
+        from rich import box
+        from rich.table import Table
+
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        for position, name in enumerate(head):
+            table.add_column(name, justify="left" if position == 0 else "right", overflow="fold")
+        for row in rows:
+            table.add_row(*row)
+        self.rich.print(table)
+
+    def progress(self, what: str, total: int, done: int = 0) -> Progress:
+        """Open a progress display for `total` steps, `done` of them behind us."""
+        return Progress(self, what, total, done)
+
+
+class Progress:
+    """A bar on a terminal, a line every ten seconds elsewhere; both with rate and ETA.
+
+    Used as a context manager; `update` is called after each step.
+    """
+
+    def __init__(self, console: Console, what: str, total: int, done: int) -> None:
+        self.console, self.what, self.total, self.first = console, what, total, done
+        self.start = self.shown = time.monotonic()
+        self.paused = 0.0
+        self._task: Any = None
+
+    def __enter__(self) -> Progress:
+        if self.console.live and self.console._bar is None:
+            from rich.progress import BarColumn, TextColumn
+            from rich.progress import Progress as Bar
+
+            self.bar = Bar(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=None),
+                TextColumn("{task.fields[text]}"),
+                console=self.console.rich,
+                expand=True,
+            )
+            self.bar.start()
+            self.console._bar = self.bar
+            self._task = self.bar.add_task(
+                self.what, total=self.total, completed=self.first, text=""
+            )
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._task is not None:
+            self.bar.stop()
+            self.console._bar = None
+
+    def eta(self, done: int) -> float:
+        """Seconds that the remaining steps will take at the mean rate so far."""
+        spent = time.monotonic() - self.start - self.paused
+        return spent / max(1, done - self.first) * (self.total - done)
+
+    def pause(self, seconds: float) -> None:
+        """Leave `seconds` (sampling, scoring) out of the rate."""
+        self.paused += seconds
+
+    def update(self, done: int, text: str = "") -> None:
+        """Show that `done` steps are finished."""
+        now = time.monotonic()
+        spent = clock(now - self.start)
+        timing = f"[{spent}<{clock(self.eta(done))}]"
+        last = done >= self.total
+        if self._task is not None:
+            shown = f"{grouped(done)}/{grouped(self.total)}  {text}  {timing}".replace("[", r"\[")
+            self.bar.update(self._task, completed=done, text=shown)
+        elif (
+            not self.console.quiet
+            and not self.console.live
+            and (last or now - self.shown >= PLAIN_EVERY_S)
+        ):
+            self.shown = now
+            self.console.say(f"{self.what} {grouped(done)}/{grouped(self.total)}  {text}  {timing}")
+
+
+def open_tracker(
+    name: str, folder: Path, run: str, config: Mapping[str, Any], accelerator: Any
+) -> None:
+    """Start the optional tracker beside the files, through accelerate.
+
+    Raises:
+        UserError: Its package is not installed, or it does not start (no key, no network).
+    """
+    from routing.errors import UserError
+
+    if name == "none":
+        return
+    import importlib.util
+
+    if importlib.util.find_spec(name) is None:
+        raise UserError(
+            f"log={name} needs a package that is not installed: pip install {name} (or log=none)"
+        )
+    flat = {k: v if isinstance(v, (int, float, str, bool)) else str(v) for k, v in config.items()}
+    options = {"wandb": {"name": run, "dir": str(folder)}, "trackio": {"name": run}}
+    try:
+        accelerator.init_trackers(
+            "tread-suite", config=flat, init_kwargs={name: options.get(name, {})}
+        )
+    except Exception as error:
+        # Services refuse in ways of their own: no key, no network, another version.
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise UserError(
+            f"log={name} did not start ({reason}); mend that, or type log=none: the run folder "
+            "holds the same numbers"
+        ) from error

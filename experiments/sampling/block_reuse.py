@@ -1,0 +1,105 @@
+"""Training-free reuse of block outputs between sampling steps.
+
+Neighbouring blocks and neighbouring sampling steps compute nearly the same (TREAD, Figure 4: the
+similarity that routing exploits in training). Blocks i..j run at every n-th evaluation only; in
+between, what they added to the tokens the last time is added again (`routing.reuse.Reuse`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from experiments.diffusion.diffusion_options import DiffusionError, SamplerOptions
+
+
+@dataclass
+class ReusePlan:
+    """Which evaluations compute blocks `start..end`, and what they left behind.
+
+    Attributes:
+        start: First block that is reused.
+        end: Last one, included.
+        every: Compute them at every n-th evaluation.
+    """
+
+    start: int
+    end: int
+    every: int
+    _computed: dict[Hashable, int] = field(default_factory=dict)
+    _kept: dict[Hashable, Any] = field(default_factory=dict)
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """Indices of the blocks."""
+        return tuple(range(self.start, self.end + 1))
+
+    def replays(self, evaluation: int, key: Hashable) -> bool:
+        """Return whether an evaluation reuses; if not, it counts as computed.
+
+        Args:
+            evaluation: Index of the evaluation in the walk.
+            key: Which pass: a batch of another size or model has nothing to reuse.
+        """
+        last = self._computed.get(key)
+        if last is not None and evaluation - last < self.every:
+            return True
+        self._computed[key] = evaluation
+        return False
+
+    @contextlib.contextmanager
+    def run(self, model: Any, evaluation: int, key: Hashable) -> Iterator[None]:
+        """Let the passes of `model` in this block record or replay."""
+        from routing.reuse import Reuse
+
+        reuse = self._kept.setdefault(key, Reuse(self.start, self.end))
+        reuse = reuse.replay() if self.replays(evaluation, key) else reuse.record()
+        with handed_to(model.stack, reuse):
+            yield
+
+
+@contextlib.contextmanager
+def handed_to(stack: nn.Module, reuse: Any) -> Iterator[None]:
+    """Pass `reuse` to a `routing.Stack`, whatever model calls it."""
+
+    def add(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return args, {**kwargs, "reuse": reuse}
+
+    hook = stack.register_forward_pre_hook(add, with_kwargs=True)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def plan_reuse(options: SamplerOptions, depth: int, sparse: bool = False) -> ReusePlan | None:
+    """Return a fresh plan for one walk, or None without reuse.
+
+    Args:
+        options: The sampler's; `reuse` names the blocks as a route does (`4-9`, `2--3`).
+        depth: Number of blocks of the model.
+        sparse: Whether guidance routes tokens.
+
+    Raises:
+        DiffusionError: Where there is not one stretch of blocks, or the passes are not dense.
+    """
+    if options.reuse in (None, "none") or options.reuse_every == 1:
+        return None
+    from routing import Route
+
+    segments = Route.parse(options.reuse).resolve(depth).segments
+    if len(segments) != 1:
+        raise DiffusionError(
+            f"sampler.reuse={options.reuse}: one stretch of blocks is needed, such as "
+            f"2-{max(depth - 3, 2)}"
+        )
+    if sparse:
+        raise DiffusionError(
+            f"sampler.reuse={options.reuse} needs dense passes, and guidance=routed drops tokens; "
+            "use one of the two"
+        )
+    return ReusePlan(segments[0].start, segments[0].end, options.reuse_every)

@@ -1,0 +1,192 @@
+"""What a user asks to sample, read from the command line (no torch here)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.diffusion.diffusion_options import OPTIONS, DiffusionError, options_of
+from routing.errors import suggest
+
+#: Groups of a run's configuration that may be changed for sampling: `guidance.scale=2`.
+GROUPS = ("sampler", "guidance", "data")
+
+
+# Ten million seeds are 80 MB, and twenty days of images.
+_MOST = 10_000_000
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 20 and int(text) < 2**63
+
+
+def parse_numbers(text: str, key: str) -> list[int]:
+    """Read `3`, `0-63` or `0-9,20,30-31` as numbers in that order.
+
+    Raises:
+        DiffusionError: If it is something else or counts down.
+    """
+    numbers: list[int] = []
+    for part in str(text).split(","):
+        first, dash, last = part.strip().partition("-")
+        if not _is_number(first) or (dash and not _is_number(last)):
+            raise DiffusionError(
+                f"{key} {text}: numbers such as 3,7 or ranges such as 0-63, all below 2^63"
+            )
+        if dash and int(last) < int(first):
+            raise DiffusionError(f"{key} {text}: {part} counts down; try {last}-{first}")
+        if len(numbers) + int(last or first) - int(first) >= _MOST:
+            raise DiffusionError(
+                f"{key} {text}: more than {_MOST:,} at once; ask for them in several calls"
+            )
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers
+
+
+def parse_classes(text: str, num_classes: int, names: Sequence[str] = ()) -> list[int]:
+    """Read class numbers, ranges or names, separated by commas; `all` is every class.
+
+    Raises:
+        DiffusionError: If the model has no such class.
+    """
+    if not num_classes:
+        raise DiffusionError("--classes: this model has no classes; leave it out")
+    if text == "all":
+        return list(range(num_classes))
+    chosen: list[int] = []
+    for part in (piece.strip() for piece in str(text).split(",")):
+        if part in names:
+            chosen.append(list(names).index(part))
+        elif part[:1].isdigit():
+            chosen += parse_numbers(part, "--classes")
+        else:
+            guess = suggest(part, names)
+            some = ", ".join(list(names)[:10]) or f"0..{num_classes - 1}"
+            raise DiffusionError(
+                f"--classes {part}: no class of that name{guess or f'; there are {some}'}"
+            )
+    wrong = [number for number in chosen if number >= num_classes]
+    if wrong:
+        raise DiffusionError(
+            f"--classes {wrong[0]}: this model has {num_classes} classes, 0..{num_classes - 1}"
+        )
+    return chosen
+
+
+def parse_captions(text: str) -> list[str]:
+    """Read captions separated by semicolons, or one per line from a `.txt` file.
+
+    Raises:
+        DiffusionError: If there is none, or the file does not exist.
+    """
+    if text.endswith(".txt"):
+        if not Path(text).is_file():
+            raise DiffusionError(f"--captions {text}: there is no such file")
+        lines = Path(text).read_text(encoding="utf-8").splitlines()
+    else:
+        lines = text.split(";")
+    captions = [line.strip() for line in lines if line.strip()]
+    if not captions:
+        raise DiffusionError("--captions: give one or more, separated by semicolons")
+    return captions
+
+
+def parse_overrides(items: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Read `guidance.scale=2` and the like into a mapping per group.
+
+    Raises:
+        DiffusionError: If an item is not `group.key=value` of a group that sampling can change.
+    """
+    import yaml
+
+    found: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
+    for item in items:
+        key, equals, value = item.partition("=")
+        group, dot, name = key.partition(".")
+        if group not in GROUPS or not dot or not equals:
+            raise DiffusionError(
+                f"{item}: sampling can change {', '.join(f'{g}.KEY=VALUE' for g in GROUPS)}"
+                f"{suggest(group, GROUPS)}"
+            )
+        found[group][name] = yaml.safe_load(value)
+    return found
+
+
+def chosen_options(
+    kind: str, configured: Mapping[str, Any], name: str | None, changes: Mapping[str, Any]
+) -> Any:
+    """Return a group's options: the run's own, or another name's defaults, with changes.
+
+    Args:
+        kind: `sampler` or `guidance`.
+        configured: The run's mapping.
+        name: Another name, or None for the run's.
+        changes: Keys given on the command line.
+
+    Raises:
+        DiffusionError: For an unknown name or key, or a wrong value.
+    """
+    name = name or changes.get("name") or configured.get("name")
+    same = name == configured.get("name")
+    return options_of(kind, {**(configured if same else {}), **changes, "name": name})
+
+
+@dataclass(frozen=True)
+class Request:
+    """The images to make, in order.
+
+    Attributes:
+        seeds: One per image.
+        labels: Class of each, or None where the seeds draw them or there are no classes.
+        captions: Caption of each, or None.
+        columns: Images in a row of the grid.
+        row_names: Names of the grid's rows, if rows mean something.
+        names: File name of each image, without suffix.
+    """
+
+    seeds: list[int]
+    labels: list[int] | None
+    captions: list[str] | None
+    columns: int | None
+    row_names: list[str] | None
+    names: list[str]
+
+
+def plan_request(
+    seeds: Sequence[int],
+    classes: Sequence[int] | None,
+    captions: Sequence[str] | None,
+    class_names: Sequence[str] = (),
+) -> Request:
+    """Return every seed for every class or caption, one row of the grid for each of those."""
+    rows: list[tuple[int | None, str | None]] = [(number, None) for number in classes or ()]
+    if captions is not None:
+        rows = [(None, text) for text in captions]
+    if not rows:
+        names = [f"seed{seed:06d}" for seed in seeds]
+        return Request(list(seeds), None, None, None, None, names)
+    names = [
+        f"{f'class{number:04d}' if number is not None else f'caption{row:03d}'}_seed{seed:06d}"
+        for row, (number, _) in enumerate(rows)
+        for seed in seeds
+    ]
+    shown = [text or _name(number, class_names) for number, text in rows]
+    return Request(
+        list(seeds) * len(rows),
+        [n for n, _ in rows if n is not None for _ in seeds] or None,
+        [text for _, text in rows if text is not None for _ in seeds] or None,
+        len(seeds),
+        shown,
+        names,
+    )
+
+
+def _name(number: int | None, names: Sequence[str]) -> str:
+    return names[number] if number is not None and number < len(names) else str(number)
+
+
+def names_of(kind: str) -> str:
+    """Return the names of a group as help text."""
+    return ", ".join(OPTIONS[kind])

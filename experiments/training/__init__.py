@@ -1,0 +1,1 @@
+"""One training run: its loop, state, loss, checkpoints and what it reports."""

@@ -1,0 +1,111 @@
+"""From a configuration to the parts of a run: processes, data, objective, model, cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from experiments.runtime.memory import keep_freed_memory
+from experiments.training.routes import model_arguments
+from routing.errors import UserError
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from backbones import Backbone
+    from experiments.config.schema import Config
+    from experiments.data import Dataset
+    from experiments.diffusion import Objective
+
+
+def make_accelerator(config: Config) -> Accelerator:
+    """Start or join the processes of this run (one, or those of torchrun, accelerate or Slurm).
+
+    Raises:
+        UserError: The batch cannot be split over the processes.
+    """
+    from accelerate import Accelerator
+
+    if config.train.threads:
+        torch.set_num_threads(config.train.threads)
+    options: dict[str, Any] = {"cpu": not torch.cuda.is_available()}
+    if config.log != "none":
+        options.update(log_with=config.log, project_dir=str(config.folder))
+    accelerator = Accelerator(**options)
+    if accelerator.device.type == "cpu":
+        keep_freed_memory()
+    world = accelerator.num_processes
+    if config.train.batch % world:
+        raise UserError(
+            f"train.batch={config.train.batch} cannot be split over {world} processes: "
+            f"try train.batch={max(1, round(config.train.batch / world)) * world}"
+        )
+    if config.train.tf32 and torch.cuda.is_available():
+        torch.set_float32_matmul_precision("high")
+    return accelerator
+
+
+def make_dataset(config: Config, device: torch.device | str = "cpu") -> Dataset:
+    """Return the run's data set."""
+    from experiments.data import create
+
+    return create(config.data, task=config.task, device=device)
+
+
+def make_objective(config: Config) -> Objective:
+    """Return the run's objective."""
+    from experiments.diffusion import create_objective
+
+    return create_objective(config.objective)
+
+
+def describe_data(dataset: Dataset) -> dict[str, Any]:
+    """Return what sampling needs to know of a data set, JSON-able; it travels with the weights."""
+    return {
+        "name": dataset.name,
+        "shape": list(dataset.shape),
+        "num_classes": dataset.num_classes,
+        "class_names": list(dataset.class_names),
+        "text": list(dataset.text) if dataset.text else None,
+        "sigma_data": dataset.sigma_data,
+        "fingerprint": dataset.fingerprint,
+        **dataset.describe(),
+    }
+
+
+def make_model(config: Config, info: dict[str, Any]) -> Backbone:
+    """Return the model, initialised from the seed alone (the same for every route).
+
+    Raises:
+        UserError: Conditioning that the data do not have, or options that do not fit.
+    """
+    import backbones
+
+    if config.task == "class" and not info["num_classes"]:
+        raise UserError(f"task=class: data={info['name']} has no classes; type task=none")
+    if config.task == "text" and not info["text"]:
+        raise UserError(
+            f"task=text: data={info['name']} has no captions; type task=class or data=scenes"
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        model = backbones.create(**model_arguments(config, info))
+    model.stack.fp32_after = config.routing.fp32_after
+    model.stack.checkpoint = config.routing.checkpoint
+    return model
+
+
+def drop_condition(model: Any, y: Tensor | None, drop: Tensor) -> dict[str, Any]:
+    """Return `y` with the null class where `drop` is true, and the text mask: what the model takes.
+
+    Args:
+        model: Backbone, or anything with `num_classes`.
+        y: Labels (B,), or None.
+        drop: (B,) bool.
+    """
+    found: dict[str, Any] = {}
+    if y is not None and model.num_classes:
+        found["y"] = torch.where(drop, torch.full_like(y, model.num_classes), y)
+    return found

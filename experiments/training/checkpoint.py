@@ -1,0 +1,398 @@
+"""Checkpoints that are whole or absent, and the weights that a run leaves behind.
+
+A checkpoint is a folder `step-00001000` with `state.safetensors` (weights, EMA, optimizer),
+`state.json` (step,
+counters, generators, config) and `manifest.json` (sizes and SHA-256 of both). It is written under
+a temporary
+name, flushed and renamed; nothing in it is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.runtime.files import atomic_path, fsync_dir, sha256
+from routing.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+    from backbones import Backbone
+    from experiments.config.schema import Config
+
+FORMAT = "tread-suite/1"
+
+
+class CheckpointError(UserError):
+    """A checkpoint or weights file that cannot be written, read or used."""
+
+
+# --- writing -------------------------------------------------------------------------------------
+
+
+def step_folder(folder: Path, step: int) -> Path:
+    """Return where the checkpoint of `step` stands below a run folder."""
+    return folder / "checkpoints" / f"step-{step:08d}"
+
+
+def save(
+    folder: Path,
+    step: int,
+    tensors: Mapping[str, torch.Tensor],
+    state: Mapping[str, Any],
+    *,
+    keep: int = 2,
+    keep_every: int = 0,
+) -> Path:
+    """Write the checkpoint of `step`, then remove those that need not be kept.
+
+    Args:
+        folder: The run folder.
+        step: Optimizer steps done.
+        tensors: Everything with numbers in it, by name.
+        state: JSON-able rest (counters, config, generators).
+        keep: How many of the last ones stay.
+        keep_every: Every how many steps one stays for good (0: none).
+
+    Raises:
+        CheckpointError: The disk is full or refuses; earlier checkpoints are untouched.
+    """
+    target = step_folder(folder, step)
+    temporary = target.with_name(f".{target.name}.tmp{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        _write(temporary, tensors, state)
+        if target.exists():
+            shutil.rmtree(target)
+        os.replace(temporary, target)
+        fsync_dir(target.parent)
+    except Exception as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if not _is_io(error):
+            raise
+        last = max((s for s, _ in _listed(folder)), default=None)
+        intact = (
+            "no checkpoint was written yet"
+            if last is None
+            else f"the checkpoint of step {last} is intact"
+        )
+        raise CheckpointError(
+            f"could not write the checkpoint of step {step} to {target.parent} "
+            f"({_reason(error)}); {intact}: "
+            "free some space and type the same command to go on"
+        ) from error
+    _prune(folder, keep, keep_every)
+    return target
+
+
+def _write(folder: Path, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
+    from safetensors.torch import save_file
+
+    save_file(
+        {k: v.detach().cpu().contiguous() for k, v in tensors.items()}, folder / "state.safetensors"
+    )
+    (folder / "state.json").write_text(json.dumps(state))
+    names = ("state.safetensors", "state.json")
+    manifest = {
+        "format": FORMAT,
+        "files": {
+            n: {"bytes": (folder / n).stat().st_size, "sha256": sha256(folder / n)} for n in names
+        },
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    for name in (*names, "manifest.json"):
+        with (folder / name).open("rb") as handle:
+            os.fsync(handle.fileno())
+
+
+def _is_io(error: Exception) -> bool:
+    # safetensors wraps the system's error in its own type.
+    return isinstance(error, OSError) or type(error).__name__ == "SafetensorError"
+
+
+def _reason(error: Exception) -> str:
+    text = getattr(error, "strerror", None) or str(error)
+    return " ".join(str(text).split())
+
+
+def _prune(folder: Path, keep: int, keep_every: int) -> None:
+    found = _listed(folder)
+    for step, path in found[:-keep] if keep else []:
+        if not (keep_every and step % keep_every == 0):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _listed(folder: Path) -> list[tuple[int, Path]]:
+    found = []
+    for path in (folder / "checkpoints").glob("step-*"):
+        digits = path.name.removeprefix("step-")
+        if digits.isdecimal() and path.is_dir():
+            found.append((int(digits), path))
+    return sorted(found)
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def drop_after(folder: Path, step: int) -> None:
+    """Remove the checkpoints later than `step`, of a branch that was given up."""
+    for later, path in _listed(folder):
+        if later > step:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def damage(path: Path) -> str | None:
+    """Return what is wrong with a checkpoint folder, or None when it verifies."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_text())
+        files = dict(manifest["files"])
+        for name in ("state.safetensors", "state.json"):
+            entry = files[name]
+            if not (path / name).is_file():
+                return f"{name} is missing"
+            if (path / name).stat().st_size != entry["bytes"]:
+                return f"{name} has {(path / name).stat().st_size} bytes, expected {entry['bytes']}"
+            if sha256(path / name) != entry["sha256"]:
+                return f"the checksum of {name} does not match"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return "manifest.json is missing or not readable"
+    return None
+
+
+def newest(folder: Path, say: Any = print, up_to: int | None = None) -> Path | None:
+    """Return the newest checkpoint that verifies; set damaged ones aside, each with a message.
+
+    Args:
+        folder: The run folder.
+        say: Where messages go.
+        up_to: Look at no later step than this one.
+    """
+    for stale in (folder / "checkpoints").glob(".step-*"):
+        shutil.rmtree(stale, ignore_errors=True)
+    for step, path in reversed(_listed(folder)):
+        if up_to is not None and step > up_to:
+            continue
+        problem = damage(path)
+        if problem is None:
+            return path
+        aside = path.with_name(f"damaged-{path.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        os.replace(path, aside)
+        say(
+            f"checkpoint {path.name} is damaged ({problem}); set aside as {aside.name}, trying "
+            "the one before it"
+        )
+    return None
+
+
+def read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Return the tensors and the state of a checkpoint folder.
+
+    Raises:
+        CheckpointError: A file is missing or not what it should be.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        state = json.loads((path / "state.json").read_text())
+        return load_file(path / "state.safetensors"), state
+    except (OSError, ValueError, SafetensorError) as error:
+        raise CheckpointError(f"{path} is not a readable checkpoint ({_reason(error)})") from error
+
+
+def difference(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """Return `key (saved X, asked Y)` for every hashed key in which two configurations differ."""
+    from experiments.config.schema import flatten
+
+    def flat(values: Mapping[str, Any]) -> dict[str, Any]:
+        found = {}
+        for key in flatten(values):
+            item: Any = values
+            for part in key.split("."):
+                item = item[part]
+            found[key] = item
+        return found
+
+    a, b = flat(saved), flat(wanted)
+    return [
+        f"{key} (saved {a.get(key)!r}, asked {b.get(key)!r})"
+        for key in sorted(a.keys() | b.keys())
+        if a.get(key) != b.get(key)
+    ]
+
+
+# --- weights -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready for sampling.
+
+    Attributes:
+        model: In eval mode, on the device asked for.
+        config: The run's configuration.
+        step: Optimizer steps behind the weights.
+        source: The file or checkpoint they came from.
+        info: What the data set said of itself (shape, classes, ...) when the weights were written.
+    """
+
+    model: Backbone
+    config: Config
+    step: int
+    source: str
+    info: dict[str, Any]
+
+
+def export(
+    path: Path,
+    model: Backbone,
+    weights: Mapping[str, torch.Tensor],
+    config: Config,
+    step: int,
+    info: Mapping[str, Any],
+) -> None:
+    """Write `model.safetensors`: weights, with config and model arguments as metadata."""
+    from safetensors.torch import save_file
+
+    metadata = {
+        "format": FORMAT,
+        "step": str(step),
+        "config": json.dumps(config.to_dict()),
+        "model": json.dumps(model.config),
+        "data": json.dumps(dict(info)),
+    }
+    with atomic_path(path) as temporary:
+        try:
+            save_file(
+                {k: v.detach().cpu().contiguous() for k, v in weights.items()}, temporary, metadata
+            )
+        except Exception as error:
+            if not _is_io(error):
+                raise
+            raise CheckpointError(
+                f"could not write {path} ({_reason(error)}); every checkpoint is intact: free some "
+                "space and type the same command to go on"
+            ) from error
+
+
+def load_model(
+    source: str | os.PathLike[str],
+    step: int | None = None,
+    weights: str = "ema",
+    device: str | torch.device | None = None,
+) -> Loaded:
+    """Load a model from a run folder, one of its checkpoints or an exported file.
+
+    Args:
+        source: A run folder or a `.safetensors` file written by `export`.
+        step: A checkpoint's step; None takes the exported weights, or the newest checkpoint.
+        weights: `ema` or `raw` (the optimizer's own; checkpoints only).
+        device: Where to put the model; None: CUDA where there is one, else the CPU.
+
+    Raises:
+        CheckpointError: Nothing there, another format, or no such step (those present are listed).
+    """
+    if weights not in ("ema", "raw"):
+        raise CheckpointError(f"weights={weights}: expected ema or raw")
+    path = Path(source).expanduser()
+    if path.is_dir():
+        exported = path / "model.safetensors"
+        if step is None and weights == "ema" and exported.is_file():
+            return _load_file(exported, device)
+        return _load_checkpoint(path, step, weights, device)
+    if not path.exists():
+        raise CheckpointError(
+            f"{path} does not exist: give a run folder (runs/...) or a model.safetensors file"
+        )
+    if step is not None or weights != "ema":
+        raise CheckpointError(
+            f"{path} is one set of EMA weights: give the run folder to choose a step or raw weights"
+        )
+    return _load_file(path, device)
+
+
+def _load_file(path: Path, device: Any) -> Loaded:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as handle:
+            metadata = handle.metadata() or {}
+            tensors = {key: handle.get_tensor(key) for key in handle.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{path} is not a whole safetensors file ({_reason(error)})"
+        ) from error
+    if metadata.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{path} has no {FORMAT} metadata: expected weights that this suite exported "
+            "(other projects' weights load through backbones.import_weights)"
+        )
+    try:
+        described = {key: json.loads(metadata[key]) for key in ("config", "model", "data", "step")}
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(f"the metadata of {path} is damaged ({error})") from error
+    return _make(described, tensors, str(path), device)
+
+
+def _load_checkpoint(run: Path, step: int | None, weights: str, device: Any) -> Loaded:
+    found = dict(_listed(run))
+    if not found:
+        raise CheckpointError(
+            f"{run} has no checkpoints: give a run folder that trained for a while"
+        )
+    if step is None:
+        step = next((s for s in sorted(found, reverse=True) if damage(found[s]) is None), None)
+        if step is None:
+            raise CheckpointError(f"no checkpoint in {run} verifies: each is damaged")
+    if step not in found:
+        raise CheckpointError(
+            f"{run} has no checkpoint of step {step}: there are "
+            f"{', '.join(map(str, sorted(found)))}"
+        )
+    problem = damage(found[step])
+    if problem:
+        raise CheckpointError(
+            f"the checkpoint of step {step} in {run} is damaged ({problem}): choose another --step"
+        )
+    tensors, state = read(found[step])
+    prefix = "ema." if weights == "ema" else "model."
+    chosen = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+    return _make(state, chosen, str(found[step]), device)
+
+
+def _make(
+    described: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], source: str, device: Any
+) -> Loaded:
+    import torch
+
+    from backbones.hub import build
+    from backbones.sizes import BackboneError
+    from experiments.config.schema import Config
+
+    try:
+        config = Config.from_dict(described["config"])
+        arguments = dict(described["model"])
+        info, step = dict(described["data"]), int(described["step"])
+    except UserError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise CheckpointError(f"{source} does not describe its model ({error!r})") from error
+    try:
+        model = build(arguments, tensors, source)
+    except BackboneError as error:
+        raise CheckpointError(str(error)) from error
+    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        model = model.to(place)
+    except (RuntimeError, AssertionError) as error:
+        reason = " ".join(str(error).split("\n")[0].split())
+        raise CheckpointError(f"device={place} cannot be used ({reason}): try cpu") from error
+    return Loaded(model.eval(), config, step, source, info)

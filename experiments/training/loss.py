@@ -1,0 +1,111 @@
+"""What one training step minimises, for every objective and routing variant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from experiments.diffusion.auxiliary_losses import (
+    alignment_loss,
+    ensemble_loss,
+    maskdit_loss,
+    masked_mean,
+    patch_error,
+    pixel_mask,
+)
+from experiments.training.build import drop_condition
+
+if TYPE_CHECKING:
+    from backbones import Backbone
+    from backbones.backbone import Output
+    from experiments.config.schema import TrainConfig
+    from experiments.data import Batch
+    from experiments.diffusion import Objective
+    from routing import Draws, Routing
+
+
+class Capture:
+    """Calls the model, hands the objective its prediction, and keeps the rest of what it said.
+
+    Args:
+        net: The model, or its data-parallel wrapper.
+    """
+
+    def __init__(self, net: Any) -> None:
+        self.net = net
+        self.output: Output
+        self.input: Tensor
+
+    def __call__(self, x: Tensor, t: Tensor, **cond: Any) -> Tensor:
+        """Return the prediction."""
+        self.input, self.output = x, self.net(x, t, **cond, return_output=True)
+        return self.output.sample
+
+
+def training_loss(
+    net: Any,
+    model: Backbone,
+    objective: Objective,
+    batch: Batch,
+    draws: Draws,
+    routing: Routing | None,
+    train: TrainConfig,
+    encode: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Return the mean loss of one piece of the global batch.
+
+    Args:
+        net: What is called: the model, or its data-parallel wrapper.
+        model: The model itself.
+        objective: Corruption, target and weights.
+        batch: Clean data and conditions.
+        draws: This step's random numbers for these samples: streams `sigma`, `noise`, `drop`.
+        routing: What to do about routes.
+        train: Label drop and the kind of loss.
+        encode: REPA's frozen encoder, (B, C, H, W) -> (B, N, E).
+    """
+    time = objective.times(draws)
+    noise = draws.normal("noise", tuple(batch.x.shape[1:]))
+    capture = Capture(net)
+    cond = conditions(model, batch, draws, train.label_drop)
+    terms = objective.loss(capture, batch.x, noise, time, **cond, routing=routing).float()
+    loss = reduce(terms, capture, model, train)
+    output = capture.output
+    if encode is not None and output.aligned is not None and output.aligned_layout is not None:
+        found = output.aligned_layout
+        loss = loss + train.align_weight * alignment_loss(
+            output.aligned.float(), encode(batch.x), found.ids
+        )
+    return loss
+
+
+def conditions(model: Backbone, batch: Batch, draws: Draws, share: float) -> dict[str, Any]:
+    """Return labels or captions, a `share` of them dropped for classifier-free guidance."""
+    if not (model.num_classes or model.prefix):
+        return {}
+    drop = draws.uniform("drop", 1)[:, 0] < share
+    cond = drop_condition(model, batch.y, drop)
+    if model.prefix:
+        cond |= {"text": batch.text, "text_drop": drop}
+    return cond
+
+
+def reduce(terms: Tensor, capture: Capture, model: Backbone, train: TrainConfig) -> Tensor:
+    """Return the scalar of a loss map (B, C, H, W), given what became of the tokens."""
+    output, grid, patch = capture.output, model.grid, model.size.patch
+    if output.kept is not None:
+        # Tokens were dropped for good: they are not denoised, and with a decoder reconstructed
+        # instead (MaskDiT).
+        kept = output.kept.expand(len(terms), -1)
+        if model.decoder is None:
+            return masked_mean(terms, pixel_mask(kept, grid, patch))
+        guess, seen = output.sample[:, : capture.input.shape[1]].float(), capture.input.float()
+        # A patch of one value has no variance to normalise by.
+        error = patch_error(guess, seen, patch, normalise=patch * patch * seen.shape[1] > 1)
+        return maskdit_loss(terms, error, ~kept, grid, train.mae_weight)
+    if train.loss == "ensemble" and output.inner:
+        dropped = [~layout.mask() for layout in output.inner]
+        return ensemble_loss([terms] * len(dropped), dropped, grid, train.mae_weight)
+    return terms.mean()

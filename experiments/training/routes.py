@@ -1,0 +1,174 @@
+"""Which route a step takes, in what model, at what cost (no torch until a step is taken)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from backbones.sizes import parse_size
+from routing.route import Route, RouteError, Segment
+
+if TYPE_CHECKING:
+    from backbones.cost import Cost
+    from experiments.config.schema import Config
+    from routing import Draws, Routing, Selection
+
+
+# Frozen encoders that REPA can align to, and the width of their features (`alignment.py`).
+ENCODERS = {
+    "random": 64, "probe": 96,
+    "dinov2-vits14": 384, "dinov2-vitb14": 768, "dinov2-vitl14": 1024,
+}  # fmt: skip
+
+
+class TrainingRoutes:
+    """The routes of one run over its steps.
+
+    Args:
+        config: The run.
+        model: The arguments of `backbones.create`; None works them out from the data's facts.
+    """
+
+    def __init__(self, config: Config, model: dict[str, Any] | None = None) -> None:
+        self.config, self.options, self.depth = config, config.routing, config.depth
+        self._model = model
+        self._macs: dict[str, float] = {}
+
+    @property
+    def selection(self) -> Selection:
+        """How the tokens that stay are chosen."""
+        from routing.selection import Selection
+
+        return Selection(self.options.selection, self.options.shared, self.options.block)
+
+    def training(self, draws: Draws, progress: float) -> Routing | None:
+        """Return what the step at `progress` (0 at the first, below 1 at the last) does."""
+        return self.options.routing(progress, draws, self.depth)
+
+    def macs(self, progress: float) -> float:
+        """Return the forward MACs of one image at `progress`: a mean where an end is drawn."""
+        route = self.options.at(progress, self.depth)
+        key = str(route)
+        if key not in self._macs:
+            if self._model is None:
+                from experiments.data.facts import facts
+
+                self._model = model_arguments(self.config, facts(self.config.data))
+            self._macs[key] = float(run_cost(self.config, self._model, route).macs_routed)
+        return self._macs[key]
+
+
+def first_route(config: Config) -> Route:
+    """Return the first resolved route of a run that is not `none`.
+
+    It is what the banner, the costs, a learned span and routed guidance refer to.
+    """
+    from routing.schedule import RouteSchedule
+
+    return RouteSchedule.parse(config.route).resolve(config.depth).first
+
+
+def model_arguments(config: Config, info: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `backbones.create` for a run on data with this `info`."""
+    channels, height, width = info["shape"]
+    # Keys that are null in the YAML take the family's or the size's own value.
+    options = {k: v for k, v in config.backbone.items() if v is not None}
+    return {
+        **options,
+        "size": config.size,
+        "in_channels": channels,
+        "input_size": [height, width],
+        "num_classes": info["num_classes"] if config.task == "class" else 0,
+        "text": info["text"] if config.task == "text" else None,
+        "learn_sigma": bool(config.objective.get("learn_sigma", False)),
+        **learned_parts(config),
+    }
+
+
+def learned_parts(config: Config) -> dict[str, Any]:
+    """Return the arguments of what a variant adds: SPRINT's fusion, a router, REPA's projector."""
+    parts: dict[str, Any] = {}
+    if config.routing.learned != "none":
+        key = {"fuse": "fuse", "router": "router"}[config.routing.learned]
+        parts[key] = str(first_route(config))
+    if config.train.encoder != "none" and config.backbone.get("align") is None:
+        width = int(config.backbone.get("width") or parse_size(config.size).width)
+        # REPA aligns its eighth block of 24 or 28, and the fourth of 12.
+        parts["align"] = {
+            "block": max(0, min(8, config.depth // 3) - 1),
+            "channels": ENCODERS[config.train.encoder],
+            "hidden": min(2048, 4 * width),
+        }
+    return parts
+
+
+def run_cost(config: Config, model: dict[str, Any], route: Route | None = None) -> Cost:
+    """Return `backbones.cost.cost` for a run; with a drawn end the routed MACs are their mean.
+
+    Args:
+        config: The run.
+        model: The arguments of `backbones.create` (a model's `config`).
+        route: A resolved route; None takes the run's first one.
+    """
+    from backbones.cost import cost
+
+    options = config.routing
+    if route is None:
+        # Routed never, though the model has what a routed one has: SPRINT's dense fine-tune.
+        route = Route() if options.off_after == 0 else first_route(config)
+
+    def counted(of: Route) -> Cost:
+        return cost(**model, route=of, reinsert=options.reinsert, remove=options.remove)
+
+    full = counted(route)
+    if not options.random_end or not route:
+        return full
+    # Segments save independently of each other, and every end is as likely.
+    ends = [
+        (counted(Route((Segment(s.start, end, s.rate),))), s.end - s.start + 1)
+        for s in route.segments
+        for end in range(s.start, s.end + 1)
+    ]
+    saved = sum((full.macs_dense - one.macs_routed) / count for one, count in ends)
+    lean = sum(
+        (full.macs_dense_no_attention - one.macs_routed_no_attention) / count
+        for one, count in ends
+    )
+    return dataclasses.replace(
+        full,
+        macs_routed=round(full.macs_dense - saved),
+        macs_routed_no_attention=round(full.macs_dense_no_attention - lean),
+    )
+
+
+def check_routing(config: Config) -> None:
+    """Refuse routes and routing options that the model cannot have, before torch is imported.
+
+    Raises:
+        UserError: One sentence.
+    """
+    from experiments.data.facts import facts
+
+    _, height, width = facts(config.data)["shape"]
+    patch = parse_size(config.size).patch
+    name = f"{config.backbone['name']}-{config.size}"
+    config.routing.check(config.depth, (height // patch, width // patch), name)
+    _check_align(config)
+
+
+def _check_align(config: Config) -> None:
+    from backbones.cost import ALIGN
+
+    given, encoder = config.backbone.get("align"), config.train.encoder
+    if not given:
+        return
+    if encoder == "none":
+        raise RouteError(
+            "backbone.align projects to an encoder's features and train.encoder=none has none; "
+            f"name one of {' '.join(ENCODERS)}"
+        )
+    channels = given.get("channels", ALIGN["channels"])
+    if channels != ENCODERS[encoder]:
+        raise RouteError(
+            f"backbone.align.channels={channels}: {encoder} has {ENCODERS[encoder]} features"
+        )

@@ -1,0 +1,329 @@
+"""Route tokens past the blocks of a model that knows nothing of routing.
+
+    attached = routing.attach(model.transformer_blocks, "2-8@0.5")
+    ...                        # train as before; evaluation is dense
+    attached.remove()          # no trace is left
+
+or, for as long as a `with` lasts, `with routing.attach(vit, "auto"): ...`. Handing over the model
+instead of its list of blocks also tells the grid and the prefix.
+
+The work is done in hooks on the blocks. The hook before a route's first block gathers the tokens
+that stay and keeps the rest; the one after its last block puts them back. Per-token arguments
+(rotary tables) are gathered with them; text that joins the attention in an argument of its own is
+never routed. Recomputation under activation checkpointing finds the subset of its own pass. The
+hooks themselves are never compiled: `torch.compile` breaks its graph there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from routing.attached.calls import (
+    MASKS,
+    SHARED,
+    AttachError,
+    Call,
+    Signature,
+    batchless,
+    image_place,
+    rows,
+    write_output,
+)
+from routing.attached.passes import Pass, Passes
+from routing.attached.supported import (
+    geometry,
+    needs_prefix,
+    refuse_positional,
+    refuse_unknown_prefix,
+)
+from routing.layout import Layout
+from routing.moves import Move
+from routing.rng import Draws
+from routing.route import Route, keep_count
+from routing.selection import Selection
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch.utils.hooks import RemovableHandle
+
+__all__ = ["AttachError", "Attached", "attach"]
+
+_FREE = ("random", "stride")  # need no grid
+_WHOLE_GRAPH = "routing.attach moves tokens between compiled graphs; leave fullgraph=True out"
+WHEN = ("training", "always", "never")
+
+
+def attach(
+    blocks: nn.Module | Sequence[nn.Module],
+    route: str | Route,
+    *,
+    grid: tuple[int, int] | None = None,
+    selection: str | Selection = "random",
+    prefix: int | None = None,
+    seed: int = 0,
+    when: str = "training",
+    extra: Sequence[str] = (),
+) -> Attached:
+    """Route tokens past blocks of somebody else's model.
+
+    Args:
+        blocks: The list of blocks, several joined into one (`[*m.transformer_blocks,
+            *m.single_transformer_blocks]`), or a diffusers or timm model that has them.
+        route: Which blocks are skipped, counted in that list.
+        grid: Rows and columns of tokens; needed by `rows`, `columns`, `blocks` and `quad`, and
+            known if a model was handed over.
+        selection: How the tokens that stay are chosen. A plain name is shared by the batch where
+            the model's rotary tables are, else per sample; a `Selection` is taken as it is.
+        prefix: Tokens before the image's that are never routed (class and register tokens, text
+            in the same sequence); needed where neither the model nor a call of it tells.
+        seed: Of the draws; with the number of the pass and the sample's index it fixes a subset.
+        when: `training` routes while the blocks are in training mode, `always` in evaluation
+            too, `never` keeps the hooks silent.
+        extra: Names of block arguments with one row for each token, besides rotary tables.
+
+    Returns:
+        The attachment, also a context manager.
+
+    Raises:
+        AttachError: If the blocks mix tokens by position, or grid or prefix are needed and unknown.
+        RouteError: If the route does not fit the blocks.
+    """
+    found, whole = None, False
+    if isinstance(blocks, nn.Module) and not isinstance(blocks, nn.ModuleList | nn.Sequential):
+        blocks, found, inferred = geometry(blocks)
+        whole = True
+        prefix = inferred if prefix is None else prefix
+    members = list(blocks)
+    resolved = Route.parse(route).resolve(len(members), "the list")
+    for i in resolved.sparse_blocks:
+        refuse_positional(members[i])
+    if prefix is None and not whole and any(needs_prefix(block) for block in members):
+        raise AttachError(
+            "the number of class and register tokens before the image's is unknown; hand over the "
+            "model instead of its blocks, or say prefix=1 (prefix=0 if there are none)"
+        )
+    return Attached(
+        members,
+        resolved,
+        found if grid is None else grid,
+        selection,
+        prefix,
+        seed,
+        when,
+        extra,
+        whole,
+    )
+
+
+class Attached:
+    """Routing that is attached to a list of blocks; made by `attach`.
+
+    Attributes:
+        when: When tokens are routed: `training`, `always` or `never`.
+        ids: Explicit raster ids of the tokens that stay, one tensor for each segment, instead of
+            drawing them; None draws.
+        inner: Layouts of the latest routed pass, one for each segment: `.ids` stayed.
+    """
+
+    def __init__(
+        self,
+        blocks: list[nn.Module],
+        route: Route,
+        grid: tuple[int, int] | None,
+        selection: str | Selection,
+        prefix: int | None,
+        seed: int,
+        when: str,
+        extra: Sequence[str],
+        whole: bool,
+    ) -> None:
+        self.route, self.grid, self.prefix, self.seed = route, grid, prefix or 0, seed
+        self._told, self._whole = prefix is not None, whole
+        self.automatic = isinstance(selection, str)
+        self.selection = Selection(selection) if isinstance(selection, str) else selection
+        self.when = when
+        self.ids: Sequence[Tensor] | None = None
+        self.inner: tuple[Layout, ...] = ()
+        if when not in WHEN:
+            raise AttachError(f"when {when!r}: expected one of {', '.join(WHEN)}")
+        if grid is None and self.selection.mode not in _FREE:
+            raise AttachError(
+                f"selection {self.selection.mode} needs the grid of tokens; "
+                "say grid=(rows, columns)"
+            )
+        if self.selection.mode == "unsorted":
+            raise AttachError("selection unsorted shuffles scans, and these blocks have none")
+        self._signatures = [Signature(block, extra) for block in blocks]
+        self._starts = {segment.start: k for k, segment in enumerate(route.segments)}
+        self._inside = {
+            i: k for k, s in enumerate(route.segments) for i in range(s.start, s.end + 1)
+        }
+        self._passes = Passes()
+        self._handles: list[RemovableHandle] = []
+        for i, block in enumerate(blocks):
+            # A compiler would specialise on the block and the pass, and run some hooks eagerly
+            # and others not; outside of its graphs, all of them are the same.
+            before = torch.compiler.disable(partial(self._before, i), reason=_WHOLE_GRAPH)
+            after = torch.compiler.disable(partial(self._after, i), reason=_WHOLE_GRAPH)
+            self._handles.append(block.register_forward_pre_hook(before, with_kwargs=True))
+            self._handles.append(block.register_forward_hook(after, with_kwargs=True))
+
+    def remove(self) -> None:
+        """Take all hooks off again and forget everything."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._passes = Passes()
+        self.when = "never"  # for copies of the model that still hold the hooks
+
+    @property
+    def step(self) -> int:
+        """Number of the next routed pass; set it to go on where an interrupted run was."""
+        return self._passes.step
+
+    @step.setter
+    def step(self, value: int) -> None:
+        self._passes.step = int(value)
+
+    def __enter__(self) -> Attached:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def __deepcopy__(self, _: dict) -> Attached:
+        # A copy of the model (an EMA) shares the attachment: it is dense in evaluation, and
+        # removing the attachment silences the copy's hooks too.
+        return self
+
+    @contextmanager
+    def mode(self, when: str) -> Iterator[Attached]:
+        """Route at other times for as long as a `with` lasts.
+
+        Args:
+            when: `training`, `always` or `never`.
+        """
+        before, self.when = self.when, when
+        try:
+            yield self
+        finally:
+            self.when = before
+
+    def _before(
+        self, i: int, block: nn.Module, args: tuple, kwargs: dict[str, Any]
+    ) -> tuple[tuple, dict[str, Any]] | None:
+        """Hook before block `i`: gather where a route starts, and tables inside it."""
+        call = Call(self._signatures[i], args, kwargs)
+        routed = self.when == "always" or (self.when == "training" and block.training)
+        now = self._passes.enter(i, call.tokens, routed)
+        if now is None:
+            return None
+        if now.open is not None and i > self.route.segments[now.open].end:
+            now.late[i] = now.open  # this pass left the route's last block out
+        if i in now.late:
+            now.open = now.late[i]
+            call.tokens = now.close(call.tokens)
+        if i in self._starts:
+            k = now.open = self._starts[i]
+            if k not in now.moves:
+                self._decide(now, k, call, block)
+            now.bypass[k] = call.tokens
+            call.tokens = now.moves[k].take(call.tokens)
+        inside = self._inside.get(i)
+        if inside is not None and inside in now.moves:
+            came, kept = call.tokens.shape[1], now.moves[inside].kept
+            if came != kept:
+                raise AttachError(
+                    f"{came} tokens come into block {i} where {kept} are in the route; the model "
+                    "changes its sequence inside the route, so end it before that block"
+                )
+            self._gather_tables(now, inside, call)
+        return call.args, call.kwargs
+
+    def _after(
+        self, i: int, block: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any
+    ) -> Any:
+        """Hook after block `i`: put the tokens back where a route ends."""
+        now, k = self._passes.current(), self._inside.get(i)
+        if now is None or k not in now.moves or i != self.route.segments[k].end:
+            return None
+        now.open = k
+        place = image_place(output, Call(self._signatures[i], args, kwargs))
+        tokens = output if place is None else output[place]
+        return write_output(output, place, now.close(tokens))
+
+    def _decide(self, now: Pass, k: int, call: Call, block: nn.Module) -> None:
+        """Decide which tokens stay in segment `k` of a pass."""
+        x = call.tokens
+        batch, tokens = x.shape[0], x.shape[1] - self.prefix
+        grid = self.grid
+        if not self._told:
+            refuse_unknown_prefix(block, call, grid, self._whole)
+        if grid is None or grid[0] * grid[1] != tokens:
+            if self.selection.mode not in _FREE:
+                raise AttachError(
+                    f"{tokens} tokens come in where grid={grid} has another number; say the grid "
+                    "of tokens of this input, grid=(rows, columns)"
+                )
+            grid = (1, tokens)
+        for name in MASKS:
+            if call.get(name) is not None:
+                raise AttachError(f"{name} is over all tokens, and only some are in the route")
+        outer = Layout(grid, prefix=self.prefix, device=x.device)
+        shared = self._shared(call, batch, tokens)
+        if self.ids is not None:
+            ids = self.ids[k]
+            if shared and ids.dim() > 1 and ids.shape[0] > 1:
+                raise AttachError(SHARED)
+        else:
+            index = torch.arange(batch, device=x.device) + _rank() * batch
+            keep = keep_count(tokens, self.route.segments[k].rate)
+            draws = Draws(self.seed, now.step, index)
+            ids = replace(self.selection, shared=shared).ids(draws, k, grid, keep)
+        inner = now.layouts[k] = outer.subset(ids)
+        assert inner.ids is not None
+        now.moves[k] = outer.move_to(inner)
+        now.rows[k] = Move(inner.ids, tokens)
+        self.inner = tuple(now.layouts.values())
+
+    def _shared(self, call: Call, batch: int, tokens: int) -> bool:
+        """Whether the batch has to share its subset, for the sake of tables that it shares."""
+        lengths = call.lengths(tokens, self.prefix)
+        tables = [call.get(name) for name in call.signature.tables]
+        must = batch > 1 and any(
+            batchless(table, lengths, batch, call.signature.heads)
+            for table in tables
+            if table is not None
+        )
+        if must and not self.automatic and not self.selection.shared:
+            raise AttachError(SHARED)
+        return must or self.selection.shared
+
+    def _gather_tables(self, now: Pass, k: int, call: Call) -> None:
+        move = now.rows[k]
+        for name in call.signature.tables:
+            table = call.get(name)
+            if table is None:
+                continue
+            seen, gathered = now.tables.get((k, name), (None, None))
+            if seen is not table:
+                batch = call.tokens.shape[0]
+                lengths = call.lengths(move.length, self.prefix)
+                gathered = rows(table, move, lengths, batch, call.signature.heads)
+                now.tables[k, name] = table, gathered
+            call.put(name, gathered)
+
+
+def _rank() -> int:
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return 0
+    return distributed.get_rank()

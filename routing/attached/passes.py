@@ -1,0 +1,221 @@
+"""Which forward pass a hook belongs to, also when activation checkpointing runs it again.
+
+In a recomputation, blocks run once more during the backward pass, alone or in groups, in reverse,
+perhaps for several passes that are waiting for their gradients. A checkpoint keeps the input of its
+first block, so the storage of that tensor identifies the pass; the blocks behind it in the same
+group follow in order. Compilers must not trace any of this: they would specialise on it.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from routing.attached.calls import AttachError
+from routing.layout import Layout
+from routing.moves import Move
+
+_REMEMBERED = 4096  # block inputs; an entry is a weak reference and at most two passes
+_WAITING = 8  # passes without gradients yet; more than one is already ambiguous
+_KEPT = "routing.attach"
+
+
+@dataclass(eq=False)
+class Pass:
+    """What one forward pass decided.
+
+    Attributes:
+        step: Its number, among the routed ones.
+        routed: Whether tokens are routed in it.
+        grads: Whether it ran with gradients.
+        last: Last block that it entered.
+        open: The segment that is open.
+        task: The backward pass that runs it again; None in the forward pass.
+        replayed: Whether some of it was run again.
+        finished: Whether it was run again before a later pass began.
+        moves: The gather of each segment, prefix included.
+        rows: The same for tables of the grid's tokens.
+        layouts: Who stayed in each segment.
+        bypass: All tokens at the start of the segment that is open.
+        kept: The same of segments that were closed, for as long as autograd's graph lives.
+        after: Which block came after each; a model may leave some out.
+        late: Blocks before which a segment was closed, as its last block was left out.
+        tables: Gathered tables, beside what they were gathered from.
+    """
+
+    step: int
+    routed: bool
+    grads: bool
+    last: int = -1
+    open: int | None = None
+    task: int | None = None
+    replayed: bool = False
+    finished: bool = False
+    moves: dict[int, Move] = field(default_factory=dict)
+    rows: dict[int, Move] = field(default_factory=dict)
+    layouts: dict[int, Layout] = field(default_factory=dict)
+    bypass: dict[int, Tensor] = field(default_factory=dict)
+    kept: dict[int, weakref.ref[Tensor]] = field(default_factory=dict)
+    after: dict[int, int] = field(default_factory=dict)
+    late: dict[int, int] = field(default_factory=dict)
+    tables: dict[tuple, tuple[Any, Any]] = field(default_factory=dict)
+
+    def close(self, tokens: Tensor) -> Tensor:
+        """End the open segment: put its tokens back among the others, `(B, T, D)`.
+
+        Args:
+            tokens: The tokens that stayed, `(B, K, D)`.
+
+        Raises:
+            AttachError: If this is a recomputation and the others are gone.
+        """
+        k, self.open = self.open, None
+        assert k is not None
+        base = self.bypass.pop(k, None)
+        self.tables.clear()
+        if base is None and k in self.kept:
+            # A recomputation of a group of blocks that begins inside the route.
+            base = self.kept[k]()
+        if base is None:
+            raise AttachError(
+                "activation checkpointing recomputes the end of a route without its beginning, and "
+                "the tokens that skipped are gone, as no gradient goes through them; checkpoint "
+                "each block by itself"
+            )
+        out = self.moves[k].put(base, tokens)
+        node: Any = out.grad_fn
+        if self.task is None and node is not None:
+            # The node lives as long as a backward pass may ask for a recomputation, no longer.
+            node.metadata[_KEPT] = base
+            self.kept[k] = weakref.ref(base)
+        return out
+
+    @property
+    def waits(self) -> bool:
+        """Whether a backward pass through it may still come."""
+        alive = not self.kept or any(ref() is not None for ref in self.kept.values())
+        return (self.grads or self.routed) and not self.finished and alive
+
+
+class Passes:
+    """The passes of one attachment, by thread (one for each replica) and by block input.
+
+    Attributes:
+        step: Number of the next routed pass.
+    """
+
+    def __init__(self) -> None:
+        self.step = 0
+        self._forward: dict[int, Pass] = {}
+        self._replay: dict[int, Pass] = {}
+        self._seen: OrderedDict[tuple[int, int], tuple[StorageWeakRef, list[Pass]]] = OrderedDict()
+        self._waiting: list[Pass] = []
+
+    def enter(self, i: int, x: Tensor, routed: bool) -> Pass | None:
+        """Return the pass that block `i` is being run for; None if it routes nothing.
+
+        Args:
+            i: Index of the block.
+            x: The block's input.
+            routed: Whether a pass that begins here routes tokens.
+        """
+        if recomputing():
+            now = self._recompute(i, x)
+        else:
+            now = self._advance(i, routed)
+            self._remember(x, now)
+        if now is None:
+            return None
+        now.last = i
+        return now if now.routed else None
+
+    def current(self) -> Pass | None:
+        """Return the pass that the calling thread is in; None if it routes nothing."""
+        now = (self._replay if recomputing() else self._forward).get(threading.get_ident())
+        return now if now is not None and now.routed else None
+
+    def _advance(self, i: int, routed: bool) -> Pass:
+        """Continue the thread's pass, or begin one where the blocks begin again."""
+        thread = threading.get_ident()
+        now = self._forward.get(thread)
+        if now is None or i <= now.last:
+            now = self._forward[thread] = Pass(self.step, routed, torch.is_grad_enabled())
+            self._replay.pop(thread, None)  # a recomputation may stop early and keep its tokens
+            for key in [key for key, (ref, _) in self._seen.items() if ref.expired()]:
+                del self._seen[key]  # nobody can recompute from an input that is gone
+            if now.grads or routed:
+                again = any(p.replayed for p in self._waiting)
+                for p in self._waiting:
+                    # A dense pass keeps nothing that says whether its graph is still there.
+                    p.finished = p.replayed or (again and not p.kept)
+                waiting = [p for p in self._waiting if p.waits]
+                self._waiting = [*waiting[1 - _WAITING :], now]
+            self.step += routed
+        else:
+            now.after[now.last] = i
+        return now
+
+    def _remember(self, x: Tensor, now: Pass) -> None:
+        """Note that a pass got this input; dense passes too, as they are recomputed densely."""
+        key, ref = _address(x)
+        _, before = self._seen.pop(key, (ref, []))
+        others = [p for p in before if p is not now and p.waits]
+        self._seen[key] = ref, [*others[-1:], now]
+        if len(self._seen) > _REMEMBERED:
+            self._seen.popitem(last=False)
+
+    def _recompute(self, i: int, x: Tensor) -> Pass | None:
+        """Find the pass that is being run again."""
+        thread, task = threading.get_ident(), torch._C._current_graph_task_id()
+        found = self._find(x)
+        now = self._replay.get(thread)
+        if found is None and now is not None and now.task == task and i == now.after.get(now.last):
+            return now  # the next block of the same group
+        if found is None:
+            waiting = [p for p in self._waiting if p.waits]
+            if len(waiting) > 1:
+                raise AttachError(
+                    "a block is recomputed from a copy of its input while several passes wait for "
+                    "their gradients; call backward after each pass"
+                )
+            if not waiting:
+                return None
+            found = waiting[0]
+        if not found.grads and torch.is_grad_enabled():
+            raise AttachError(
+                "reentrant activation checkpointing loses the gradient of tokens that skip; use "
+                "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+            )
+        found.replayed = True
+        self._replay[thread] = replace(found, open=None, task=task, bypass={}, tables={})
+        return self._replay[thread]
+
+    def _find(self, x: Tensor) -> Pass | None:
+        """Return the pass that got this very tensor as the input of a block, if any did."""
+        key, ref = _address(x)
+        _, passes = self._seen.get(key, (ref, []))
+        waiting = [p for p in passes if p.waits]
+        if len(waiting) > 1:
+            raise AttachError(
+                "a block is recomputed whose input several passes share that wait for their "
+                "gradients; call backward after each pass, or give each a copy of the input"
+            )
+        return waiting[0] if waiting else passes[-1] if passes else None
+
+
+def _address(x: Tensor) -> tuple[tuple[int, int], StorageWeakRef]:
+    """Return what identifies a tensor's memory for as long as the weak reference is held."""
+    ref = StorageWeakRef(x.untyped_storage())
+    return (ref.cdata, int(x.storage_offset())), ref
+
+
+def recomputing() -> bool:
+    """Whether this runs inside a backward pass."""
+    return torch._C._current_graph_task_id() != -1

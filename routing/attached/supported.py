@@ -1,0 +1,156 @@
+"""Which foreign models and blocks tokens can be routed past, and where their image tokens begin."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from torch import Tensor, nn
+
+from routing.attached.calls import AttachError, Call, inner
+
+_COUNTED = ("transformer_blocks", "single_transformer_blocks")
+# Blocks behind all others, for a class token that joins the sequence only there.
+_CLASS_ONLY = ("blocks_token_only", "cls_attn_blocks")
+_EMBEDDINGS = ("patch_embed", "pos_embed", "x_embedder")
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Unfold, nn.Upsample)
+# Layers of MLP-Mixer, ResMLP and gMLP whose input features are the tokens.
+_OVER_TOKENS = ("mlp_tokens", "linear_tokens", "tokens_mlp", "token_mix", "token_mixing")
+_TELL = "prefix=N if N text or class tokens come before the image's, prefix=0 if none do"
+
+
+def refuse_positional(block: nn.Module) -> None:
+    """Refuse a block that mixes tokens by their place in the sequence or image.
+
+    Args:
+        block: The block.
+
+    Raises:
+        AttachError: If it has convolutions over tokens, pooling, windows, a table of relative
+            positions or a linear layer over tokens: none of them has a meaning for a subset of
+            the tokens. Or if a second sequence runs beside the tokens.
+    """
+    whole = inner(block)
+    if hasattr(whole, "attn_in") and hasattr(whole, "attn_out"):
+        raise AttachError(
+            f"{type(whole).__name__} carries a second sequence, of pixels inside every token "
+            "(TNT), which cannot skip with it; attach to blocks of plain attention and MLPs"
+        )
+    for path, module in whole.named_modules():
+        what = None
+        if isinstance(module, _CONVOLUTIONS) and max(module.kernel_size) > 1:
+            what = "a convolution"
+        elif isinstance(module, _POOLS):
+            what = "pooling"
+        elif any(_positive(getattr(module, key, None)) for key in ("window_size", "shift_size")):
+            what = "attention in windows"
+        elif any(
+            getattr(module, key, None) is not None
+            for key in ("relative_position_bias_table", "rel_pos_bias", "rel_pos", "rel_pos_h")
+        ):
+            what = "a table of relative positions"
+        elif (
+            path.rpartition(".")[2] in _OVER_TOKENS or type(module).__name__ == "SpatialGatingUnit"
+        ):
+            what = "a linear layer over tokens"
+        if what is not None:
+            where = f"{type(whole).__name__}{'.' + path if path else ''}"
+            raise AttachError(
+                f"{where} is {what}, which mixes tokens by position; attach to blocks of plain "
+                "attention and MLPs"
+            )
+
+
+def _positive(value: Any) -> bool:
+    values = value if isinstance(value, tuple | list) else (value,)
+    return any(isinstance(v, int) and not isinstance(v, bool) and v > 0 for v in values)
+
+
+def geometry(
+    model: nn.Module,
+) -> tuple[list[nn.Module], tuple[int, int] | None, int | None]:
+    """Return a known model's blocks, its grid of tokens and its number of prefix tokens.
+
+    Args:
+        model: A diffusers transformer (`transformer_blocks`, then `single_transformer_blocks`) or
+            a timm transformer (`blocks`).
+
+    Returns:
+        Blocks, grid and prefix, None for what the model does not say.
+
+    Raises:
+        AttachError: If it has no list of blocks by those names, or further ones.
+    """
+    name = type(inner(model)).__name__
+    counted = [key for key in _COUNTED if isinstance(getattr(model, key, None), nn.ModuleList)]
+    blocks = [block for key in counted for block in getattr(model, key)]
+    prefix = None
+    if not blocks and isinstance(getattr(model, "blocks", None), nn.Module):
+        counted = ["blocks"]
+        blocks = list(model.blocks.children())  # type: ignore[union-attr, operator]
+        prefix = getattr(model, "num_prefix_tokens", None)
+        if any(hasattr(model, key) for key in _CLASS_ONLY):
+            prefix = 0
+    if not blocks:
+        raise AttachError(f"{name} has no list of blocks that is known; attach to the list itself")
+    for key, child in inner(model).named_children():
+        more = isinstance(child, nn.ModuleList) and len(child) and key not in _CLASS_ONLY
+        if more and key not in counted and re.search("(blocks|layers|refiner)$", key):
+            raise AttachError(
+                f"{name} has {key} beside {' and '.join(counted)}, so block numbers would not say "
+                f"which are meant; attach to one list, with {_TELL}"
+            )
+    return blocks, _grid(model), prefix if prefix is None else int(prefix)
+
+
+def _grid(model: nn.Module) -> tuple[int, int] | None:
+    for key in _EMBEDDINGS:
+        embed = getattr(model, key, None)
+        grid = getattr(embed, "grid_size", None)
+        if isinstance(grid, tuple) and len(grid) == 2:
+            return int(grid[0]), int(grid[1])
+        height, width = getattr(embed, "height", None), getattr(embed, "width", None)
+        if isinstance(height, int) and isinstance(width, int):
+            return height, width
+    return None
+
+
+def needs_prefix(block: nn.Module) -> bool:
+    """Whether the block comes from a library whose sequences usually begin with a class token.
+
+    Args:
+        block: The block.
+    """
+    return type(inner(block)).__module__.startswith("timm.")
+
+
+def refuse_unknown_prefix(
+    block: nn.Module, call: Call, grid: tuple[int, int] | None, whole: bool
+) -> None:
+    """Refuse a call in which text may be in front of the image in the same sequence.
+
+    Args:
+        block: The first block of a route, whose prefix nobody told.
+        call: Its call.
+        grid: Rows and columns of the image's tokens, if known.
+        whole: Whether a model was handed over, which is then expected to tell.
+
+    Raises:
+        AttachError: If there are not as many tokens as in the grid, or nothing says how many of
+            them are the image's.
+    """
+    if isinstance(call.get(call.signature.text), Tensor):
+        return  # text has an argument of its own
+    tokens, name = call.tokens.shape[1], call.signature.name
+    if grid is not None and grid[0] * grid[1] != tokens:
+        raise AttachError(
+            f"{tokens} tokens come into {name} where the grid {grid[0]}x{grid[1]} has "
+            f"{grid[0] * grid[1]}; say {_TELL}"
+        )
+    single = "Single" in name and type(inner(block)).__module__.startswith("diffusers.")
+    if grid is None and (whole or single):
+        raise AttachError(
+            f"how many of the {tokens} tokens that come into {name} are the image's is unknown; "
+            f"say {_TELL}"
+        )

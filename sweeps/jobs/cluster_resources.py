@@ -1,0 +1,169 @@
+"""Where a sweep runs: one YAML file per cluster (by name or path), `cluster.KEY=...`.
+
+`kind` is slurm, local or debug. Everything a Slurm site needs (partition, account, time, GPUs,
+constraint) stands in that one file; `extra` passes any other sbatch option through.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from routing.errors import suggest
+from sweeps.errors import SweepError
+
+FOLDER = Path(__file__).parents[1] / "resources"
+KINDS = ("slurm", "local", "debug")
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one run gets. `gpus` and `tasks` are per node; a task is one process of the run."""
+
+    name: str
+    kind: str
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    exclude: str | None = None
+    nodes: int = 1
+    tasks: int = 1
+    gpus: int = 0
+    cpus: int = 1
+    memory_gb: float | None = None
+    time: str = "4:00:00"
+    signal_s: int = 180
+    throttle: int = 16
+    workers: int = 1
+    tflops: float | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    scales: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def minutes(self) -> int:
+        """The time limit in whole minutes."""
+        return minutes(self.time)
+
+
+def names() -> list[str]:
+    """Return the names of the resource files that come with the project."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def load(name: str, scale: str = "tiny", overrides: Mapping[str, str] | None = None) -> Resources:
+    """Read resources by name or path, with a scale's section and `cluster.KEY=VALUE`.
+
+    Raises:
+        SweepError: No such file, an unknown key, or a value of the wrong type or range.
+    """
+    path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
+    if not path.is_file():
+        known = names()
+        raise SweepError(
+            f"no cluster {name!r}; expected a .yaml file or one of {', '.join(known)}"
+            f"{suggest(name, known)}"
+        )
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise SweepError(f"resources {path}: not YAML ({' '.join(str(error).split())})") from None
+    if not isinstance(raw, dict):
+        raise SweepError(
+            f"resources {path}: expected a mapping with keys such as kind, partition, time"
+        )
+    scales = raw.get("scales") or {}
+    section = (scales.get(scale) or {}) if isinstance(scales, dict) else None
+    if not isinstance(section, dict):
+        raise SweepError(f"resources {path.stem}: scales must map tiny, small, paper to mappings")
+    typed = {k: yaml.safe_load(v) if k not in _TEXT else v for k, v in (overrides or {}).items()}
+    values = {**raw, **section, **typed}
+    known = [f.name for f in dataclasses.fields(Resources) if f.name != "name"]
+    for key in values:
+        if key not in known:
+            raise SweepError(
+                f"resources {path.stem}: unknown key {key!r}; "
+                f"expected {', '.join(known)}{suggest(key, known)}"
+            )
+    if values.get("kind") is None:
+        raise SweepError(f"resources {path.stem}: kind is missing; expected slurm, local or debug")
+    # A file of the user's is remembered by its place, for a retry from another folder.
+    name = str(path.resolve()) if path.parent != FOLDER else path.stem
+    return _checked(Resources(name=name, **{k: v for k, v in values.items() if v is not None}))
+
+
+def again(values: Mapping[str, Any], overrides: Mapping[str, str]) -> Resources:
+    """Return the resources of an earlier submission, with `cluster.KEY=VALUE` overrides."""
+    known = {f.name for f in dataclasses.fields(Resources)}
+    for key in overrides:
+        if key not in known:
+            raise SweepError(f"unknown key cluster.{key}{suggest(key, known)}")
+    typed = {k: yaml.safe_load(v) if k not in _TEXT else v for k, v in overrides.items()}
+    return _checked(Resources(**{k: v for k, v in values.items() if k in known} | typed))
+
+
+_TEXT = ("partition", "account", "qos", "constraint", "exclude", "time")
+_WHOLE = {"nodes": 1, "tasks": 1, "gpus": 0, "cpus": 1, "signal_s": 5, "throttle": 1, "workers": 1}
+_SAFE = re.compile(r"[\w.,:&|*@\-\[\]()/ +=%]+\Z")
+
+
+def _checked(found: Resources) -> Resources:
+    where = f"resources {found.name}"
+    if found.kind not in KINDS:
+        raise SweepError(f"{where}: kind={found.kind!r}; expected slurm, local or debug")
+    for key, least in _WHOLE.items():
+        value = getattr(found, key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise SweepError(
+                f"{where}: {key}={value!r}; expected a whole number of at least {least}"
+            )
+    for key in ("memory_gb", "tflops"):
+        value = getattr(found, key)
+        if value is not None and (not isinstance(value, int | float) or not 0 < value < math.inf):
+            raise SweepError(f"{where}: {key}={value!r}; expected a number above 0")
+    for key in _TEXT:
+        value = getattr(found, key)
+        if value is not None and not _SAFE.match(str(value)):
+            raise SweepError(f"{where}: {key}={value!r} has characters that no sbatch option has")
+    if not isinstance(found.extra, Mapping) or not all(
+        re.match(r"[a-z][a-z0-9-]*\Z", str(k)) and _SAFE.match(str(v))
+        for k, v in found.extra.items()
+    ):
+        raise SweepError(
+            f"{where}: extra must map sbatch's long options to plain values, "
+            "such as {mail-type: END}"
+        )
+    if found.minutes * 60 <= found.signal_s:
+        raise SweepError(
+            f"{where}: signal_s={found.signal_s} is not shorter than time={found.time}; "
+            "a run would be told to stop as it starts"
+        )
+    return found
+
+
+def minutes(time: str) -> int:
+    """Return minutes of Slurm's time formats: `90` (minutes), `4:00:00`, `2-00:00:00`, `1-12`.
+
+    Raises:
+        SweepError: It is none of them.
+    """
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", str(time).strip())
+    if match is None:
+        raise SweepError(
+            f"time={time!r}; expected minutes, hours:minutes:seconds or days-hours:minutes:seconds"
+        )
+    days, a, b, c = match.groups()
+    if days is not None:
+        seconds = int(days) * 86400 + int(a) * 3600 + int(b or 0) * 60 + int(c or 0)
+    elif c is not None:
+        seconds = int(a) * 3600 + int(b) * 60 + int(c)
+    else:
+        seconds = int(a) * 60 + int(b or 0)
+    return max(1, math.ceil(seconds / 60))

@@ -1,0 +1,57 @@
+"""A copy of the code beside the sweep, so that a requeued job runs what was submitted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from experiments.runtime.files import atomic_write, code_commit
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("routing", "backbones", "experiments", "sweeps", "analysis")
+_SKIP = {"__pycache__", ".ipynb_checkpoints", "notebooks", ".mypy_cache", ".ruff_cache"}
+
+
+def files(root: Path = ROOT) -> Iterator[Path]:
+    """Yield the files of the five packages below `root`, relative to it, in a fixed order."""
+    for package in PACKAGES:
+        for folder, folders, names in os.walk(root / package):
+            folders[:] = sorted(f for f in folders if f not in _SKIP)
+            for name in sorted(names):
+                if not name.endswith((".pyc", ".so.tmp", "~")):
+                    yield (Path(folder) / name).relative_to(root)
+
+
+def take(where: Path, root: Path = ROOT) -> Path:
+    """Copy the code to `where/<hash of its content>` unless it is there, and return that folder.
+
+    Args:
+        where: Folder that holds the snapshots.
+        root: Folder that holds the packages.
+    """
+    listed = list(files(root))
+    digest = hashlib.sha256()
+    for path in listed:
+        content = (root / path).read_bytes()
+        digest.update(f"{path}\0{len(content)}\0".encode())
+        digest.update(content)
+    target = where / digest.hexdigest()[:12]
+    if (target / "snapshot.json").is_file():
+        return target
+    building = where / f".{target.name}-{os.getpid()}"
+    shutil.rmtree(building, ignore_errors=True)
+    for path in listed:
+        (building / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(root / path, building / path)
+    facts = {"commit": code_commit(root), "hash": target.name, "time": time.time()}
+    atomic_write(building / "snapshot.json", json.dumps(facts, indent=1))
+    try:
+        building.rename(target)
+    except OSError:  # the same code was copied by another shell in the meantime
+        shutil.rmtree(building, ignore_errors=True)
+    return target

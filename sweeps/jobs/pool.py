@@ -1,0 +1,216 @@
+"""Workers on this machine: at most `workers` runs at once, each with a GPU of its own.
+
+The pool is one process that outlives the shell that started it. Its lock tells whether it lives;
+TERM makes it hand TERM to its runs, which save and stop.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.runtime.command import environment_of_jobs
+from experiments.runtime.files import atomic_write
+from sweeps.errors import SweepError
+from sweeps.jobs import run_folder, sweep_lock
+from sweeps.jobs.cluster_resources import Resources
+from sweeps.jobs.job import REQUEUE
+from sweeps.jobs.submit import job_of, python_path
+from sweeps.jobs.sweep_folder import Sweep
+from sweeps.planning.plan import Run
+
+
+def start(
+    sweep: Sweep, runs: Sequence[Run], resources: Resources, code: Path, batch: str, cwd: Path
+) -> dict[str, str]:
+    """Start a pool for `runs` and return ids by run; it goes on when this process ends.
+
+    Raises:
+        SweepError: The resources ask for more than a pool can give.
+    """
+    if resources.nodes > 1 or resources.tasks > 1:
+        raise SweepError(
+            "cluster=local gives a run one process; for several GPUs per run use "
+            "torchrun experiments/run.py, for several nodes cluster=slurm"
+        )
+    gpus = visible_gpus() if resources.gpus else []
+    if resources.gpus and len(gpus) < resources.workers * resources.gpus:
+        raise SweepError(
+            f"cluster.workers={resources.workers} with cluster.gpus={resources.gpus} needs "
+            f"{resources.workers * resources.gpus} GPUs, {len(gpus)} are visible; "
+            f"try cluster.workers={max(1, len(gpus) // resources.gpus)}"
+        )
+    folder = sweep.path / "pools" / batch
+    folder.mkdir(parents=True)
+    files = {}
+    for run in runs:
+        job = job_of(sweep, run, code, batch, cwd, resources)
+        atomic_write(folder / f"{run.name}.json", json.dumps(job.__dict__))
+        files[run.name] = str(folder / f"{run.name}.json")
+    share = [
+        gpus[i * resources.gpus : (i + 1) * resources.gpus] if resources.gpus else None
+        for i in range(resources.workers)
+    ]
+    atomic_write(
+        folder / "pool.json", json.dumps({"jobs": files, "workers": share, "logs": str(sweep.logs)})
+    )
+    environment = environment_of_jobs() | {"PYTHONPATH": python_path(code)}
+    # Side by side the runs share the cores; `train.threads` and OMP_NUM_THREADS say otherwise.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, (cores or 1) // resources.workers)))
+    with (folder / "pool.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sweeps.jobs.pool", str(folder)], cwd=code, env=environment,
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    process.returncode = 0  # it outlives this command on purpose: no warning about that
+    _until_alive(folder)
+    return {run.name: f"{batch}/{run.name}" for run in runs}
+
+
+def _until_alive(folder: Path) -> None:
+    end = time.monotonic() + 60
+    while not (folder / "state.json").is_file():
+        if time.monotonic() > end:
+            raise SweepError(f"the pool did not start; see {folder / 'pool.log'}")
+        time.sleep(0.02)
+
+
+def visible_gpus() -> list[str]:
+    """Return the GPUs that this shell may use, as CUDA_VISIBLE_DEVICES names them (no torch)."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [g for g in named.split(",") if g.strip()]
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    found = [line for line in done.stdout.splitlines() if line.startswith("GPU")]
+    return [str(i) for i in range(len(found))]
+
+
+def states(sweep: Sweep, batch: str) -> dict[str, str]:
+    """Return PENDING, RUNNING or ENDED of a pool's runs, by run; {} if the pool is gone."""
+    folder = sweep.path / "pools" / batch
+    if not sweep_lock.is_held(folder / "lock"):
+        return {}
+    return {k: str(v) for k, v in run_folder.read(folder / "state.json").get("runs", {}).items()}
+
+
+def cancel(sweep: Sweep, batch: str, runs: Sequence[str]) -> None:
+    """Take runs out of a pool: those that wait leave its queue, those that run get TERM."""
+    folder = sweep.path / "pools" / batch
+    for run in runs:
+        atomic_write(folder / f"{run}.cancel", "")
+
+
+class Pool:
+    """The queue and its workers, inside the pool's own process."""
+
+    def __init__(self, folder: Path) -> None:
+        values = run_folder.read(folder / "pool.json")
+        self.folder = folder
+        self.jobs: dict[str, str] = values["jobs"]
+        self.logs = Path(values["logs"])
+        self.workers: list[list[str] | None] = values["workers"]
+        self.queue = deque(self.jobs)
+        self.live: dict[str, subprocess.Popen[bytes]] = {}
+        self.ended: set[str] = set()
+        self.stopping = False
+        self.guard = threading.RLock()
+
+    def write(self) -> None:
+        """Write who runs and who waits."""
+        found = {run: "PENDING" for run in self.queue} | {run: "RUNNING" for run in self.live}
+        found |= {run: "ENDED" for run in self.ended if run not in found}
+        atomic_write(self.folder / "state.json", json.dumps({"pid": os.getpid(), "runs": found}))
+
+    def run(self) -> None:
+        """Work until the queue is empty or TERM has come."""
+        signal.signal(signal.SIGTERM, self._stop)
+        self.write()
+        threads = [
+            threading.Thread(target=self._work, args=(gpus,), daemon=True) for gpus in self.workers
+        ]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            self._cancel()
+            time.sleep(0.2)
+        self.write()
+
+    def _stop(self, _number: int, _frame: Any) -> None:
+        # No lock in a handler: the flag is read by the main loop.
+        self.stopping = True
+
+    def _cancel(self) -> None:
+        with self.guard:
+            wanted = (
+                list(self.jobs) if self.stopping else [p.stem for p in self.folder.glob("*.cancel")]
+            )
+            for run in wanted:
+                (self.folder / f"{run}.cancel").unlink(missing_ok=True)
+                if run in self.queue:
+                    self.queue.remove(run)
+                    self.ended.add(run)
+                elif run in self.live and run not in self.ended:
+                    self.live[run].send_signal(signal.SIGTERM)
+                    self.ended.add(run)
+            if wanted:
+                self.write()
+
+    def _work(self, gpus: list[str] | None) -> None:
+        while True:
+            with self.guard:
+                if not self.queue:
+                    return
+                run = self.queue.popleft()
+                process = self._begin(run, gpus)
+                self.live[run] = process
+                self.write()
+            code = process.wait()
+            with self.guard:
+                del self.live[run]
+                if code == REQUEUE and run not in self.ended:
+                    self.queue.append(run)
+                else:
+                    self.ended.add(run)
+                self.write()
+
+    def _begin(self, run: str, gpus: list[str] | None) -> subprocess.Popen[bytes]:
+        environment = environment_of_jobs()
+        if gpus is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        self.logs.mkdir(parents=True, exist_ok=True)
+        name = f"{self.folder.name}_{run}"
+        with (
+            (self.logs / f"{name}.out").open("ab") as out,
+            (self.logs / f"{name}.err").open("ab") as err,
+        ):
+            return subprocess.Popen(
+                [sys.executable, "-u", "-m", "sweeps.jobs.job", self.jobs[run]],
+                env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+            )  # fmt: skip
+
+
+def main() -> int:
+    """Be the pool of the folder on the command line."""
+    folder = Path(sys.argv[1])
+    with sweep_lock.held(folder / "lock", 1.0, "another pool"):
+        Pool(folder).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,192 @@
+"""A sweep on disk: `<runs>/.sweeps/<grid>/`, readable from any shell, later, without a database.
+
+sweep.json        the runs: name, overrides, folder, steps            (rewritten whole)
+batches.jsonl     what was submitted: intent, then ids, times, code   (appended)
+attempts/*.jsonl  per run: every start and end, by the jobs           (appended)
+logs/             what the jobs printed
+outputs/          of commands that are no training run
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from experiments.runtime.files import atomic_write
+from sweeps.errors import SweepError
+from sweeps.jobs import run_folder
+from sweeps.planning.plan import Run
+
+FRUITLESS = 3  # attempts that start from the same step before a run is given up
+
+
+@dataclass
+class Batch:
+    """One submission: which runs, where, and the ids they got (none if it was cut off)."""
+
+    name: str
+    cluster: str
+    kind: str
+    runs: list[str]
+    time: float
+    code: str
+    resources: dict[str, Any] = field(default_factory=dict)
+    note: str = ""
+    ids: dict[str, str] = field(default_factory=dict)
+
+
+class Sweep:
+    """The folder of one grid below one folder of runs."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        self.root = root
+        self.name = name
+        self.path = root / ".sweeps" / name
+
+    @property
+    def lock(self) -> Path:
+        """The lock of all sweeps below one folder of runs: two grids may share a run."""
+        return self.root / ".sweeps" / "lock"
+
+    @property
+    def logs(self) -> Path:
+        """Where the jobs' output goes."""
+        return self.path / "logs"
+
+    def exists(self) -> bool:
+        """Whether anything was launched here."""
+        return (self.path / "sweep.json").is_file()
+
+    def runs(self) -> dict[str, Run]:
+        """Return the runs of every launch so far, by name."""
+        values = run_folder.read(self.path / "sweep.json").get("runs", {})
+        if not isinstance(values, dict):
+            raise SweepError(f"{self.path / 'sweep.json'} is damaged; launch the grid again")
+        return {name: Run.from_dict(run) for name, run in values.items()}
+
+    def add(self, title: str, runs: Iterable[Run]) -> None:
+        """Write runs into the sweep's file; a name that is there gets the new one's steps."""
+        known = self.runs() | {run.name: run for run in runs}
+        values = {"format": 1, "title": title, "runs": {n: r.to_dict() for n, r in known.items()}}
+        atomic_write(self.path / "sweep.json", json.dumps(values, indent=1))
+
+    def batches(self) -> list[Batch]:
+        """Return the submissions in order, each with its ids if they were written."""
+        found: dict[str, Batch] = {}
+        for line in lines(self.path / "batches.jsonl"):
+            name = line.get("batch")
+            if not isinstance(name, str):
+                continue
+            if "runs" in line:
+                batch = _batch(name, line)
+                if batch is not None:
+                    found[name] = batch
+            elif name in found and _texts(line.get("ids", {})):
+                found[name].ids.update(line.get("ids", {}))
+                found[name].note = str(line.get("note", found[name].note))
+        return list(found.values())
+
+    def intend(self, batch: Batch) -> None:
+        """Note a submission before it is made, so that the queue tells of one that is cut off."""
+        values = {k: v for k, v in batch.__dict__.items() if k not in ("name", "ids", "note")}
+        append(self.path / "batches.jsonl", {"batch": batch.name, **values})
+
+    def submitted(self, batch: str, ids: Mapping[str, str], note: str = "") -> None:
+        """Note the ids that runs of a submission got."""
+        append(self.path / "batches.jsonl", {"batch": batch, "ids": dict(ids), "note": note})
+
+    def attempts(self, run: str) -> Attempts:
+        """Return the record of a run's starts and ends."""
+        return Attempts(self.path / "attempts" / f"{run}.jsonl")
+
+
+class Attempts:
+    """Starts and ends of one run, appended by its jobs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return all events, oldest first."""
+        return [
+            line
+            for line in lines(self.path)
+            if isinstance(line.get("event"), str) and isinstance(line.get("time"), int | float)
+        ]
+
+    def note(self, event: str, **values: Any) -> None:
+        """Append an event with the time."""
+        append(self.path, {"event": event, "time": time.time(), **values})
+
+    def fruitless(self, step: int) -> int:
+        """Count the last starts that began at `step` too, since the last retry by hand."""
+        count = 0
+        for event in reversed(self.events()):
+            if event["event"] == "retry":
+                break
+            if event["event"] == "start":
+                if event.get("step") != step:
+                    break
+                count += 1
+        return count
+
+
+def all_sweeps(root: Path) -> list[Sweep]:
+    """Return the sweeps below a folder of runs."""
+    return [Sweep(root, p.parent.name) for p in sorted((root / ".sweeps").glob("*/sweep.json"))]
+
+
+def _batch(name: str, line: Mapping[str, Any]) -> Batch | None:
+    """Return the submission that a line notes, or None if something else stands there."""
+    values = [line.get(key) for key in ("cluster", "kind", "code")]
+    runs, when, resources = line["runs"], line.get("time"), line.get("resources", {})
+    good = isinstance(runs, list) and all(isinstance(text, str) for text in [*runs, *values])
+    if not (good and isinstance(when, int | float) and isinstance(resources, dict)):
+        return None
+    return Batch(name, line["cluster"], line["kind"], runs, when, line["code"], resources)
+
+
+def _texts(values: object) -> bool:
+    return isinstance(values, dict) and all(isinstance(v, str) for v in values.values())
+
+
+def lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects of a file that may be growing: a half-written line is passed over."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return
+    for line in content.splitlines():
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(values, dict):
+            yield values
+
+
+def append(path: Path, values: Mapping[str, Any]) -> None:
+    """Append one JSON line in a single write, flushed to disk.
+
+    Raises:
+        OSError: The disk is full.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = (json.dumps(values) + "\n").encode()
+    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        end = os.lseek(fd, 0, os.SEEK_END)
+        if end and os.pread(fd, 1, end - 1) != b"\n":
+            # A writer died inside its line: ours must not become the rest of it.
+            data = b"\n" + data
+        if os.write(fd, data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        os.fsync(fd)
+    finally:
+        os.close(fd)

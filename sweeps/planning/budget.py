@@ -1,0 +1,141 @@
+"""What runs cost, and the steps at which dense and routed meet at equal cost (no torch here).
+
+At equal FLOPs a routed run gets `steps * dense / routed` steps (forward MACs of one image; backward
+is twice the forward for both; what REPA's frozen encoder adds is not counted). At equal hours it is
+`steps * speed / speed of the dense run`, from speeds that runs measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from routing.errors import suggest
+from sweeps.errors import SweepError
+from sweeps.jobs import run_folder
+from sweeps.jobs.cluster_resources import Resources
+from sweeps.planning.plan import Budget, Plan
+
+if TYPE_CHECKING:
+    from backbones.cost import Cost
+    from experiments.config.schema import Config
+
+WAYS = ("steps", "flops", "hours")
+# What only says how tokens are routed, dropped, masked or aligned: without it a run is dense.
+_TREATMENT = (
+    "route=",
+    "routing.",
+    "train.loss=",
+    "train.mae_weight=",
+    "train.encoder=",
+    "train.align_weight=",
+    "backbone.decoder",
+    "backbone.align",
+)
+
+
+def costs(config: Config) -> Cost:
+    """Return the `backbones.cost.Cost` of a run, with its way of removing tokens."""
+    from experiments.data.facts import facts
+    from experiments.training.routes import model_arguments, run_cost
+
+    return run_cost(config, model_arguments(config, facts(config.data)))
+
+
+def training_macs(config: Config) -> float:
+    """Return the forward MACs of a whole run, schedules of the route included."""
+    from experiments.training.routes import TrainingRoutes
+
+    routes, steps = TrainingRoutes(config), config.train.steps
+    routing = config.routing
+    plain = routing.schedule == "constant" and routing.off_after >= 1 and "/" not in config.route
+    # A schedule is smooth: a thousand points of it are its mean.
+    points = 1 if plain else min(steps, 1000)
+    per_image = sum(routes.macs(i / points) for i in range(points)) / points
+    return per_image * config.train.batch * steps
+
+
+def budget(way: str) -> Budget | None:
+    """Return what gives a cell its steps, None for equal steps.
+
+    Raises:
+        SweepError: `way` is none of steps, flops, hours.
+    """
+    if way not in WAYS:
+        raise SweepError(f"--compare-at {way}: expected steps, flops or hours{suggest(way, WAYS)}")
+    return {"steps": None, "flops": _flops, "hours": _hours}[way]
+
+
+def dense_of(words: Sequence[str]) -> Config:
+    """Return the dense run that a run of these words is compared with."""
+    from experiments.config.schema import load
+
+    return load([w for w in words if not w.startswith(_TREATMENT)] + ["route=none"])
+
+
+def _flops(config: Config, words: Sequence[str]) -> int:
+    # A decoder or an aligned block is part of what a method costs, not of the dense run.
+    dense = costs(dense_of(words)).macs_dense
+    per_step = training_macs(config) / config.train.steps / config.train.batch
+    return max(1, round(config.train.steps * dense / per_step))
+
+
+def _hours(config: Config, words: Sequence[str]) -> int | None:
+    dense = dense_of(words)
+    if dense.name == config.name:
+        return None
+    found = []
+    for one in (config, dense):
+        measured = run_folder.speed(Path(config.paths.runs) / one.name)
+        if measured is None:
+            raise SweepError(
+                f"--compare-at hours needs the measured speed of {one.name}: "
+                "first run the same sweep for a few steps (train.steps=50); "
+                "the longer runs go on from there"
+            )
+        found.append(measured)
+    return max(1, round(config.train.steps * found[0] / found[1]))
+
+
+def estimate(made: Plan, resources: Resources) -> list[str]:
+    """Return what the runs of a plan will cost, one line each and their sum."""
+    lines, total = [], 0.0
+    for run in made.runs:
+        config = made.configs.get(run.name)
+        if config is None:
+            lines.append(f"{run.name}  {run.label}")
+            continue
+        flops = 6 * training_macs(
+            config
+        )  # forward and backward are three forwards; 2 FLOPs per MAC
+        total += flops
+        cost = costs(config)
+        share = (
+            ""
+            if config.resolved_route == "none"
+            else f", {cost.speedup:.2f}x fewer per image than dense"
+        )
+        lines.append(
+            f"{run.name}  {run.label}  {config.train.steps} steps  {big(cost.params)} parameters  "
+            f"{big(flops)}FLOPs{share}{_hours_text(flops, resources)}"
+        )
+    if total:
+        lines.append(f"together: {big(total)}FLOPs{_hours_text(total, resources)}")
+    return lines
+
+
+def _hours_text(flops: float, resources: Resources) -> str:
+    if resources.tflops is None:
+        return ""
+    hours = flops / (resources.tflops * 1e12) / 3600
+    return f", about {hours:.3g} GPU hours at {resources.tflops:g} TFLOP/s"
+
+
+def big(value: float) -> str:
+    """Return a number with a decimal prefix: 130.3 M, 1.2 E."""
+    for unit in ("", "k", "M", "G", "T", "P", "E", "Z"):
+        if abs(value) < 999.5 or unit == "Z":
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    raise AssertionError("unreachable")

@@ -1,0 +1,210 @@
+"""A grid: one YAML file per table or figure, expanded to cells.
+
+    title: Route placement (TREAD, Fig. 8)
+    makes: [figure route_placement]
+    base: {backbone: dit}                 # overrides of every cell
+    cells: [{route: none}, {route: 2-8}]  # rows that vary together (optional)
+    axes: {train.lr: [1e-3, 1e-4]}        # product (optional)
+    zip: {size: [S, B], train.lr: [1, 2]} # columns of equal length (optional)
+    seeds: [0]
+    fits: [route]                         # a cell whose route does not fit the depth is left out
+    scales:                               # merged over the above for `scale=...`
+      paper: {base: {size: B/2}}
+      tiny: {refused: "why this grid makes no sense at this scale"}
+    stages:                               # later stages start from the runs of an earlier one
+      - {name: finetune, of: train, where: {route: auto}, base: {init: "{parent}", route: none}}
+      - {name: score, of: train, command: evaluate, args: ["{parent}", --samples, "500"]}
+
+Cells are `cells x zip x axes`, once per seed; seeds are the outermost loop, so a sweep that is cut
+short has whole tables of fewer seeds rather than a part of one table.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from routing.errors import suggest
+from sweeps.errors import SweepError
+from sweeps.planning.overrides import Typed, same, show
+from sweeps.planning.stages import (
+    GRID_KEYS,
+    SCALES,
+    STAGE_KEYS,
+    Stage,
+    applied,
+    read,
+    refuse_unknown,
+)
+
+FOLDER = Path(__file__).parents[1] / "grids"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A grid as its file says it; `stages(scale)` merges the section of one scale."""
+
+    name: str
+    raw: Mapping[str, Any]
+    path: Path
+
+    @property
+    def title(self) -> str:
+        """The table or figure in words."""
+        return str(self.raw.get("title", self.name))
+
+    @property
+    def makes(self) -> list[str]:
+        """The tables and figures of `analysis` that read these runs."""
+        return [str(item) for item in self.raw.get("makes", [])]
+
+    def stages(self, scale: str) -> list[Stage]:
+        """Return the stages at `scale`, the first one made of the file's top level.
+
+        Raises:
+            SweepError: The scale is unknown, or the grid refuses it and says why.
+        """
+        if scale not in SCALES:
+            raise SweepError(f"scale={scale}: expected {', '.join(SCALES)}{suggest(scale, SCALES)}")
+        first = {k: v for k, v in self.raw.items() if k in STAGE_KEYS}
+        raws = [{"name": first.get("command", "train"), **first}, *self.raw.get("stages", [])]
+        stages = [stage for raw in raws if (stage := read(self.name, raw, scale)) is not None]
+        seen: set[str] = set()
+        for stage in stages:
+            if stage.name in seen:
+                raise SweepError(
+                    f"grid {self.name}: two stages are named {stage.name!r}; rename one"
+                )
+            if stage.of is not None and stage.of not in seen:
+                raise SweepError(
+                    f"grid {self.name}: stage {stage.name!r} is of {stage.of!r}, "
+                    f"which is no earlier stage; earlier are {', '.join(sorted(seen)) or 'none'}"
+                )
+            seen.add(stage.name)
+        return stages
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One thing to run: an entry point, its overrides, and what sets it apart."""
+
+    stage: str
+    entry: str
+    args: tuple[str, ...]
+    overrides: Mapping[str, Any]
+    varies: Mapping[str, Any]
+    trains: bool = True
+    fits: tuple[str, ...] = ()
+    parent: int | None = None  # index of the cell whose run this one starts from
+
+    @property
+    def label(self) -> str:
+        """What sets the cell apart, as typed on a command line."""
+        text = " ".join(f"{k}={show(v)}" for k, v in self.varies.items())
+        return text if self.stage == "train" else f"{self.stage}: {text}".rstrip(": ")
+
+
+def names() -> list[str]:
+    """Return the names of the grids that come with the project."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def load(name: str) -> Grid:
+    """Read the grid `name`, or the YAML file at the path `name`.
+
+    Raises:
+        SweepError: There is no such grid, or its file is not one.
+    """
+    path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
+    if not path.is_file():
+        known = names()
+        raise SweepError(
+            f"no grid {name!r}; expected a .yaml file or one of {', '.join(known)}"
+            f"{suggest(name, known)}"
+        )
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise SweepError(f"grid {path}: not YAML ({' '.join(str(error).split())})") from None
+    if not isinstance(raw, dict):
+        raise SweepError(f"grid {path}: expected a mapping with keys such as base, axes, seeds")
+    refuse_unknown(path.stem, raw, GRID_KEYS)
+    return Grid(path.stem, raw, path)
+
+
+def expand(
+    grid: Grid, scale: str = "tiny", user: Mapping[str, Sequence[Any]] | None = None
+) -> list[Cell]:
+    """Expand a grid at a scale, with a user's overrides, to cells (not checked yet).
+
+    Args:
+        grid: From `load`.
+        scale: tiny, small or paper.
+        user: Values by key: they replace an axis (or `seed`), pick rows of `cells` and `zip`,
+        become a new
+            axis if there are several, and an override of every cell otherwise.
+
+    Raises:
+        SweepError: A value picks no row, the grid refuses the scale, or nothing is left.
+    """
+    try:
+        raw = grid.stages(scale)
+    except SweepError:
+        raise
+    except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
+        raise SweepError(
+            f"grid {grid.name}: a value has the wrong type ({error}); the grids that come with "
+            "the project show what stands where"
+        ) from None
+    # What other commands take is not for training: `samples=100`, `w=1.5`.
+    theirs = {key for stage in raw if not stage.trains for key in stage.set_keys()} - {"seed"}
+    ours = {key for stage in raw if stage.trains for key in stage.set_keys()}
+    stages = [applied(grid.name, stage, user or {}, theirs - ours) for stage in raw]
+    cells: list[Cell] = []
+    for stage in stages:
+        parents: list[int | None] = [None]
+        if stage.of is not None:
+            parents = [
+                i for i, c in enumerate(cells) if c.stage == stage.of and _matches(c, stage.where)
+            ]
+            if not parents and not user:
+                raise SweepError(
+                    f"grid {grid.name}: stage {stage.name!r} has no parent at scale {scale}"
+                )
+        for parent in parents:
+            base = dict(cells[parent].overrides) if parent is not None and stage.trains else {}
+            inherited = dict(cells[parent].varies) if parent is not None else {}
+            for varies in _rows(stage):
+                start = {"scale": Typed(scale)} if stage.trains else {}
+                overrides = {**start, **base, **stage.base, **varies}
+                cells.append(
+                    Cell(stage.name, stage.entry, stage.args, overrides, {**inherited, **varies},
+                         stage.trains, stage.fits, parent)
+                )  # fmt: skip
+    if not cells:
+        raise SweepError(f"grid {grid.name}: no cell is left at scale {scale} with these overrides")
+    return cells
+
+
+def _rows(stage: Stage) -> Iterator[dict[str, Any]]:
+    """Yield what varies, seeds outermost."""
+    columns = list(zip(*stage.zip.values(), strict=True)) or [()]
+    for seed in stage.seeds if stage.seeds is not None else (None,):
+        for row, column in itertools.product(stage.cells, columns):
+            for values in itertools.product(*stage.axes.values()):
+                varies = {**row, **dict(zip(stage.zip, column, strict=True))}
+                varies |= dict(zip(stage.axes, values, strict=True))
+                yield varies if seed is None else {**varies, "seed": seed}
+
+
+def _matches(cell: Cell, where: Mapping[str, Any]) -> bool:
+    for key, want in where.items():
+        wanted = want if isinstance(want, list) else [want]
+        if not any(same(cell.overrides.get(key), value) for value in wanted):
+            return False
+    return True

@@ -1,0 +1,198 @@
+"""One layer of a grid at one scale: what its YAML says, and what a user's words make of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from routing.errors import suggest
+from sweeps.errors import SweepError
+from sweeps.planning.overrides import same, show
+
+SCALES = ("tiny", "small", "paper")
+ENTRIES = {
+    "train": "experiments.run:main",
+    "evaluate": "experiments.evaluate:main",
+    "bench": "experiments.bench:main",
+    "analysis": "analysis.analysis_command:main",
+}
+STAGE_KEYS = frozenset(
+    [
+        "name",
+        "command",
+        "entry",
+        "args",
+        "base",
+        "cells",
+        "axes",
+        "zip",
+        "seeds",
+        "fits",
+        "scales",
+        "of",
+        "where",
+        "refused",
+    ]
+)
+GRID_KEYS = STAGE_KEYS | {"title", "makes", "note", "stages"}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One layer of a grid at one scale, with everything merged."""
+
+    name: str
+    entry: str
+    args: tuple[str, ...] = ()
+    base: Mapping[str, Any] = field(default_factory=dict)
+    cells: tuple[Mapping[str, Any], ...] = ({},)
+    axes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    zip: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    seeds: tuple[int, ...] | None = None
+    fits: tuple[str, ...] = ()
+    of: str | None = None
+    where: Mapping[str, Any] = field(default_factory=dict)
+    trains: bool = True  # a cell is a run folder's training rather than another command
+
+    def set_keys(self) -> set[str]:
+        """Return the keys that the stage sets."""
+        return {key for row in (*self.cells, self.base, self.axes, self.zip) for key in row}
+
+
+def read(grid: str, raw: Any, scale: str) -> Stage | None:
+    """Merge one stage's section for `scale`; None if a later stage is not part of this scale."""
+    if not isinstance(raw, dict):
+        raise SweepError(f"grid {grid}: a stage must be a mapping, got {raw!r}")
+    refuse_unknown(grid, raw, STAGE_KEYS if raw.get("name") != "train" else GRID_KEYS)
+    sections = raw.get("scales") or {}
+    refuse_unknown(grid, sections, frozenset(SCALES))
+    section = sections.get(scale) or {}
+    refuse_unknown(grid, section, STAGE_KEYS)
+    merged = {**raw, **section}
+    for key in ("base", "axes"):
+        both = {**(raw.get(key) or {}), **(section.get(key) or {})}
+        merged[key] = {k: v for k, v in both.items() if v is not None}
+    if merged.get("refused"):
+        if raw.get("of"):
+            return None
+        raise SweepError(f"grid {grid} has no scale {scale}: {merged['refused']}")
+    axes = {k: _values(grid, k, v) for k, v in merged["axes"].items()}
+    zipped = {k: _values(grid, k, v) for k, v in (merged.get("zip") or {}).items()}
+    if len({len(v) for v in zipped.values()}) > 1:
+        lengths = ", ".join(f"{k} {len(v)}" for k, v in zipped.items())
+        raise SweepError(f"grid {grid}: zip needs columns of one length, got {lengths}")
+    rows = merged.get("cells") or [{}]
+    if not isinstance(rows, list) or not all(isinstance(r, dict) for r in rows):
+        raise SweepError(f"grid {grid}: cells must be a list of mappings such as {{route: 2-8}}")
+    command = merged.get("command", "train")
+    if command not in ENTRIES and not (command == "call" and merged.get("entry")):
+        raise SweepError(
+            f"grid {grid}: command {command!r}; expected {', '.join(ENTRIES)}, "
+            f"or call with an entry module:function{suggest(str(command), ENTRIES)}"
+        )
+    seeds = merged.get("seeds")
+    if seeds is None and raw.get("of") is None and command == "train":
+        seeds = [0]
+    return Stage(
+        name=str(raw.get("name", command)),
+        entry=_entry(grid, merged.get("entry") or ENTRIES[command]),
+        args=tuple(str(a) for a in merged.get("args") or ()),
+        base=merged["base"],
+        cells=tuple(rows),
+        axes=axes,
+        zip=zipped,
+        seeds=None if seeds is None else tuple(int(s) for s in seeds),
+        fits=tuple(merged.get("fits") or ()),
+        of=raw.get("of"),
+        where=merged.get("where") or {},
+        trains=command == "train",
+    )
+
+
+def _entry(grid: str, text: Any) -> str:
+    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", str(text)):
+        raise SweepError(
+            f"grid {grid}: entry {text!r}; expected module:function, such as {ENTRIES['train']}"
+        )
+    return str(text)
+
+
+def _values(grid: str, key: str, values: Any) -> tuple[Any, ...]:
+    if not isinstance(values, list) or not values:
+        raise SweepError(f"grid {grid}: axis {key} must be a list of values, got {values!r}")
+    return tuple(values)
+
+
+def refuse_unknown(grid: str, raw: Any, keys: frozenset[str]) -> None:
+    """Raise a `SweepError` if `raw` is no mapping or has a key that is not in `keys`."""
+    if not isinstance(raw, dict):
+        raise SweepError(
+            f"grid {grid}: expected a mapping with keys {', '.join(sorted(keys))}, got {raw!r}"
+        )
+    for key in raw:
+        if key not in keys:
+            raise SweepError(
+                f"grid {grid}: unknown key {key!r}; expected {', '.join(sorted(keys))}"
+                f"{suggest(key, keys)}"
+            )
+
+
+def applied(grid: str, stage: Stage, user: Mapping[str, Sequence[Any]], theirs: set[str]) -> Stage:
+    """Return the stage with a user's values; `theirs` are keys of other commands alone."""
+    base, axes, cells, zipped = dict(stage.base), dict(stage.axes), stage.cells, dict(stage.zip)
+    seeds = stage.seeds
+    for key, values in user.items():
+        if key == "seed" and seeds is not None:
+            seeds = tuple(int(show(v)) for v in values)
+        elif key in axes:
+            axes[key] = tuple(values)
+        elif "." in key and _picks_nothing(cells, key, values):
+            # An option such as sampler.steps=5 is set in every row; backbone=... picks rows.
+            cells = tuple({k: v for k, v in row.items() if k != key} for row in cells)
+            base, axes = _set(base, axes, key, values)
+        elif key in {k for row in cells for k in row}:
+            picked = tuple(r for r in cells if key not in r or any(same(r[key], v) for v in values))
+            missing = [v for v in values if not any(same(r.get(key), v) for r in cells)]
+            _picked(grid, key, missing, [r[key] for r in cells if key in r])
+            cells = picked
+        elif key in zipped:
+            missing = [v for v in values if not any(same(z, v) for z in zipped[key])]
+            _picked(grid, key, missing, list(zipped[key]))
+            rows = [i for i, z in enumerate(zipped[key]) if any(same(z, v) for v in values)]
+            zipped = {k: tuple(column[i] for i in rows) for k, column in zipped.items()}
+        elif key not in base and (stage.of is not None or key in theirs or _elsewhere(stage, key)):
+            continue  # it says nothing to this command, or is inherited from the parent
+        else:
+            base, axes = _set(base, axes, key, values)
+    return Stage(stage.name, stage.entry, stage.args, base, cells, axes, zipped, seeds, stage.fits,
+                 stage.of, stage.where, stage.trains)  # fmt: skip
+
+
+def _picks_nothing(cells: Sequence[Mapping[str, Any]], key: str, values: Sequence[Any]) -> bool:
+    have = [row[key] for row in cells if key in row]
+    return bool(have) and not any(same(value, v) for value in have for v in values)
+
+
+def _set(
+    base: dict[str, Any], axes: dict[str, tuple[Any, ...]], key: str, values: Sequence[Any]
+) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
+    if len(values) > 1:
+        return {k: v for k, v in base.items() if k != key}, {**axes, key: tuple(values)}
+    return {**base, key: values[0]}, axes
+
+
+def _elsewhere(stage: Stage, key: str) -> bool:
+    # Where training puts its run folders is nothing that another command knows.
+    return not stage.trains and key == "paths.runs"
+
+
+def _picked(grid: str, key: str, missing: Sequence[Any], known: Sequence[Any]) -> None:
+    if missing:
+        options = list(dict.fromkeys(show(v) for v in known))
+        word = show(missing[0])
+        raise SweepError(
+            f"grid {grid}: {key}={word} is in none of its cells; expected {', '.join(options)}"
+            f"{suggest(word, options)}"
+        )
