@@ -20,6 +20,7 @@ PACKAGES = (
     "routing",
     "backbones",
     "experiments.diffusion",
+    "experiments.sampling",
     "experiments.data",
     "experiments.metrics",
     "analysis",
