@@ -31,7 +31,7 @@ def job(cfg: object) -> str:
     from hydra.core.hydra_config import HydraConfig
 
     from experiments.config import help_text
-    from experiments.config.schema import load
+    from experiments.config.compose import load
 
     overrides = [text for text in HydraConfig.get().overrides.task if not text.startswith("hydra")]
     here = os.getpid() == _sweeping
@@ -66,7 +66,7 @@ def _check(words: list[str]) -> None:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    from experiments.config.schema import load
+    from experiments.config.compose import load
 
     if any(word.startswith("hydra/sweeper") for word in words):
         return

@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
         from experiments.multirun import multirun
 
         return multirun(argv)
-    from experiments.config.schema import load
+    from experiments.config.compose import load
 
     config = load(argv)
     if config.dry:

@@ -123,7 +123,7 @@ def _model():
 
 
 def _described():
-    from experiments.config.schema import load
+    from experiments.config.compose import load
 
     return load(["backbone.depth=2", "backbone.width=16", "route=none"]).to_dict()
 
@@ -166,7 +166,7 @@ def read_unverified(folder):
 
 
 def make_export(folder):
-    from experiments.config.schema import load
+    from experiments.config.compose import load
     from experiments.training import checkpoint
 
     model = _model()

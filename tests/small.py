@@ -6,7 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from experiments.config.schema import Config, load
+from experiments.config.compose import load
+from experiments.config.schema import Config
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -71,7 +71,7 @@ def test_a_protocol_without_samples_or_levels_is_refused(key, value):
 def exported(tmp_path_factory):
     """A routed tiny model with gates that are not zero, exported as a run exports it."""
     import backbones
-    from experiments.config.schema import load
+    from experiments.config.compose import load
     from experiments.training.checkpoint import export
 
     torch.manual_seed(0)
@@ -127,7 +127,7 @@ def test_tokens_that_took_the_route_do_not_move_inside_it(exported):
 
 def test_routed_needs_a_route(tmp_path):
     import backbones
-    from experiments.config.schema import load
+    from experiments.config.compose import load
     from experiments.training.checkpoint import export
 
     model = backbones.create("dit", "T/1", depth=2, in_channels=1, input_size=8, num_classes=10)

@@ -16,8 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from small import ROOT
 
-from experiments import evaluate, prepare, sample
-from experiments.config import schema
+from experiments import config, evaluate, prepare, sample
 
 PACKAGES = ("routing", "backbones", "experiments", "sweeps", "analysis")
 # What stands for something of the reader's: a name, or a run that has to be there.
@@ -75,9 +74,9 @@ def train(words):
             for word in words
         ]
         for run in itertools.product(*lists):
-            schema.load(run)
+            config.load(run)
         return
-    schema.load([word for word in words if word != "..." and word.split("=")[-1] not in PLACES])
+    config.load([word for word in words if word != "..." and word.split("=")[-1] not in PLACES])
 
 
 def bench(words):
@@ -148,13 +147,13 @@ def test_commands_parse(page):
 
 
 def known_keys():
-    keys = set(schema.flatten(yaml.safe_load((schema.CONF / "config.yaml").read_text())))
-    for group in schema.GROUPS[:6]:
-        for path in (schema.CONF / group).glob("*.yaml"):
+    keys = set(config.flatten(yaml.safe_load((config.CONF / "config.yaml").read_text())))
+    for group in config.GROUPS[:6]:
+        for path in (config.CONF / group).glob("*.yaml"):
             values = yaml.safe_load(path.read_text())
             keys |= {
                 f"{group}.{key}"
-                for key in schema.flatten({k: v for k, v in values.items() if k != "defaults"})
+                for key in config.flatten({k: v for k, v in values.items() if k != "defaults"})
             }
     for path in (ROOT / "sweeps" / "resources").glob("*.yaml"):
         keys |= {f"cluster.{key}" for key in yaml.safe_load(path.read_text())}
@@ -169,9 +168,9 @@ def test_keys_exist(page):
         for group, key in re.findall(r"(?<![\w./])([a-z]+)\.([a-z_]+)=", code):
             assert group in groups and f"{group}.{key}" in keys, f"{group}.{key}="
         for name, value in re.findall(r"(?<![\w./])([a-z]+)=([a-z][a-z0-9_,|]*)(?![\w.]*\()", code):
-            if name in schema.GROUPS:
+            if name in config.GROUPS:
                 for one in re.split(r"[,|]", value):
-                    assert one in schema.options_of(name), f"{name}={one}"
+                    assert one in config.options_of(name), f"{name}={one}"
 
 
 # --- examples, the site, the order of imports ----------------------------------------------------

@@ -9,7 +9,7 @@ from data_tools import latents, write_lightning, write_store, write_tars
 from PIL import Image
 
 from experiments import prepare
-from experiments.config.schema import load
+from experiments.config.compose import load
 from experiments.runtime import console
 from experiments.training import evaluation
 from experiments.training.loop import train

@@ -105,7 +105,7 @@ def test_schedules_of_routes(text, depth):
 
 @pytest.fixture(scope="module")
 def resolved():
-    from experiments.config.schema import load
+    from experiments.config.compose import load
 
     return load(["eval=none"]).to_dict()
 
@@ -134,7 +134,7 @@ VALUES = st.one_of(
 @few(10)
 @given(st.sampled_from(["seed", "route", "train.lr", "backbone", "size", "train.betas", "data.name", "paths.runs", "", "=", "hydra.run.dir"]), VALUES)  # fmt: skip
 def test_overrides(key, value):
-    from experiments.config.schema import load
+    from experiments.config.compose import load
 
     answers(load, ["eval=none", f"{key}={value}"])
 

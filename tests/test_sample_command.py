@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from experiments import sample
-from experiments.config.schema import load
+from experiments.config.compose import load
 from experiments.data.data_options import DataError
 from experiments.diffusion.diffusion_options import DiffusionError
 from experiments.runtime.command import run_command

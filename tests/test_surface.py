@@ -12,7 +12,8 @@ import pytest
 import yaml
 from small import ROOT, run
 
-from experiments.config.schema import CONF, flatten
+from experiments.config.compose import flatten
+from experiments.config.schema import CONF
 
 SURFACE = ROOT / "tests" / "data" / "surface.txt"
 HELP = ROOT / "docs" / "help.txt"

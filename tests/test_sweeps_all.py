@@ -63,7 +63,7 @@ def test_every_cell_at_paper_composes_costs_and_builds(name, built={}):  # noqa:
     import torch
 
     import backbones
-    from experiments.config.schema import load
+    from experiments.config.compose import load
     from experiments.data.facts import facts
     from experiments.training.routes import model_arguments
 
@@ -83,7 +83,7 @@ def test_every_cell_at_paper_composes_costs_and_builds(name, built={}):  # noqa:
 
 
 def test_the_papers_parameter_counts_are_among_them():
-    from experiments.config.schema import load
+    from experiments.config.compose import load
 
     counts = {}
     for words in cells("main_table"):

@@ -89,7 +89,7 @@ def test_a_service_that_refuses_is_one_sentence(service, tmp_path):
 def test_tensorboard_holds_the_numbers_of_the_run_folder(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from experiments.config.schema import load
+    from experiments.config.compose import load
 
     folder = train(load(overrides(tmp_path / "runs", "log=tensorboard", *SCORED)), quiet=True)
     (events,) = {path.parent for path in folder.glob("tread-suite/events.*")}

@@ -9,7 +9,7 @@ import torch
 from small import small
 from test_train_loop import make_run
 
-from experiments.config.schema import load
+from experiments.config.compose import load
 from experiments.training.loop import train
 from experiments.training.loss import Capture, training_loss
 

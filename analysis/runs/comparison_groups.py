@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import pandas as pd
@@ -20,40 +20,10 @@ from analysis.runs.labels import labelled
 from analysis.runs.run_records import AnalysisError
 from analysis.runs.statistics import Estimate, mean_std
 from backbones.sizes import parse_size
+from experiments.config.schema import role
 from routing.errors import suggest
+from routing.options import RoutingOptions
 
-# Keys that decide neither what is learnt nor how it is scored.
-_ASIDE = (
-    "config.seed",
-    "config.route",
-    "config.paths.",
-    "config.log",
-    "config.dry",
-    "config.experiment",
-    "config.eval.",
-    "config.guidance.",
-    "config.sampler.",
-    "config.train.steps",
-    "config.train.micro_batch",
-    "config.train.threads",
-    "config.train.log_every",
-    "config.train.save_every",
-    "config.train.keep",
-    "config.train.sample_every",
-    "config.train.rollback",
-    "config.train.max_bad_steps",
-    "config.train.compile",
-)
-# Keys that only say how tokens are routed: a dense run has no use for them.
-_ROUTING = (
-    "config.routing.",
-    "config.train.loss",
-    "config.train.mae_weight",
-    "config.train.align",
-    "config.train.encoder",
-    "config.backbone.decoder",
-    "config.backbone.align",
-)
 _HEAD = ("backbone", "size", "data", "objective", "scale")
 _IN_HEAD = (
     "config.backbone.name",
@@ -63,16 +33,12 @@ _IN_HEAD = (
     "config.scale",
 )
 _PROTOCOL = ("guidance", "sampler", "reference")
-# Routing options that a label names only where they differ from these.
+# Routing options that a label names only where they differ from these; the variant's name says what
+# is learned, and the last two only how it is computed.
 _USUAL = {
-    "selection": "random",
-    "shared": "False",
-    "reinsert": "identity",
-    "remove": "start",
-    "random_end": "False",
-    "schedule": "constant",
-    "off_after": "1.0",
-    "path_drop": "0.0",
+    option.name: str(option.default)
+    for option in fields(RoutingOptions)
+    if option.name not in ("route", "learned", "block", "fp32_after", "checkpoint")
 }
 
 
@@ -300,9 +266,9 @@ def parent(init: object) -> str | None:
 
 
 def _columns(frame: pd.DataFrame) -> list[str]:
-    return [
-        c for c in frame.columns if c.startswith("config.") and not c.startswith(_ASIDE + _ROUTING)
-    ]
+    """Columns of the keys that decide what is learnt, but for the seed that replicates it."""
+    keys = {c: c.removeprefix("config.") for c in frame.columns if c.startswith("config.")}
+    return [c for c, key in keys.items() if key != "seed" and role(key) == "learns"]
 
 
 def _filled(frame: pd.DataFrame) -> pd.DataFrame:

@@ -53,7 +53,7 @@ def loop(backbone: str, clock: str = "wall", steps: int = STEPS) -> dict[str, An
         clock: `wall` or `cpu`.
         steps: Timed steps; as many before them warm up.
     """
-    from experiments.config.schema import load
+    from experiments.config.compose import load
     from experiments.runtime import console
     from experiments.training import build
     from experiments.training.loop import Run

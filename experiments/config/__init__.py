@@ -1,29 +1,30 @@
 """What a run is: schema, composition, identity and help of its configuration."""
 
+from experiments.config.compose import flatten, load, options_of, tidy
 from experiments.config.schema import (
     CONF,
     GROUPS,
+    ROLES,
     Config,
-    ConfigError,
     PathsConfig,
     TrainConfig,
     data_fingerprint,
-    flatten,
-    load,
-    options_of,
-    tidy,
+    role,
 )
+from experiments.config.typed import ConfigError
 
 __all__ = [
     "CONF",
+    "GROUPS",
+    "ROLES",
     "Config",
     "ConfigError",
-    "GROUPS",
     "PathsConfig",
     "TrainConfig",
     "data_fingerprint",
     "flatten",
     "load",
     "options_of",
+    "role",
     "tidy",
 ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from experiments.config.schema import CONF, GROUPS, options_of
+from experiments.config.compose import options_of
+from experiments.config.schema import CONF, GROUPS
 
 if TYPE_CHECKING:
     from experiments.config.schema import Config
@@ -111,7 +112,10 @@ def _time_line(config: Config, arguments: dict[str, Any], work: float) -> str:
         torch.set_num_threads(train.threads)
     peak = matmul_flops()
     by_flops = 2 * work / peak
-    how = f"{console.big(work)} FLOPs at half of the {console.big(peak)}FLOP/s of its matmuls just now"
+    how = (
+        f"{console.big(work)} FLOPs at half of the {console.big(peak)}FLOP/s of its matmuls "
+        "just now"
+    )
     samples = min(train.batch, 16)
     if by_flops / train.steps * samples / train.batch > 1.0:
         return f"time        about {console.clock(by_flops)} to train on this machine: {how}"

@@ -1,9 +1,7 @@
-"""What a run is: a typed configuration composed by Hydra, its hash and its name (no torch here).
+"""What a run is: its typed keys and their roles, its hash and its name (no torch here).
 
 The YAML under `conf/` lists every option with its default; the dataclasses below give types and
-checks.
-`load(["backbone=mamba", "route=2-8"])` composes, checks and resolves; every mistake is one
-`ConfigError`.
+roles. `experiments.config.compose.load` makes one from what was typed.
 """
 
 from __future__ import annotations
@@ -11,49 +9,43 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from experiments.config.ranges import check
-from experiments.config.typed import ConfigError, build
-from routing.errors import suggest
+from experiments.config.typed import build
 from routing.options import RoutingOptions
 from routing.schedule import RouteSchedule
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 GROUPS = ("backbone", "data", "objective", "sampler", "guidance", "eval", "scale", "experiment")
 
-# Keys that say where and how a run computes or reports, not what it learns: they stay out of the
-# hash.
-_NOT_HASHED = (
-    "paths",
-    "log",
-    "dry",
-    "scale",
-    "experiment",
-    "train.steps",
-    "train.micro_batch",
-    "train.threads",
-    "train.log_every",
-    "train.save_every",
-    "train.keep",
-    "train.keep_every",
-    "train.sample_every",
-    "train.rollback",
-    "train.max_bad_steps",
-)
+ROLES = ("learns", "routes", "scores", "reports")
+
+
+def _role(role: str, default: Any = dataclasses.MISSING, **parts: str) -> Any:
+    """Declare a key with its role; `parts` are keys below a group that have another one.
+
+    learns   decides what is learnt: other values are another experiment
+    routes   what is done to the tokens while training: the treatment that tables compare
+    scores   how samples are made and measured
+    reports  where and how a run computes and what it leaves on disk: the same run
+
+    Hash, grouping of runs, budgets and display names follow from the roles.
+    """
+    assert role in ROLES
+    return field(default=default, metadata={"role": role, "parts": parts})
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """Optimisation and bookkeeping of one run (TREAD: AdamW 1e-4, batch 256, EMA 0.9999)."""
 
-    steps: int = 1000
+    steps: int = _role("reports", 1000)
     batch: int = 64
-    micro_batch: int | str | None = None
+    micro_batch: int | str | None = _role("reports", None)
     lr: float = 1e-4
     warmup: int = 0
     schedule: str = "constant"
@@ -64,20 +56,20 @@ class TrainConfig:
     ema: float = 0.9999
     label_drop: float = 0.1
     precision: str = "fp32"
-    tf32: bool = True
-    threads: int | None = None
-    compile: str = "none"
-    log_every: int = 10
-    save_every: int = 200
-    keep: int = 2
-    keep_every: int = 0
-    sample_every: int = 0
-    max_bad_steps: int = 20
-    rollback: int = 0
-    loss: str = "plain"
-    mae_weight: float = 0.1
-    encoder: str = "none"
-    align_weight: float = 0.5
+    tf32: bool = _role("reports", True)
+    threads: int | None = _role("reports", None)
+    compile: str = _role("reports", "none")
+    log_every: int = _role("reports", 10)
+    save_every: int = _role("reports", 200)
+    keep: int = _role("reports", 2)
+    keep_every: int = _role("reports", 0)
+    sample_every: int = _role("reports", 0)
+    max_bad_steps: int = _role("reports", 20)
+    rollback: int = _role("reports", 0)
+    loss: str = _role("routes", "plain")
+    mae_weight: float = _role("routes", 0.1)
+    encoder: str = _role("routes", "none")
+    align_weight: float = _role("routes", 0.5)
 
 
 @dataclass(frozen=True)
@@ -93,23 +85,25 @@ class Config:
     """One run; groups with options of their own stay mappings, which their owners type."""
 
     seed: int
-    scale: str
+    scale: str = _role("reports")
     size: str
-    route: str
+    route: str = _role("routes")
     task: str
-    backbone: dict[str, Any]
+    backbone: dict[str, Any] = _role("learns", decoder="routes", align="routes")
     data: dict[str, Any]
     objective: dict[str, Any]
-    sampler: dict[str, Any]
-    guidance: dict[str, Any]
-    eval: dict[str, Any]
-    routing: RoutingOptions = field(default_factory=RoutingOptions)
+    sampler: dict[str, Any] = _role("scores")
+    guidance: dict[str, Any] = _role("scores")
+    eval: dict[str, Any] = _role("scores")
+    routing: RoutingOptions = field(
+        default_factory=RoutingOptions, metadata={"role": "routes"}
+    )
     train: TrainConfig = field(default_factory=TrainConfig)
-    paths: PathsConfig = field(default_factory=PathsConfig)
+    paths: PathsConfig = field(default_factory=PathsConfig, metadata={"role": "reports"})
     init: str | None = None
-    log: str = "none"
-    dry: bool = False
-    experiment: str | None = None
+    log: str = _role("reports", "none")
+    dry: bool = _role("reports", False)
+    experiment: str | None = _role("reports", None)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Config:
@@ -155,10 +149,12 @@ class Config:
                 or "/" in self.route
             )
         )
-        for key in _NOT_HASHED:
-            if key == "train.steps" and keep_steps:
-                continue
-            _drop(values, key)
+        steps = values["train"]["steps"]
+        values = _without(values, "reports")
+        # Hashed until they were found to be reports: their defaults keep the names of older runs.
+        values["train"].update(compile="none", tf32=True)
+        if keep_steps:
+            values["train"]["steps"] = steps
         values["data_fingerprint"] = data_fingerprint(self.data)
         if self.init:
             from experiments.config.parent import parent_digest
@@ -197,174 +193,28 @@ def data_fingerprint(options: Mapping[str, Any]) -> str:
     return fingerprint(options)
 
 
-def _drop(values: dict[str, Any], key: str) -> None:
-    head, _, rest = key.partition(".")
-    if rest:
-        _drop(values.get(head, {}), rest)
-    else:
-        values.pop(head, None)
-
-
-# --- composing -----------------------------------------------------------------------------------
-
-
-def load(overrides: Sequence[str] = ()) -> Config:
-    """Compose the configuration of one run from `key=value` overrides, and check it.
+def role(key: str) -> str:
+    """Return the role of a dotted key, such as `train.lr`; what no class declares is learnt.
 
     Args:
-        overrides: As typed: `backbone=mamba`, `route=2-8`, `train.steps=100`, `scale=small`.
-
-    Raises:
-        ConfigError: An unknown key or name, a wrong value or an impossible combination.
+        key: A leaf or a group; of a configuration of another version, it may be unknown.
     """
-    overrides = [tidy(text) for text in overrides]
-    for text in overrides:
-        if text.split("=", 1)[0] in GROUPS:
-            _check_single(*text.split("=", 1))
-        _check_group(*text.split("=", 1))
-    base = _compose([t for t in overrides if t.split("=", 1)[0] in GROUPS])
-    known = sorted(flatten(base))
-    for text in overrides:
-        key = text.split("=", 1)[0]
-        if key not in GROUPS and key not in known and not _is_branch(key, known):
-            raise ConfigError(_unknown(key, known, base))
-        if _is_branch(key, known):
-            raise ConfigError(
-                f"{key} is a group of keys, not a key: type one of {key}.{{...}}, for example "
-                f"{_first(key, known)}=..."
-            )
-        _check_single(*text.split("=", 1))
-    config = Config.from_dict(_compose(overrides))
-    if config.init:
-        # Only where a run is about to start: a saved configuration may outlive its parent.
-        from experiments.config.parent import parent_digest
-
-        parent_digest(config.init)
-    return config
+    found, cls, parts = "learns", Config, {}
+    for name in key.split("."):
+        declared = {f.name: f for f in dataclasses.fields(cls)}.get(name) if cls else None
+        if declared is None:
+            return parts.get(name, found)
+        found, parts = declared.metadata.get("role", found), declared.metadata.get("parts", {})
+        made = declared.default_factory
+        cls = made if dataclasses.is_dataclass(made) else None
+    return found
 
 
-def tidy(text: str) -> str:
-    """Return one override in the form Hydra takes, or say what is wrong with it."""
-    text = text.strip()
-    if "=" not in text or text.startswith("="):
-        raise ConfigError(f"expected key=value, got {text!r}: for example backbone=mamba route=2-8")
-    key, value = text.split("=", 1)
-    if key[0] == "-":
-        raise ConfigError(f"{key}: keys have no dashes; type {key.lstrip('-')}={value}")
-    if key[0] in "+~":
-        raise ConfigError(
-            f"{key}: keys can be set, not added or removed; type {key.lstrip('+~')}={value}"
-        )
-    if key == "route":
-        value = value.strip("'\"")
-        point = re.sub(r"@(\d*),(?=\d)", r"@\1.", value)
-        if point != value:
-            raise ConfigError(f"route={value}: a rate has a decimal point; type route={point}")
-        if "," in value and not value.startswith("["):
-            raise ConfigError(
-                f"route={value}: a comma makes a sweep; join routes with '+': "
-                f"route='{'+'.join(part.strip() for part in value.split(','))}'"
-            )
-        if not value.startswith("["):
-            # Quoted, so that no character of the route grammar means anything to Hydra.
-            value = "'" + value.replace("'", "") + "'"
-    elif "=" in value and not _quoted(value):
-        value = f"'{value}'"  # a bare one means something to Hydra
-    return f"{key}={value}"
-
-
-def _quoted(value: str) -> bool:
-    return bool(set(value) & set("'\"[{(\\"))
-
-
-def _check_single(key: str, value: str) -> None:
-    if "," in value and not _quoted(value):
-        raise ConfigError(
-            f"{key}={value}: one run takes one value; type python experiments/run.py -m "
-            f"{key}={value} to run each"
-            + ("" if key in GROUPS else f", or {key}=[{value}] where the value is a list")
-        )
-
-
-def _unknown(key: str, known: Sequence[str], base: Mapping[str, Any]) -> str:
-    group, _, rest = key.partition(".")
-    if rest and group in GROUPS and isinstance(base.get(group), Mapping):
-        others = [name for name in options_of(group) if _has_option(group, name, rest)]
-        if others:
-            chosen = base[group]["name"]
-            return f"{group}={chosen} has no {rest}; type {group}={others[0]} too, which has one"
-    leaves = [name for name in known if name.endswith(f".{key}")]
-    guess = f"; did you mean {' or '.join(leaves[:3])}?" if leaves else suggest(key, known)
-    return f"unknown key {key}{guess} (python experiments/run.py --help lists them)"
-
-
-def _has_option(group: str, name: str, key: str) -> bool:
-    from omegaconf import OmegaConf
-
-    return key in OmegaConf.load(CONF / group / f"{name}.yaml")
-
-
-def _check_group(group: str, value: str) -> None:
-    if (
-        group not in GROUPS
-        or value in ("null", "none")
-        and (CONF / group / f"{value}.yaml").exists()
-    ):
-        return
-    if group == "experiment" and value == "null":
-        return
-    names = options_of(group)
-    if value not in names:
-        guess = suggest(value, names).replace("did you mean ", f"did you mean {group}=")
-        raise ConfigError(f"unknown {group} {value!r}{guess} (available: {' '.join(names)})")
-
-
-def options_of(group: str) -> list[str]:
-    """Return the names a group can be set to: its YAML files."""
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
-
-
-def _compose(overrides: Sequence[str]) -> dict[str, Any]:
-    from hydra import compose, initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    held = GlobalHydra.instance().hydra
-    GlobalHydra.instance().clear()
-    try:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            composed = compose("config", overrides=list(overrides))
-            values = OmegaConf.to_container(composed, resolve=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        reason = " ".join(str(error).split("\n")[0].split())
-        raise ConfigError(f"cannot read {' '.join(overrides)}: {reason}") from error
-    finally:
-        GlobalHydra.instance().hydra = held
-    assert isinstance(values, dict)
-    for group in ("scale", "experiment"):
-        chosen = [t.split("=", 1)[1] for t in overrides if t.startswith(f"{group}=")]
-        values[group] = chosen[-1] if chosen and chosen[-1] != "null" else _default(group)
-    return {str(key): value for key, value in values.items()}
-
-
-def _default(group: str) -> str | None:
-    return "tiny" if group == "scale" else None
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted keys of nested mappings."""
+def _without(values: Mapping[str, Any], out: str, prefix: str = "") -> dict[str, Any]:
+    """Leave out the keys of one role."""
+    kept = {}
     for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from flatten(value, f"{prefix}{key}.")
-        else:
-            yield prefix + str(key)
-
-
-def _is_branch(key: str, known: Sequence[str]) -> bool:
-    return key not in GROUPS and any(name.startswith(f"{key}.") for name in known)
-
-
-def _first(key: str, known: Sequence[str]) -> str:
-    return next(name for name in known if name.startswith(f"{key}."))
+        if role(prefix + key) != out:
+            inner = isinstance(value, Mapping)
+            kept[key] = _without(value, out, f"{prefix}{key}.") if inner else value
+    return kept

@@ -210,7 +210,7 @@ def read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 def difference(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """Return `key (saved X, asked Y)` for every hashed key in which two configurations differ."""
-    from experiments.config.schema import flatten
+    from experiments.config.compose import flatten
 
     def flat(values: Mapping[str, Any]) -> dict[str, Any]:
         found = {}

@@ -22,17 +22,6 @@ if TYPE_CHECKING:
     from experiments.config.schema import Config
 
 WAYS = ("steps", "flops", "hours")
-# What only says how tokens are routed, dropped, masked or aligned: without it a run is dense.
-_TREATMENT = (
-    "route=",
-    "routing.",
-    "train.loss=",
-    "train.mae_weight=",
-    "train.encoder=",
-    "train.align_weight=",
-    "backbone.decoder",
-    "backbone.align",
-)
 
 
 def costs(config: Config) -> Cost:
@@ -69,9 +58,9 @@ def budget(way: str) -> Budget | None:
 
 def dense_of(words: Sequence[str]) -> Config:
     """Return the dense run that a run of these words is compared with."""
-    from experiments.config.schema import load
+    from experiments.config import load, role
 
-    return load([w for w in words if not w.startswith(_TREATMENT)] + ["route=none"])
+    return load([w for w in words if role(w.partition("=")[0]) != "routes"] + ["route=none"])
 
 
 def _flops(config: Config, words: Sequence[str]) -> int:

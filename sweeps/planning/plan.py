@@ -146,7 +146,7 @@ def _filled(value: Any, parent: Run | None) -> Any:
 
 
 def _train(made: Plan, cell: Cell, parent: Run | None, budget: Budget | None) -> Run | None:
-    from experiments.config.schema import load
+    from experiments.config.compose import load
     from routing.route import RouteError
 
     words = _words(made, cell, parent)

@@ -9,7 +9,7 @@ import os
 import time
 from pathlib import Path
 
-from experiments.config.schema import load
+from experiments.config.compose import load
 from experiments.runtime import signals
 from experiments.runtime.command import Interrupted
 from experiments.runtime.files import atomic_write

@@ -1,0 +1,176 @@
+"""Hydra's composition of a run's configuration, with one sentence for every mistake in it.
+
+`load(["backbone=mamba", "route=2-8"])` composes, checks and resolves (no torch here).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from experiments.config.schema import CONF, GROUPS, Config
+from experiments.config.typed import ConfigError
+from routing.errors import suggest
+
+
+def load(overrides: Sequence[str] = ()) -> Config:
+    """Compose the configuration of one run from `key=value` overrides, and check it.
+
+    Args:
+        overrides: As typed: `backbone=mamba`, `route=2-8`, `train.steps=100`, `scale=small`.
+
+    Raises:
+        ConfigError: An unknown key or name, a wrong value or an impossible combination.
+    """
+    overrides = [tidy(text) for text in overrides]
+    for text in overrides:
+        if text.split("=", 1)[0] in GROUPS:
+            _check_single(*text.split("=", 1))
+        _check_group(*text.split("=", 1))
+    base = _compose([t for t in overrides if t.split("=", 1)[0] in GROUPS])
+    known = sorted(flatten(base))
+    for text in overrides:
+        key = text.split("=", 1)[0]
+        if key not in GROUPS and key not in known and not _is_branch(key, known):
+            raise ConfigError(_unknown(key, known, base))
+        if _is_branch(key, known):
+            raise ConfigError(
+                f"{key} is a group of keys, not a key: type one of {key}.{{...}}, for example "
+                f"{_first(key, known)}=..."
+            )
+        _check_single(*text.split("=", 1))
+    config = Config.from_dict(_compose(overrides))
+    if config.init:
+        # Only where a run is about to start: a saved configuration may outlive its parent.
+        from experiments.config.parent import parent_digest
+
+        parent_digest(config.init)
+    return config
+
+
+def tidy(text: str) -> str:
+    """Return one override in the form Hydra takes, or say what is wrong with it."""
+    text = text.strip()
+    if "=" not in text or text.startswith("="):
+        raise ConfigError(f"expected key=value, got {text!r}: for example backbone=mamba route=2-8")
+    key, value = text.split("=", 1)
+    if key[0] == "-":
+        raise ConfigError(f"{key}: keys have no dashes; type {key.lstrip('-')}={value}")
+    if key[0] in "+~":
+        raise ConfigError(
+            f"{key}: keys can be set, not added or removed; type {key.lstrip('+~')}={value}"
+        )
+    if key == "route":
+        value = value.strip("'\"")
+        point = re.sub(r"@(\d*),(?=\d)", r"@\1.", value)
+        if point != value:
+            raise ConfigError(f"route={value}: a rate has a decimal point; type route={point}")
+        if "," in value and not value.startswith("["):
+            raise ConfigError(
+                f"route={value}: a comma makes a sweep; join routes with '+': "
+                f"route='{'+'.join(part.strip() for part in value.split(','))}'"
+            )
+        if not value.startswith("["):
+            # Quoted, so that no character of the route grammar means anything to Hydra.
+            value = "'" + value.replace("'", "") + "'"
+    elif "=" in value and not _quoted(value):
+        value = f"'{value}'"  # a bare one means something to Hydra
+    return f"{key}={value}"
+
+
+def _quoted(value: str) -> bool:
+    return bool(set(value) & set("'\"[{(\\"))
+
+
+def _check_single(key: str, value: str) -> None:
+    if "," in value and not _quoted(value):
+        raise ConfigError(
+            f"{key}={value}: one run takes one value; type python experiments/run.py -m "
+            f"{key}={value} to run each"
+            + ("" if key in GROUPS else f", or {key}=[{value}] where the value is a list")
+        )
+
+
+def _unknown(key: str, known: Sequence[str], base: Mapping[str, Any]) -> str:
+    group, _, rest = key.partition(".")
+    if rest and group in GROUPS and isinstance(base.get(group), Mapping):
+        others = [name for name in options_of(group) if _has_option(group, name, rest)]
+        if others:
+            chosen = base[group]["name"]
+            return f"{group}={chosen} has no {rest}; type {group}={others[0]} too, which has one"
+    leaves = [name for name in known if name.endswith(f".{key}")]
+    guess = f"; did you mean {' or '.join(leaves[:3])}?" if leaves else suggest(key, known)
+    return f"unknown key {key}{guess} (python experiments/run.py --help lists them)"
+
+
+def _has_option(group: str, name: str, key: str) -> bool:
+    from omegaconf import OmegaConf
+
+    return key in OmegaConf.load(CONF / group / f"{name}.yaml")
+
+
+def _check_group(group: str, value: str) -> None:
+    if (
+        group not in GROUPS
+        or value in ("null", "none")
+        and (CONF / group / f"{value}.yaml").exists()
+    ):
+        return
+    if group == "experiment" and value == "null":
+        return
+    names = options_of(group)
+    if value not in names:
+        guess = suggest(value, names).replace("did you mean ", f"did you mean {group}=")
+        raise ConfigError(f"unknown {group} {value!r}{guess} (available: {' '.join(names)})")
+
+
+def options_of(group: str) -> list[str]:
+    """Return the names a group can be set to: its YAML files."""
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+def _compose(overrides: Sequence[str]) -> dict[str, Any]:
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    held = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            composed = compose("config", overrides=list(overrides))
+            values = OmegaConf.to_container(composed, resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        reason = " ".join(str(error).split("\n")[0].split())
+        raise ConfigError(f"cannot read {' '.join(overrides)}: {reason}") from error
+    finally:
+        GlobalHydra.instance().hydra = held
+    assert isinstance(values, dict)
+    for group in ("scale", "experiment"):
+        chosen = [t.split("=", 1)[1] for t in overrides if t.startswith(f"{group}=")]
+        values[group] = chosen[-1] if chosen and chosen[-1] != "null" else _default(group)
+    return {str(key): value for key, value in values.items()}
+
+
+def _default(group: str) -> str | None:
+    return "tiny" if group == "scale" else None
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted keys of nested mappings."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield prefix + str(key)
+
+
+def _is_branch(key: str, known: Sequence[str]) -> bool:
+    return key not in GROUPS and any(name.startswith(f"{key}.") for name in known)
+
+
+def _first(key: str, known: Sequence[str]) -> str:
+    return next(name for name in known if name.startswith(f"{key}."))

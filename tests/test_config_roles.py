@@ -1,0 +1,81 @@
+"""One role per configuration key: the hash, the grouping of runs and budgets follow from it."""
+
+import tarfile
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from small import ROOT
+
+from experiments.config import CONF, ROLES, Config, flatten, role
+
+BASE = sorted(flatten(yaml.safe_load((CONF / "config.yaml").read_text())))
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("train.lr", "learns"),
+        ("seed", "learns"),
+        ("backbone.name", "learns"),
+        ("backbone.decoder.depth", "routes"),
+        ("backbone.align.block", "routes"),
+        ("data.scale", "learns"),
+        ("route", "routes"),
+        ("routing.selection", "routes"),
+        ("train.loss", "routes"),
+        ("guidance.scale", "scores"),
+        ("eval.n", "scores"),
+        ("train.compile", "reports"),
+        ("train.tf32", "reports"),
+        ("train.keep_every", "reports"),
+        ("paths.runs", "reports"),
+        ("train.of_a_later_version", "learns"),
+        ("unheard.of", "learns"),
+    ],
+)
+def test_roles(key, expected):
+    assert role(key) == expected
+
+
+@given(st.sampled_from(BASE))
+def test_every_key_of_the_configuration_has_a_role(key):
+    assert role(key) in ROLES
+
+
+def test_reports_do_not_name_a_run_and_everything_else_does(tmp_path):
+    values = Config.from_dict(default(tmp_path)).to_dict()
+    name = Config.from_dict(values).name
+    for key, other in {
+        "compile": "blocks",
+        "tf32": False,
+        "micro_batch": 4,
+        "threads": 1,
+        "save_every": 7,
+        "lr": 0.5,
+        "batch": 8,
+        "clip": 3.0,
+    }.items():
+        changed = Config.from_dict({**values, "train": {**values["train"], key: other}})
+        assert (changed.name == name) == (role(f"train.{key}") == "reports"), key
+
+
+def default(tmp_path):
+    from experiments.config import load
+
+    return load(["backbone=mamba", "route=2-8", f"paths.runs={tmp_path}"]).to_dict()
+
+
+def test_published_runs_keep_their_names():
+    """A command that made a run finds its folder again, whatever was renamed since."""
+    seen = 0
+    with tarfile.open(ROOT / "results" / "runs.tar.gz") as archive:
+        for member in archive:
+            folder, _, file = member.name.removeprefix("runs/").partition("/")
+            if file == "config.yaml":
+                values = yaml.safe_load(archive.extractfile(member))
+                if values.get("init") is None:
+                    assert Config.from_dict(values).name == folder
+                    seen += 1
+    assert seen > 100
