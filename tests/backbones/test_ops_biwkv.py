@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from backbones.ops import biwkv as op
 from backbones.ops.dispatch import KernelError
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def literal(k, v, w, u, position, length):

@@ -383,7 +383,7 @@ def test_freed_memory_is_kept_for_the_next_step():
         "    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before\n"
         "faults(); print(faults())"
     )
-    root = Path(build.__file__).parents[1]
+    root = Path(build.__file__).parents[2]
     count = [
         int(subprocess.run([sys.executable, "-c", code, kept], cwd=root, capture_output=True, text=True, check=True).stdout)
         for kept in "01"

@@ -11,7 +11,7 @@ from analysis_runs import study
 from analysis import notebook_files, quick_runs
 from analysis.runs.run_records import AnalysisError
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 QUIET = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 # Layer similarity needs models, which written folders do not have.
 WITHOUT_MODELS = [name for name in notebook_files.names() if name != "similarity"]

@@ -1,6 +1,6 @@
 """The first five losses of each backbone, dense and routed: nothing may change what is learnt unnoticed.
 
-REGENERATE=1 python -m pytest tests/test_golden_losses.py writes the file anew, after a change on purpose.
+REGENERATE=1 python -m pytest tests/experiments/training/test_golden_losses.py writes the file anew, after a change on purpose.
 """
 
 import os

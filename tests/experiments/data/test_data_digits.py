@@ -17,7 +17,7 @@ from experiments.data import (
     parse,
 )
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")

@@ -132,7 +132,7 @@ def test_every_method_of_a_grid_meets_the_same_dense_run(name, monkeypatch):
     assert max(macs) / min(macs) < 1.002
     asked = set()
     monkeypatch.setattr(
-        budget.state, "speed", lambda folder: 100.0 if asked.add(folder.name) is None else None
+        budget.run_folder, "speed", lambda folder: 100.0 if asked.add(folder.name) is None else None
     )
     plan.plan(grid.load(name), "tiny", budget=budget.budget("hours"))
     assert asked <= {run.name for run in made.runs}
@@ -232,18 +232,18 @@ def test_resources_have_sections_and_overrides():
 def test_planning_looking_and_helping_import_no_torch(tmp_path):
     code = (
         "import sys\n"
-        "from sweeps import cli\n"
+        "from sweeps import sweeps_command\n"
         f"root = 'paths.runs={tmp_path}'\n"
-        "assert cli.main(['launch', 'route_placement', '--dry-run', root]) == 0\n"
-        "assert cli.main(['list', root]) == 0\n"
-        "assert cli.main(['status', 'route_placement', root]) == 2\n"
+        "assert sweeps_command.main(['launch', 'route_placement', '--dry-run', root]) == 0\n"
+        "assert sweeps_command.main(['list', root]) == 0\n"
+        "assert sweeps_command.main(['status', 'route_placement', root]) == 2\n"
         "assert 'torch' not in sys.modules\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        cwd=Path(grid.__file__).parent.parent,
+        cwd=Path(grid.__file__).parents[2],
     )
     assert done.returncode == 0, done.stderr
     assert "#SBATCH --array=0-16%16" in done.stdout and "together:" in done.stdout

@@ -26,7 +26,7 @@ from experiments.sampling import (
     write_npz,
 )
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 FAMILIES = ("dit", "mamba", "rwkv")
 
 

@@ -25,7 +25,7 @@ from experiments.sampling.request import (
 )
 from experiments.training import build, checkpoint
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from sweeps.jobs.sweep_folder import Sweep
 from sweeps.view import standing
 
 pytestmark = pytest.mark.slurm
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Shop:

@@ -552,7 +552,7 @@ batches = iter(Prefetch(data, plan))
 next(batches)
 raise SystemExit(3)
 """
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[3]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (3, "")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "route_your_own.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "route_your_own.py"
 
 
 def test_route_your_own_learns(capsys):

@@ -20,7 +20,7 @@ from experiments.runtime import command as cli
 from routing.errors import UserError
 from routing.options import RoutingOptions
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_default_config_is_the_documented_one():

@@ -309,7 +309,7 @@ def test_every_grid_says_what_it_makes_and_analysis_makes_it():
 
     from analysis.figures import FIGURES
 
-    grids = sorted((Path(__file__).parents[1] / "sweeps" / "grids").glob("*.yaml"))
+    grids = sorted((Path(__file__).parents[2] / "sweeps" / "grids").glob("*.yaml"))
     assert len(grids) > 10
     for grid in grids:
         for made in yaml.safe_load(grid.read_text()).get("makes", []):

@@ -49,7 +49,7 @@ def test_two_processes_agree_with_one(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(_SCRIPT)
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
         [*run, str(script)], capture_output=True, text=True, check=False, env=environment
     )

@@ -21,7 +21,7 @@ from experiments.data.foreign_latents import open_store
 from experiments.data.picture_files import center_crop
 from routing.rng import Draws
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 SIZE = 64
 
 

@@ -254,7 +254,7 @@ def test_yaml_has_every_option_with_its_default(name):
 
     from backbones.registry import block_class
 
-    text = (Path(__file__).parents[1] / f"experiments/conf/backbone/{name}.yaml").read_text()
+    text = (Path(__file__).parents[2] / f"experiments/conf/backbone/{name}.yaml").read_text()
     given = yaml.safe_load(text)
     common = {"name": name, "attention": 0, "depth": None, "width": None, "heads": None}
     common |= {"decoder": None, "align": None}

@@ -31,7 +31,7 @@ from sweeps.jobs.sweep_folder import Batch, Sweep, append
 from sweeps.planning.plan import Run
 from sweeps.view import standing, status_table
 
-ROOT = Path(code_snapshot.__file__).resolve().parent.parent
+ROOT = Path(code_snapshot.__file__).resolve().parents[2]
 
 
 class Shop:

@@ -15,7 +15,7 @@ from sweeps.jobs import slurm
 from sweeps.jobs.sweep_folder import Sweep
 from sweeps.view import standing
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slurm
 SMALL = [
     "backbone.depth=3", "route=0-1", "train.steps=40", "train.batch=8", "train.log_every=1", "train.save_every=1000",

@@ -295,7 +295,7 @@ def test_yaml_files_hold_every_option_and_its_default():
 
     import yaml
 
-    conf = Path(__file__).parents[1] / "experiments" / "conf"
+    conf = Path(__file__).parents[3] / "experiments" / "conf"
     for kind, known in OPTIONS.items():
         assert {p.stem for p in (conf / kind).glob("*.yaml")} == set(known)
         for name, options in known.items():
@@ -306,7 +306,7 @@ def test_yaml_files_hold_every_option_and_its_default():
 
 def test_options_import_no_torch():
     code = "import experiments.diffusion.diffusion_options, experiments.diffusion, sys; assert 'torch' not in sys.modules"
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[3]
     subprocess.run([sys.executable, "-c", code], check=True, cwd=root)
 
 

@@ -14,7 +14,7 @@ from experiments.metrics import EvalOptions
 from experiments.metrics.meters import assign, measurable
 from experiments.metrics.metric_names import FEATURES, METRICS, MetricError, Score, full_name
 
-CONF = Path(__file__).resolve().parents[1] / "experiments" / "conf" / "eval"
+CONF = Path(__file__).resolve().parents[3] / "experiments" / "conf" / "eval"
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_names_options_and_help_need_no_torch() -> None:
         "import sys, experiments.metrics.metric_names, experiments.metrics.eval_options, experiments.evaluate as e;"
         "e.parser(); sys.exit('torch' in sys.modules)"
     )
-    root = Path(__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[3]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
 
 

@@ -1,6 +1,6 @@
 """Many steps of a tiny model: neither memory nor open files grow.
 
-SOAK_STEPS=100000 pytest -m soak tests/test_soak_leaks.py -s    (the default; hours on two cores: see the figure that it prints)
+SOAK_STEPS=100000 pytest -m soak tests/experiments/training/test_soak_leaks.py -s    (the default; hours on two cores: see the figure that it prints)
 """
 
 from __future__ import annotations

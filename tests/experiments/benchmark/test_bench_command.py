@@ -18,7 +18,7 @@ from experiments.benchmark.variant_process import StepElsewhere
 from experiments.runtime.command import run_command
 from routing import Route
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 CPU = torch.device("cpu")
 SMALL = ("size=T/2", "tokens=16", "depth=4", "route=1-2", "batch=2", "rounds=2", "block_tokens=16,64")
 

@@ -1,0 +1,29 @@
+"""Run folders as data frames, and which of them may be compared."""
+
+from analysis.runs.run_records import (
+    AnalysisError,
+    Damaged,
+    MARKS,
+    PROTOCOL,
+    find,
+    flatten,
+    load,
+    own_scores,
+    read_lines,
+    read_run,
+    typed,
+)
+
+__all__ = [
+    "AnalysisError",
+    "Damaged",
+    "MARKS",
+    "PROTOCOL",
+    "find",
+    "flatten",
+    "load",
+    "own_scores",
+    "read_lines",
+    "read_run",
+    "typed",
+]
