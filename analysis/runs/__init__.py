@@ -1,10 +1,10 @@
 """Run folders as data frames, and which of them may be compared."""
 
 from analysis.runs.run_records import (
-    AnalysisError,
-    Damaged,
     MARKS,
     PROTOCOL,
+    AnalysisError,
+    Damaged,
     find,
     flatten,
     load,

@@ -14,8 +14,8 @@ import pytest
 import yaml
 from small import command, overrides
 
+from experiments.config import CONF, GROUPS, Config, ConfigError, TrainConfig
 from experiments.config.compose import flatten, load, options_of
-from experiments.config.schema import CONF, GROUPS, Config, ConfigError, TrainConfig
 from experiments.runtime import command as cli
 from routing.errors import UserError
 from routing.options import RoutingOptions
