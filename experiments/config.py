@@ -159,6 +159,10 @@ class Config:
             if key == "train.steps" and keep_steps:
                 continue
             _drop(values, key)
+        for group, key in (("guidance", "channels"), ("data", "shape")):
+            # Not set, they leave runs that are older than these keys their names.
+            if values[group].get(key) is None:
+                values[group].pop(key, None)
         values["data_fingerprint"] = data_fingerprint(self.data)
         if self.init:
             from experiments.init import parent_digest
@@ -240,6 +244,9 @@ def load(overrides: Sequence[str] = ()) -> Config:
         from experiments.init import parent_digest
 
         parent_digest(config.init)
+    from experiments.data.facts import facts
+
+    facts(config.data)  # refuses latents that are not of data.shape
     return config
 
 
