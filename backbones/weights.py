@@ -189,6 +189,7 @@ def load(
     Raises:
         BackboneError: Names that are unknown or missing, shapes or positions that do not fit.
     """
+    from backbones.layers import rope_2d
     from backbones.registry import create
 
     state = weights if isinstance(weights, Mapping) else _read(Path(weights))
@@ -205,8 +206,8 @@ def load(
     if not _equal(given["pos_embed"][0], model.positions):
         raise BackboneError(f"{source} weights have learned positions; ours are fixed sin-cos")
     for key, wave in _ROPE.items():
-        angles = model.stack.blocks[0].attention.angles if key in given else None
-        if angles is not None and not _equal(given[key], wave(angles).repeat_interleave(2, 1)):
+        angles = rope_2d(model.size.width // model.size.heads, model.grid)
+        if key in given and not _equal(given[key], wave(angles).repeat_interleave(2, 1)):
             raise BackboneError(
                 f"{source} weights were trained with other rotary positions than ours at {key}; "
                 "ours count patches from 0 with base 10000"

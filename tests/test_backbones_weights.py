@@ -152,6 +152,16 @@ def test_the_objective_of_weights_that_count_time_towards_data(source):
     torch.testing.assert_close(loss, square, rtol=1e-3, atol=1e-3)
 
 
+def test_the_sit_experiment_and_the_published_weights_agree():
+    from experiments.config import load
+    from experiments.diffusion.options import FlowOptions
+
+    found, theirs = load(["experiment=sit"]).objective, weights.OBJECTIVES["sit"]
+    assert all(found[key] == theirs[key] for key in ("name", "time_scale", "reverse"))
+    # A saved run that does not say is of the flow as it was.
+    assert (FlowOptions().time_scale, FlowOptions().reverse) == (1000.0, False)
+
+
 def test_other_rotary_positions_are_refused():
     state = published("lightningdit", patch=1)
     state["feat_rope.freqs_sin"] = rotary(D // HEADS, SIDE).mul(16 / SIDE).sin()

@@ -42,14 +42,14 @@ def facts(options: DataOptions | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(chosen, LatentsOptions):
         manifest = _manifest(chosen)
         found = list(manifest["shape"]) if manifest else _peek(chosen)
-        wanted = list(chosen.shape) if chosen.shape else found
+        wanted = list(chosen.shape or found or shape)
         if found and found != wanted:
             raise ShapeError(
                 f"data.shape={wanted}: the latents in {chosen.path} are {_times(found)}, and a "
                 "model of their size would be another one at another cost; give data.path "
                 f"latents of {_times(wanted)} (VA-VAE f16d32 makes 32x16x16 of 256x256 pixels)"
             )
-        shape = wanted or shape
+        shape = wanted
         if manifest:
             classes = len(manifest["classes"])
             text = list(manifest["text"]["shape"])[1:] if manifest.get("text") else None
