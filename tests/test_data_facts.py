@@ -49,9 +49,10 @@ def test_latents_of_another_shape_than_asked_are_refused(tmp_path):
     with pytest.raises(ShapeError, match=r"are 4x32x32.*give data\.path latents of 32x16x16"):
         load([*words, f"data.path={stable}", "data.shape=[32,16,16]"])
     # The backbone itself takes any latents, and a key that is not set names no run anew.
-    old = load([*words, f"data.path={stable}"])
-    del old.data["shape"]
-    assert old.name == load([*words, f"data.path={stable}"]).name
+    words += [f"data.path={stable}", "guidance=cfg"]
+    old = load(words)
+    del old.data["shape"], old.guidance["channels"]
+    assert old.name == load(words).name != load([*words, "guidance.channels=3"]).name
     with pytest.raises(DataError, match=r"data\.shape=\[32, 16\]: expected null or three sizes"):
         load([*words, "data.shape=[32,16]"])
 
