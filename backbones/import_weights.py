@@ -20,13 +20,15 @@ LightningDiT adds to these
 | blocks.b.attn.{q,k}_norm.weight         | stack.blocks.b.attention.{q,k}_norm.weight             |
 | blocks.b.mlp.{w12,w3}                   | stack.blocks.b.mlp.{w12,w3}                            |
 | final_layer.norm_final.weight           | head.norm.weight                                       |
-| feat_rope.freqs_{cos,sin}               | a table of ours; not kept                              |
+| feat_rope.freqs_{cos,sin} (N, D/heads)  | checked against the rotary table, not kept             |
 
-SiT and LightningDiT count time from noise (0) to data (1) and predict x - noise: sample and train
-their weights with `objective=flow objective.time_scale=1 objective.reverse=true`.
+SiT and LightningDiT throw the second half of the output channels of a model with `learn_sigma`
+away: those rows of the head are left out. What time and output mean to the weights of a source
+says `OBJECTIVES`.
 
-A leading `module.` (data parallel) or `_orig_mod.` (torch.compile) is dropped. A name that is in
-neither table is an error that lists it; so is a weight that is missing.
+A leading `module.` (data parallel), `_orig_mod.` (torch.compile) or `model.` (the EDM wrapper that
+TREAD's training saves) is dropped. A name that is in neither table is an error that lists it; so is
+a weight that is missing.
 """
 
 from __future__ import annotations
@@ -47,7 +49,17 @@ if TYPE_CHECKING:
     from backbones.backbone import Backbone
 
 SOURCES = {"dit": "dit", "sit": "dit", "tread": "dit", "lightningdit": "lightningdit"}
-_PREFIX = re.compile(r"^(module\.|_orig_mod\.)+")
+#: What the weights of a source were trained to see and to say, as `create_objective` takes it: SiT
+#: and LightningDiT count time from noise (0) to data (1), predict data minus noise and embed t
+#: itself. TREAD's rectified flow has `{"name": "flow", "time_scale": 1.0}` instead.
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "dit": {"name": "ddpm", "learn_sigma": True},
+    "sit": {"name": "flow", "times": "uniform", "time_scale": 1.0, "reverse": True},
+    "tread": {"name": "edm"},
+    "lightningdit": {"name": "flow", "cosine": 1.0, "time_scale": 1.0, "reverse": True},
+}
+_VELOCITY = ("sit", "lightningdit")
+_PREFIX = re.compile(r"^(module\.|_orig_mod\.|model\.)+")
 _SUFFIX = r"\.(weight|bias)$"
 _COMMON = [
     (rf"^x_embedder\.proj{_SUFFIX}", r"patches.project.\1"),
@@ -69,10 +81,8 @@ NAMES = {
         (r"^final_layer\.norm_final\.weight$", r"head.norm.weight"),
     ],
 }
-_TABLES = {
-    "dit": {"pos_embed"},
-    "lightningdit": {"pos_embed", "feat_rope.freqs_cos", "feat_rope.freqs_sin"},
-}
+_ROPE = {"feat_rope.freqs_cos": torch.cos, "feat_rope.freqs_sin": torch.sin}
+_TABLES = {"dit": {"pos_embed"}, "lightningdit": {"pos_embed", *_ROPE}}
 
 
 def convert(state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
@@ -86,7 +96,7 @@ def convert(state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
         BackboneError: An unknown source, or names that are not in its table.
     """
     family = _family(source)
-    given = {_PREFIX.sub("", key): value for key, value in state.items()}
+    given = _plain(state)
     found, unknown = {}, []
     for key, value in given.items():
         if key in _TABLES[family]:
@@ -100,6 +110,12 @@ def convert(state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
             found[ours] = value.flatten(1) if key == "x_embedder.proj.weight" else value
     if unknown:
         raise BackboneError(f"{source} weights have no place for: {', '.join(sorted(unknown))}")
+    if source in _VELOCITY and "x_embedder.proj.weight" in given:
+        channels, patch = given["x_embedder.proj.weight"].shape[1:3]
+        for key in ("head.project.weight", "head.project.bias"):
+            if key in found and len(found[key]) == 2 * channels * patch**2:
+                rows = found[key].unflatten(0, (patch**2, 2 * channels))
+                found[key] = rows[:, :channels].flatten(0, 1)
     for part in ("weight", "bias"):
         rows = {int(k.split("#")[1]): k for k in found if k.startswith(f"modulate.project.{part}#")}
         if rows and sorted(rows) == list(range(len(rows))):
@@ -120,7 +136,7 @@ def describe(state: Mapping[str, Tensor], source: str, heads: int | None = None)
         BackboneError: The dict lacks what tells the shape, or the heads cannot be told.
     """
     family = _family(source)
-    given = {_PREFIX.sub("", key): value for key, value in state.items()}
+    given = _plain(state)
     needed = ("x_embedder.proj.weight", "pos_embed", "final_layer.linear.weight")
     lacking = [key for key in needed if key not in given]
     if lacking:
@@ -151,7 +167,7 @@ def describe(state: Mapping[str, Tensor], source: str, heads: int | None = None)
         "in_channels": channels,
         "input_size": side,
         "num_classes": labels.shape[0] - 1 if labels is not None else 0,
-        "learn_sigma": out == 2 * channels,
+        "learn_sigma": source not in _VELOCITY and out == 2 * channels,
         **options,
     }
 
@@ -163,7 +179,7 @@ def load(
 
     Args:
         weights: A state dict, or a .safetensors, .pt or .pth file with one; in a checkpoint that
-            holds several, `ema` goes before `model`.
+            holds several, the moving average goes before the model.
         source: Whose they are: `dit`, `sit`, `tread` or `lightningdit`.
         heads: Attention heads, where neither the weights nor the size table say how many.
 
@@ -173,6 +189,7 @@ def load(
     Raises:
         BackboneError: Names that are unknown or missing, shapes or positions that do not fit.
     """
+    from backbones.layers import rope_2d
     from backbones.registry import create
 
     state = weights if isinstance(weights, Mapping) else _read(Path(weights))
@@ -185,11 +202,26 @@ def load(
     wrong = sorted(k for k in ours if k not in wanted or ours[k].shape != wanted[k].shape)
     if wrong:
         raise BackboneError(f"{source} weights do not fit this model at {', '.join(wrong)}")
-    table = next(v for k, v in state.items() if _PREFIX.sub("", k) == "pos_embed")[0]
-    if (table.float() - model.positions).abs().max() > 1e-4:
+    given = _plain(state)
+    if not _equal(given["pos_embed"][0], model.positions):
         raise BackboneError(f"{source} weights have learned positions; ours are fixed sin-cos")
+    for key, wave in _ROPE.items():
+        angles = rope_2d(model.size.width // model.size.heads, model.grid)
+        if key in given and not _equal(given[key], wave(angles).repeat_interleave(2, 1)):
+            raise BackboneError(
+                f"{source} weights were trained with other rotary positions than ours at {key}; "
+                "ours count patches from 0 with base 10000"
+            )
     model.load_state_dict(ours)
     return model.eval()
+
+
+def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {_PREFIX.sub("", key): value for key, value in state.items()}
+
+
+def _equal(table: Tensor, ours: Tensor) -> bool:
+    return table.shape == ours.shape and bool((table.float() - ours).abs().max() <= 1e-4)
 
 
 def _family(source: str) -> str:
@@ -219,7 +251,7 @@ def _read(path: Path) -> Mapping[str, Tensor]:
             f"{path} is damaged or holds more than tensors, which is refused because it can run "
             "code; if you trust it, save its state dict alone with torch.save"
         ) from None
-    for key in ("ema", "model", "state_dict"):
+    for key in ("ema", "ema_state_dict", "model", "model_state_dict", "state_dict"):
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
             found = found[key]
             break

@@ -39,13 +39,13 @@ def sincos_2d(width: int, grid: tuple[int, int]) -> Tensor:
 def rope_2d(size: int, grid: tuple[int, int], base: float = 10000.0) -> Tensor:
     """Return the angles (H W, size / 2) of a head's channel pairs: half by row, half by column.
 
-    Positions are scaled to a side of 16 patches, so that a model moves between resolutions
-    (LightningDiT, arXiv 2501.01423, after EVA-02).
+    A position is the number of the row or column, at every size of the grid (LightningDiT, arXiv
+    2501.01423, after EVA-02, with its `pt_seq_len` the side of the grid).
     """
     rows, columns = grid
     rate = base ** -(torch.arange(size // 4, dtype=torch.float64) / (size // 4))
-    row = torch.arange(rows, dtype=torch.float64).mul(16 / rows).repeat_interleave(columns)
-    column = torch.arange(columns, dtype=torch.float64).mul(16 / columns).repeat(rows)
+    row = torch.arange(rows, dtype=torch.float64).repeat_interleave(columns)
+    column = torch.arange(columns, dtype=torch.float64).repeat(rows)
     return torch.cat([row[:, None] * rate, column[:, None] * rate], dim=1).float()
 
 

@@ -43,7 +43,7 @@ class MambaOptions:
         conv: `true` (taps by distance along the full path, absent tokens count as 0), `compact`
             (taps over the present tokens) or `none`.
         gap: What the scan does about absent tokens: `off` (nothing), `decay` (the state decays over
-            them) or `dt` (the step is as long as the gap, at most 4).
+            them) or `dt` (the step is as long as the gap), over at most 4 steps.
         mixer: `mamba2` or `mamba1`.
         state: State channels N; None takes the size's for Mamba-2 and 16 for Mamba-1.
         chunk: Tokens of one SSD chunk.

@@ -122,7 +122,8 @@ class RWKVBlock(Block):
                 counts present tokens only, as the released code does.
             missing: `self`, `zero` or `nearest`: what stands in for an absent neighbour of the
                 token shift.
-            key_norm: LayerNorm on the keys, which appear in an exponent.
+            key_norm: LayerNorm on the keys, which appear in an exponent (upstream's option of that
+                name normalises the output of WKV and the channel mix's hidden layer instead).
             kernel: `auto`, `torch` or a kernel of `backbones.ops.biwkv`.
         """
 

@@ -88,8 +88,8 @@ def rope_angles(size, grid):
         for x in range(columns):
             for i in range(size // 4):
                 rate = 10000.0 ** (-i / (size // 4))
-                out[y * columns + x, i] = y * 16 / rows * rate
-                out[y * columns + x, size // 4 + i] = x * 16 / columns * rate
+                out[y * columns + x, i] = y * rate
+                out[y * columns + x, size // 4 + i] = x * rate
     return out.float().double()
 
 

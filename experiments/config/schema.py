@@ -155,6 +155,10 @@ class Config:
         values["train"].update(compile="none", tf32=True)
         if keep_steps:
             values["train"]["steps"] = steps
+        for group, key in (("guidance", "channels"), ("data", "shape")):
+            # Not set, they leave runs that are older than these keys their names.
+            if values[group].get(key) is None:
+                values[group].pop(key, None)
         values["data_fingerprint"] = data_fingerprint(self.data)
         if self.init:
             from experiments.config.parent import parent_digest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,10 @@ TASKS = ("class", "text", "none")
 
 class DataError(UserError):
     """Data that are missing, damaged, or laid out otherwise than they should be."""
+
+
+class ShapeError(DataError):
+    """Latents of another shape than `data.shape`."""
 
 
 def _require(ok: bool, message: str) -> None:
@@ -105,6 +109,7 @@ class LatentsOptions(DataOptions):
         sigma_data: Standard deviation that the objective assumes.
         path: Folder of the store: from `experiments/prepare.py`, WebDataset tars, or
             LightningDiT's shards.
+        shape: (C, H, W) that the latents must have, or None for any.
         test: A second store for the held-out split, or None.
         held_out: Number of samples taken out of `path` for the held-out split where `test` is None.
         flip: `auto`: stored flips where there are any; `mirror`: mirror the latent itself; `none`.
@@ -123,6 +128,7 @@ class LatentsOptions(DataOptions):
 
     name: str = "latents"
     path: str | None = None
+    shape: Sequence[int] | None = None
     test: str | None = None
     held_out: int = 0
     flip: str = "auto"
@@ -138,6 +144,11 @@ class LatentsOptions(DataOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _require(
+            self.shape is None
+            or (len(self.shape) == 3 and all(type(n) is int and n > 0 for n in self.shape)),
+            f"data.shape={self.shape}: expected null or three sizes such as data.shape=[32,16,16]",
+        )
         _one_of("flip", self.flip, ("auto", "mirror", "none"))
         _one_of("scale", self.scale, ("factor", "std"))
         _one_of("kind", self.kind, ("auto", "sample", "moments"))

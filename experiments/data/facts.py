@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.data.data_options import DataOptions, LatentsOptions, parse
+from experiments.data.data_options import DataOptions, LatentsOptions, ShapeError, parse
 
 # (C, H, W), classes, (L, E) of captions.
 _EMBEDDED = {
@@ -31,20 +31,34 @@ def facts(options: DataOptions | Mapping[str, Any]) -> dict[str, Any]:
     """Return shape, number of classes and caption shape as `build.describe_data` names them.
 
     Args:
-        options: Of any data set; a latent store that is not there yet counts as ImageNet-256.
+        options: Of any data set; a latent store that is not there yet has `data.shape`, or counts
+            as ImageNet-256.
+
+    Raises:
+        ShapeError: The latents are of another shape than `data.shape`.
     """
     chosen = parse(options)
     shape, classes, text = _EMBEDDED.get(chosen.name, _LATENTS)
     if isinstance(chosen, LatentsOptions):
         manifest = _manifest(chosen)
+        found = list(manifest["shape"]) if manifest else _peek(chosen)
+        wanted = list(chosen.shape or found or shape)
+        if found and found != wanted:
+            raise ShapeError(
+                f"data.shape={wanted}: the latents in {chosen.path} are {_times(found)}, and a "
+                "model of their size would be another one at another cost; give data.path "
+                f"latents of {_times(wanted)} (VA-VAE f16d32 makes 32x16x16 of 256x256 pixels)"
+            )
+        shape = wanted
         if manifest:
-            shape = list(manifest["shape"])
             classes = len(manifest["classes"])
             text = list(manifest["text"]["shape"])[1:] if manifest.get("text") else None
-        else:
-            shape = _peek(chosen) or shape
         classes = chosen.num_classes if chosen.num_classes is not None else classes
     return {"name": chosen.name, "shape": shape, "num_classes": classes, "text": text}
+
+
+def _times(shape: list[int]) -> str:
+    return "x".join(map(str, shape))
 
 
 def _manifest(options: LatentsOptions) -> dict[str, Any] | None:

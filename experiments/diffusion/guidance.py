@@ -18,6 +18,7 @@ from torch import Tensor
 from experiments.diffusion.diffusion_options import (
     APGOptions,
     AutoOptions,
+    CFGOptions,
     DiffusionError,
     GuidanceOptions,
     ICGOptions,
@@ -150,9 +151,17 @@ class Guidance:
 class CFG(Guidance):
     """Classifier-free guidance; with `low` and `high` a limited interval."""
 
+    options: CFGOptions
+
     def guided(self, progress: float) -> list[Pass]:
         """Return the conditional and the null pass, which are one batch."""
         return [Pass(), Pass(label="null")]
+
+    def combine(self, outputs: list[Tensor], memory: dict[str, Tensor]) -> Tensor:
+        """Mix the passes, in the first `channels` alone where the options say so."""
+        mixed = super().combine(outputs, memory)
+        n = self.options.channels
+        return mixed if n is None else torch.cat([mixed[:, :n], outputs[0][:, n:]], dim=1)
 
 
 class Routed(Guidance):
@@ -241,7 +250,7 @@ class ICG(Guidance):
         return [Pass(), Pass(label="random")]
 
 
-class APG(CFG):
+class APG(Guidance):
     """Adaptive projected guidance: CFG's difference with momentum, a norm limit, and projection.
 
     Sadat et al. 2024, Algorithm 1: the part of the difference parallel to the conditional
@@ -249,6 +258,10 @@ class APG(CFG):
     """
 
     options: APGOptions
+
+    def guided(self, progress: float) -> list[Pass]:
+        """Return the conditional and the null pass, which are one batch."""
+        return [Pass(), Pass(label="null")]
 
     def combine(self, outputs: list[Tensor], memory: dict[str, Tensor]) -> Tensor:
         """Return `D_c + (w - 1) (orthogonal + eta * parallel)`."""

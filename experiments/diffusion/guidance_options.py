@@ -31,14 +31,27 @@ class GuidanceOptions:
 
 @dataclass(frozen=True)
 class CFGOptions(GuidanceOptions):
-    """Classifier-free guidance (Ho & Salimans 2022): `D = null + scale * (cond - null)`."""
+    """Classifier-free guidance (Ho & Salimans 2022): `D = null + scale * (cond - null)`.
+
+    `channels` guides the first so many alone and leaves the others conditional: 3 in the published
+    sampling of DiT, SiT and LightningDiT, whatever their latents have.
+    """
 
     name: str = "cfg"
     scale: float = 1.5
+    channels: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.channels is None or self.channels >= 1,
+            f"guidance.channels={self.channels}: null (all) or a number of 1 or more is needed; "
+            "3 is that of DiT's and SiT's sampling",
+        )
 
 
 @dataclass(frozen=True)
-class IntervalOptions(GuidanceOptions):
+class IntervalOptions(CFGOptions):
     """CFG at a limited interval of noise levels only (Kynkaanniemi et al. 2024)."""
 
     name: str = "interval"

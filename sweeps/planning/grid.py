@@ -7,7 +7,8 @@
     axes: {train.lr: [1e-3, 1e-4]}        # product (optional)
     zip: {size: [S, B], train.lr: [1, 2]} # columns of equal length (optional)
     seeds: [0]
-    fits: [route]                         # a cell whose route does not fit the depth is left out
+    fits: [route, data]                   # a cell whose route does not fit the depth, or whose
+                                          # data.shape the latents do not have, is left out
     scales:                               # merged over the above for `scale=...`
       paper: {base: {size: B/2}}
       tiny: {refused: "why this grid makes no sense at this scale"}

@@ -146,7 +146,8 @@ def _filled(value: Any, parent: Run | None) -> Any:
 
 
 def _train(made: Plan, cell: Cell, parent: Run | None, budget: Budget | None) -> Run | None:
-    from experiments.config.compose import load
+    from experiments.config import load
+    from experiments.data.data_options import ShapeError
     from routing.route import RouteError
 
     words = _words(made, cell, parent)
@@ -158,8 +159,8 @@ def _train(made: Plan, cell: Cell, parent: Run | None, budget: Budget | None) ->
                 f"train.steps={steps}"
             ]
             config = load(words)
-    except RouteError as error:
-        if "route" not in cell.fits:
+    except (RouteError, ShapeError) as error:
+        if ("route" if isinstance(error, RouteError) else "data") not in cell.fits:
             raise SweepError(f"{cell.label or 'the cell'}: {error}") from None
         made.left_out.append((cell.label, str(error)))
         return None

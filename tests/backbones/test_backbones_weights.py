@@ -12,6 +12,7 @@ import backbones
 from backbones import Backbone, import_weights
 from backbones.layers import sincos_2d
 from backbones.sizes import BackboneError
+from experiments.diffusion import create_objective
 
 torch.set_num_threads(1)
 D, HEADS, DEPTH, CLASSES, SIDE, PATCH, C = 32, 2, 3, 5, 4, 2, 4
@@ -53,20 +54,40 @@ def published(source, patch=PATCH, learn_sigma=True):
             for norm in ("q_norm", "k_norm"):
                 state[f"blocks.{b}.attn.{norm}.weight"] = torch.rand(size)
         for part in ("cos", "sin"):
-            state[f"feat_rope.freqs_{part}"] = torch.zeros((SIDE // patch) ** 2, size)
+            wave = getattr(torch, part)
+            state[f"feat_rope.freqs_{part}"] = wave(rotary(size, SIDE // patch))
     return state
 
 
-def plain_dit(s, x, t, y):
-    """The published DiT, written out from its state dict (no rotary positions)."""
+def rotary(size, side):
+    """The published table of angles (side^2, size): pairs of channels, first by row, then by column."""
+    rates = 1 / 10000 ** (torch.arange(0, size // 2, 2).float() / (size // 2))
+    line = (torch.arange(side)[:, None] * rates).repeat_interleave(2, dim=1)
+    return torch.cat([line.repeat_interleave(side, dim=0), line.repeat(side, 1)], dim=1)
+
+
+def plain(s, x, t, y):
+    """The published networks, written out from their state dicts: DiT, SiT, TREAD and LightningDiT."""
+    patch = s["x_embedder.proj.weight"].shape[-1]
+
+    def rms(name, z):
+        return z * (z.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * s[f"{name}.weight"]
+
+    def turned(name, z):
+        if "feat_rope.freqs_cos" not in s:
+            return z
+        z = rms(name, z) if f"{name}.weight" in s else z
+        half = torch.stack([-z[..., 1::2], z[..., ::2]], dim=-1).flatten(-2)
+        return z * s["feat_rope.freqs_cos"] + half * s["feat_rope.freqs_sin"]
 
     def lin(name, z):
         return F.linear(z, s[f"{name}.weight"], s[f"{name}.bias"])
 
-    def modulated(z, shift, scale):
-        return F.layer_norm(z, (D,), eps=1e-6) * (1 + scale[:, None]) + shift[:, None]
+    def modulated(norm, z, shift, scale):
+        z = rms(norm, z) if f"{norm}.weight" in s else F.layer_norm(z, (D,), eps=1e-6)
+        return z * (1 + scale[:, None]) + shift[:, None]
 
-    z = F.conv2d(x, s["x_embedder.proj.weight"], s["x_embedder.proj.bias"], stride=PATCH)
+    z = F.conv2d(x, s["x_embedder.proj.weight"], s["x_embedder.proj.bias"], stride=patch)
     z = z.flatten(2).transpose(1, 2) + s["pos_embed"]
     rates = torch.exp(-torch.log(torch.tensor(10000.0)) * torch.arange(128) / 128)
     angles = t[:, None] * rates
@@ -76,39 +97,82 @@ def plain_dit(s, x, t, y):
         m = lin(f"blocks.{b}.adaLN_modulation.1", F.silu(c)).chunk(6, dim=1)
         q, k, v = (
             p.unflatten(-1, (HEADS, -1)).transpose(1, 2)
-            for p in lin(f"blocks.{b}.attn.qkv", modulated(z, m[0], m[1])).chunk(3, dim=-1)
+            for p in lin(f"blocks.{b}.attn.qkv", modulated(f"blocks.{b}.norm1", z, *m[:2])).chunk(3, -1)
         )
+        q, k = turned(f"blocks.{b}.attn.q_norm", q), turned(f"blocks.{b}.attn.k_norm", k)
         a = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         z = z + m[2][:, None] * lin(f"blocks.{b}.attn.proj", a)
-        h = lin(f"blocks.{b}.mlp.fc1", modulated(z, m[3], m[4]))
-        z = z + m[5][:, None] * lin(f"blocks.{b}.mlp.fc2", F.gelu(h, approximate="tanh"))
+        h = modulated(f"blocks.{b}.norm2", z, m[3], m[4])
+        if f"blocks.{b}.mlp.w12.weight" in s:
+            gate, h = lin(f"blocks.{b}.mlp.w12", h).chunk(2, dim=-1)
+            h = lin(f"blocks.{b}.mlp.w3", F.silu(gate) * h)
+        else:
+            h = F.gelu(lin(f"blocks.{b}.mlp.fc1", h), approximate="tanh")
+            h = lin(f"blocks.{b}.mlp.fc2", h)
+        z = z + m[5][:, None] * h
     shift, scale = lin("final_layer.adaLN_modulation.1", F.silu(c)).chunk(2, dim=1)
-    z = lin("final_layer.linear", modulated(z, shift, scale))
-    side = SIDE // PATCH
-    z = z.reshape(len(x), side, side, PATCH, PATCH, -1).permute(0, 5, 1, 3, 2, 4)
+    z = lin("final_layer.linear", modulated("final_layer.norm_final", z, shift, scale))
+    side = SIDE // patch
+    z = z.reshape(len(x), side, side, patch, patch, -1).permute(0, 5, 1, 3, 2, 4)
     return z.reshape(len(x), -1, SIDE, SIDE)
 
 
 @pytest.mark.parametrize("learn_sigma", [True, False])
-@pytest.mark.parametrize("source", ["dit", "sit", "tread"])
-def test_published_dit_computes_the_same(source, learn_sigma):
-    state = published(source, learn_sigma=learn_sigma)
+@pytest.mark.parametrize("patch", [1, 2])
+@pytest.mark.parametrize("source", list(import_weights.SOURCES))
+def test_published_networks_compute_the_same(source, patch, learn_sigma):
+    state = published(source, patch, learn_sigma)
     model = import_weights.load(state, source, heads=HEADS)
     x, t, y = torch.randn(3, C, SIDE, SIDE), torch.rand(3) * 1000, torch.tensor([0, 4, 5])
-    torch.testing.assert_close(model(x, t, y), plain_dit(state, x, t, y), rtol=1e-4, atol=1e-4)
+    want = plain(state, x, t, y)
+    if source in ("sit", "lightningdit"):
+        want = want.chunk(2, dim=1)[0] if learn_sigma else want  # as their own forward does
+    torch.testing.assert_close(model(x, t, y), want, rtol=1e-4, atol=1e-4)
     assert not model.training
+
+
+@pytest.mark.parametrize("source", ["sit", "lightningdit"])
+def test_the_objective_of_weights_that_count_time_towards_data(source):
+    """SiT: x_t = t x + (1 - t) noise, the network gets t in [0, 1] and says dx_t/dt = x - noise."""
+    state = published(source)
+    model = import_weights.load(state, source, heads=HEADS)
+    path = create_objective(import_weights.OBJECTIVES[source])
+    x, noise = torch.randn(2, 3, C, SIDE, SIDE)
+    y = torch.arange(3)
+    t = torch.tensor([0.1, 0.5, 0.9])
+    part = t[:, None, None, None]
+    seen = part * x + (1 - part) * noise
+    velocity = plain(state, seen, t, y)[:, :C]
+    found = path.denoise(model, seen, 1 - t, y=y)
+    torch.testing.assert_close(found, seen + (1 - part) * velocity, rtol=1e-4, atol=1e-4)
+    loss = path.loss(model, x, noise, 1 - t, y=y)
+    square = (velocity - (x - noise)) ** 2
+    if source == "lightningdit":
+        square = square + (1 - F.cosine_similarity(velocity, x - noise, dim=1))[:, None]
+    torch.testing.assert_close(loss, square, rtol=1e-3, atol=1e-3)
+
+
+def test_the_sit_experiment_and_the_published_weights_agree():
+    from experiments.config import load
+    from experiments.diffusion.diffusion_options import FlowOptions
+
+    found, theirs = load(["experiment=sit"]).objective, import_weights.OBJECTIVES["sit"]
+    assert all(found[key] == theirs[key] for key in ("name", "time_scale", "reverse"))
+    # A saved run that does not say is of the flow as it was.
+    assert (FlowOptions().time_scale, FlowOptions().reverse) == (1000.0, False)
+
+
+def test_other_rotary_positions_are_refused():
+    state = published("lightningdit", patch=1)
+    state["feat_rope.freqs_sin"] = rotary(D // HEADS, SIDE).mul(16 / SIDE).sin()
+    with pytest.raises(BackboneError, match="other rotary positions.*freqs_sin"):
+        import_weights.load(state, "lightningdit")
 
 
 def test_published_lightningdit():
     state = published("lightningdit", patch=1, learn_sigma=False)
     model = import_weights.load(state, "lightningdit")
     assert (model.name, model.size.heads, model.num_classes) == ("lightningdit", HEADS, CLASSES)
-    block = model.stack.blocks[1]
-    assert torch.equal(block.norms[1].weight, state["blocks.1.norm2.weight"])
-    assert torch.equal(block.attention.k_norm.weight, state["blocks.1.attn.k_norm.weight"])
-    assert torch.equal(block.mlp.w12.bias, state["blocks.1.mlp.w12.bias"])
-    assert torch.equal(model.head.norm.weight, state["final_layer.norm_final.weight"])
-    assert torch.isfinite(model(torch.randn(2, C, SIDE, SIDE), torch.rand(2), None)).all()
     # Nothing that was published is lost but the tables.
     kept = sum(p.numel() for p in model.state_dict().values())
     tables = ("pos_embed", "feat_rope")
@@ -121,6 +185,24 @@ def test_wrappers_and_checkpoints(tmp_path):
     torch.save({"model": {}, "ema": wrapped, "opt": {"lr": 1.0}}, tmp_path / "dit.pt")
     model = import_weights.load(tmp_path / "dit.pt", "dit", heads=HEADS)
     assert torch.equal(model.time.mlp[2].bias, state["t_embedder.mlp.2.bias"])
+
+
+def test_a_checkpoint_of_treads_training_gives_its_moving_average(tmp_path):
+    """It holds the state of the EDM wrapper around the network, not that of the network."""
+    state = published("tread", learn_sigma=False)
+    saved = {
+        "epoch": 3, "model_state_dict": {f"module.model.{k}": v * 0 for k, v in state.items()},
+        "ema_state_dict": {f"model.{k}": v for k, v in state.items()},
+        "optimizer_state_dict": {"state": {}, "param_groups": [{"lr": 1e-4}]},
+    }  # fmt: skip
+    torch.save(saved, tmp_path / "tread.pt")
+    model = import_weights.load(tmp_path / "tread.pt", "tread", heads=HEADS)
+    x, t, y = torch.randn(3, C, SIDE, SIDE), torch.tensor([0.02, 1.0, 80.0]), torch.arange(3)
+    # EDM's preconditioning at sigma_data 0.5, written out.
+    sigma, root = t[:, None, None, None], (t**2 + 0.25).sqrt()[:, None, None, None]
+    want = 0.25 / root**2 * x + sigma * 0.5 / root * plain(state, x / root, t.log() / 4, y)
+    found = create_objective(import_weights.OBJECTIVES["tread"]).denoise(model, x, t, y=y)
+    torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
 
 
 def test_the_command_line_that_dit_saves_beside_its_weights_is_no_obstacle(tmp_path):
@@ -193,7 +275,7 @@ def test_damaged_and_foreign_files(tmp_path):
     with pytest.raises(BackboneError, match="not a whole safetensors file"):
         Backbone.from_pretrained(tmp_path)
     save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
-    with pytest.raises(BackboneError, match="weights.load"):
+    with pytest.raises(BackboneError, match="import_weights.load"):
         Backbone.from_pretrained(tmp_path)
 
 

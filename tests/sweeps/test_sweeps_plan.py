@@ -68,6 +68,26 @@ def test_a_route_that_does_not_fit_is_left_out_or_refused(tmp_path):
         planned(tmp_path, fits=["route"], axes={"route": ["2-20"]})
 
 
+def test_lightningdits_row_of_the_main_table_wants_its_own_latents(tmp_path):
+    from data_tools import latents, write_store
+
+    stable = write_store(tmp_path / "s", latents(8, side=32), [0] * 8)
+    words = [f"data.path={stable}", f"paths.runs={tmp_path / 'runs'}", "route=none"]
+    made = plan.plan(grid.load("main_table"), "paper", overrides.parse(words))
+    ((label, why),) = made.left_out
+    assert "backbone=lightningdit" in label and "the latents in" in why and "4x32x32" in why
+    assert len(made.runs) == 10 and not any("lightningdit" in run.name for run in made.runs)
+    with pytest.raises(SweepError, match="no cell fits at scale paper.*4x32x32"):
+        row = overrides.parse([*words, "backbone=lightningdit"])
+        plan.plan(grid.load("main_table"), "paper", row)
+    # Its own are not there yet: the row is planned at their shape, 256 tokens an image.
+    made = plan.plan(grid.load("main_table"), "paper", overrides.parse(["backbone=lightningdit"]))
+    config = made.configs[made.runs[0].name]
+    assert 50e18 < 6 * budget.training_macs(config) < 80e18
+    assert (config.data["scale"], config.backbone["qk_norm"]) == ("std", False)
+    assert (config.objective["time_scale"], config.objective["reverse"]) == (1.0, True)
+
+
 def test_a_wrong_key_names_its_cell(tmp_path):
     with pytest.raises(
         SweepError, match="seed=0: unknown key train.stesp; did you mean train.steps"

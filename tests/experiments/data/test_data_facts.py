@@ -1,7 +1,9 @@
 import pytest
 from data_tools import latents, write_lightning, write_store, write_tars
 
+from experiments.config import load
 from experiments.data import create
+from experiments.data.data_options import DataError, ShapeError
 from experiments.data.facts import facts, fingerprint
 
 LABELS = [k % 4 for k in range(8)]
@@ -35,6 +37,24 @@ def test_facts_of_latents_are_read_from_headers(tmp_path, layout):
     assert tuple(known["shape"]) == data.shape and known["num_classes"] == data.num_classes
     # Opening tars leaves a list of positions there; that is no other data.
     assert fingerprint(options) == before != "absent"
+
+
+def test_latents_of_another_shape_than_asked_are_refused(tmp_path):
+    words = ["scale=paper", "size=T/1", "backbone=lightningdit"]
+    vavae = write_lightning(tmp_path / "v", latents(8, 32, side=16), latents(8, 32, side=16), LABELS)
+    stable = write_store(tmp_path / "s", latents(8, side=32), LABELS)
+    for path in (vavae, tmp_path / "nowhere"):
+        config = load([*words, f"data.path={path}", "data.shape=[32,16,16]"])
+        assert facts(config.data)["shape"] == [32, 16, 16]
+    with pytest.raises(ShapeError, match=r"are 4x32x32.*give data\.path latents of 32x16x16"):
+        load([*words, f"data.path={stable}", "data.shape=[32,16,16]"])
+    # The backbone itself takes any latents, and a key that is not set names no run anew.
+    words += [f"data.path={stable}", "guidance=cfg"]
+    old = load(words)
+    del old.data["shape"], old.guidance["channels"]
+    assert old.name == load(words).name != load([*words, "guidance.channels=3"]).name
+    with pytest.raises(DataError, match=r"data\.shape=\[32, 16\]: expected null or three sizes"):
+        load([*words, "data.shape=[32,16]"])
 
 
 def test_facts_of_what_is_not_there(tmp_path):

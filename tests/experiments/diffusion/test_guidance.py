@@ -83,6 +83,19 @@ def test_cfg_in_one_batch():
     assert model.calls[0].y.tolist() == [1, 3, 5, 5]
 
 
+@pytest.mark.parametrize("name", ["cfg", "interval"])
+def test_the_first_channels_alone_are_guided(name):
+    """The published sampling of DiT, SiT and LightningDiT: the others stay conditional."""
+    given, null = torch.randn(2, 3, 4, 2, 2)
+    guidance = create_guidance({"name": name, "scale": 4.0, "channels": 3})
+    want = given.clone()
+    want[:, :3] = null[:, :3] + 4 * (given[:, :3] - null[:, :3])
+    torch.testing.assert_close(guidance.combine([given, null], {}), want)
+    assert torch.equal(guidance.combine([given], {}), given)
+    with pytest.raises(DiffusionError, match=r"guidance\.channels=0: null"):
+        create_guidance({"name": name, "channels": 0})
+
+
 def test_scale_one_is_no_second_pass():
     for name in ("cfg", "icg", "apg", "interval"):
         model = Recorder()
