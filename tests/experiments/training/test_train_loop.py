@@ -19,7 +19,6 @@ from small import small
 
 from experiments.runtime import console, signals
 from experiments.runtime.command import Interrupted
-from experiments.runtime.locks import LockedError, locked
 from experiments.training import build, checkpoint
 from experiments.training.loop import Diverged, Run, train
 from experiments.training.session import finished
@@ -302,26 +301,6 @@ def test_a_block_of_handlers_inside_another_forgets_no_signal():
     with signals.installed():
         assert signals.requested() is None
     assert [signal.getsignal(getattr(signal, name)) for name in signals.NAMES] == before
-
-
-def test_two_writers_are_refused_and_a_dead_lock_is_not(tmp_path):
-    (tmp_path / "lock").write_text('{"host": "gone", "pid": 1}')
-    with locked(tmp_path), pytest.raises(LockedError, match="process .* on "), locked(tmp_path):
-        pass
-    with locked(tmp_path):
-        pass
-
-
-def test_a_file_system_without_locks_is_not_another_process(tmp_path, monkeypatch):
-    import errno
-    import fcntl
-
-    def refuse(*_):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(LockedError, match="cannot be locked .*flock$"), locked(tmp_path):
-        pass
 
 
 def test_ema_follows_the_weights(tmp_path):
