@@ -368,3 +368,26 @@ def test_freed_memory_is_kept_for_the_next_step():
         for kept in "01"
     ]  # fmt: skip
     assert count[1] < count[0] / 10, "64 MB, twenty times: pages once, not each time"
+
+
+@pytest.mark.parametrize(
+    "name, line",
+    [
+        ("metrics.jsonl", '{"loss": 1.0}'), ("metrics.jsonl", '{"step": 6, "loss": "a"}'),
+        ("metrics.jsonl", '{"step": 6, "images_per_s": []}'), ("metrics.jsonl", '{"step": 6, "loss": 1e999}'),
+        ("metrics.jsonl", None), ("scores.jsonl", '{"step": 6}'), ("scores.jsonl", '{"step": 6, "metric": [], "value": 1}'),
+    ],
+)  # fmt: skip
+def test_a_damaged_line_does_not_keep_a_run_from_its_end(name, line, tmp_path, capsys):
+    config = small(tmp_path)
+    folder = train(config)
+    # Killed after its last step, before its summary.
+    (folder / "summary.json").unlink()
+    with (folder / name).open("a" if line else "w") as stream:
+        stream.write(f"{line}\n" if line else "")
+    capsys.readouterr()
+    assert train(config) == folder
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["status"], summary["step"], summary["scores"]) == ("done", 6, {})
+    assert (summary["loss"] is None) == (line is None)
+    assert "images per second" in capsys.readouterr().out
