@@ -22,7 +22,6 @@ from PIL import Image
 from analysis import figures, tables
 from analysis.figures.sample_grids import picture
 from analysis.figures.style import Plot
-from analysis.files import atomic_write
 from analysis.runs import compare
 from analysis.runs.comparison_groups import Base
 from analysis.runs.statistics import ENOUGH_SEEDS
@@ -32,6 +31,7 @@ from analysis.tables.memorisation import Memory
 from analysis.tables.render import frame_csv, plain, to_html
 from analysis.tables.speedup import headline_cell
 from analysis.tables.table import Column, Entry, Table, build, words
+from experiments.runtime.files import atomic_write
 
 TEMPLATES = Path(__file__).with_name("templates")
 _MOST_GRIDS = 48

@@ -21,8 +21,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from analysis.files import atomic_path, atomic_write
 from analysis.tables.render import frame_csv
+from experiments.runtime.files import atomic_path, atomic_write
 
 STYLE = Path(__file__).with_name("paper.mplstyle")
 COLOURS = {

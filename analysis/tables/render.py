@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.files import atomic_write
 from analysis.runs.run_records import AnalysisError
 from analysis.tables.table import Column, Entry, Row, Table
+from experiments.runtime.files import atomic_write
 from routing.errors import suggest
 
 _LATEX = {

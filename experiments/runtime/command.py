@@ -72,7 +72,7 @@ _FOLDER_ERRORS = (
     errno.ENAMETOOLONG,
 )  # fmt: skip
 _NOT_DISKS = ("/proc/", "/sys/", "/dev/")
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 # 128 + signal number, as shells report a process that a signal ended.
 EXIT_CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGUSR2": 140, "SIGUSR1": 138}
@@ -123,6 +123,26 @@ def os_error_text(error: OSError) -> str | None:
     )
 
 
+# What others raise as a RuntimeError, by a part of its message.
+_KNOWN = {
+    "torchvision::nms does not exist": "torch and torchvision come from different builds (a CPU "
+    "torch beside a CUDA torchvision); "
+    "reinstall both from one index: pip install --force-reinstall torch torchvision",
+    "determine home directory": "a path begins with ~NAME and this machine has no user of that "
+    "name; write the path in full, or ./~NAME for what bears that name here",
+}
+_LONGEST = 1000
+
+
+def print_error(error: object) -> None:
+    """Print one line: of a message beyond bounds its beginning and its end, which is the advice."""
+    text = str(error)
+    if len(text) > _LONGEST:
+        head, tail = text[: _LONGEST * 2 // 3], text[-_LONGEST // 4 :]
+        text = f"{head} ... ({len(text) - len(head) - len(tail)} characters) ... {tail}"
+    print(f"error: {text}", file=sys.stderr)
+
+
 def run_command(
     command: Callable[[list[str]], int | None], argv: Sequence[str] | None = None
 ) -> int:
@@ -141,7 +161,7 @@ def run_command(
         check_packages()
         return command(arguments) or 0
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         return 2
     except Interrupted as error:
         print(str(error), file=sys.stderr)
@@ -157,15 +177,11 @@ def run_command(
         text = os_error_text(error)
         if text is None:
             raise
-        print(f"error: {text}", file=sys.stderr)
+        print_error(text)
         return 2
     except RuntimeError as error:
-        if "torchvision::nms does not exist" not in str(error):
+        known = [said for part, said in _KNOWN.items() if part in str(error)]
+        if not known:
             raise
-        print(
-            "error: torch and torchvision come from different builds (a CPU torch beside a CUDA "
-            "torchvision); "
-            "reinstall both from one index: pip install --force-reinstall torch torchvision",
-            file=sys.stderr,
-        )
+        print_error(known[0])
         return 2

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from data_tools import latents, write_store
 from safetensors.torch import load_file
 from small import small
 
@@ -89,6 +91,15 @@ def test_micro_batch_auto_takes_all_where_it_fits_and_less_where_not(tmp_path, m
     assert memory.micro_batches(tight, 8) == [(0, 2), (2, 4), (4, 6), (6, 8)]
 
 
+def test_what_a_model_too_large_is_advised_is_taken(tmp_path, monkeypatch):
+    from experiments.runtime import memory
+
+    monkeypatch.setattr(memory, "available_memory", lambda: 0)
+    with pytest.raises(memory.MemoryLimit, match="routing.checkpoint=") as caught:
+        memory.micro_batches(make_run(small(tmp_path, "train.micro_batch=auto")), 8)
+    assert small(tmp_path, re.search(r"routing\.checkpoint=\w+", str(caught.value))[0])
+
+
 def test_out_of_memory_names_the_value_to_type(tmp_path, monkeypatch):
     def fail(self, rows, batch=None):
         raise RuntimeError(
@@ -153,6 +164,19 @@ def test_a_run_that_diverges_stops_and_says_where(tmp_path, monkeypatch):
         Diverged, match=r"step 8: .*steps in a row.*times .* samples .*step-0000000"
     ):
         train(config, quiet=True)
+
+
+def test_data_that_are_not_finite_are_named_and_not_the_learning_rate(tmp_path):
+    arrays = latents(12)
+    arrays[3:] = float("nan")
+    write_store(tmp_path / "store", arrays)
+    config = small(
+        tmp_path, "data=latents", f"data.path={tmp_path / 'store'}", "task=none", "size=T/2",
+        "guidance=none", "train.steps=20", "train.max_bad_steps=3", "train.label_drop=0",
+    )  # fmt: skip
+    with pytest.raises(Diverged, match="the data hold NaN") as caught:
+        train(config, quiet=True)
+    assert "train.lr" not in str(caught.value)
 
 
 def test_roll_back_goes_on_with_other_numbers(tmp_path, monkeypatch):
