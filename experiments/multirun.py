@@ -97,7 +97,7 @@ def multirun(argv: list[str]) -> int:
             f"(hydra-core {hydra.__version__} "
             "is installed): python -m sweeps launch does the same here"
         )
-    from experiments.config.schema import readable
+    from experiments.config.compose import readable
 
     # Flags and Hydra's own words as they are.
     argv = [readable(w) if "=" in w and not w.startswith(("-", "hydra")) else w for w in argv]
