@@ -15,12 +15,11 @@ if TYPE_CHECKING:
     from routing.layout import Layout, LayoutError, Order
     from routing.learned import Fuse, LearnedRouter
     from routing.options import RoutingError, RoutingOptions
-    from routing.reuse import Reuse
     from routing.rng import Draws
     from routing.route import MODES, Route, RouteError, Segment, keep_count
     from routing.schedule import RouteSchedule, Schedule, ScheduleError
     from routing.selection import Selection, SelectionError, select
-    from routing.stack import Routing, Stack, StackOutput
+    from routing.stack import Reuse, Routing, Stack, StackOutput
 
 _HOME = {
     "attach": "attached.hooks",
@@ -45,7 +44,7 @@ _HOME = {
     "Schedule": "schedule",
     "RouteSchedule": "schedule",
     "ScheduleError": "schedule",
-    "Reuse": "reuse",
+    "Reuse": "stack",
     "Fuse": "learned",
     "LearnedRouter": "learned",
     "Stack": "stack",

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from routing.errors import UserError, suggest
 from routing.route import MODES, Route, keep_count
 from routing.schedule import RouteSchedule, Schedule
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from routing.rng import Draws
-    from routing.spec import Routing
-    from routing.stack import Stack
 
 REINSERT = ("identity", "sum_input", "none")
 LEARNED = ("none", "fuse", "router")
@@ -59,6 +51,19 @@ class RoutingOptions:
     schedule: str = "constant"
     off_after: float = 1.0
 
+    def resolve(self, depth: int, name: str = "the model") -> RouteSchedule:
+        """Parse what the steps need: the resolved route and the factor of its rate over a run.
+
+        Args:
+            depth: Number of blocks.
+            name: What to call the model in an error.
+
+        Raises:
+            UserError: A `RouteError` or `ScheduleError`.
+        """
+        stages = RouteSchedule.parse(self.route).resolve(depth, name).stages
+        return RouteSchedule(stages, Schedule.parse(self.schedule), self.off_after)
+
     def check(
         self, depth: int, grid: tuple[int, int] | None = None, name: str = "the model"
     ) -> None:
@@ -72,11 +77,11 @@ class RoutingOptions:
         Raises:
             UserError: One sentence; a subclass for what is wrong.
         """
-        stages = RouteSchedule.parse(self.route).resolve(depth, name)
-        schedule = Schedule.parse(self.schedule)
+        routes = self.resolve(depth, name)
+        schedule = routes.factor
         one_of("selection", self.selection, MODES)
         one_of("learned", self.learned, LEARNED)
-        for _, route in stages.stages:
+        for _, route in routes.stages:
             check_words(self.reinsert, self.remove, route, self.random_end)
             for segment in route.segments:
                 if segment.rate * schedule.largest >= 1:
@@ -96,21 +101,21 @@ class RoutingOptions:
         if self.path_drop and self.learned != "fuse":
             raise RoutingError("path_drop leaves a fused span out; try learned=fuse with it")
         if self.learned != "none":
-            self._check_learned(stages)
+            self._check_learned(routes)
 
-    def _check_learned(self, stages: RouteSchedule) -> None:
+    def _check_learned(self, routes: RouteSchedule) -> None:
         """Refuse what a fused span or a learned router cannot have: it is trained for one span."""
-        own = stages.first.segments
+        own = routes.first.segments
         if not own:
             raise RoutingError(
                 f"learned={self.learned} needs a span; try route=auto, with off_after=0 for a "
                 "model that has it and is trained dense"
             )
-        for _, route in stages.stages:
+        for _, route in routes.stages:
             spans = [(s.start, s.end) for s in route.segments]
             if spans and spans != [(own[0].start, own[0].end)]:
                 raise RoutingError(
-                    f"learned={self.learned} belongs to one span, and route {stages} has "
+                    f"learned={self.learned} belongs to one span, and route {routes} has "
                     f"{route} too; try route={own[0]}"
                 )
         if self.random_end:
@@ -123,64 +128,6 @@ class RoutingOptions:
                 f"learned={self.learned} re-inserts in its own way; try reinsert=identity, not "
                 f"{self.reinsert}"
             )
-
-    def at(self, progress: float, depth: int) -> Route:
-        """Return the resolved route at `progress`; `none` where nothing is routed.
-
-        Args:
-            progress: Fraction of the run that is done, 0..1.
-            depth: Number of blocks.
-        """
-        route = RouteSchedule.parse(self.route).resolve(depth).at(progress)
-        factor = Schedule.parse(self.schedule).at(progress)
-        if progress >= self.off_after and self.off_after < 1:
-            return Route()
-        segments = [(s.start, s.end, s.rate * factor) for s in route.segments]
-        return route if factor == 1 else Route.parse([s for s in segments if s[2] > 0])
-
-    def routing(self, progress: float, draws: Draws, depth: int) -> Routing | None:
-        """Return what the step at `progress` does about routes; None is a dense step.
-
-        Args:
-            progress: Fraction of the run that is done, 0..1.
-            draws: The step's random numbers.
-            depth: Number of blocks.
-        """
-        from routing.selection import Selection
-        from routing.spec import Routing
-
-        route = self.at(progress, depth)
-        if not route:
-            return None
-        selection = Selection(self.selection, self.shared, self.block)
-        return Routing(
-            route,
-            selection,
-            draws,
-            reinsert=self.reinsert,
-            remove=self.remove,
-            random_end=self.random_end,
-            path_drop=self.path_drop,
-        )
-
-    def stack(self, blocks: nn.ModuleList | Sequence[nn.Module], width: int) -> Stack:
-        """Build the stack, with the learned part that the options ask for.
-
-        Args:
-            blocks: The blocks.
-            width: D, the size of a token.
-        """
-        from routing.learned import Fuse, LearnedRouter
-        from routing.stack import Stack
-
-        route = RouteSchedule.parse(self.route).first
-        return Stack(
-            blocks,
-            self.fp32_after,
-            self.checkpoint,
-            Fuse(width, route, len(blocks)) if self.learned == "fuse" else None,
-            LearnedRouter(width, route, len(blocks)) if self.learned == "router" else None,
-        )
 
 
 def one_of(key: str, value: str, options: Sequence[str]) -> None:

@@ -11,7 +11,8 @@ from routing.route import Route, RouteError, Segment
 if TYPE_CHECKING:
     from backbones.cost import Cost
     from experiments.config.schema import Config
-    from routing import Draws, Routing, Selection
+    from routing.rng import Draws
+    from routing.stack import Routing
 
 
 # Frozen encoders that REPA can align to, and the width of their features (`alignment.py`).
@@ -30,24 +31,21 @@ class TrainingRoutes:
     """
 
     def __init__(self, config: Config, model: dict[str, Any] | None = None) -> None:
-        self.config, self.options, self.depth = config, config.routing, config.depth
+        self.config = config
+        self.schedule = config.routing.resolve(config.depth)
         self._model = model
         self._macs: dict[str, float] = {}
 
-    @property
-    def selection(self) -> Selection:
-        """How the tokens that stay are chosen."""
-        from routing.selection import Selection
-
-        return Selection(self.options.selection, self.options.shared, self.options.block)
-
     def training(self, draws: Draws, progress: float) -> Routing | None:
         """Return what the step at `progress` (0 at the first, below 1 at the last) does."""
-        return self.options.routing(progress, draws, self.depth)
+        from routing.stack import Routing
+
+        route = self.schedule.at(progress)
+        return Routing.from_options(self.config.routing, route, draws) if route else None
 
     def macs(self, progress: float) -> float:
         """Return the forward MACs of one image at `progress`: a mean where an end is drawn."""
-        route = self.options.at(progress, self.depth)
+        route = self.schedule.at(progress)
         key = str(route)
         if key not in self._macs:
             if self._model is None:

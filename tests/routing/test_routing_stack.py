@@ -422,7 +422,7 @@ def test_options_that_contradict():
         model(x, cond, layout, routing("2--3", remove="after:7"))
     with pytest.raises(RoutingError, match="contradict"):
         routing("2-5", remove="after:3", random_end=True)
-    with pytest.raises(RoutingError, match="neither draws nor ids"):
+    with pytest.raises(RoutingError, match="pass `draws` or `ids` to select tokens"):
         model(x, cond, layout, Routing(Route.parse("2-5")))
     for wrong in ({"draws": draws(index=BATCH - 1)}, {"ids": torch.arange(8).expand(2, 8)}):
         with pytest.raises(RoutingError, match="2 rows of ids for a batch of 3"):
