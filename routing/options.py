@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from routing.errors import UserError, suggest
+from routing.errors import UserError, one_of
 from routing.route import MODES, Route, keep_count
 from routing.schedule import RouteSchedule, Schedule
 
@@ -26,11 +25,8 @@ class RoutingOptions:
         selection: How the tokens that stay are chosen, one of `MODES`.
         shared: One subset for the whole batch.
         block: Side of the squares of `selection=blocks`.
-        reinsert: As in `Routing`.
-        remove: As in `Routing`.
-        random_end: As in `Routing`.
-        fp32_after: As in `Stack`.
-        checkpoint: As in `Stack`.
+        reinsert, remove, random_end: As in `Routing`.
+        fp32_after, checkpoint: As in `Stack`.
         learned: `fuse` (SPRINT's fusion) or `router` (a learned choice of tokens) on the span.
         path_drop: Share of samples whose fused span is left out in training (SPRINT: 0.1).
         schedule: Factor of the rate over progress (`routing.schedule.Schedule`).
@@ -52,15 +48,7 @@ class RoutingOptions:
     off_after: float = 1.0
 
     def resolve(self, depth: int, name: str = "the model") -> RouteSchedule:
-        """Parse what the steps need: the resolved route and the factor of its rate over a run.
-
-        Args:
-            depth: Number of blocks.
-            name: What to call the model in an error.
-
-        Raises:
-            UserError: A `RouteError` or `ScheduleError`.
-        """
+        """Parse what the steps need: routes with absolute ends and the factor of their rates."""
         stages = RouteSchedule.parse(self.route).resolve(depth, name).stages
         return RouteSchedule(stages, Schedule.parse(self.schedule), self.off_after)
 
@@ -72,15 +60,15 @@ class RoutingOptions:
         Args:
             depth: Number of blocks.
             grid: Rows and columns of tokens, where they are known.
-            name: What to call the model.
+            name: What to call the model in an error.
 
         Raises:
-            UserError: One sentence; a subclass for what is wrong.
+            UserError: A `RouteError`, `ScheduleError` or `RoutingError`.
         """
         routes = self.resolve(depth, name)
         schedule = routes.factor
-        one_of("selection", self.selection, MODES)
-        one_of("learned", self.learned, LEARNED)
+        one_of("selection", self.selection, MODES, RoutingError)
+        one_of("learned", self.learned, LEARNED, RoutingError)
         for _, route in routes.stages:
             check_words(self.reinsert, self.remove, route, self.random_end)
             for segment in route.segments:
@@ -130,36 +118,12 @@ class RoutingOptions:
             )
 
 
-def one_of(key: str, value: str, options: Sequence[str]) -> None:
-    """Refuse a word that is not among the options.
-
-    Args:
-        key: What the word sets.
-        value: What was given.
-        options: What would have been right.
-
-    Raises:
-        RoutingError: If it is not one of them.
-    """
-    if value not in options:
-        raise RoutingError(
-            f"{key} {value!r}: expected one of {', '.join(options)}{suggest(value, options)}"
-        )
-
-
 def check_words(reinsert: str, remove: str, route: Route, random_end: bool = False) -> None:
-    """Refuse a re-insertion or removal that does not exist or does not fit the route.
+    """Refuse a re-insertion or removal (see `Routing`) that does not exist or fit the route.
 
-    Args:
-        reinsert: As in `Routing`.
-        remove: As in `Routing`.
-        route: The route; whether `after:<k>` lies in it is known once it is resolved.
-        random_end: As in `Routing`.
-
-    Raises:
-        RoutingError: One sentence.
+    Whether the block of `after:<k>` lies in the route is known once the route is resolved.
     """
-    one_of("reinsert", reinsert, REINSERT)
+    one_of("reinsert", reinsert, REINSERT, RoutingError)
     if reinsert == "none" and len(route.segments) > 1:
         raise RoutingError("reinsert none drops tokens for good; try a route of a single segment")
     after = remove.removeprefix("after:")
@@ -172,7 +136,7 @@ def check_words(reinsert: str, remove: str, route: Route, random_end: bool = Fal
     if (
         after != remove
         and route
-        and not unresolved(route)
+        and route.resolved
         and int(after) not in route.sparse_blocks
     ):
         raise RoutingError(
@@ -183,25 +147,8 @@ def check_words(reinsert: str, remove: str, route: Route, random_end: bool = Fal
         raise RoutingError("reinsert none drops tokens and remove never does not; try remove=start")
 
 
-def unresolved(route: Route) -> bool:
-    """Whether an end of the route still counts from the last block.
-
-    Args:
-        route: Any route.
-    """
-    return any(segment.start < 0 or segment.end < 0 for segment in route.segments)
-
-
 def check_quad(grid: tuple[int, int], keep: int) -> None:
-    """Refuse a grid or a count that `selection=quad`, one of every 2x2, cannot serve.
-
-    Args:
-        grid: Rows and columns of tokens.
-        keep: How many stay.
-
-    Raises:
-        RoutingError: One sentence.
-    """
+    """Refuse a grid (rows, columns) or a count of kept tokens that `selection=quad` cannot have."""
     height, width = grid
     if height % 2 or width % 2:
         raise RoutingError(

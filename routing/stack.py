@@ -81,18 +81,11 @@ class Routing:
         self.resolve(None)
 
     @classmethod
-    def from_options(cls, options: RoutingOptions, route: Route, draws: Draws) -> Routing:
-        """Return what a training step with these options does.
-
-        Args:
-            options: The run's.
-            route: The route at this point of the run (`options.resolve(depth).at(progress)`).
-            draws: The step's random numbers.
-        """
+    def from_options(cls, options: RoutingOptions) -> Routing:
+        """Return what all steps of a run share; a step replaces `route` and `draws`."""
         return cls(
-            route,
+            Route(),
             Selection(options.selection, options.shared, options.block),
-            draws,
             reinsert=options.reinsert,
             remove=options.remove,
             random_end=options.random_end,

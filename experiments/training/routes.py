@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from backbones.sizes import parse_size
@@ -34,26 +35,29 @@ class TrainingRoutes:
         self.config = config
         self.schedule = config.routing.resolve(config.depth)
         self._model = model
-        self._macs: dict[str, float] = {}
+        self._macs: dict[Route, float] = {}
 
     def training(self, draws: Draws, progress: float) -> Routing | None:
         """Return what the step at `progress` (0 at the first, below 1 at the last) does."""
+        route = self.schedule.at(progress)
+        return dataclasses.replace(self._every_step, route=route, draws=draws) if route else None
+
+    @cached_property
+    def _every_step(self) -> Routing:
         from routing.stack import Routing
 
-        route = self.schedule.at(progress)
-        return Routing.from_options(self.config.routing, route, draws) if route else None
+        return Routing.from_options(self.config.routing)
 
     def macs(self, progress: float) -> float:
         """Return the forward MACs of one image at `progress`: a mean where an end is drawn."""
         route = self.schedule.at(progress)
-        key = str(route)
-        if key not in self._macs:
+        if route not in self._macs:
             if self._model is None:
                 from experiments.data.facts import facts
 
                 self._model = model_arguments(self.config, facts(self.config.data))
-            self._macs[key] = float(run_cost(self.config, self._model, route).macs_routed)
-        return self._macs[key]
+            self._macs[route] = float(run_cost(self.config, self._model, route).macs_routed)
+        return self._macs[route]
 
 
 def first_route(config: Config) -> Route:

@@ -6,12 +6,10 @@ import subprocess
 import sys
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from routing import (
-    Draws,
     Route,
     RouteSchedule,
     Routing,
@@ -97,9 +95,8 @@ def test_options_over_a_run():
     assert RoutingOptions("2-8/0.5:none").resolve(12).at(0.5).is_none
     assert RoutingOptions("2-8", schedule="linear:1:0").resolve(12).at(1.0).is_none
     always = RoutingOptions("auto", "blocks", block=4, shared=True)
-    route = always.resolve(12).at(0.3)
-    routing = Routing.from_options(always, route, Draws(0, 0, torch.arange(2)))
-    assert str(routing.route) == "2-8" and routing.selection.block == 4 and routing.selection.shared
+    routing = Routing.from_options(always)
+    assert str(always.resolve(12).at(0.3)) == "2-8" and routing.selection.block == 4 and routing.selection.shared
 
 
 @pytest.mark.parametrize(
