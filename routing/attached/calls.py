@@ -30,11 +30,7 @@ class AttachError(RoutingError):
 
 
 def inner(block: nn.Module) -> nn.Module:
-    """Return the module behind `torch.compile`'s wrapper.
-
-    Args:
-        block: A block, compiled or not.
-    """
+    """Return the module behind `torch.compile`'s wrapper, if it has one."""
     return getattr(block, "_orig_mod", block)
 
 
@@ -63,23 +59,13 @@ class Signature:
 
 
 class Call:
-    """The arguments of one call of a block, read and replaced by name.
-
-    Args:
-        signature: Of the block.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-    """
+    """The arguments of one call of a block, read and replaced by their names in its signature."""
 
     def __init__(self, signature: Signature, args: tuple, kwargs: dict[str, Any]) -> None:
         self.signature, self.args, self.kwargs = signature, args, kwargs
 
     def get(self, name: str | None) -> Any:
-        """Return an argument, or None if it was not given.
-
-        Args:
-            name: Its name in the block's signature.
-        """
+        """Return an argument, or None if it was not given."""
         if name is None:
             return None
         if name in self.kwargs:
@@ -88,12 +74,7 @@ class Call:
         return self.args[place] if place < len(self.args) else None
 
     def put(self, name: str, value: Any) -> None:
-        """Replace an argument that was given.
-
-        Args:
-            name: Its name in the block's signature.
-            value: What to pass instead.
-        """
+        """Replace an argument that was given."""
         if name in self.kwargs:
             self.kwargs = {**self.kwargs, name: value}
         else:
@@ -117,26 +98,17 @@ class Call:
         self.put(self.signature.tokens, value)
 
     def lengths(self, tokens: int, prefix: int) -> set[int]:
-        """Return how many rows a per-token table may have.
-
-        Args:
-            tokens: Grid tokens outside the route.
-            prefix: Tokens before them in the same sequence.
-        """
+        """Return how many rows a per-token table may have, of all grid tokens and a prefix."""
         text = self.get(self.signature.text)
         joint = text.shape[1] if isinstance(text, Tensor) else 0
         return {tokens + front for front in (0, prefix, joint, prefix + joint)}
 
 
 def image_place(output: Any, call: Call) -> int | None:
-    """Return where a block's output has the image tokens; None if it is nothing but them.
+    """Return where a block's output, a tensor `(B, T, D)` or a tuple, has the image tokens.
 
     The row counts of its call tell, and where text has as many rows, the names that the block
-    returns.
-
-    Args:
-        output: What the block returned: a tensor `(B, T, D)` or a tuple with one.
-        call: The call that returned it.
+    returns. None if the output is nothing but the image tokens.
 
     Raises:
         AttachError: If it has none of the call's shape, or several and nothing tells which.
@@ -144,7 +116,11 @@ def image_place(output: Any, call: Call) -> int | None:
     name = call.signature.name
     kept = call.tokens.shape[1]
     several = isinstance(output, tuple | list)
-    places = [place for place, x in enumerate(output if several else [output]) if _like(x, call)]
+    places = [
+        place
+        for place, x in enumerate(output if several else [output])
+        if isinstance(x, Tensor) and x.shape == call.tokens.shape
+    ]
     if not places:
         raise AttachError(
             f"{name} returns nothing of the shape of its {kept} tokens (batch, tokens, width)"
@@ -161,18 +137,8 @@ def image_place(output: Any, call: Call) -> int | None:
     return places[0]
 
 
-def _like(x: Any, call: Call) -> bool:
-    return isinstance(x, Tensor) and x.shape == call.tokens.shape
-
-
 def write_output(output: Any, place: int | None, tokens: Tensor) -> Any:
-    """Return a block's output with its image tokens replaced.
-
-    Args:
-        output: What the block returned.
-        place: Where the image tokens are in it; None if it is nothing but them.
-        tokens: The image tokens to return instead.
-    """
+    """Return a block's output with its image tokens, at `image_place`, replaced."""
     if place is None:
         return tokens
     return type(output)((*output[:place], tokens, *output[place + 1 :]))
@@ -240,13 +206,9 @@ def _token_dimension(table: Tensor, lengths: Collection[int], batch: int) -> int
 
 
 def batchless(table: Any, lengths: Collection[int], batch: int, heads: Collection[int]) -> bool:
-    """Whether a per-token table is not surely per sample, so that samples cannot differ in it.
+    """Whether a per-token table may be one of the whole batch, so that samples cannot differ in it.
 
-    Args:
-        table: A tensor or a tuple of them.
-        lengths: Lengths that a table may have.
-        batch: B.
-        heads: How many heads the block may have: `(heads, T, D)` is shared, also if B is as many.
+    Arguments as in `rows`; `(heads, T, D)` counts as shared, also where B is as many.
     """
     if isinstance(table, tuple | list):
         return any(batchless(item, lengths, batch, heads) for item in table)

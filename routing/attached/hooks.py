@@ -16,14 +16,15 @@ hooks themselves are never compiled: `torch.compile` breaks its graph there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from routing.attached.calls import (
     MASKS,
@@ -43,18 +44,12 @@ from routing.attached.supported import (
     refuse_positional,
     refuse_unknown_prefix,
 )
+from routing.errors import one_of
 from routing.layout import Layout
 from routing.moves import Move
 from routing.rng import Draws
 from routing.route import Route, keep_count
 from routing.selection import Selection
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch.utils.hooks import RemovableHandle
-
-__all__ = ["AttachError", "Attached", "attach"]
 
 _FREE = ("random", "stride")  # need no grid
 _WHOLE_GRAPH = "routing.attach moves tokens between compiled graphs; leave fullgraph=True out"
@@ -96,11 +91,11 @@ def attach(
         AttachError: If the blocks mix tokens by position, or grid or prefix are needed and unknown.
         RouteError: If the route does not fit the blocks.
     """
-    found, whole = None, False
-    if isinstance(blocks, nn.Module) and not isinstance(blocks, nn.ModuleList | nn.Sequential):
-        blocks, found, inferred = geometry(blocks)
-        whole = True
-        prefix = inferred if prefix is None else prefix
+    whole = isinstance(blocks, nn.Module) and not isinstance(blocks, nn.ModuleList | nn.Sequential)
+    if whole:
+        blocks, own_grid, own_prefix = geometry(blocks)
+        grid = own_grid if grid is None else grid
+        prefix = own_prefix if prefix is None else prefix
     members = list(blocks)
     resolved = Route.parse(route).resolve(len(members), "the list")
     for i in resolved.sparse_blocks:
@@ -110,17 +105,7 @@ def attach(
             "the number of class and register tokens before the image's is unknown; hand over the "
             "model instead of its blocks, or say prefix=1 (prefix=0 if there are none)"
         )
-    return Attached(
-        members,
-        resolved,
-        found if grid is None else grid,
-        selection,
-        prefix,
-        seed,
-        when,
-        extra,
-        whole,
-    )
+    return Attached(members, resolved, grid, selection, prefix, seed, when, extra, whole)
 
 
 class Attached:
@@ -152,8 +137,7 @@ class Attached:
         self.when = when
         self.ids: Sequence[Tensor] | None = None
         self.inner: tuple[Layout, ...] = ()
-        if when not in WHEN:
-            raise AttachError(f"when {when!r}: expected one of {', '.join(WHEN)}")
+        one_of("when", when, WHEN, AttachError)
         if grid is None and self.selection.mode not in _FREE:
             raise AttachError(
                 f"selection {self.selection.mode} needs the grid of tokens; "
@@ -206,11 +190,7 @@ class Attached:
 
     @contextmanager
     def mode(self, when: str) -> Iterator[Attached]:
-        """Route at other times for as long as a `with` lasts.
-
-        Args:
-            when: `training`, `always` or `never`.
-        """
+        """Route `training`, `always` or `never` for as long as a `with` lasts."""
         before, self.when = self.when, when
         try:
             yield self

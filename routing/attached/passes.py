@@ -68,10 +68,7 @@ class Pass:
     tables: dict[tuple, tuple[Any, Any]] = field(default_factory=dict)
 
     def close(self, tokens: Tensor) -> Tensor:
-        """End the open segment: put its tokens back among the others, `(B, T, D)`.
-
-        Args:
-            tokens: The tokens that stayed, `(B, K, D)`.
+        """End the open segment: put its tokens `(B, K, D)` back among the others, `(B, T, D)`.
 
         Raises:
             AttachError: If this is a recomputation and the others are gone.
@@ -123,7 +120,7 @@ class Passes:
 
         Args:
             i: Index of the block.
-            x: The block's input.
+            x: The block's input, which identifies a pass that is recomputed.
             routed: Whether a pass that begins here routes tokens.
         """
         if recomputing():

@@ -23,9 +23,6 @@ _TELL = "prefix=N if N text or class tokens come before the image's, prefix=0 if
 def refuse_positional(block: nn.Module) -> None:
     """Refuse a block that mixes tokens by their place in the sequence or image.
 
-    Args:
-        block: The block.
-
     Raises:
         AttachError: If it has convolutions over tokens, pooling, windows, a table of relative
             positions or a linear layer over tokens: none of them has a meaning for a subset of
@@ -117,11 +114,7 @@ def _grid(model: nn.Module) -> tuple[int, int] | None:
 
 
 def needs_prefix(block: nn.Module) -> bool:
-    """Whether the block comes from a library whose sequences usually begin with a class token.
-
-    Args:
-        block: The block.
-    """
+    """Whether the block comes from a library whose sequences usually begin with a class token."""
     return type(inner(block)).__module__.startswith("timm.")
 
 
