@@ -100,11 +100,9 @@ class Routing:
         """Index of the first block that sees fewer tokens in a segment of the resolved route."""
         if self.remove == "never":
             return segment.end + 1
-        if self.remove.startswith("after:"):
-            k = int(self.remove.removeprefix("after:"))
-            if segment.start <= k <= segment.end:
-                return k + 1
-        return segment.start
+        _, _, after = self.remove.partition("after:")
+        inside = bool(after) and segment.start <= int(after) <= segment.end
+        return int(after) + 1 if inside else segment.start
 
     def require_draws(self, need: str = "`draws` or `ids` to select tokens") -> Draws:
         """Return the random numbers, or refuse a pass that needs them and has none."""

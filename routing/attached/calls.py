@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -104,44 +104,38 @@ class Call:
         return {tokens + front for front in (0, prefix, joint, prefix + joint)}
 
 
-def image_place(output: Any, call: Call) -> int | None:
-    """Return where a block's output, a tensor `(B, T, D)` or a tuple, has the image tokens.
+def replace_image(output: Any, call: Call, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return a block's output, a tensor `(B, T, D)` or a tuple, with its image tokens changed.
 
-    The row counts of its call tell, and where text has as many rows, the names that the block
-    returns. None if the output is nothing but the image tokens.
+    The row counts of the call tell which tensor they are, and where text has as many rows, the
+    names that the block returns.
+
+    Args:
+        output: What the block returned.
+        call: The call that returned it.
+        change: What to make of its image tokens.
 
     Raises:
-        AttachError: If it has none of the call's shape, or several and nothing tells which.
+        AttachError: If no tensor has the shape of the call's tokens, or several and nothing tells
+            which.
     """
-    name = call.signature.name
-    kept = call.tokens.shape[1]
+    name, shape = call.signature.name, call.tokens.shape
     several = isinstance(output, tuple | list)
-    places = [
-        place
-        for place, x in enumerate(output if several else [output])
-        if isinstance(x, Tensor) and x.shape == call.tokens.shape
-    ]
+    items = list(output) if several else [output]
+    places = [i for i, x in enumerate(items) if isinstance(x, Tensor) and x.shape == shape]
+    if call.signature.returned in places:
+        places = [call.signature.returned]
     if not places:
         raise AttachError(
-            f"{name} returns nothing of the shape of its {kept} tokens (batch, tokens, width)"
+            f"{name} returns nothing of the shape of its {shape[1]} tokens (batch, tokens, width)"
         )
-    if not several:
-        return None
     if len(places) > 1:
-        if call.signature.returned not in places:
-            raise AttachError(
-                f"{name} returns {len(places)} sequences of {kept} tokens, and which one is the "
-                "image's cannot be told; use another rate, so that their lengths differ"
-            )
-        return call.signature.returned
-    return places[0]
-
-
-def write_output(output: Any, place: int | None, tokens: Tensor) -> Any:
-    """Return a block's output with its image tokens, at `image_place`, replaced."""
-    if place is None:
-        return tokens
-    return type(output)((*output[:place], tokens, *output[place + 1 :]))
+        raise AttachError(
+            f"{name} returns {len(places)} sequences of {shape[1]} tokens, and which one is the "
+            "image's cannot be told; use another rate, so that their lengths differ"
+        )
+    items[places[0]] = change(items[places[0]])
+    return type(output)(items) if several else items[0]
 
 
 def _returned(block: nn.Module, tokens: str) -> int | None:

@@ -33,11 +33,10 @@ from routing.attached.calls import (
     Call,
     Signature,
     batchless,
-    image_place,
+    replace_image,
     rows,
-    write_output,
 )
-from routing.attached.passes import Pass, Passes
+from routing.attached.passes import ForwardPass, Passes
 from routing.attached.supported import (
     geometry,
     needs_prefix,
@@ -91,8 +90,9 @@ def attach(
         AttachError: If the blocks mix tokens by position, or grid or prefix are needed and unknown.
         RouteError: If the route does not fit the blocks.
     """
-    whole = isinstance(blocks, nn.Module) and not isinstance(blocks, nn.ModuleList | nn.Sequential)
-    if whole:
+    whole = False
+    if isinstance(blocks, nn.Module) and not isinstance(blocks, nn.ModuleList | nn.Sequential):
+        whole = True
         blocks, own_grid, own_prefix = geometry(blocks)
         grid = own_grid if grid is None else grid
         prefix = own_prefix if prefix is None else prefix
@@ -102,8 +102,8 @@ def attach(
         refuse_positional(members[i])
     if prefix is None and not whole and any(needs_prefix(block) for block in members):
         raise AttachError(
-            "the number of class and register tokens before the image's is unknown; hand over the "
-            "model instead of its blocks, or say prefix=1 (prefix=0 if there are none)"
+            "the number of class and register tokens before the image's is unknown; pass the "
+            "model instead of its blocks, or prefix=1 (prefix=0 if there are none)"
         )
     return Attached(members, resolved, grid, selection, prefix, seed, when, extra, whole)
 
@@ -141,7 +141,7 @@ class Attached:
         if grid is None and self.selection.mode not in _FREE:
             raise AttachError(
                 f"selection {self.selection.mode} needs the grid of tokens; "
-                "say grid=(rows, columns)"
+                "pass grid=(rows, columns)"
             )
         if self.selection.mode == "unsorted":
             raise AttachError("selection unsorted shuffles scans, and these blocks have none")
@@ -236,11 +236,9 @@ class Attached:
         if now is None or k not in now.moves or i != self.route.segments[k].end:
             return None
         now.open = k
-        place = image_place(output, Call(self._signatures[i], args, kwargs))
-        tokens = output if place is None else output[place]
-        return write_output(output, place, now.close(tokens))
+        return replace_image(output, Call(self._signatures[i], args, kwargs), now.close)
 
-    def _decide(self, now: Pass, k: int, call: Call, block: nn.Module) -> None:
+    def _decide(self, now: ForwardPass, k: int, call: Call, block: nn.Module) -> None:
         """Decide which tokens stay in segment `k` of a pass."""
         x = call.tokens
         batch, tokens = x.shape[0], x.shape[1] - self.prefix
@@ -250,13 +248,13 @@ class Attached:
         if grid is None or grid[0] * grid[1] != tokens:
             if self.selection.mode not in _FREE:
                 raise AttachError(
-                    f"{tokens} tokens come in where grid={grid} has another number; say the grid "
-                    "of tokens of this input, grid=(rows, columns)"
+                    f"{tokens} tokens come in where grid={grid} has another number; pass this "
+                    "input's grid of tokens, grid=(rows, columns)"
                 )
             grid = (1, tokens)
         for name in MASKS:
             if call.get(name) is not None:
-                raise AttachError(f"{name} is over all tokens, and only some are in the route")
+                raise AttachError(f"{name} spans all tokens, and only some are in the route")
         outer = Layout(grid, prefix=self.prefix, device=x.device)
         shared = self._shared(call, batch, tokens)
         if self.ids is not None:
@@ -287,7 +285,7 @@ class Attached:
             raise AttachError(SHARED)
         return must or self.selection.shared
 
-    def _gather_tables(self, now: Pass, k: int, call: Call) -> None:
+    def _gather_tables(self, now: ForwardPass, k: int, call: Call) -> None:
         move = now.rows[k]
         for name in call.signature.tables:
             table = call.get(name)

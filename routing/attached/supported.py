@@ -139,11 +139,11 @@ def refuse_unknown_prefix(
     if grid is not None and grid[0] * grid[1] != tokens:
         raise AttachError(
             f"{tokens} tokens come into {name} where the grid {grid[0]}x{grid[1]} has "
-            f"{grid[0] * grid[1]}; say {_TELL}"
+            f"{grid[0] * grid[1]}; pass {_TELL}"
         )
     single = "Single" in name and type(inner(block)).__module__.startswith("diffusers.")
     if grid is None and (whole or single):
         raise AttachError(
             f"how many of the {tokens} tokens that come into {name} are the image's is unknown; "
-            f"say {_TELL}"
+            f"pass {_TELL}"
         )
