@@ -35,7 +35,7 @@ class Layout:
         ids: Raster ids of the grid tokens present, int64 of shape `(B, K)` in any order, or
             `(1, K)` or `(K,)` where the batch shares them; None for all of them.
         prefix: Number of tokens before the grid's; never routed, first in every order.
-        shuffle: Permutations of 0..K-1, shaped like `ids`: who sits at which place of a scan (the
+        shuffle: Permutations of 0..K-1, shaped like `ids`: the token at each place of a scan (the
             control `unsorted`). Places, gaps and neighbours stay those of the sorted tokens.
         device: Where tables live; that of the ids if there are any.
     """
@@ -137,7 +137,7 @@ class Layout:
     def neighbours(self, missing: str = "self") -> Tensor:
         """Local indices of the left, right, upper and lower neighbour: `(4, T)` or `(B, 4, T)`.
 
-        T, one past the end, stands for a row of zeros: outside the image, and for the prefix,
+        T, one past the end, means a row of zeros: outside the image, and for the prefix,
         which has no neighbours.
 
         Args:

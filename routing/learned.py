@@ -61,7 +61,7 @@ class Fuse(nn.Module):
         if after is not None:
             full = after if move is None else move.put(sparse, after)
             sparse = full if drop is None else torch.where(drop.view(-1, 1, 1), sparse, full)
-        # In a dense pass [MASK] stands nowhere; a gradient of zero keeps data parallelism content.
+        # A dense pass has no [MASK]; data parallelism still wants a gradient, of zero, for it.
         bias = self.linear.bias + 0 * self.mask
         return functional.linear(torch.cat((before, sparse), -1), self.linear.weight, bias)
 

@@ -190,7 +190,7 @@ class Route:
 
 def keep_count(n: int, rate: float) -> int:
     """Return how many of `n` grid tokens stay at a rate: `n - int(n * rate)`, and never none."""
-    # A rate just below 1 can round n * rate up to n; somebody must stay.
+    # A rate just below 1 can round n * rate up to n; one token must stay.
     return n - min(int(n * rate), max(n - 1, 0))
 
 

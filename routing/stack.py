@@ -174,7 +174,7 @@ class StackOutput:
 
     Attributes:
         x: Tokens after the last block, `(B, T, D)`; with `reinsert=none` only those that stayed.
-        taps: Block outputs asked for, by block index; -1 is the input to block 0.
+        taps: Block outputs that were requested, by block index; -1 is the input to block 0.
         tap_layouts: Which tokens each tap holds.
         layout: Which tokens `x` holds.
         inner: The layout inside each segment; `.ids` are its raster ids, `.mask()` marks them.
@@ -196,7 +196,7 @@ class Stack(nn.Module):
     """Blocks in sequence, with routes around them.
 
     Args:
-        blocks: The blocks, called as the module's docstring says.
+        blocks: The blocks, with the call described at the top of this module.
         fp32_after: Run the block after a route's end in float32 under autocast, on any device
             (as in the released code).
         checkpoint: Recompute activations of the blocks inside routes in the backward pass.
@@ -261,15 +261,15 @@ class Stack(nn.Module):
         for i, block in enumerate(self.blocks):
             if reuse is not None and i == reuse.start:
                 before = at.x
-            if i in at.segments:
+            if i in at.segments:  # a route starts: choose the tokens that stay
                 at.open(*at.segments[i])
-            if at.span is not None and i == at.span.drop_before:
+            if at.span is not None and i == at.span.drop_before:  # the others leave
                 at.gather(at.span)
             if i not in skipped:
                 at.run(block)
             if i in taps:
                 seen[i] = at.tap(full_taps)
-            if at.span is not None and i == at.span.segment.end and at.returns:
+            if at.span is not None and i == at.span.segment.end and at.returns:  # they return
                 at.scatter(at.span, left_out=i in skipped)
             if reuse is not None and i == reuse.end:
                 at.x = reuse.leave(before, at.x)
@@ -298,7 +298,7 @@ class Stack(nn.Module):
         return range(0)
 
     def _tapped(self, taps: Collection[int], skipped: range) -> Collection[int]:
-        """Check the indices of the block outputs asked for."""
+        """Check the indices of the requested block outputs."""
         for tap in taps:
             if not -1 <= tap < self.depth:
                 raise RoutingError(

@@ -24,7 +24,10 @@ from backbones.sizes import parse_size
 from experiments.benchmark.bench_options import BenchError, BenchOptions
 from experiments.benchmark.plain_dit import PlainDiT, PlainUpdate
 from experiments.diffusion import create_objective
-from routing import Draws, Route, Routing, Selection
+from routing.rng import Draws
+from routing.route import Route
+from routing.selection import Selection
+from routing.stack import Routing
 
 CLASSES = 1000
 LABEL_DROP = 0.1

@@ -89,7 +89,7 @@ def plan_reuse(options: SamplerOptions, depth: int, sparse: bool = False) -> Reu
     """
     if options.reuse in (None, "none") or options.reuse_every == 1:
         return None
-    from routing import Route
+    from routing.route import Route
 
     segments = Route.parse(options.reuse).resolve(depth).segments
     if len(segments) != 1:

@@ -26,7 +26,7 @@ SHARED = (
 
 
 class AttachError(RoutingError):
-    """Blocks that tokens cannot be routed past, or a call that does not say enough."""
+    """Blocks that tokens cannot be routed past, or a call from which too little is known."""
 
 
 def inner(block: nn.Module) -> nn.Module:
@@ -107,8 +107,8 @@ class Call:
 def replace_image(output: Any, call: Call, change: Callable[[Tensor], Tensor]) -> Any:
     """Return a block's output, a tensor `(B, T, D)` or a tuple, with its image tokens changed.
 
-    The row counts of the call tell which tensor they are, and where text has as many rows, the
-    names that the block returns.
+    The image tokens have the shape of the call's; where text has it too, the names in the block's
+    `return` decide.
 
     Args:
         output: What the block returned.
@@ -116,8 +116,7 @@ def replace_image(output: Any, call: Call, change: Callable[[Tensor], Tensor]) -
         change: What to make of its image tokens.
 
     Raises:
-        AttachError: If no tensor has the shape of the call's tokens, or several and nothing tells
-            which.
+        AttachError: If no tensor has the shape of the call's tokens, or several have it.
     """
     name, shape = call.signature.name, call.tokens.shape
     several = isinstance(output, tuple | list)
@@ -132,7 +131,7 @@ def replace_image(output: Any, call: Call, change: Callable[[Tensor], Tensor]) -
     if len(places) > 1:
         raise AttachError(
             f"{name} returns {len(places)} sequences of {shape[1]} tokens, and which one is the "
-            "image's cannot be told; use another rate, so that their lengths differ"
+            "image's is unknown; use another rate, so that their lengths differ"
         )
     items[places[0]] = change(items[places[0]])
     return type(output)(items) if several else items[0]

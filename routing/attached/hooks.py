@@ -4,8 +4,8 @@
     ...                        # train as before; evaluation is dense
     attached.remove()          # no trace is left
 
-or, for as long as a `with` lasts, `with routing.attach(vit, "auto"): ...`. Handing over the model
-instead of its list of blocks also tells the grid and the prefix.
+or, for as long as a `with` lasts, `with routing.attach(vit, "auto"): ...`. A model, instead of its
+list of blocks, also determines the grid and the prefix.
 
 The work is done in hooks on the blocks. The hook before a route's first block gathers the tokens
 that stay and keeps the rest; the one after its last block puts them back. Per-token arguments
@@ -73,11 +73,11 @@ def attach(
             *m.single_transformer_blocks]`), or a diffusers or timm model that has them.
         route: Which blocks are skipped, counted in that list.
         grid: Rows and columns of tokens; needed by `rows`, `columns`, `blocks` and `quad`, and
-            known if a model was handed over.
+            known where a model was passed.
         selection: How the tokens that stay are chosen. A plain name is shared by the batch where
             the model's rotary tables are, else per sample; a `Selection` is taken as it is.
         prefix: Tokens before the image's that are never routed (class and register tokens, text
-            in the same sequence); needed where neither the model nor a call of it tells.
+            in the same sequence); needed where neither the model nor a call of it has it.
         seed: Of the draws; with the number of the pass and the sample's index it fixes a subset.
         when: `training` routes while the blocks are in training mode, `always` in evaluation
             too, `never` keeps the hooks silent.
@@ -131,7 +131,7 @@ class Attached:
         whole: bool,
     ) -> None:
         self.route, self.grid, self.prefix, self.seed = route, grid, prefix or 0, seed
-        self._told, self._whole = prefix is not None, whole
+        self._prefix_known, self._whole = prefix is not None, whole
         self.automatic = isinstance(selection, str)
         self.selection = Selection(selection) if isinstance(selection, str) else selection
         self.when = when
@@ -243,7 +243,7 @@ class Attached:
         x = call.tokens
         batch, tokens = x.shape[0], x.shape[1] - self.prefix
         grid = self.grid
-        if not self._told:
+        if not self._prefix_known:
             refuse_unknown_prefix(block, call, grid, self._whole)
         if grid is None or grid[0] * grid[1] != tokens:
             if self.selection.mode not in _FREE:

@@ -74,7 +74,7 @@ def geometry(
             a timm transformer (`blocks`).
 
     Returns:
-        Blocks, grid and prefix, None for what the model does not say.
+        Blocks, grid and prefix, None for what is unknown.
 
     Raises:
         AttachError: If it has no list of blocks by those names, or further ones.
@@ -95,8 +95,8 @@ def geometry(
         more = isinstance(child, nn.ModuleList) and len(child) and key not in _CLASS_ONLY
         if more and key not in counted and re.search("(blocks|layers|refiner)$", key):
             raise AttachError(
-                f"{name} has {key} beside {' and '.join(counted)}, so block numbers would not say "
-                f"which are meant; attach to one list, with {_TELL}"
+                f"{name} has {key} beside {' and '.join(counted)}, so block numbers are ambiguous; "
+                f"attach to one list, with {_TELL}"
             )
     return blocks, _grid(model), prefix if prefix is None else int(prefix)
 
@@ -124,14 +124,14 @@ def refuse_unknown_prefix(
     """Refuse a call in which text may be in front of the image in the same sequence.
 
     Args:
-        block: The first block of a route, whose prefix nobody told.
+        block: The first block of a route with an unknown prefix.
         call: Its call.
         grid: Rows and columns of the image's tokens, if known.
-        whole: Whether a model was handed over, which is then expected to tell.
+        whole: Whether a model was attached to rather than a list of its blocks.
 
     Raises:
-        AttachError: If there are not as many tokens as in the grid, or nothing says how many of
-            them are the image's.
+        AttachError: If there are not as many tokens as in the grid, or how many of
+            them are the image's is unknown.
     """
     if isinstance(call.get(call.signature.text), Tensor):
         return  # text has an argument of its own

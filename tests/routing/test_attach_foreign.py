@@ -145,7 +145,7 @@ class Pair(nn.Module):
         return both
 
 
-@pytest.mark.parametrize(("text", "rows", "part"), [(8, None, "cannot be told"), (6, 7, "of its 8 tokens")])
+@pytest.mark.parametrize(("text", "rows", "part"), [(8, None, "is unknown"), (6, 7, "of its 8 tokens")])
 def test_outputs_that_cannot_be_told_are_refused(text, rows, part):
     blocks = [Pair(), Pair(rows)]
     x, y = torch.randn(BATCH, IMAGE, 4), torch.randn(BATCH, text, 4)
