@@ -78,11 +78,6 @@ class Layout:
         """Tokens of the dense sequence, prefix included."""
         return self.prefix + self.grid[0] * self.grid[1]
 
-    @property
-    def shared(self) -> bool:
-        """Whether one geometry serves the whole batch."""
-        return all(t is None or t.shape[0] == 1 for t in (self.ids, self.shuffle))
-
     def order(self, name: str) -> Order:
         """Return the scan order `name` of the tokens present.
 

@@ -114,11 +114,7 @@ class Route:
         return cls(tuple(_segment(item, text) for item in items))
 
     def resolve(self, depth: int, name: str = "the model") -> Route:
-        """Return the route with absolute ends, checked against the depth.
-
-        Args:
-            depth: Number of blocks, at least 1.
-            name: What to call the model in an error, e.g. `mamba-S`.
+        """Return the route with absolute ends, checked against the depth of the model `name`.
 
         Raises:
             RouteError: If a segment is reversed, leaves the blocks, or overlaps another.

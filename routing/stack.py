@@ -174,7 +174,8 @@ class StackOutput:
 
     Attributes:
         x: Tokens after the last block, `(B, T, D)`; with `reinsert=none` only those that stayed.
-        taps: Block outputs that were requested, by block index; -1 is the input to block 0.
+        taps: Block outputs that were requested, by block index (of the tokens that stay inside a
+            route); -1 is the input to block 0.
         tap_layouts: Which tokens each tap holds.
         layout: Which tokens `x` holds.
         inner: The layout inside each segment; `.ids` are its raster ids, `.mask()` marks them.
@@ -234,7 +235,6 @@ class Stack(nn.Module):
         state: dict[str, Tensor] | None = None,
         taps: Collection[int] = (),
         *,
-        full_taps: bool = False,
         reuse: Reuse | None = None,
     ) -> StackOutput:
         """Run all blocks.
@@ -246,8 +246,6 @@ class Stack(nn.Module):
             routing: What to do about routes; None is a dense pass.
             state: Per-token tensors to start from, each `(B, T, ...)`.
             taps: Block indices whose outputs to return; -1 is the input.
-            full_taps: Inside a route, return taps of all tokens (those that skip in their state
-                from the route's start) instead of those that stay.
             reuse: Record or replay what a stretch of blocks adds (between sampling steps).
 
         Raises:
@@ -268,7 +266,7 @@ class Stack(nn.Module):
             if i not in skipped:
                 at.run(block)
             if i in taps:
-                seen[i] = at.tap(full_taps)
+                seen[i] = at.x, at.layout
             if at.span is not None and i == at.span.segment.end and at.returns:  # they return
                 at.scatter(at.span, left_out=i in skipped)
             if reuse is not None and i == reuse.end:
@@ -431,17 +429,6 @@ class StackPass:
             self.stack.moves["scatter"] += 1
             self.fp32_next = self.stack.fp32_after
         self.layout, self.span = span.outer, None
-
-    def tap(self, full: bool) -> tuple[Tensor, Layout]:
-        """Return the current tokens and their layout.
-
-        Args:
-            full: Fill in the routed tokens, in their state from the span's start.
-        """
-        span = self.span
-        if not full or span is None or span.move is None or not span.gathered:
-            return self.x, self.layout
-        return span.move.put(span.bypass, self.x), span.outer
 
     def _segments(self) -> Sequence[Segment]:
         """The route's segments with their ends drawn, or the learned span of a dense pass."""

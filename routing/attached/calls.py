@@ -18,7 +18,7 @@ from routing.options import RoutingError
 TABLES = ("image_rotary_emb", "rotary_emb", "rope", "freqs_cis", "rotary_pos_emb")
 MASKS = ("attn_mask", "attention_mask")
 _TOKENS = ("hidden_states", "x")
-_TEXT = ("encoder_hidden_states",)
+_TEXT = "encoder_hidden_states"
 SHARED = (
     "these blocks share one rotary table in the batch, so samples cannot keep different tokens; "
     "try selection=Selection(shared=True)"
@@ -47,7 +47,7 @@ class Signature:
         self.places = {name: place for place, name in enumerate(names)}
         self.tokens = next((name for name in _TOKENS if name in self.places), names[0])
         self.tables = tuple(name for name in (*TABLES, *extra) if name in self.places)
-        self.text = next((name for name in _TEXT if name in self.places), None)
+        self.text = _TEXT if _TEXT in self.places else None
         self.name = type(inner(block)).__name__
         self.returned = _returned(inner(block), self.tokens)
         self.heads = {
