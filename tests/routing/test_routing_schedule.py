@@ -96,7 +96,9 @@ def test_options_over_a_run():
     assert RoutingOptions("2-8", schedule="linear:1:0").resolve(12).at(1.0).is_none
     always = RoutingOptions("auto", "blocks", block=4, shared=True)
     routing = Routing.from_options(always)
-    assert str(always.resolve(12).at(0.3)) == "2-8" and routing.selection.block == 4 and routing.selection.shared
+    constant = always.resolve(12)
+    assert str(constant.at(0.3)) == "2-8" and constant.at(0.3) is constant.at(0)  # parsed once
+    assert routing.selection.block == 4 and routing.selection.shared
 
 
 @pytest.mark.parametrize(
