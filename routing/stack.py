@@ -13,7 +13,8 @@ an architecture.
 
 A block is called `block(x, cond, layout) -> x`. One with a class attribute
 `carries = ("v_first",)` is called `block(x, cond, layout, state)` and may write those keys; every
-tensor in `state` travels with the tokens.
+tensor in `state` travels with the tokens. One with a method `prepare(layout)` is told the layout
+first, outside of what `block.compile()` compiles.
 """
 
 from __future__ import annotations
@@ -241,7 +242,7 @@ class Stack(nn.Module):
 
         Args:
             x: Tokens `(B, T, D)`, prefix first.
-            cond: Conditioning, handed to every block.
+            cond: Conditioning: a tuple has an entry for each block, anything else is for all.
             layout: Which tokens `x` holds.
             routing: What to do about routes; None is a dense pass.
             state: Per-token tensors to start from, each `(B, T, ...)`.
@@ -264,7 +265,7 @@ class Stack(nn.Module):
             if at.span is not None and i == at.span.drop_before:  # the others leave
                 at.gather(at.span)
             if i not in skipped:
-                at.run(block)
+                at.run(i, block)
             if i in taps:
                 seen[i] = at.x, at.layout
             if at.span is not None and i == at.span.segment.end and at.returns:  # they return
@@ -385,12 +386,18 @@ class StackPass:
             self.layout, span.gathered = span.inner, True
             self.stack.moves["gather"] += 1
 
-    def run(self, block: nn.Module) -> None:
-        """Run a block on the tokens present."""
+    def run(self, i: int, block: nn.Module) -> None:
+        """Run block `i` on the tokens present."""
+        # Picked here, and tables made here: a block that did it would be compiled once for every
+        # index, and once more for the tables that are there already.
+        cond = self.cond[i] if type(self.cond) is tuple else self.cond
+        prepare: Any = getattr(block, "prepare", None)
+        if prepare is not None:
+            prepare(self.layout)
         fp32, self.fp32_next = self.fp32_next, False
         device = self.x.device.type
         scope: Any = nullcontext()
-        x, cond, state = self.x, self.cond, self.state
+        x, state = self.x, self.state
         if fp32 and torch.is_autocast_enabled(device):
             scope = torch.autocast(device_type=device, enabled=False)
             x, cond, state = _float(x), _float(cond), _float(state)

@@ -89,11 +89,23 @@ def _free(port):
 def lab():
     missing = [name for name in ("slurmctld", "slurmd", "munged") if which(name) is None]
     if missing:
-        reason = f"no {', '.join(missing)} on PATH: apt-get install slurm-wlm munge"
-        if os.environ.get("SLURM_REQUIRED"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+        without(f"no {', '.join(missing)} on PATH: apt-get install slurm-wlm munge")
     yield from started()
+
+
+@pytest.fixture
+def named_nodes(lab):
+    """Names that resolve: jobs of several nodes need them, and only root's cluster can add them."""
+    try:
+        socket.gethostbyname("n2")
+    except OSError:
+        without("n1 and n2 do not resolve: echo '127.0.0.1 n1 n2' | sudo tee -a /etc/hosts")
+
+
+def without(reason):
+    if os.environ.get("SLURM_REQUIRED"):
+        pytest.fail(reason)
+    pytest.skip(reason)
 
 
 def started(**knobs):
@@ -133,11 +145,18 @@ def squeue(*words):
     return {parts[0]: tuple(parts[1:]) for line in out.splitlines() if (parts := line.split("|"))}
 
 
+def use_stubs(monkeypatch):
+    """Let grids train, and `score`, with the stubs, also in the processes that are started."""
+    monkeypatch.setenv("PYTHONPATH", str(STUB))
+    names = ["score=stub_command:main", "train=stub_training:main"]
+    names += [f"{name}=stub_command:{name}" for name in ("seven", "nothing", "usr2", "term")]
+    monkeypatch.setenv("TREAD_COMMANDS", ",".join(names))
+
+
 def write_grid(folder, name="count", **changes):
     """Write a grid of trivial runs and return its path."""
     raw = {
-        "title": "Trivial runs", "entry": "stub_training:main",
-        "base": {"train.steps": 20}, "seeds": [0, 1, 2, 3],
+        "title": "Trivial runs", "base": {"train.steps": 20}, "seeds": [0, 1, 2, 3],
     }  # fmt: skip
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump({**raw, **changes}))

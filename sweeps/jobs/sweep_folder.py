@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.runtime.files import atomic_write
+from routing.plain import json_of
 from sweeps.errors import SweepError
 from sweeps.jobs import run_folder
 from sweeps.planning.plan import Run
@@ -50,9 +51,9 @@ class Sweep:
         self.path = root / ".sweeps" / name
 
     @property
-    def lock(self) -> Path:
-        """The lock of all sweeps below one folder of runs: two grids may share a run."""
-        return self.root / ".sweeps" / "lock"
+    def locked_folder(self) -> Path:
+        """What a launch locks: all sweeps of one folder of runs, for two grids may share a run."""
+        return self.root / ".sweeps"
 
     @property
     def logs(self) -> Path:
@@ -164,8 +165,8 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
         return
     for line in content.splitlines():
         try:
-            values = json.loads(line)
-        except (ValueError, RecursionError):
+            values = json_of(line)
+        except ValueError:
             continue
         if isinstance(values, dict):
             yield values
