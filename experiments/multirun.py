@@ -40,7 +40,7 @@ def job(cfg: object) -> str:
         if config.dry:
             print(help_text.dry_text(config))
             return ""
-        from experiments.training.loop import train
+        from experiments.training.session import train
 
         return str(train(config))
     except Interrupted as asked:
