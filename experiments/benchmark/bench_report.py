@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from experiments.benchmark import block_times, loop_share, step_profile, step_times
+from experiments.benchmark import block_times, step_profile, step_times
 from experiments.benchmark.bench_options import BenchError, BenchOptions
-from experiments.benchmark.step_times import Step, cases
 from experiments.runtime.files import atomic_write
 from experiments.runtime.memory import keep_freed_memory
 from experiments.training.session import processor
@@ -42,7 +41,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def environment(o: BenchOptions, device: torch.device) -> dict[str, Any]:
+def environment(device: torch.device) -> dict[str, Any]:
     """What the figures depend on besides the options."""
     name = torch.cuda.get_device_name() if device.type == "cuda" else processor()
     return {
@@ -79,7 +78,7 @@ def pick_device(o: BenchOptions) -> torch.device:
 
 
 def steps_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Print rows of `bench_steps.measure`."""
+    """Print rows of `step_times.measure`."""
     headers = ["step", "tokens", "route", "ms", "img/s", "speed-up", "allowed", "of allowed"]
     headers += ["GFLOP/s", "of peak", "memory"]
     lines = []
@@ -160,11 +159,11 @@ def profiles(o: BenchOptions, device: torch.device) -> dict[str, dict[str, float
     found = {}
     for size in o.size:
         for tokens in o.tokens:
-            for case in cases(o, size, tokens):
+            for case in step_times.cases(o, size, tokens):
                 if case.backbone == "plain" or case.rate not in (0.0, o.rate[0]):
                     continue
                 kind = "routed" if case.route else "dense"
-                step = Step(case, o, device)
+                step = step_times.Step(case, o, device)
                 found[f"{case.backbone}-{size}@{tokens} {kind}"] = step_profile.profile(step)
     return found
 
@@ -178,7 +177,7 @@ def run(o: BenchOptions, say: Callable[[str], None] = print) -> dict[str, Any]:
     device = pick_device(o)
     found: dict[str, Any] = {
         "options": dataclasses.asdict(o),
-        "environment": environment(o, device),
+        "environment": environment(device),
     }
     say(_heading(o, found["environment"]))
     if "steps" in o.parts:
@@ -194,7 +193,11 @@ def run(o: BenchOptions, say: Callable[[str], None] = print) -> dict[str, Any]:
         found["blocks"] = block_times.measure(o, device)
         say("\n" + blocks_table(found["blocks"], o.backbone))
     if "loop" in o.parts:
-        found["loop"] = loop_share.measure(o)
+        found["loop"] = [
+            step_profile.loop_share(name, o.clock)
+            | {"first_step_s": step_profile.first_step(name)}
+            for name in o.backbone
+        ]
         say("\n" + loop_table(found["loop"]))
     atomic_write(Path(o.out), json.dumps(found, indent=1) + "\n")
     say("\n" + "\n".join(NOTES))

@@ -25,6 +25,7 @@ class Evaluation:
 
     Args:
         config: The run.
+        folder: Its folder.
         dataset: Its data.
         state: Its weights and its step.
         accelerator: Its processes.
@@ -34,12 +35,13 @@ class Evaluation:
     def __init__(
         self,
         config: Config,
+        folder: Path,
         dataset: Dataset,
         state: TrainingState,
         accelerator: Any,
         console: console.Console,
     ) -> None:
-        self.config, self.folder, self.dataset, self.state = config, config.folder, dataset, state
+        self.config, self.folder, self.dataset, self.state = config, folder, dataset, state
         self.accelerator, self.console = accelerator, console
         self.scored = config.eval["name"] != "none" and dataset.can_decode
 

@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Iterator
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -67,7 +68,6 @@ class Trainer:
         if config.train.encoder != "none":
             self.encode = make_encoder(config, self.dataset, self.model.grid, self.device)
         self.state = TrainingState(self.model, config.train, info)
-        self.evaluation = Evaluation(config, self.dataset, self.state, accelerator, console)
         self.order = Order(config.seed, self.dataset.size)
         self.ahead: Iterator[Batch] | None = None
         self.local = config.train.batch // world
@@ -219,6 +219,17 @@ class Trainer:
 
     # --- the loop --------------------------------------------------------------------------------
 
+    @cached_property
+    def folder(self) -> Path:
+        """The run folder, whose name takes a moment to work out."""
+        return self.config.folder
+
+    @cached_property
+    def evaluation(self) -> Evaluation:
+        """What is sampled and scored on the way."""
+        parts = (self.config, self.folder, self.dataset, self.state)
+        return Evaluation(*parts, self.accelerator, self.console)
+
     def fit(self) -> None:
         """Train to the last step; save, sample and score on the way.
 
@@ -284,7 +295,7 @@ class Trainer:
 
     def report(self, bar: console.Progress) -> None:
         """Write one line of metrics, the heartbeat and the progress; stop a run that diverged."""
-        state, train, folder = self.state, self.config.train, self.config.folder
+        state, train = self.state, self.config.train
         loss, norm, n, bad, streak = state.tally.tolist()
         state.tally[:3] = 0
         if streak > train.max_bad_steps:
@@ -315,10 +326,9 @@ class Trainer:
         if self.accelerator.is_main_process:
             eta = round(state.seconds / state.step * (train.steps - state.step))
             progress = {"step": state.step, "steps": train.steps, "eta_s": eta}
-            console.append_jsonl(folder / "metrics.jsonl", [entry])
-            console.write_status(
-                folder, "running", **progress, images_per_s=entry["images_per_s"]
-            )
+            speed = {"images_per_s": entry["images_per_s"]}
+            console.append_jsonl(self.folder / "metrics.jsonl", [entry])
+            console.write_status(self.folder, "running", **progress, **speed)
         if self.config.log != "none":
             self.accelerator.log({k: v for k, v in entry.items() if v is not None}, step=state.step)
         text = f"loss {loss:.4f}  grad {norm:.2f}  {rate:.0f} img/s"
@@ -331,7 +341,7 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint (first process) and wait for it."""
         if self.accelerator.is_main_process:
-            self.state.save(self.config)
+            self.state.save(self.folder, self.config)
         self.accelerator.wait_for_everyone()
 
     def resume(self, up_to: int | None = None) -> bool:
@@ -345,18 +355,18 @@ class Trainer:
         """
         with self.accelerator.main_process_first():
             # The first process sets damaged checkpoints aside before the others look.
-            found = checkpoint.newest(self.config.folder, self.console.say, up_to)
+            found = checkpoint.newest(self.folder, self.console.say, up_to)
         if found is not None:
             self.state.load(found, self.config.hashed())
         return found is not None
 
     def diverged(self, streak: int) -> None:
         """Roll back if the configuration allows it, else stop with what is known."""
-        state, train, folder = self.state, self.config.train, self.config.folder
+        state, train = self.state, self.config.train
         self.accelerator.wait_for_everyone()
         # Bad steps change no weights, but what leads to them may have: back to before the first.
         before = state.step - streak
-        last = checkpoint.newest(folder, self.console.say, before)
+        last = checkpoint.newest(self.folder, self.console.say, before)
         if state.rollbacks < train.rollback and last is not None:
             rollbacks, bad_step = state.rollbacks + 1, state.step
             self.resume(before)
@@ -366,7 +376,7 @@ class Trainer:
             if self.ahead is not None:
                 self.ahead = self.read_ahead()
             if self.accelerator.is_main_process:
-                forget_after(folder, state.step)
+                forget_after(self.folder, state.step)
             self.accelerator.wait_for_everyone()
             self.console.say(
                 f"{streak} non-finite steps up to {bad_step}: back to step {state.step} with "

@@ -82,8 +82,8 @@ class TrainingState:
                 torch._foreach_copy_(self.params, held)
             self.model.train()
 
-    def save(self, config: Config) -> None:
-        """Write the checkpoint of this step into the run's folder."""
+    def save(self, folder: Path, config: Config) -> None:
+        """Write the checkpoint of this step into the run folder."""
         tensors = {}
         for name, p, average in zip(self.names, self.params, self.ema, strict=True):
             tensors |= {f"model.{name}": p, f"ema.{name}": average}
@@ -98,7 +98,7 @@ class TrainingState:
             **{key: getattr(self, name) for key, name in _COUNTS.items()},
         }
         kept = {"keep": config.train.keep, "keep_every": config.train.keep_every}
-        checkpoint.save(config.folder, self.step, tensors, state, **kept)
+        checkpoint.save(folder, self.step, tensors, state, **kept)
 
     def load(self, path: Path, hashed: dict[str, Any]) -> None:
         """Take everything from a checkpoint folder.
