@@ -70,7 +70,10 @@ def _scopes(step: Step) -> Iterator[None]:
                     return inner(*args, **kwargs)
 
             setattr(owner, name, wrapped)
-            undo.callback(setattr, owner, name, inner) if own else undo.callback(delattr, owner, name)
+            if own:
+                undo.callback(setattr, owner, name, inner)
+            else:
+                undo.callback(delattr, owner, name)
 
         for block in model.stack.blocks:
             scope(block, NORM)

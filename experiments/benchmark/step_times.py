@@ -156,8 +156,9 @@ def make_step(case: Case, o: BenchOptions, device: torch.device) -> Step | Plain
     """Return a variant's step: ours, or that of the plain reimplementation."""
     if case.backbone != "plain":
         return Step(case, o, device)
-    shape, route = parse_size(case.size, o.depth), case.route.resolve(parse_size(case.size, o.depth).depth)
-    span = next(((s.start, s.end, s.rate) for s in route.segments), None)
+    shape = parse_size(case.size, o.depth)
+    segments = case.route.resolve(shape.depth).segments
+    span = next(((s.start, s.end, s.rate) for s in segments), None)
     torch.manual_seed(0)
     size = (shape.depth, shape.width, shape.heads, shape.patch, case.side)
     model = PlainDiT(*size, classes=CLASSES, route=span).to(device)
@@ -249,7 +250,6 @@ class GraphedStep:
             self.body()
         return graph
 
-    @torch.no_grad()
     def __call__(self) -> None:
         """Draw and replay."""
         draws = self.trainer.draws(self.rows)

@@ -142,7 +142,7 @@ class Evaluation:
 
 
 def forget_after(folder: Path, step: int) -> None:
-    """Drop what a run folder holds beyond `step`, of a lost branch: checkpoints, lines, pictures."""
+    """Drop checkpoints, lines and pictures beyond `step`, of a lost branch."""
     checkpoint.drop_after(folder, step)
     console.cut_records(folder, step)
     for picture in (folder / "samples").glob("step-*.png"):

@@ -1,4 +1,4 @@
-"""One start of a training run: lock, resume, banner, the loop, final scores, the files it leaves."""
+"""One start of a training run: lock, resume, banner, the loop, and the files that it leaves."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from experiments.benchmark.step_profile import PARTS, first_step, loop_share, pr
 from experiments.benchmark.step_times import (
     Case,
     Clock,
+    GraphedStep,
     Step,
     StepElsewhere,
     Timed,
@@ -188,6 +190,24 @@ def test_a_step_moves_every_weight_and_the_average(name, route):
     # An average of 1e-4 of a step of 1e-4 is below float32's grain where weights are near 1.
     changed = sum(not torch.equal(a, b) for a, b in zip(step.ema, before, strict=True))
     assert changed > len(before) / 2
+
+
+@pytest.mark.parametrize("name", ["dit", "mamba"])
+@pytest.mark.parametrize("route", ["none", "1-2"])
+def test_what_a_graph_replays_learns_what_the_step_learns(name, route):
+    class Eager(GraphedStep):
+        def _capture(self):
+            for group in self.trainer.state.optimizer.param_groups:
+                group["capturable"] = False
+            return SimpleNamespace(replay=self.body)
+
+    case = Case(name, "T/2", 16, Route.parse(route), 0.5)
+    plain, step = (Step(case, BenchOptions(depth=3, batch=2), CPU) for _ in range(2))
+    graphed = Eager(step)
+    for _ in range(3):
+        plain()
+        graphed()
+    assert all(torch.equal(a, b) for a, b in zip(plain.params, step.params, strict=True))
 
 
 # --- a small run of everything

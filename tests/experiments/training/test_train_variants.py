@@ -10,8 +10,8 @@ from small import small
 from test_train_loop import make_run
 
 from experiments.config.compose import load
-from experiments.training.session import train
 from experiments.training.loss import Capture, training_loss
+from experiments.training.session import train
 
 VARIANTS = {
     "dropping": ["route=0--1", "routing.reinsert=none"],
