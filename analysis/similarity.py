@@ -204,7 +204,9 @@ def _arrays(sums: _Sums, protocol: Protocol) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _described(loaded: TrainedModel, protocol: Protocol, run: str | Path, route: str) -> dict[str, Any]:
+def _described(
+    loaded: TrainedModel, protocol: Protocol, run: str | Path, route: str
+) -> dict[str, Any]:
     config = loaded.config
     return {
         "run": Path(run).name,
@@ -231,13 +233,14 @@ class _Work:
     """One measurement: the model, its data and objective, and the running means."""
 
     def __init__(self, loaded: TrainedModel, protocol: Protocol) -> None:
-        from experiments.training.build import make_dataset, make_objective
+        from experiments.diffusion import create_objective
+        from experiments.training.build import make_dataset
 
         self.loaded, self.protocol = loaded, protocol
         self.model: Any = loaded.model
         self.device = next(self.model.parameters()).device
         self.dataset: Any = make_dataset(loaded.config, self.device)
-        self.objective: Any = make_objective(loaded.config)
+        self.objective: Any = create_objective(loaded.config.objective)
         self.route = Route.parse(loaded.config.resolved_route)
         self.sums = _Sums([Mean() for _ in protocol.levels])
 

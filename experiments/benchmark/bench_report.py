@@ -8,6 +8,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -84,21 +85,12 @@ def steps_table(rows: Sequence[dict[str, Any]]) -> str:
     lines = []
     for r in rows:
         routed = "speedup" in r
-        lines.append(
-            (
-                f"{r['backbone']}-{r['size']}",
-                str(r["tokens"]),
-                r["route"],
-                f"{1e3 * r['seconds']:.1f}",
-                f"{r['images_per_s']:.1f}",
-                f"{r['speedup']:.2f}x" if routed else "",
-                f"{r['allowed']:.2f}x" if routed else "",
-                f"{r['of_allowed']:.0%}" if routed else "",
-                f"{r['flops_per_s'] / 1e9:.0f}",
-                f"{r['share_of_peak']:.0%}",
-                f"{r['memory_bytes'] / 2**30:.2f} GiB",
-            )
-        )
+        line = [f"{r['backbone']}-{r['size']}", str(r["tokens"]), r["route"]]
+        line += [f"{1e3 * r['seconds']:.1f}", f"{r['images_per_s']:.1f}"]
+        gain = ("{speedup:.2f}x", "{allowed:.2f}x", "{of_allowed:.0%}")
+        line += [text.format(**r) if routed else "" for text in gain]
+        line += [f"{r['flops_per_s'] / 1e9:.0f}", f"{r['share_of_peak']:.0%}"]
+        lines.append([*line, f"{r['memory_bytes'] / 2**30:.2f} GiB"])
     text = table(headers, lines)
     for r in rows:
         if "ours_faster_by" in r:
@@ -157,11 +149,9 @@ def loop_table(rows: Sequence[dict[str, Any]]) -> str:
 def profiles(o: BenchOptions, device: torch.device) -> dict[str, dict[str, float]]:
     """Profile the dense and the first routed step of every family."""
     found = {}
-    for size in o.size:
-        for tokens in o.tokens:
-            for case in step_times.cases(o, size, tokens):
-                if case.backbone == "plain" or case.rate not in (0.0, o.rate[0]):
-                    continue
+    for size, tokens in product(o.size, o.tokens):
+        for case in step_times.cases(o, size, tokens):
+            if case.backbone != "plain" and case.rate in (0.0, o.rate[0]):
                 kind = "routed" if case.route else "dense"
                 step = step_times.Step(case, o, device)
                 found[f"{case.backbone}-{size}@{tokens} {kind}"] = step_profile.profile(step)
@@ -182,9 +172,8 @@ def run(o: BenchOptions, say: Callable[[str], None] = print) -> dict[str, Any]:
     say(_heading(o, found["environment"]))
     if "steps" in o.parts:
         found["steps"] = []
-        for size in o.size:
-            for tokens in o.tokens:
-                found["steps"] += step_times.measure(o, size, tokens, device)
+        for size, tokens in product(o.size, o.tokens):
+            found["steps"] += step_times.measure(o, size, tokens, device)
         say("\n" + steps_table(found["steps"]))
     if "profile" in o.parts:
         found["profile"] = profiles(o, device)

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from backbones import Size
 from backbones.layers import sincos_2d
 from experiments.diffusion import create_objective
 from routing import Draws
@@ -54,35 +55,24 @@ class PlainDiT(nn.Module):
     """DiT for square inputs, with one optional route.
 
     Args:
-        depth: Blocks.
-        width: Channels D.
-        heads: Attention heads.
-        patch: Patch side.
-        side: Input side in pixels.
-        channels: Input channels.
+        shape: Depth, width, heads and patch.
+        side: Input side in pixels; there are 4 channels.
         classes: Number of classes.
         route: First and last block of the route and the share that skips, or None.
     """
 
     def __init__(
-        self,
-        depth: int,
-        width: int,
-        heads: int,
-        patch: int,
-        side: int,
-        channels: int = 4,
-        classes: int = 1000,
-        route: tuple[int, int, float] | None = None,
+        self, shape: Size, side: int, classes: int, route: tuple[int, int, float] | None = None
     ) -> None:
         super().__init__()
+        width, patch, channels = shape.width, shape.patch, 4
         self.patch, self.side, self.route, self.classes = patch, side, route, classes
         self.embed = nn.Conv2d(channels, width, patch, patch)
         grid = (side // patch, side // patch)
         self.position = nn.Parameter(sincos_2d(width, grid)[None], requires_grad=False)
         self.time = nn.Sequential(nn.Linear(256, width), nn.SiLU(), nn.Linear(width, width))
         self.labels = nn.Embedding(classes + 1, width)
-        self.blocks = nn.ModuleList(PlainBlock(width, heads) for _ in range(depth))
+        self.blocks = nn.ModuleList(PlainBlock(width, shape.heads) for _ in range(shape.depth))
         self.norm = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
         self.modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 2 * width))
         self.out = nn.Linear(width, patch * patch * channels)
@@ -113,12 +103,12 @@ class PlainDiT(nn.Module):
 
 
 class PlainStep:
-    """A training step as a plain loop has it; call it for one.
+    """A training step as a plain loop has it, always on one batch; call it for one step.
 
     Args:
         model: What to train.
-        x: The batch, on the model's device.
-        y: Its labels.
+        x: Latents (B, 4, side, side).
+        y: Labels (B,).
         half: Autocast to bfloat16.
     """
 

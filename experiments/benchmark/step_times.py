@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -107,23 +108,8 @@ class RandomLatents(Dataset):
         raise BenchError(self.cannot_decode)
 
 
-@dataclass(frozen=True)
-class OneProcess:
-    """What the training step asks of an `accelerate.Accelerator`."""
-
-    device: torch.device
-    num_processes: int = 1
-    process_index: int = 0
-
-
 class Step:
-    """One variant of the real training step, ready to run: call it for one step.
-
-    Args:
-        case: What.
-        o: How.
-        device: Where.
-    """
+    """One variant of the real training step, ready to run: call it for one step."""
 
     def __init__(self, case: Case, o: BenchOptions, device: torch.device) -> None:
         self.case, self.device = case, device
@@ -136,7 +122,9 @@ class Step:
             train=TrainConfig(batch=o.batch, clip=1.0, precision=o.precision, compile=o.compile),
         )  # fmt: skip
         data = RandomLatents(case.side, o.batch, device)
-        self.trainer = Trainer(config, OneProcess(device), Console(quiet=True), data)
+        # What a step asks of an `accelerate.Accelerator`.
+        alone = SimpleNamespace(device=device, num_processes=1, process_index=0)
+        self.trainer = Trainer(config, alone, Console(quiet=True), data)
         self.model, self.state = self.trainer.model, self.trainer.state
         self.params, self.ema = self.state.params, self.state.ema
         self.rows = torch.arange(o.batch, device=device)
@@ -160,8 +148,7 @@ def make_step(case: Case, o: BenchOptions, device: torch.device) -> Step | Plain
     segments = case.route.resolve(shape.depth).segments
     span = next(((s.start, s.end, s.rate) for s in segments), None)
     torch.manual_seed(0)
-    size = (shape.depth, shape.width, shape.heads, shape.patch, case.side)
-    model = PlainDiT(*size, classes=CLASSES, route=span).to(device)
+    model = PlainDiT(shape, case.side, CLASSES, span).to(device)
     data = RandomLatents(case.side, o.batch, device)
     step = PlainStep(model, data.x, data.y, o.precision == "bf16")
     open_gates(model)
@@ -261,15 +248,7 @@ class GraphedStep:
 
 
 class StepElsewhere:
-    """A CPU step in a process of its own; a call returns the seconds that it took there.
-
-    Args:
-        case: What.
-        o: How.
-
-    Raises:
-        BenchError: by a call, if the process has ended.
-    """
+    """A CPU step in a process of its own; a call returns the seconds that it took there."""
 
     def __init__(self, case: Case, o: BenchOptions) -> None:
         context = multiprocessing.get_context("spawn")
@@ -280,7 +259,11 @@ class StepElsewhere:
         far.close()
 
     def __call__(self) -> float:
-        """Take one training step."""
+        """Take one training step.
+
+        Raises:
+            BenchError: The process has ended.
+        """
         try:
             self.pipe.send(True)
             return float(self.pipe.recv())
@@ -431,6 +414,7 @@ def measure(o: BenchOptions, size: str, tokens: int, device: torch.device) -> li
         # Forward and twice as much backward; 2 FLOPs a MAC.
         flops = 2 * 3 * count.macs_routed * o.batch
         memory, measured = step_memory(step, device)
+        seconds = timed.median(i)
         row: dict[str, Any] = {
             "backbone": case.backbone,
             "size": case.size,
@@ -438,9 +422,9 @@ def measure(o: BenchOptions, size: str, tokens: int, device: torch.device) -> li
             "route": str(case.route.resolve(parse_size(size, o.depth).depth)),
             "rate": case.rate,
             "device": device.type,
-            "seconds": timed.median(i),
-            "images_per_s": o.batch / timed.median(i),
-            "flops_per_s": flops / timed.median(i),
+            "seconds": seconds,
+            "images_per_s": o.batch / seconds,
+            "flops_per_s": flops / seconds,
             "share_of_peak": timed.share_of_peak(i, flops),
             "memory_bytes": memory,
             "memory_measured": measured,

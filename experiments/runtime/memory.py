@@ -66,8 +66,8 @@ def out_of_memory(error: RuntimeError, tried: int) -> None:
         ) from error
 
 
-def runs_in_memory(attempt: Callable[[], None]) -> bool:
-    """Return whether `attempt` runs on the GPU without running out of memory."""
+def runs_in_memory(attempt: Callable[[], None], forget: Callable[[], None]) -> bool:
+    """Return whether `attempt` runs on the GPU without running out of memory; then `forget`."""
     try:
         attempt()
         return True
@@ -76,6 +76,7 @@ def runs_in_memory(attempt: Callable[[], None]) -> bool:
             raise
         return False
     finally:
+        forget()
         gc.collect()
         torch.cuda.empty_cache()
 

@@ -9,7 +9,6 @@ import torch
 import backbones
 from experiments.config.schema import Config
 from experiments.data import Dataset, create
-from experiments.diffusion import Objective, create_objective
 from experiments.runtime.memory import keep_freed_memory
 from experiments.training.routes import model_arguments
 from routing.errors import UserError
@@ -45,11 +44,6 @@ def make_accelerator(config: Config) -> Any:
 def make_dataset(config: Config, device: torch.device | str = "cpu") -> Dataset:
     """Return the run's data set."""
     return create(config.data, task=config.task, device=device)
-
-
-def make_objective(config: Config) -> Objective:
-    """Return the run's objective."""
-    return create_objective(config.objective)
 
 
 def describe_data(dataset: Dataset) -> dict[str, Any]:

@@ -85,8 +85,7 @@ def save(
         )
         raise CheckpointError(
             f"could not write the checkpoint of step {step} to {target.parent} "
-            f"({_reason(error)}); {intact}: "
-            "free some space and type the same command to go on"
+            f"({_reason(error)}); {intact}: free some space and type the same command to go on"
         ) from error
     _prune(folder, keep, keep_every)
     return target

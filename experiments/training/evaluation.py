@@ -25,55 +25,48 @@ class Evaluation:
 
     Args:
         config: The run.
-        folder: Its folder.
         dataset: Its data.
         state: Its weights and its step.
+        folder: Its folder.
         accelerator: Its processes.
         console: Where to print.
+
+    Attributes:
+        every: Every how many steps there are pictures or scores; after the last step are both.
     """
 
     def __init__(
         self,
         config: Config,
-        folder: Path,
         dataset: Dataset,
         state: TrainingState,
+        folder: Path,
         accelerator: Any,
         console: console.Console,
     ) -> None:
         self.config, self.folder, self.dataset, self.state = config, folder, dataset, state
         self.accelerator, self.console = accelerator, console
         self.scored = config.eval["name"] != "none" and dataset.can_decode
-
-    def is_due(self, step: int) -> bool:
-        """Return whether pictures or scores belong to this step."""
-        return self._pictures_at(step) or self._scores_at(step)
+        asked = (config.train.sample_every, config.eval["every"] if self.scored else 0)
+        self.every = [every for every in asked if every]
 
     def run(self) -> None:
         """Sample and score what is due at this step and not on disk yet.
 
         It is asked again after a restart, so that what a kill cut short is done once and wholly.
         """
-        if self._pictures_at(self.state.step):
-            self._pictures()
-        if self._scores_at(self.state.step):
+        step, last = self.state.step, self.state.step == self.config.train.steps
+        pictured, scored = self.config.train.sample_every, self.config.eval["every"]
+        if last or (pictured and step % pictured == 0):
+            self._pictures(last)
+        if self.scored and (last or (scored and step % scored == 0)):
             self._scores()
 
-    def _pictures_at(self, step: int) -> bool:
-        return self._at(step, self.config.train.sample_every)
-
-    def _scores_at(self, step: int) -> bool:
-        return self.scored and self._at(step, self.config.eval["every"])
-
-    def _at(self, step: int, every: int) -> bool:
-        last = step == self.config.train.steps
-        return step > 0 and (last or (bool(every) and step % every == 0))
-
-    def _pictures(self) -> None:
+    def _pictures(self, last: bool) -> None:
         """Write `samples/step-*.png`, and at the end `samples/final.png` and `progress.gif`."""
         folder, step = self.folder / "samples", self.state.step
         path, final = folder / f"step-{step:08d}.png", folder / "final.png"
-        gif, last = self.folder / "progress.gif", step == self.config.train.steps
+        gif = self.folder / "progress.gif"
         if path.exists() and (not last or (final.exists() and gif.exists())):
             return
         if not self.dataset.can_decode:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from experiments.config.schema import Config
 from experiments.data import Batch, Dataset, Order, Prefetch
+from experiments.diffusion import create_objective
 from experiments.runtime import console, memory, signals
 from experiments.runtime.command import Interrupted
 from experiments.training import build, checkpoint
@@ -60,7 +61,7 @@ class Trainer:
         self.device, world = accelerator.device, accelerator.num_processes
         self.dataset = dataset or build.make_dataset(config, self.device)
         info = build.describe_data(self.dataset)
-        self.objective = build.make_objective(config)
+        self.objective = create_objective(config.objective)
         self.model = build.make_model(config, info).to(self.device)
         self.routes = TrainingRoutes(config, self.model.config)
         self.cost = run_cost(config, self.model.config)
@@ -203,19 +204,15 @@ class Trainer:
             # Trying would bring the machine down with swapping: predict instead.
             found = self.cost.training_bytes(size) < 0.8 * memory.available_memory()
         else:
-            found = memory.runs_in_memory(lambda: self.attempt(size))
+            rows = torch.arange(size, device=self.device)
+            with self.apart():
+                found = memory.runs_in_memory(
+                    lambda: self.backward(self.loss(rows)), self.state.optimizer.zero_grad
+                )
         if self.accelerator.num_processes > 1:
             answer = torch.tensor([int(found)], device=self.device)
             found = bool(self.accelerator.gather(answer).min())
         return found
-
-    def attempt(self, size: int) -> None:
-        """Run `size` samples forward and back, and forget the gradients."""
-        try:
-            with self.apart():
-                self.backward(self.loss(torch.arange(size, device=self.device)))
-        finally:
-            self.state.optimizer.zero_grad(set_to_none=True)
 
     # --- the loop --------------------------------------------------------------------------------
 
@@ -227,8 +224,8 @@ class Trainer:
     @cached_property
     def evaluation(self) -> Evaluation:
         """What is sampled and scored on the way."""
-        parts = (self.config, self.folder, self.dataset, self.state)
-        return Evaluation(*parts, self.accelerator, self.console)
+        places = (self.folder, self.accelerator, self.console)
+        return Evaluation(self.config, self.dataset, self.state, *places)
 
     def fit(self) -> None:
         """Train to the last step; save, sample and score on the way.
@@ -242,7 +239,7 @@ class Trainer:
         if self.dataset.reads_disk:
             self.ahead = self.read_ahead()
         with self.console.progress("step", total, state.step) as bar:
-            if self.evaluation.is_due(state.step):
+            if self.is_evaluated(state.step):
                 self.evaluate(bar)
             while state.step < total:
                 began = time.perf_counter()
@@ -262,8 +259,13 @@ class Trainer:
                     self.save()
                 if reason and state.step < total:
                     raise Interrupted(reason, state.step)
-                if self.evaluation.is_due(state.step):
+                if self.is_evaluated(state.step):
                     self.evaluate(bar, saved=bool(saved))
+
+    def is_evaluated(self, step: int) -> bool:
+        """Return whether pictures or scores belong to this step."""
+        last = step == self.config.train.steps
+        return step > 0 and (last or any(step % every == 0 for every in self.evaluation.every))
 
     def agreed_stop(self) -> str | None:
         """Return the signal that any process got, the same on every process."""

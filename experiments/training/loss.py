@@ -59,7 +59,7 @@ def training_loss(
         model: The model itself.
         objective: Corruption, target and weights.
         batch: Clean data and conditions.
-        draws: This step's random numbers for these samples: streams `sigma`, `noise`, `drop`.
+        draws: Of this step for these samples; streams `sigma`, `noise`, `drop`.
         routing: What to do about routes.
         train: Label drop and the kind of loss.
         encode: REPA's frozen encoder, (B, C, H, W) -> (B, N, E).

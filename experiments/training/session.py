@@ -34,6 +34,9 @@ _PACKAGES = (
     "torch", "numpy", "timm", "accelerate", "hydra-core", "mamba-ssm", "causal-conv1d", "fla-core",
     "triton",
 )  # fmt: skip
+_COSTS = (
+    "params", "macs_dense", "macs_routed", "macs_dense_no_attention", "macs_routed_no_attention",
+)  # fmt: skip
 
 
 def train(config: Config, *, quiet: bool = False) -> Path:
@@ -159,13 +162,13 @@ def environment() -> dict[str, Any]:
             versions[name] = version(name)
         except PackageNotFoundError:
             versions[name] = None
-    cuda = torch.cuda.is_available()
+    device = f"{processor()}, {os.cpu_count()} cores"
+    if torch.cuda.is_available():
+        device = torch.cuda.get_device_name()
     return {
         "python": platform.python_version(),
         "system": platform.platform(),
-        "device": torch.cuda.get_device_name()
-        if cuda
-        else f"{processor()}, {os.cpu_count()} cores",
+        "device": device,
         "threads": torch.get_num_threads(),
         "spins": os.environ.get("GOMP_SPINCOUNT"),
         "packages": versions,
@@ -190,11 +193,8 @@ def finish(config: Config, state: TrainingState, cost: Cost, wall: float) -> Non
     weights |= {k: v for k, v in model.state_dict().items() if k not in weights}
     checkpoint.export(folder / "model.safetensors", model, weights, config, step, state.info)
     curve = evaluation.draw_curve(folder)
-    scores = {
-        s["metric"]: s["value"]
-        for s in log.read_jsonl(folder / "scores.jsonl")
-        if s.get("step") == step
-    }
+    lines = log.read_jsonl(folder / "scores.jsonl")
+    scores = {line["metric"]: line["value"] for line in lines if line.get("step") == step}
     last = (log.read_jsonl(folder / "metrics.jsonl") or [{}])[-1]
     summary = {
         "status": "done",
@@ -208,17 +208,11 @@ def finish(config: Config, state: TrainingState, cost: Cost, wall: float) -> Non
         "scale": config.scale,
         "seed": config.seed,
         "step": step,
-        "params": cost.params,
-        "macs_dense": cost.macs_dense,
-        "macs_routed": cost.macs_routed,
-        "macs_dense_no_attention": cost.macs_dense_no_attention,
-        "macs_routed_no_attention": cost.macs_routed_no_attention,
+        **{key: getattr(cost, key) for key in _COSTS},
         "macs": state.macs,
         "wall_s": round(state.seconds, 1),
         "session_s": round(wall, 1),
-        "images_per_s": last.get("images_per_s"),
-        "loss": last.get("loss"),
-        "skipped": last.get("skipped"),
+        **{key: last.get(key) for key in ("images_per_s", "loss", "skipped")},
         "scores": scores,
         "loss_curve": curve,
     }

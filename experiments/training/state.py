@@ -84,7 +84,7 @@ class TrainingState:
 
     def save(self, folder: Path, config: Config) -> None:
         """Write the checkpoint of this step into the run folder."""
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
         for name, p, average in zip(self.names, self.params, self.ema, strict=True):
             tensors |= {f"model.{name}": p, f"ema.{name}": average}
             tensors |= {f"optim.{key}.{name}": v for key, v in self.optimizer.state[p].items()}
