@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import sys
 
+from experiments.config import help_text
+from experiments.config.compose import load
 from experiments.config.schema import CONF
 from experiments.runtime.command import Interrupted
 from routing.errors import UserError
@@ -29,9 +31,6 @@ class _Stop(BaseException):
 def job(cfg: object) -> str:
     """Train one job of a Hydra sweep (dry=true: print it); return its run folder."""
     from hydra.core.hydra_config import HydraConfig
-
-    from experiments.config import help_text
-    from experiments.config.compose import load
 
     overrides = [text for text in HydraConfig.get().overrides.task if not text.startswith("hydra")]
     here = os.getpid() == _sweeping
@@ -65,8 +64,6 @@ def _check(words: list[str]) -> None:
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
-
-    from experiments.config.compose import load
 
     if any(word.startswith("hydra/sweeper") for word in words):
         return

@@ -59,7 +59,7 @@ class Trainer:
     ) -> None:
         self.config, self.accelerator, self.console = config, accelerator, console
         self.device, world = accelerator.device, accelerator.num_processes
-        self.dataset = dataset or build.make_dataset(config, self.device)
+        self.dataset = build.make_dataset(config, self.device) if dataset is None else dataset
         info = build.describe_data(self.dataset)
         self.objective = create_objective(config.objective)
         self.model = build.make_model(config, info).to(self.device)
