@@ -37,16 +37,16 @@ import argparse
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
+from backbones.backbone import Backbone, create
+from backbones.layers import rope_2d
 from backbones.sizes import SIZES, BackboneError
 from routing.errors import suggest
-
-if TYPE_CHECKING:
-    from backbones.backbone import Backbone
 
 SOURCES = {"dit": "dit", "sit": "dit", "tread": "dit", "lightningdit": "lightningdit"}
 #: What the weights of a source were trained to see and to say, as `create_objective` takes it: SiT
@@ -189,9 +189,6 @@ def load(
     Raises:
         BackboneError: Names that are unknown or missing, shapes or positions that do not fit.
     """
-    from backbones.layers import rope_2d
-    from backbones.registry import create
-
     state = weights if isinstance(weights, Mapping) else _read(Path(weights))
     ours = convert(state, source)
     model = create(**describe(state, source, heads))
@@ -238,8 +235,6 @@ def _read(path: Path) -> Mapping[str, Tensor]:
         raise BackboneError(f"{path}: no such file; expected .safetensors, .pt or .pth weights")
     try:
         if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
             found: Any = load_file(path)
         else:
             # DiT's training script saves its command line beside the weights: a plain record.

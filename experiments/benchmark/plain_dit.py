@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.layers import sincos_2d
+from backbones.embeddings import sincos_2d
 
 
 def _modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:

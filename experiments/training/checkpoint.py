@@ -373,7 +373,7 @@ def _make(
 ) -> Loaded:
     import torch
 
-    from backbones.hub import build
+    from backbones import Backbone
     from backbones.sizes import BackboneError
     from experiments.config.schema import Config
 
@@ -386,7 +386,7 @@ def _make(
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise CheckpointError(f"{source} does not describe its model ({error!r})") from error
     try:
-        model = build(arguments, tensors, source)
+        model = Backbone.from_tensors(arguments, tensors, source)
     except BackboneError as error:
         raise CheckpointError(str(error)) from error
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -157,7 +157,7 @@ def check_routing(config: Config) -> None:
 
 
 def _check_align(config: Config) -> None:
-    from backbones.cost import ALIGN
+    from backbones.head_options import AlignOptions
 
     given, encoder = config.backbone.get("align"), config.train.encoder
     if not given:
@@ -167,7 +167,7 @@ def _check_align(config: Config) -> None:
             "backbone.align projects to an encoder's features and train.encoder=none has none; "
             f"name one of {' '.join(ENCODERS)}"
         )
-    channels = given.get("channels", ALIGN["channels"])
+    channels = given.get("channels", AlignOptions.channels)
     if channels != ENCODERS[encoder]:
         raise RouteError(
             f"backbone.align.channels={channels}: {encoder} has {ENCODERS[encoder]} features"

@@ -218,7 +218,7 @@ def test_every_family_is_counted():
 
 
 def test_unknown_family():
-    with pytest.raises(BackboneError, match="no count"):
+    with pytest.raises(BackboneError, match="not known"):
         cost("unet")
 
 

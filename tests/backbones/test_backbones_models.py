@@ -184,7 +184,7 @@ def test_learn_sigma_and_patches():
 
 
 def test_patches_are_a_convolution_and_back():
-    from backbones.layers import PatchEmbed, patchify, unpatchify
+    from backbones.embeddings import PatchEmbed, patchify, unpatchify
 
     embed = PatchEmbed(3, 2, 16)
     x = torch.randn(2, 3, 4, 6)
@@ -196,7 +196,7 @@ def test_patches_are_a_convolution_and_back():
 
 
 def test_positions_are_the_formula():
-    from backbones.layers import sincos_2d
+    from backbones.embeddings import sincos_2d
 
     table = sincos_2d(32, (2, 3))
     omega = 1 / 10000 ** (torch.arange(8) / 8)
@@ -252,11 +252,11 @@ def test_yaml_has_every_option_with_its_default(name):
 
     import yaml
 
-    from backbones.registry import block_class
+    from backbones.registry import find
 
     text = (Path(__file__).parents[2] / f"experiments/conf/backbone/{name}.yaml").read_text()
     given = yaml.safe_load(text)
     common = {"name": name, "attention": 0, "depth": None, "width": None, "heads": None}
     common |= {"decoder": None, "align": None}
-    assert given == {**common, **asdict(block_class(name).Options())}
+    assert given == {**common, **asdict(find(name).options())}
     assert all("#" in line for line in text.splitlines()[2:])
