@@ -8,23 +8,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from backbones.layers import on_cpu, pieces
+from backbones.layers import pieces
 
 
 def gated_rms_norm(y: Tensor, z: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     """RMSNorm(y silu(z)) weight over the channels of (B, T, C): Mamba-2 before its output."""
     weight = weight.to(y.dtype)
-    if on_cpu(y, z, weight):
-        return _GatedRMSNorm.apply(y, z, weight, eps)
+    if parts := pieces(y, z, weight):
+        return _GatedRMSNorm.apply(y, z, weight, eps, parts)
     return F.rms_norm(y * F.silu(z), weight.shape, weight, eps)
 
 
 class _GatedRMSNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, y: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
-        out = torch.empty_like(y)
+    def forward(
+        ctx: Any, y: Tensor, z: Tensor, weight: Tensor, eps: float, parts: list[slice]
+    ) -> Tensor:
+        ctx.parts, out = parts, torch.empty_like(y)
         scale = y.new_empty(*y.shape[:-1], 1)
-        for piece in pieces(y):
+        for piece in parts:
             gated = F.silu(z[piece]).mul_(y[piece])
             power = torch.linalg.vector_norm(gated, dim=-1, keepdim=True).square_()
             scale[piece] = power.div_(y.shape[-1]).add_(eps).rsqrt_()
@@ -37,7 +39,7 @@ class _GatedRMSNorm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         y, z, weight, scale = ctx.saved_tensors
         dy, dz, dweight = torch.empty_like(y), torch.empty_like(y), torch.zeros_like(weight)
-        for piece in pieces(y):
+        for piece in ctx.parts:
             sigmoid = torch.sigmoid(z[piece])
             silu = sigmoid * z[piece]
             unit = (silu * y[piece]).mul_(scale[piece])
@@ -49,22 +51,25 @@ class _GatedRMSNorm(torch.autograd.Function):
             # silu' = sigmoid + silu (1 - sigmoid)
             slope = torch.addcmul(silu, silu, sigmoid, value=-1).add_(sigmoid)
             torch.mul(dgated.mul_(y[piece]), slope, out=dz[piece])
-        return dy, dz, dweight, None
+        return dy, dz, dweight, None, None
 
 
 def mixtures(x: Tensor, other: Tensor, mix: Tensor) -> list[Tensor]:
     """Return x mix + other (1 - mix) for each row of `mix`: tokens (B, T, D), rows (M, D)."""
     mix = mix.to(x.dtype)
-    if on_cpu(x, other):
-        return list(_Mixtures.apply(x, other, mix))
+    if parts := pieces(x, other):
+        return list(_Mixtures.apply(x, other, mix, parts))
     return [torch.lerp(other, x, row) for row in mix]
 
 
 class _Mixtures(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, other: Tensor, mix: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, x: Tensor, other: Tensor, mix: Tensor, parts: list[slice]
+    ) -> tuple[Tensor, ...]:
+        ctx.parts = parts
         outs = tuple(torch.empty_like(x) for _ in mix)
-        for piece in pieces(x):
+        for piece in parts:
             away = x[piece] - other[piece]
             for row, out in zip(mix, outs, strict=True):
                 torch.addcmul(other[piece], away, row, out=out[piece])
@@ -73,10 +78,10 @@ class _Mixtures(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, other, mix = ctx.saved_tensors
         dx, dother, dmix = torch.empty_like(x), torch.empty_like(x), torch.zeros_like(mix)
-        for piece in pieces(x):
+        for piece in ctx.parts:
             away = x[piece] - other[piece]
             for n, grad in enumerate(grads):
                 g = grad[piece]
@@ -88,12 +93,12 @@ class _Mixtures(torch.autograd.Function):
                     dx[piece].addcmul_(g, mix[n])
                     dother[piece] += g
             dother[piece] -= dx[piece]
-        return dx, dother, dmix
+        return dx, dother, dmix, None
 
 
 def squared_relu(x: Tensor) -> Tensor:
     """Return relu(x)^2."""
-    return _SquaredReLU.apply(x) if on_cpu(x) else torch.relu(x).square()
+    return _SquaredReLU.apply(x) if pieces(x) else torch.relu(x).square()
 
 
 class _SquaredReLU(torch.autograd.Function):

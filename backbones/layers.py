@@ -31,15 +31,15 @@ EPS = 1e-6
 PIECE = 1 << 17  # Values in a piece: 512 KiB in float32.
 
 
-def on_cpu(*tensors: Tensor) -> bool:
-    """Say whether the piecewise path runs for these tensors."""
-    same = len({t.dtype for t in tensors}) == 1
-    return same and tensors[0].device.type == "cpu" and not torch.compiler.is_compiling()
+def pieces(x: Tensor, *others: Tensor) -> list[slice] | None:
+    """Split the batch of x (B, T, D) into samples that stay in the cache together.
 
-
-def pieces(x: Tensor) -> list[slice]:
-    """Split the batch of (B, T, D) into pieces of whole samples."""
-    step = max(1, PIECE // max(x[0].numel(), 1))
+    None where the plain formula runs: off the CPU, under a compiler and for mixed types.
+    """
+    same = all(other.dtype == x.dtype for other in others)
+    if not same or x.device.type != "cpu" or torch.compiler.is_compiling():
+        return None
+    step = max(1, PIECE // max(x.shape[1:].numel(), 1))
     return [slice(i, i + step) for i in range(0, x.shape[0], step)]
 
 
@@ -68,8 +68,8 @@ def adaln(
         order: Put the result into this order.
         eps: Added to the variance.
     """
-    if on_cpu(x, shift, scale):
-        return _AdaLN.apply(x, shift, scale, eps, *(order or (None, None)))
+    if parts := pieces(x, shift, scale):
+        return _AdaLN.apply(x, shift, scale, eps, parts, *(order or (None, None)))
     unit = F.layer_norm(x, x.shape[-1:], eps=eps)
     return permute(torch.addcmul(shift, unit, scale + 1), order)
 
@@ -82,13 +82,14 @@ class _AdaLN(torch.autograd.Function):
         shift: Tensor,
         scale: Tensor,
         eps: float,
+        parts: list[slice],
         perm: Tensor | None,
         inv: Tensor | None,
     ) -> Tensor:
         out, size = torch.empty_like(x), x.shape[-1:]
         mean, rstd = (x.new_empty(*x.shape[:-1], 1) for _ in range(2))
-        factor = scale + 1
-        for piece in pieces(x):
+        factor, ctx.parts = scale + 1, parts
+        for piece in parts:
             unit, mean[piece], rstd[piece] = torch.native_layer_norm(
                 _read(x, piece, perm), size, None, None, eps
             )
@@ -110,8 +111,8 @@ class _AdaLN(torch.autograd.Function):
                 g = _read(grad, slice(i, i + 1), inv)[0]
                 given = (g, x[i], size, mean[i], rstd[i], factor[i, 0], factor[i, 0])
                 dx[i], dscale[i, 0], dshift[i, 0] = backward(*given, [True, True, True])
-            return dx, dshift, dscale, None, None, None
-        for piece in pieces(x):
+            return dx, dshift, dscale, None, None, None, None
+        for piece in ctx.parts:
             g, statistics = _read(grad, piece, inv), (mean[piece], rstd[piece])
             torch.sum(g, 1, keepdim=True, out=dshift[piece])
             product = (x[piece] - statistics[0]).mul_(statistics[1]).mul_(g)
@@ -119,7 +120,7 @@ class _AdaLN(torch.autograd.Function):
             inner = torch.mul(g, factor[piece], out=product)
             given = (inner, x[piece], size, *statistics, None, None)
             dx[piece] = backward(*given, [True, False, False])[0]
-        return dx, dshift, dscale, None, None, None
+        return dx, dshift, dscale, None, None, None, None
 
 
 def gated_sum(x: Tensor, gate: Tensor, y: Tensor, order: Reorder | None = None) -> Tensor:
@@ -131,8 +132,8 @@ def gated_sum(x: Tensor, gate: Tensor, y: Tensor, order: Reorder | None = None) 
         y: A branch's output.
         order: The order that y is in, against x.
     """
-    if on_cpu(x, gate, y):
-        return _GatedSum.apply(x, gate, y, *(order or (None, None)))
+    if parts := pieces(x, gate, y):
+        return _GatedSum.apply(x, gate, y, parts, *(order or (None, None)))
     return torch.addcmul(x, gate, permute(y, order and order.inverse()).to(x.dtype))
 
 
@@ -143,14 +144,16 @@ class _GatedSum(torch.autograd.Function):
         x: Tensor,
         gate: Tensor,
         y: Tensor,
+        parts: list[slice],
         perm: Tensor | None,
         inv: Tensor | None,
     ) -> Tensor:
+        ctx.parts = parts
         ctx.save_for_backward(gate, y, perm)
         if inv is None:
             return torch.addcmul(x, gate, y)
         out, y = torch.empty_like(x), y.contiguous()
-        for piece in pieces(x):
+        for piece in parts:
             torch.addcmul(x[piece], gate[piece], _reordered(y, piece, inv), out=out[piece])
         return out
 
@@ -160,11 +163,11 @@ class _GatedSum(torch.autograd.Function):
         gate, y, perm = ctx.saved_tensors
         dy, dgate = torch.empty_like(y), torch.empty_like(gate)
         grad = grad.contiguous()
-        for piece in pieces(y):
+        for piece in ctx.parts:
             g = _read(grad, piece, perm)
             torch.sum(g * y[piece], 1, keepdim=True, out=dgate[piece])
             torch.mul(g, gate[piece], out=dy[piece])
-        return grad, dgate, dy, None, None
+        return grad, dgate, dy, None, None, None
 
 
 class Modulation(nn.Module):
