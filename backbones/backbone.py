@@ -133,7 +133,7 @@ class Backbone(nn.Module, Pretrained):
         self.grid = patch_grid(input_size, shape.patch)
         self.num_tokens = self.grid[0] * self.grid[1]
         self.prefix = int(text[0]) if text else 0
-        self.config = {
+        self.config: dict[str, Any] = {
             "name": name,
             "size": str(size),
             "in_channels": in_channels,

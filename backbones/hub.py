@@ -27,6 +27,7 @@ FORMAT = "tread-suite/1"
 # 4096 x 4096: a table of positions beyond that is a mistake in the file.
 _LARGEST_INPUT = 4096**2
 FILE = "model.safetensors"
+_OPTIONS = ("revision", "cache_dir", "token", "local_files_only", "force_download")
 
 
 def write(path: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
@@ -98,12 +99,11 @@ class Pretrained(ModelHubMixin):
             BackboneError: The file is damaged, or does not say what model it holds; an option that
                 there is not.
         """
-        known = ("revision", "cache_dir", "token", "local_files_only", "force_download")
         for key in options:
-            if key not in known:
+            if key not in _OPTIONS:
                 raise BackboneError(
-                    f"from_pretrained has no option {key!r}: its options are {', '.join(known)}"
-                    + suggest(key, known)
+                    f"from_pretrained has no option {key!r}: its options are {', '.join(_OPTIONS)}"
+                    + suggest(key, _OPTIONS)
                 )
         return (
             cls._from_file(Path(name))
@@ -112,30 +112,11 @@ class Pretrained(ModelHubMixin):
         )
 
     @classmethod
-    def _from_pretrained(
-        cls,
-        *,
-        model_id: str,
-        revision: str | None,
-        cache_dir: str | Path | None,
-        force_download: bool,
-        local_files_only: bool,
-        token: str | bool | None,
-        **kwargs: Any,
-    ) -> Any:
+    def _from_pretrained(cls, *, model_id: str, **options: Any) -> Any:  # type: ignore[override]
         path = Path(model_id) / FILE
         if not path.is_file():
-            path = Path(
-                hf_hub_download(
-                    repo_id=model_id,
-                    filename=FILE,
-                    revision=revision,
-                    cache_dir=cache_dir,
-                    force_download=force_download,
-                    local_files_only=local_files_only,
-                    token=token,
-                )
-            )
+            given = {key: options[key] for key in _OPTIONS}
+            path = Path(hf_hub_download(repo_id=model_id, filename=FILE, **given))
         return cls._from_file(path)
 
     @classmethod
