@@ -3,11 +3,14 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q
+# The versions that were tested together; CONSTRAINTS= takes the newest instead.
+CONSTRAINTS ?= constraints.txt
+PINS := $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 TESTS ?=
 WORKERS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help env test-env demo test test-slow test-slurm test-soak lint types check docs surface clean
+.PHONY: help env test-env demo test test-slow test-slurm test-soak lint types check docs surface constraints clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -17,14 +20,14 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # The stamps are touched last: an install that was cut short is done again.
-$(VENV)/.base: pyproject.toml | $(BIN)/python
+$(VENV)/.base: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	@echo "installing (about three minutes and 5 GB the first time; README: how to make it smaller on a laptop)"
-	$(PIP) -e .
+	$(PIP) $(PINS) -e .
 	@touch $@
 
-$(VENV)/.test: pyproject.toml $(VENV)/.base
+$(VENV)/.test: pyproject.toml $(CONSTRAINTS) $(VENV)/.base
 	@echo "installing the test tools"
-	$(PIP) -e ".[test]"
+	$(PIP) $(PINS) -e ".[test]"
 	@touch $@
 
 env: $(VENV)/.base  ## create the environment and install the suite
@@ -63,6 +66,17 @@ docs: $(VENV)/.test  ## draw the documentation's pictures and build the site str
 
 surface: $(VENV)/.test  ## write down keys, public names and --help after a change on purpose
 	REGENERATE=1 $(BIN)/python -m pytest -q tests/test_surface.py
+
+# What the oldest Python that is supported gets today: the newer ones have wheels of it, not the other way round.
+# Without local versions (+cu132) and the CUDA packages, of which each build of torch asks for its own.
+constraints:  ## write constraints.txt anew from today's newest versions (PYTHON=python3.11)
+	$(PYTHON) -m venv --clear build/constraints
+	build/constraints/bin/python -m pip install --disable-pip-version-check -q ".[test]"
+	{ sed '/^[^#]/,$$d' constraints.txt; \
+	  build/constraints/bin/python -m pip freeze --disable-pip-version-check | sed 's/+.*//' \
+	  | grep -vE '^(nvidia|cuda|triton|tread)|@' | sort -f; } > build/constraints.txt
+	mv build/constraints.txt constraints.txt
+	rm -rf build/constraints
 
 clean:  ## remove caches (runs stay)
 	rm -rf .pytest_cache .mypy_cache .ruff_cache build *.egg-info

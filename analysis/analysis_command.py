@@ -193,7 +193,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _measure(options: argparse.Namespace) -> int:
-    from analysis.runs.run_records import AnalysisError, find
+    from analysis.runs.run_records import AnalysisError, Damaged, check_path, find, shown
     from analysis.similarity import LEVELS, Protocol, measure
 
     folders = [folder for root in options.runs for folder in find(root)]
@@ -216,12 +216,13 @@ def _measure(options: argparse.Namespace) -> int:
             options.routed and "_none_" not in folder.name,
         )
         try:
+            check_path(folder)
             result = measure(folder, protocol)
-        except UserError as error:
+        except (UserError, Damaged) as error:
             # One damaged file is no reason to leave the others out.
             if len(finished) == 1:
-                raise
-            print(f"damaged: {folder.name}: {error}", file=sys.stderr)
+                raise AnalysisError(str(error)) from None
+            print(f"damaged: {shown(folder.name)}: {error}", file=sys.stderr)
             failed.append(folder)
             continue
         result.save(folder / "similarity.npz")

@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from analysis.files import atomic_write
 from analysis.runs.run_records import AnalysisError
+from experiments.runtime.files import atomic_write
 from routing.errors import suggest
 
 FOLDER = Path(__file__).with_name("notebooks")

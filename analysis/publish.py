@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from analysis import figures, tables
-from analysis.files import atomic_write
 from analysis.runs.run_records import AnalysisError
 from analysis.runs.study import Study
-from analysis.tables.render import markdown, markdown_escape
+from analysis.tables.render import frame_csv, markdown, markdown_escape
 from analysis.tables.table import FEW_NOTE, MISSING_NOTE, NOT_RUN, Row, Table
+from experiments.runtime.files import atomic_write
 
 # What a run leaves but for its weights: enough for every table.
 RECORDS = (
@@ -66,8 +66,7 @@ def publish(study: Study, folder: Path, pages: Sequence[Path] = ()) -> list[str]
     plots = figures.make_all(study)
     figures.save(plots, folder / "figures")
     rows = study.runs.drop(columns=["path"], errors="ignore").dropna(axis="columns", how="all")
-    table = rows.to_csv(index=False, lineterminator="\n").encode()
-    atomic_write(folder / "runs.csv", neutral(table, study))
+    atomic_write(folder / "runs.csv", neutral(frame_csv(rows).encode(), study))
     files = {
         # A picture or an array is kept byte by byte.
         name: content if name.endswith((".png", ".npz")) else neutral(content, study)

@@ -22,16 +22,16 @@ from PIL import Image
 from analysis import figures, tables
 from analysis.figures.sample_grids import picture
 from analysis.figures.style import Plot
-from analysis.files import atomic_write
 from analysis.runs import compare
 from analysis.runs.comparison_groups import Base
 from analysis.runs.statistics import ENOUGH_SEEDS
 from analysis.runs.study import Study
-from analysis.tables.headings import difference, metric_decimals, score
+from analysis.tables.headings import after, difference, metric_decimals, score
 from analysis.tables.memorisation import Memory
-from analysis.tables.render import plain, to_html
+from analysis.tables.render import frame_csv, plain, to_html
 from analysis.tables.speedup import headline_cell
 from analysis.tables.table import Column, Entry, Table, build, words
+from experiments.runtime.files import atomic_write
 
 TEMPLATES = Path(__file__).with_name("templates")
 _MOST_GRIDS = 48
@@ -128,27 +128,31 @@ def _facts(study: Study) -> list[str]:
 
 
 def _card(study: Study, base: Base) -> dict[str, Any]:
-    dense, routed = base.dense, base.auto()
+    dense, routed = base.pair()
     assert dense is not None and routed is not None
     speedups = headline_cell(study, base, dense, routed)
     steps, macs, hours = (plain(speedups[key]) for key in ("step", "macs", "hours"))
-    before, after, gap = score(base, dense), score(base, routed), difference(base, routed, dense)
-    reached = speedups["macs"].value is not None
-    what = (
-        "fewer training FLOPs to the dense run's best score"
-        if reached
-        else "the dense run's best score"
-    )
+    gap = difference(base, routed, dense)
+    factor = speedups["macs"]
+    if factor.value is None:
+        big, what = macs, "the dense run's best score"
+    elif factor.few:
+        big = f"{factor.seeds} seeds" if factor.of != factor.n else f"n={factor.n}"
+        what = "reached the dense run's best score: too few for a factor"
+    else:
+        big = factor.number(factor.value) + factor.unit
+        what = f"fewer training FLOPs to the dense run's best score (n={factor.seeds})"
     return {
         "backbone": str(base.any.first("backbone")),
-        "label": f"{base.label}: {routed.treatment}",
-        "big": macs.split(" ")[0] if reached else macs,
+        "label": f"{base.label}: {routed.treatment}{after([dense, routed])}",
+        "big": big,
         "line": what,
         "facts": [
+            ("FLOPs", macs),
             ("steps", steps),
             ("hours", hours),
-            ("dense", plain(before)),
-            ("routed", plain(after)),
+            ("dense", plain(score(base, dense))),
+            ("routed", plain(score(base, routed))),
             ("difference", plain(gap)),
             *zip(
                 ("memorisation, dense", "memorisation, routed"),
@@ -166,7 +170,7 @@ def _figure(plot: Plot) -> dict[str, Any]:
         "title": plot.title,
         "caption": plot.caption,
         "image": _uri(plot.svg().encode(), "image/svg+xml"),
-        "csv": _uri(plot.data.to_csv(index=False, lineterminator="\n").encode(), "text/csv"),
+        "csv": _uri(frame_csv(plot.data).encode(), "text/csv"),
         "width": round(plot.figure.get_figwidth() * 110),
     }
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from analysis.files import atomic_write
 from analysis.runs.run_records import AnalysisError
+from experiments.runtime.files import atomic_write
 
 FORMAT = "tread-suite-similarity/1"
 # A hundred levels of a model of 100 blocks take 8 MB.

@@ -186,6 +186,11 @@ class Backbone(nn.Module, Pretrained):
             self.align = Projector(self.width, target)
         self.initialise()
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The weights' type, in which images are taken."""
+        return self.patches.project.weight.dtype
+
     @torch.no_grad()
     def initialise(self) -> None:
         """Draw every weight anew; gates and head are set to zero last, and stay so."""

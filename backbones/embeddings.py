@@ -88,6 +88,7 @@ class TextEmbedder(nn.Module):
             text = self.null.expand(batch, *self.shape)
         elif drop is not None:
             text = torch.where(drop[:, None, None], self.null.to(text.dtype), text)
+        text = text.to(self.null.dtype)
         return self.project(text), self.pool(text.mean(dim=1))
 
     def initialise(self) -> None:

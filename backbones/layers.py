@@ -16,7 +16,7 @@ compilers fuse.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.dit_spec import DiTOptions
+from backbones.ops.dispatch import resolve
 from routing.layout import Layout
 from routing.moves import Reorder, permute
 
@@ -200,7 +201,7 @@ class Modulation(nn.Module):
 class Block(nn.Module):
     """Two residual branches under adaLN-zero; a family names them and builds them.
 
-    Called as `block(x, cond, layout)` with tokens (B, T, D) and every block's modulation.
+    Called as `block(x, cond, layout)` with tokens (B, T, D) and its modulation (B, 6, 1, D).
 
     Attributes:
         branches: The attributes (modules or methods) that are the two branches: `branch(x, layout)`
@@ -220,25 +221,33 @@ class Block(nn.Module):
         """Return the dispatched operations that this block calls: name and the kernel asked for."""
         return []
 
+    def prepare(self, layout: Layout) -> None:
+        """Make what the branches look up, once for all blocks: kernels and the layout's tables."""
+        for op, kernel in self.ops():
+            resolve(op, kernel, layout.device.type)
+        for scan in self.scans:
+            if scan is not None:
+                layout.reorder(scan)
+
     def norm(
         self, branch: int, x: Tensor, shift: Tensor, scale: Tensor, order: Reorder | None
     ) -> Tensor:
         """Normalise and modulate the input of branch 0 or 1, and put it into its scan order."""
         return adaln(x, shift, scale, order)
 
-    def forward(self, x: Tensor, cond: Sequence[Tensor], layout: Layout) -> Tensor:
-        """Run both branches on tokens (B, T, D); `cond` holds every block's modulation."""
+    def forward(self, x: Tensor, cond: Tensor, layout: Layout) -> Tensor:
+        """Run both branches on tokens (B, T, D) under this block's modulation (B, 6, 1, D)."""
         return self.run(x, cond, layout, *[getattr(self, name) for name in self.branches])
 
     def run(
         self,
         x: Tensor,
-        cond: Sequence[Tensor],
+        cond: Tensor,
         layout: Layout,
         *branches: Callable[[Tensor, Layout], Tensor],
     ) -> Tensor:
         """Run the given branches as this block's."""
-        parts = cond[self.index].unbind(1)
+        parts = cond.unbind(1)
         for n, branch in enumerate(branches):
             shift, scale, gate = parts[3 * n : 3 * n + 3]
             scan = self.scans[n]

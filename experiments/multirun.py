@@ -11,7 +11,7 @@ import os
 import sys
 
 from experiments.config.schema import CONF
-from experiments.runtime.command import Interrupted
+from experiments.runtime.command import Interrupted, print_error
 from routing.errors import UserError
 
 _sweeping = 0  # the process whose jobs run one after another in it
@@ -50,7 +50,7 @@ def job(cfg: object) -> str:
     except UserError as error:
         # One run that diverged is no reason to give up the others; Hydra would print a traceback.
         if here:
-            print(f"error: {error}", file=sys.stderr)
+            print_error(error)
             _failed.append(" ".join(overrides))
             return ""
         raise
@@ -97,6 +97,10 @@ def multirun(argv: list[str]) -> int:
             f"(hydra-core {hydra.__version__} "
             "is installed): python -m sweeps launch does the same here"
         )
+    from experiments.config.compose import readable
+
+    # Flags and Hydra's own words as they are.
+    argv = [readable(w) if "=" in w and not w.startswith(("-", "hydra")) else w for w in argv]
     _check(argv)
     if not any(word.startswith("hydra.sweep.dir=") for word in argv):
         # Hydra's own record of the sweep goes beside the runs, not into the current folder.

@@ -233,7 +233,7 @@ def prepare(given: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    return run_command(_command, arguments)
+    return run_command(_command, arguments, computes=True)
 
 
 def _command(words: list[str]) -> int:

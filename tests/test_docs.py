@@ -248,3 +248,14 @@ def test_constraints_pin_every_dependency_within_its_range():
         if requirement.name not in apart:
             pin = pins[canonicalize_name(requirement.name)]
             assert pin in requirement.specifier and "+" not in pin, requirement
+
+
+def test_the_workflow_runs_nothing_of_a_change_as_root_and_nothing_that_can_move():
+    text = (ROOT / ".github/workflows/ci.yml").read_text()
+    flow = yaml.safe_load(text)
+    assert flow["permissions"] == {"contents": "read"}
+    for line in re.findall(r"uses: (.*)", text):
+        assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line), line
+    for step in flow["jobs"]["test"]["steps"]:
+        for line in step.get("run", "").splitlines():
+            assert "sudo" not in line or not re.search(r"[.]ci|make|python|\$|\./", line), line

@@ -162,6 +162,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("backbone=rwkv backbone.missing=guess", "nearest"),
             ("backbone=mamba backbone.kernel=cuda", "kernel"),
             ("backbone.decoder={dept: 2}", "depth"),
+            ("backbone.decoder={depth: 1} objective=ddpm sampler=ddim", "objective=edm"),
             # --- objectives, samplers, guidance, scores
             ("objective.P_std=0", "P_std"),
             ("objective=flow objective.times=gamma", "uniform"),

@@ -11,10 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FixedLocator, MaxNLocator
 
 from analysis.figures.style import Plot, canvas, colour, line, styled
-from analysis.runs.comparison_groups import Base, Cell, same_machine
+from analysis.runs.cells import Cell
+from analysis.runs.comparison_groups import Base, same_machine
 from analysis.runs.statistics import ratio
 from analysis.runs.study import Study
 from analysis.tables.speedup import reach
+from analysis.tables.table import Entry
 
 # Behind a text that stands on a line.
 _PAPER = {"boxstyle": "square,pad=0.08", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
@@ -52,6 +54,15 @@ def methods(base: Base) -> list[Cell]:
         if name != "TREAD" and (known is None or _seeds(base, cell) > _seeds(base, known)):
             rest[name] = cell
     return [*found, *rest.values()]
+
+
+SEEDS = '"n=3 of 5": the others were scored at their end alone.'
+
+
+def seeds(base: Base, cell: Cell, path: pd.DataFrame) -> str:
+    """Return the seeds behind a curve, `n=3`, or `n=3 of 5` where tables have more."""
+    drawn, known = int(path["n"].max()), _seeds(base, cell)
+    return f"n={drawn}" + (f" of {known}" if known > drawn else "")
 
 
 def _seeds(base: Base, cell: Cell) -> int:
@@ -95,7 +106,7 @@ def convergence(study: Study) -> Plot | None:
         "Convergence",
         "Mean over seeds; the band is one standard deviation. The arrow runs from the dense run's "
         "best score to where the legend's first routed run first scores as well, seed by seed; its "
-        "label is the geometric mean over the seeds that get there.",
+        f"label is the geometric mean over the seeds that get there. {SEEDS}",
         figure,
         pd.concat(data, ignore_index=True),
     )
@@ -108,7 +119,7 @@ def _panel(
     for cell, path in paths:
         # One colour per backbone: further methods are told apart by line and marker.
         shade = "#555555" if cell.treatment == "dense" else tint
-        label = f"{cell.treatment} (n={path['n'].max():.0f})"
+        label = f"{cell.treatment} ({seeds(base, cell, path)})"
         ax.plot(path[key], path["mean"], color=shade, label=label, **line(cell.treatment))
         spread = path["std"].fillna(0.0)
         ax.fill_between(
@@ -191,7 +202,8 @@ def _arrow(
         "shrinkB": 2,
     }
     ax.annotate("", xy=(end, best), xytext=(start, best), arrowprops=arrow, zorder=5)
-    some = "" if len(there) == len(reached) else f" ({len(there)}/{len(reached)})"
+    few = Entry(value=factor.mean, n=factor.n, of=len(reached)).few
+    some = f" ({len(there)}/{len(reached)})" if few or len(there) < len(reached) else ""
     ax.annotate(
         f"{factor.mean:.1f}x{some}",
         ((start + end) / 2, best),
@@ -199,7 +211,7 @@ def _arrow(
         textcoords="offset points",
         ha="center",
         fontsize=8.5,
-        fontweight="bold",
+        fontweight="normal" if few else "bold",
         color="#1a1a1a",
         zorder=6,
         bbox=_PAPER,

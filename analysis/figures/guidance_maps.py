@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from textwrap import fill
 from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis.figures.style import Plot, canvas, colormap, colour, ink, styled
-from analysis.runs.comparison_groups import Base, Cell
+from analysis.runs.cells import Cell
+from analysis.runs.comparison_groups import Base
+from analysis.runs.labels import short
 from analysis.runs.study import Study
 from analysis.tables.guidance_table import evaluations, number, parse
 
@@ -26,7 +29,8 @@ def _rows(study: Study, base: Base, cell: Cell) -> list[dict[str, Any]]:
         if strong is not None and weak is not None and scale is not None:
             value = float(part.groupby("seed")["value"].mean().mean())
             shared = {
-                "panel": f"{base.label}, {cell.treatment}",
+                "panel": base.label,
+                "treatment": cell.treatment,
                 "backbone": base.any.first("backbone"),
             }
             rates = {"scale": scale, "strong": strong, "weak": weak}
@@ -36,6 +40,7 @@ def _rows(study: Study, base: Base, cell: Cell) -> list[dict[str, Any]]:
                     **rates,
                     "value": value,
                     "n": part["seed"].nunique(),
+                    "step": int(part["step"].iloc[0]),
                     "metric": str(part["metric"].iloc[0]),
                     "better": base.better,
                 }
@@ -54,7 +59,9 @@ def guidance(study: Study) -> Plot | None:
     if frame.empty:
         return None
     panels = [
-        (key, part) for key, part in frame.groupby(["panel", "scale"], sort=False) if len(part) >= 4
+        (key, part)
+        for key, part in frame.groupby(["panel", "treatment", "scale"], sort=False)
+        if len(part) >= 4
     ]
     if not panels:
         return None
@@ -63,12 +70,12 @@ def guidance(study: Study) -> Plot | None:
     figure, axes = canvas(3.3 * columns + 0.4, 2.9 * lines, lines, columns)
     for ax in axes.flat[len(panels) :]:
         ax.set_visible(False)
-    for ax, ((panel, scale), part) in zip(axes.flat, panels, strict=False):
+    names = short(str(panel) for (panel, *_), _ in panels)
+    for ax, ((panel, treatment, scale), part) in zip(axes.flat, panels, strict=False):
         _map(ax, part)
+        about = f"{treatment}, w = {scale:g}, step {part['step'].iloc[0]}"
         tint = colour(str(part["backbone"].iloc[0]))
-        ax.set_title(
-            f"{str(panel).split(',')[0]}, {str(panel).split(', ')[-1]}, w = {scale:g}", color=tint
-        )
+        ax.set_title(f"{fill(names[str(panel)], 48)}\n{about}", color=tint, fontsize=8)
     caption = (
         "Score by the selection rate of the strong pass and of the weak pass, both conditional and "
         "from the same weights, "

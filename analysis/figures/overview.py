@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 from matplotlib.ticker import EngFormatter
 
-from analysis.figures.convergence import log_scores, mean_path, wide
-from analysis.figures.sample_grids import chosen
+from analysis.figures.convergence import SEEDS, log_scores, mean_path, seeds, wide
+from analysis.figures.sample_grids import Found, chosen
 from analysis.figures.style import Plot, canvas, colour, line, quiet, styled
-from analysis.runs.comparison_groups import Base, Cell
+from analysis.runs.cells import Cell
+from analysis.runs.comparison_groups import Base
 from analysis.runs.study import Study
 
 # Pictures of one class beside each other in a sample grid (experiments/training/evaluation.py).
@@ -19,10 +18,11 @@ _PER_CLASS = 8
 # Of those, the ones drawn here.
 _SHOWN = 3
 
+Column = tuple[Base, list[tuple[Cell, pd.DataFrame]], Found]
+
 
 def _curves(study: Study, base: Base) -> list[tuple[Cell, pd.DataFrame]]:
-    cells = [cell for cell in (base.dense, base.auto()) if cell is not None]
-    paths = [(cell, mean_path(study, base, cell)) for cell in cells]
+    paths = [(cell, mean_path(study, base, cell)) for cell in base.pair() if cell is not None]
     return [(cell, path) for cell, path in paths if len(path) > 1]
 
 
@@ -38,29 +38,39 @@ def _name(cell: Cell) -> str:
     return "dense" if cell.treatment == "dense" else f"route {cell.treatment}"
 
 
+def _points(column: Column) -> int:
+    return sum(len(path) * int(path["n"].iloc[0]) for _, path in column[1])
+
+
 @styled
 def overview(study: Study) -> Plot | None:
     """Draw convergence above samples, dense and routed, per backbone; None where either lacks.
 
-    Of several settings of a backbone the curve is that of the most seeds and points, the samples
-    are those of the longest training.
+    All columns are of one recipe after one number of steps: those that the most backbones share,
+    of these the ones with the most seeds and points, then the longest.
     """
-    columns = []
-    for backbone in dict.fromkeys(str(base.any.first("backbone")) for base in study.bases):
-        own = [base for base in study.bases if str(base.any.first("backbone")) == backbone]
-        curves = [(base, paths) for base in own if len(paths := _curves(study, base)) == 2]
-        pictures = [(base, found) for base in own if len(found := chosen(base)) == 2]
-        if curves and pictures:
-            curve = max(curves, key=lambda c: sum(len(p) * p["n"].iloc[0] for _, p in c[1]))
-            columns.append((backbone, curve, max(pictures, key=lambda p: p[1][0][1]["step"])))
-    if not columns:
+    pages: dict[tuple[str, float], dict[str, Column]] = {}
+    for base in study.bases:
+        curves, found = _curves(study, base), chosen(base)
+        if len(curves) == len(found) == 2 and {row["step"] for _, row, _ in found} == {
+            cell.steps for cell, _ in curves
+        }:
+            page = pages.setdefault((base.recipe, curves[0][0].steps), {})
+            backbone = str(base.any.first("backbone"))
+            rival = page.setdefault(backbone, (base, curves, found))
+            page[backbone] = max(rival, (base, curves, found), key=_points)
+    if not pages:
         return None
+    (_, steps), page = max(
+        pages.items(), key=lambda p: (len(p[1]), sum(map(_points, p[1].values())), p[0][1])
+    )
+    columns = list(page.items())
     figure, axes = canvas(
         3.15 * len(columns), 5.0, 3, len(columns), gridspec_kw={"height_ratios": [1.75, 1, 1]}
     )
     data: list[pd.DataFrame] = []
-    log = wide([path["mean"] for _, (_, paths), _ in columns for _, path in paths])
-    for place, (backbone, (base, paths), (_, found)) in enumerate(columns):
+    log = wide([path["mean"] for _, (_, paths, _) in columns for _, path in paths])
+    for place, (backbone, (base, paths, found)) in enumerate(columns):
         tint = colour(backbone)
         top = axes[0][place]
         for cell, path in paths:
@@ -69,7 +79,7 @@ def overview(study: Study) -> Plot | None:
                 path["macs"],
                 path["mean"],
                 color=shade,
-                label=f"{_name(cell)} (n={path['n'].max():.0f})",
+                label=f"{_name(cell)} ({seeds(base, cell, path)})",
                 **line(cell.treatment),
             )
             spread = path["std"].fillna(0.0)
@@ -86,10 +96,13 @@ def overview(study: Study) -> Plot | None:
             ax.imshow(_turned(image), interpolation="nearest")
             quiet(ax)
             ax.set_title(f"{_name(cell)}, step {row['step']}", fontsize=8)
-    _label(axes[0][0], columns)
+    base = columns[0][1][0]
+    axes[0][0].set_ylabel(base.metric.replace(" (", "\n("))
+    recipe = base.label.removeprefix(f"{columns[0][0]}-")
     caption = (
-        "Top: Frechet distance against training cost, mean and standard deviation over seeds. "
-        "Below: samples of one seed from the same noise, one column per class."
+        f"{recipe}, {steps:.0f} steps. Top: {base.metric} against training cost, mean and standard "
+        f"deviation over seeds; {SEEDS} Below: samples of one seed from the same noise, one column "
+        "per class."
     )
     return Plot(
         "overview",
@@ -98,8 +111,3 @@ def overview(study: Study) -> Plot | None:
         figure,
         pd.concat(data, ignore_index=True),
     )
-
-
-def _label(ax: Any, columns: list[Any]) -> None:
-    base: Base = columns[0][1][0]
-    ax.set_ylabel(base.metric.replace(" (", "\n("))

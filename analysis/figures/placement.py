@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pandas as pd
@@ -11,10 +12,11 @@ from matplotlib.patches import FancyBboxPatch
 
 from analysis.figures.style import SIGNED, Plot, canvas, colormap, colour, ink, styled
 from analysis.runs.comparison_groups import Base
-from analysis.runs.statistics import ENOUGH_SEEDS, paired
+from analysis.runs.statistics import ENOUGH_SEEDS
 from analysis.runs.study import Study
 from analysis.tables import paper
 from analysis.tables.ablations import plain_routes, span_order
+from analysis.tables.headings import gap
 
 
 def _rows(base: Base) -> list[dict[str, Any]]:
@@ -22,7 +24,7 @@ def _rows(base: Base) -> list[dict[str, Any]]:
     for cell in plain_routes(base):
         if cell.first("rate") != 0.5 or base.dense is None:
             continue
-        estimate = paired(base.dense.by_seed(base.score), cell.by_seed(base.score))
+        estimate = gap(cell, base.dense, base.score)
         own = cell.estimate(base.score)
         if estimate is not None and own is not None:
             rows.append(
@@ -35,6 +37,7 @@ def _rows(base: Base) -> list[dict[str, Any]]:
                     "high": estimate.high,
                     "n": estimate.n,
                     "score": own.mean,
+                    "step": int(cell.steps),
                     "metric": base.metric,
                     "depth": base.any.depth,
                     "sign": 1 if base.better == "lower" else -1,
@@ -58,6 +61,7 @@ def _paper_rows() -> list[dict[str, Any]]:
             "route": r.route,
             "delta": r.delta,
             "score": r.fid,
+            "step": 400_000,
             "metric": "FID-5K",
             "depth": 12,
             "sign": 1,
@@ -93,10 +97,10 @@ def placement(study: Study) -> Plot | None:
         "route_placement",
         "Route placement",
         "Each bar spans the blocks that a route's tokens skip (rate 0.5). Blue improves on the "
-        "dense run, red worsens it; "
-        "the number is the score minus the dense one, paired by seed, with half the width of its "
-        "95 % interval (\u2020: fewer than three seeds). A route has the same line in every panel "
-        "of as many blocks; dotted: no finished run.",
+        "dense run, red worsens it; the number is the score minus the dense one, paired by seed "
+        "and step, with half the width of its 95 % interval (\u2020: fewer than three seeds). A "
+        "route has the same line in every panel of as many blocks; dotted: no finished run with "
+        "a dense one of its seed and steps.",
         figure,
         pd.DataFrame([row for panel in panels for row in panel]),
     )
@@ -116,6 +120,7 @@ def _places(panels: list[list[dict[str, Any]]]) -> dict[int, dict[str, int]]:
 def _panel(ax: Axes, rows: list[dict[str, Any]], places: dict[str, int]) -> None:
     depth = rows[0]["depth"]
     largest = max(max(abs(row["delta"]) for row in rows), 1e-9)
+    usual = Counter(row["step"] for row in rows).most_common(1)[0][0]
     norm, cmap = TwoSlopeNorm(0, -largest, largest), colormap(SIGNED)
     known = {row["route"]: row for row in rows}
     for route, y in places.items():
@@ -125,10 +130,12 @@ def _panel(ax: Axes, rows: list[dict[str, Any]], places: dict[str, int]) -> None
             continue
         face = cmap(norm(row["delta"] * row["sign"]))
         _bar(ax, route, y, facecolor=face, edgecolor="#555555")
-        ax.text(depth - 0.2, y, _label(row), ha="left", va="center", fontsize=7, color="#333333")
-    best = places[min(rows, key=lambda row: row["delta"] * row["sign"])["route"]]
+        text = _label(row) + ("" if row["step"] == usual else f" (step {row['step']})")
+        ax.text(depth - 0.2, y, text, ha="left", va="center", fontsize=7, color="#333333")
+    rivals = [row for row in rows if row["step"] == usual]
+    best = places[min(rivals, key=lambda row: row["delta"] * row["sign"])["route"]]
     ax.text(-0.9, best, "\u2605", ha="center", va="center", fontsize=9, color="#E69F00")
-    ax.set(xlim=(-1.4, depth + 3.6), yticks=[], xlabel="block")
+    ax.set(xlim=(-1.4, depth + 3.6), yticks=[], xlabel=f"block (scores after {usual} steps)")
     ax.set_xticks(range(0, depth, 1 if depth <= 12 else 4))
     ax.grid(axis="y", visible=False)
     ax.spines["left"].set_visible(False)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from textwrap import fill
 from typing import Any
 
 import pandas as pd
 
 from analysis.figures.style import PAPER_COLOUR, Plot, canvas, colour, line, styled
+from analysis.runs.cells import Cell
 from analysis.runs.comparison_groups import Base
+from analysis.runs.labels import short
+from analysis.runs.statistics import mean_std
 from analysis.runs.study import Study
 from analysis.tables import paper
 from analysis.tables.ablations import plain_routes
 
 
 def _rows(base: Base) -> list[dict[str, Any]]:
-    spans: dict[str, dict[float, object]] = {}
+    spans: dict[str, dict[float, Cell]] = {}
     for cell in plain_routes(base):
         spans.setdefault(str(cell.first("span")), {})[float(cell.first("rate"))] = cell
     rows: list[dict[str, Any]] = []
@@ -22,12 +27,14 @@ def _rows(base: Base) -> list[dict[str, Any]]:
         if len(cells) < 2:
             continue
         known = {0.0: base.dense, **cells} if base.dense else cells
+        # A curve over rates is of one number of steps.
+        steps, _ = Counter(cell.steps for cell in cells.values()).most_common(1)[0]
         for rate in sorted(known):
-            estimate = known[rate].estimate(base.score)  # type: ignore[attr-defined]
+            estimate = mean_std(list(known[rate].by_seed(base.score, steps).values()))
             if estimate is not None:
                 shared = {"panel": base.label, "backbone": base.any.first("backbone"), "span": span}
                 std = float("nan") if estimate.std is None else estimate.std
-                spread = {"mean": estimate.mean, "std": std, "n": estimate.n}
+                spread = {"mean": estimate.mean, "std": std, "n": estimate.n, "step": int(steps)}
                 rows.append({**shared, "metric": base.metric, "rate": rate, **spread})
     return rows
 
@@ -38,6 +45,7 @@ def rate(study: Study) -> Plot | None:
     frame = pd.DataFrame([row for base in study.bases for row in _rows(base)])
     if frame.empty:
         return None
+    names = short(frame["panel"])
     metrics = list(dict.fromkeys(frame["metric"]))
     figure, axes = canvas(3.2 * (len(metrics) + 1), 2.7, 1, len(metrics) + 1)
     for ax, metric in zip(axes[0], metrics, strict=False):
@@ -45,7 +53,8 @@ def rate(study: Study) -> Plot | None:
             ["panel", "span"], sort=False
         ):
             tint = colour(str(part["backbone"].iloc[0]))
-            style, label = line(str(span)), f"{str(panel).split(',')[0]}, {span}"
+            style = line(str(span))
+            label = f"{fill(names[str(panel)], 40)}, {span}, step {part['step'].iloc[0]}"
             ax.errorbar(
                 part["rate"],
                 part["mean"],

@@ -21,7 +21,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from analysis.files import atomic_path, atomic_write
+from analysis.tables.render import frame_csv
+from experiments.runtime.files import atomic_path, atomic_write
 
 STYLE = Path(__file__).with_name("paper.mplstyle")
 COLOURS = {
@@ -87,7 +88,7 @@ class Plot:
                 self.figure.savefig(temporary, metadata={"CreationDate": None})
             with atomic_path(paths[1]) as temporary:
                 self.figure.savefig(temporary, dpi=200)
-        atomic_write(paths[2], self.data.to_csv(index=False, lineterminator="\n"))
+        atomic_write(paths[2], frame_csv(self.data))
         return paths
 
     def svg(self) -> str:

@@ -18,9 +18,12 @@ RUNS = quick_runs.folder()
 
 # %%
 import analysis
+from analysis.runs.comparison_groups import named
 
-runs = analysis.load(RUNS)
-runs.groupby(["backbone", "route"]).size().unstack(fill_value=0)
+# Runs of one setting and one treatment differ in their seed alone; only these may be averaged.
+CELL = ["setting", "treatment"]
+runs = named(analysis.load(RUNS))
+runs.groupby([*CELL, "step"]).size().rename("runs").to_frame()
 
 # %% [markdown]
 # What differs between the runs, so that nothing is compared by accident:
@@ -35,7 +38,8 @@ compare.varying(runs)
 
 # %%
 curves = analysis.curves(runs, columns=("loss", "time", "images_per_s"))
-curves.groupby(["backbone", "route"])["loss"].agg(["first", "last"]).round(3)
+ends = curves.groupby([*CELL, "run"])["loss"].agg(["first", "last"])
+ends.groupby(CELL).agg(["mean", "count"]).round(3)
 
 # %% [markdown]
 # Scores over training, with what they had cost:
@@ -43,7 +47,7 @@ curves.groupby(["backbone", "route"])["loss"].agg(["first", "last"]).round(3)
 # %%
 scores = analysis.scores(runs)
 scores[scores["own"]].pivot_table(
-    index=["backbone", "route"], columns="step", values="value", aggfunc="first"
+    index=[*CELL, "metric"], columns="step", values="value", aggfunc=["mean", "count"]
 ).round(1)
 
 # %% [markdown]

@@ -5,13 +5,14 @@ from analysis.runs.run_records import (
     PROTOCOL,
     AnalysisError,
     Damaged,
+    check_path,
     find,
     flatten,
     load,
     own_scores,
     read_lines,
     read_run,
-    typed,
+    shown,
 )
 
 __all__ = [
@@ -19,11 +20,12 @@ __all__ = [
     "Damaged",
     "MARKS",
     "PROTOCOL",
+    "check_path",
     "find",
     "flatten",
     "load",
     "own_scores",
     "read_lines",
     "read_run",
-    "typed",
+    "shown",
 ]

@@ -76,13 +76,16 @@ def _read(folder: str | Path) -> dict[str, Any]:
 def text(first: str | Path, second: str | Path) -> str:
     """Return the comparison of two runs as aligned text."""
     config, scores, rest = pair(first, second)
-    lines = [f"A  {Path(first).name}", f"B  {Path(second).name}"]
+    steps = [_read(folder).get("step") for folder in (first, second)]
+    names = zip("AB", (first, second), steps, strict=True)
+    lines = [f"{side}  {Path(folder).name}, step {step}" for side, folder, step in names]
     for title, rows in (("config", config), ("scores", scores), ("size, cost and time", rest)):
         lines += ["", title if rows else f"{title}: the same"]
         width = max((len(row.key) for row in rows), default=0)
         column = max((len(_show(row.first)) for row in rows), default=0)
         for row in rows:
-            gap = _gap(row) if title == "scores" else ""
+            # A score after more steps is no difference of the configurations.
+            gap = _gap(row) if title == "scores" and steps[0] == steps[1] else ""
             sides = f"{_show(row.first):>{column}}  ->  {_show(row.second)}{gap}"
             lines.append(f"  {row.key:<{width}}  {sides}".rstrip())
     return "\n".join(lines)

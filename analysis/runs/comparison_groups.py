@@ -8,18 +8,16 @@ table's cell is the set of seeds of one base and one treatment.
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import pandas as pd
 
+from analysis.runs.cells import Cell, on_the_way, read_at, scored
 from analysis.runs.labels import labelled
 from analysis.runs.run_records import AnalysisError
-from analysis.runs.statistics import Estimate, mean_std
-from backbones.sizes import parse_size
 from experiments.config.schema import role
 from routing.errors import suggest
 from routing.options import RoutingOptions
@@ -43,74 +41,11 @@ _USUAL = {
 
 
 @dataclass(frozen=True)
-class Cell:
-    """The runs of one base under one treatment."""
-
-    base: str
-    treatment: str
-    runs: pd.DataFrame = field(repr=False, compare=False)
-
-    def first(self, column: str, default: Any = None) -> Any:
-        """Return the first known value of a column."""
-        if column not in self.runs:
-            return default
-        known = self.runs[column].dropna()
-        return known.iloc[0] if len(known) else default
-
-    def by_seed(self, column: str) -> dict[int, float]:
-        """Return seed to value, without missing values.
-
-        Of runs with one seed the longest counts; seeds that took another number of steps than most
-        are no replicates of these and are left out.
-        """
-        known = self._seeds(column)
-        return dict(zip(known["seed"].map(int), known[column].map(float), strict=True))
-
-    def _seeds(self, column: str) -> pd.DataFrame:
-        if column not in self.runs:
-            return pd.DataFrame(columns=["seed", "step", "run", column])
-        known = self.runs.dropna(subset=["seed", column])
-        longest = known.sort_values("step", kind="stable").drop_duplicates("seed", keep="last")
-        if longest["step"].nunique() < 2:
-            return longest
-        return longest[longest["step"] == self.steps]
-
-    @functools.cached_property
-    def _longest(self) -> pd.Series:
-        return self.runs.groupby("seed")["step"].max().dropna()
-
-    @property
-    def steps(self) -> float:
-        """The number of steps that most seeds took, of two as frequent the larger; nan: unknown."""
-        return float(self._longest.mode().max()) if len(self._longest) else float("nan")
-
-    @property
-    def odd_steps(self) -> list[int]:
-        """The numbers of steps of the seeds that `by_seed` leaves out."""
-        usual = self.steps
-        return sorted({int(step) for step in self._longest if step != usual})
-
-    def estimate(self, column: str) -> Estimate | None:
-        """Return mean, standard deviation and n over seeds of a column."""
-        return mean_std(list(self.by_seed(column).values()))
-
-    @property
-    def machines(self) -> frozenset[str]:
-        """The devices that its runs name; those of older runs name none."""
-        return frozenset(self.runs["device"].dropna()) if "device" in self.runs else frozenset()
-
-    @property
-    def depth(self) -> int:
-        """Number of blocks."""
-        depth = self.first("config.backbone.depth")
-        return int(depth) if depth is not None else parse_size(str(self.first("size"))).depth
-
-
-@dataclass(frozen=True)
 class Base:
-    """All treatments of one base, the dense one apart."""
+    """All treatments of one base, the dense one apart; `recipe` is its key but for the backbone."""
 
     key: str
+    recipe: str
     label: str
     metric: str
     better: str
@@ -143,6 +78,11 @@ class Base:
                 return cell
         return max(plain, key=lambda cell: len(cell.by_seed(self.score)), default=None)
 
+    def pair(self) -> tuple[Cell | None, Cell | None]:
+        """Return the dense cell and the guideline's, after the same steps if both were scored."""
+        routed = self.auto()
+        return self.dense and (self.dense.at(routed.steps) if routed else self.dense), routed
+
 
 def same_machine(*cells: Cell) -> bool:
     """Return whether clock times of these cells may be compared: no two devices are named."""
@@ -158,13 +98,37 @@ def is_usual(cell: Cell, *except_for: str) -> bool:
     )
 
 
-def bases(frame: pd.DataFrame, metric: str | None = None) -> list[Base]:
+def named(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return runs with the columns base, recipe, setting (the base's label) and treatment.
+
+    Args:
+        frame: What `analysis.load` returned.
+    """
+    if "config.init" in frame:
+        # Seeds fine-tune their own parents; what they share is the parents' kind.
+        frame = frame.assign(**{"config.init": frame["config.init"].map(parent)})
+    frame = _filled(frame, [part for _, part in frame.groupby("backbone")])
+    columns = [*_HEAD, *_PROTOCOL, *_columns(frame)]
+    shared = [c for c in columns if not c.startswith(("backbone", "config.backbone."))]
+    frame = frame.assign(
+        base=_keys(frame, columns),
+        recipe=_keys(_filled(frame, [frame]), shared),
+        treatment=[treatment(row) for row in frame.to_dict("records")],
+    )
+    apart = [*_PROTOCOL, *(c for c in _columns(frame) if c not in _IN_HEAD)]
+    return frame.assign(setting=frame["base"].map(labelled(frame, apart)))
+
+
+def bases(
+    frame: pd.DataFrame, metric: str | None = None, scores: pd.DataFrame | None = None
+) -> list[Base]:
     """Sort runs into bases and treatments.
 
     Args:
         frame: What `analysis.load` returned.
         metric: Full name of the metric that the tables show; None takes each base's own Frechet
             distance.
+        scores: What `analysis.scores` returned; None knows of the runs' last scores alone.
 
     Raises:
         AnalysisError: if no run has that metric.
@@ -177,29 +141,27 @@ def bases(frame: pd.DataFrame, metric: str | None = None) -> list[Base]:
         )
     if frame.empty:
         return []
-    if "config.init" in frame:
-        # Seeds fine-tune their own parents; what they share is the parents' kind.
-        frame = frame.assign(**{"config.init": frame["config.init"].map(parent)})
-    frame = _filled(frame)
-    frame = frame.assign(
-        base=_keys(frame),
-        treatment=[treatment(row) for row in frame.to_dict("records")],
-    )
-    apart = [*_PROTOCOL, *(c for c in _columns(frame) if c not in _IN_HEAD)]
-    labels = labelled(frame, apart)
+    frame = named(frame)
+    ways = on_the_way(scores)
     found = []
     for key, part in frame.groupby("base", sort=False):
         name = metric or primary(part, known)
         if name is None or f"score.{name}" not in part or part[f"score.{name}"].isna().all():
             continue
         cells = [
-            Cell(str(key), str(text), runs) for text, runs in part.groupby("treatment", sort=False)
+            Cell(str(key), str(text), runs, scored(runs, ways), f"score.{name}")
+            for text, runs in part.groupby("treatment", sort=False)
         ]
         cells.sort(key=_order)
         dense = next((cell for cell in cells if cell.first("variant") == "dense"), None)
-        routed = tuple(cell for cell in cells if cell is not dense)
+        others = [cell for cell in cells if cell is not dense]
+        routed = tuple(read_at(cell, [dense] if dense else [], cell.ends) for cell in others)
+        if dense is not None:
+            ends = dense.ends.union(*(cell.ends for cell in routed))
+            dense = read_at(dense, routed, ends)
         better = known.get(name, {}).get("better") or "lower"
-        found.append(Base(str(key), labels[str(key)], name, better, dense, routed))
+        row = part.iloc[0]
+        found.append(Base(str(key), row["recipe"], row["setting"], name, better, dense, routed))
     return sorted(found, key=lambda base: base.label)
 
 
@@ -271,8 +233,8 @@ def _columns(frame: pd.DataFrame) -> list[str]:
     return [c for c, key in keys.items() if key != "seed" and role(key) == "learns"]
 
 
-def _filled(frame: pd.DataFrame) -> pd.DataFrame:
-    """Give runs of an older version the value that all newer runs of their backbone share.
+def _filled(frame: pd.DataFrame, parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Give runs of an older version the value that all newer runs of their part share.
 
     A key that was added later and never used must not part the runs before it from those after; one
     that newer runs set differently still does.
@@ -287,7 +249,7 @@ def _filled(frame: pd.DataFrame) -> pd.DataFrame:
         if has.all():
             continue
         values = frame[column].map(str)
-        for _, part in frame.groupby("backbone"):
+        for part in parts:
             present = values[part.index][has[part.index]]
             if present.nunique() == 1:
                 values[part.index] = present.iloc[0]
@@ -295,8 +257,7 @@ def _filled(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(**filled)
 
 
-def _keys(frame: pd.DataFrame) -> list[str]:
-    columns = [*_HEAD, *_PROTOCOL, *_columns(frame)]
+def _keys(frame: pd.DataFrame, columns: Sequence[str]) -> list[str]:
     present = [column for column in columns if column in frame]
     # Only what varies can tell runs apart; the rest would make keys long for nothing.
     varying = [column for column in present if frame[column].map(str).nunique() > 1]

@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.runs.record_checks import is_score
+from analysis.runs.record_checks import is_number, is_score
 from analysis.runs.run_records import PROTOCOL, Damaged, load, read_lines
 
 _SCORE = ("metric", "key", "features", "guidance", "sampler", "macs_per_sample")
 Read = Callable[[Mapping[Any, Any]], tuple[list[dict[str, Any]], list[str]]]
-_IDENTITY = ("run", "backbone", "size", "data", "scale", "route", "span", "rate", "variant", "seed")
+_IDENTITY = (
+    "run", "setting", "treatment", "backbone", "size", "data", "scale", "route", "span", "rate",
+    "variant", "seed",
+)  # fmt: skip
 
 
 def curves(
@@ -38,7 +41,7 @@ def curves(
 def _curve(folder: Path, columns: Sequence[str]) -> tuple[list[dict[str, Any]], list[str]]:
     rows = []
     for line in read_lines(folder / "metrics.jsonl"):
-        if isinstance(line.get("step"), int | float):
+        if is_number(line.get("step")):
             values = {key: line[key] if _has(line, key) else float("nan") for key in columns}
             if "time" in values:
                 values["hours"] = values["time"] / 3600
@@ -109,7 +112,7 @@ def _points(lines: list[dict[str, Any]]) -> dict[str, tuple[list[float], list[fl
 
 
 def _has(line: dict[str, Any], key: str) -> bool:
-    return all(isinstance(line.get(name), int | float) for name in ("step", key))
+    return all(is_number(line.get(name)) for name in ("step", key))
 
 
 def _at(step: float, x: list[float], y: list[float]) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
@@ -27,6 +27,16 @@ def labelled(frame: pd.DataFrame, columns: Sequence[str]) -> dict[str, str]:
         more = f" ({_difference(frame, key, rivals, columns)})" if len(rivals) > 1 else ""
         labels[key] = head + more
     return labels
+
+
+def short(labels: Iterable[str]) -> dict[str, str]:
+    """Return every label's shortest name that no other has: the model's, else the whole label."""
+    known = list(dict.fromkeys(labels))
+    names = [label.split(",")[0] for label in known]
+    return {
+        label: name if names.count(name) == 1 else label
+        for label, name in zip(known, names, strict=True)
+    }
 
 
 def _difference(frame: pd.DataFrame, key: str, rivals: list[str], columns: Sequence[str]) -> str:

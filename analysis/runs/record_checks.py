@@ -5,7 +5,7 @@ Somebody else wrote them: a wrong one lists its folder as damaged and leaves all
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,8 +20,21 @@ _NEEDED = ("backbone", "size", "data")
 
 def is_number(value: object) -> bool:
     """Return whether a value is a finite number (a truth value is none)."""
-    real = isinstance(value, int | float) and not isinstance(value, bool)
-    return real and math.isfinite(value)  # type: ignore[arg-type]
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    # Not math.isfinite, which stops at a whole number of 400 digits.
+    return abs(value) <= sys.float_info.max
+
+
+def is_text(value: object) -> bool:
+    """Return whether a value is text that every file and index takes: UTF-8, without NUL."""
+    if not isinstance(value, str) or "\0" in value:
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # half a surrogate pair, or a byte of a file name
+        return False
+    return True
 
 
 def fault(row: Mapping[str, Any]) -> str | None:
@@ -30,6 +43,9 @@ def fault(row: Mapping[str, Any]) -> str | None:
     Args:
         row: Columns as `analysis.load` names them.
     """
+    for key, value in row.items():
+        if not is_text(key) or (isinstance(value, str) and not is_text(value)):
+            return f"{_shown(key)} is {_shown(value)}, which has a character that is no text"
     for key in _NUMBERS:
         if row.get(key) is not None and not is_number(row[key]):
             return f"summary.json: {key} is {_shown(row[key])}, not a number"
@@ -54,11 +70,11 @@ def is_score(line: Mapping[str, Any]) -> bool:
     """Return whether a line of scores.jsonl holds a metric's name, a finite number and a step."""
     texts = (line.get("key"), line.get("features"), line.get("guidance"), line.get("sampler"))
     return (
-        isinstance(line.get("metric"), str)
+        is_text(line.get("metric"))
         and is_number(line.get("value"))
         and (line.get("step") is None or is_number(line["step"]))
         and line.get("better") in ("lower", "higher", None)
-        and all(text is None or isinstance(text, str) for text in texts)
+        and all(text is None or is_text(text) for text in texts)
     )
 
 

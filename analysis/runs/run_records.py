@@ -28,8 +28,9 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from analysis.runs.record_checks import fault, is_score
+from analysis.runs.record_checks import fault, is_score, is_text
 from analysis.runs.treatment import derive
+from analysis.runs.typed_columns import typed
 from backbones.sizes import BackboneError, parse_size
 from routing.errors import UserError
 from routing.route import RouteError
@@ -37,11 +38,13 @@ from routing.route import RouteError
 MARKS = ("config.yaml", "summary.json", "status.json", "metrics.jsonl")
 # A few lines of YAML whose aliases hold aliases stand for more values than any memory.
 _MOST_VALUES = 100_000
+_DEEPEST = 50
 _SUMMARY = (
     "name", "hash", "backbone", "size", "data", "scale", "seed", "route", "step", "params",
     "macs_dense", "macs_routed", "macs_dense_no_attention", "macs_routed_no_attention", "wall_s",
     "images_per_s",
 )  # fmt: skip
+_STATUS = ("step", "steps", "eta_s", "error")
 # Scores under another of these are comparisons of their own.
 PROTOCOL = ("guidance", "sampler", "weights", "seed")
 
@@ -101,10 +104,10 @@ def load(root: str | os.PathLike[str]) -> pd.DataFrame:
         try:
             row = read_run(folder, metrics)
         except Damaged as error:
-            damaged.append({"run": folder.name, "path": str(folder), "reason": str(error)})
+            damaged.append({"run": shown(folder.name), "path": shown(folder), "reason": str(error)})
             continue
         (rows if row.get("status") == "done" else unfinished).append(row)
-    keys = ("run", "path", "status", "step", "steps", "eta_s", "error")
+    keys = ("run", "path", "status", *_STATUS)
     # Few versions wrote all runs: their key sets are kept once, and a run has a number.
     versions = {
         text: place for place, text in enumerate(dict.fromkeys(r["config_keys"] for r in rows))
@@ -134,16 +137,16 @@ def read_run(folder: Path, metrics: dict[str, dict[str, Any]] | None = None) -> 
     Raises:
         Damaged: if a file that should be there is missing or unreadable.
     """
+    check_path(folder)
     row: dict[str, Any] = {"run": folder.name, "path": str(folder)}
     if not (folder / "summary.json").exists():
         if not (folder / "status.json").exists():
             raise Damaged("neither summary.json nor status.json")
         status = _json(folder / "status.json")
-        row.update(status)
+        row.update((key, status[key]) for key in _STATUS if key in status)
         # A summary is the proof of an end: a heartbeat alone never makes a run finished.
-        row["status"] = (
-            "unfinished" if status.get("status") == "done" else status.get("status", "unknown")
-        )
+        said = str(status.get("status", "unknown"))
+        row["status"] = "unfinished" if said == "done" else said
         return row
     summary = _json(folder / "summary.json")
     row["status"] = str(summary.get("status", "unknown"))
@@ -175,6 +178,21 @@ def read_run(folder: Path, metrics: dict[str, dict[str, Any]] | None = None) -> 
             score_n=first.get("n"),
         )
     return row
+
+
+def check_path(folder: Path) -> None:
+    """Refuse a folder whose name no table, page or terminal can show.
+
+    Raises:
+        Damaged: if its path is not UTF-8.
+    """
+    if not is_text(str(folder)):
+        raise Damaged("its name has bytes that are not UTF-8; rename the folder")
+
+
+def shown(path: str | Path) -> str:
+    """Return a path as text that can be written, with escapes for bytes that are not UTF-8."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def _machine(folder: Path) -> dict[str, str | None]:
@@ -213,10 +231,13 @@ def _step(line: dict[str, Any]) -> float:
 def _json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_bytes())
+        text = json.dumps(value, ensure_ascii=False)
     except (OSError, ValueError, RecursionError) as error:
         raise Damaged(f"{path.name} cannot be read ({type(error).__name__})") from None
     if not isinstance(value, dict):
         raise Damaged(f"{path.name} holds no mapping")
+    if "\\u0000" in text or not is_text(text):
+        raise Damaged(f"{path.name} has a character that is no text")
     return value
 
 
@@ -279,8 +300,16 @@ def _blocks(text: str) -> list[str]:
 
 @functools.lru_cache(maxsize=4096)
 def _parse(block: str) -> dict[str, Any]:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        value = yaml.load(block, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        # The parser reads any depth, the loader behind it recurses in C until the process dies.
+        depth = 0
+        for event in yaml.parse(block, Loader=loader):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEEPEST:
+                raise Damaged(f"config.yaml is nested more than {_DEEPEST} levels deep")
+        value = yaml.load(block, Loader=loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise Damaged(f"config.yaml is not YAML ({type(error).__name__})") from None
     if value is None:
@@ -312,30 +341,3 @@ def flatten(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
         yield prefix, json.dumps(value, default=str)
     else:
         yield prefix, value
-
-
-def typed(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """Return a data frame whose columns have one type each: boolean, Int64, float64 or text."""
-    names: dict[str, None] = {}
-    for row in rows:
-        names.update(dict.fromkeys(row))
-    columns = {name: _column([row.get(name) for row in rows]) for name in _ordered(list(names))}
-    return pd.DataFrame(columns, index=range(len(rows)))
-
-
-def _ordered(names: list[str]) -> list[str]:
-    plain = [name for name in names if "." not in name]
-    scores = [name for name in names if name.startswith("score.")]
-    return plain + scores + sorted(name for name in names if name.startswith("config."))
-
-
-def _column(values: list[Any]) -> pd.Series:
-    present = [value for value in values if value is not None]
-    kinds = {type(value) for value in present}
-    if kinds and kinds <= {bool}:
-        return pd.Series(values, dtype="boolean")
-    if kinds and kinds <= {int} and max(map(abs, present)) < 2**63:
-        return pd.Series(values, dtype="Int64")
-    if kinds and kinds <= {int, float}:
-        return pd.Series([float("nan") if v is None else float(v) for v in values], dtype="float64")
-    return pd.Series([None if value is None else str(value) for value in values], dtype="string")

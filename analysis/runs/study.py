@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.runs.comparison_groups import Base, Cell, bases
+from analysis.runs.cells import Cell
+from analysis.runs.comparison_groups import Base, bases
 from analysis.runs.history import scores
 from analysis.runs.run_records import load
 
@@ -32,7 +33,7 @@ class Study:
     @functools.cached_property
     def bases(self) -> list[Base]:
         """Runs sorted into bases and treatments."""
-        return bases(self.runs, self.metric)
+        return bases(self.runs, self.metric, self.scores)
 
     @functools.cached_property
     def scores(self) -> pd.DataFrame:
@@ -59,12 +60,14 @@ class Study:
     def by_seed(self, base: Base, cell: Cell) -> dict[int, pd.DataFrame]:
         """Return every seed's scores over training, as `path`.
 
-        Of runs of one seed the one that was scored most often counts, of those the longest.
+        Of runs of one seed the one that was scored most often counts, of those the longest; a seed
+        without a score after the cell's steps is left out, as everywhere.
         """
+        seeds = cell.by_seed(base.score)
         found: dict[int, pd.DataFrame] = {}
         for seed, run in zip(cell.runs["seed"], cell.runs["run"], strict=True):
             path = self.path(base, str(run)).drop_duplicates("step", keep="last")
-            if pd.isna(seed) or path.empty:
+            if pd.isna(seed) or int(seed) not in seeds or path.empty:
                 continue
             known = found.get(int(seed))
             rank = (len(path), path["step"].iloc[-1])

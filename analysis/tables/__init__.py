@@ -75,7 +75,7 @@ def make_all(source: Study | pd.DataFrame | str | Path, metric: str | None = Non
 
 def save(tables: list[Table], folder: str | Path) -> list[Path]:
     """Write tables in all formats, and `tables.tex`, a document that compiles as it is."""
-    from analysis.files import atomic_write
+    from experiments.runtime.files import atomic_write
 
     paths = [path for table in tables for path in write(table, folder)]
     atomic_write(Path(folder) / "tables.tex", document(tables))

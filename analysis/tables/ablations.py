@@ -7,7 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.runs.comparison_groups import Base, Cell, is_usual
+from analysis.runs.cells import Cell
+from analysis.runs.comparison_groups import Base, is_usual
 from analysis.runs.study import Study
 from analysis.tables import paper
 from analysis.tables.headings import PAIRED, better_end, difference, heading, score

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from analysis.runs.comparison_groups import Base
-from analysis.runs.statistics import paired
 from analysis.runs.study import Study
 from analysis.tables import paper
-from analysis.tables.headings import PAIRED, metric_decimals, steps
+from analysis.tables.headings import PAIRED, gap, metric_decimals, steps
 from analysis.tables.memorisation import Memory
 from analysis.tables.table import Column, Table, build, missing, ours, published, words
 
@@ -46,19 +45,20 @@ def _protocol(base: Base) -> str:
 def differences(study: Study) -> Table:
     """Every treatment's difference to the dense runs, paired by seed, with 95 % intervals."""
     metrics = _metrics(study)
-    columns = [Column("Tokens", numeric=False), *(Column(f"\u0394 {name}") for name in metrics)]
+    columns = [Column("Tokens", numeric=False), Column("Steps", numeric=False)]
+    columns += [Column(f"\u0394 {name}") for name in metrics]
     rows = []
     for base in study.bases:
         for cell in base.routed:
-            entries = [words(cell.treatment)]
+            entries = [words(cell.treatment), words(steps(cell))]
             for name in metrics:
-                first = base.dense.by_seed(f"score.{name}") if base.dense else {}
-                estimate = paired(first, cell.by_seed(f"score.{name}"))
+                estimate = gap(cell, base.dense, f"score.{name}")
                 entries.append(ours(estimate, metric_decimals(name), signed=True))
             rows.append((_protocol(base), entries))
     if not rows:
-        rows = [("", [words("none run"), *[missing() for _ in metrics]])]
-    return build("differences", "Differences to dense, paired by seed", columns, rows, (PAIRED,))
+        rows = [("", [words("none run"), words(""), *[missing() for _ in metrics]])]
+    title = "Differences to dense, paired by seed and step"
+    return build("differences", title, columns, rows, (PAIRED,))
 
 
 def followups(study: Study) -> Table:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.runs.comparison_groups import Base, Cell
+from analysis.runs.cells import Cell
+from analysis.runs.comparison_groups import Base
 from analysis.runs.statistics import mean_std, paired
 from analysis.runs.study import Study
 from analysis.tables import paper
@@ -55,10 +56,10 @@ def without_path(text: str) -> str:
 
 
 def evaluations(study: Study, base: Base, cell: Cell) -> pd.DataFrame:
-    """Return a cell's scores at one step of each run, one row per seed and guidance.
+    """Return a cell's scores after one number of steps, one row per run and guidance.
 
     The metric is the base's own or its kind at another number of samples, whichever was measured
-    under most guidances; the step is the last of those at which most guidances were scored.
+    under most guidances; the steps are those after which most guidances of most runs were scored.
     """
     known = study.scores
     if known.empty or "metric" not in known:
@@ -75,9 +76,10 @@ def evaluations(study: Study, base: Base, cell: Cell) -> pd.DataFrame:
     chosen = max(counts.index, key=lambda name: (counts[name], name == base.metric))
     rows = rows[rows["metric"] == chosen]
     # A run that was trained on, for another sweep, is read at the step that was compared.
-    kinds = rows.groupby(["run", "step"])["guidance"].nunique().reset_index(name="kinds")
-    best = kinds.sort_values(["kinds", "step"]).groupby("run")["step"].last()
-    return rows[rows["step"] == rows["run"].map(best)]
+    kinds = rows.drop_duplicates(["run", "step", "guidance"])["step"].value_counts()
+    if kinds.empty:
+        return rows[:0]
+    return rows[rows["step"] == max(kinds.index, key=lambda step: (kinds[step], step))]
 
 
 def _text(value: object) -> str:
@@ -109,7 +111,8 @@ def guidance(study: Study) -> Table:
             if frame.empty or frame["guidance"].nunique() < 2:
                 continue
             best = _best_sparse(frame, base.better)
-            group = f"{base.label}, {cell.treatment}: {frame['metric'].iloc[0]}"
+            measured = f"{frame['metric'].iloc[0]}, after {frame['step'].iloc[0]:.0f} steps"
+            group = f"{base.label}, {cell.treatment}: {measured}"
             parts = {str(text): part for text, part in frame.groupby("guidance", sort=True)}
             none = next((text for text in parts if parse(text)[0] == "none"), None)
             for text, part in parts.items():

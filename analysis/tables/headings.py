@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Sequence
 from typing import Any
 
-from analysis.runs.comparison_groups import Base, Cell
-from analysis.runs.statistics import paired
+from analysis.runs.cells import Cell
+from analysis.runs.comparison_groups import Base
+from analysis.runs.statistics import Estimate, paired
 from analysis.runs.study import Study
 from analysis.tables.paper import main_row
 from analysis.tables.table import Entry, ours, words
 
 # Hours of two machines say nothing about routing.
 OTHER_MACHINE = words("other machine")
-PAIRED = "Differences are paired by seed, with Student's 95 % interval."
+PAIRED = "Differences are paired by seed and step, with Student's 95 % interval."
 
 
 def decimals(base: Base) -> int:
@@ -49,14 +51,18 @@ def heading(base: Base, *cells: Cell | None, tail: str = "") -> Heading:
     # A plain pass has a scale of 1 by definition.
     protocol = f", guidance {'none' if guidance == 'none scale=1.0' else guidance}"
     shown = [cell for cell in cells if cell is not None] or list(base.cells)
-    texts = {cell.treatment: steps(cell) for cell in shown}
-    counts = collections.Counter(texts.values())
-    usual, _ = counts.most_common(1)[0]
-    others = [f"{name}: {text}" for name, text in texts.items() if text != usual]
-    after = f", after {usual} steps" + (f" ({'; '.join(others)})" if others else "")
-    made = Heading(f"{base.label}: {base.metric}{protocol if guidance else ''}{after}{tail}")
+    label = f"{base.label}: {base.metric}{protocol if guidance else ''}"
+    made = Heading(f"{label}{after(shown)}{tail}")
     made.mixed = len({cell.steps for cell in shown}) > 1
     return made
+
+
+def after(cells: Sequence[Cell]) -> str:
+    """Return the steps after which cells are read, `, after 400 steps (4-8: 600)`."""
+    texts = {cell.treatment: steps(cell) for cell in cells}
+    usual, _ = collections.Counter(f"{cell.steps:.0f}" for cell in cells).most_common(1)[0]
+    others = [f"{name}: {text}" for name, text in texts.items() if text != usual]
+    return f", after {usual} steps" + (f" ({'; '.join(others)})" if others else "")
 
 
 def steps(cell: Cell) -> str:
@@ -77,11 +83,16 @@ def score(base: Base, cell: Cell | None) -> Entry:
 
 
 def difference(base: Base, cell: Cell | None, baseline: Cell | None) -> Entry:
-    """Return a cell's score minus the baseline's, paired by seed."""
-    if cell is None or baseline is None:
-        return ours(None)
-    estimate = paired(baseline.by_seed(base.score), cell.by_seed(base.score))
+    """Return a cell's score minus the baseline's after the same steps, paired by seed."""
+    estimate = gap(cell, baseline, base.score)
     return ours(estimate, decimals(base), signed=True)
+
+
+def gap(cell: Cell | None, baseline: Cell | None, column: str) -> Estimate | None:
+    """Return a cell's column minus the baseline's after the same steps, paired by seed."""
+    if cell is None or baseline is None:
+        return None
+    return paired(baseline.by_seed(column, cell.steps), cell.by_seed(column))
 
 
 def paper_main(base: Base) -> dict[str, Any] | None:

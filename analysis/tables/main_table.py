@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from analysis.runs.comparison_groups import Base, Cell
+from analysis.runs.cells import Cell
+from analysis.runs.comparison_groups import Base
 from analysis.runs.study import Study
 from analysis.tables import paper
 from analysis.tables.headings import PAIRED, difference, heading, paper_main, score
@@ -39,7 +40,7 @@ def main(study: Study) -> Table:
         Column("Paper \u0394", published=True),
     )
     rows: list[tuple[str, list[Entry]]] = [
-        (heading(base, base.dense, base.auto()), _main_row(base, memory)) for base in study.bases
+        (heading(base, *base.pair()), _main_row(base, memory)) for base in study.bases
     ]
     seen = {str(row["model"]) for base in study.bases if (row := paper_main(base))}
     for row in paper.rows("main"):
@@ -57,7 +58,7 @@ def main(study: Study) -> Table:
 
 
 def _main_row(base: Base, memory: Memory) -> list[Entry]:
-    routed = base.auto()
+    dense, routed = base.pair()
     params = base.any.first("params")
     row = paper_main(base)
     name = f"{base.any.first('backbone')}-{base.any.first('size')}"
@@ -65,10 +66,10 @@ def _main_row(base: Base, memory: Memory) -> list[Entry]:
         words(name),
         Entry(value=params / 1e6, decimals=2) if params else missing(),
         words(routed.treatment if routed else "none run"),
-        score(base, base.dense),
+        score(base, dense),
         score(base, routed),
-        difference(base, routed, base.dense),
-        *memory.entries(base, base.dense, routed),
+        difference(base, routed, dense),
+        *memory.entries(base, dense, routed),
     ]
     return [*entries, *(_paper_entries(row) if row else [words("none"), *[published(None)] * 3])]
 
@@ -112,7 +113,7 @@ def sota(study: Study) -> Table:
     known = study.runs.attrs.get("metrics", {})
     for base in study.bases:
         names = {v["key"]: name for name, v in known.items() if f"score.{name}" in base.any.runs}
-        shown = (base.dense, base.auto())
+        shown = base.pair()
         head = f"Ours: {heading(base, *shown)}"
         rows += [(head, _sota_row(cell, names, base.metric)) for cell in shown if cell is not None]
     table = build("sota", "State of the art and our runs", columns, rows, notes("sota"))
@@ -132,9 +133,8 @@ def _sota_row(cell: Cell, names: dict[str, str], metric: str) -> list[Entry]:
         name = metric if key == "fd" else names.get(key)
         estimate = cell.estimate(f"score.{name}") if name else None
         numbers.append(ours(estimate, digits if key not in ("precision", "recall") else 3))
-    step = cell.first("step")
     return [
         words(f"{cell.first('backbone')}-{cell.first('size')}, {cell.treatment}"),
-        words(f"{step} steps"),
+        words(f"{cell.steps:.0f} steps"),
         *numbers,
     ]

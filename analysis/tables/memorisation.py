@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.runs.comparison_groups import Base, Cell
+from analysis.runs.cells import Cell
+from analysis.runs.comparison_groups import Base
 from analysis.runs.study import Study
 from analysis.tables.table import Column, Entry, missing, ours, words
 

@@ -8,9 +8,11 @@ import io
 import math
 from pathlib import Path
 
-from analysis.files import atomic_write
+import pandas as pd
+
 from analysis.runs.run_records import AnalysisError
 from analysis.tables.table import Column, Entry, Row, Table
+from experiments.runtime.files import atomic_write
 from routing.errors import suggest
 
 _LATEX = {
@@ -69,7 +71,7 @@ def plain(entry: Entry) -> str:
     if entry.low is not None and entry.high is not None:
         text += f" [{entry.number(entry.low)}, {entry.number(entry.high)}]"
     if entry.n is not None:
-        text += f" (n={entry.n})"
+        text += f" (n={entry.seeds})"
     if entry.few:
         text += "\u2020"
     return f"{text} {entry.text}".rstrip()
@@ -190,9 +192,8 @@ def _latex_entry(entry: Entry) -> str:
         low, high = (_num(entry.number(bound), entry.signed) for bound in (entry.low, entry.high))
         text += rf" {{\footnotesize [{low}, {high}]}}"
     if entry.n is not None:
-        text += (
-            rf" {{\scriptsize ($n={entry.n}$){'$^' + chr(92) + 'dagger$' if entry.few else ''}}}"
-        )
+        mark = r"$^\dagger$" if entry.few else ""
+        text += rf" {{\scriptsize ($n=${entry.seeds}){mark}}}"
     return text + (" " + latex_escape(entry.text) if entry.text else "")
 
 
@@ -229,8 +230,24 @@ def _raw(value: float | None) -> str:
 
 
 def _safe(text: str) -> str:
-    # A spreadsheet runs what starts like a formula.
-    return f"'{text}" if text[:1] in "=+-@" and text[1:2].isalpha() else text
+    # A spreadsheet runs what starts like a formula; a signed number is none. A bare carriage return
+    # would start a row of its own: only line feeds are quoted.
+    text = text.replace("\r", "\n")
+    if not text.startswith(("=", "+", "-", "@", "\t", "\n")):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text
+
+
+def frame_csv(frame: pd.DataFrame) -> str:
+    """Return a data frame as CSV; texts that a spreadsheet would run get a leading apostrophe."""
+    safe = frame.rename(columns=_safe)
+    for name in safe.select_dtypes(exclude=["number", "bool"]):
+        safe[name] = [_safe(value) if isinstance(value, str) else value for value in safe[name]]
+    return str(safe.to_csv(index=False, lineterminator="\n"))
 
 
 def to_html(table: Table) -> str:

@@ -9,7 +9,7 @@ from analysis.runs.comparison_groups import Base
 from analysis.runs.study import Study
 from analysis.runs.weights_metadata import metadata
 from analysis.tables import paper
-from analysis.tables.headings import PAIRED, difference, heading, score
+from analysis.tables.headings import PAIRED, after, difference, heading, score
 from analysis.tables.main_table import notes
 from analysis.tables.memorisation import Memory
 from analysis.tables.table import NOT_RUN, Column, Entry, Table, build, missing, published, words
@@ -62,7 +62,9 @@ def tokens(study: Study) -> Table:
             for base in sorted(
                 found, key=lambda base: parse_size(str(base.any.first("size"))).patch, reverse=True
             ):
-                rows.append((f"{backbone}-{letter}, {data}: {base.metric}", _ours(base, memory)))
+                steps = after([cell for cell in base.pair() if cell] or base.cells)
+                head = f"{backbone}-{letter}, {data}: {base.metric}{steps}"
+                rows.append((head, _ours(base, memory)))
     if not rows:
         rows = [("", [words("none run"), *[missing()] * 6, *memory.blank(2)])]
     note = "Patch sizes share features, so their distances compare. The paper publishes none."
@@ -99,7 +101,7 @@ def _against(
     memory = Memory.of(study)
     row = next(r for r in paper.rows("resolution") if r["task"] == task)
     rows: list[tuple[str, list[Entry]]] = [
-        (heading(base), [*_ours(base, memory), *_paper(row)])
+        (heading(base, *base.pair()), [*_ours(base, memory), *_paper(row)])
         for base in study.bases
         if chosen(base)
     ]
@@ -111,19 +113,19 @@ def _against(
 
 
 def _ours(base: Base, memory: Memory) -> list[Entry]:
-    routed = base.auto()
-    dense = base.any.estimate("macs_dense_no_attention")
+    dense, routed = base.pair()
+    full = base.any.estimate("macs_dense_no_attention")
     sparse = routed.estimate("macs_routed_no_attention") if routed else None
     count = token_count(base)
-    macs = [Entry(value=e.mean / 1e9, decimals=3) if e else missing() for e in (dense, sparse)]
+    macs = [Entry(value=e.mean / 1e9, decimals=3) if e else missing() for e in (full, sparse)]
     return [
         words(f"{base.any.first('backbone')}-{base.any.first('size')} on {base.any.first('data')}"),
         missing() if count is None else Entry(value=count, decimals=0),
-        score(base, base.dense),
+        score(base, dense),
         score(base, routed),
-        difference(base, routed, base.dense),
+        difference(base, routed, dense),
         *macs,
-        *memory.entries(base, base.dense, routed),
+        *memory.entries(base, dense, routed),
     ]
 
 

@@ -9,11 +9,13 @@ interval on the logarithms. Seeds that never get there are counted and shown.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.runs.comparison_groups import Base, Cell, matching, same_machine
+from analysis.runs.cells import Cell
+from analysis.runs.comparison_groups import Base, matching, same_machine
 from analysis.runs.statistics import Estimate, mean_std, ratio
 from analysis.runs.study import Study
 from analysis.tables import paper
@@ -105,7 +107,7 @@ def headline_cell(study: Study, base: Base, dense: Cell, routed: Cell) -> dict[s
             entries[cost] = OTHER_MACHINE
             continue
         factors = [factor for item in there if (factor := item.factor(cost)) is not None]
-        entries[cost] = _factor(ratio(factors), reached)
+        entries[cost] = _factor(ratio(factors), len(reached))
     return entries
 
 
@@ -119,9 +121,9 @@ def _headline_row(study: Study, base: Base, dense: Cell, routed: Cell, text: str
     return [words(routed.treatment), found["target"], found["seeds"], *costs, claim]
 
 
-def _factor(estimate: Estimate | None, reached: list[Reach]) -> Entry:
-    if not reached:
+def _factor(estimate: Estimate | None, tried: int) -> Entry:
+    if not tried:
         return missing()
-    if all(item.routed is None for item in reached):
+    if estimate is None:
         return words("not reached")
-    return ours(estimate, 2, unit="x")
+    return dataclasses.replace(ours(estimate, 2, unit="x"), of=tried)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from analysis.runs.statistics import ENOUGH_SEEDS, Estimate
 
 MISSING = "missing"
-FEW_NOTE = f"\u2020 fewer than {ENOUGH_SEEDS} seeds: under-replicated."
+FEW_NOTE = f"\u2020 fewer than {ENOUGH_SEEDS} seeds, or no more than half: under-replicated."
 MISSING_NOTE = "missing: no finished run gives this number."
 # Group of the rows that only the paper has numbers for.
 NOT_RUN = "Of the paper, not run here"
@@ -30,6 +30,7 @@ class Entry:
         low: Lower end of a 95 % interval.
         high: Upper end of a 95 % interval.
         n: Seeds; None for a number that is not ours to replicate (published, analytic).
+        of: Seeds that were tried, where some may give no number (a target not reached).
         decimals: Digits after the point.
         signed: Write a plus sign too (differences).
         unit: Written right after the number, such as `x`.
@@ -42,6 +43,7 @@ class Entry:
     low: float | None = None
     high: float | None = None
     n: int | None = None
+    of: int | None = None
     decimals: int = 2
     signed: bool = False
     unit: str = ""
@@ -49,8 +51,15 @@ class Entry:
 
     @property
     def few(self) -> bool:
-        """Whether there are too few seeds to say much."""
-        return self.value is not None and self.n is not None and self.n < ENOUGH_SEEDS
+        """Whether too few seeds, or not most of those tried, give the number: no headline."""
+        if self.value is None or self.n is None:
+            return False
+        return self.n < ENOUGH_SEEDS or 2 * self.n <= (self.of or 0)
+
+    @property
+    def seeds(self) -> str:
+        """The seeds behind the number, `3`, or `3 of 5` where others gave none."""
+        return f"{self.n}" if self.of in (None, self.n) else f"{self.n} of {self.of}"
 
     @property
     def is_missing(self) -> bool:
@@ -164,8 +173,8 @@ def published(
 def mark_best(columns: Sequence[Column], rows: Sequence[Row]) -> tuple[Row, ...]:
     """Return the rows with the best entry of each group flagged, in columns that have a better end.
 
-    A group with one number has no best, nor has one whose rows cannot be compared (`mixed`). Ties
-    are all flagged.
+    A group with one number has no best, nor has one whose rows cannot be compared (`mixed`), nor
+    one whose best is under-replicated. Ties are all flagged.
     """
     result = list(rows)
     for index, column in enumerate(columns):
@@ -179,7 +188,7 @@ def mark_best(columns: Sequence[Column], rows: Sequence[Row]) -> tuple[Row, ...]
                 continue
             best = (min if column.better == "lower" else max)(known.values())
             for i, value in known.items():
-                if value == best:
+                if value == best and not rows[i].entries[index].few:
                     entries = list(result[i].entries)
                     entries[index] = dataclasses.replace(entries[index], best=True)
                     result[i] = Row(group, tuple(entries))

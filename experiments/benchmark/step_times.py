@@ -24,6 +24,7 @@ from backbones.sizes import parse_size
 from experiments.benchmark.bench_options import BenchError, BenchOptions
 from experiments.benchmark.plain_dit import PlainDiT, PlainUpdate
 from experiments.diffusion import create_objective
+from experiments.training.build import compile_blocks
 from routing import Draws, Route, Routing, Selection
 
 CLASSES = 1000
@@ -121,8 +122,7 @@ class Step:
             self.model.stack.fp32_after = o.fp32_after
             self.update = Update(self.model, o.graphs)
             if o.compile == "blocks":
-                for block in self.model.stack.blocks:
-                    block.compile()
+                compile_blocks(self.model)
         _open_gates(self.model)
         self.objective = create_objective("flow")
         self.selection, self.count = Selection(o.selection), 0

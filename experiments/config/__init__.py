@@ -1,6 +1,6 @@
 """What a run is: schema, composition, identity and help of its configuration."""
 
-from experiments.config.compose import flatten, load, options_of, tidy
+from experiments.config.compose import flatten, load, options_of, readable, tidy
 from experiments.config.schema import (
     CONF,
     GROUPS,
@@ -25,6 +25,7 @@ __all__ = [
     "flatten",
     "load",
     "options_of",
+    "readable",
     "role",
     "tidy",
 ]

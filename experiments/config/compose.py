@@ -77,9 +77,27 @@ def tidy(text: str) -> str:
         if not value.startswith("["):
             # Quoted, so that no character of the route grammar means anything to Hydra.
             value = "'" + value.replace("'", "") + "'"
-    elif "=" in value and not _quoted(value):
-        value = f"'{value}'"  # a bare one means something to Hydra
-    return f"{key}={value}"
+    return readable(f"{key}={value}")
+
+
+def readable(override: str) -> str:
+    """Return an override that Hydra reads: a value that its grammar has no rule for is quoted.
+
+    A path may hold letters beyond ASCII, quotes, `#`, `~` or `(`, which mean nothing else there.
+    """
+    key, value = override.split("=", 1)
+    if re.fullmatch(r"[\w./:@%+*?,-]*", value, re.ASCII):
+        return override
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        OverridesParser.create().parse_override(override)
+    except HydraException:
+        # Backslashes count only before a quote, where each stands for itself once doubled.
+        inside = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
+        return f"{key}='{inside}'"
+    return override
 
 
 def _quoted(value: str) -> bool:
@@ -91,7 +109,12 @@ def _check_single(key: str, value: str) -> None:
         raise ConfigError(
             f"{key}={value}: one run takes one value; type python experiments/run.py -m "
             f"{key}={value} to run each"
-            + ("" if key in GROUPS else f", or {key}=[{value}] where the value is a list")
+            + (
+                ""
+                if key in GROUPS
+                else f", {key}=[{value}] where the value is a list, or \"{key}='{value}'\" where "
+                "the comma is part of a name"
+            )
         )
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import glob
+import hashlib
+import json
+import struct
 from pathlib import Path
 
-from experiments.runtime.files import sha256
 from routing.errors import UserError, suggest
 
 
@@ -47,6 +49,9 @@ def split(text: str) -> tuple[Path, int | None]:
 def parent_digest(text: str) -> str:
     """Return the SHA-256 of the weights that `init=` names: part of the child's identity.
 
+    It is taken of names, types, shapes and values, not of the file: safetensors writes metadata in
+    a random order, and a checkpoint holds more than the EMA weights that a child starts from.
+
     Raises:
         InitError: There are no such weights.
     """
@@ -61,4 +66,33 @@ def parent_digest(text: str) -> str:
         raise InitError(
             f"init={text}: no weights at {path}; finish that run, or name a step it kept"
         )
-    return sha256(path)
+    try:
+        return _digest(path)
+    except (
+        OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError,
+        MemoryError, struct.error,
+    ):  # fmt: skip
+        raise InitError(
+            f"init={text}: {path} is no whole safetensors file; name a run or weights it exported"
+        ) from None
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as handle:
+        (length,) = struct.unpack("<Q", handle.read(8))
+        header = json.loads(handle.read(min(length, path.stat().st_size)))
+        header.pop("__metadata__", None)
+        ema = {name: entry for name, entry in header.items() if name.startswith("ema.")}
+        for name, entry in sorted((ema or header).items()):
+            facts = [name.removeprefix("ema."), entry["dtype"], entry["shape"]]
+            digest.update(json.dumps(facts).encode())
+            begin, end = entry["data_offsets"]
+            handle.seek(8 + length + begin)
+            while begin < end:
+                piece = handle.read(min(end - begin, 1 << 20))
+                if not piece:
+                    raise ValueError("truncated")
+                digest.update(piece)
+                begin += len(piece)
+    return digest.hexdigest()

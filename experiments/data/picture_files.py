@@ -24,6 +24,31 @@ class Loaded:
     reason: str
 
 
+#: The longest picture that is cropped, in multiples of its shorter side.
+_NARROW = 64
+
+
+def eight_bits(image: Image.Image) -> Image.Image:
+    """Return a picture as 8-bit RGB: 16 bits are scaled, what is transparent is laid on white.
+
+    Raises:
+        ValueError: 32-bit or floating-point values: nothing says which of them is white.
+    """
+    # Converting, Pillow cuts 16 bits off at 255; older ones open such PNGs as 32-bit integers.
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        values = np.asarray(image).astype(np.uint32)
+        return Image.fromarray(((values + 128) // 257).astype(np.uint8)).convert("RGB")
+    if image.mode in ("I", "F"):
+        kind = "floating-point" if image.mode == "F" else "32-bit"
+        raise ValueError(f"{kind} values, which have no white; save it with 8 or 16 bits")
+    if "A" in image.getbands() or "a" in image.getbands() or "transparency" in image.info:
+        image = image.convert("RGBA")
+        white = Image.new("RGB", image.size, "white")
+        white.paste(image, mask=image.getchannel("A"))
+        return white
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
 def center_crop(image: Image.Image, size: int) -> np.ndarray[Any, Any]:
     """Return the middle of a picture, (size, size, 3) uint8, as ADM prepared ImageNet.
 
@@ -34,8 +59,14 @@ def center_crop(image: Image.Image, size: int) -> np.ndarray[Any, Any]:
     Args:
         image: Any mode and size.
         size: Side in pixels.
+
+    Raises:
+        ValueError: Long and narrow beyond use, or values of which none is white.
     """
-    image = image.convert("RGB")
+    if max(image.size) > _NARROW * min(image.size):
+        # Its shorter side brought to `size`, the longer one would fill the memory.
+        raise ValueError(f"{image.width}x{image.height} pixels are too long and narrow to crop")
+    image = eight_bits(image)
     while min(image.size) >= 2 * size:
         image = image.resize((image.width // 2, image.height // 2), Image.Resampling.BOX)
     scale = size / min(image.size)

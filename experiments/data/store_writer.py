@@ -152,8 +152,6 @@ class Writer:
             DataError: The disk is full; finished shards are kept.
         """
         shard, note = self._paths(k)
-        for stale in self.out.glob(f".shard-{k:05d}-*.tmp*"):
-            stale.unlink(missing_ok=True)
         tensors, sums, skipped = self._encode(k)
         count = len(tensors["latents"]) if tensors else 0
         from safetensors.torch import save

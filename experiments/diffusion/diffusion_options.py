@@ -185,16 +185,19 @@ class SDEOptions(SamplerOptions):
     """Euler-Maruyama on the reverse SDE (SiT section 3.3), the last step without noise."""
 
     FORMS: ClassVar[tuple[str, ...]] = ("sigma", "constant", "decreasing")
+    LAST: ClassVar[tuple[str, ...]] = ("euler", "mean")
 
     name: str = "sde"
     steps: int = 250
     diffusion: str = "sigma"
     strength: float = 1.0
     last_step: float = 0.04
+    last: str = "euler"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("sampler.diffusion", self.diffusion, self.FORMS)
+        one_of("sampler.last", self.last, self.LAST)
         require(self.strength >= 0, f"sampler.strength={self.strength}: 0 (the ODE) or more")
         require(
             0 <= self.last_step < 1,

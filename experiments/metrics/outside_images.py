@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from experiments.data.picture_files import eight_bits
 from experiments.metrics import archive
 from experiments.metrics.metric_names import MetricError
 
@@ -73,7 +74,7 @@ class Images:
         for path in files:
             try:
                 with Image.open(path) as picture:
-                    arrays.append(np.asarray(picture.convert("RGB")))
+                    arrays.append(np.asarray(eight_bits(picture)))
             except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
                 raise MetricError(f"{path} is not a readable picture; remove it") from None
             if arrays[-1].shape != arrays[0].shape:

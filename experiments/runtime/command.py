@@ -33,13 +33,20 @@ def _machine_is_idle() -> bool:
     return busy <= 4
 
 
-# Before torch is imported: a waiting thread spins for some microseconds, then sleeps. OpenMP's own
-# choice is milliseconds: on a machine that does other work too, it holds the core that the other
-# thread waits for (8x slower small steps). Sleeping at once costs a wake-up for every operation
-# (steps take 1.4 to 1.7 times as long on two idle cores). Where nothing else runs, ten times the
-# spins take another quarter of a step's time away; beside a busy process they would double it.
-_OWN: dict[str, str] = {}
-if "OMP_WAIT_POLICY" not in os.environ:
+_OWN: dict[str, str] = {}  # what `choose_spinning` has set
+
+
+def choose_spinning() -> None:
+    """Say how long a waiting OpenMP thread spins; takes 50 ms, and acts before torch is imported.
+
+    OpenMP's own choice is milliseconds: on a machine that does other work too, it holds the core
+    that the other thread waits for (8x slower small steps). Sleeping at once costs a wake-up for
+    every operation (steps take 1.4 to 1.7 times as long on two idle cores). Where nothing else
+    runs, ten times the spins take another quarter of a step's time away; beside a busy process
+    they would double it.
+    """
+    if "OMP_WAIT_POLICY" in os.environ:
+        return
     if "GOMP_SPINCOUNT" not in os.environ:  # GNU's
         _OWN["GOMP_SPINCOUNT"] = "10000" if _machine_is_idle() else "1000"
     if "KMP_BLOCKTIME" not in os.environ:  # LLVM's and Intel's, which count milliseconds
@@ -72,7 +79,7 @@ _FOLDER_ERRORS = (
     errno.ENAMETOOLONG,
 )  # fmt: skip
 _NOT_DISKS = ("/proc/", "/sys/", "/dev/")
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 # 128 + signal number, as shells report a process that a signal ended.
 EXIT_CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGUSR2": 140, "SIGUSR1": 138}
@@ -123,14 +130,38 @@ def os_error_text(error: OSError) -> str | None:
     )
 
 
+# What others raise as a RuntimeError, by a part of its message.
+_KNOWN = {
+    "torchvision::nms does not exist": "torch and torchvision come from different builds (a CPU "
+    "torch beside a CUDA torchvision); "
+    "reinstall both from one index: pip install --force-reinstall torch torchvision",
+    "determine home directory": "a path begins with ~NAME and this machine has no user of that "
+    "name; write the path in full, or ./~NAME for what bears that name here",
+}
+_LONGEST = 1000
+
+
+def print_error(error: object) -> None:
+    """Print one line: of a message beyond bounds its beginning and its end, which is the advice."""
+    text = str(error)
+    if len(text) > _LONGEST:
+        head, tail = text[: _LONGEST * 2 // 3], text[-_LONGEST // 4 :]
+        text = f"{head} ... ({len(text) - len(head) - len(tail)} characters) ... {tail}"
+    print(f"error: {text}", file=sys.stderr)
+
+
 def run_command(
-    command: Callable[[list[str]], int | None], argv: Sequence[str] | None = None
+    command: Callable[[list[str]], int | None],
+    argv: Sequence[str] | None = None,
+    *,
+    computes: bool = False,
 ) -> int:
     """Run a command and turn what went wrong into one line and an exit code.
 
     Args:
         command: Takes the arguments; returns an exit code or None for 0.
         argv: Arguments without the program name (default: the process's own).
+        computes: The command will import torch and compute with it.
 
     Returns:
         0, the command's code, 2 for wrong input, 128 + signal after a requested stop.
@@ -139,9 +170,11 @@ def run_command(
     warnings.formatwarning = _plain
     try:
         check_packages()
+        if computes and not {"-h", "--help", "help"} & set(arguments):
+            choose_spinning()
         return command(arguments) or 0
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         return 2
     except Interrupted as error:
         print(str(error), file=sys.stderr)
@@ -157,15 +190,11 @@ def run_command(
         text = os_error_text(error)
         if text is None:
             raise
-        print(f"error: {text}", file=sys.stderr)
+        print_error(text)
         return 2
     except RuntimeError as error:
-        if "torchvision::nms does not exist" not in str(error):
+        known = [said for part, said in _KNOWN.items() if part in str(error)]
+        if not known:
             raise
-        print(
-            "error: torch and torchvision come from different builds (a CPU torch beside a CUDA "
-            "torchvision); "
-            "reinstall both from one index: pip install --force-reinstall torch torchvision",
-            file=sys.stderr,
-        )
+        print_error(known[0])
         return 2

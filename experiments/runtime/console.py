@@ -64,6 +64,27 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return found
 
 
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Return the lines of `metrics.jsonl` without damaged ones: a run must be able to end."""
+    return [
+        entry
+        for entry in read_jsonl(folder / "metrics.jsonl")
+        if _number(entry.get("step"))
+        and all(entry.get(k) is None or _number(entry[k]) for k in ("loss", "images_per_s"))
+    ]
+
+
+def is_score(entry: Mapping[str, Any]) -> bool:
+    """Return whether a line of `scores.jsonl` names a metric and its value."""
+    return isinstance(entry.get("metric"), str) and isinstance(entry.get("value"), (int, float))
+
+
+def _number(value: object) -> bool:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    return abs(value) <= sys.float_info.max
+
+
 def append_jsonl(path: Path, entries: Iterable[Mapping[str, Any]]) -> None:
     """Append whole lines in one write and flush them to disk."""
     text = "".join(json.dumps(entry) + "\n" for entry in entries)

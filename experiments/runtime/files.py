@@ -1,13 +1,15 @@
-"""Files that are either whole or absent: write beside, flush, rename (no torch here)."""
+"""Files: written whole or not at all, their checksums, the commit of the code (no torch here)."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
+import re
+import secrets
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,35 +28,61 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path in the same folder that becomes `path` if the block succeeds.
 
     The temporary file keeps the suffix of `path` (libraries choose a format by it). It is flushed
-    to disk
-    before the rename and removed if the block raises, so `path` is never half written.
+    to disk before the rename and removed if the block raises, so `path` is never half written.
+    What a killed writer of the same `path` left behind is removed first.
+
+    Raises:
+        OSError: The disk is full or refuses, also where safetensors says so in a type of its own.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    fd, name = tempfile.mkstemp(
-        dir=target.parent, prefix=f".{target.stem}-", suffix=f".tmp{target.suffix}"
-    )
-    os.close(fd)
-    temporary = Path(name)
+    # Open, and locked, as long as this process lives: that tells a killed writer's from a slow one.
+    handle, temporary = _temporary(target)
     try:
         yield temporary
-        # mkstemp makes files private; results are for the group as any other file is.
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)
-        with temporary.open("rb") as handle:
-            os.fsync(handle.fileno())
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
         os.replace(temporary, target)
         fsync_dir(target.parent)
+    except Exception as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None or type(error).__name__ != "SafetensorError":
+            raise
+        code = int(number[1])
+        raise OSError(code, os.strerror(code), str(target)) from error
     finally:
         temporary.unlink(missing_ok=True)
+        os.close(handle)
 
 
 def atomic_write(path: str | os.PathLike[str], content: bytes | str) -> None:
-    """Write `content` to `path` so that a reader sees the old file or the whole new one."""
+    """Write `content` (text as UTF-8) so that a reader sees the old file or the whole new one."""
     data = content.encode() if isinstance(content, str) else content
     with atomic_path(path) as temporary:
         temporary.write_bytes(data)
+
+
+def _temporary(target: Path) -> tuple[int, Path]:
+    prefix, suffix = f".{target.stem}-", f".tmp{target.suffix}"
+    for entry in os.scandir(target.parent):
+        middle = entry.name.removeprefix(prefix).removesuffix(suffix)
+        if entry.name == prefix + middle + suffix and re.fullmatch(r"[a-z0-9_]{8}", middle):
+            with contextlib.suppress(OSError):
+                handle = os.open(entry, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.unlink(entry)
+                finally:
+                    os.close(handle)
+    while True:
+        path = target.with_name(prefix + secrets.token_hex(4) + suffix)
+        # Not private as tempfile's are: the umask decides, as for any other file.
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        with contextlib.suppress(OSError):  # a file system without locks: nothing is tidied there
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if path.exists():  # nobody took it for a dead writer's between the two calls
+            return handle, path
+        os.close(handle)
 
 
 def sha256(path: str | os.PathLike[str]) -> str:

@@ -1,10 +1,8 @@
-"""One writer for a run folder."""
+"""Exclusive locks on a path: one writer for a run folder, one launch of a sweep at a time."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import json
 import os
 import socket
@@ -12,56 +10,71 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from routing.errors import UserError
 
 
 class LockedError(UserError):
-    """Another live process is writing to the same run folder."""
+    """Another live process holds the lock, or the file system has none."""
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold `folder/lock` while the block runs.
+def locked(folder: Path, wait_s: float = 0.0) -> Iterator[None]:
+    """Hold `folder/lock` while the block runs; the file's text names the holder.
 
     The kernel drops a dead process's lock by itself, so a crash never blocks the next start. It
-    reaches across
-    hosts where the file system carries `flock` (NFSv4, Lustre mounted with flock).
+    reaches across hosts where the file system carries `flock` (NFSv4, Lustre mounted with flock).
+
+    Args:
+        folder: Made if it does not exist; the lock file stays in it.
+        wait_s: Seconds to wait for another holder.
 
     Raises:
-        LockedError: Names the process that holds it, or says that the file system has no locks.
+        LockedError: Another process held it all that time, or the file system has no locks.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "lock"
-    with path.open("a+") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                raise LockedError(
-                    f"{folder} cannot be locked ({error.strerror}), so nothing would keep two "
-                    "processes apart: put paths.runs on a file system with flock"
-                ) from error
-            handle.seek(0)
-            holder = _holder(handle.read())
-            raise LockedError(
-                f"{folder} is being written by {holder}: wait for it or stop it, then type the "
-                "command again"
-            ) from error
-        handle.truncate(0)
-        handle.write(
-            json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": time.time()})
-        )
-        handle.flush()
-        try:
-            yield
-        finally:
-            handle.truncate(0)
-            fcntl.flock(handle, fcntl.LOCK_UN)
-
-
-def _holder(text: str) -> str:
+    lock = FileLock(path, fallback_to_soft=False)
     try:
-        found = json.loads(text)
+        lock.acquire(timeout=wait_s, poll_interval=0.05)
+    except Timeout as error:
+        raise LockedError(
+            f"{folder} is being written by {_holder(path)}: wait for it or stop it, then type the "
+            "command again"
+        ) from error
+    except (OSError, NotImplementedError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise LockedError(
+            f"{folder} cannot be locked ({reason}), so nothing would keep two processes apart: put "
+            "paths.runs on a file system with flock"
+        ) from error
+    try:
+        about = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.time()}
+        with contextlib.suppress(OSError):  # on a full disk the text is missing, not the lock
+            path.write_text(json.dumps(about))
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.write_text("")
+        lock.release()
+
+
+def is_locked(folder: Path) -> bool:
+    """Return whether some process holds `folder/lock`."""
+    path = folder / "lock"
+    if not path.is_file():
+        return False
+    try:
+        with FileLock(path, fallback_to_soft=False).acquire(timeout=0):
+            return False
+    except Timeout:
+        return True
+
+
+def _holder(path: Path) -> str:
+    try:
+        found = json.loads(path.read_text())
         return f"process {found['pid']} on {found['host']}"
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return "another process"

@@ -86,7 +86,7 @@ def _largest(run: Run, local: int) -> int:
             break
         if size == 1:
             raise MemoryLimit(
-                "out of memory with one sample: take a smaller size= or routing.checkpoint=all"
+                "out of memory with one sample: take a smaller size= or routing.checkpoint=true"
             )
         size = (size + 1) // 2
     if size < local:

@@ -110,7 +110,10 @@ def parse_overrides(items: Sequence[str]) -> dict[str, dict[str, Any]]:
                 f"{item}: sampling can change {', '.join(f'{g}.KEY=VALUE' for g in GROUPS)}"
                 f"{suggest(group, GROUPS)}"
             )
-        found[group][name] = yaml.safe_load(value)
+        try:
+            found[group][name] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            found[group][name] = value  # a path, such as one that begins with a bracket
     return found
 
 

@@ -97,6 +97,18 @@ def make_model(config: Config, info: dict[str, Any]) -> Backbone:
     return model
 
 
+def compile_blocks(model: Backbone, **options: Any) -> None:
+    """Compile each block; all share one cache, with a graph for each number of tokens and scan.
+
+    Args:
+        model: Its blocks are compiled in place.
+        **options: Of `torch.compile`.
+    """
+    torch._dynamo.config.recompile_limit = max(8, 4 * model.depth)
+    for block in model.stack.blocks:
+        block.compile(**options)
+
+
 def drop_condition(model: Any, y: Tensor | None, drop: Tensor) -> dict[str, Any]:
     """Return `y` with the null class where `drop` is true, and the text mask: what the model takes.
 

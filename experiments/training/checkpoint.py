@@ -389,6 +389,12 @@ def _make(
         model = Backbone.from_tensors(arguments, tensors, source)
     except BackboneError as error:
         raise CheckpointError(str(error)) from error
+    for name, p in model.named_parameters():
+        if not torch.isfinite(p).all():
+            raise CheckpointError(
+                f"{source} holds weights that are not finite ({name}): the run diverged; take an "
+                "earlier step of it, or another run"
+            )
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         model = model.to(place)

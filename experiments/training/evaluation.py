@@ -101,7 +101,7 @@ def scores(run: Run) -> None:
 
     path = run.folder / "scores.jsonl"
     found = [entry for entry in console.read_jsonl(path) if entry.get("step") == run.step]
-    if found and len(found) == found[0].get("of"):
+    if found and all(map(console.is_score, found)) and len(found) == found[0].get("of"):
         return
     if found:
         console.cut_jsonl(path, run.step - 1)
@@ -131,7 +131,7 @@ def draw_curve(folder: Path) -> str | None:
     matplotlib.use("Agg")
     from matplotlib.figure import Figure
 
-    entries = [e for e in console.read_jsonl(folder / "metrics.jsonl") if e.get("loss") is not None]
+    entries = [e for e in console.read_metrics(folder) if e.get("loss") is not None]
     if not entries:
         return None
     steps, losses = [e["step"] for e in entries], [e["loss"] for e in entries]

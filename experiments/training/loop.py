@@ -264,12 +264,21 @@ class Run(State):
             )
             return
         rows, failed = torch.arange(self.config.train.batch), self.step - 1
-        times = self.objective.times(self.draws(rows.to(self.device), failed))
-        samples = self.samples(failed, rows)[:8].tolist()
+        draws, samples = self.draws(rows.to(self.device), failed), self.samples(failed, rows)
+        values = self.dataset.batch(samples, draws).x
+        holes = samples[~torch.isfinite(values).flatten(1).all(dim=1).cpu()].tolist()
+        if holes:
+            raise Diverged(
+                f"step {self.step}: {streak} steps in a row had a non-finite loss or gradient, and "
+                f"{len(holes)} of {len(samples)} samples are not finite themselves (samples "
+                f"{', '.join(map(str, holes[:8]))}...): the data hold NaN or infinity; make them "
+                "again, or take these samples out"
+            )
+        times = self.objective.times(draws)
         raise Diverged(
             f"step {self.step}: {streak} steps in a row had a non-finite loss or gradient (times "
             f"{float(times.min()):.4g} to "
-            f"{float(times.max()):.4g}, samples {samples}...); last good checkpoint: "
+            f"{float(times.max()):.4g}, samples {samples[:8].tolist()}...); last good checkpoint: "
             f"{last or 'none'}; "
             f"try train.lr={self.config.train.lr / 3:.1g} or train.clip=1"
         )

@@ -190,9 +190,9 @@ def finish(work: Run, wall: float) -> None:
     scores = {
         s["metric"]: s["value"]
         for s in log.read_jsonl(folder / "scores.jsonl")
-        if s.get("step") == work.step
+        if s.get("step") == work.step and log.is_score(s)
     }
-    last = (log.read_jsonl(folder / "metrics.jsonl") or [{}])[-1]
+    last = (log.read_metrics(folder) or [{}])[-1]
     summary = {
         "status": "done",
         "name": config.name,
@@ -266,10 +266,14 @@ def show_results(console: log.Console, folder: Path) -> None:
     """Print the scores of a finished run and where everything is."""
     summary = json.loads((folder / "summary.json").read_text())
     rows = [[name, f"{value:.4g}"] for name, value in summary["scores"].items()]
+    loss, speed = (
+        "none" if summary.get(key) is None else f"{summary[key]:.4g}"
+        for key in ("loss", "images_per_s")
+    )
     rows += [
-        ["loss", f"{summary['loss']:.4g}" if summary.get("loss") is not None else "none"],
+        ["loss", loss],
         ["training time", log.clock(summary["wall_s"])],
-        ["images per second", f"{summary['images_per_s']:.4g}"],
+        ["images per second", speed],
     ]
     console.say()
     console.table(

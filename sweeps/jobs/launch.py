@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from experiments.runtime.locks import locked
 from sweeps.errors import SweepError
-from sweeps.jobs import code_snapshot, pool, slurm, submit, sweep_lock
+from sweeps.jobs import code_snapshot, pool, slurm, submit
 from sweeps.jobs.cluster_resources import Resources
 from sweeps.jobs.job import REQUEUE, STOPPED, execute
 from sweeps.jobs.sweep_folder import Batch, Sweep
@@ -45,7 +46,7 @@ def launch(made: Plan, resources: Resources, say: Say = print) -> Launched:
         SweepError: The scheduler refuses; nothing is noted as submitted then.
     """
     sweep = Sweep(made.root, made.grid.name)
-    with sweep_lock.held(sweep.lock):
+    with locked(sweep.locked_folder, wait_s=60.0):
         runs = missing(sweep, made.runs, say)
         sweep.add(made.grid.title, made.runs)
         if not runs:
@@ -90,7 +91,7 @@ def retry(sweep: Sweep, runs: Sequence[Run], resources: Resources, say: Say = pr
         resources: Where and with what they run.
         say: Takes one line at a time.
     """
-    with sweep_lock.held(sweep.lock):
+    with locked(sweep.locked_folder, wait_s=60.0):
         elsewhere = standing.live_anywhere(sweep.root)
         rows, _ = standing.stand(sweep, runs)
         names = {r.run.name for r in rows if r.state in ("failed", "stopped")} - set(elsewhere)
@@ -108,7 +109,7 @@ def retry(sweep: Sweep, runs: Sequence[Run], resources: Resources, say: Say = pr
 
 def cancel(sweep: Sweep, runs: Sequence[Run], say: Say = print) -> int:
     """Cancel live runs (what they have saved stays); return how many."""
-    with sweep_lock.held(sweep.lock):
+    with locked(sweep.locked_folder, wait_s=60.0):
         rows, trouble = standing.stand(sweep, runs)
         if trouble:
             raise SweepError(trouble)

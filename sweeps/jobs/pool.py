@@ -20,8 +20,9 @@ from typing import Any
 
 from experiments.runtime.command import environment_of_jobs
 from experiments.runtime.files import atomic_write
+from experiments.runtime.locks import is_locked, locked
 from sweeps.errors import SweepError
-from sweeps.jobs import run_folder, sweep_lock
+from sweeps.jobs import run_folder
 from sweeps.jobs.cluster_resources import Resources
 from sweeps.jobs.job import REQUEUE
 from sweeps.jobs.submit import job_of, python_path
@@ -103,7 +104,7 @@ def visible_gpus() -> list[str]:
 def states(sweep: Sweep, batch: str) -> dict[str, str]:
     """Return PENDING, RUNNING or ENDED of a pool's runs, by run; {} if the pool is gone."""
     folder = sweep.path / "pools" / batch
-    if not sweep_lock.is_held(folder / "lock"):
+    if not is_locked(folder):
         return {}
     return {k: str(v) for k, v in run_folder.read(folder / "state.json").get("runs", {}).items()}
 
@@ -207,7 +208,7 @@ class Pool:
 def main() -> int:
     """Be the pool of the folder on the command line."""
     folder = Path(sys.argv[1])
-    with sweep_lock.held(folder / "lock", 1.0, "another pool"):
+    with locked(folder, wait_s=1.0):
         Pool(folder).run()
     return 0
 

@@ -50,9 +50,9 @@ class Sweep:
         self.path = root / ".sweeps" / name
 
     @property
-    def lock(self) -> Path:
-        """The lock of all sweeps below one folder of runs: two grids may share a run."""
-        return self.root / ".sweeps" / "lock"
+    def locked_folder(self) -> Path:
+        """What a launch locks: all sweeps of one folder of runs, for two grids may share a run."""
+        return self.root / ".sweeps"
 
     @property
     def logs(self) -> Path:

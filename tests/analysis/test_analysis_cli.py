@@ -37,6 +37,16 @@ def test_compare_prints_what_differs_and_every_score(runs, capsys):
     assert "config: the same" in capsys.readouterr().out
 
 
+def test_compare_takes_no_difference_between_unequal_steps(tmp_path, capsys):
+    short, long = (write(tmp_path, train__steps=steps) for steps in (20, 40))
+    assert main(["compare", str(short), str(short)]) == 0
+    assert "(+0)" in capsys.readouterr().out
+    assert main(["compare", str(short), str(long)]) == 0
+    text = capsys.readouterr().out
+    assert f"{short.name}, step 20" in text and f"{long.name}, step 40" in text
+    assert METRIC in text and "(+" not in text and "(-" not in text
+
+
 def test_what_varies_and_what_is_shared(runs):
     import analysis
 

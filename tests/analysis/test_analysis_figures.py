@@ -71,7 +71,8 @@ def test_convergence_has_three_costs_and_labels_the_speedup(runs):
         for r in table.rows
         if r.group.startswith("dit-T/1, digits, edm") and r.entries[0].text == "2-8"
     )
-    assert f"{row.entries[3].value:.1f}x" in annotations
+    # Two seeds are too few for bold letters, and the arrow says so.
+    assert f"{row.entries[3].value:.1f}x (2/2)" in annotations
     # The most replicated cell of every method: other routes and rates are in other figures.
     drawn = plot.data.groupby("panel")["treatment"].unique().map(list)
     methods = [drawn[name] for name in drawn.index if name.startswith("dit-T/1, digits, edm")]
@@ -222,3 +223,69 @@ def test_one_seed_is_enough_to_draw(tmp_path):
         write(tmp_path, route=route)
     for name in ("convergence", "route_placement", "selection_rate"):
         assert figures.make(name, tmp_path).png(dpi=40).startswith(b"\x89PNG")
+
+
+def test_no_line_of_samples_and_no_overview_mixes_recipes_or_lengths(tmp_path):
+    def pair(backbone="dit", seeds=3, evaluations=4, routes=("none", "2-8"), **over):
+        for seed in range(seeds):
+            for route in routes:
+                write(
+                    tmp_path, backbone, route, seed, samples=True, evaluations=evaluations, **over
+                )
+
+    for backbone in ("dit", "mamba"):
+        pair(backbone)
+    # Two seeds more were scored at their end alone.
+    for seed in (3, 4):
+        for route in ("none", "2-8"):
+            write(tmp_path, "dit", route, seed, evaluations=1)
+    # More points and a longer training, of a recipe that the other backbone lacks.
+    pair("dit", seeds=4, train__steps=800, train__lr=1e-4, evaluations=8)
+    pair("dit", backbone__rope=True)
+    # Routed alone: it must not stand in the dense line of others.
+    pair("dit", routes=("2-8",), objective__name="flow")
+    plot = figures.make("samples", tmp_path)
+    shown = [ax for ax in plot.figure.axes if ax.get_visible()]
+    assert len({ax.get_title("left") for ax in shown}) == len(shown) == len(plot.data) == 8
+    table = {ax.get_title("left"): ax.get_subplotspec().rowspan.start for ax in shown}
+    for title, line in table.items():
+        assert ("\ndense, step" in title) == (line % 2 == 0), title
+    lines = [{t for t, line in table.items() if line // 2 == page} for page in range(2)]
+    assert sorted(len(titles) for titles in lines) == [2, 6] and "flow" not in str(table)
+    assert all(len({"step 800" in title for title in titles}) == 1 for titles in lines)
+    overview = figures.make("overview", tmp_path)
+    assert "400 steps" in overview.caption and set(overview.data["backbone"]) == {"dit", "mamba"}
+    assert overview.data["step"].max() == 400 and "lr" not in set(overview.data["of"])
+    legend = [text.get_text() for text in overview.figure.axes[0].get_legend().get_texts()]
+    main = analysis.tables.make("main", tmp_path)
+    label = overview.data.query("backbone == 'dit'")["of"].iloc[0]
+    (row,) = [row for row in main.rows if row.group.startswith(f"{label}:")]
+    (number,) = {entry.n for entry in row.entries[3:6]}
+    assert legend == [f"{name} (n=3 of {number})" for name in ("dense", "route 2-8")]
+    assert {ax.get_title("left").split("step ")[-1] for ax in overview.figure.axes[2:]} == {"400"}
+
+
+def test_runs_of_an_older_version_share_the_recipe_of_newer_ones(tmp_path):
+    def forget(folder):
+        lines = (folder / "config.yaml").read_text().splitlines(keepends=True)
+        (folder / "config.yaml").write_text("".join(line for line in lines if "clip:" not in line))
+
+    for backbone in ("dit", "mamba"):
+        for route in ("none", "2-8"):
+            folder = write(tmp_path, backbone, route, samples=True, train__clip=1.0)
+            if backbone == "dit":
+                forget(folder)
+    assert set(figures.make("overview", tmp_path).data["backbone"]) == {"dit", "mamba"}
+    # What newer runs set differently is not known of the older ones.
+    write(tmp_path, "mamba", "2-8", 1, train__clip=2.0)
+    assert figures.make("overview", tmp_path).data["backbone"].nunique() == 1
+
+
+def test_a_curve_over_rates_is_of_one_recipe_and_one_number_of_steps(tmp_path):
+    for over in ({}, {"train__lr": 1e-4}):
+        for route in ("none", "2-8@0.25", "2-8", "2-8@0.75"):
+            write(tmp_path, route=route, train__steps=80 if "75" in route else 400, **over)
+    plot = figures.make("selection_rate", tmp_path)
+    assert set(plot.data["step"]) == {400} and set(plot.data["rate"]) == {0.0, 0.25, 0.5}
+    labels = [text.get_text() for text in plot.figure.axes[0].get_legend().get_texts()]
+    assert len(set(labels)) == 2 and all(label.endswith("2-8, step 400") for label in labels)

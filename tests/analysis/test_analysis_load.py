@@ -7,12 +7,13 @@ import sys
 
 import pandas as pd
 import pytest
-from analysis_runs import METRIC, score, write
+from analysis_runs import ACCURACY, METRIC, score, write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import analysis
-from analysis.runs.run_records import AnalysisError, Damaged, flatten, read_lines, typed
+from analysis.runs.run_records import AnalysisError, Damaged, flatten, read_lines
+from analysis.runs.typed_columns import typed
 
 
 def test_one_row_per_run_with_typed_columns(tmp_path):
@@ -86,6 +87,42 @@ def test_damaged_and_unfinished_folders_are_listed_and_not_fatal(tmp_path):
     assert [(u["status"], u["step"]) for u in frame.attrs["unfinished"]] == [("running", 30)]
 
 
+BAD = [
+    ("config.yaml", "[" * 40_000, "nested more than"),
+    ("config.yaml", "- " * 40_000 + "1", "nested more than"),
+    ("config.yaml", r'{"backbone": {"name": "dit\0"}, "a": 1}', "no text"),
+    ("summary.json", r'{"status": "done", "step": 1, "name": "a\u0000"}', "no text"),
+    ("summary.json", r'{"status": "done", "step": 1, "name": "a\ud800"}', "no text"),
+    ("summary.json", '{"status": "done", "step": 1' + "0" * 400 + "}", "not a number"),
+    ("status.json", r'{"status": "\ud800"}', "no text"),
+]
+
+
+def test_one_bad_folder_is_listed_and_all_commands_go_on(tmp_path, capsys):
+    from analysis.analysis_command import main
+
+    for route in ("none", "2-8"):
+        write(tmp_path, route=route, samples=True)
+    reasons = {"bad\\xff": "rename the folder"}
+    odd = write(tmp_path, seed=99).rename(tmp_path / "bad\udcff")
+    for seed, (name, content, reason) in enumerate(BAD, 1):
+        bad = write(tmp_path, seed=seed)
+        (bad / name).write_text(content)
+        if name == "status.json":
+            (bad / "summary.json").unlink()
+        reasons[bad.name] = reason
+    damaged = {row["run"]: row["reason"] for row in analysis.load(tmp_path).attrs["damaged"]}
+    assert damaged.keys() == reasons.keys()
+    assert all(reasons[run] in reason for run, reason in damaged.items()), damaged
+    assert main(["list", str(tmp_path)]) == main(["report", str(tmp_path)]) == 0
+    assert main(["publish", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    out, err = capsys.readouterr()
+    assert f"2 done, 0 unfinished, {len(reasons)} damaged" in out and "damaged: bad\\xff" in err
+    (odd / "model.safetensors").touch()
+    assert main(["similarity", str(odd)]) == 2
+    assert "rename the folder" in capsys.readouterr().err
+
+
 def test_a_heartbeat_that_says_done_is_not_a_finished_run(tmp_path):
     folder = write(tmp_path)
     (folder / "summary.json").unlink()
@@ -113,6 +150,20 @@ def test_curves_and_scores_carry_the_cost(tmp_path):
     at = own.set_index("step")["macs"]
     assert at[200] == curves.set_index("step")["macs"][200]
     assert (at.diff().dropna() > 0).all()
+
+
+def test_numbers_beyond_any_float_are_no_points_of_a_curve(tmp_path):
+    folder = write(tmp_path)
+    huge = "1" + "0" * 400
+    lines = [
+        f'{{"step": {value}, "loss": 1.0, "macs": 1}}' for value in ("1e999", huge, "true", "5")
+    ]
+    (folder / "metrics.jsonl").write_text("\n".join([*lines, f'{{"step": 6, "loss": {huge}}}']))
+    curves = analysis.curves(tmp_path)
+    assert curves["step"].tolist() == [5, 6] and curves["loss"].isna().tolist() == [False, True]
+    with (folder / "scores.jsonl").open("a") as stream:
+        stream.write(f'{{"metric": "a\\u0000", "value": 1}}\n{{"metric": "a", "value": {huge}}}\n')
+    assert set(analysis.scores(tmp_path)["metric"]) == {METRIC, ACCURACY}
 
 
 def test_no_folder_is_a_user_error(tmp_path):
@@ -250,3 +301,15 @@ def test_methods_of_one_backbone_share_a_base(tmp_path):
     write(tmp_path, route="2-8", train__encoder="random")
     (base,) = bases(analysis.load(tmp_path))
     assert base.dense is not None and len(base.routed) == 2
+
+
+def test_runs_are_named_by_what_may_be_averaged(tmp_path):
+    from analysis.runs.comparison_groups import named
+
+    for seed in (0, 1):
+        write(tmp_path, route="2-8", seed=seed, evaluations=2)
+        write(tmp_path, route="2-8", seed=seed, evaluations=2, routing__selection="rows")
+        write(tmp_path, route="2-8", seed=seed, evaluations=2, train__lr=1e-4)
+    scores = analysis.scores(named(analysis.load(tmp_path)))
+    cells = scores.groupby(["setting", "treatment", "metric", "step"])["seed"]
+    assert (cells.nunique() == cells.size()).all() and len(cells) == 3 * 2 * 2

@@ -11,6 +11,7 @@ import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from analysis_runs import ACCURACY, METRIC, score, study, write
 
@@ -158,10 +159,9 @@ def test_headline_counts_first_scored_step_that_is_as_good(tmp_path):
     assert row["Speed-up, FLOPs"].value == pytest.approx(factor, rel=1e-6)
     assert row["Seeds that reach it, scored steps"].text.startswith("3 of 3, ")
     never = find(table, "dit", "0-10")
-    assert (
-        never["Speed-up, hours"].text == "not reached"
-        and never["Seeds that reach it, scored steps"].text.startswith("0 of 3, ")
-    )
+    assert never["Speed-up, hours"].text == "not reached" and never[
+        "Seeds that reach it, scored steps"
+    ].text.startswith("0 of 3, ")
 
 
 def test_headline_works_for_a_metric_where_higher_is_better(runs):
@@ -251,6 +251,21 @@ def test_strings_are_escaped_in_markdown():
     assert set(unescaped) == {3} and "<script>" not in "\n".join(lines)
 
 
+@pytest.mark.parametrize(
+    "text, kept",
+    [("-0.5", True), ("+1e3", True), ("route", True), ("=1+1", False), ("@SUM(A1)", False),
+     ("+cmd|' /C calc'!A0", False), ("-2+3", False), ("\t=1", False), ("\n=1", False)],
+)  # fmt: skip
+def test_no_csv_holds_a_formula(text, kept):
+    frame = pd.DataFrame({"a": pd.Series([text], dtype="string"), text: [-1.5], "n": [None]})
+    name, value = (text, text) if kept else (f"'{text}", f"'{text}")
+    assert "\r" not in render.frame_csv(pd.DataFrame({"a": ["x\r=1+1"]}))
+    rows = list(csv.reader(io.StringIO(render.frame_csv(frame), newline="")))
+    assert rows == [["a", name, "n"], [value, "-1.5", ""]]
+    table = build("t", "t", [Column("a", numeric=False)], [(text, [words(text)])])
+    assert list(csv.reader(io.StringIO(render.to_csv(table), newline="")))[1] == [value, value]
+
+
 def test_csv_reads_back_and_runs_nothing():
     rows = list(csv.reader(io.StringIO(render.to_csv(nasty()))))
     assert len({len(row) for row in rows}) == 1
@@ -260,7 +275,10 @@ def test_csv_reads_back_and_runs_nothing():
 
 def test_best_is_bold_and_decimals_hold():
     text = render.markdown(nasty())
-    assert "**1.00 (n=1)\u2020**" in text and "3.00 \u00b1 1.00 (n=3)" in text
+    assert "3.00 \u00b1 1.00 (n=3)" in text
+    # The better one has a single seed: nothing is bold, in no format.
+    assert " 1.00 (n=1)\u2020 " in text and "**1.00" not in text and "**3.00" not in text
+    assert "bfseries" not in render.latex(nasty())
 
 
 def test_tables_are_written_in_four_formats(tmp_path, runs):
@@ -546,3 +564,80 @@ def test_a_seed_that_ran_twice_is_read_by_its_curve(tmp_path):
     assert {seed: len(path) for seed, path in paths.items()} == {0: 4, 1: 1}
     # The seed without a curve does not take the other one's away.
     assert list(mean_path(study, base, base.dense)["n"]) == [1, 1, 1, 1]
+
+
+def ended(root, route, seed, values):
+    """Write a run that ended after the last of the steps, with its scores after each."""
+    folder = write(root, route=route, seed=seed, train__steps=max(values))
+    lines = [score({}, step, value) for step, value in values.items()]
+    (folder / "scores.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+# What stands in runs/ besides: route, seed, scores by step. Dense ends after 30 steps at 105.
+@pytest.mark.parametrize(
+    "more, dense, routed, delta, said",
+    [
+        # Nothing else: one difference, after the steps of both.
+        ([], 105.0, 90.0, -15.0, ", after 30 steps"),
+        # An unrelated run of another length takes nothing away.
+        ([("2-8", 11, {60: 5.0})], 105.0, 90.0, -15.0, ", after 30 steps (2-8: 30, without the seeds of 60)"),
+        ([("none", 11, {60: 5.0})], 105.0, 90.0, -15.0, ", after 30 steps (dense: 30, without the seeds of 60)"),
+        # The same pair went on together: the longer one counts.
+        ([("2-8", 1, {60: 50.0}), ("none", 1, {60: 52.0})], 52.0, 50.0, -2.0, ", after 60 steps"),
+    ],
+)  # fmt: skip
+def test_differences_pair_seed_and_step(tmp_path, more, dense, routed, delta, said):
+    taken = {(route, seed) for route, seed, _ in more}
+    for route, value in (("none", 105.0), ("2-8", 90.0)):
+        if (route, 1) not in taken:
+            ended(tmp_path, route, 1, {30: value})
+    for route, seed, values in more:
+        ended(tmp_path, route, seed, values)
+    row = find(make("main", tmp_path), "dit", "dit-T/1")
+    shown = [row[label].value for label in ("Dense", "+ TREAD", "\u0394")]
+    assert shown == [dense, routed, delta]
+    (group,) = {row.group for row in make("main", tmp_path).rows if "T/1" in row.group}
+    assert group.endswith(said)
+
+
+@pytest.mark.parametrize("known, delta", [({30: 100.0}, None), ({20: 107.0, 30: 100.0}, -2.0)])
+def test_no_difference_spans_unequal_steps(tmp_path, known, delta):
+    ended(tmp_path, "none", 0, known)
+    ended(tmp_path, "4-8", 0, {20: 105.0})
+    # Dense runs that went on are read where the route ended, if they were scored there.
+    for name, label in (
+        ("route_placement", "\u0394 to dense"), ("differences", f"\u0394 {METRIC}"),
+    ):  # fmt: skip
+        ended(tmp_path / name, "3-8", 0, {20: 106.0})
+        table = make(name, tmp_path)
+        entry = find(table, "dit", "4-8")[label]
+        assert entry.value == delta and entry.is_missing == (delta is None), name
+    assert find(table, "dit", "4-8")["Steps"].text == "20"
+    plot = analysis.figures.make("route_placement", tmp_path)
+    assert (plot is None) == (delta is None)
+    if plot is not None:
+        assert "after 20 steps" in plot.figure.axes[0].get_xlabel()
+        assert set(plot.data[plot.data["backbone"] == "dit"]["step"]) == {20}
+
+
+@pytest.mark.parametrize(
+    "seeds, there, text, bold",
+    [(1, 1, "(n=1)\u2020", False), (3, 3, "(n=3)", True), (3, 1, "(n=1 of 3)\u2020", False),
+     (6, 3, "(n=3 of 6)\u2020", False), (5, 3, "(n=3 of 5)", True)],
+)  # fmt: skip
+def test_a_headline_needs_three_seeds_and_most_of_them(tmp_path, seeds, there, text, bold):
+    from analysis import report
+
+    for seed in range(seeds):
+        ended(tmp_path, "none", seed, {50: 9.0, 100: 5.0})
+        ended(tmp_path, "2-8", seed, {50: 4.0 if seed < there else 9.0, 100: 6.0})
+        ended(tmp_path, "3-8", seed, {50: 9.0, 100: 4.0})
+    table = make("speedup", tmp_path)
+    entry = find(table, "dit", "2-8")["Speed-up, steps"]
+    assert entry.value == pytest.approx(2.0) and text in render.plain(entry)
+    assert entry.best == bold and entry.few != bold
+    assert (r"{\bfseries\boldmath \num{2.00}x}" in render.latex(table)) == bold
+    study = Study.of(tmp_path)
+    card = report._card(study, *study.bases)
+    assert card["big"].endswith("x") == bold
+    assert text in dict(card["facts"])["FLOPs"] and ", after 100 steps" in card["label"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from slurm_lab import STUB, lab, squeue, until, write_grid  # noqa: F401
+from slurm_lab import STUB, lab, named_nodes, squeue, until, write_grid  # noqa: F401
 
 from sweeps import sweeps_command
 from sweeps.jobs import slurm
@@ -266,6 +266,7 @@ def test_no_progress_three_times_is_given_up(shop):
     shop.done(0)
 
 
+@pytest.mark.usefixtures("named_nodes")
 def test_two_nodes_with_two_tasks_each_are_one_run(shop):
     shop.resources(nodes=2, tasks=2)
     shop.stub({"sleep": 0.05, "save_every": 1000})

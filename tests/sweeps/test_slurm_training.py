@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from safetensors.numpy import load_file
-from slurm_lab import lab, squeue, until  # noqa: F401
+from slurm_lab import lab, named_nodes, squeue, until  # noqa: F401
 
 from sweeps import sweeps_command
 from sweeps.jobs import slurm
@@ -101,6 +101,7 @@ def test_a_pre_empted_run_ends_bitwise_as_an_undisturbed_one(tmp_path):
     assert len(calm.starts()) == 1
 
 
+@pytest.mark.usefixtures("named_nodes")
 def test_four_ranks_on_two_nodes_agree_save_and_go_on(tmp_path):
     one = Lab(tmp_path / "one", nodes=2, tasks=2)
     one.launch()

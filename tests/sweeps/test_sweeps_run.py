@@ -25,7 +25,6 @@ from sweeps.jobs import (
     run_folder,
     slurm,
     submit,
-    sweep_lock,
 )
 from sweeps.jobs.sweep_folder import Batch, Sweep, append
 from sweeps.planning.plan import Run
@@ -353,34 +352,6 @@ def test_damaged_run_folders_are_no_surprise(tmp_path):
     for name in ("step-00000007", "step-00000012", "step-x", ".step-00000099.tmp"):
         (tmp_path / "checkpoints" / name).mkdir()
     assert run_folder.saved_step(tmp_path) == 12
-
-
-def test_the_lock_excludes_and_a_dead_holder_does_not(tmp_path):
-    path = tmp_path / "lock"
-    assert not sweep_lock.is_held(path)
-    code = f"import time; from sweeps import lock; from pathlib import Path\nwith lock.held(Path({str(path)!r})): print('in', flush=True); time.sleep(60)"
-    holder = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    assert holder.stdout.readline() == "in\n" and sweep_lock.is_held(path)
-    with pytest.raises(SweepError, match="another launch holds"), sweep_lock.held(path, wait_s=0.1):
-        pass
-    holder.kill()
-    holder.communicate()
-    with sweep_lock.held(path, wait_s=5):
-        assert sweep_lock.is_held(path)
-
-
-def test_a_file_system_without_locks_is_said_at_once(tmp_path, monkeypatch):
-    import errno
-    import fcntl
-
-    def refuse(*_):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(SweepError, match="cannot be locked"), sweep_lock.held(tmp_path / "lock"):
-        pass
 
 
 def test_a_snapshot_holds_the_code_once(tmp_path):

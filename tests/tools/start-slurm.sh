@@ -140,6 +140,8 @@ StorageLoc=slurm_acct_db
 E
     )
   fi
+  # From 23.02 the daemons ask for a cgroup unless told otherwise; before, they do not know the word.
+  if [[ $(slurmd -V) != *" 2"[012].* ]]; then echo CgroupPlugin=disabled >"$LAB/etc/cgroup.conf"; fi
   { echo "export SLURM_CONF=$SLURM_CONF"; [[ $ACCT == 1 ]] || echo "export PATH=$LAB/bin:\$PATH"; } >"$LAB/env.sh"
 }
 

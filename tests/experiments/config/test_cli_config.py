@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -137,13 +139,80 @@ def test_name_has_no_slash():
     assert "/" not in load(["size=S/2"]).name
 
 
-def test_init_is_identified_by_its_weights(tmp_path):
-    first, second = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
-    first.write_bytes(b"weights")
-    second.write_bytes(b"weights")
-    assert load([f"init={first}"]).hash == load([f"init={second}"]).hash != load([]).hash
-    second.write_bytes(b"other")
-    assert load([f"init={first}"]).hash != load([f"init={second}"]).hash
+def safetensors(path, tensors, metadata):
+    """Write a safetensors file by hand: 8 bytes of length, a header in this order, the values."""
+    header, at = {"__metadata__": metadata}, 0
+    for name, values in tensors:
+        header[name] = {
+            "dtype": "F32",
+            "shape": [len(values)],
+            "data_offsets": [at, at + 4 * len(values)],
+        }
+        at += 4 * len(values)
+    text = json.dumps(header).encode()
+    data = b"".join(struct.pack(f"<{len(v)}f", *v) for _, v in tensors)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return path
+
+
+def test_init_is_identified_by_its_weights_in_whatever_order_they_were_written(tmp_path):
+    a, b = ("a", [1.0, 2.0]), ("b", [3.0])
+    facts = {"step": "6", "format": "x"}
+
+    def digest(*tensors, **metadata):
+        return load([f"init={safetensors(tmp_path / 'w.safetensors', tensors, metadata)}"]).hash
+
+    same = digest(a, b, **facts)
+    assert same != load([]).hash
+    assert same == digest(a, b, **dict(reversed(facts.items()))) == digest(b, a)
+    for other in [(a,), (a, ("c", [3.0])), (a, ("b", [4.0])), (("a", [1.0]), ("b", [2.0, 3.0]))]:
+        assert digest(*other) != same
+    # Of a checkpoint, the averaged weights: a child starts from nothing else.
+    ema = [(f"ema.{name}", values) for name, values in (a, b)]
+    assert digest(*ema, ("model.a", [0.0]), ("rng", [0.5])) == same
+
+
+@pytest.mark.parametrize("keep", [0, 7, 40, -1], ids=str)
+def test_init_from_a_file_that_was_cut_short_is_one_sentence(tmp_path, keep):
+    path = safetensors(tmp_path / "w.safetensors", [("a", [1.0, 2.0])], {})
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(UserError, match="no whole safetensors file"):
+        load([f"init={path}"])
+
+
+NAMES = [
+    "/tmp/pr\u00fcfung", "/tmp/\u65e5\u672c", "it's", 'a"b', "a#b", "~someone/x", "a(b", "f(x)", "{a", "[1,2", "a}",
+    "a;b&c!", "a|b<c>", "a b'c", "back\\'slash", "'a", "end\\", "\u00e4,b", "k=v",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_path_may_hold_what_means_something_to_hydra(name):
+    assert load([f"paths.runs={name}"]).paths.runs == name
+
+
+def test_a_comma_in_a_path_can_be_quoted_as_the_message_says():
+    with pytest.raises(ConfigError, match=r"\"paths.runs='a,b'\"") as caught:
+        load(["paths.runs=a,b"])
+    word = str(caught.value).split('"')[1]
+    assert load([word]).paths.runs == "a,b"
+
+
+def test_an_unknown_home_is_one_sentence(capsys):
+    def command(_):
+        print(load(["paths.runs=~nobody-of-this-name/x"]).folder)
+
+    assert cli.run_command(command, []) == 2
+    assert "no user of that name" in capsys.readouterr().err
+
+
+def test_a_long_message_keeps_its_beginning_and_its_advice(capsys):
+    def command(_):
+        raise UserError(f"wrong {'x' * 5000}; type this")
+
+    assert cli.run_command(command, []) == 2
+    said = capsys.readouterr().err
+    assert len(said) < 1100 and said.startswith("error: wrong x") and said.endswith("; type this\n")
 
 
 # --- mistakes --------------------------------------------------------------------------------------------------
@@ -284,7 +353,7 @@ def test_dry_run_prints_config_cost_and_folder_and_writes_nothing(tmp_path):
 
 def _spins(**environment: str) -> str:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("GOMP_", "OMP_", "KMP_"))}
-    program = "import os, experiments.runtime.command; print(os.environ.get('GOMP_SPINCOUNT'))"
+    program = "import os; from experiments.runtime.command import choose_spinning; choose_spinning(); print(os.environ.get('GOMP_SPINCOUNT'))"
     return subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True, text=True, check=True, env=kept | environment, cwd=cli.ROOT,

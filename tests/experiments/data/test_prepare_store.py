@@ -13,12 +13,15 @@ import pytest
 import torch
 from data_tools import add
 from PIL import Image
+from test_safety_fuzz import Memory
 
 from experiments import prepare
 from experiments.data import DataError, create
+from experiments.data import picture_files as images
 from experiments.data.autoencoder import Autoencoder
 from experiments.data.foreign_latents import open_store
 from experiments.data.picture_files import center_crop
+from experiments.data.picture_sources import Raw
 from routing.rng import Draws
 
 ROOT = Path(__file__).parents[3]
@@ -156,7 +159,7 @@ def test_a_kill_loses_one_shard_and_a_rerun_continues(folder, tmp_path, vae, mon
         "shard-00000.safetensors",
     ]
     # What a kill inside a write leaves behind: a temporary file, or a shard without its note.
-    (out / ".shard-00001-abc.tmp.safetensors").write_bytes(b"half")
+    (out / ".shard-00001-abcd1234.tmp.safetensors").write_bytes(b"half")
     (out / "shard-00001.safetensors").write_bytes(b"half")
     with pytest.raises(DataError, match="has not finished here"):
         open_store(out)
@@ -413,6 +416,58 @@ def test_crop_halves_with_a_box_filter_and_cuts_the_middle():
     for mode in ("L", "RGBA", "P", "CMYK", "1", "I;16", "LA"):
         crop = center_crop(Image.new(mode, (70, 64)), 64)
         assert crop.shape == (64, 64, 3) and crop.dtype == np.uint8
+
+
+def encoded(image, kind, **options):
+    stream = io.BytesIO()
+    image.save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def cropped(content, size=8):
+    return images.load(Raw("a", content, None), size)
+
+
+RAMP = np.linspace(0, 65535, 64).reshape(8, 8)
+SHADES = np.rint(RAMP / 257)  # 65535 becomes 255
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_sixteen_bits_are_scaled_to_eight(kind):
+    found = cropped(encoded(Image.fromarray(np.rint(RAMP).astype(np.uint16)), kind))
+    assert found.pixels is not None and (found.pixels == SHADES[..., None]).all()
+
+
+def test_what_is_transparent_is_laid_on_white():
+    grey = np.full((8, 8), 100, np.uint8)
+    alpha = np.zeros((8, 8), np.uint8)
+    alpha[:4], alpha[4:6] = 255, 51  # opaque, a fifth, nothing
+    expected = np.full((8, 8), 255.0)
+    expected[:4], expected[4:6] = 100, 255 - 0.2 * 155
+    rgba = np.stack([grey, grey, grey, alpha], -1)
+    for pixels in (rgba, rgba[..., [0, 3]]):
+        found = cropped(encoded(Image.fromarray(pixels), "PNG")).pixels
+        assert np.abs(found - expected[..., None]).max() <= 1
+    palette = Image.fromarray((alpha == 255).astype(np.uint8)).convert("P")
+    palette.putpalette([0, 0, 0, 100, 100, 100])
+    found = cropped(encoded(palette, "PNG", transparency=0)).pixels
+    assert (found[:4] == 100).all() and (found[4:] == 255).all()
+
+
+@pytest.mark.parametrize(
+    "image, kind, reason",
+    [
+        (Image.new("F", (8, 8)), "TIFF", "floating-point values"),
+        (Image.new("I", (8, 8)), "TIFF", "32-bit values"),
+        (Image.new("L", (1, 60_000)), "PNG", "1x60000 pixels are too long and narrow"),
+        (Image.new("L", (9_000, 100)), "PNG", "9000x100 pixels are too long and narrow"),
+    ],
+)
+def test_what_cannot_be_cropped_is_listed_with_its_reason(image, kind, reason):
+    with Memory() as memory:
+        found = cropped(encoded(image, kind), 256)
+    assert found.pixels is None and reason in found.reason
+    assert memory.grown < 100
 
 
 # --- captions ----------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,12 +15,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from data_tools import latents, write_store
 from safetensors.torch import load_file
 from small import small
 
 from experiments.runtime import console, signals
 from experiments.runtime.command import Interrupted
-from experiments.runtime.locks import LockedError, locked
 from experiments.training import build, checkpoint
 from experiments.training.loop import Diverged, Run, train
 from experiments.training.session import finished
@@ -90,6 +91,15 @@ def test_micro_batch_auto_takes_all_where_it_fits_and_less_where_not(tmp_path, m
     assert memory.micro_batches(tight, 8) == [(0, 2), (2, 4), (4, 6), (6, 8)]
 
 
+def test_what_a_model_too_large_is_advised_is_taken(tmp_path, monkeypatch):
+    from experiments.runtime import memory
+
+    monkeypatch.setattr(memory, "available_memory", lambda: 0)
+    with pytest.raises(memory.MemoryLimit, match="routing.checkpoint=") as caught:
+        memory.micro_batches(make_run(small(tmp_path, "train.micro_batch=auto")), 8)
+    assert small(tmp_path, re.search(r"routing\.checkpoint=\w+", str(caught.value))[0])
+
+
 def test_out_of_memory_names_the_value_to_type(tmp_path, monkeypatch):
     def fail(self, rows, batch=None):
         raise RuntimeError(
@@ -154,6 +164,19 @@ def test_a_run_that_diverges_stops_and_says_where(tmp_path, monkeypatch):
         Diverged, match=r"step 8: .*steps in a row.*times .* samples .*step-0000000"
     ):
         train(config, quiet=True)
+
+
+def test_data_that_are_not_finite_are_named_and_not_the_learning_rate(tmp_path):
+    arrays = latents(12)
+    arrays[3:] = float("nan")
+    write_store(tmp_path / "store", arrays)
+    config = small(
+        tmp_path, "data=latents", f"data.path={tmp_path / 'store'}", "task=none", "size=T/2",
+        "guidance=none", "train.steps=20", "train.max_bad_steps=3", "train.label_drop=0",
+    )  # fmt: skip
+    with pytest.raises(Diverged, match="the data hold NaN") as caught:
+        train(config, quiet=True)
+    assert "train.lr" not in str(caught.value)
 
 
 def test_roll_back_goes_on_with_other_numbers(tmp_path, monkeypatch):
@@ -304,26 +327,6 @@ def test_a_block_of_handlers_inside_another_forgets_no_signal():
     assert [signal.getsignal(getattr(signal, name)) for name in signals.NAMES] == before
 
 
-def test_two_writers_are_refused_and_a_dead_lock_is_not(tmp_path):
-    (tmp_path / "lock").write_text('{"host": "gone", "pid": 1}')
-    with locked(tmp_path), pytest.raises(LockedError, match="process .* on "), locked(tmp_path):
-        pass
-    with locked(tmp_path):
-        pass
-
-
-def test_a_file_system_without_locks_is_not_another_process(tmp_path, monkeypatch):
-    import errno
-    import fcntl
-
-    def refuse(*_):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(LockedError, match="cannot be locked .*flock$"), locked(tmp_path):
-        pass
-
-
 def test_ema_follows_the_weights(tmp_path):
     run = make_run(small(tmp_path, "train.ema=0.5"))
     run.model.train()
@@ -389,3 +392,26 @@ def test_freed_memory_is_kept_for_the_next_step():
         for kept in "01"
     ]  # fmt: skip
     assert count[1] < count[0] / 10, "64 MB, twenty times: pages once, not each time"
+
+
+@pytest.mark.parametrize(
+    "name, line",
+    [
+        ("metrics.jsonl", '{"loss": 1.0}'), ("metrics.jsonl", '{"step": 6, "loss": "a"}'),
+        ("metrics.jsonl", '{"step": 6, "images_per_s": []}'), ("metrics.jsonl", '{"step": 6, "loss": 1e999}'),
+        ("metrics.jsonl", None), ("scores.jsonl", '{"step": 6}'), ("scores.jsonl", '{"step": 6, "metric": [], "value": 1}'),
+    ],
+)  # fmt: skip
+def test_a_damaged_line_does_not_keep_a_run_from_its_end(name, line, tmp_path, capsys):
+    config = small(tmp_path)
+    folder = train(config)
+    # Killed after its last step, before its summary.
+    (folder / "summary.json").unlink()
+    with (folder / name).open("a" if line else "w") as stream:
+        stream.write(f"{line}\n" if line else "")
+    capsys.readouterr()
+    assert train(config) == folder
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["status"], summary["step"], summary["scores"]) == ("done", 6, {})
+    assert (summary["loss"] is None) == (line is None)
+    assert "images per second" in capsys.readouterr().out

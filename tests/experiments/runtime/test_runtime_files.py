@@ -1,0 +1,87 @@
+"""Files are whole or absent: what a killed, a slow or a refused writer leaves, and for whom."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from experiments.metrics import classifier
+from experiments.runtime.command import run_command
+from experiments.runtime.files import atomic_path, atomic_write
+
+SLOW = """
+import sys
+from experiments.runtime.files import atomic_path
+with atomic_path(sys.argv[1]) as path:
+    path.write_text("slow")
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def writer(target):
+    """Another process in the middle of writing `target`; it goes on when its input ends."""
+    words = [sys.executable, "-c", SLOW, str(target)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"ready\n"
+        yield process
+
+
+def test_a_killed_writer_leaves_nothing_behind_and_a_slow_one_is_not_disturbed(tmp_path):
+    target = tmp_path / "model.safetensors"
+    others = [tmp_path / name for name in (".model-raw-0a1b2c3d.tmp.safetensors", ".model-0a1b2c3d.tmp.json", ".model-x.tmp.safetensors")]  # fmt: skip
+    for other in others:
+        other.write_text("not this file's")
+    with writer(target) as killed:
+        killed.kill()
+    assert len(list(tmp_path.iterdir())) == 4 and not target.exists()
+    with writer(target) as slow:
+        atomic_write(target, "quick")
+        assert target.read_text() == "quick"
+        assert len(list(tmp_path.iterdir())) == 5, "the killed one's is gone, the slow one's is not"
+        slow.communicate()
+    assert slow.returncode == 0 and target.read_text() == "slow"
+    assert sorted(tmp_path.iterdir()) == sorted([*others, target])
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o002, 0o077])
+def test_the_umask_decides_who_may_read(tmp_path, umask):
+    from analysis.figures.style import atomic_path as of_figures
+
+    before = os.umask(umask)
+    try:
+        for name, way in {"a": atomic_path, "b": of_figures}.items():
+            with way(tmp_path / name) as path:
+                path.write_text("x")
+            assert (tmp_path / name).stat().st_mode & 0o777 == 0o666 & ~umask
+    finally:
+        os.umask(before)
+
+
+def test_a_cache_on_a_full_disk_is_one_sentence(tmp_path, capsys):
+    # A limit on the size of files refuses as a full disk does, in safetensors' own type of error.
+    def splits(split):
+        return torch.randint(0, 256, (8, 3, 8, 8), dtype=torch.uint8), torch.arange(8) % 2
+
+    def cache(_):
+        recipe = classifier.Recipe(epochs=1)
+        classifier.load_or_train("digits", "print", 8, 2, splits, tmp_path, recipe)
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        code = run_command(cache, [])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    said = capsys.readouterr().err
+    assert code == 2 and said.count("\n") == 1 and "the disk is full under" in said
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
+    assert os.strerror(errno.EFBIG) not in said

@@ -1,0 +1,49 @@
+"""One writer for a folder: the lock excludes, names its holder, and dies with it."""
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+from small import ROOT
+
+from experiments.runtime.locks import LockedError, is_locked, locked
+
+
+def test_two_writers_are_refused_and_the_lock_of_a_killed_process_is_not_held(tmp_path):
+    assert not is_locked(tmp_path)
+    code = (
+        "import time; from experiments.runtime.locks import locked; from pathlib import Path\n"
+        f"with locked(Path({str(tmp_path)!r})): print('in', flush=True); time.sleep(60)"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout.readline() == "in\n" and is_locked(tmp_path)
+    with pytest.raises(LockedError, match=f"process {holder.pid} on "), locked(tmp_path, wait_s=0.1):
+        pass
+    holder.kill()
+    holder.communicate()
+    for _ in range(2):
+        with locked(tmp_path, wait_s=5):
+            assert is_locked(tmp_path)
+    assert not is_locked(tmp_path)
+
+
+def test_an_unreadable_holder_is_another_process(tmp_path):
+    with locked(tmp_path):
+        (tmp_path / "lock").write_text("[")
+        with pytest.raises(LockedError, match="by another process:"), locked(tmp_path):
+            pass
+
+
+def test_a_file_system_without_locks_is_not_another_process(tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(LockedError, match="cannot be locked .*flock$"), locked(tmp_path):
+        pass
