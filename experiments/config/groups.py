@@ -18,7 +18,7 @@ def check_groups(config: Config) -> None:
     Raises:
         UserError: One sentence from the owner of the option.
     """
-    from backbones.registry import names
+    from backbones.registry import find, names
     from backbones.sizes import parse_size
     from experiments.data import data_options as data
     from experiments.diffusion.diffusion_options import options_of
@@ -34,7 +34,10 @@ def check_groups(config: Config) -> None:
     for key, value in shape.items():
         if value is not None and type(value) is not int:
             raise UserError(f"backbone.{key}={value!r}: expected a whole number or null")
-    parse_size(config.size, **shape)
+    size = parse_size(config.size, **shape)
+    common = ("name", "attention", "decoder", "align", *shape)
+    own = {k: v for k, v in config.backbone.items() if k not in common and v is not None}
+    find(config.backbone["name"]).parse(size, own, common)
     with _naming("data"):
         data.parse(config.data)
     check_routing(config)
