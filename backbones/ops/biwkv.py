@@ -24,14 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from backbones.ops.dispatch import (
-    KernelError,
-    choose,
-    full_precision,
-    kernel_function,
-    samples,
-    work_dtype,
-)
+from backbones.ops.dispatch import KernelError, choose, full_precision, kernel_function, work_dtype
 
 MAX_DECAY = (
     60.0  # |w| beyond this would overflow float32 in the factors; e^-60 is no weight at all.
@@ -193,6 +186,14 @@ class _Kernel:
         return before, after
 
 
+def _samples(x: Tensor) -> list[slice]:
+    """Blocks of the batch: what fits in the L2 cache on the CPU, everything on a device."""
+    if x.device.type != "cpu":
+        return [slice(0, x.shape[0])]
+    step = max(1, 131072 // max(1, x.shape[1] * x.shape[2]))
+    return [slice(i, i + step) for i in range(0, x.shape[0], step)]
+
+
 class _BiWKV(torch.autograd.Function):
     """K applied to (e^k v, e^k), divided; saves its output and two tensors of that size."""
 
@@ -209,7 +210,7 @@ class _BiWKV(torch.autograd.Function):
         operator = _Kernel(decay, position, k.shape[1], length)
         top = k.amax(1, keepdim=True)
         y, below, slope = torch.empty_like(v), torch.empty_like(v), torch.empty_like(v)
-        for part in samples(k):
+        for part in _samples(k):
             up, down, _ = operator.at(part)
             e = torch.exp(k[part] - top[part])
             z = torch.stack((e * v[part], e), dim=2)
@@ -232,7 +233,7 @@ class _BiWKV(torch.autograd.Function):
         dk, dv = torch.empty_like(k), torch.empty_like(v)
         ddecay, dbonus = torch.zeros_like(decay), torch.zeros_like(bonus)
         with full_precision(k):
-            for part in samples(k):
+            for part in _samples(k):
                 up, down, p = operator.at(part)
                 g = grad[part]
                 z = torch.empty(

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from backbones.ops.dispatch import choose, kernel_function, samples
+from backbones.ops.dispatch import choose, kernel_function
 
 
 def reference(
@@ -144,6 +144,13 @@ def _followers(table: Tensor) -> Tensor:
     return inverse.scatter_(2, table, index)[..., :tokens]
 
 
+def _blocks(x: Tensor) -> list[slice]:
+    if x.device.type != "cpu":
+        return [slice(0, len(x))]
+    step = max(1, 131072 // max(1, x.shape[1] * x.shape[2]))
+    return [slice(i, i + step) for i in range(0, len(x), step)]
+
+
 class _Rows:
     """Reads rows of one block of samples through a table, an index of T meaning a row of zeros."""
 
@@ -178,7 +185,7 @@ class _Conv(torch.autograd.Function):
         table: Tensor | None,
     ) -> Tensor:
         y = torch.empty_like(x)
-        for part in samples(x):
+        for part in _blocks(x):
             own, out = x[part], y[part]
             torch.mul(own, rows[0], out=out)
             if bias is not None:
@@ -201,7 +208,7 @@ class _Conv(torch.autograd.Function):
         dbias = torch.zeros_like(rows[0]) if ctx.has_bias else None
         inverse = None if table is None else _followers(table)
         grad = grad.contiguous()
-        for part in samples(x):
+        for part in _blocks(x):
             own, g, out = x[part], grad[part], dx[part]
             torch.mul(g, rows[0], out=out)
             drows[0] += (own * g).sum((0, 1))

@@ -238,14 +238,6 @@ def full_precision(x: torch.Tensor) -> Iterator[None]:
         yield
 
 
-def samples(x: torch.Tensor, values: int = 1 << 17) -> list[slice]:
-    """Cut a batch into blocks of about `values` values that stay in a CPU's cache; else all."""
-    if x.device.type != "cpu":
-        return [slice(0, len(x))]
-    step = max(1, values // max(1, x.shape[1:].numel()))
-    return [slice(i, i + step) for i in range(0, len(x), step)]
-
-
 def work_dtype(*tensors: torch.Tensor) -> torch.dtype:
     """Float64 if any input is float64, else float32: what an op computes in."""
     return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
