@@ -37,9 +37,7 @@ from backbones.registry import build_options, find
 from backbones.sizes import BackboneError, Size, attention_blocks, parse_size, patch_grid
 from routing.layout import Layout
 from routing.learned import Fuse, LearnedRouter
-from routing.reuse import Reuse
-from routing.spec import Routing
-from routing.stack import Stack, StackOutput
+from routing.stack import Reuse, Routing, Stack, StackOutput
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from backbones.sizes import BackboneError
+from backbones.sizes import BackboneError, parse_size
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,10 @@ class DecoderOptions:
     heads: int = 16
 
     def __post_init__(self) -> None:
-        if self.depth < 1 or self.width % 16 or self.width % self.heads:
-            raise BackboneError(
-                f"decoder of depth {self.depth}, width {self.width}, heads {self.heads}: expected "
-                "one block or more, a width that is a multiple of 16, and heads that divide it"
-            )
+        try:
+            parse_size("S/2", self.depth, self.width, self.heads)
+        except BackboneError as error:
+            raise BackboneError(f"decoder: {error}") from None
 
 
 @dataclass(frozen=True)

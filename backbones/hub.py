@@ -22,6 +22,7 @@ from torch import Tensor
 
 from backbones.sizes import BackboneError, parse_size
 from routing.errors import suggest
+from routing.plain import json_of
 
 FORMAT = "tread-suite/1"
 # 4096 x 4096: a table of positions beyond that is a mistake in the file.
@@ -63,8 +64,8 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             "backbones.import_weights.load"
         )
     try:
-        return tensors, dict(json.loads(metadata["model"]))
-    except (TypeError, ValueError, RecursionError) as error:
+        return tensors, dict(json_of(metadata["model"]))
+    except (TypeError, ValueError) as error:
         raise BackboneError(f"the metadata of {path} is damaged: {error}") from error
 
 

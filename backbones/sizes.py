@@ -10,6 +10,7 @@ two CPU cores, M lies between T and S.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -68,6 +69,10 @@ SIZES: dict[str, Size] = {
 }
 
 
+# Beyond these nothing is counted block by block, let alone built.
+_MOST_BLOCKS, _MOST_CHANNELS = 1024, 65536
+
+
 def matrix_head(width: int) -> int:
     """Return the channels of a head with a matrix state: 64 where that leaves two heads."""
     return next(size for size in (64, 32, 16, 8) if width % size == 0 and width >= 2 * size)
@@ -118,16 +123,18 @@ def attention_blocks(attention: int | Sequence[int], depth: int) -> set[int]:
         depth: Number of blocks.
 
     Raises:
-        BackboneError: An index outside the stack.
+        BackboneError: Something else, or an index outside the stack.
     """
-    if isinstance(attention, int):
-        return set(range(attention - 1, depth, attention)) if attention > 0 else set()
-    bad = [i for i in attention if not 0 <= i < depth]
+    if type(attention) is int and attention >= 0:
+        return set(range(attention - 1, depth, attention)) if attention else set()
+    given = [attention] if isinstance(attention, int | str) else list(attention)
+    bad = [i for i in given if type(i) is not int or not 0 <= i < depth]
     if bad:
         raise BackboneError(
-            f"attention={list(attention)}: there is no block {bad[0]}, blocks are 0..{depth - 1}"
+            f"attention={attention}: there is no block {bad[0]}, blocks "
+            f"are 0..{depth - 1}; type 4 for every fourth or [2,5] for these two"
         )
-    return set(map(int, attention))
+    return set(given)
 
 
 def parse_size(
@@ -154,6 +161,12 @@ def parse_size(
     depth = size.depth if depth is None else depth
     width = size.width if width is None else width
     _check_positive(depth=depth, width=width)
+    if depth > _MOST_BLOCKS or width > _MOST_CHANNELS:
+        raise BackboneError(
+            f"depth={depth} and width={width}: expected at most {_MOST_BLOCKS} blocks of "
+            f"{_MOST_CHANNELS} channels; the largest size, XL, has {SIZES['XL'].depth} of "
+            f"{SIZES['XL'].width}"
+        )
     if width % 16:
         near = max(16, round(width / 16) * 16)
         raise BackboneError(f"width={width} is not a multiple of 16, as kernels need; try {near}")
@@ -180,15 +193,15 @@ def _named(text: str) -> Size:
         )
     if not patch:
         return SIZES[letter]
-    if not patch.isdecimal() or int(patch) < 1:
+    if not re.fullmatch("[1-9][0-9]{0,3}", patch):
         raise BackboneError(f"size {text!r} has no patch size after the slash; try {letter}/2")
     return replace(SIZES[letter], patch=int(patch))
 
 
 def _check_positive(**values: int) -> None:
     for key, value in values.items():
-        if value < 1:
-            raise BackboneError(f"{key}={value} must be 1 or more")
+        if type(value) is not int or value < 1:
+            raise BackboneError(f"{key}={value} must be 1 or more, a whole number")
 
 
 def _listed(items: Iterable[object]) -> str:

@@ -134,7 +134,8 @@ def _device(name: str | None) -> str:
     if device == "cuda":
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     try:
-        torch.empty(0, device=device)
+        if torch.empty(0, device=device).is_meta:
+            raise RuntimeError("it holds no numbers")
     except (RuntimeError, AssertionError):
         raise DataError(f"--device {device} is not there; try --device cpu") from None
     return device

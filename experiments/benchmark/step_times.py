@@ -24,8 +24,12 @@ from backbones.sizes import parse_size
 from experiments.benchmark.bench_options import BenchError, BenchOptions
 from experiments.benchmark.plain_dit import PlainDiT, PlainUpdate
 from experiments.diffusion import create_objective
+from experiments.runtime.memory import check_fits
 from experiments.training.build import compile_blocks
-from routing import Draws, Route, Routing, Selection
+from routing.rng import Draws
+from routing.route import Route
+from routing.selection import Selection
+from routing.stack import Routing
 
 CLASSES = 1000
 LABEL_DROP = 0.1
@@ -104,6 +108,8 @@ class Step:
 
     def __init__(self, case: Case, o: BenchOptions, device: torch.device) -> None:
         self.case, self.o, self.device = case, o, device
+        at_once = 0 if device.type == "cuda" else o.batch
+        check_fits(case.cost(o.depth), at_once, "a smaller size=, depth=, tokens= or batch=")
         shape = parse_size(case.size, o.depth)
         self.route = case.route.resolve(shape.depth)
         side = math.isqrt(case.tokens) * shape.patch

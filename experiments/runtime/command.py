@@ -76,7 +76,7 @@ class Interrupted(Exception):
 # A folder that cannot be used is the user's to mend; a missing file may be our mistake.
 _FOLDER_ERRORS = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST,
-    errno.ENAMETOOLONG,
+    errno.ENAMETOOLONG, errno.ELOOP,
 )  # fmt: skip
 _NOT_DISKS = ("/proc/", "/sys/", "/dev/")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

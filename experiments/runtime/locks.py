@@ -13,6 +13,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from routing.errors import UserError
+from routing.plain import json_of
 
 
 class LockedError(UserError):
@@ -44,6 +45,8 @@ def locked(folder: Path, wait_s: float = 0.0) -> Iterator[None]:
             "command again"
         ) from error
     except (OSError, NotImplementedError) as error:
+        if getattr(error, "filename", None):
+            raise  # the file itself cannot be opened, which the error says
         reason = getattr(error, "strerror", None) or error
         raise LockedError(
             f"{folder} cannot be locked ({reason}), so nothing would keep two processes apart: put "
@@ -74,7 +77,7 @@ def is_locked(folder: Path) -> bool:
 
 def _holder(path: Path) -> str:
     try:
-        found = json.loads(path.read_text())
+        found = json_of(path.read_text())
         return f"process {found['pid']} on {found['host']}"
     except (OSError, ValueError, KeyError, TypeError):
         return "another process"
