@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones import Size
-from backbones.layers import sincos_2d
+from backbones.embeddings import sincos_2d
+from backbones.sizes import Size
 from experiments.diffusion import create_objective
 from routing.rng import Draws
 

@@ -196,7 +196,7 @@ def check_groups(config: Any) -> None:
     Raises:
         UserError: One sentence from the owner of the option.
     """
-    from backbones.registry import names
+    from backbones.registry import find, names
     from backbones.sizes import parse_size
     from experiments.data import data_options as data
     from experiments.diffusion.diffusion_options import options_of
@@ -212,7 +212,11 @@ def check_groups(config: Any) -> None:
     for key, value in shape.items():
         if value is not None and type(value) is not int:
             raise UserError(f"backbone.{key}={value!r}: expected a whole number or null")
-    parse_size(config.size, **shape)
+    size = parse_size(config.size, **shape)
+    common = ("name", "attention", "decoder", "align", *shape)
+    own = {k: v for k, v in config.backbone.items() if k not in common and v is not None}
+    with _naming("backbone"):
+        find(config.backbone["name"]).parse(size, own, common)
     for key in ("decoder", "align"):
         value = config.backbone.get(key)
         if value is not None and not isinstance(value, Mapping):

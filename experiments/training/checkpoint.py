@@ -20,7 +20,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from backbones import Backbone, BackboneError
-from backbones.hub import build
 from experiments.config.schema import Config
 from experiments.runtime.files import atomic_path, fsync_dir, sha256
 from routing.errors import UserError
@@ -364,7 +363,7 @@ def _make(
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise CheckpointError(f"{source} does not describe its model ({error!r})") from error
     try:
-        model = build(arguments, tensors, source)
+        model = Backbone.from_tensors(arguments, tensors, source)
     except BackboneError as error:
         raise CheckpointError(str(error)) from error
     for name, p in model.named_parameters():

@@ -6,7 +6,8 @@ import dataclasses
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from backbones.cost import ALIGN, Cost, cost
+from backbones.cost import Cost, cost
+from backbones.head_options import AlignOptions
 from backbones.sizes import parse_size
 from experiments.data.facts import facts
 from routing.route import Route, RouteError, Segment
@@ -165,7 +166,7 @@ def _check_align(config: Config) -> None:
             "backbone.align projects to an encoder's features and train.encoder=none has none; "
             f"name one of {' '.join(ENCODERS)}"
         )
-    channels = given.get("channels", ALIGN["channels"])
+    channels = given.get("channels", AlignOptions.channels)
     if channels != ENCODERS[encoder]:
         raise RouteError(
             f"backbone.align.channels={channels}: {encoder} has {ENCODERS[encoder]} features"
