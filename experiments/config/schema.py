@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from experiments.config.validation import (
+    ENCODERS,
     ConfigError,
     Key,
     build,
@@ -22,7 +23,6 @@ from experiments.config.validation import (
     check_ranges,
     keys_of,
 )
-from experiments.training.routes import ENCODERS
 from routing.options import RoutingOptions
 from routing.schedule import RouteSchedule
 

@@ -15,7 +15,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from backbones.head_options import AlignOptions
+from backbones.sizes import parse_size
 from routing.errors import UserError, suggest
+from routing.route import RouteError
+
+# Frozen encoders that REPA can align to, and the width of their features (`alignment.py`).
+ENCODERS = {
+    "random": 64, "probe": 96,
+    "dinov2-vits14": 384, "dinov2-vitb14": 768, "dinov2-vitl14": 1024,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -197,11 +206,9 @@ def check_groups(config: Any) -> None:
         UserError: One sentence from the owner of the option.
     """
     from backbones.registry import find, names
-    from backbones.sizes import parse_size
     from experiments.data import data_options as data
     from experiments.diffusion.diffusion_options import options_of
     from experiments.metrics.eval_options import EvalOptions
-    from experiments.training.routes import check_routing
 
     known = names()
     if config.backbone["name"] not in known:
@@ -223,7 +230,7 @@ def check_groups(config: Any) -> None:
             raise UserError(f"backbone.{key}={value!r}: expected null or a mapping such as {{}}")
     with _naming("data"):
         data.parse(config.data)
-    check_routing(config)
+    _check_routing(config)
     for kind in ("objective", "sampler", "guidance"):
         with _naming(kind):
             options_of(kind, getattr(config, kind))
@@ -243,3 +250,35 @@ def _naming(group: str) -> Iterator[None]:
             f"{group}: a key or a value of the wrong type ({error}); "
             "python experiments/run.py --help lists every key with its default"
         ) from None
+
+
+def _check_routing(config: Any) -> None:
+    """Refuse routes and routing options that the model cannot have."""
+    from experiments.data.facts import facts
+
+    _, height, width = facts(config.data)["shape"]
+    patch = parse_size(config.size).patch
+    name = f"{config.backbone['name']}-{config.size}"
+    config.routing.check(config.depth, (height // patch, width // patch), name)
+    if config.backbone.get("decoder") and config.objective["name"] == "ddpm":
+        raise RouteError(
+            "backbone.decoder with objective=ddpm: MaskDiT's reconstruction is of the denoised "
+            "image, where the noisiest steps enlarge an error 157 times; type objective=edm"
+        )
+    _check_align(config)
+
+
+def _check_align(config: Any) -> None:
+    given, encoder = config.backbone.get("align"), config.train.encoder
+    if not given:
+        return
+    if encoder == "none":
+        raise RouteError(
+            "backbone.align projects to an encoder's features and train.encoder=none has none; "
+            f"name one of {' '.join(ENCODERS)}"
+        )
+    channels = given.get("channels", AlignOptions.channels)
+    if channels != ENCODERS[encoder]:
+        raise RouteError(
+            f"backbone.align.channels={channels}: {encoder} has {ENCODERS[encoder]} features"
+        )

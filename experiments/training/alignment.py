@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from experiments.config.schema import Config
+from experiments.config.validation import ENCODERS
 from experiments.data import Dataset, probe
 from experiments.metrics.dinov2 import build_dinov2
-from experiments.training.routes import ENCODERS
 from routing.errors import UserError
 
 Encoder = Callable[[Tensor], Tensor]

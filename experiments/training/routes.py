@@ -4,26 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from backbones.cost import Cost, cost
-from backbones.head_options import AlignOptions
 from backbones.sizes import parse_size
+from experiments.config.schema import Config
 from experiments.data.facts import facts
-from routing.route import Route, RouteError, Segment
+from routing.route import Route, Segment
 from routing.schedule import RouteSchedule
-
-if TYPE_CHECKING:
-    from experiments.config.schema import Config
-    from routing.rng import Draws
-    from routing.stack import Routing
-
-
-# Frozen encoders that REPA can align to, and the width of their features (`alignment.py`).
-ENCODERS = {
-    "random": 64, "probe": 96,
-    "dinov2-vits14": 384, "dinov2-vitb14": 768, "dinov2-vitl14": 1024,
-}  # fmt: skip
 
 
 class TrainingRoutes:
@@ -137,37 +125,3 @@ def run_cost(config: Config, model: dict[str, Any], route: Route | None = None) 
         macs_routed=round(full.macs_dense - saved),
         macs_routed_no_attention=round(full.macs_dense_no_attention - lean),
     )
-
-
-def check_routing(config: Config) -> None:
-    """Refuse routes and routing options that the model cannot have, before torch is imported.
-
-    Raises:
-        UserError: One sentence.
-    """
-    _, height, width = facts(config.data)["shape"]
-    patch = parse_size(config.size).patch
-    name = f"{config.backbone['name']}-{config.size}"
-    config.routing.check(config.depth, (height // patch, width // patch), name)
-    if config.backbone.get("decoder") and config.objective["name"] == "ddpm":
-        raise RouteError(
-            "backbone.decoder with objective=ddpm: MaskDiT's reconstruction is of the denoised "
-            "image, where the noisiest steps enlarge an error 157 times; type objective=edm"
-        )
-    _check_align(config)
-
-
-def _check_align(config: Config) -> None:
-    given, encoder = config.backbone.get("align"), config.train.encoder
-    if not given:
-        return
-    if encoder == "none":
-        raise RouteError(
-            "backbone.align projects to an encoder's features and train.encoder=none has none; "
-            f"name one of {' '.join(ENCODERS)}"
-        )
-    channels = given.get("channels", AlignOptions.channels)
-    if channels != ENCODERS[encoder]:
-        raise RouteError(
-            f"backbone.align.channels={channels}: {encoder} has {ENCODERS[encoder]} features"
-        )
