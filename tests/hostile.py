@@ -238,10 +238,10 @@ def read_everything(folder):
 
 
 def read_facts(folder):
-    from experiments.data.facts import facts, fingerprint
+    from experiments.data.specs import describe, fingerprint
 
     options = {"name": "latents", "path": str(folder)}
-    assert facts(options)["shape"]
+    assert describe(options)["shape"]
     fingerprint(options)
 
 

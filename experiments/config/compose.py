@@ -46,9 +46,9 @@ def load(overrides: Sequence[str] = ()) -> Config:
         from experiments.config.parent import parent_digest
 
         parent_digest(config.init)
-    from experiments.data.facts import facts
+    from experiments.data.specs import describe
 
-    facts(config.data)  # refuses latents that are not of data.shape
+    describe(config.data)  # refuses latents that are not of data.shape
     return config
 
 

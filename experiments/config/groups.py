@@ -20,7 +20,7 @@ def check_groups(config: Config) -> None:
     """
     from backbones.registry import names
     from backbones.sizes import parse_size
-    from experiments.data import data_options as data
+    from experiments.data import specs as data
     from experiments.diffusion.diffusion_options import options_of
     from experiments.metrics.eval_options import EvalOptions
     from experiments.training.routes import check_routing

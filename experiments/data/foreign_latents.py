@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from experiments.data.data_options import DataError
-from experiments.data.latent_store import MANIFEST as OWN
-from experiments.data.latent_store import LatentStore, Shards, Store, check_rows
-from experiments.data.tars import Member, group, list_tar, tar_files
-from experiments.data.tensorfile import TensorFile, map_file
+from experiments.data.latent_store import LatentStore, Shards, Store, TensorFile
+from experiments.data.store_manifest import MANIFEST
+from experiments.data.tars import Member, group, list_tar
+from experiments.runtime.files import atomic_path
 
 _INDEX = ".latent-index.npz"
 _STATISTICS = "latents_stats.pt"
@@ -43,7 +43,7 @@ def open_store(path: str | os.PathLike[str], *, kind: str = "auto", verify: bool
     if not folder.is_dir():
         raise DataError(f"{folder} is no folder; data.path expects the folder of a latent store")
     names = sorted(entry.name for entry in folder.iterdir())
-    if OWN in names:
+    if MANIFEST in names:
         return LatentStore(folder, verify)
     if "plan.json" in names:
         raise DataError(
@@ -127,7 +127,7 @@ class TarStore(Store):
 
     def __init__(self, path: Path, kind: str = "auto") -> None:
         self.path = path
-        self._tars = tar_files(path)
+        self._tars = sorted(p for p in path.iterdir() if p.suffix == ".tar")
         index = self._load_index() or self._build_index()
         self._tar, self._offset = index["tar"], index["offset"]
         self.labels = torch.from_numpy(index["labels"]) if len(index["labels"]) else None
@@ -208,8 +208,6 @@ class TarStore(Store):
         return index
 
     def _save_index(self, index: dict[str, Any]) -> None:
-        from experiments.runtime.files import atomic_path
-
         # A read-only data set is normal: the list is then made at every start.
         try:
             with atomic_path(self.path / _INDEX) as temporary:
@@ -224,11 +222,20 @@ class TarStore(Store):
         for row, i in enumerate(index.tolist()):
             number = int(self._tar[i])
             if number not in self._maps:
-                self._maps[number] = map_file(self._tars[number]).numpy()
+                self._maps[number] = _map(self._tars[number])
             start = int(self._offset[i]) + self._header
             raw = self._maps[number][start : start + size]
             out[row] = raw.view(self._dtype).reshape(self._stored)
         return torch.from_numpy(out)
+
+
+def _map(path: Path) -> np.ndarray[Any, Any]:
+    """Return a file's bytes, read as they are touched; the mapping holds no file descriptor."""
+    size = path.stat().st_size
+    try:
+        return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).numpy()
+    except RuntimeError as error:
+        raise DataError(f"{path} cannot be mapped: {str(error).splitlines()[0]}") from None
 
 
 def _said(found: tuple[Any, ...]) -> str:
@@ -320,17 +327,16 @@ class LightningStore(Store):
         counts = []
         for file in files:
             if "latents" not in file:
-                check_rows(file, "latents", ())
+                file.check("latents", ())
             rows = file.shape("latents")
             if len(rows) != 4:
                 raise DataError(
                     f"{file.path}: latents has shape {list(rows)}; expected [N, C, H, W]"
                 )
-            tail = files[0].shape("latents")[1:]
-            check_rows(file, "latents", (rows[0], *tail))
+            file.check("latents", (rows[0], *files[0].shape("latents")[1:]))
             for name, shape in (("latents_flip", rows), ("labels", rows[:1])):
                 if name in files[0] or name in file:
-                    check_rows(file, name, shape)
+                    file.check(name, shape)
             counts.append(rows[0])
         self.count = sum(counts)
         if not self.count:

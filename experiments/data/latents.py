@@ -7,20 +7,17 @@ the VAE's shift and scale factor, or the data's mean and standard deviation.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-from experiments.data.data_options import DataError, LatentsOptions
+from experiments.data.data_options import DataError
 from experiments.data.dataset import Batch, Condition, Rows
 from experiments.data.foreign_latents import open_store
 from experiments.data.latent_space import Decoding, LatentSpace
 from experiments.data.latent_store import Store
-from experiments.data.sample_order import Order
-
-if TYPE_CHECKING:
-    from routing.rng import Draws
+from experiments.data.latents_spec import LatentsOptions
+from experiments.data.sample_order import SampleOrder
+from routing.rng import Draws
 
 # diffusers' `scaling_factor` of Stable Diffusion's first VAE, which foreign 4-channel latents are.
 SD_SCALE = 0.18215
@@ -50,6 +47,7 @@ class Latents(LatentSpace):
             raise DataError("data=latents needs the folder of a store: data.path=FOLDER")
         store = open_store(options.path, kind=options.kind, verify=options.verify)
         self._stores = {"train": store}
+        # Rows of the store that a split has; a split that is not named has all of them.
         self._ids: dict[str, Tensor] = {}
         self.shape = store.shape
         if options.test:
@@ -77,7 +75,7 @@ class Latents(LatentSpace):
             raise DataError(
                 f"data.held_out={count} leaves nothing of {store.count} samples to train on"
             )
-        shuffled = Order(_HELD_OUT_SEED, store.count).lookup(torch.arange(store.count))
+        shuffled = SampleOrder(_HELD_OUT_SEED, store.count).lookup(torch.arange(store.count))
         self._stores["test"] = store
         self._ids = {"test": shuffled[:count].sort()[0], "train": shuffled[count:].sort()[0]}
 
@@ -203,8 +201,7 @@ class Latents(LatentSpace):
         """Return latents in model space.
 
         Without `draws` (references, previews) there are no flips, the first caption is taken and
-        the
-        noise of moments depends on the sample alone.
+        the noise of moments depends on the sample alone.
         """
         rows = rows if rows is not None else self.rows(index, draws, split)
         put = {k: v.to(self.device, non_blocking=True) for k, v in rows.tensors.items()}
@@ -217,8 +214,6 @@ class Latents(LatentSpace):
         return Batch(x, put.get("y"), put.get("text"), rows.captions)
 
     def _sample(self, moments: Tensor, index: Tensor, draws: Draws | None) -> Tensor:
-        from routing.rng import Draws
-
         draws = draws or Draws(0, 0, index, self.device)
         mean, log_variance = moments.chunk(2, 1)
         noise = draws.normal("moments", self.shape).to(self.device)

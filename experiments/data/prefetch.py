@@ -6,16 +6,13 @@ import atexit
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from experiments.data.dataset import Batch, Dataset, Rows
+from routing.rng import Draws
 
-if TYPE_CHECKING:
-    from routing.rng import Draws
-
-Plan = Callable[[int], "tuple[Tensor, Draws]"]
+Plan = Callable[[int], tuple[Tensor, Draws]]
 
 
 class Prefetch:

@@ -1,7 +1,7 @@
 """Files inside tar archives, by position: nothing is ever extracted.
 
 Samples are grouped as WebDataset groups them: the key is the path up to the first dot of the file's
-name, the rest is the field (`n01440764/10026.latent.npy` is field `latent.npy` of
+name, the rest is the field (`n01440764/10026.latent.npy` is the field `latent.npy` of the sample
 `n01440764/10026`).
 """
 
@@ -72,8 +72,3 @@ def group(members: list[Member]) -> dict[str, dict[str, Member]]:
     for member in members:
         samples.setdefault(member.key, {})[member.field] = member
     return samples
-
-
-def tar_files(folder: Path) -> list[Path]:
-    """Return the `.tar` files of a folder, sorted, so that every host sees one order."""
-    return sorted(path for path in folder.iterdir() if path.suffix == ".tar")

@@ -21,7 +21,7 @@ from routing.errors import UserError
 
 if TYPE_CHECKING:
     from experiments.config.schema import Config
-    from experiments.data import Dataset
+    from experiments.data.dataset import Dataset
 
 Encoder = Callable[[Tensor], Tensor]
 

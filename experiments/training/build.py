@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from backbones import Backbone
     from experiments.config.schema import Config
-    from experiments.data import Dataset
+    from experiments.data.dataset import Dataset
     from experiments.diffusion import Objective
 
 
@@ -49,7 +49,7 @@ def make_accelerator(config: Config) -> Accelerator:
 
 def make_dataset(config: Config, device: torch.device | str = "cpu") -> Dataset:
     """Return the run's data set."""
-    from experiments.data import create
+    from experiments.data.dataset import create
 
     return create(config.data, task=config.task, device=device)
 

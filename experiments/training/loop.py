@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from experiments.data import Prefetch
+from experiments.data.prefetch import Prefetch
 from experiments.runtime import console, signals
 from experiments.runtime.command import Interrupted
 from experiments.runtime.memory import micro_batches, out_of_memory
@@ -32,7 +32,7 @@ from routing.errors import UserError
 
 if TYPE_CHECKING:
     from experiments.config.schema import Config
-    from experiments.data import Batch
+    from experiments.data.dataset import Batch
 
 
 class Diverged(UserError):

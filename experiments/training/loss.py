@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from backbones import Backbone
     from backbones.backbone import Output
     from experiments.config.schema import TrainConfig
-    from experiments.data import Batch
+    from experiments.data.dataset import Batch
     from experiments.diffusion import Objective
     from routing import Draws, Routing
 

@@ -26,7 +26,7 @@ class TrainingRoutes:
 
     Args:
         config: The run.
-        model: The arguments of `backbones.create`; None works them out from the data's facts.
+        model: The arguments of `backbones.create`; None works them out from the data's description.
     """
 
     def __init__(self, config: Config, model: dict[str, Any] | None = None) -> None:
@@ -51,9 +51,9 @@ class TrainingRoutes:
         key = str(route)
         if key not in self._macs:
             if self._model is None:
-                from experiments.data.facts import facts
+                from experiments.data.specs import describe
 
-                self._model = model_arguments(self.config, facts(self.config.data))
+                self._model = model_arguments(self.config, describe(self.config.data))
             self._macs[key] = float(run_cost(self.config, self._model, route).macs_routed)
         return self._macs[key]
 
@@ -147,9 +147,9 @@ def check_routing(config: Config) -> None:
     Raises:
         UserError: One sentence.
     """
-    from experiments.data.facts import facts
+    from experiments.data.specs import describe
 
-    _, height, width = facts(config.data)["shape"]
+    _, height, width = describe(config.data)["shape"]
     patch = parse_size(config.size).patch
     name = f"{config.backbone['name']}-{config.size}"
     config.routing.check(config.depth, (height // patch, width // patch), name)

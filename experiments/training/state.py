@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from experiments.data import Order
+from experiments.data.sample_order import SampleOrder
 from experiments.runtime import console as log
 from experiments.training import build, checkpoint
 from experiments.training.alignment import make_encoder
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from experiments.config.schema import Config
-    from experiments.data import Batch
+    from experiments.data.dataset import Batch
 
 
 class State:
@@ -56,7 +56,7 @@ class State:
             weight_decay=config.train.weight_decay,
             fused=True,
         )
-        self.order = Order(config.seed, self.dataset.size)
+        self.order = SampleOrder(config.seed, self.dataset.size)
         self.step, self.salt = 0, 0
         self.ahead: Iterator[Batch] | None = None
         self.seconds, self.macs, self.spikes = 0.0, 0.0, 0
