@@ -20,7 +20,7 @@ from torch import Tensor
 from experiments.data.data_options import DataError
 from experiments.data.latent_store import LatentStore, Shards, Store, TensorFile
 from experiments.data.store_manifest import MANIFEST
-from experiments.data.tars import Member, group, list_tar
+from experiments.data.tars import Member, group, list_tar, read_label
 from experiments.runtime.files import atomic_path
 
 _INDEX = ".latent-index.npz"
@@ -191,7 +191,9 @@ class TarStore(Store):
                     tar.append(number)
                     offset.append(member.offset)
                     if "cls" in fields:
-                        labels.append(_read_label(handle, fields["cls"], where))
+                        handle.seek(fields["cls"].offset)
+                        content = handle.read(min(fields["cls"].size, 32))
+                        labels.append(read_label(content, where))
                     if len(labels) not in (0, len(offset)):
                         less, more = ("no cls", "one") if "cls" not in fields else ("a cls", "none")
                         raise DataError(f"{where} has {less}, and samples before it have {more}")
@@ -295,15 +297,6 @@ def _npy_header(header: bytes, where: str) -> tuple[np.dtype[Any], tuple[int, ..
             f"{where} holds {dtype} {list(shape)}; expected float16 or float32, C order"
         )
     return dtype, shape, len(header)
-
-
-def _read_label(handle: io.BufferedReader, member: Member, where: str) -> int:
-    handle.seek(member.offset)
-    text = handle.read(min(member.size, 32))
-    try:
-        return int(text.decode("ascii").strip())
-    except ValueError:
-        raise DataError(f"{where}: cls holds {text[:16]!r}; expected a number in digits") from None
 
 
 class LightningStore(Store):

@@ -26,6 +26,7 @@ from experiments.data.data_options import DataError
 from experiments.data.store_manifest import MANIFEST, Manifest
 from experiments.runtime.files import sha256
 
+
 class Store(abc.ABC):
     """Latents in some layout on disk.
 

@@ -45,9 +45,7 @@ def parse(options: DataOptions | Mapping[str, Any]) -> DataOptions:
     made = options_class(str(values.get("name", "")))
     known = {field.name for field in dataclasses.fields(made)}
     for key in values:
-        require(
-            key in known, f"unknown key data.{key} of data={made.name}{suggest(key, known)}"
-        )
+        require(key in known, f"unknown key data.{key} of data={made.name}{suggest(key, known)}")
     return made(**values)
 
 

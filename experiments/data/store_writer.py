@@ -19,22 +19,25 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from safetensors.torch import save
 from torch import Tensor
 
 from experiments.data.autoencoder import Autoencoder
 from experiments.data.data_options import DataError
-from experiments.data.latent_store import FORMAT, MANIFEST, Manifest
-from experiments.data.picture_files import Loaded, ahead, load
-from experiments.data.picture_sources import Source
+from experiments.data.picture_files import CroppedPicture, crop_ahead
+from experiments.data.picture_sources import PictureSource
+from experiments.data.store_manifest import FORMAT, MANIFEST, Manifest
 from experiments.data.text_encoder import TextEncoder
 from experiments.runtime.files import atomic_write
+from routing.rng import Draws
 
 PLAN = "plan.json"
 SKIPPED = "skipped.txt"
 
 
 @dataclass(frozen=True)
-class Settings:
+class StoreSettings:
     """What makes two preparations of one source the same.
 
     Args:
@@ -58,7 +61,7 @@ class Settings:
     captions: int = 1
 
 
-class Writer:
+class StoreWriter:
     """Encodes the pictures of a source into a folder.
 
     Args:
@@ -69,7 +72,10 @@ class Writer:
         text: The text encoder, where `settings.text`.
         batch: Pictures encoded at a time.
         threads: Threads that decode and crop pictures.
-        progress: Called with the number of pictures after each batch.
+
+    Attributes:
+        done: Pictures that went through this writer.
+        progress: Called with `done` after each batch.
 
     Raises:
         DataError: The folder holds another preparation, or the source lacks what is asked for.
@@ -77,15 +83,13 @@ class Writer:
 
     def __init__(
         self,
-        source: Source,
+        source: PictureSource,
         vae: Autoencoder,
         out: Path,
-        settings: Settings,
-        *,
+        settings: StoreSettings,
         text: TextEncoder | None = None,
         batch: int = 16,
         threads: int = 4,
-        progress: Callable[[int], None] = lambda done: None,
     ) -> None:
         if settings.size % vae.factor:
             raise DataError(
@@ -95,7 +99,9 @@ class Writer:
         if text is not None and not source.captioned:
             raise DataError("--text needs a caption for every picture; give them with --captions")
         self.source, self.vae, self.out, self.settings = source, vae, out, settings
-        self.text, self.batch, self.threads, self.progress = text, batch, threads, progress
+        self.text, self.batch, self.threads = text, batch, threads
+        self.done = 0
+        self.progress: Callable[[int], None] = lambda done: None
         self.shards = -(-source.count // settings.shard)
         self._plan()
 
@@ -154,8 +160,6 @@ class Writer:
         shard, note = self._paths(k)
         tensors, sums, skipped = self._encode(k)
         count = len(tensors["latents"]) if tensors else 0
-        from safetensors.torch import save
-
         data = save(tensors) if count else b""
         said = {
             "count": count,
@@ -181,7 +185,6 @@ class Writer:
         return DataError(f"{path} cannot be written: {error.strerror}")
 
     def _encode(self, k: int) -> tuple[dict[str, Tensor], dict[str, Any], list[list[str]]]:
-        size = self.settings.size
         start, stop = k * self.settings.shard, (k + 1) * self.settings.shard
         parts: dict[str, list[Tensor]] = {}
         labels: list[int] = []
@@ -189,7 +192,7 @@ class Writer:
         skipped: list[list[str]] = []
         sums = np.zeros((2, self.vae.channels))
         with ThreadPoolExecutor(self.threads) as pool:
-            loaded = ahead(pool, lambda raw: load(raw, size), self.source.read(start, stop), 64)
+            loaded = crop_ahead(pool, self.source.read(start, stop), self.settings.size)
             while chunk := list(itertools.islice(loaded, self.batch)):
                 good = [item for item in chunk if item.pixels is not None]
                 skipped += [[i.raw.name, i.reason] for i in chunk if i.pixels is None]
@@ -197,7 +200,8 @@ class Writer:
                     self._encode_batch(good, parts, sums)
                     labels += [i.raw.label for i in good if i.raw.label is not None]
                     captions += [i.raw.captions for i in good]
-                self.progress(len(chunk))
+                self.done += len(chunk)
+                self.progress(self.done)
         tensors = {name: torch.cat(values).contiguous() for name, values in parts.items()}
         if self.source.labelled:
             tensors["labels"] = torch.tensor(labels, dtype=torch.int32)
@@ -213,7 +217,7 @@ class Writer:
         return (tensors if parts else {}), total, skipped
 
     def _encode_batch(
-        self, items: list[Loaded], parts: dict[str, list[Tensor]], sums: np.ndarray[Any, Any]
+        self, items: list[CroppedPicture], parts: dict[str, list[Tensor]], sums: NDArray[Any]
     ) -> None:
         stacked = np.stack([item.pixels for item in items if item.pixels is not None])
         images = torch.from_numpy(stacked).permute(0, 3, 1, 2)
@@ -231,12 +235,10 @@ class Writer:
             text = self.text(flat).half().cpu()
             parts.setdefault("text", []).append(text.unflatten(0, (len(items), -1)))
 
-    def _stored(self, moments: Tensor, items: list[Loaded], stream: str) -> Tensor:
+    def _stored(self, moments: Tensor, items: list[CroppedPicture], stream: str) -> Tensor:
         dtype = getattr(torch, self.settings.dtype)
         if self.settings.kind == "moments":
             return moments.to(dtype)
-        from routing.rng import Draws
-
         # Keyed by the picture, so that a shard comes out the same whoever encodes it.
         keys = [hashlib.sha256(item.raw.name.encode()).digest()[:7] for item in items]
         index = torch.tensor([int.from_bytes(key, "little") for key in keys])

@@ -72,3 +72,17 @@ def group(members: list[Member]) -> dict[str, dict[str, Member]]:
     for member in members:
         samples.setdefault(member.key, {})[member.field] = member
     return samples
+
+
+def read_label(content: bytes, where: str) -> int:
+    """Return the number that a `cls` member holds in digits.
+
+    Raises:
+        DataError: Anything else; `where` names the sample.
+    """
+    try:
+        return int(content.decode("ascii").strip())
+    except ValueError:
+        raise DataError(
+            f"{where}: cls holds {content[:16]!r}; expected a number in digits"
+        ) from None
