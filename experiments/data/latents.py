@@ -23,6 +23,8 @@ from routing.rng import Draws
 SD_SCALE = 0.18215
 _HELD_OUT_SEED = 0x7EAD
 _STATISTICS_FROM = 2048
+# Each has a name and a row of the model's embedding.
+_MOST_CLASSES = 1 << 20
 
 
 class Latents(LatentSpace):
@@ -96,6 +98,8 @@ class Latents(LatentSpace):
                 "with every latent"
             )
         low, high = int(store.labels.min()), int(store.labels.max())
+        if high >= _MOST_CLASSES:
+            raise DataError(f"{path} has label {high}, which is damage; mend the store")
         named = self._stores["train"].classes
         self.num_classes = options.num_classes or len(named) or self.num_classes or high + 1
         if low < 0 or high >= self.num_classes:

@@ -247,6 +247,11 @@ def test_label_outside_the_classes(tmp_path, labels):
     refused(lambda: load(path, num_classes=3), "label 4, outside 0..2", "data.num_classes=5")
 
 
+def test_a_damaged_label_makes_no_classes(tmp_path):
+    path = write_lightning(tmp_path / "l", latents(3), latents(3), [0, 2**40, 1])
+    refused(lambda: load(path), "has label 1099511627776, which is damage")
+
+
 def test_a_manifest_cannot_name_files_elsewhere(tmp_path, labels):
     path = write_store(tmp_path / "s", latents(COUNT), labels)
     text = (path / "manifest.json").read_text()
