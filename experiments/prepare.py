@@ -128,7 +128,7 @@ def prepare(given: argparse.Namespace) -> None:
     # `--help` and wrong words need none of these.
     from experiments.data.autoencoder import Autoencoder
     from experiments.data.latent_store import LatentStore
-    from experiments.data.picture_sources import FirstPictures, open_source
+    from experiments.data.picture_sources import open_source
     from experiments.data.store_writer import StoreSettings, StoreWriter
     from experiments.data.text_encoder import TextEncoder
 
@@ -138,7 +138,7 @@ def prepare(given: argparse.Namespace) -> None:
         given.pictures, captions=given.captions, files=given.files, columns=columns
     )
     if given.limit is not None:
-        source = FirstPictures(source, given.limit)
+        source.limit(given.limit)
     device, online = _device(given.device), not os.environ.get("HF_HUB_OFFLINE")
     vae = Autoencoder(given.vae, device, download=online)
     text = None

@@ -33,15 +33,6 @@ class Batch:
     text: Tensor | None = None
     captions: list[str] | None = None
 
-    def to(self, device: torch.device | str) -> Batch:
-        """Return the batch on another device."""
-        x, y, text = (
-            None if part is None else part.to(device, non_blocking=True)
-            for part in (self.x, self.y, self.text)
-        )
-        assert x is not None
-        return Batch(x, y, text, self.captions)
-
     def rows(self, low: int, high: int) -> Batch:
         """Return the samples `low..high-1` of the batch."""
         part = slice(low, high)

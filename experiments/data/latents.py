@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from experiments.data.autoencoder import sample_moments
 from experiments.data.data_options import DataError
 from experiments.data.dataset import Batch, Condition, Rows
 from experiments.data.foreign_latents import open_store
@@ -211,15 +212,8 @@ class Latents(LatentSpace):
         put = {k: v.to(self.device, non_blocking=True) for k, v in rows.tensors.items()}
         z = put["latents"].float()
         if self._stores[split].kind == "moments":
-            z = self._sample(z, index, draws)
+            z = sample_moments(z, draws or Draws(0, 0, index, self.device), "moments")
         if "mirror" in put:
             z = torch.where(put["mirror"].view(-1, 1, 1, 1), z.flip(-1), z)
         x = (z - self._shift) / self._unit
         return Batch(x, put.get("y"), put.get("text"), rows.captions)
-
-    def _sample(self, moments: Tensor, index: Tensor, draws: Draws | None) -> Tensor:
-        draws = draws or Draws(0, 0, index, self.device)
-        mean, log_variance = moments.chunk(2, 1)
-        noise = draws.normal("moments", self.shape).to(self.device)
-        # The bounds of diffusers' DiagonalGaussianDistribution.
-        return mean + (log_variance.clamp(-30, 20) / 2).exp() * noise

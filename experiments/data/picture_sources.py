@@ -63,7 +63,12 @@ class PictureSource(abc.ABC):
 
     @abc.abstractmethod
     def read(self, start: int, stop: int) -> Iterator[RawPicture]:
-        """Give pictures `start..stop-1`."""
+        """Give pictures `start..stop-1`, `stop` at most `count`."""
+
+    def limit(self, count: int) -> None:
+        """Leave out all but the first `count` pictures."""
+        self.count = min(count, self.count)
+        self.fingerprint = _digest([self.fingerprint, self.count])
 
 
 def open_source(
@@ -163,7 +168,7 @@ class FolderSource(PictureSource):
 
     def read(self, start: int, stop: int) -> Iterator[RawPicture]:
         """Give pictures `start..stop-1`."""
-        for i in range(start, min(stop, self.count)):
+        for i in range(start, stop):
             try:
                 content = self._pictures[i].read_bytes()
             except OSError:
@@ -354,23 +359,3 @@ def _map_arrow(path: Path) -> Any:
         return pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
     except pa.ArrowInvalid:
         return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-
-
-class FirstPictures(PictureSource):
-    """The first pictures of another source.
-
-    Args:
-        source: The whole.
-        count: How many of it.
-    """
-
-    def __init__(self, source: PictureSource, count: int) -> None:
-        self._source = source
-        self.count = min(count, source.count)
-        self.classes, self.labelled = source.classes, source.labelled
-        self.captioned = source.captioned
-        self.fingerprint = _digest([source.fingerprint, self.count])
-
-    def read(self, start: int, stop: int) -> Iterator[RawPicture]:
-        """Give pictures `start..stop-1`."""
-        return self._source.read(start, min(stop, self.count))
