@@ -180,6 +180,11 @@ class Backbone(nn.Module, Pretrained):
             self._check_taps([target.block], least=0)
             self.align = extras.Projector(self.width, target)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The weights' type, in which images are taken."""
+        return self.patches.project.weight.dtype
+
     @torch.no_grad()
     def initialise(self) -> None:
         """Draw every weight anew; gates and head are set to zero last, and stay so."""

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.elementwise import adaln, gated_sum
+from backbones.ops.dispatch import resolve
 
 if TYPE_CHECKING:
     from routing.layout import Layout
@@ -141,6 +142,7 @@ class TextEmbedder(nn.Module):
             text = self.null.expand(batch, *self.shape)
         elif drop is not None:
             text = torch.where(drop[:, None, None], self.null.to(text.dtype), text)
+        text = text.to(self.null.dtype)
         return self.project(text), self.pool(text.mean(dim=1))
 
     def initialise(self) -> None:
@@ -240,25 +242,33 @@ class Block(nn.Module):
         """Return the dispatched operations that this block calls: name and the kernel asked for."""
         return []
 
+    def prepare(self, layout: Layout) -> None:
+        """Make what the branches look up, once for all blocks: kernels and the layout's tables."""
+        for op, kernel in self.ops():
+            resolve(op, kernel, layout.device.type)
+        for scan in self.scans:
+            if scan is not None:
+                layout.reorder(scan)
+
     def norm(
         self, branch: int, x: Tensor, shift: Tensor, scale: Tensor, order: Reorder | None
     ) -> Tensor:
         """Normalise and modulate the input of branch 0 or 1, and put it into its scan order."""
         return adaln(x, shift, scale, order)
 
-    def forward(self, x: Tensor, cond: Sequence[Tensor], layout: Layout) -> Tensor:
-        """Run both branches on tokens (B, T, D); `cond` holds every block's modulation."""
+    def forward(self, x: Tensor, cond: Tensor, layout: Layout) -> Tensor:
+        """Run both branches on tokens (B, T, D) under this block's modulation (B, 6, 1, D)."""
         return self.run(x, cond, layout, self.first, self.second)
 
     def run(
         self,
         x: Tensor,
-        cond: Sequence[Tensor],
+        cond: Tensor,
         layout: Layout,
         *branches: Callable[[Tensor, Layout], Tensor],
     ) -> Tensor:
         """Run the given branches as this block's."""
-        parts = cond[self.index].unbind(1)
+        parts = cond.unbind(1)
         for n, branch in enumerate(branches):
             shift, scale, gate = parts[3 * n : 3 * n + 3]
             scan = self.scans[n]

@@ -135,7 +135,8 @@ class Direction(nn.Module):
         self.skip = nn.Parameter(torch.ones(heads)) if skip else None
 
     def initialise(self) -> None:
-        """Draw Mamba-2's start: A in 1..16, steps in 1e-3..1e-1."""
+        """Draw Mamba-2's start: A in 1..16, steps in 1e-3..1e-1, little moved by the input."""
+        self.dt_proj.reset_parameters()  # As mamba-ssm: Xavier would be 2.4 times as wide.
         _draw_dt_bias(self.dt_bias)
         self.log_a.copy_(torch.empty_like(self.log_a).uniform_(1, 16).log())
         if self.skip is not None:
@@ -287,6 +288,18 @@ class MambaBlock(Block):
         """Return the dispatched operations of this block."""
         conv = [("conv", "auto")] if self.options.conv != "none" else []
         return [(self.op, self.options.kernel), *conv]
+
+    def prepare(self, layout: Layout) -> None:
+        """Make what the branches look up, the places and gaps along both ways among it."""
+        super().prepare(layout)
+        both = self.options.scan == "bidirectional"
+        ways = paths(self.options.scan, self.index)
+        for scan in (*ways, *(way + REVERSED for way in ways if both)):
+            layout.reorder(scan)
+            if self.options.conv == "true":
+                layout.positions(scan)
+            if self.options.gap != "off":
+                layout.gaps(scan)
 
     def first(self, x: Tensor, layout: Layout) -> Tensor:
         """Mix tokens along the first path."""

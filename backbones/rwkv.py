@@ -157,6 +157,14 @@ class RWKVBlock(Block):
         """Return the dispatched operations of this block."""
         return [("biwkv", self.spatial.kernel), ("shift", "auto")]
 
+    def prepare(self, layout: Layout) -> None:
+        """Make what the branches look up, the neighbours and places of tokens among it."""
+        super().prepare(layout)
+        layout.neighbours(self.spatial.shift.missing)
+        layout.reorder("raster")
+        if self.spatial.wkv == "true":
+            layout.positions("raster")
+
     def first(self, x: Tensor, layout: Layout) -> Tensor:
         """Mix tokens."""
         return self.spatial(x, layout)

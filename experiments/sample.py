@@ -238,4 +238,4 @@ class Display:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    sys.exit(run_command(main, computes=True))

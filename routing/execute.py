@@ -58,7 +58,7 @@ class Run:
     Args:
         stack: Whose blocks.
         x: Tokens `(B, T, D)`.
-        cond: Conditioning.
+        cond: Conditioning; of a tuple each block gets its own entry.
         layout: Which tokens `x` holds.
         routing: What to do about routes, or None.
         state: Per-token tensors that blocks carry.
@@ -114,14 +114,21 @@ class Run:
             return
         fp32, self.fp32_next = self.fp32_next, False
         device = self.x.device.type
+        # Picked here, and tables made here: a block that did it would be compiled once for every
+        # index, and once more for the tables that are there already.
+        cond = self.cond[i] if type(self.cond) is tuple else self.cond
         if fp32 and torch.is_autocast_enabled(device):
             scope: Any = torch.autocast(device_type=device, enabled=False)
-            x, cond, state = _float(self.x), _float(self.cond), _float(self.state)
+            x, cond, state = _float(self.x), _float(cond), _float(self.state)
         else:
-            scope, x, cond, state = nullcontext(), self.x, self.cond, self.state
+            scope, x, state = nullcontext(), self.x, self.state
+        block = self.stack.blocks[i]
+        prepare: Any = getattr(block, "prepare", None)
+        if prepare is not None:
+            prepare(self.layout)
         recompute = self.stack.checkpoint and self.span is not None and torch.is_grad_enabled()
         with scope:
-            args = (self.stack.blocks[i], x, cond, self.layout, state)
+            args = (block, x, cond, self.layout, state)
             if recompute:
                 self.x, self.state = checkpoint(call, *args, use_reentrant=False)
             else:

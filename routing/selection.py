@@ -6,7 +6,8 @@
                                                     quad           one of every 2x2 (SPRINT)
 
 Whole rows, columns and blocks are drawn at random; the last one is kept in part so that the count
-is exact. Every token stays equally often.
+is exact. Where squares do not fill the grid, the cut ones lie anywhere: the tiling is shifted at
+random, round the edges. Every token stays equally often.
 """
 
 from __future__ import annotations
@@ -163,10 +164,18 @@ def _whole(mode: str, grid: tuple[int, int], keep: int, uniform: Tensor, block: 
     group, place, size = _groups(grid, shape, uniform.device)
     count, largest = size.shape[0], shape[0] * shape[1]
     rank = uniform[:, :count].argsort(dim=1, stable=True).argsort(1)
-    # The part that is kept starts anywhere in its group (cyclically), so that no column is
-    # favoured. With one token to a group there is no part, and no number is left for it.
-    start = (uniform[:, -1:] * size).long()
-    key = rank[:, group] * largest + (place + start[:, group]) % size[group]
+    # The last number says how far the tiling is shifted along each side that it does not divide,
+    # and what is left of it where the part that is kept starts in its group (cyclically), so that
+    # no column is favoured. With one token to a group nothing is left to draw, and no number.
+    ways = [side if side % part else 1 for side, part in zip(grid, shape, strict=True)]
+    drawn = uniform[:, -1:] * (ways[0] * ways[1])
+    shift = drawn.long()
+    token = torch.arange(grid[0] * grid[1], device=uniform.device)
+    row = (token // grid[1] + shift // ways[1]) % grid[0]
+    at = row * grid[1] + (token + shift % ways[1]) % grid[1]
+    group, place = group[at], place[at]
+    start = ((drawn - shift) * size).long().gather(1, group)
+    key = rank.gather(1, group) * largest + (place + start) % size[group]
     return key.argsort(1)[:, :keep]
 
 

@@ -7,7 +7,8 @@ routing exists, and nothing here knows an architecture.
 
 A block is called `block(x, cond, layout) -> x`. One with a class attribute
 `carries = ("v_first",)` is called `block(x, cond, layout, state)` and may write those keys; every
-tensor in `state` travels with the tokens.
+tensor in `state` travels with the tokens. One with a method `prepare(layout)` is told the layout
+first, outside of what `block.compile()` compiles.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class Stack(nn.Module):
 
         Args:
             x: Tokens `(B, T, D)`, prefix first.
-            cond: Conditioning, handed to every block.
+            cond: Conditioning: a tuple has an entry for each block, anything else is for all.
             layout: Which tokens `x` holds.
             routing: What to do about routes; None is a dense pass.
             state: Per-token tensors to start from, each `(B, T, ...)`.

@@ -8,7 +8,6 @@ route gathers and scatters them like the residual stream (`carries`). Each block
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -152,7 +151,7 @@ class RWKV7Block(Block):
     def forward(
         self,
         x: Tensor,
-        cond: Sequence[Tensor],
+        cond: Tensor,
         layout: Layout,
         state: dict[str, Tensor] | None = None,
     ) -> Tensor:

@@ -44,7 +44,7 @@ class BlockRun:
         self.block = model.stack.blocks[1]
         self.layout = Layout((side, side), device=device)
         self.x = torch.randn(batch, tokens, shape.width, device=device, requires_grad=True)
-        self.cond = tuple(torch.randn(batch, 6, 1, shape.width, device=device) for _ in range(2))
+        self.cond = torch.randn(batch, 6, 1, shape.width, device=device)
 
     def forward(self) -> torch.Tensor:
         """Run the block forward."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from experiments.data.data_options import DataError
 from experiments.data.tars import Member, group, list_tar, read_label
+from routing.plain import json_of
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 # Names of columns on the Hugging Face hub, the likeliest first.
@@ -42,6 +43,10 @@ class RawPicture:
     content: bytes | None
     label: int | None
     captions: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.label is not None and not 0 <= self.label < 2**31:
+            raise DataError(f"{self.name} has class {self.label}; expected 0 or more")
 
 
 class PictureSource(abc.ABC):
@@ -92,7 +97,12 @@ def open_source(
     """
     if not path.exists():
         raise DataError(f"{path} does not exist; expected a folder of pictures, tars or tables")
-    found = [path] if path.is_file() else sorted(p for p in path.rglob(files) if p.is_file())
+    try:
+        found = [path] if path.is_file() else sorted(p for p in path.rglob(files) if p.is_file())
+    except (NotImplementedError, ValueError):
+        raise DataError(
+            f"--files {files}: expected a pattern of names below {path}, such as 'train-*.tar'"
+        ) from None
     for suffixes, kind in (((".tar",), "tar"), ((".parquet", ".arrow"), "table")):
         chosen = [p for p in found if p.suffix in suffixes]
         if chosen:
@@ -182,10 +192,10 @@ def _read_captions(path: Path) -> dict[str, tuple[str, ...]]:
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".jsonl":
             for line in filter(None, text.splitlines()):
-                row = json.loads(line)
+                row = json_of(line)
                 captions[row["file_name"]] = list(_captions_of(row))
         else:
-            content = json.loads(text)
+            content = json_of(text)
             names = {image["id"]: image["file_name"] for image in content["images"]}
             for note in sorted(content["annotations"], key=lambda note: note["id"]):
                 captions.setdefault(names[note["image_id"]], []).append(note["caption"].strip())
@@ -248,7 +258,7 @@ def _tar_captions(parts: dict[str, bytes]) -> tuple[str, ...]:
     if "txt" in parts:
         return (parts["txt"].decode("utf-8", "replace").strip(),)
     try:
-        return _captions_of(json.loads(parts.get("json", b"{}")))
+        return _captions_of(json_of(parts.get("json", b"{}")))
     except (ValueError, AttributeError, TypeError):
         return ()
 
@@ -320,7 +330,7 @@ def _column(schema: Any, role: str, given: str | None, where: str) -> str | None
 
 def _class_names(schema: Any, column: str | None) -> tuple[str, ...]:
     try:
-        features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
+        features = json_of(schema.metadata[b"huggingface"])["info"]["features"]
         return tuple(map(str, features[str(column)]["names"]))
     except (KeyError, TypeError, ValueError):
         return ()

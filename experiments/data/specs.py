@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
-from experiments.data.data_options import DataOptions, require
+from experiments.data.data_options import DataError, DataOptions, require
 from routing.errors import suggest
 
 
@@ -43,10 +43,15 @@ def parse(options: DataOptions | Mapping[str, Any]) -> DataOptions:
         return options
     values = dict(options)
     made = options_class(str(values.get("name", "")))
-    known = {field.name for field in dataclasses.fields(made)}
-    for key in values:
+    known = {field.name: str(field.type) for field in dataclasses.fields(made)}
+    for key, value in values.items():
         require(key in known, f"unknown key data.{key} of data={made.name}{suggest(key, known)}")
-    return made(**values)
+        text = known[key] not in ("str", "str | None") or isinstance(value, str | PurePath | None)
+        require(text, f"data.{key}={value!r}: expected text")
+    try:
+        return made(**values)
+    except (TypeError, OverflowError, AttributeError) as error:
+        raise DataError(f"data={made.name}: a value of the wrong type ({error})") from None
 
 
 def describe(options: DataOptions | Mapping[str, Any]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from experiments.data.picture_sources import PictureSource, RawPicture
 from experiments.data.store_manifest import FORMAT, MANIFEST, Manifest
 from experiments.data.text_encoder import TextEncoder
 from experiments.runtime.files import atomic_write
+from routing.plain import Malformed, json_of
 from routing.rng import Draws
 
 PLAN = "plan.json"
@@ -116,7 +117,7 @@ class StoreWriter:
         path = self.out / PLAN
         try:
             self.out.mkdir(parents=True, exist_ok=True)
-            old = json.loads(path.read_text()) if path.exists() else None
+            old = json_of(path.read_bytes()) if path.exists() else None
             if old is None:
                 if any(p.name[0] != "." for p in self.out.iterdir()):
                     raise DataError(f"{self.out} is not empty; give a new folder")
@@ -124,8 +125,9 @@ class StoreWriter:
                 return
         except OSError as error:
             raise self._full(error, path) from None
-        except json.JSONDecodeError:
+        except Malformed:
             raise DataError(f"{path} is damaged; give a new folder") from None
+        old = old if isinstance(old, dict) else {}
         for key, value in plan.items():
             if old.get(key) != value:
                 what = {"source": "another list of pictures", "count": "another number of pictures"}
@@ -144,7 +146,7 @@ class StoreWriter:
     def _finished(self, k: int) -> dict[str, Any] | None:
         shard, note = self._paths(k)
         try:
-            about = json.loads(note.read_text())
+            about = json_of(note.read_bytes())
             size = shard.stat().st_size if about["count"] else 0
             return about if size == about["bytes"] else None
         except (OSError, ValueError, KeyError, TypeError):

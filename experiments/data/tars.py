@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from experiments.data.data_options import DataError
+from routing.plain import whole
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def read_label(content: bytes, where: str) -> int:
         DataError: Anything else; `where` names the sample.
     """
     try:
-        return int(content.decode("ascii").strip())
+        return whole(content.decode("ascii"))
     except ValueError:
         raise DataError(
             f"{where}: cls holds {content[:16]!r}; expected a number in digits"

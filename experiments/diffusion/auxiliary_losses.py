@@ -42,9 +42,9 @@ def patch_error(prediction: Tensor, target: Tensor, patch: int, normalise: bool 
     """Return each patch's mean squared error, `(B, N)`: the term of a masked autoencoder.
 
     Args:
-        prediction: `(B, C, H p, W p)`; with `normalise`, of normalised patches.
-        target: `(B, C, H p, W p)`. MaskDiT reconstructs the noisy image, TREAD's first version the
-            clean one.
+        prediction: `(B, C, H p, W p)`; in MaskDiT the denoised image D, preconditioned.
+        target: `(B, C, H p, W p)`; in MaskDiT the noisy image, TREAD's first version reconstructs
+            the clean one.
         patch: Side p.
         normalise: Bring each target patch to mean 0 and variance 1 first, as MAE and MaskDiT do.
     """

@@ -134,11 +134,13 @@ class Objective:
 def call(net: Net, x: Tensor, time: Tensor, **cond: Any) -> Tensor:
     """Run the network in its own precision and return its output in that of `x`.
 
-    Samplers keep their state in float64; networks say otherwise by a `dtype` attribute.
+    Samplers keep their state in float64; networks say otherwise by a `dtype` attribute. Times stay
+    in float32 at least: bfloat16 has 8 bits, too few for a step of 1000.
     """
     dtype = getattr(net, "dtype", None)
     dtype = dtype if isinstance(dtype, torch.dtype) else torch.float32
-    out = net(x.to(dtype), time.to(device=x.device, dtype=dtype), **cond)
+    time = time.to(device=x.device, dtype=torch.promote_types(dtype, torch.float32))
+    out = net(x.to(dtype), time, **cond)
     return out if out.dtype == x.dtype else out.to(torch.promote_types(x.dtype, torch.float32))
 
 

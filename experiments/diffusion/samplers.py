@@ -181,15 +181,18 @@ class SDE(Sampler):
     """Euler-Maruyama on `dz = [(z - D)/u] du + lambda score du_reverse + sqrt(2 lambda) dW`.
 
     Any lambda(u) >= 0 keeps the marginals (SiT, Equation 5); `lambda = strength * form(u)`.
-    The score in z is `(a D - z) / u^2`, with `a = alpha / s`.
+    The score in z is `(a D - z) / u^2`, with `a = alpha / s`. The last step has no noise: it is one
+    of the ODE (`last=euler`), or of this drift with its score (`mean`, SiT's default). That score
+    is as large as 1 / u, so that the other objectives, whose last u is tiny, take `euler`.
     """
 
     options: SDEOptions
 
     def __init__(self, options: SDEOptions, objective: Objective) -> None:
         super().__init__(options, objective)
+        self.last = options.last if objective.name == "flow" else "euler"
         if options.last_step and objective.name == "flow" and self.steps > 1:
-            # SiT: even steps down to a last, larger one that takes the mean (its last_step_size).
+            # SiT: even steps down to a last, larger one (its last_step_size).
             body = objective.schedule(self.steps - 1, options.shift)
             span = 1 - options.last_step
             self.times = [options.last_step + span * t for t in body] + [0.0]
@@ -197,9 +200,9 @@ class SDE(Sampler):
     def step(
         self, denoise: Denoise, x: Tensor, i: int, time: float, after: float, noise: Noise
     ) -> Tensor:
-        """Take one stochastic step; the last returns the denoised mean."""
-        x0 = denoise(x, time, i, i).x0
-        if i == self.steps - 1:
+        """Take one stochastic step; the last is without noise."""
+        x0, last = denoise(x, time, i, i).x0, i == self.steps - 1
+        if last and self.last == "euler":
             return self._move(x, self._slope(x, x0, time), time, after)
         u = self._value(self.objective.coordinate, time)
         length = u - self._value(self.objective.coordinate, after)
@@ -209,7 +212,8 @@ class SDE(Sampler):
         rate = self.options.strength * form
         score = (share * x0 - x / scale) / u**2
         z = x / scale - length * self._slope(x, x0, time) + length * rate * score
-        z = z + math.sqrt(2 * rate * length) * noise(i, x)
+        if not last:
+            z = z + math.sqrt(2 * rate * length) * noise(i, x)
         return z * self._value(self.objective.scale, after)
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import yaml
 
 from experiments.metrics import instruments, reference, scored_samples, scoring, splits
 from experiments.metrics.classifier import checksum
@@ -28,6 +27,7 @@ from experiments.metrics.outside_images import Images
 from experiments.runtime import console as log
 from experiments.runtime.files import atomic_write
 from routing.errors import suggest
+from routing.plain import yaml_of
 
 if TYPE_CHECKING:
     from experiments.sampling.recipe import Setup
@@ -74,7 +74,7 @@ def parse_choice(text: str) -> tuple[str | None, dict[str, Any]]:
         key, equals, value = part.partition("=")
         if not equals:
             raise MetricError(f"{text}: expected NAME,KEY=VALUE,..., got {part!r} after the comma")
-        changes[key] = yaml.safe_load(value)
+        changes[key] = yaml_of(value, part)
     return name or None, changes
 
 

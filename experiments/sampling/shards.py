@@ -28,6 +28,7 @@ from experiments.diffusion.objective import Objective
 from experiments.diffusion.samplers import Sampler
 from experiments.runtime.files import atomic_path, atomic_write
 from experiments.sampling.generation import Progress, generate, labels_from_seeds
+from routing.plain import json_of
 
 FORMAT = "tread-suite-samples/1"
 Text = Callable[[Tensor], Tensor]
@@ -179,7 +180,7 @@ def _claim(folder: Path, about: Mapping[str, Any], finished: bool) -> None:
     if not begun:
         atomic_write(path, json.dumps(about, indent=1) + "\n")
         return
-    found = json.loads(path.read_text()) if path.exists() else {}
+    found = json_of(path.read_text(), str(path)) if path.exists() else {}
     other = differences(found, about)
     if other:
         raise DiffusionError(
@@ -233,11 +234,11 @@ def read_shards(
     """
     folder = Path(folder)
     try:
-        about = json.loads((folder / "manifest.json").read_text())
+        about = json_of((folder / "manifest.json").read_bytes())
         count, size = about["count"], about["shard"]
         if not all(type(value) is int and value > 0 for value in (count, size)):
             raise ValueError("counts")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise DiffusionError(
             f"{folder} is no folder of samples: it has no manifest.json that says how many"
         ) from error

@@ -36,11 +36,10 @@ class Capture:
     def __init__(self, net: Any) -> None:
         self.net = net
         self.output: Output
-        self.input: Tensor
 
     def __call__(self, x: Tensor, t: Tensor, **cond: Any) -> Tensor:
         """Return the prediction."""
-        self.input, self.output = x, self.net(x, t, **cond, return_output=True)
+        self.output = self.net(x, t, **cond, return_output=True)
         return self.output.sample
 
 
@@ -71,8 +70,13 @@ def training_loss(
     capture = Capture(net)
     cond = conditions(model, batch, draws, train.label_drop)
     terms = objective.loss(capture, batch.x, noise, time, **cond, routing=routing).float()
-    loss = reduce(terms, capture, model, train)
     output = capture.output
+
+    def pair() -> tuple[Tensor, Tensor]:
+        noisy = objective.corrupt(batch.x, noise, time)
+        return objective.denoise(lambda *_, **__: output.sample, noisy, time), noisy
+
+    loss = reduce(terms, output, model, train, pair)
     if encode is not None and output.aligned is not None and output.aligned_layout is not None:
         found = output.aligned_layout
         loss = loss + train.align_weight * alignment_loss(
@@ -92,18 +96,28 @@ def conditions(model: Backbone, batch: Batch, draws: Draws, share: float) -> dic
     return cond
 
 
-def reduce(terms: Tensor, capture: Capture, model: Backbone, train: TrainConfig) -> Tensor:
-    """Return the scalar of a loss map (B, C, H, W), given what became of the tokens."""
-    output, grid, patch = capture.output, model.grid, model.size.patch
+def reduce(
+    terms: Tensor,
+    output: Output,
+    model: Backbone,
+    train: TrainConfig,
+    pair: Callable[[], tuple[Tensor, Tensor]],
+) -> Tensor:
+    """Return the scalar of a loss map (B, C, H, W), given what became of the tokens.
+
+    `pair` returns the denoised and the noisy images (B, C, H, W): what MaskDiT reconstructs with
+    and from, the network's output after its preconditioning and its input before it.
+    """
+    grid, patch = model.grid, model.size.patch
     if output.kept is not None:
         # Tokens were dropped for good: they are not denoised, and with a decoder reconstructed
         # instead (MaskDiT).
         kept = output.kept.expand(len(terms), -1)
         if model.decoder is None:
             return masked_mean(terms, pixel_mask(kept, grid, patch))
-        guess, seen = output.sample[:, : capture.input.shape[1]].float(), capture.input.float()
+        denoised, noisy = (x.float() for x in pair())
         # A patch of one value has no variance to normalise by.
-        error = patch_error(guess, seen, patch, normalise=patch * patch * seen.shape[1] > 1)
+        error = patch_error(denoised, noisy, patch, normalise=patch * patch * noisy.shape[1] > 1)
         return maskdit_loss(terms, error, ~kept, grid, train.mae_weight)
     if train.loss == "ensemble" and output.inner:
         dropped = [~layout.mask() for layout in output.inner]

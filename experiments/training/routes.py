@@ -153,6 +153,11 @@ def check_routing(config: Config) -> None:
     patch = parse_size(config.size).patch
     name = f"{config.backbone['name']}-{config.size}"
     config.routing.check(config.depth, (height // patch, width // patch), name)
+    if config.backbone.get("decoder") and config.objective["name"] == "ddpm":
+        raise RouteError(
+            "backbone.decoder with objective=ddpm: MaskDiT's reconstruction is of the denoised "
+            "image, where the noisiest steps enlarge an error 157 times; type objective=edm"
+        )
     _check_align(config)
 
 

@@ -68,10 +68,7 @@ class State:
             accelerator.prepare_model(self.model) if accelerator.num_processes > 1 else self.model
         )
         if config.train.compile == "blocks":
-            # All blocks share one code cache: one entry each for the dense and the routed length.
-            torch._dynamo.config.recompile_limit = max(8, 4 * self.model.depth)
-            for block in self.model.stack.blocks:
-                block.compile()
+            build.compile_blocks(self.model)
 
     def save(self) -> None:
         """Write a checkpoint (first process) and wait for it."""

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import backbones
 from backbones.sizes import SIZES, BackboneError, parse_size
@@ -260,3 +261,17 @@ def test_yaml_has_every_option_with_its_default(name):
     common |= {"decoder": None, "align": None}
     assert given == {**common, **asdict(block_class(name).Options())}
     assert all("#" in line for line in text.splitlines()[2:])
+
+
+@pytest.mark.parametrize("name", ["mamba", "hydra"])
+def test_initial_steps_are_little_moved_by_the_input(name):
+    torch.manual_seed(0)
+    model = backbones.create(name, "T/1", input_size=4)
+    mixers = [mixer for block in model.stack.blocks for mixer in (block.one, block.two)]
+    steps = [
+        F.softplus(way.dt_proj(torch.randn(500, model.width)) + way.dt_bias).flatten()
+        for mixer in mixers
+        for way in mixer.directions
+    ]
+    inside = [float(((s > 1e-3) & (s < 1e-1)).float().mean()) for s in steps]
+    assert sum(inside) / len(inside) > 0.83  # 0.89 for mamba-ssm's weights, 0.76 for Xavier's

@@ -10,6 +10,7 @@ from oracles import GAUSSIAN, MIXTURE, Mixture, Oracle
 
 from experiments.diffusion import create_guidance, create_objective, create_sampler
 from experiments.diffusion.diffusion_options import DiffusionError
+from experiments.diffusion.objective import Prediction
 from experiments.sampling import generate
 
 OBJECTIVES = ("edm", "flow", "ddpm")
@@ -155,6 +156,20 @@ def test_churn_zero_is_heun_and_sde_without_noise_is_euler():
     assert torch.allclose(sde, draw("flow", "euler", MIXTURE, n=20), atol=1e-9)
 
 
+@pytest.mark.parametrize(("last", "weight"), [("mean", 1.5), ("euler", 0)])
+def test_the_last_sde_step_is_one_of_sit(last, weight):
+    # SiT counts s = 1 - t from noise to data: x + (v + w score) last_step_size, w = norm sigma.
+    flow = create_objective("flow")
+    options = {"name": "sde", "steps": 1, "strength": 1.5, "last": last}
+    walk = create_sampler({**options, "last_step": 0}, flow)
+    t, x = 0.04, torch.randn(3, 2, 1, 1, dtype=torch.float64)
+    x0 = torch.tanh(x)
+    found = walk.step(lambda *_: Prediction(x0), x, 0, t, 0.0, None)
+    velocity = (x0 - x) / t  # of s: from noise to data
+    score = ((1 - t) * velocity - x) / t
+    assert torch.allclose(found, x + (velocity + weight * t * score) * t)
+
+
 def test_shift_spends_steps_on_noise():
     flow = create_objective("flow")
     plain, moved = (create_sampler({"name": "euler", "shift": s}, flow).times for s in (1, 3))
@@ -176,6 +191,7 @@ def test_shift_spends_steps_on_noise():
         ("edm", {"name": "ddim", "eta": 2}, "0 to 1"),
         ("flow", {"name": "sde", "diffusion": "sigm"}, "did you mean sigma?"),
         ("flow", {"name": "sde", "last_step": 1}, "below 1"),
+        ("flow", {"name": "sde", "last": "Mean"}, "euler, mean"),
         ("edm", {"name": "churn", "churn_min": 60}, "churn_min <= churn_max"),
     ],
 )

@@ -68,6 +68,31 @@ def test_an_image_belongs_to_its_seed(family, guidance):
     assert not torch.allclose(whole[0], whole[1])
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-4), (torch.bfloat16, 0.1)])
+def test_a_model_of_another_type_is_sampled(family, dtype, close):
+    text = {"num_classes": 0, "text": (3, 6)}
+    for options, given in [({}, {}), (text, {"text": torch.randn(4, 3, 6), "labels": None})]:
+        seeds, rest = torch.arange(4), parts("euler", "routed" if not options else "cfg")
+        usual = generate(tiny(family, **options), *rest, seeds, **given)
+        model = tiny(family, **options).to(dtype)
+        found = generate(model, *rest, seeds, **given)
+        assert found.dtype == torch.float32
+        assert 0 < (found - usual).abs().max() <= close * usual.abs().max()
+
+
+def test_a_bfloat16_model_is_told_the_very_step():
+    told = []
+
+    def net(x, t):
+        told.append((x.dtype, t.tolist()))
+        return x
+
+    net.dtype = torch.bfloat16
+    create_objective("ddpm").denoise(net, torch.zeros(1, 1, 2, 2), torch.tensor([997.0]))
+    assert told == [(torch.bfloat16, [997.0])]
+
+
 def test_the_last_batch_is_filled_up():
     sizes = []
     model = tiny()

@@ -37,7 +37,7 @@ VARIANTS = {
     "rate schedule": ["route=1-2", "routing.schedule=linear:1:0"],
     "unconditional": ["task=none", "guidance=none"],
     "flow": ["objective=flow", "sampler=euler", "route=1-2"],
-    "ddpm": ["objective=ddpm", "sampler=ddim", "route=1-2", "objective.learn_sigma=true"],
+    "ddpm": ["experiment=dit_ddpm", "sampler=ddim", "sampler.steps=2", "route=1-2"],
 }
 
 
@@ -109,6 +109,43 @@ def test_dropping_counts_only_tokens_that_stayed(tmp_path):
     )
 
 
+def test_maskdit_reconstructs_with_the_preconditioned_output(tmp_path):
+    # Zheng et al. 2024: weight (D - y)^2 over what is seen, and 0.1 times the error of D to the
+    # noisy image y + n over what is not, each patch of y + n at mean 0 and variance 1.
+    words = [*VARIANTS["maskdit"], "size=T/2", "train.label_drop=1"]
+    run = perturbed(make_run(small(tmp_path, *words)))
+    draws = run.draws(torch.arange(8))
+    y = run.dataset.batch(run.samples(0, torch.arange(8)), draws).x
+    sigma = (draws.normal("sigma", 1)[:, 0] * 1.2 - 1.2).exp()
+    s = sigma.reshape(-1, 1, 1, 1)
+    noisy = y + s * draws.normal("noise", (1, 8, 8))
+    total = (s**2 + 0.25).sqrt()
+    out = run.model(
+        noisy / total,
+        sigma.log() / 4,
+        torch.full((8,), 10),
+        routing=run.routes.training(draws, 0.0),
+        return_output=True,
+    )
+    denoised = 0.25 / total**2 * noisy + s * 0.5 / total * out.sample
+    seen, hidden = [], []
+    for image in range(8):
+        for token in range(16):
+            row, column = token // 4 * 2, token % 4 * 2
+            clean, input_, guess = (
+                x[image, 0, row : row + 2, column : column + 2] for x in (y, noisy, denoised)
+            )
+            if out.kept.expand(8, -1)[image, token]:
+                weight = (sigma[image] ** 2 + 0.25) / (sigma[image] * 0.5) ** 2
+                seen.append(weight * ((guess - clean) ** 2).mean())
+            else:
+                target = (input_ - input_.mean()) / (input_.var() + 1e-6).sqrt()
+                hidden.append(((guess - target) ** 2).mean())
+    assert len(seen) == len(hidden) == 64
+    expected = torch.stack(seen).mean() + 0.1 * torch.stack(hidden).mean()
+    assert float(one_loss(run).detach()) == pytest.approx(float(expected.detach()), rel=1e-4)
+
+
 def test_ensemble_weighs_tokens_that_skipped(tmp_path):
     losses = {}
     for weight in (0.0, 1.0):
@@ -125,6 +162,14 @@ def test_ensemble_weighs_tokens_that_skipped(tmp_path):
         "half stays, half skips: both means add up"
     )
     assert losses[0.0] < losses[1.0]
+
+
+def test_dit_as_published_trains_its_variance(tmp_path):
+    run = perturbed(make_run(small(tmp_path, "experiment=dit_ddpm", "sampler.steps=2")))
+    one_loss(run).backward()
+    # The head's rows: patches of p p (mean, variance), channels fastest.
+    mean, variance = run.model.head.project.weight.grad.unflatten(0, (-1, 2)).unbind(1)
+    assert mean.abs().sum() > 0 and variance.abs().sum() > 0
 
 
 def test_repa_pulls_on_the_aligned_block(tmp_path):
