@@ -12,6 +12,7 @@ import os
 import sys
 from typing import Any
 
+from experiments.config.compose import register_evaluation
 from experiments.config.schema import CONF
 from experiments.runtime.command import Interrupted, print_error
 from routing.errors import UserError
@@ -142,6 +143,7 @@ def multirun(argv: list[str]) -> int:
     _failed.clear()
     held, sys.argv, _sweeping = sys.argv, [sys.argv[0], *argv], os.getpid()
     try:
+        register_evaluation()
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)()
     except _Stop as stop:
         raise stop.asked from None

@@ -1,8 +1,8 @@
 import pytest
 from data_tools import latents, write_lightning, write_store, write_tars
 
-from experiments.config import load
-from experiments.data import create
+from experiments.config import load, options_of
+from experiments.data import create, specs
 from experiments.data.data_options import DataError, ShapeError
 from experiments.data.specs import describe, fingerprint
 
@@ -23,6 +23,15 @@ def test_embedded_data_are_as_described(name, task):
 
 
 @pytest.mark.parametrize("layout", ["store", "tars", "moments", "lightning"])
+def test_a_data_set_names_what_scores_it(monkeypatch):
+    for name in specs.names():
+        assert specs.evaluation(name) in options_of("eval")
+        assert load([f"data={name}"]).eval == load([f"data={name}", f"eval={name}"]).eval
+    monkeypatch.setattr(specs.options_class("digits"), "evaluation", "none")
+    assert load([]).eval["name"] == "none"
+    assert load(["eval=digits"]).eval["name"] == "digits"
+
+
 def test_latents_are_described_by_their_headers(tmp_path, layout):
     path = tmp_path / layout
     {
