@@ -22,7 +22,6 @@ def test_embedded_data_are_as_described(name, task):
     assert fingerprint({"name": name}) == "embedded"
 
 
-@pytest.mark.parametrize("layout", ["store", "tars", "moments", "lightning"])
 def test_a_data_set_names_what_scores_it(monkeypatch):
     for name in specs.names():
         assert specs.evaluation(name) in options_of("eval")
@@ -32,6 +31,7 @@ def test_a_data_set_names_what_scores_it(monkeypatch):
     assert load(["eval=digits"]).eval["name"] == "digits"
 
 
+@pytest.mark.parametrize("layout", ["store", "tars", "moments", "lightning"])
 def test_latents_are_described_by_their_headers(tmp_path, layout):
     path = tmp_path / layout
     {
