@@ -77,10 +77,7 @@ class Decoding:
 class LatentSpace(Dataset):
     """Latents that are not here: they can be shown and asked for, not read.
 
-    Args:
-        options: Options of `data=latents`; those of a store are not looked at.
-        task: `class`, `text` or `none`.
-        device: Where pictures are decoded.
+    Of the options, those of a store are not looked at.
     """
 
     decoding: Decoding

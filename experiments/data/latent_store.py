@@ -13,7 +13,7 @@ from __future__ import annotations
 import abc
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,9 +111,6 @@ class TensorFile:
     def __contains__(self, name: object) -> bool:
         return name in self._shapes
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._shapes)
-
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape without mapping it."""
         return self._shapes[name]
@@ -140,12 +137,7 @@ class TensorFile:
 
 
 class Shards:
-    """Rows spread over files: finds row i of the whole in its file.
-
-    Args:
-        files: One file for each shard.
-        counts: Rows in each.
-    """
+    """Rows spread over files, `counts` in each: finds row i of the whole in its file."""
 
     def __init__(self, files: Sequence[TensorFile], counts: Sequence[int]) -> None:
         self.files = list(files)

@@ -31,11 +31,6 @@ _MOST_CLASSES = 1 << 20
 class Latents(LatentSpace):
     """A latent store, and a second one or a part of it as held-out split.
 
-    Args:
-        options: Where it is and how it is read.
-        task: `class`, `text` or `none`.
-        device: Where batches are made.
-
     Raises:
         DataError: No store, a damaged one, or one without what the task needs.
     """
@@ -70,8 +65,9 @@ class Latents(LatentSpace):
         for one in self._stores.values():
             self._require(one)
         self._affine(store)
-        other = self._stores["test"].fingerprint if options.test else ""
-        self.fingerprint = store.fingerprint + (f"-{other}" if other else "")
+        self.fingerprint = store.fingerprint
+        if options.test:
+            self.fingerprint += f"-{self._stores['test'].fingerprint}"
 
     def _hold_out(self, store: Store, count: int) -> None:
         if count >= store.count:

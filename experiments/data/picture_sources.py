@@ -103,14 +103,12 @@ def open_source(
         raise DataError(
             f"--files {files}: expected a pattern of names below {path}, such as 'train-*.tar'"
         ) from None
-    for suffixes, kind in (((".tar",), "tar"), ((".parquet", ".arrow"), "table")):
-        chosen = [p for p in found if p.suffix in suffixes]
-        if chosen:
-            if captions is not None:
-                raise DataError(
-                    "--captions is for folders; tars and tables bring their own captions"
-                )
-            return TableSource(chosen, columns or {}) if kind == "table" else TarSource(chosen)
+    tars = [p for p in found if p.suffix == ".tar"]
+    tables = [p for p in found if p.suffix in (".parquet", ".arrow")]
+    if captions is not None and (tars or tables):
+        raise DataError("--captions is for folders; tars and tables bring their own captions")
+    if tars or tables:
+        return TarSource(tars) if tars else TableSource(tables, columns or {})
     pictures = [p for p in found if p.suffix.lower() in SUFFIXES and path.is_dir()]
     if not pictures:
         listed = ", ".join(p.name for p in found[:5]) or "nothing"
@@ -135,11 +133,6 @@ def _captions_of(row: dict[str, Any]) -> tuple[str, ...]:
 
 class FolderSource(PictureSource):
     """Pictures in one folder per class, or all in one folder without classes.
-
-    Args:
-        root: The folder.
-        pictures: Its files, sorted.
-        captions: A file of captions, or None.
 
     Raises:
         DataError: Pictures beside class folders, or a picture without its caption.
@@ -212,9 +205,6 @@ def _read_captions(path: Path) -> dict[str, tuple[str, ...]]:
 class TarSource(PictureSource):
     """WebDataset tars: a picture, and where there is one a `cls` and a `txt` or a `json` caption.
 
-    Args:
-        tars: The archives, sorted.
-
     Raises:
         DataError: A damaged archive, no pictures, or labels for some samples alone.
     """
@@ -265,10 +255,6 @@ def _tar_captions(parts: dict[str, bytes]) -> tuple[str, ...]:
 
 class TableSource(PictureSource):
     """Tables of parquet or arrow, as the Hugging Face hub holds data sets.
-
-    Args:
-        files: The tables, sorted.
-        columns: Names of the `image`, `label` and `caption` columns where they cannot be guessed.
 
     Raises:
         DataError: pyarrow is missing, a damaged table, or no column of pictures.
@@ -355,10 +341,10 @@ def _open_table(path: Path) -> tuple[Any, list[int]]:
 def _read_block(path: Path, block: int, columns: list[str]) -> Any:
     import pyarrow.parquet as pq
 
-    if path.suffix == ".parquet":
-        with pq.ParquetFile(path) as file:
-            return file.read_row_group(block, columns=columns)
-    return _map_arrow(path).select(columns)
+    if path.suffix != ".parquet":
+        return _map_arrow(path).select(columns)
+    with pq.ParquetFile(path) as file:
+        return file.read_row_group(block, columns=columns)
 
 
 def _map_arrow(path: Path) -> Any:

@@ -42,16 +42,17 @@ def parse(options: DataOptions | Mapping[str, Any]) -> DataOptions:
     if isinstance(options, DataOptions):
         return options
     values = dict(options)
-    made = options_class(str(values.get("name", "")))
+    name = str(values.get("name", ""))
+    made = options_class(name)
     known = {field.name: str(field.type) for field in dataclasses.fields(made)}
     for key, value in values.items():
-        require(key in known, f"unknown key data.{key} of data={made.name}{suggest(key, known)}")
+        require(key in known, f"unknown key data.{key} of data={name}{suggest(key, known)}")
         text = known[key] not in ("str", "str | None") or isinstance(value, str | PurePath | None)
         require(text, f"data.{key}={value!r}: expected text")
     try:
         return made(**values)
     except (TypeError, OverflowError, AttributeError) as error:
-        raise DataError(f"data={made.name}: a value of the wrong type ({error})") from None
+        raise DataError(f"data={name}: a value of the wrong type ({error})") from None
 
 
 def describe(options: DataOptions | Mapping[str, Any]) -> dict[str, Any]:
