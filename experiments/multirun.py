@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from experiments.config import help_text
-from experiments.config.compose import load
+from experiments.config.compose import load, register_evaluation
 from experiments.config.schema import CONF
 from experiments.runtime.command import Interrupted, print_error
 from routing.errors import UserError
@@ -139,6 +139,7 @@ def multirun(argv: list[str]) -> int:
     _failed.clear()
     held, sys.argv, _sweeping = sys.argv, [sys.argv[0], *argv], os.getpid()
     try:
+        register_evaluation()
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)()
     except _Stop as stop:
         raise stop.asked from None

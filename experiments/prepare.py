@@ -10,22 +10,18 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
 
 if __name__ == "__main__":
     # Run as a script, Python puts experiments/ on the path; imports start at the repository root.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from experiments.data.data_options import DataError
+from experiments.data.store_manifest import Manifest
 from experiments.runtime.command import run_command
+from experiments.runtime.console import Console
 from routing.errors import Parser
-
-if TYPE_CHECKING:
-    from experiments.data.latent_store import Manifest
-    from experiments.data.store_writer import Writer
 
 _EXAMPLES = """examples:
   python experiments/prepare.py ~/photos latents/photos
@@ -75,43 +71,6 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-class Progress:
-    """One line about how far it is: on a terminal in place, in a log file every ten seconds.
-
-    Args:
-        total: Pictures to encode.
-        stream: Where to write.
-    """
-
-    def __init__(self, total: int, stream: TextIO | None = None) -> None:
-        self.total, self.done = total, 0
-        self.stream = sys.stderr if stream is None else stream
-        self.start = self.last = time.monotonic()
-        self.live = self.stream.isatty()
-
-    def __call__(self, count: int) -> None:
-        """Count `count` more pictures, and say so where it is time."""
-        self.done += count
-        now = time.monotonic()
-        if now - self.last < (0.2 if self.live else 10) and self.done < self.total:
-            return
-        self.last = now
-        rate = self.done / max(now - self.start, 1e-9)
-        left = (self.total - self.done) / max(rate, 1e-9)
-        end = "\n" if self.done >= self.total or not self.live else ""
-        line = (
-            f"{self.done:,}/{self.total:,} pictures  {rate:.1f}/s  "
-            f"[{_clock(now - self.start)}<{_clock(left)}]"
-        )
-        print(("\r\x1b[K" if self.live else "") + line, end=end, file=self.stream, flush=True)
-
-
-def _clock(seconds: float) -> str:
-    minutes, second = divmod(int(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute:02d}:{second:02d}"
-
-
 def _check(given: argparse.Namespace) -> None:
     for name in ("size", "batch", "shard", "threads", "captions_per_image", "text_length"):
         value = getattr(given, name)
@@ -141,49 +100,6 @@ def _device(name: str | None) -> str:
     return device
 
 
-def build(given: argparse.Namespace) -> Writer:
-    """Open source, autoencoder and text encoder and return the writer for them."""
-    _check(given)
-    from experiments.data.autoencoder import Autoencoder
-    from experiments.data.picture_sources import First, open_source
-    from experiments.data.store_writer import Settings, Writer
-    from experiments.data.text_encoder import TextEncoder
-
-    columns = {
-        role: name
-        for role in ("image", "label", "caption")
-        if (name := getattr(given, f"{role}_column")) is not None
-    }
-    source = open_source(
-        given.pictures, captions=given.captions, files=given.files, columns=columns
-    )
-    if given.limit is not None:
-        source = First(source, given.limit)
-    device = _device(given.device)
-    online = not os.environ.get("HF_HUB_OFFLINE")
-    vae = Autoencoder(given.vae, device, download=online)
-    text = None
-    if given.text is not None:
-        text = TextEncoder(given.text, device, given.text_length, download=online)
-    # A path is named in full, so that training finds it from anywhere.
-    named = [
-        str(Path(n).resolve()) if n and Path(n).is_dir() else n for n in (given.vae, given.text)
-    ]
-    settings = Settings(
-        vae=str(named[0]),
-        size=given.size,
-        kind=given.kind,
-        flips=not given.no_flips,
-        dtype=given.dtype,
-        shard=given.shard,
-        text=named[1],
-        captions=given.captions_per_image,
-    )
-    return Writer(
-        source, vae, given.out, settings, text=text, batch=given.batch, threads=given.threads
-    )
-
-
 def summary(manifest: Manifest, out: Path) -> str:
     """Return what was made, for people."""
     size = sum(shard["bytes"] for shard in manifest.shards) / 2**30
@@ -209,27 +125,61 @@ def summary(manifest: Manifest, out: Path) -> str:
 
 def prepare(given: argparse.Namespace) -> None:
     """Encode what this process is to encode, and finish the store if it is the last."""
-    writer = build(given)
-    rank, world = (int(os.environ.get(key, d)) for key, d in (("RANK", "0"), ("WORLD_SIZE", "1")))
-    mine = [k for k in writer.missing() if k % world == rank]
-    pictures = sum(
-        min(writer.settings.shard, writer.source.count - k * writer.settings.shard) for k in mine
+    _check(given)
+    # `--help` and wrong words need none of these.
+    from experiments.data.autoencoder import Autoencoder
+    from experiments.data.latent_store import LatentStore
+    from experiments.data.picture_sources import open_source
+    from experiments.data.store_writer import StoreSettings, StoreWriter
+    from experiments.data.text_encoder import TextEncoder
+
+    columns = {"image": given.image_column, "label": given.label_column}
+    columns["caption"] = given.caption_column
+    source = open_source(
+        given.pictures, captions=given.captions, files=given.files, columns=columns
     )
-    if mine and rank == 0:
-        kept = writer.shards - len(writer.missing())
+    if given.limit is not None:
+        source.limit(given.limit)
+    device, online = _device(given.device), not os.environ.get("HF_HUB_OFFLINE")
+    vae = Autoencoder(given.vae, device, download=online)
+    text = None
+    if given.text is not None:
+        text = TextEncoder(given.text, device, given.text_length, download=online)
+    settings = StoreSettings(
+        vae=_full_path(given.vae),
+        size=given.size,
+        kind=given.kind,
+        flips=not given.no_flips,
+        dtype=given.dtype,
+        shard=given.shard,
+        text=given.text and _full_path(given.text),
+        captions=given.captions_per_image,
+    )
+    writer = StoreWriter(source, vae, given.out, settings, text, given.batch, given.threads)
+    rank, world = (int(os.environ.get(key, d)) for key, d in (("RANK", "0"), ("WORLD_SIZE", "1")))
+    missing = writer.missing()
+    mine = [k for k in missing if k % world == rank]
+    if mine:
+        console = Console(quiet=rank > 0, stderr=True)
+        kept = writer.shards - len(missing)
         again = f", {kept} finished before" if kept else ""
-        print(f"{writer.source.count:,} pictures in {writer.shards} shards{again}", file=sys.stderr)
-        writer.progress = Progress(pictures)
-    for k in mine:
-        writer.write(k)
+        console.say(f"{source.count:,} pictures in {writer.shards} shards{again}")
+        total = sum(min(given.shard, source.count - k * given.shard) for k in mine)
+        with console.progress("pictures", total) as display:
+            writer.progress = display.update
+            for k in mine:
+                writer.write(k)
     manifest = writer.finish()
     if manifest is None:
         return
     if given.verify:
-        from experiments.data.latent_store import LatentStore
-
         LatentStore(given.out, verify=True)
     print(summary(manifest, given.out))
+
+
+def _full_path(name: str) -> str:
+    """Return a folder's full path, so that training finds it from anywhere, or a hub's name."""
+    return str(Path(name).resolve()) if Path(name).is_dir() else name
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -199,8 +199,9 @@ def data_of(loaded: TrainedModel, changes: dict[str, Any], device: Any) -> Any:
         changes: Options of data; other than those of decoding, they need the store.
         device: Where pictures are decoded.
     """
-    from experiments.data import create
-    from experiments.data.data_options import LatentsOptions, parse
+    from experiments.data.dataset import create
+    from experiments.data.latents_spec import LatentsOptions
+    from experiments.data.specs import parse
 
     config = loaded.config
     options = parse({**config.data, **changes})

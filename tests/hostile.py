@@ -238,10 +238,10 @@ def read_everything(folder):
 
 
 def read_facts(folder):
-    from experiments.data.facts import facts, fingerprint
+    from experiments.data.specs import describe, fingerprint
 
     options = {"name": "latents", "path": str(folder)}
-    assert facts(options)["shape"]
+    assert describe(options)["shape"]
     fingerprint(options)
 
 
@@ -514,12 +514,12 @@ def make_notes(folder):
 def read_notes(folder):
     from types import SimpleNamespace
 
-    from experiments.data import parquet_tables, picture_sources
+    from experiments.data import picture_sources
     from experiments.runtime import console
     from experiments.training import session
     from routing.errors import UserError
 
-    parquet_tables._class_names(
+    picture_sources._class_names(
         SimpleNamespace(metadata={b"huggingface": (folder / "huggingface.json").read_bytes()}),
         "label",
     )

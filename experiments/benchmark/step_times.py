@@ -27,7 +27,7 @@ from backbones.sizes import parse_size
 from experiments.benchmark.bench_options import BenchError, BenchOptions
 from experiments.benchmark.plain_dit import PlainDiT, PlainStep
 from experiments.config.schema import Config, TrainConfig
-from experiments.data import Batch, Dataset, Rows
+from experiments.data.dataset import Batch, Dataset, Rows
 from experiments.runtime.console import Console
 from experiments.runtime.memory import check_fits
 from experiments.training.loop import Trainer

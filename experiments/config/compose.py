@@ -11,6 +11,7 @@ from typing import Any
 
 from experiments.config.schema import CONF, GROUPS, Config
 from experiments.config.validation import ConfigError
+from experiments.data.specs import describe, evaluation
 from routing.errors import suggest
 from routing.plain import check_word
 
@@ -48,9 +49,7 @@ def load(overrides: Sequence[str] = ()) -> Config:
         from experiments.config.parent import parent_digest
 
         parent_digest(config.init)
-    from experiments.data.facts import facts
-
-    facts(config.data)  # refuses latents that are not of data.shape
+    describe(config.data)  # refuses latents that are not of data.shape
     return config
 
 
@@ -159,6 +158,13 @@ def options_of(group: str) -> list[str]:
     return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
 
 
+def register_evaluation() -> None:
+    """Give the defaults list `eval: ${evaluation:${data}}`: what scores a data set, as it says."""
+    from omegaconf import OmegaConf
+
+    OmegaConf.register_new_resolver("evaluation", evaluation, replace=True)
+
+
 def _compose(overrides: Sequence[str]) -> dict[str, Any]:
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
@@ -166,6 +172,7 @@ def _compose(overrides: Sequence[str]) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    register_evaluation()
     held = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:

@@ -57,10 +57,10 @@ def help_text() -> str:
 
 def facts(config: Config) -> tuple[dict[str, Any], Any]:
     """Return a run's model arguments and cost, without its data and without building it."""
-    from experiments.data.facts import facts as data_facts
+    from experiments.data.specs import describe
     from experiments.training.routes import model_arguments, run_cost
 
-    arguments = model_arguments(config, data_facts(config.data))
+    arguments = model_arguments(config, describe(config.data))
     return arguments, run_cost(config, arguments)
 
 
@@ -134,13 +134,13 @@ def step_seconds(config: Config, arguments: dict[str, Any], samples: int) -> flo
     import torch
 
     import backbones
-    from experiments.data.facts import facts as data_facts
+    from experiments.data.specs import describe
     from experiments.training.routes import TrainingRoutes
     from routing.rng import Draws
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = backbones.create(**arguments).to(device)
-    x = torch.randn(samples, *data_facts(config.data)["shape"], device=device)
+    x = torch.randn(samples, *describe(config.data)["shape"], device=device)
     t = torch.rand(samples, device=device)
     routes, best = TrainingRoutes(config), float("inf")
     for step in range(3):

@@ -238,7 +238,7 @@ def _check_counted(value: Any, where: str) -> None:
 
 def data_fingerprint(options: Mapping[str, Any]) -> str:
     """Return what identifies the content of a data set: a version, or a manifest's checksum."""
-    from experiments.data.facts import fingerprint
+    from experiments.data.specs import fingerprint
 
     return fingerprint(options)
 

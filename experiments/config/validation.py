@@ -206,7 +206,7 @@ def check_groups(config: Any) -> None:
         UserError: One sentence from the owner of the option.
     """
     from backbones.registry import find, names
-    from experiments.data import data_options as data
+    from experiments.data import specs as data
     from experiments.diffusion.diffusion_options import options_of
     from experiments.metrics.eval_options import EvalOptions
 
@@ -254,9 +254,9 @@ def _naming(group: str) -> Iterator[None]:
 
 def _check_routing(config: Any) -> None:
     """Refuse routes and routing options that the model cannot have."""
-    from experiments.data.facts import facts
+    from experiments.data.specs import describe
 
-    _, height, width = facts(config.data)["shape"]
+    _, height, width = describe(config.data)["shape"]
     patch = parse_size(config.size).patch
     name = f"{config.backbone['name']}-{config.size}"
     config.routing.check(config.depth, (height // patch, width // patch), name)

@@ -1,68 +1,39 @@
 """Data sets: digits (embedded), scenes (procedural, captioned), latents (ImageNet, COCO).
 
 Every data set answers `batch(index, draws)` with tensors that depend on the arguments alone, so
-that the same run gives
-the same batches on any number of processes and after any restart.
+that the same run gives the same batches on any number of processes and after any restart.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from experiments.data.data_options import (
-        DataError,
-        DataOptions,
-        DigitsOptions,
-        LatentsOptions,
-        ScenesOptions,
-        parse,
-    )
-    from experiments.data.dataset import Batch, Condition, Dataset, Rows
-    from experiments.data.factory import create
-    from experiments.data.prefetch import Prefetch
-    from experiments.data.sample_order import Order
+import importlib
+from typing import Any
 
 _HOME = {
     "Batch": "dataset",
     "Condition": "dataset",
     "Dataset": "dataset",
     "Rows": "dataset",
-    "create": "factory",
+    "create": "dataset",
     "DataError": "data_options",
     "DataOptions": "data_options",
-    "DigitsOptions": "data_options",
-    "LatentsOptions": "data_options",
-    "ScenesOptions": "data_options",
-    "parse": "data_options",
-    "Order": "sample_order",
+    "DigitsOptions": "digits_spec",
+    "LatentsOptions": "latents_spec",
+    "ScenesOptions": "scenes_spec",
+    "parse": "specs",
+    "SampleOrder": "sample_order",
     "Prefetch": "prefetch",
 }
-
-__all__ = [
-    "Batch",
-    "Condition",
-    "DataError",
-    "DataOptions",
-    "Dataset",
-    "DigitsOptions",
-    "LatentsOptions",
-    "Order",
-    "Prefetch",
-    "Rows",
-    "ScenesOptions",
-    "create",
-    "parse",
-]
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for, so that `--help` needs no torch."""
-    import importlib
-
+    """Import a public name on first use, so that importing the package needs no torch."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"experiments.data.{_HOME[name]}")
-    value = getattr(module, name)
-    globals()[name] = value
-    return value
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return __all__

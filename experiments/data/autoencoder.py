@@ -1,8 +1,6 @@
 """The autoencoder between pictures and latents: diffusers' AutoencoderKL.
 
-It comes from a name on the hub, a folder in diffusers' layout, or a single file of latent
-diffusion.
-
+It is a name on the hub, a folder in diffusers' layout, or a single file of latent diffusion.
 Pixels are (v / 127.5) - 1 going in and round((v + 1) 127.5) coming out. Decoding runs in the type
 that was asked for and ends in float32 before it is rounded, so float32 and bfloat16 differ by the
 network's own error alone.
@@ -20,9 +18,10 @@ from torch import Tensor
 from experiments.data import ldm_weights
 from experiments.data.data_options import DataError
 from experiments.data.dataset import to_uint8
+from routing.rng import Draws
 
 DEFAULT = "stabilityai/sd-vae-ft-ema"
-_WEIGHTS = "diffusion_pytorch_model.safetensors"
+_FILES = ("config.json", "diffusion_pytorch_model.safetensors")
 
 
 def why_not(name: str | None) -> str:
@@ -35,24 +34,20 @@ def why_not(name: str | None) -> str:
         return "the store does not say which VAE made it; set data.vae=FOLDER to see pixels"
     if importlib.util.find_spec("diffusers") is None:
         return 'diffusers is not installed (pip install -e ".[data]"), so latents stay latents'
-    folder = Path(name).expanduser()
-    if folder.is_file():
-        good = folder.suffix in ldm_weights.SUFFIXES
-        return (
-            ""
-            if good
-            else f"{folder} is no autoencoder: expected one of {' '.join(ldm_weights.SUFFIXES)}"
-        )
-    if folder.is_dir():
-        missing = [file for file in ("config.json", _WEIGHTS) if not (folder / file).is_file()]
-        return (
-            f"{folder} has no {missing[0]}; data.vae expects a diffusers folder" if missing else ""
-        )
+    path = Path(name).expanduser()
+    if path.is_file() and path.suffix not in ldm_weights.SUFFIXES:
+        return f"{path} is no autoencoder: expected one of {' '.join(ldm_weights.SUFFIXES)}"
+    if path.is_dir():
+        for file in _FILES:
+            if not (path / file).is_file():
+                return f"{path} has no {file}; data.vae expects a diffusers folder"
+    if path.exists():
+        return ""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = [try_to_load_from_cache(name, file) for file in ("config.json", _WEIGHTS)]
+        found = [try_to_load_from_cache(name, file) for file in _FILES]
     except HFValidationError:
         return f"{name} is neither a folder nor a name on the hub; set data.vae=FOLDER"
     if all(isinstance(path, str) for path in found):
@@ -83,42 +78,14 @@ class Autoencoder:
         dtype: torch.dtype = torch.float32,
         download: bool = False,
     ) -> None:
-        reason = why_not(name)
-        if reason and not (download and not Path(name).expanduser().exists()):
-            raise DataError(reason)
         folder = Path(name).expanduser()
+        reason = why_not(name)
+        if reason and not (download and not folder.exists()):
+            raise DataError(reason)
         if folder.is_file():
-            self.wrap(ldm_weights.load(folder), device, dtype)
-            return
-        from diffusers import AutoencoderKL
-
-        try:
-            # Weights in safetensors only: the older .bin files are pickles.
-            network = AutoencoderKL.from_pretrained(
-                str(folder) if folder.is_dir() else name,
-                use_safetensors=True,
-                local_files_only=not download,
-                torch_dtype=dtype,
-            )
-        except Exception as error:
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise DataError(f"the VAE {name} cannot be loaded: {lines[0]}") from None
-        self.wrap(network, device, dtype)
-
-    @classmethod
-    def from_network(
-        cls,
-        network: Any,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
-    ) -> Autoencoder:
-        """Return the autoencoder around a network that exists already."""
-        self = cls.__new__(cls)
-        self.wrap(network, device, dtype)
-        return self
-
-    def wrap(self, network: Any, device: torch.device | str, dtype: torch.dtype) -> None:
-        """Take over a network: on `device`, in `dtype`, without gradients."""
+            network = ldm_weights.load(folder)
+        else:
+            network = _pretrained(str(folder) if folder.is_dir() else name, dtype, download)
         if network.dtype != dtype:
             network = network.to(dtype=dtype)
         self.network = network.to(device).eval().requires_grad_(False)
@@ -148,3 +115,33 @@ class Autoencoder:
         """
         x = self.network.decode(latents.to(self.device, self.dtype)).sample.float()
         return to_uint8((x + 1) * 127.5)
+
+
+def _pretrained(name: str, dtype: torch.dtype, download: bool) -> Any:
+    from diffusers import AutoencoderKL
+
+    try:
+        # Weights in safetensors only: the older .bin files are pickles.
+        return AutoencoderKL.from_pretrained(
+            name, use_safetensors=True, local_files_only=not download, torch_dtype=dtype
+        )
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise DataError(f"the VAE {name} cannot be loaded: {lines[0]}") from None
+
+
+def sample_moments(moments: Tensor, draws: Draws, stream: str) -> Tensor:
+    """Sample the posterior of latents: m + exp(log s^2 / 2) n.
+
+    Args:
+        moments: Means and log variances, (B, 2 C, H, W) float32.
+        draws: Random numbers of B samples.
+        stream: Which of them.
+
+    Returns:
+        (B, C, H, W).
+    """
+    mean, log_variance = moments.chunk(2, 1)
+    noise = draws.normal(stream, tuple(mean.shape[1:])).to(mean.device)
+    # The bounds of diffusers' DiagonalGaussianDistribution.
+    return mean + (log_variance.clamp(-30, 20) / 2).exp() * noise

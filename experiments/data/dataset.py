@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+import importlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from experiments.data.data_options import TASKS, DataError
-from routing.errors import suggest
-
-if TYPE_CHECKING:
-    from routing.rng import Draws
+from experiments.data.data_options import TASKS, DataError, DataOptions, one_of
+from experiments.data.specs import parse
+from routing.rng import Draws
 
 
 @dataclass(frozen=True)
@@ -26,23 +25,13 @@ class Batch:
         y: Class labels, (B,) int64, or None.
         text: Caption embeddings, (B, L, E) float32, or None.
         captions: The captions in words, or None (`Dataset.condition` has them where training
-            batches
-            leave them out).
+            batches leave them out).
     """
 
     x: Tensor
     y: Tensor | None = None
     text: Tensor | None = None
     captions: list[str] | None = None
-
-    def to(self, device: torch.device | str) -> Batch:
-        """Return the batch on another device."""
-        return Batch(
-            self.x.to(device, non_blocking=True),
-            None if self.y is None else self.y.to(device, non_blocking=True),
-            None if self.text is None else self.text.to(device, non_blocking=True),
-            self.captions,
-        )
 
     def rows(self, low: int, high: int) -> Batch:
         """Return the samples `low..high-1` of the batch."""
@@ -79,6 +68,12 @@ class Rows:
 class Dataset(abc.ABC):
     """A data set whose samples are functions of (split, index, draws).
 
+    Args:
+        options: What is known before the data are read; a subclass whose files say more sets
+            `shape`, `num_classes` and `text` anew.
+        task: `class`, `text` or `none`.
+        device: Where batches are made.
+
     Attributes:
         name: As in `data=`.
         task: `class`, `text` or `none`: what `batch` returns beside `x`.
@@ -93,23 +88,24 @@ class Dataset(abc.ABC):
         reads_disk: Whether `rows` reads files, so that a prefetch thread pays.
     """
 
-    name: str
-    shape: tuple[int, int, int]
-    num_classes: int = 0
     class_names: tuple[str, ...] = ()
-    text: tuple[int, int] | None = None
     sizes: dict[str, int | None]
     fingerprint: str
     reads_disk = False
 
-    def __init__(self, task: str, sigma_data: float, device: torch.device | str) -> None:
-        if task not in TASKS:
+    def __init__(
+        self, options: DataOptions, task: str = "class", device: torch.device | str = "cpu"
+    ) -> None:
+        one_of("task", task, TASKS)
+        if task == "text" and options.caption_shape is None:
             raise DataError(
-                f"task={task}: expected one of {', '.join(TASKS)}{suggest(task, TASKS)}"
+                f"data={options.name} has no captions; use task=class, or data=scenes task=text"
             )
-        self.task = task
-        self.sigma_data = sigma_data
-        self.device = torch.device(device)
+        self.name, self.sigma_data = options.name, options.sigma_data
+        self.task, self.device = task, torch.device(device)
+        self.shape = options.sample_shape
+        self.num_classes = options.class_count if task == "class" else 0
+        self.text = options.caption_shape if task == "text" else None
 
     @property
     def size(self) -> int | None:
@@ -117,14 +113,14 @@ class Dataset(abc.ABC):
         return self.sizes["train"]
 
     @property
-    def can_decode(self) -> bool:
-        """Whether `to_pixels` works here; `cannot_decode` says why not."""
-        return not self.cannot_decode
+    def cannot_decode(self) -> str:
+        """Why `to_pixels` does not work here, in one sentence; empty where it does."""
+        return ""
 
     @property
-    def cannot_decode(self) -> str:
-        """Why there are no pixels, in one sentence; empty where there are."""
-        return ""
+    def can_decode(self) -> bool:
+        """Whether `to_pixels` works here."""
+        return not self.cannot_decode
 
     def describe(self) -> dict[str, Any]:
         """Return what else sampling must know where the data are not, JSON-able."""
@@ -142,8 +138,7 @@ class Dataset(abc.ABC):
 
         Args:
             index: (B,) int64 sample indices within the split.
-            draws: Random numbers of this step for flips and latent noise; may be None where there
-            are none.
+            draws: Random numbers of this step for flips and latent noise, or None.
             split: `train` or `test`.
             rows: What `rows` returned for the same arguments, where it was read ahead.
 
@@ -193,11 +188,31 @@ class Dataset(abc.ABC):
             if low < 0 or high >= size:
                 raise DataError(
                     f"sample {low if low < 0 else high} is outside the {split} split of "
-                    f"data={self.name}, "
-                    f"which has {size} samples"
+                    f"data={self.name}, which has {size} samples"
                 )
 
 
 def to_uint8(x: Tensor) -> Tensor:
     """Round values in 0..255 to uint8: truncation would bias a Frechet distance."""
     return x.round().clamp(0, 255).to(torch.uint8)
+
+
+def create(
+    options: DataOptions | Mapping[str, Any],
+    *,
+    task: str = "class",
+    device: torch.device | str = "cpu",
+) -> Dataset:
+    """Return the data set that `options` describe.
+
+    Args:
+        options: A dataclass of a NAME_spec.py, or a mapping with its keys and a `name`.
+        task: `class`, `text` or `none`: what batches carry beside the data.
+        device: Where batches are made.
+
+    Raises:
+        DataError: Options, files or task that do not fit, in one sentence.
+    """
+    chosen = parse(options)
+    module, _, name = chosen.dataset.rpartition(".")
+    return getattr(importlib.import_module(module), name)(chosen, task, device)

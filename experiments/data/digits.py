@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
 
 import torch
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
 from torch import Tensor
 
-from experiments.data.data_options import DataError, DigitsOptions
 from experiments.data.dataset import Batch, Dataset, Rows, to_uint8
-
-if TYPE_CHECKING:
-    from routing.rng import Draws
+from experiments.data.digits_spec import DigitsOptions
+from routing.rng import Draws
 
 _LEVELS = 16  # a pixel counts the ink of a 4x4 cell: 0..16
 
@@ -21,27 +20,13 @@ class Digits(Dataset):
     """1797 digits, split once into train and held-out with the same share of every class.
 
     The data are shifted and scaled by two numbers, the mean and standard deviation of the training
-    pixels, to mean 0
-    and `sigma_data`. There are no flips: a mirrored 2 is no digit.
-
-    Args:
-        options: Which split and scale.
-        task: `class` or `none`.
-        device: Where batches are made.
-
-    Raises:
-        DataError: `task=text`.
+    pixels, to mean 0 and `sigma_data`. There are no flips: a mirrored 2 is no digit.
     """
 
     def __init__(
         self, options: DigitsOptions, task: str = "class", device: torch.device | str = "cpu"
     ) -> None:
-        super().__init__(task, options.sigma_data, device)
-        if task == "text":
-            raise DataError("data=digits has no captions; use task=class, or data=scenes task=text")
-        from sklearn.datasets import load_digits
-        from sklearn.model_selection import train_test_split
-
+        super().__init__(options, task, device)
         images, labels = load_digits(return_X_y=True)
         train, test = train_test_split(
             range(len(labels)),
@@ -53,10 +38,7 @@ class Digits(Dataset):
         classes = torch.from_numpy(labels).long()
         # Ascending, so that the split alone, not the library's order, defines sample i.
         chosen = {"train": sorted(train), "test": sorted(test)}
-        self.name = "digits"
-        self.shape = (1, 8, 8)
-        self.num_classes = 10 if task == "class" else 0
-        self.class_names = tuple(str(digit) for digit in range(10)) if task == "class" else ()
+        self.class_names = tuple(str(digit) for digit in range(self.num_classes))
         self.sizes = {split: len(rows) for split, rows in chosen.items()}
         ink = pixels[chosen["train"]].double()
         self._mean, self._std = float(ink.mean()), float(ink.std(correction=0))

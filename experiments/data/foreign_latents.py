@@ -5,6 +5,7 @@ Nothing is unpickled, ever: a pickle is refused with a sentence that says how to
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -15,18 +16,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from experiments.data.data_options import DataError
-from experiments.data.latent_store import MANIFEST as OWN
-from experiments.data.latent_store import LatentStore, Shards, Store, check_rows
-from experiments.data.tars import Member, group, list_tar, tar_files
-from experiments.data.tensorfile import TensorFile, map_file
-from routing.plain import whole
+from experiments.data.latent_store import LatentStore, Shards, Store, TensorFile
+from experiments.data.store_manifest import MANIFEST
+from experiments.data.tars import Member, group, list_tar, read_label
+from experiments.runtime.files import atomic_path
 
 _INDEX = ".latent-index.npz"
 _STATISTICS = "latents_stats.pt"
-_IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".parquet", ".arrow")
+_HEADER_LIMIT = 4096
+_IMAGES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".parquet", ".arrow"}
 
 
 def open_store(path: str | os.PathLike[str], *, kind: str = "auto", verify: bool = False) -> Store:
@@ -44,7 +46,7 @@ def open_store(path: str | os.PathLike[str], *, kind: str = "auto", verify: bool
     if not folder.is_dir():
         raise DataError(f"{folder} is no folder; data.path expects the folder of a latent store")
     names = sorted(entry.name for entry in folder.iterdir())
-    if OWN in names:
+    if MANIFEST in names:
         return LatentStore(folder, verify)
     if "plan.json" in names:
         raise DataError(
@@ -58,41 +60,34 @@ def open_store(path: str | os.PathLike[str], *, kind: str = "auto", verify: bool
 
 
 def _describe(folder: Path, names: list[str]) -> str:
-    if "data.mdb" in names:
-        return (
-            "this is an LMDB, which is not read; write its records to WebDataset tars as "
-            "latent.npy and cls, or run python experiments/prepare.py on the pictures"
-        )
     suffixes = {Path(name).suffix.lower() for name in names}
     below = {p.suffix.lower() for p in list(folder.glob("*/*"))[:64]}
-    if any(s in _IMAGES for s in suffixes | below):
+    pack = (
+        "WebDataset tars as latent.npy and cls, or run python experiments/prepare.py on the "
+        "pictures"
+    )
+    if "data.mdb" in names:
+        return f"this is an LMDB, which is not read; write its records to {pack}"
+    if (suffixes | below) & _IMAGES:
         return f"this holds pictures, not latents; run python experiments/prepare.py {folder} OUT"
     if suffixes & {".npy", ".pt", ".pth", ".pkl"}:
-        return (
-            "loose .npy or .pt files are not read; pack them into WebDataset tars as latent.npy "
-            "and cls, or run python experiments/prepare.py on the pictures"
-        )
-    listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") if names else "nothing"
+        return f"loose .npy or .pt files are not read; pack them into {pack}"
+    listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
     return (
         "no latents found; expected manifest.json (from prepare), *.tar (latent.npy and cls) or "
-        f"*.safetensors (latents, labels); found {listed}"
+        f"*.safetensors (latents, labels); found {listed or 'nothing'}"
     )
 
 
-def moments_or_sample(shape: tuple[int, ...], kind: str, where: str) -> tuple[str, tuple[Any, ...]]:
-    """Return the kind and the latent's (C, H, W) for stored rows of `shape`.
-
-    Raises:
-        DataError: Rows that are no (C, H, W), or moments of an odd number of channels.
-    """
-    if len(shape) != 3 or min(shape) < 1:
-        raise DataError(f"{where} has shape {list(shape)}; expected [C, H, W] such as [4, 32, 32]")
-    chosen = kind if kind != "auto" else ("moments" if shape[0] == 8 else "sample")
-    if chosen == "sample":
-        return chosen, shape
-    if shape[0] % 2:
-        raise DataError(f"{where} has {shape[0]} channels; moments have twice the latent's")
-    return chosen, (shape[0] // 2, *shape[1:])
+def _moments_or_sample(stored: tuple[int, ...], kind: str, where: str) -> tuple[str, Any]:
+    """Return the kind and the latent's (C, H, W) for stored rows of shape `stored`."""
+    if len(stored) != 3 or min(stored) < 1:
+        raise DataError(f"{where} has shape {list(stored)}; expected [C, H, W] such as [4, 32, 32]")
+    if kind == "sample" or (kind == "auto" and stored[0] != 8):
+        return "sample", stored
+    if stored[0] % 2:
+        raise DataError(f"{where} has {stored[0]} channels; moments have twice the latent's")
+    return "moments", (stored[0] // 2, *stored[1:])
 
 
 def _fingerprint(store: Store, said: list[Any]) -> str:
@@ -116,10 +111,6 @@ class TarStore(Store):
     same bytes. Positions of all samples are listed once and kept in the folder where that can be
     written.
 
-    Args:
-        path: The folder.
-        kind: `auto`, `sample` or `moments`.
-
     Raises:
         DataError: Another layout, a pickle, a truncated archive, or a sample without its label.
     """
@@ -128,20 +119,20 @@ class TarStore(Store):
 
     def __init__(self, path: Path, kind: str = "auto") -> None:
         self.path = path
-        self._tars = tar_files(path)
+        self._tars = sorted(p for p in path.iterdir() if p.suffix == ".tar")
+        self._files = [[tar.name, tar.stat().st_size] for tar in self._tars]
+        times = [tar.stat().st_mtime_ns for tar in self._tars]
+        self._state = json.dumps([self._files, times]).encode()
         index = self._load_index() or self._build_index()
         self._tar, self._offset = index["tar"], index["offset"]
         self.labels = torch.from_numpy(index["labels"]) if len(index["labels"]) else None
         self.count = len(self._offset)
-        self._dtype, shape, self._header = _npy_header(bytes(index["header"]), str(self._tars[0]))
-        self._stored = shape
-        self.kind, self.shape = moments_or_sample(shape, kind, f"{self._tars[0]}: latent.npy")
+        where = f"{self._tars[0]}: latent.npy"
+        self._dtype, self._stored, self._header = _npy_header(bytes(index["header"]), where)
+        self.kind, self.shape = _moments_or_sample(self._stored, kind, where)
         self.scaled = self.kind == "sample"
-        self._maps: dict[int, np.ndarray[Any, Any]] = {}
-        self.fingerprint = _fingerprint(self, [self._state(), list(shape)])
-
-    def _state(self) -> list[list[Any]]:
-        return [[path.name, path.stat().st_size] for path in self._tars]
+        self._maps: dict[int, NDArray[Any]] = {}
+        self.fingerprint = _fingerprint(self, [self._files, list(self._stored)])
 
     def _load_index(self) -> dict[str, Any] | None:
         try:
@@ -154,9 +145,7 @@ class TarStore(Store):
                 if size > os.fstat(file.fileno()).st_size:
                     return None
                 index = {key: stored[key] for key in stored.files}
-            times = [path.stat().st_mtime_ns for path in self._tars]
-            fresh = json.loads(bytes(index["state"])) == [self._state(), times]
-            return index if fresh and self._holds(index) else None
+            return index if bytes(index["state"]) == self._state and self._holds(index) else None
         except Exception:
             return None
 
@@ -169,7 +158,7 @@ class TarStore(Store):
         if labels.shape not in ((0,), tar.shape) or tar.min() < 0 or tar.max() >= len(self._tars):
             return False
         dtype, shape, header = _npy_header(bytes(index["header"]), "")
-        ends = np.array([path.stat().st_size for path in self._tars])[tar]
+        ends = np.array([size for _, size in self._files])[tar]
         item = header + dtype.itemsize * math.prod(shape)
         return bool((offset >= 0).all() and (offset + item <= ends).all())
 
@@ -183,71 +172,66 @@ class TarStore(Store):
                     member = _latent_field(where, fields)
                     found = _read_header(handle, member, f"{where}.{member.field}")
                     if header and found != header:
-                        first = _npy_header(header, str(path))[:2]
                         raise DataError(
-                            f"{where} holds {_said(_npy_header(found, where)[:2])}; "
-                            f"the samples before it hold {_said(first)}"
+                            f"{where} holds {_array(_npy_header(found, where))}; "
+                            f"the samples before it hold {_array(_npy_header(header, where))}"
                         )
                     header = found
                     tar.append(number)
                     offset.append(member.offset)
                     if "cls" in fields:
-                        labels.append(_read_label(handle, fields["cls"], where))
+                        handle.seek(fields["cls"].offset)
+                        content = handle.read(min(fields["cls"].size, 32))
+                        labels.append(read_label(content, where))
                     if len(labels) not in (0, len(offset)):
                         less, more = ("no cls", "one") if "cls" not in fields else ("a cls", "none")
                         raise DataError(f"{where} has {less}, and samples before it have {more}")
-        times = [path.stat().st_mtime_ns for path in self._tars]
-        state = json.dumps([self._state(), times]).encode()
         index = {
             "tar": np.array(tar, np.int32),
             "offset": np.array(offset, np.int64),
             "labels": np.array(labels, np.int64),
             "header": np.frombuffer(header, np.uint8),
-            "state": np.frombuffer(state, np.uint8),
+            "state": np.frombuffer(self._state, np.uint8),
         }
-        self._save_index(index)
-        return index
-
-    def _save_index(self, index: dict[str, Any]) -> None:
-        from experiments.runtime.files import atomic_path
-
         # A read-only data set is normal: the list is then made at every start.
-        try:
-            with atomic_path(self.path / _INDEX) as temporary:
-                np.savez(temporary, **index)
-        except OSError:
-            return
+        with contextlib.suppress(OSError), atomic_path(self.path / _INDEX) as temporary:
+            np.savez(temporary, **index)
+        return index
 
     def latents(self, index: Tensor, flip: Tensor | None = None) -> Tensor:
         """Return stored rows (B, C or 2 C, H, W)."""
-        out = np.empty((len(index), *self._stored), self._dtype)
-        size = out[0].nbytes if len(out) else 0
+        size = self._dtype.itemsize * math.prod(self._stored)
+        out = np.empty((len(index), size), np.uint8)
         for row, i in enumerate(index.tolist()):
             number = int(self._tar[i])
             if number not in self._maps:
-                self._maps[number] = map_file(self._tars[number]).numpy()
+                self._maps[number] = _map(self._tars[number])
             start = int(self._offset[i]) + self._header
-            raw = self._maps[number][start : start + size]
-            out[row] = raw.view(self._dtype).reshape(self._stored)
-        return torch.from_numpy(out)
+            out[row] = self._maps[number][start : start + size]
+        return torch.from_numpy(out.view(self._dtype).reshape(-1, *self._stored))
 
 
-def _said(found: tuple[Any, ...]) -> str:
-    return f"{found[0]} {list(found[1])}"
+def _map(path: Path) -> NDArray[Any]:
+    """Return a file's bytes, read as they are touched; the mapping holds no file descriptor."""
+    size = path.stat().st_size
+    try:
+        return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).numpy()
+    except RuntimeError as error:
+        raise DataError(f"{path} cannot be mapped: {str(error).splitlines()[0]}") from None
 
 
 def _latent_field(where: str, fields: dict[str, Member]) -> Member:
     for name in ("latent.npy", "latent"):
         if name in fields:
             return fields[name]
-    found = ", ".join(sorted(fields)) or "no field"
     hint = ""
     if any(f".{name.rsplit('.', 1)[-1]}" in _IMAGES for name in fields):
         hint = "; these are pictures: run python experiments/prepare.py on them"
-    raise DataError(f"{where} has no latent.npy; found {found}{hint}")
+    raise DataError(f"{where} has no latent.npy; found {', '.join(sorted(fields))}{hint}")
 
 
 def _read_header(handle: io.BufferedReader, member: Member, where: str) -> bytes:
+    """Return the header of an .npy array, all of which is there."""
     handle.seek(member.offset)
     start = handle.read(min(12, member.size))
     if start[:1] == b"\x80" or start[:2] == b"PK":
@@ -257,31 +241,31 @@ def _read_header(handle: io.BufferedReader, member: Member, where: str) -> bytes
         )
     if start[:6] != b"\x93NUMPY" or len(start) < 12:
         raise DataError(f"{where} is no .npy array (it starts with {start[:6]!r})")
-    length = int.from_bytes(start[8:10], "little") + 10
-    if start[6] != 1:
-        length = int.from_bytes(start[8:12], "little") + 12
-    if length > min(member.size, 4096):
+    # Version 1 counts the header in two bytes, later ones in four.
+    fixed = 10 if start[6] == 1 else 12
+    length = int.from_bytes(start[8:fixed], "little") + fixed
+    if length > min(member.size, _HEADER_LIMIT):
         raise DataError(f"{where} has a damaged .npy header")
-    header = start + handle.read(length - len(start))
-    dtype, shape, _ = _npy_header(header[:length], where)
-    if member.size != length + dtype.itemsize * math.prod(shape):
+    handle.seek(member.offset)
+    header = handle.read(length)
+    found = _npy_header(header, where)
+    needed = length + found[0].itemsize * math.prod(found[1])
+    if member.size != needed:
         raise DataError(
-            f"{where} is truncated: {_said((dtype, shape))} needs "
-            f"{length + dtype.itemsize * math.prod(shape)} bytes and {member.size} are there"
+            f"{where} is truncated: {_array(found)} needs {needed} bytes and {member.size} are "
+            "there"
         )
-    return header[:length]
+    return header
 
 
 def _npy_header(header: bytes, where: str) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """Return type, shape and length of the header of an .npy array."""
+    formats = np.lib.format
+    stream = io.BytesIO(header)
     try:
-        stream = io.BytesIO(header)
-        version = np.lib.format.read_magic(stream)
-        read = (
-            np.lib.format.read_array_header_1_0
-            if version == (1, 0)
-            else np.lib.format.read_array_header_2_0
-        )
-        shape, fortran, dtype = read(stream, max_header_size=4096)
+        first = formats.read_magic(stream) == (1, 0)
+        read = formats.read_array_header_1_0 if first else formats.read_array_header_2_0
+        shape, fortran, dtype = read(stream, max_header_size=_HEADER_LIMIT)
     except Exception:
         raise DataError(f"{where} has a damaged .npy header") from None
     if dtype.kind != "f" or dtype.itemsize not in (2, 4, 8) or dtype.byteorder == ">" or fortran:
@@ -291,23 +275,14 @@ def _npy_header(header: bytes, where: str) -> tuple[np.dtype[Any], tuple[int, ..
     return dtype, shape, len(header)
 
 
-def _read_label(handle: io.BufferedReader, member: Member, where: str) -> int:
-    handle.seek(member.offset)
-    text = handle.read(min(member.size, 32))
-    try:
-        return whole(text.decode("ascii"))
-    except ValueError:
-        raise DataError(f"{where}: cls holds {text[:16]!r}; expected a number in digits") from None
+def _array(header: tuple[np.dtype[Any], tuple[int, ...], int]) -> str:
+    return f"{header[0]} {list(header[1])}"
 
 
 class LightningStore(Store):
     """LightningDiT's shards: `latents`, `latents_flip` and `labels`, beside `latents_stats.pt`.
 
     Its published rule normalises with the stored statistics, (latent - mean) / std.
-
-    Args:
-        path: The folder.
-        kind: `auto`, `sample` or `moments`.
 
     Raises:
         DataError: A missing tensor, rows of another shape, or damaged statistics.
@@ -321,23 +296,22 @@ class LightningStore(Store):
         counts = []
         for file in files:
             if "latents" not in file:
-                check_rows(file, "latents", ())
+                file.check("latents", ())
             rows = file.shape("latents")
             if len(rows) != 4:
                 raise DataError(
                     f"{file.path}: latents has shape {list(rows)}; expected [N, C, H, W]"
                 )
-            tail = files[0].shape("latents")[1:]
-            check_rows(file, "latents", (rows[0], *tail))
+            file.check("latents", (rows[0], *files[0].shape("latents")[1:]))
             for name, shape in (("latents_flip", rows), ("labels", rows[:1])):
                 if name in files[0] or name in file:
-                    check_rows(file, name, shape)
+                    file.check(name, shape)
             counts.append(rows[0])
         self.count = sum(counts)
         if not self.count:
             raise DataError(f"{path} holds {len(files)} shards without a sample")
         stored = files[0].shape("latents")[1:]
-        self.kind, self.shape = moments_or_sample(stored, kind, f"{names[0]}: latents")
+        self.kind, self.shape = _moments_or_sample(stored, kind, f"{names[0]}: latents")
         self.has_flips = "latents_flip" in files[0]
         self._shards = Shards(files, counts)
         if "labels" in files[0]:

@@ -10,18 +10,17 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from experiments.data.data_options import DataError, LatentsOptions
+from experiments.data.autoencoder import DEFAULT, Autoencoder, why_not
+from experiments.data.data_options import DataError
 from experiments.data.dataset import Batch, Dataset, Rows
-
-if TYPE_CHECKING:
-    from experiments.data.autoencoder import Autoencoder
-    from experiments.data.text_encoder import TextEncoder
-    from routing.rng import Draws
+from experiments.data.latents_spec import LatentsOptions
+from experiments.data.text_encoder import TextEncoder
+from routing.rng import Draws
 
 
 @dataclass(frozen=True)
@@ -78,21 +77,19 @@ class Decoding:
 class LatentSpace(Dataset):
     """Latents that are not here: they can be shown and asked for, not read.
 
-    Args:
-        options: Options of `data=latents`; those of a store are not looked at.
-        task: `class`, `text` or `none`.
-        device: Where pictures are decoded.
+    Of the options, those of a store are not looked at.
     """
 
-    name = "latents"
     decoding: Decoding
 
     def __init__(
         self, options: LatentsOptions, task: str = "class", device: torch.device | str = "cpu"
     ) -> None:
-        super().__init__(task, options.sigma_data, device)
+        super().__init__(options, task, device)
+        # The store or the weights say, not the options.
+        self.num_classes, self.text = 0, None
         self.options = options
-        self.sizes: dict[str, int | None] = {}
+        self.sizes = {}
         self._codec: Autoencoder | None = None
         self._encoder: TextEncoder | None = None
 
@@ -140,8 +137,6 @@ class LatentSpace(Dataset):
     @property
     def vae(self) -> str | None:
         """Name or folder of the autoencoder that turns these latents into pixels."""
-        from experiments.data.autoencoder import DEFAULT
-
         if self.options.vae != "auto":
             return self.options.vae
         return self.decoding.vae or (DEFAULT if self.shape[0] == 4 else None)
@@ -149,8 +144,6 @@ class LatentSpace(Dataset):
     @property
     def cannot_decode(self) -> str:
         """Why latents cannot be shown as pixels here; empty if they can."""
-        from experiments.data.autoencoder import why_not
-
         return "" if self._codec is not None else why_not(self.vae)
 
     def to_pixels(self, x: Tensor) -> Tensor:
@@ -172,8 +165,6 @@ class LatentSpace(Dataset):
         return torch.cat([codec.decode(part) for part in z.split(self.options.decode_batch)])
 
     def _decoder(self) -> Autoencoder:
-        from experiments.data.autoencoder import Autoencoder
-
         if self._codec is None:
             if self.cannot_decode:
                 raise DataError(f"no pixels: {self.cannot_decode}")
@@ -196,9 +187,5 @@ class LatentSpace(Dataset):
         if self.text is None or self.decoding.text_encoder is None:
             return super().encode_text(captions)
         if self._encoder is None:
-            from experiments.data.text_encoder import TextEncoder
-
-            self._encoder = TextEncoder(
-                self.decoding.text_encoder, self.device, length=self.text[0]
-            )
+            self._encoder = TextEncoder(self.decoding.text_encoder, self.device, self.text[0])
         return self._encoder(captions)

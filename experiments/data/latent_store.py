@@ -1,11 +1,9 @@
 """A latent store: shards of tensors beside a manifest that says what they hold.
 
     imagenet256/
-      manifest.json                 kind, shape, counts, classes, scale, mean and std, SHA-256 of
-      shards
-      shard-00000.safetensors       latents (n, C, H, W), or moments (n, 2 C, H, W); latents_flip;
-      labels;
-      shard-00001.safetensors       text (n, K, L, E); captions
+      manifest.json             kind, shape, counts, classes, scale, mean and std, SHA-256 of shards
+      shard-00000.safetensors   latents (n, C, H, W), or moments (n, 2 C, H, W); latents_flip;
+      shard-00001.safetensors   labels (n,); text (n, K, L, E); captions
 
 Rows are read from mapped files in any order, without worker processes.
 """
@@ -14,118 +12,19 @@ from __future__ import annotations
 
 import abc
 import hashlib
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from experiments.data.data_options import DataError
-from experiments.data.tensorfile import TensorFile
-from routing.plain import json_of
-
-FORMAT = "tread-latents/1"
-MANIFEST = "manifest.json"
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What a store holds.
-
-    Args:
-        kind: `moments` (mean and log variance, 2 C channels) or `sample` (C channels).
-        shape: (C, H, W) of a latent.
-        count: Number of samples.
-        flips: Whether `latents_flip` are stored.
-        labels: Whether `labels` are stored.
-        classes: Names of classes.
-        text: None, or the encoder and its (K captions per sample, L tokens, E channels).
-        vae: Which autoencoder made it.
-        scale_factor: Multiplies `latent - shift_factor` to about unit standard deviation.
-        shift_factor: Subtracted first; 0 for Stable Diffusion's VAE.
-        image_size: Side of the pictures in pixels.
-        mean: Mean of latents per channel, before scaling.
-        std: Standard deviation of latents per channel, before scaling.
-        source: Where the pictures came from.
-        skipped: How many could not be read.
-        shards: One of {file, count, bytes, sha256} each.
-    """
-
-    kind: str
-    shape: tuple[int, int, int]
-    count: int
-    flips: bool
-    labels: bool
-    classes: tuple[str, ...]
-    text: dict[str, Any] | None
-    vae: str
-    scale_factor: float
-    shift_factor: float
-    image_size: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    source: str
-    skipped: int
-    shards: tuple[dict[str, Any], ...]
-
-    def dumps(self) -> str:
-        """Return the manifest as JSON."""
-        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
-
-    @classmethod
-    def loads(cls, text: str, path: Path) -> Manifest:
-        """Parse and check a manifest.
-
-        Args:
-            text: JSON.
-            path: Named in errors.
-
-        Raises:
-            DataError: Not a manifest of this format, or one that contradicts itself.
-        """
-        try:
-            values = json_of(text)
-            found = values.pop("format", None)
-            if found != FORMAT:
-                raise DataError(f"{path} has format {found!r}; this version reads {FORMAT!r}")
-            for key in ("shape", "classes", "mean", "std", "shards"):
-                values[key] = tuple(values[key])
-            manifest = cls(**values)
-            channels, height, width = manifest.shape
-            good = (
-                manifest.kind in ("moments", "sample")
-                and all(type(v) is int and v > 0 for v in (channels, height, width))
-                and len(manifest.mean) == len(manifest.std) == channels
-                and sum(shard["count"] for shard in manifest.shards) == manifest.count
-                and all(Path(shard["file"]).name == shard["file"] for shard in manifest.shards)
-                and all(type(shard["bytes"]) is int for shard in manifest.shards)
-                and all(0 < float(v) < float("inf") for v in (*manifest.std, manifest.scale_factor))
-                and all(math.isfinite(v) for v in (*manifest.mean, manifest.shift_factor))
-                and all(type(v) in (int, float) for v in (*manifest.std, manifest.scale_factor))
-                and all(type(v) is bool for v in (manifest.flips, manifest.labels))
-                and all(type(v) is str for v in (manifest.vae, *manifest.classes))
-                and all(type(shard["sha256"]) is str for shard in manifest.shards)
-                and all(type(shard["count"]) is int for shard in manifest.shards)
-                and (manifest.text is None or _is_text(manifest.text))
-            )
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
-            if isinstance(error, DataError):
-                raise
-            good = False
-        if not good:
-            raise DataError(f"{path} is damaged; run prepare again, which keeps finished shards")
-        return manifest
-
-
-def _is_text(text: dict[str, Any]) -> bool:
-    shape = tuple(text["shape"])
-    sides = len(shape) == 3 and all(type(side) is int and side > 0 for side in shape)
-    return sides and type(text["encoder"]) is str
+from experiments.data.store_manifest import MANIFEST, Manifest
+from experiments.runtime.files import sha256
 
 
 class Store(abc.ABC):
@@ -183,13 +82,62 @@ class Store(abc.ABC):
         raise DataError(f"{self.layout} holds no captions; task=text needs a captioned store")
 
 
-class Shards:
-    """Rows spread over files: finds row i of the whole in its file.
+class TensorFile:
+    """A safetensors file whose tensors read the file as they are indexed; do not write to them.
+
+    The mappings hold no file descriptor, of which a process has 1024 and ImageNet's shards may be
+    more.
 
     Args:
-        files: One file for each shard.
-        counts: Rows in each.
+        path: The file.
+
+    Raises:
+        DataError: The file is missing, truncated or no safetensors file.
     """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file = safe_open(path, "pt")
+            names = self._file.keys()
+            self._shapes = {name: tuple(self._file.get_slice(name).get_shape()) for name in names}
+        except (OSError, SafetensorError) as error:
+            raise DataError(
+                f"{path} is truncated or no safetensors file ({error}); copy it again, or delete "
+                "it and rerun prepare"
+            ) from None
+        self._tensors: dict[str, Tensor] = {}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._shapes
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape without mapping it."""
+        return self._shapes[name]
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return a tensor that is mapped into memory."""
+        if name not in self._tensors:
+            self._tensors[name] = self._file.get_tensor(name)
+        return self._tensors[name]
+
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Refuse a file whose tensor `name` is missing or not of `shape`.
+
+        Raises:
+            DataError: Naming the file, what was found, and what was expected.
+        """
+        if name not in self:
+            holds = ", ".join(f"{key} {list(size)}" for key, size in self._shapes.items())
+            raise DataError(f"{self.path} has no {name}; it holds {holds or 'nothing'}")
+        if self._shapes[name] != shape:
+            raise DataError(
+                f"{self.path}: {name} has shape {list(self._shapes[name])}; expected {list(shape)}"
+            )
+
+
+class Shards:
+    """Rows spread over files, `counts` in each: finds row i of the whole in its file."""
 
     def __init__(self, files: Sequence[TensorFile], counts: Sequence[int]) -> None:
         self.files = list(files)
@@ -205,8 +153,7 @@ class Shards:
 
     def rows(self, name: str, index: Tensor, flip: Tensor | None = None) -> Tensor:
         """Return rows `index` (B,) of tensor `name`, of `name`_flip where `flip` (B,) is set."""
-        first = self.files[0]
-        dtype, tail = first.dtype(name), first.shape(name)[1:]
+        dtype, tail = self.files[0][name].dtype, self.files[0].shape(name)[1:]
         names = [name] * len(index)
         if flip is not None:
             names = [f"{name}_flip" if turned else name for turned in flip.tolist()]
@@ -220,8 +167,7 @@ class Shards:
         key = (name, shard)
         if key not in self._tables:
             data = self.files[shard][name]
-            count = data.shape[0]
-            self._tables[key] = data.reshape(count, -1).view(torch.uint8).numpy()
+            self._tables[key] = data.reshape(len(data), -1).view(torch.uint8).numpy()
         return self._tables[key]
 
     def all(self, name: str) -> Tensor:
@@ -244,10 +190,9 @@ class LatentStore(Store):
 
     def __init__(self, path: Path, verify: bool = False) -> None:
         self.path = path
-        text = _read_text(path / MANIFEST)
-        manifest = Manifest.loads(text, path / MANIFEST)
-        self.manifest = manifest
-        self.fingerprint = hashlib.sha256(text.encode()).hexdigest()[:16]
+        content = _read(path / MANIFEST)
+        manifest = self.manifest = Manifest.loads(content, path / MANIFEST)
+        self.fingerprint = hashlib.sha256(content).hexdigest()[:16]
         self.kind, self.shape, self.count = manifest.kind, manifest.shape, manifest.count
         self.has_flips, self.classes = manifest.flips, manifest.classes
         self.scale_factor, self.shift_factor = manifest.scale_factor, manifest.shift_factor
@@ -281,17 +226,14 @@ class LatentStore(Store):
             expected["text"] = self.text
             expected["caption_ends"] = (self.text[0],)
         for name, tail in expected.items():
-            check_rows(file, name, (shard["count"], *tail))
+            file.check(name, (shard["count"], *tail))
         if self.text is not None and "captions" not in file:
-            check_rows(file, "captions", ())
-        if verify:
-            from experiments.runtime.files import sha256
-
-            if sha256(path) != shard["sha256"]:
-                raise DataError(
-                    f"{path} has changed since it was written (its SHA-256 is not the manifest's); "
-                    "copy it again, or delete it and rerun prepare"
-                )
+            file.check("captions", ())
+        if verify and sha256(path) != shard["sha256"]:
+            raise DataError(
+                f"{path} has changed since it was written (its SHA-256 is not the manifest's); "
+                "copy it again, or delete it and rerun prepare"
+            )
         return file
 
     def latents(self, index: Tensor, flip: Tensor | None = None) -> Tensor:
@@ -315,27 +257,8 @@ class LatentStore(Store):
         return file["captions"][start:end].numpy().tobytes().decode("utf-8", "replace")
 
 
-def check_rows(file: TensorFile, name: str, shape: tuple[int, ...]) -> None:
-    """Refuse a shard whose tensor `name` is missing or not of `shape`.
-
-    Raises:
-        DataError: Naming the file, what was found, and what was expected.
-    """
-    if name not in file:
-        holds = ", ".join(f"{key} {list(file.shape(key))}" for key in file) or "nothing"
-        raise DataError(f"{file.path} has no {name}; it holds {holds}")
-    if file.shape(name) != shape:
-        raise DataError(
-            f"{file.path}: {name} has shape {list(file.shape(name))}; expected {list(shape)}"
-        )
-
-
-def _read_text(path: Path) -> str:
+def _read(path: Path) -> bytes:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise DataError(
-            f"{path} is damaged; run prepare again, which keeps finished shards"
-        ) from None

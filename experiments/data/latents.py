@@ -7,34 +7,29 @@ the VAE's shift and scale factor, or the data's mean and standard deviation.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-from experiments.data.data_options import DataError, LatentsOptions
+from experiments.data.autoencoder import sample_moments
+from experiments.data.data_options import DataError
 from experiments.data.dataset import Batch, Condition, Rows
 from experiments.data.foreign_latents import open_store
 from experiments.data.latent_space import Decoding, LatentSpace
 from experiments.data.latent_store import Store
-from experiments.data.sample_order import Order
-
-if TYPE_CHECKING:
-    from routing.rng import Draws
+from experiments.data.latents_spec import LatentsOptions
+from experiments.data.sample_order import SampleOrder
+from routing.rng import Draws
 
 # diffusers' `scaling_factor` of Stable Diffusion's first VAE, which foreign 4-channel latents are.
 SD_SCALE = 0.18215
 _HELD_OUT_SEED = 0x7EAD
 _STATISTICS_FROM = 2048
+# Each has a name and a row of the model's embedding.
+_MOST_CLASSES = 1 << 20
 
 
 class Latents(LatentSpace):
     """A latent store, and a second one or a part of it as held-out split.
-
-    Args:
-        options: Where it is and how it is read.
-        task: `class`, `text` or `none`.
-        device: Where batches are made.
 
     Raises:
         DataError: No store, a damaged one, or one without what the task needs.
@@ -50,6 +45,7 @@ class Latents(LatentSpace):
             raise DataError("data=latents needs the folder of a store: data.path=FOLDER")
         store = open_store(options.path, kind=options.kind, verify=options.verify)
         self._stores = {"train": store}
+        # Rows of the store that a split has; a split that is not named has all of them.
         self._ids: dict[str, Tensor] = {}
         self.shape = store.shape
         if options.test:
@@ -69,15 +65,16 @@ class Latents(LatentSpace):
         for one in self._stores.values():
             self._require(one)
         self._affine(store)
-        other = self._stores["test"].fingerprint if options.test else ""
-        self.fingerprint = store.fingerprint + (f"-{other}" if other else "")
+        self.fingerprint = store.fingerprint
+        if options.test:
+            self.fingerprint += f"-{self._stores['test'].fingerprint}"
 
     def _hold_out(self, store: Store, count: int) -> None:
         if count >= store.count:
             raise DataError(
                 f"data.held_out={count} leaves nothing of {store.count} samples to train on"
             )
-        shuffled = Order(_HELD_OUT_SEED, store.count).lookup(torch.arange(store.count))
+        shuffled = SampleOrder(_HELD_OUT_SEED, store.count).lookup(torch.arange(store.count))
         self._stores["test"] = store
         self._ids = {"test": shuffled[:count].sort()[0], "train": shuffled[count:].sort()[0]}
 
@@ -98,6 +95,8 @@ class Latents(LatentSpace):
                 "with every latent"
             )
         low, high = int(store.labels.min()), int(store.labels.max())
+        if high >= _MOST_CLASSES:
+            raise DataError(f"{path} has label {high}, which is damage; mend the store")
         named = self._stores["train"].classes
         self.num_classes = options.num_classes or len(named) or self.num_classes or high + 1
         if low < 0 or high >= self.num_classes:
@@ -203,24 +202,14 @@ class Latents(LatentSpace):
         """Return latents in model space.
 
         Without `draws` (references, previews) there are no flips, the first caption is taken and
-        the
-        noise of moments depends on the sample alone.
+        the noise of moments depends on the sample alone.
         """
         rows = rows if rows is not None else self.rows(index, draws, split)
         put = {k: v.to(self.device, non_blocking=True) for k, v in rows.tensors.items()}
         z = put["latents"].float()
         if self._stores[split].kind == "moments":
-            z = self._sample(z, index, draws)
+            z = sample_moments(z, draws or Draws(0, 0, index, self.device), "moments")
         if "mirror" in put:
             z = torch.where(put["mirror"].view(-1, 1, 1, 1), z.flip(-1), z)
         x = (z - self._shift) / self._unit
         return Batch(x, put.get("y"), put.get("text"), rows.captions)
-
-    def _sample(self, moments: Tensor, index: Tensor, draws: Draws | None) -> Tensor:
-        from routing.rng import Draws
-
-        draws = draws or Draws(0, 0, index, self.device)
-        mean, log_variance = moments.chunk(2, 1)
-        noise = draws.normal("moments", self.shape).to(self.device)
-        # The bounds of diffusers' DiagonalGaussianDistribution.
-        return mean + (log_variance.clamp(-30, 20) / 2).exp() * noise

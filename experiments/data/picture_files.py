@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -12,20 +12,19 @@ from typing import Any
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from experiments.data.picture_sources import Raw
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A picture that was cropped, or the reason why it could not be read."""
-
-    raw: Raw
-    pixels: np.ndarray[Any, Any] | None
-    reason: str
-
+from experiments.data.picture_sources import RawPicture
 
 #: The longest picture that is cropped, in multiples of its shorter side.
 _NARROW = 64
+
+
+@dataclass(frozen=True)
+class CroppedPicture:
+    """A picture (size, size, 3) uint8, or None and the reason why it could not be read."""
+
+    raw: RawPicture
+    pixels: np.ndarray[Any, Any] | None
+    reason: str
 
 
 def eight_bits(image: Image.Image) -> Image.Image:
@@ -53,8 +52,7 @@ def center_crop(image: Image.Image, size: int) -> np.ndarray[Any, Any]:
     """Return the middle of a picture, (size, size, 3) uint8, as ADM prepared ImageNet.
 
     Halve with a box filter while the shorter side stays at least twice the target, bring the
-    shorter
-    side to `size` with a bicubic filter, cut the middle (Dhariwal and Nichol, 2021).
+    shorter side to `size` with a bicubic filter, cut the middle (Dhariwal and Nichol, 2021).
 
     Args:
         image: Any mode and size.
@@ -76,25 +74,24 @@ def center_crop(image: Image.Image, size: int) -> np.ndarray[Any, Any]:
     return pixels[top : top + size, left : left + size]
 
 
-def load(raw: Raw, size: int) -> Loaded:
+def crop(raw: RawPicture, size: int) -> CroppedPicture:
     """Decode and crop one picture; a damaged one becomes a reason, not an error."""
     if raw.content is None:
-        return Loaded(raw, None, "no bytes")
+        return CroppedPicture(raw, None, "no bytes")
     try:
         with Image.open(io.BytesIO(raw.content)) as image:
-            return Loaded(raw, center_crop(image, size), "")
+            return CroppedPicture(raw, center_crop(image, size), "")
     except UnidentifiedImageError:
-        return Loaded(raw, None, "no picture that Pillow knows")
+        return CroppedPicture(raw, None, "no picture that Pillow knows")
     except Exception as error:
-        return Loaded(raw, None, (str(error).splitlines() or [type(error).__name__])[0])
+        return CroppedPicture(raw, None, (str(error).splitlines() or [type(error).__name__])[0])
 
 
-def ahead(
-    pool: ThreadPoolExecutor, function: Callable[[Raw], Loaded], items: Iterable[Raw], depth: int
-) -> Iterator[Loaded]:
-    """Map in order with a bounded number of results waiting, unlike `Executor.map`."""
-    source = iter(items)
-    waiting = [pool.submit(function, item) for item in itertools.islice(source, depth)]
+def crop_ahead(
+    pool: ThreadPoolExecutor, pictures: Iterator[RawPicture], size: int, depth: int = 64
+) -> Iterator[CroppedPicture]:
+    """Crop in order with at most `depth` results waiting: `Executor.map` would read everything."""
+    waiting = [pool.submit(crop, raw, size) for raw in itertools.islice(pictures, depth)]
     while waiting:
         yield waiting.pop(0).result()
-        waiting += [pool.submit(function, item) for item in itertools.islice(source, 1)]
+        waiting += [pool.submit(crop, raw, size) for raw in itertools.islice(pictures, 1)]

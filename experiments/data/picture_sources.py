@@ -1,8 +1,7 @@
 """Where pictures come from: a folder, WebDataset tars, or parquet and arrow tables.
 
 Every source counts its pictures first and then gives any range of them as raw bytes, so that a
-shard
-is a function of its number and an interrupted preparation continues with the next one.
+shard is a function of its number and an interrupted preparation continues with the next one.
 """
 
 from __future__ import annotations
@@ -11,20 +10,26 @@ import abc
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from experiments.data.data_options import DataError
-from experiments.data.tars import Member, group, list_tar
-from routing.plain import json_of, whole
+from experiments.data.tars import Member, group, list_tar, read_label
+from routing.plain import json_of
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
+# Names of columns on the Hugging Face hub, the likeliest first.
+_GUESSES = {
+    "image": ("image", "img", "jpg", "png", "webp"),
+    "label": ("label", "labels", "cls", "fine_label", "class"),
+    "caption": ("caption", "captions", "text", "txt", "sentences", "sentences_raw"),
+}
 
 
 @dataclass(frozen=True)
-class Raw:
+class RawPicture:
     """One picture as it lies in its source.
 
     Args:
@@ -39,8 +44,12 @@ class Raw:
     label: int | None
     captions: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.label is not None and not 0 <= self.label < 2**31:
+            raise DataError(f"{self.name} has class {self.label}; expected 0 or more")
 
-class Source(abc.ABC):
+
+class PictureSource(abc.ABC):
     """A numbered set of pictures.
 
     Attributes:
@@ -58,8 +67,13 @@ class Source(abc.ABC):
     fingerprint: str
 
     @abc.abstractmethod
-    def read(self, start: int, stop: int) -> Iterator[Raw]:
-        """Give pictures `start..stop-1`."""
+    def read(self, start: int, stop: int) -> Iterator[RawPicture]:
+        """Give pictures `start..stop-1`, `stop` at most `count`."""
+
+    def limit(self, count: int) -> None:
+        """Leave out all but the first `count` pictures."""
+        self.count = min(count, self.count)
+        self.fingerprint = _digest([self.fingerprint, self.count])
 
 
 def open_source(
@@ -67,8 +81,8 @@ def open_source(
     *,
     captions: Path | None = None,
     files: str = "*",
-    columns: dict[str, str] | None = None,
-) -> Source:
+    columns: Mapping[str, str | None] | None = None,
+) -> PictureSource:
     """Return the pictures at `path`.
 
     Args:
@@ -89,18 +103,12 @@ def open_source(
         raise DataError(
             f"--files {files}: expected a pattern of names below {path}, such as 'train-*.tar'"
         ) from None
-    for suffixes, kind in (((".tar",), "tar"), ((".parquet", ".arrow"), "table")):
-        chosen = [p for p in found if p.suffix in suffixes]
-        if chosen:
-            if captions is not None:
-                raise DataError(
-                    "--captions is for folders; tars and tables bring their own captions"
-                )
-            if kind == "table":
-                from experiments.data.parquet_tables import TableSource
-
-                return TableSource(chosen, columns or {})
-            return TarSource(chosen)
+    tars = [p for p in found if p.suffix == ".tar"]
+    tables = [p for p in found if p.suffix in (".parquet", ".arrow")]
+    if captions is not None and (tars or tables):
+        raise DataError("--captions is for folders; tars and tables bring their own captions")
+    if tars or tables:
+        return TarSource(tars) if tars else TableSource(tables, columns or {})
     pictures = [p for p in found if p.suffix.lower() in SUFFIXES and path.is_dir()]
     if not pictures:
         listed = ", ".join(p.name for p in found[:5]) or "nothing"
@@ -111,18 +119,20 @@ def open_source(
     return FolderSource(path, pictures, captions)
 
 
-def digest(values: Any) -> str:
-    """Return a short checksum of plain values."""
+def _digest(values: Any) -> str:
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
 
 
-class FolderSource(Source):
-    """Pictures in one folder per class, or all in one folder without classes.
+def _listed(said: Any) -> tuple[str, ...]:
+    return (said,) if isinstance(said, str) else tuple(map(str, said or ()))
 
-    Args:
-        root: The folder.
-        pictures: Its files, sorted.
-        captions: A file of captions, or None.
+
+def _captions_of(row: dict[str, Any]) -> tuple[str, ...]:
+    return _listed(row.get("captions", row.get("caption", row.get("text"))))
+
+
+class FolderSource(PictureSource):
+    """Pictures in one folder per class, or all in one folder without classes.
 
     Raises:
         DataError: Pictures beside class folders, or a picture without its caption.
@@ -133,6 +143,7 @@ class FolderSource(Source):
         self.count = len(pictures)
         names = [p.relative_to(root).as_posix() for p in pictures]
         tops = [name.split("/")[0] if "/" in name else None for name in names]
+        self._labels: list[int | None] = [None] * self.count
         self._captions = _read_captions(captions) if captions is not None else None
         if self._captions is None and any(tops):
             if None in tops:
@@ -142,16 +153,15 @@ class FolderSource(Source):
                 )
             self.labelled = True
             self.classes = tuple(sorted({top for top in tops if top is not None}))
-            self._labels: list[int | None] = [self.classes.index(str(top)) for top in tops]
-        else:
-            self._labels = [None] * self.count
+            numbers = {name: number for number, name in enumerate(self.classes)}
+            self._labels = [numbers[str(top)] for top in tops]
         if self._captions is not None:
             self.captioned = True
             missing = [name for name, p in zip(names, pictures, strict=True) if not self._of(p)]
             if missing:
                 raise DataError(f"{captions} has no caption for {missing[0]} ({len(missing)} such)")
         self._names = names
-        self.fingerprint = digest([names, [list(self._of(p)) for p in pictures]])
+        self.fingerprint = _digest([names, [list(self._of(p)) for p in pictures]])
 
     def _of(self, picture: Path) -> tuple[str, ...]:
         if self._captions is None:
@@ -159,14 +169,14 @@ class FolderSource(Source):
         relative = picture.relative_to(self.root).as_posix()
         return self._captions.get(relative) or self._captions.get(picture.name) or ()
 
-    def read(self, start: int, stop: int) -> Iterator[Raw]:
+    def read(self, start: int, stop: int) -> Iterator[RawPicture]:
         """Give pictures `start..stop-1`."""
-        for i in range(start, min(stop, self.count)):
+        for i in range(start, stop):
             try:
                 content = self._pictures[i].read_bytes()
             except OSError:
                 content = None
-            yield Raw(self._names[i], content, self._labels[i], self._of(self._pictures[i]))
+            yield RawPicture(self._names[i], content, self._labels[i], self._of(self._pictures[i]))
 
 
 def _read_captions(path: Path) -> dict[str, tuple[str, ...]]:
@@ -176,8 +186,7 @@ def _read_captions(path: Path) -> dict[str, tuple[str, ...]]:
         if path.suffix == ".jsonl":
             for line in filter(None, text.splitlines()):
                 row = json_of(line)
-                said = row.get("captions", row.get("caption", row.get("text")))
-                captions[row["file_name"]] = [said] if isinstance(said, str) else list(said)
+                captions[row["file_name"]] = list(_captions_of(row))
         else:
             content = json_of(text)
             names = {image["id"]: image["file_name"] for image in content["images"]}
@@ -188,17 +197,13 @@ def _read_captions(path: Path) -> dict[str, tuple[str, ...]]:
     except (ValueError, KeyError, TypeError, AttributeError):
         raise DataError(
             f"{path} holds no captions: expected COCO's annotations (images, annotations) as "
-            ".json, "
-            'or lines of {"file_name": ..., "caption": ...} as .jsonl'
+            '.json, or lines of {"file_name": ..., "caption": ...} as .jsonl'
         ) from None
-    return {name: tuple(said) for name, said in captions.items()}
+    return {name: tuple(found) for name, found in captions.items()}
 
 
-class TarSource(Source):
+class TarSource(PictureSource):
     """WebDataset tars: a picture, and where there is one a `cls` and a `txt` or a `json` caption.
-
-    Args:
-        tars: The archives, sorted.
 
     Raises:
         DataError: A damaged archive, no pictures, or labels for some samples alone.
@@ -221,9 +226,9 @@ class TarSource(Source):
             raise DataError(f"{bare} has no cls, and {with_label} other samples have one")
         self.labelled = with_label == self.count
         self.captioned = all("txt" in f or "json" in f for *_, f in self._samples)
-        self.fingerprint = digest([[path.name, path.stat().st_size] for path in tars])
+        self.fingerprint = _digest([[path.name, path.stat().st_size] for path in tars])
 
-    def read(self, start: int, stop: int) -> Iterator[Raw]:
+    def read(self, start: int, stop: int) -> Iterator[RawPicture]:
         """Give pictures `start..stop-1`."""
         chosen = self._samples[start:stop]
         for number, samples in itertools.groupby(chosen, key=lambda sample: sample[0]):
@@ -235,43 +240,118 @@ class TarSource(Source):
                             handle.seek(part.offset)
                             parts[name] = handle.read(part.size)
                     where = f"{self._tars[number].name}: {key}"
-                    label = _number(parts["cls"], where) if "cls" in parts else None
-                    yield Raw(where, parts["image"], label, _said(parts))
+                    label = read_label(parts["cls"], where) if "cls" in parts else None
+                    yield RawPicture(where, parts["image"], label, _tar_captions(parts))
 
 
-def _number(text: bytes, where: str) -> int:
-    try:
-        return whole(text.decode("ascii"))
-    except ValueError:
-        raise DataError(f"{where}: cls holds {text[:16]!r}; expected a number in digits") from None
-
-
-def _said(parts: dict[str, bytes]) -> tuple[str, ...]:
+def _tar_captions(parts: dict[str, bytes]) -> tuple[str, ...]:
     if "txt" in parts:
         return (parts["txt"].decode("utf-8", "replace").strip(),)
     try:
-        row = json_of(parts.get("json", b"{}"))
-        said = row.get("captions", row.get("caption", row.get("text"))) or ()
-        return (said,) if isinstance(said, str) else tuple(map(str, said))
+        return _captions_of(json_of(parts.get("json", b"{}")))
     except (ValueError, AttributeError, TypeError):
         return ()
 
 
-class First(Source):
-    """The first pictures of another source.
+class TableSource(PictureSource):
+    """Tables of parquet or arrow, as the Hugging Face hub holds data sets.
 
-    Args:
-        source: The whole.
-        count: How many of it.
+    Raises:
+        DataError: pyarrow is missing, a damaged table, or no column of pictures.
     """
 
-    def __init__(self, source: Source, count: int) -> None:
-        self._source = source
-        self.count = min(count, source.count)
-        self.classes, self.labelled = source.classes, source.labelled
-        self.captioned = source.captioned
-        self.fingerprint = digest([source.fingerprint, self.count])
+    def __init__(self, files: list[Path], columns: Mapping[str, str | None]) -> None:
+        try:
+            import pyarrow  # noqa: F401
+        except ImportError:
+            raise DataError('tables need pyarrow; pip install -e ".[data]"') from None
+        self._blocks: list[tuple[Path, int, int]] = []
+        schema = None
+        for path in files:
+            found, counts = _open_table(path)
+            schema = schema or found
+            self._blocks += [(path, block, rows) for block, rows in enumerate(counts)]
+        assert schema is not None
+        self.count = sum(rows for *_, rows in self._blocks)
+        self._columns = {
+            role: _column(schema, role, columns.get(role), str(files[0])) for role in _GUESSES
+        }
+        if self._columns["image"] is None or not self.count:
+            raise DataError(
+                f"{files[0]} has no pictures in columns {', '.join(schema.names) or 'none'}; "
+                "name the column with --image-column"
+            )
+        self.labelled = self._columns["label"] is not None
+        self.captioned = self._columns["caption"] is not None
+        self.classes = _class_names(schema, self._columns["label"])
+        self.fingerprint = _digest([[p.name, p.stat().st_size] for p in files])
 
-    def read(self, start: int, stop: int) -> Iterator[Raw]:
+    def read(self, start: int, stop: int) -> Iterator[RawPicture]:
         """Give pictures `start..stop-1`."""
-        return self._source.read(start, min(stop, self.count))
+        at = 0
+        wanted = [name for name in self._columns.values() if name is not None]
+        for path, block, rows in self._blocks:
+            low, high = max(start - at, 0), min(stop - at, rows)
+            if low < high:
+                table = _read_block(path, block, wanted).slice(low, high - low)
+                for i, row in enumerate(table.to_pylist(), low):
+                    yield self._raw(row, f"{path.name}: row {at + i}")
+            at += rows
+
+    def _raw(self, row: dict[str, Any], where: str) -> RawPicture:
+        image = row[str(self._columns["image"])]
+        content = image.get("bytes") if isinstance(image, dict) else image
+        label = row[str(self._columns["label"])] if self.labelled else None
+        if self.labelled and not isinstance(label, int):
+            raise DataError(f"{where} has label {label!r}; expected a whole number")
+        captions = _listed(row[str(self._columns["caption"])]) if self.captioned else ()
+        return RawPicture(where, content if isinstance(content, bytes) else None, label, captions)
+
+
+def _column(schema: Any, role: str, given: str | None, where: str) -> str | None:
+    if given is not None and given not in schema.names:
+        raise DataError(f"{where} has no column {given!r}; it has {', '.join(schema.names)}")
+    return given or next((name for name in _GUESSES[role] if name in schema.names), None)
+
+
+def _class_names(schema: Any, column: str | None) -> tuple[str, ...]:
+    try:
+        features = json_of(schema.metadata[b"huggingface"])["info"]["features"]
+        return tuple(map(str, features[str(column)]["names"]))
+    except (KeyError, TypeError, ValueError):
+        return ()
+
+
+def _open_table(path: Path) -> tuple[Any, list[int]]:
+    """Return a table's schema and the rows of each block that is read at a time."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        if path.suffix == ".parquet":
+            with pq.ParquetFile(path) as file:
+                groups = range(file.num_row_groups)
+                return file.schema_arrow, [file.metadata.row_group(k).num_rows for k in groups]
+        table = _map_arrow(path)
+        return table.schema, [table.num_rows]
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path} is damaged or no table: {str(error).splitlines()[0]}") from None
+
+
+def _read_block(path: Path, block: int, columns: list[str]) -> Any:
+    import pyarrow.parquet as pq
+
+    if path.suffix != ".parquet":
+        return _map_arrow(path).select(columns)
+    with pq.ParquetFile(path) as file:
+        return file.read_row_group(block, columns=columns)
+
+
+def _map_arrow(path: Path) -> Any:
+    import pyarrow as pa
+
+    # The hub's cache holds streams; other writers leave files with a footer.
+    try:
+        return pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
+    except pa.ArrowInvalid:
+        return pa.ipc.open_file(pa.memory_map(str(path))).read_all()

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import atexit
-import queue
-import threading
+import itertools
+import sys
+from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from torch import Tensor
 
 from experiments.data.dataset import Batch, Dataset, Rows
+from routing.rng import Draws
 
-if TYPE_CHECKING:
-    from routing.rng import Draws
-
-Plan = Callable[[int], "tuple[Tensor, Draws]"]
+Plan = Callable[[int], tuple[Tensor, Draws]]
 
 
 class Prefetch:
@@ -46,63 +44,25 @@ class Prefetch:
         self.dataset, self.plan, self.split = dataset, plan, split
         self.start, self.stop, self.depth = start, stop, depth
 
-    def _steps(self) -> Iterator[int]:
-        step = self.start
-        while self.stop is None or step < self.stop:
-            yield step
-            step += 1
-
     def __iter__(self) -> Iterator[Batch]:
+        steps = range(self.start, sys.maxsize if self.stop is None else self.stop)
         if not self.dataset.reads_disk:
-            for step in self._steps():
-                index, draws = self.plan(step)
-                yield self.dataset.batch(index, draws, self.split)
+            for step in steps:
+                yield self.dataset.batch(*self.plan(step), self.split)
             return
-        ready: queue.Queue[tuple[int, Rows] | BaseException | None] = queue.Queue(self.depth)
-        left = threading.Event()
-        thread = threading.Thread(target=self._read, args=(ready, left), daemon=True)
-
-        def end() -> None:
-            left.set()
-            thread.join()
-
-        # A loop that is never left (an error, a signal) must not kill the thread inside torch at
-        # exit.
-        atexit.register(end)
-        thread.start()
+        # A loop that is never left (an error, a signal): the pool's thread is joined at exit.
+        pool = ThreadPoolExecutor(1)
+        ahead = iter(steps)
+        waiting: deque[Future[Rows]] = deque()
         try:
-            while (item := ready.get()) is not None:
-                if isinstance(item, BaseException):
-                    raise item
-                step, rows = item
-                index, draws = self.plan(step)
-                yield self.dataset.batch(index, draws, self.split, rows)
+            for step in steps:
+                for read in itertools.islice(ahead, self.depth + 1 - len(waiting)):
+                    waiting.append(pool.submit(self._read, read))
+                rows = waiting.popleft().result()
+                yield self.dataset.batch(*self.plan(step), self.split, rows)
         finally:
-            end()
-            atexit.unregister(end)
+            pool.shutdown(cancel_futures=True)
 
-    def _read(
-        self,
-        ready: queue.Queue[tuple[int, Rows] | BaseException | None],
-        left: threading.Event,
-    ) -> None:
-        def give(item: tuple[int, Rows] | BaseException | None) -> bool:
-            while not left.is_set():
-                try:
-                    ready.put(item, timeout=0.1)
-                    return True
-                except queue.Full:
-                    continue
-            return False
-
-        try:
-            for step in self._steps():
-                index, draws = self.plan(step)
-                rows = self.dataset.rows(index, draws, self.split)
-                if self.dataset.device.type == "cuda":
-                    rows = rows.pin()
-                if not give((step, rows)):
-                    return
-            give(None)
-        except BaseException as error:
-            give(error)
+    def _read(self, step: int) -> Rows:
+        rows = self.dataset.rows(*self.plan(step), self.split)
+        return rows.pin() if self.dataset.device.type == "cuda" else rows

@@ -27,7 +27,7 @@ def _mix(value: Tensor) -> Tensor:
     return value ^ (value >> 16)
 
 
-class Order:
+class SampleOrder:
     """Which sample comes at a position of an endless training stream.
 
     Args:

@@ -78,14 +78,8 @@ class Attributes:
 
     def captions(self) -> list[str]:
         """Return one English sentence for each picture, the large shape first."""
-        rows = zip(
-            self.shape.tolist(),
-            self.colour.tolist(),
-            self.size.tolist(),
-            self.background.tolist(),
-            strict=True,
-        )
-        return [_caption(*row) for row in rows]
+        parts = (self.shape, self.colour, self.size, self.background)
+        return [_caption(*row) for row in zip(*(part.tolist() for part in parts), strict=True)]
 
     def tokens(self) -> Tensor:
         """Return the captions as word indices, (B, 32) int64: `tokenize(captions())` without words.

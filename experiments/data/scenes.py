@@ -2,8 +2,7 @@
 
 Shapes are signed distance functions s(p), in pixels; a pixel is covered by clamp(1/2 - s, 0, 1),
 which antialiases every edge. No shape leaves its quadrant, so each quadrant is rendered alone and
-the
-whole batch is one tensor expression. Arithmetic is float64 and ends in uint8: the last-bit
+the whole batch is one tensor expression. Arithmetic is float64 and ends in uint8: the last-bit
 differences between devices vanish in the rounding.
 """
 
@@ -11,22 +10,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from experiments.data import scene_words as words
-from experiments.data.data_options import DataError, ScenesOptions
+from experiments.data.data_options import DataError
 from experiments.data.dataset import Batch, Condition, Dataset, Rows, to_uint8
 from experiments.data.scene_words import Attributes
-
-if TYPE_CHECKING:
-    from routing.rng import Draws
+from experiments.data.scenes_spec import ScenesOptions
+from routing.rng import Draws
 
 SIDE = 32
 _CELL = SIDE // 2
-_STREAMS = {"train": 0, "test": 1, "probe": 2}
+STREAMS = {"train": 0, "test": 1, "probe": 2}
 # Radii and grey levels of neighbouring words leave a gap, so that every word can be read back.
 _RADIUS = ((5.2, 6.8), (2.8, 4.0))
 _INK = (
@@ -112,23 +109,14 @@ class Scenes(Dataset):
     The class is the large shape's colour and shape (30 classes); the caption names every shape with
     size, colour and place, and the background. Pixels are shifted and scaled by two numbers to mean
     0 and `sigma_data`.
-
-    Args:
-        options: Which stream.
-        task: `class`, `text` or `none`.
-        device: Where pictures are rendered.
     """
 
     def __init__(
         self, options: ScenesOptions, task: str = "class", device: torch.device | str = "cpu"
     ) -> None:
-        super().__init__(task, options.sigma_data, device)
+        super().__init__(options, task, device)
         self.options = options
-        self.name = "scenes"
-        self.shape = (3, SIDE, SIDE)
-        self.num_classes = len(words.CLASSES) if task == "class" else 0
         self.class_names = words.CLASSES if task == "class" else ()
-        self.text = (words.LENGTH, words.WIDTH) if task == "text" else None
         self.sizes = {"train": None, "test": None}
         first = draw(*self._choose(torch.arange(_STATISTICS_FROM), "train")).cpu().long()
         count = first.numel()
@@ -138,11 +126,9 @@ class Scenes(Dataset):
         self.fingerprint = digest.hexdigest()[:16]
 
     def _choose(self, index: Tensor, split: str) -> tuple[Attributes, Tensor]:
-        from routing.rng import Draws
-
         # float64 is missing on Apple's GPUs: pictures are then made on the CPU and moved.
         device = torch.device("cpu") if self.device.type == "mps" else self.device
-        draws = Draws(self.options.seed, _STREAMS[split], index.to(device))
+        draws = Draws(self.options.seed, STREAMS[split], index.to(device))
         return choose(draws, self.options.max_shapes)
 
     def attributes(self, index: Tensor, split: str = "train") -> Attributes:

@@ -19,23 +19,26 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from safetensors.torch import save
 from torch import Tensor
 
-from experiments.data.autoencoder import Autoencoder
+from experiments.data.autoencoder import Autoencoder, sample_moments
 from experiments.data.data_options import DataError
-from experiments.data.latent_store import FORMAT, MANIFEST, Manifest
-from experiments.data.picture_files import Loaded, ahead, load
-from experiments.data.picture_sources import Source
+from experiments.data.picture_files import CroppedPicture, crop_ahead
+from experiments.data.picture_sources import PictureSource, RawPicture
+from experiments.data.store_manifest import FORMAT, MANIFEST, Manifest
 from experiments.data.text_encoder import TextEncoder
 from experiments.runtime.files import atomic_write
 from routing.plain import Malformed, json_of
+from routing.rng import Draws
 
 PLAN = "plan.json"
 SKIPPED = "skipped.txt"
 
 
 @dataclass(frozen=True)
-class Settings:
+class StoreSettings:
     """What makes two preparations of one source the same.
 
     Args:
@@ -59,7 +62,7 @@ class Settings:
     captions: int = 1
 
 
-class Writer:
+class StoreWriter:
     """Encodes the pictures of a source into a folder.
 
     Args:
@@ -70,7 +73,10 @@ class Writer:
         text: The text encoder, where `settings.text`.
         batch: Pictures encoded at a time.
         threads: Threads that decode and crop pictures.
-        progress: Called with the number of pictures after each batch.
+
+    Attributes:
+        done: Pictures that went through this writer.
+        progress: Called with `done` after each batch.
 
     Raises:
         DataError: The folder holds another preparation, or the source lacks what is asked for.
@@ -78,15 +84,13 @@ class Writer:
 
     def __init__(
         self,
-        source: Source,
+        source: PictureSource,
         vae: Autoencoder,
         out: Path,
-        settings: Settings,
-        *,
+        settings: StoreSettings,
         text: TextEncoder | None = None,
         batch: int = 16,
         threads: int = 4,
-        progress: Callable[[int], None] = lambda done: None,
     ) -> None:
         if settings.size % vae.factor:
             raise DataError(
@@ -96,11 +100,14 @@ class Writer:
         if text is not None and not source.captioned:
             raise DataError("--text needs a caption for every picture; give them with --captions")
         self.source, self.vae, self.out, self.settings = source, vae, out, settings
-        self.text, self.batch, self.threads, self.progress = text, batch, threads, progress
+        self.text, self.batch, self.threads = text, batch, threads
+        self.done = 0
+        self.progress: Callable[[int], None] = lambda done: None
         self.shards = -(-source.count // settings.shard)
         self._plan()
 
     def _plan(self) -> None:
+        """Write down what is made here, or refuse a folder where something else was begun."""
         plan = {
             "format": FORMAT,
             "source": self.source.fingerprint,
@@ -110,23 +117,21 @@ class Writer:
         path = self.out / PLAN
         try:
             self.out.mkdir(parents=True, exist_ok=True)
-            if path.exists():
-                old = json_of(path.read_bytes())
-                self._compare(old if isinstance(old, dict) else {}, plan)
-            else:
+            old = json_of(path.read_bytes()) if path.exists() else None
+            if old is None:
                 if any(p.name[0] != "." for p in self.out.iterdir()):
                     raise DataError(f"{self.out} is not empty; give a new folder")
                 atomic_write(path, json.dumps(plan, indent=1) + "\n")
+                return
         except OSError as error:
             raise self._full(error, path) from None
         except Malformed:
             raise DataError(f"{path} is damaged; give a new folder") from None
-
-    def _compare(self, old: dict[str, Any], new: dict[str, Any]) -> None:
-        for key, value in new.items():
+        old = old if isinstance(old, dict) else {}
+        for key, value in plan.items():
             if old.get(key) != value:
-                said = {"source": "another list of pictures", "count": "another number of pictures"}
-                was = said.get(key, f"{key} {old.get(key)!r} instead of {value!r}")
+                what = {"source": "another list of pictures", "count": "another number of pictures"}
+                was = what.get(key, f"{key} {old.get(key)!r} instead of {value!r}")
                 raise DataError(
                     f"{self.out} was begun with {was}; give the same again, or a new folder"
                 )
@@ -141,9 +146,9 @@ class Writer:
     def _finished(self, k: int) -> dict[str, Any] | None:
         shard, note = self._paths(k)
         try:
-            said = json_of(note.read_bytes())
-            size = shard.stat().st_size if said["count"] else 0
-            return said if size == said["bytes"] else None
+            about = json_of(note.read_bytes())
+            size = shard.stat().st_size if about["count"] else 0
+            return about if size == about["bytes"] else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -156,10 +161,8 @@ class Writer:
         shard, note = self._paths(k)
         tensors, sums, skipped = self._encode(k)
         count = len(tensors["latents"]) if tensors else 0
-        from safetensors.torch import save
-
         data = save(tensors) if count else b""
-        said = {
+        about = {
             "count": count,
             "bytes": len(data),
             "sha256": hashlib.sha256(data).hexdigest(),
@@ -169,7 +172,7 @@ class Writer:
         try:
             if count:
                 atomic_write(shard, data)
-            atomic_write(note, json.dumps(said) + "\n")
+            atomic_write(note, json.dumps(about) + "\n")
         except OSError as error:
             raise self._full(error, shard, len(data)) from None
 
@@ -183,42 +186,40 @@ class Writer:
         return DataError(f"{path} cannot be written: {error.strerror}")
 
     def _encode(self, k: int) -> tuple[dict[str, Tensor], dict[str, Any], list[list[str]]]:
-        size = self.settings.size
-        start, stop = k * self.settings.shard, (k + 1) * self.settings.shard
+        """Return the tensors of shard `k`, the sums for mean and std, and what was skipped."""
+        start = k * self.settings.shard
+        stop = min(start + self.settings.shard, self.source.count)
         parts: dict[str, list[Tensor]] = {}
-        labels: list[int] = []
-        captions: list[tuple[str, ...]] = []
+        read: list[RawPicture] = []
         skipped: list[list[str]] = []
         sums = np.zeros((2, self.vae.channels))
         with ThreadPoolExecutor(self.threads) as pool:
-            loaded = ahead(pool, lambda raw: load(raw, size), self.source.read(start, stop), 64)
-            while chunk := list(itertools.islice(loaded, self.batch)):
+            pictures = self.source.read(start, stop)
+            cropped = crop_ahead(pool, pictures, self.settings.size)
+            while chunk := list(itertools.islice(cropped, self.batch)):
                 good = [item for item in chunk if item.pixels is not None]
                 skipped += [[i.raw.name, i.reason] for i in chunk if i.pixels is None]
                 if good:
                     self._encode_batch(good, parts, sums)
-                    for raw in (i.raw for i in good if i.raw.label is not None):
-                        if not 0 <= raw.label < 2**31:
-                            raise DataError(f"{raw.name} has class {raw.label}; expected 0 or more")
-                        labels.append(raw.label)
-                    captions += [i.raw.captions for i in good]
-                self.progress(len(chunk))
+                    read += [item.raw for item in good]
+                self.done += len(chunk)
+                self.progress(self.done)
         tensors = {name: torch.cat(values).contiguous() for name, values in parts.items()}
-        if self.source.labelled:
+        labels = [raw.label for raw in read if raw.label is not None]
+        if tensors and self.source.labelled:
             tensors["labels"] = torch.tensor(labels, dtype=torch.int32)
-        if self.text is not None and tensors:
-            tensors |= self._caption_tensors(captions)
-        pixels = tensors["latents"][0, 0].numel() * len(tensors["latents"]) if parts else 0
+        if tensors and self.text is not None:
+            tensors |= self._caption_tensors(read)
         total = {
-            "n": pixels,
+            "n": tensors["latents"][:, 0].numel() if tensors else 0,
             "sum": sums[0].tolist(),
             "square": sums[1].tolist(),
             "label": max(labels, default=-1),
         }
-        return (tensors if parts else {}), total, skipped
+        return tensors, total, skipped
 
     def _encode_batch(
-        self, items: list[Loaded], parts: dict[str, list[Tensor]], sums: np.ndarray[Any, Any]
+        self, items: list[CroppedPicture], parts: dict[str, list[Tensor]], sums: NDArray[Any]
     ) -> None:
         stacked = np.stack([item.pixels for item in items if item.pixels is not None])
         images = torch.from_numpy(stacked).permute(0, 3, 1, 2)
@@ -232,35 +233,32 @@ class Writer:
             flipped = self.vae.encode(images.flip(-1)).cpu()
             parts.setdefault("latents_flip", []).append(self._stored(flipped, items, "flip"))
         if self.text is not None:
-            flat = [caption for item in items for caption in self._chosen(item.raw.captions)]
+            flat = [caption for item in items for caption in self._chosen(item.raw)]
             text = self.text(flat).half().cpu()
             parts.setdefault("text", []).append(text.unflatten(0, (len(items), -1)))
 
-    def _stored(self, moments: Tensor, items: list[Loaded], stream: str) -> Tensor:
+    def _stored(self, moments: Tensor, items: list[CroppedPicture], stream: str) -> Tensor:
         dtype = getattr(torch, self.settings.dtype)
         if self.settings.kind == "moments":
             return moments.to(dtype)
-        from routing.rng import Draws
-
         # Keyed by the picture, so that a shard comes out the same whoever encodes it.
         keys = [hashlib.sha256(item.raw.name.encode()).digest()[:7] for item in items]
         index = torch.tensor([int.from_bytes(key, "little") for key in keys])
-        mean, log_variance = moments.chunk(2, 1)
-        noise = Draws(0, 0, index).normal(stream, tuple(mean.shape[1:]))
-        return (mean + (log_variance.clamp(-30, 20) / 2).exp() * noise).to(dtype)
+        return sample_moments(moments, Draws(0, 0, index), stream).to(dtype)
 
-    def _chosen(self, captions: tuple[str, ...]) -> list[str]:
-        if not captions:
+    def _chosen(self, raw: RawPicture) -> list[str]:
+        if not raw.captions:
             raise DataError("a picture has no caption; task=text needs one for each")
-        return list(itertools.islice(itertools.cycle(captions), self.settings.captions))
+        return list(itertools.islice(itertools.cycle(raw.captions), self.settings.captions))
 
-    def _caption_tensors(self, captions: list[tuple[str, ...]]) -> dict[str, Tensor]:
-        flat = [caption.encode() for row in captions for caption in self._chosen(row)]
+    def _caption_tensors(self, pictures: list[RawPicture]) -> dict[str, Tensor]:
+        """Return all captions as UTF-8 bytes, and where each ends."""
+        flat = [caption.encode() for raw in pictures for caption in self._chosen(raw)]
         ends = torch.tensor([len(caption) for caption in flat]).cumsum(0)
         data = np.frombuffer(b"".join(flat) or b" ", np.uint8).copy()
         return {
             "captions": torch.from_numpy(data),
-            "caption_ends": ends.view(len(captions), self.settings.captions),
+            "caption_ends": ends.view(len(pictures), self.settings.captions),
         }
 
     def finish(self) -> Manifest | None:
@@ -280,7 +278,35 @@ class Writer:
                 f"none of {self.source.count} pictures could be read; the first, {skipped[0][0]}: "
                 f"{skipped[0][1]}"
             )
-        manifest = self._manifest(done, count, len(skipped))
+        n = sum(note["sums"]["n"] for note in done)
+        first = np.sum([note["sums"]["sum"] for note in done], 0) / n
+        second = np.sum([note["sums"]["square"] for note in done], 0) / n
+        side = self.settings.size // self.vae.factor
+        highest = max(note["sums"]["label"] for note in done)
+        manifest = Manifest(
+            kind=self.settings.kind,
+            shape=(self.vae.channels, side, side),
+            count=count,
+            flips=self.settings.flips,
+            labels=self.source.labelled,
+            # Without labels the highest is -1: no classes.
+            classes=self.source.classes or tuple(str(k) for k in range(highest + 1)),
+            text=None if self.text is None else self._text(self.text),
+            vae=self.settings.vae,
+            scale_factor=self.vae.scale_factor,
+            shift_factor=self.vae.shift_factor,
+            image_size=self.settings.size,
+            mean=tuple(first.tolist()),
+            std=tuple(np.sqrt(second - first**2).tolist()),
+            source=self.source.fingerprint,
+            skipped=len(skipped),
+            shards=tuple(
+                {"file": self._paths(k)[0].name}
+                | {key: note[key] for key in ("count", "bytes", "sha256")}
+                for k, note in enumerate(done)
+                if note["count"]
+            ),
+        )
         try:
             listed = "".join(f"{name}\t{reason}\n" for name, reason in skipped)
             atomic_write(self.out / SKIPPED, listed)
@@ -289,42 +315,6 @@ class Writer:
             raise self._full(error, self.out / MANIFEST) from None
         return manifest
 
-    def _manifest(self, done: list[dict[str, Any]], count: int, skipped: int) -> Manifest:
-        n = sum(note["sums"]["n"] for note in done)
-        first = np.sum([note["sums"]["sum"] for note in done], 0) / n
-        second = np.sum([note["sums"]["square"] for note in done], 0) / n
-        side = self.settings.size // self.vae.factor
-        kept = ("count", "bytes", "sha256")
-        return Manifest(
-            kind=self.settings.kind,
-            shape=(self.vae.channels, side, side),
-            count=count,
-            flips=self.settings.flips,
-            labels=self.source.labelled,
-            classes=self._classes(max(note["sums"]["label"] for note in done)),
-            text=self._text(),
-            vae=self.settings.vae,
-            scale_factor=self.vae.scale_factor,
-            shift_factor=self.vae.shift_factor,
-            image_size=self.settings.size,
-            mean=tuple(first.tolist()),
-            std=tuple(np.sqrt(second - first**2).tolist()),
-            source=self.source.fingerprint,
-            skipped=skipped,
-            shards=tuple(
-                {"file": self._paths(k)[0].name, **{key: note[key] for key in kept}}
-                for k, note in enumerate(done)
-                if note["count"]
-            ),
-        )
-
-    def _classes(self, highest: int) -> tuple[str, ...]:
-        if not self.source.labelled:
-            return ()
-        return self.source.classes or tuple(str(k) for k in range(highest + 1))
-
-    def _text(self) -> dict[str, Any] | None:
-        if self.text is None:
-            return None
-        shape = [self.settings.captions, self.text.length, self.text.width]
-        return {"encoder": self.text.name, "shape": shape}
+    def _text(self, encoder: TextEncoder) -> dict[str, Any]:
+        shape = [self.settings.captions, encoder.length, encoder.width]
+        return {"encoder": encoder.name, "shape": shape}

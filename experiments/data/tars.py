@@ -1,7 +1,7 @@
 """Files inside tar archives, by position: nothing is ever extracted.
 
 Samples are grouped as WebDataset groups them: the key is the path up to the first dot of the file's
-name, the rest is the field (`n01440764/10026.latent.npy` is field `latent.npy` of
+name, the rest is the field (`n01440764/10026.latent.npy` is the field `latent.npy` of the sample
 `n01440764/10026`).
 """
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from experiments.data.data_options import DataError
+from routing.plain import whole
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,15 @@ def group(members: list[Member]) -> dict[str, dict[str, Member]]:
     return samples
 
 
-def tar_files(folder: Path) -> list[Path]:
-    """Return the `.tar` files of a folder, sorted, so that every host sees one order."""
-    return sorted(path for path in folder.iterdir() if path.suffix == ".tar")
+def read_label(content: bytes, where: str) -> int:
+    """Return the number that a `cls` member holds in digits.
+
+    Raises:
+        DataError: Anything else; `where` names the sample.
+    """
+    try:
+        return whole(content.decode("ascii"))
+    except ValueError:
+        raise DataError(
+            f"{where}: cls holds {content[:16]!r}; expected a number in digits"
+        ) from None

@@ -244,7 +244,7 @@ def _images(
 def _dataset(name: str | None, device: torch.device) -> Any:
     if name is None:
         return None
-    from experiments.data import create
+    from experiments.data.dataset import create
 
     return create({"name": name}, device=device)
 

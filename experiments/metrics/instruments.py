@@ -105,7 +105,7 @@ def labelled_data(dataset: Any, features: str, data: Any = None) -> Any:
     """Return the data set with labels: its classifier needs them whatever the run's task is."""
     if dataset is None or not features.endswith("-classifier") or dataset.task == "class":
         return dataset
-    from experiments.data import create
+    from experiments.data.dataset import create
 
     return create(data or {"name": dataset.name}, task="class", device=dataset.device)
 

@@ -131,16 +131,21 @@ class Console:
 
     Args:
         quiet: Print nothing (other ranks, tests).
+        stderr: Print there, where standard output is for results.
     """
 
-    def __init__(self, quiet: bool = False) -> None:
+    def __init__(self, quiet: bool = False, stderr: bool = False) -> None:
         from rich.console import Console as Rich
 
         self.quiet = quiet
-        self.live = sys.stdout.isatty() and not quiet
+        self.live = (sys.stderr if stderr else sys.stdout).isatty() and not quiet
         # Off a terminal nothing wraps: a log's lines stay whole whatever the reader's width.
         self.rich = Rich(
-            quiet=quiet, highlight=False, soft_wrap=True, width=None if self.live else 200
+            quiet=quiet,
+            stderr=stderr,
+            highlight=False,
+            soft_wrap=True,
+            width=None if self.live else 200,
         )
         self._bar: Any = None
         self._once: set[str] = set()

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from experiments.config.schema import Config
 from experiments.config.validation import ENCODERS
-from experiments.data import Dataset, probe
+from experiments.data import probe
+from experiments.data.dataset import Dataset
 from experiments.metrics.dinov2 import build_dinov2
 from routing.errors import UserError
 

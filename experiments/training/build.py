@@ -9,7 +9,7 @@ import torch
 
 import backbones
 from experiments.config.schema import Config
-from experiments.data import Dataset, create
+from experiments.data.dataset import Dataset, create
 from experiments.runtime.memory import check_fits, keep_freed_memory
 from experiments.training.routes import model_arguments, run_cost
 from routing.errors import UserError

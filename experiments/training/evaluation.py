@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from experiments.config.schema import Config
-from experiments.data import Dataset
+from experiments.data.dataset import Dataset
 from experiments.metrics.scoring import score, setup_for
 from experiments.runtime import console
 from experiments.runtime.files import atomic_path

@@ -22,7 +22,9 @@ import torch
 from torch import Tensor
 
 from experiments.config.schema import Config
-from experiments.data import Batch, Dataset, Order, Prefetch
+from experiments.data.dataset import Batch, Dataset
+from experiments.data.prefetch import Prefetch
+from experiments.data.sample_order import SampleOrder
 from experiments.diffusion import create_objective
 from experiments.runtime import console, memory, signals
 from experiments.runtime.command import Interrupted
@@ -70,7 +72,7 @@ class Trainer:
         if config.train.encoder != "none":
             self.encode = make_encoder(config, self.dataset, self.model.grid, self.device)
         self.state = TrainingState(self.model, config.train, info)
-        self.order = Order(config.seed, self.dataset.size)
+        self.order = SampleOrder(config.seed, self.dataset.size)
         self.ahead: Iterator[Batch] | None = None
         self.local = config.train.batch // world
         self.first = self.local * accelerator.process_index

@@ -11,7 +11,7 @@ from torch import Tensor
 from backbones import Backbone
 from backbones.backbone import Output
 from experiments.config.schema import TrainConfig
-from experiments.data import Batch
+from experiments.data.dataset import Batch
 from experiments.diffusion import Objective
 from experiments.diffusion.auxiliary_losses import (
     alignment_loss,

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from backbones.cost import Cost, cost
 from backbones.sizes import parse_size
 from experiments.config.schema import Config
-from experiments.data.facts import facts
+from experiments.config.validation import ENCODERS
+from experiments.data.specs import describe
 from routing.route import Route, Segment
 from routing.schedule import RouteSchedule
+
+if TYPE_CHECKING:  # both import torch
+    from routing.rng import Draws
+    from routing.stack import Routing
 
 
 class TrainingRoutes:
@@ -19,7 +24,7 @@ class TrainingRoutes:
 
     Args:
         config: The run.
-        model: The arguments of `backbones.create`; None works them out from the data's facts.
+        model: The arguments of `backbones.create`; None works them out from the data's description.
     """
 
     def __init__(self, config: Config, model: dict[str, Any] | None = None) -> None:
@@ -44,7 +49,7 @@ class TrainingRoutes:
         route = self.schedule.at(progress)
         if route not in self._macs:
             if self._model is None:
-                self._model = model_arguments(self.config, facts(self.config.data))
+                self._model = model_arguments(self.config, describe(self.config.data))
             self._macs[route] = float(run_cost(self.config, self._model, route).macs_routed)
         return self._macs[route]
 

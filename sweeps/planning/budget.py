@@ -26,10 +26,10 @@ WAYS = ("steps", "flops", "hours")
 
 def costs(config: Config) -> Cost:
     """Return the `backbones.cost.Cost` of a run, with its way of removing tokens."""
-    from experiments.data.facts import facts
+    from experiments.data.specs import describe
     from experiments.training.routes import model_arguments, run_cost
 
-    return run_cost(config, model_arguments(config, facts(config.data)))
+    return run_cost(config, model_arguments(config, describe(config.data)))
 
 
 def training_macs(config: Config) -> float:

@@ -64,13 +64,13 @@ def test_every_cell_at_paper_composes_costs_and_builds(name, built={}):  # noqa:
 
     import backbones
     from experiments.config.compose import load
-    from experiments.data.facts import facts
+    from experiments.data.specs import describe
     from experiments.training.routes import model_arguments
 
     for words in cells(name):
         config = load(words)
         assert config.scale == "paper" and config.name
-        cost, arguments = budget.costs(config), model_arguments(config, facts(config.data))
+        cost, arguments = budget.costs(config), model_arguments(config, describe(config.data))
         routed = config.resolved_route != "none" and config.routing.remove != "never"
         assert (cost.macs_routed < cost.macs_dense) == routed, words
         key = repr(sorted(arguments.items(), key=str))

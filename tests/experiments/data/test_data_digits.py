@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from experiments.data import (
     DataError,
     LatentsOptions,
-    Order,
+    SampleOrder,
     ScenesOptions,
     create,
     parse,
+    specs,
 )
 
 ROOT = Path(__file__).parents[3]
@@ -86,7 +87,7 @@ def test_task_none_has_no_labels():
         (lambda: LatentsOptions(decode_batch=0), "data.decode_batch=16"),
         (lambda: LatentsOptions(scale_factor=-1.0), "0.18215"),
         (lambda: LatentsOptions(num_classes=-1), "1000"),
-        (lambda: Order(0, 0), "0 samples"),
+        (lambda: SampleOrder(0, 0), "0 samples"),
     ],
 )
 def test_wrong_options_say_what_to_type(call, words):
@@ -106,23 +107,23 @@ def test_outside_the_split(digits):
 @given(st.integers(1, 700), st.integers(0, 2**62), st.integers(0, 2**33))
 def test_order_is_a_permutation_of_every_epoch(size, seed, epoch):
     positions = torch.arange(size) + epoch * size
-    assert sorted(Order(seed, size).lookup(positions).tolist()) == list(range(size))
+    assert sorted(SampleOrder(seed, size).lookup(positions).tolist()) == list(range(size))
 
 
 def test_order_depends_on_seed_and_epoch_and_position_only():
     size = 1437
     epochs = torch.arange(4 * size).view(4, size)
-    order = Order(3, size).lookup(epochs)
-    again = torch.cat([Order(3, size).lookup(p) for p in epochs.flatten().split(100)])
+    order = SampleOrder(3, size).lookup(epochs)
+    again = torch.cat([SampleOrder(3, size).lookup(p) for p in epochs.flatten().split(100)])
     assert torch.equal(order.flatten(), again)
     assert all(not torch.equal(order[0], order[k]) for k in (1, 2, 3))
     # Shifting the seed must not shift the epochs.
-    assert not torch.equal(Order(4, size).lookup(epochs[0]), order[1])
+    assert not torch.equal(SampleOrder(4, size).lookup(epochs[0]), order[1])
 
 
 def test_order_looks_random():
     size, epochs = 64, 4000
-    order = Order(0, size).lookup(torch.arange(size * epochs)).view(epochs, size)
+    order = SampleOrder(0, size).lookup(torch.arange(size * epochs)).view(epochs, size)
     counts = torch.stack([order[:, k].bincount(minlength=size) for k in range(size)]).double()
     # Chi-square of 64 x 64 cells, mean 62.5 each: 63 * 63 degrees of freedom, standard deviation
     # 89.
@@ -133,12 +134,12 @@ def test_order_looks_random():
 
 
 def test_endless_stream_needs_no_shuffling():
-    assert Order(0, None).lookup(torch.tensor([5, 7])).tolist() == [5, 7]
+    assert SampleOrder(0, None).lookup(torch.tensor([5, 7])).tolist() == [5, 7]
 
 
 def test_options_need_no_torch():
     code = (
-        "import sys, experiments.data.data_options, experiments.data as d; d.parse({'name': 'digits'});"
+        "import sys, experiments.data.specs, experiments.data as d; d.parse({'name': 'digits'});"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -150,9 +151,8 @@ def test_conf_lists_every_option_and_default():
 
     import yaml
 
-    from experiments.data.data_options import OPTIONS
-
-    for name, kind in OPTIONS.items():
+    for name in specs.names():
+        kind = specs.options_class(name)
         text = (ROOT / "experiments/conf/data" / f"{name}.yaml").read_text()
         # The data are scaled to what the objective assumes: EDM's 0.5 is the dataclass's default.
         text = text.replace("${objective.sigma_data}", "0.5")

@@ -150,11 +150,11 @@ def test_captions(tmp_path):
 
 
 def test_shuffled_epochs_read_every_sample_once(tmp_path):
-    from experiments.data import Order
+    from experiments.data import SampleOrder
 
     z = latents(COUNT)
     data = load(write_store(tmp_path / "s", z, per_file=2), task="none")
-    order = Order(0, data.size)
+    order = SampleOrder(0, data.size)
     epoch = torch.cat([data.batch(order.lookup(p), None).x for p in torch.arange(COUNT).split(4)])
     assert {tuple(r.flatten().tolist()) for r in epoch} == {
         tuple(r.flatten().tolist()) for r in (torch.from_numpy(z) - 0.25) * 0.5
@@ -216,7 +216,7 @@ def resize(path, shard):
     ("damage", "words"),
     [
         (damage_truncate, ("shard-00001.safetensors is truncated", "rerun prepare")),
-        (damage_header, ("shard-00001.safetensors is no safetensors file",)),
+        (damage_header, ("shard-00001.safetensors is truncated or no safetensors file",)),
         (damage_missing, ("shard-00002.safetensors is missing",)),
         (damage_shape, ("latents has shape [6, 3, 8, 8]; expected [6, 4, 8, 8]",)),
         (damage_labels, ("has no labels; it holds latents [6, 4, 8, 8]",)),
@@ -245,6 +245,11 @@ def test_verify_finds_a_changed_byte(tmp_path, labels):
 def test_label_outside_the_classes(tmp_path, labels):
     path = write_store(tmp_path / "s", latents(COUNT), labels)
     refused(lambda: load(path, num_classes=3), "label 4, outside 0..2", "data.num_classes=5")
+
+
+def test_a_damaged_label_makes_no_classes(tmp_path):
+    path = write_lightning(tmp_path / "l", latents(3), latents(3), [0, 2**40, 1])
+    refused(lambda: load(path), "has label 1099511627776, which is damage")
 
 
 def test_a_manifest_cannot_name_files_elsewhere(tmp_path, labels):

@@ -21,7 +21,8 @@ from experiments.data import picture_files as images
 from experiments.data.autoencoder import Autoencoder
 from experiments.data.foreign_latents import open_store
 from experiments.data.picture_files import center_crop
-from experiments.data.picture_sources import Raw
+from experiments.data.picture_sources import RawPicture
+from experiments.runtime import console
 from routing.rng import Draws
 
 ROOT = Path(__file__).parents[3]
@@ -99,7 +100,7 @@ def test_photographs_become_a_store_that_trains(folder, tmp_path, vae, capsys):
     assert run(folder, out, vae, "--dtype", "float32", "--verify") == 0
     said = capsys.readouterr()
     assert "7 pictures as moments of 4x8x8, mirrored too" in said.out and "classes   3" in said.out
-    assert "7/7 pictures" in said.err and not list(out.glob(".*"))
+    assert "pictures 7/7" in said.err and not list(out.glob(".*"))
     data = create({"name": "latents", "path": str(out)}, task="class")
     assert data.size == 7 and data.class_names == ("animals", "grey", "things")
     assert data.shape == (4, 8, 8) and data.can_decode
@@ -144,13 +145,12 @@ def test_a_kill_loses_one_shard_and_a_rerun_continues(folder, tmp_path, vae, mon
     class Killed(BaseException):
         pass
 
-    def killed(self, count):
-        self.done += count
-        if self.done > 4:
+    def killed(self, done):
+        if done > 4:
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(prepare.Progress, "__call__", killed)
+        patch.setattr(console.Progress, "update", killed)
         with pytest.raises(Killed):
             run(folder, out, vae)
     assert [p.name for p in sorted(out.iterdir())] == [
@@ -177,10 +177,10 @@ def test_a_kill_loses_one_shard_and_a_rerun_continues(folder, tmp_path, vae, mon
 
 
 def test_interrupt_says_how_to_continue(folder, tmp_path, vae, monkeypatch, capsys):
-    def interrupted(self, count):
+    def interrupted(self, done):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(prepare.Progress, "__call__", interrupted)
+    monkeypatch.setattr(console.Progress, "update", interrupted)
     assert run(folder, tmp_path / "out", vae) == 130
     assert "same command continues" in capsys.readouterr().err
 
@@ -425,7 +425,7 @@ def encoded(image, kind, **options):
 
 
 def cropped(content, size=8):
-    return images.load(Raw("a", content, None), size)
+    return images.crop(RawPicture("a", content, None), size)
 
 
 RAMP = np.linspace(0, 65535, 64).reshape(8, 8)
@@ -615,22 +615,6 @@ def test_a_typo_is_answered_without_a_traceback(tmp_path):
     call = [sys.executable, str(script), "x", "y", "--size", "0"]
     done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr == "error: --size 0: must be at least 1\n"
-
-
-def test_progress_in_a_log_and_on_a_terminal():
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    for stream in (io.StringIO(), Terminal()):
-        progress = prepare.Progress(1000, stream)
-        progress(400)
-        progress.last -= 60
-        progress(100)
-        progress(500)
-        said = stream.getvalue()
-        assert "500/1,000 pictures" in said and said.endswith("]\n") and "/s  [" in said
-        assert "400/1,000" not in said
 
 
 @pytest.mark.slow

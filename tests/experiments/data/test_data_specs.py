@@ -1,10 +1,10 @@
 import pytest
 from data_tools import latents, write_lightning, write_store, write_tars
 
-from experiments.config import load
-from experiments.data import create
+from experiments.config import load, options_of
+from experiments.data import create, specs
 from experiments.data.data_options import DataError, ShapeError
-from experiments.data.facts import facts, fingerprint
+from experiments.data.specs import describe, fingerprint
 
 LABELS = [k % 4 for k in range(8)]
 
@@ -12,8 +12,8 @@ LABELS = [k % 4 for k in range(8)]
 @pytest.mark.parametrize(
     ("name", "task"), [("digits", "class"), ("scenes", "class"), ("scenes", "text")]
 )
-def test_facts_of_embedded_data_are_those_of_the_data(name, task):
-    known, data = facts({"name": name}), create({"name": name}, task=task)
+def test_embedded_data_are_as_described(name, task):
+    known, data = describe({"name": name}), create({"name": name}, task=task)
     assert tuple(known["shape"]) == data.shape
     if task == "class":
         assert known["num_classes"] == data.num_classes
@@ -22,8 +22,17 @@ def test_facts_of_embedded_data_are_those_of_the_data(name, task):
     assert fingerprint({"name": name}) == "embedded"
 
 
+def test_a_data_set_names_what_scores_it(monkeypatch):
+    for name in specs.names():
+        assert specs.evaluation(name) in options_of("eval")
+        assert load([f"data={name}"]).eval == load([f"data={name}", f"eval={name}"]).eval
+    monkeypatch.setattr(specs.options_class("digits"), "evaluation", "none")
+    assert load([]).eval["name"] == "none"
+    assert load(["eval=digits"]).eval["name"] == "digits"
+
+
 @pytest.mark.parametrize("layout", ["store", "tars", "moments", "lightning"])
-def test_facts_of_latents_are_read_from_headers(tmp_path, layout):
+def test_latents_are_described_by_their_headers(tmp_path, layout):
     path = tmp_path / layout
     {
         "store": lambda: write_store(path, latents(8, side=6), LABELS),
@@ -33,7 +42,7 @@ def test_facts_of_latents_are_read_from_headers(tmp_path, layout):
     }[layout]()
     options = {"name": "latents", "path": str(path), "scale": "std", "num_classes": 4}
     before = fingerprint(options)
-    known, data = facts(options), create(options)
+    known, data = describe(options), create(options)
     assert tuple(known["shape"]) == data.shape and known["num_classes"] == data.num_classes
     # Opening tars leaves a list of positions there; that is no other data.
     assert fingerprint(options) == before != "absent"
@@ -45,7 +54,7 @@ def test_latents_of_another_shape_than_asked_are_refused(tmp_path):
     stable = write_store(tmp_path / "s", latents(8, side=32), LABELS)
     for path in (vavae, tmp_path / "nowhere"):
         config = load([*words, f"data.path={path}", "data.shape=[32,16,16]"])
-        assert facts(config.data)["shape"] == [32, 16, 16]
+        assert describe(config.data)["shape"] == [32, 16, 16]
     with pytest.raises(ShapeError, match=r"are 4x32x32.*give data\.path latents of 32x16x16"):
         load([*words, f"data.path={stable}", "data.shape=[32,16,16]"])
     # The backbone itself takes any latents, and a key that is not set names no run anew.
@@ -57,9 +66,9 @@ def test_latents_of_another_shape_than_asked_are_refused(tmp_path):
         load([*words, "data.shape=[32,16]"])
 
 
-def test_facts_of_what_is_not_there(tmp_path):
-    assert facts({"name": "latents"})["shape"] == [4, 32, 32]
+def test_what_is_not_there_is_described(tmp_path):
+    assert describe({"name": "latents"})["shape"] == [4, 32, 32]
     options = {"name": "latents", "path": str(tmp_path / "nowhere")}
-    assert facts(options)["num_classes"] == 1000 and fingerprint(options) == "absent"
+    assert describe(options)["num_classes"] == 1000 and fingerprint(options) == "absent"
     (tmp_path / "x.tar").write_bytes(b"nonsense")
-    assert facts({"name": "latents", "path": str(tmp_path)})["shape"] == [4, 32, 32]
+    assert describe({"name": "latents", "path": str(tmp_path)})["shape"] == [4, 32, 32]

@@ -1,0 +1,74 @@
+"""All data sets by name: each has its options in NAME_spec.py beside NAME.py (no torch here)."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping
+from pathlib import Path, PurePath
+from typing import Any
+
+from experiments.data.data_options import DataError, DataOptions, require
+from routing.errors import suggest
+
+
+def names() -> tuple[str, ...]:
+    """Return the names that `data=` takes."""
+    found = Path(__file__).parent.glob("*_spec.py")
+    return tuple(sorted(path.stem.removesuffix("_spec") for path in found))
+
+
+def options_class(name: str) -> type[DataOptions]:
+    """Return the class of a data set's options.
+
+    Raises:
+        DataError: An unknown data set.
+    """
+    known = names()
+    require(
+        name in known,
+        f"unknown data set {name!r}: expected one of {', '.join(known)}{suggest(name, known)}",
+    )
+    module = importlib.import_module(f"experiments.data.{name}_spec")
+    return next(v for v in vars(module).values() if getattr(v, "name", None) == name)
+
+
+def parse(options: DataOptions | Mapping[str, Any]) -> DataOptions:
+    """Return checked options from a mapping (dict, DictConfig) with a `name`, or the options.
+
+    Raises:
+        DataError: An unknown data set or key, or a value out of its range.
+    """
+    if isinstance(options, DataOptions):
+        return options
+    values = dict(options)
+    name = str(values.get("name", ""))
+    made = options_class(name)
+    known = {field.name: str(field.type) for field in dataclasses.fields(made)}
+    for key, value in values.items():
+        require(key in known, f"unknown key data.{key} of data={name}{suggest(key, known)}")
+        text = known[key] not in ("str", "str | None") or isinstance(value, str | PurePath | None)
+        require(text, f"data.{key}={value!r}: expected text")
+    try:
+        return made(**values)
+    except (TypeError, OverflowError, AttributeError) as error:
+        raise DataError(f"data={name}: a value of the wrong type ({error})") from None
+
+
+def describe(options: DataOptions | Mapping[str, Any]) -> dict[str, Any]:
+    """Return a data set's name, shape, number of classes and caption shape without reading it.
+
+    Raises:
+        DataError: Wrong options, or files that are there and contradict them (`ShapeError`).
+    """
+    return parse(options).describe()
+
+
+def fingerprint(options: DataOptions | Mapping[str, Any]) -> str:
+    """Return what changes when the data change while the options stay: part of a run's name."""
+    return parse(options).fingerprint()
+
+
+def evaluation(name: str) -> str:
+    """Return the file of experiments/conf/eval that scores a data set where none is chosen."""
+    return options_class(name).evaluation if name in names() else "none"
