@@ -27,6 +27,7 @@ from backbones.sizes import parse_size
 from experiments.benchmark.bench_options import BenchError, BenchOptions
 from experiments.benchmark.plain_dit import PlainDiT, PlainStep
 from experiments.config.schema import Config, TrainConfig
+from experiments.data.data_options import DataOptions
 from experiments.data.dataset import Batch, Dataset, Rows
 from experiments.runtime.console import Console
 from experiments.runtime.memory import check_fits
@@ -90,12 +91,12 @@ def cases(o: BenchOptions, size: str, tokens: int) -> list[Case]:
 class RandomLatents(Dataset):
     """Normal latents (4, side, side) of 1000 classes in memory, as often as they are asked for."""
 
-    name, fingerprint, num_classes = "latents", "", CLASSES
+    fingerprint = ""
     cannot_decode = "the benchmark's latents are random numbers"
 
     def __init__(self, side: int, count: int, device: torch.device) -> None:
-        super().__init__("class", 1.0, device)
-        self.shape, self.sizes = (4, side, side), {"train": None}
+        super().__init__(DataOptions("latents", sigma_data=1.0), device=device)
+        self.shape, self.num_classes, self.sizes = (4, side, side), CLASSES, {"train": None}
         rows = torch.randn(count, *self.shape, generator=torch.Generator().manual_seed(1))
         self.x, self.y = rows.to(device), torch.arange(count, device=device) % CLASSES
 

@@ -91,7 +91,7 @@ class Key:
 
 
 @functools.cache
-def keys_of(cls: type) -> dict[str, tuple[Any, Key]]:
+def keys_of(cls: Any) -> dict[str, tuple[Any, Key]]:
     """Return the type and the `Key` of every field of a configuration class."""
     found = {}
     for name, hint in typing.get_type_hints(cls, include_extras=True).items():

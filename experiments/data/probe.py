@@ -166,10 +166,10 @@ def _caption_shares(seen: Attributes, asked: Attributes) -> dict[str, float]:
 
 
 def _pictures(split: str, start: int, count: int) -> tuple[Tensor, Attributes]:
-    from experiments.data.scenes import _STREAMS, choose, draw
+    from experiments.data.scenes import STREAMS, choose, draw
     from routing.rng import Draws
 
-    attributes, free = choose(Draws(0, _STREAMS[split], torch.arange(start, start + count)))
+    attributes, free = choose(Draws(0, STREAMS[split], torch.arange(start, start + count)))
     return draw(attributes, free), attributes
 
 
