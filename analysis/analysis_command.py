@@ -113,7 +113,7 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _load(options: argparse.Namespace) -> object:
-    from analysis.runs.study import Study
+    from analysis.runs.cells import Study
 
     study = Study.of(options.runs, getattr(options, "metric", None))
     attrs = study.runs.attrs

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from analysis import figures, tables
+from analysis.runs.cells import Study
 from analysis.runs.run_records import AnalysisError
-from analysis.runs.study import Study
 from analysis.tables.render import frame_csv, markdown, markdown_escape
 from analysis.tables.table import FEW_NOTE, MISSING_NOTE, NOT_RUN, Row, Table
 from experiments.runtime.files import atomic_write

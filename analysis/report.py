@@ -23,9 +23,8 @@ from analysis import figures, tables
 from analysis.figures.sample_grids import picture
 from analysis.figures.style import Plot
 from analysis.runs import compare
-from analysis.runs.comparison_groups import Base
+from analysis.runs.cells import Base, Study
 from analysis.runs.statistics import ENOUGH_SEEDS
-from analysis.runs.study import Study
 from analysis.tables.headings import after, difference, metric_decimals, score
 from analysis.tables.memorisation import Memory
 from analysis.tables.render import frame_csv, plain, to_html

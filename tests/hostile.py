@@ -190,9 +190,9 @@ def read_pretrained(folder):
 
 @reader("metadata of weights", make_export, "model.safetensors")
 def read_metadata(folder):
-    from analysis.runs import weights_metadata as weights
+    from analysis.runs import run_files
 
-    weights.metadata(folder / "model.safetensors")
+    run_files.model_arguments(folder)
 
 
 def make_foreign_weights(folder):

@@ -21,8 +21,8 @@ from analysis.figures.sample_grids import samples
 from analysis.figures.scans import scan_paths, selections
 from analysis.figures.similarity_maps import similarity
 from analysis.figures.style import Plot
+from analysis.runs.cells import Study
 from analysis.runs.run_records import AnalysisError
-from analysis.runs.study import Study
 from analysis.similarity_file import read
 from routing.errors import suggest
 

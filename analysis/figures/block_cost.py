@@ -8,25 +8,20 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis.figures.style import Plot, canvas, colour, styled
-from analysis.runs.comparison_groups import Base
-from analysis.runs.study import Study
-from analysis.runs.weights_metadata import metadata
+from analysis.runs.cells import Base, Study
+from analysis.runs.run_files import model_arguments
+from backbones.cost import cost as count_cost
 
 
 def _panel_data(base: Base) -> pd.DataFrame | None:
-    from backbones.cost import cost
-
     routed = base.auto()
     if routed is None:
         return None
-    described = next(
-        (m for path in routed.runs["path"] if (m := metadata(f"{path}/model.safetensors"))), None
-    )
-    if not described or not isinstance(described.get("model"), dict):
+    arguments = next((m for path in routed.runs["path"] if (m := model_arguments(path))), None)
+    if arguments is None:
         return None
-    arguments: dict[str, Any] = dict(described["model"])
-    dense = cost(**arguments)
-    sparse = cost(**arguments, route=str(routed.first("route")))
+    dense = count_cost(**arguments)
+    sparse = count_cost(**arguments, route=str(routed.first("route")))
     return pd.DataFrame(
         {
             "panel": base.label,

@@ -11,10 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FixedLocator, MaxNLocator
 
 from analysis.figures.style import Plot, canvas, colour, line, styled
-from analysis.runs.cells import Cell
-from analysis.runs.comparison_groups import Base, same_machine
+from analysis.runs.cells import Base, Cell, Study, same_machine
 from analysis.runs.statistics import ratio
-from analysis.runs.study import Study
 from analysis.tables.speedup import reach
 from analysis.tables.table import Entry
 

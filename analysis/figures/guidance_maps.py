@@ -9,10 +9,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis.figures.style import Plot, canvas, colormap, colour, ink, styled
-from analysis.runs.cells import Cell
-from analysis.runs.comparison_groups import Base
-from analysis.runs.labels import short
-from analysis.runs.study import Study
+from analysis.runs.cells import Base, Cell, Study
+from analysis.runs.grouping import short
 from analysis.tables.guidance_table import evaluations, number, parse
 
 

@@ -9,9 +9,7 @@ from matplotlib.ticker import EngFormatter
 from analysis.figures.convergence import SEEDS, log_scores, mean_path, seeds, wide
 from analysis.figures.sample_grids import Found, chosen
 from analysis.figures.style import Plot, canvas, colour, line, quiet, styled
-from analysis.runs.cells import Cell
-from analysis.runs.comparison_groups import Base
-from analysis.runs.study import Study
+from analysis.runs.cells import Base, Cell, Study
 
 # Pictures of one class beside each other in a sample grid (experiments/training/evaluation.py).
 _PER_CLASS = 8

@@ -11,9 +11,8 @@ from matplotlib.colors import TwoSlopeNorm
 from matplotlib.patches import FancyBboxPatch
 
 from analysis.figures.style import SIGNED, Plot, canvas, colormap, colour, ink, styled
-from analysis.runs.comparison_groups import Base
+from analysis.runs.cells import Base, Study
 from analysis.runs.statistics import ENOUGH_SEEDS
-from analysis.runs.study import Study
 from analysis.tables import paper
 from analysis.tables.ablations import plain_routes, span_order
 from analysis.tables.headings import gap

@@ -9,11 +9,9 @@ from typing import Any
 import pandas as pd
 
 from analysis.figures.style import PAPER_COLOUR, Plot, canvas, colour, line, styled
-from analysis.runs.cells import Cell
-from analysis.runs.comparison_groups import Base
-from analysis.runs.labels import short
+from analysis.runs.cells import Base, Cell, Study
+from analysis.runs.grouping import short
 from analysis.runs.statistics import mean_std
-from analysis.runs.study import Study
 from analysis.tables import paper
 from analysis.tables.ablations import plain_routes
 

@@ -16,7 +16,7 @@
 # %%
 import analysis
 from analysis import quick_runs
-from analysis.runs.study import Study
+from analysis.runs.cells import Study
 from analysis.tables import paper
 
 study = Study.of(analysis.load(quick_runs.folder()))

@@ -39,7 +39,7 @@ print(
 # ## The headline: how much sooner is the dense run's best score reached?
 
 # %%
-from analysis.runs.study import Study
+from analysis.runs.cells import Study
 
 study = Study.of(runs)
 analysis.tables.make("speedup", study)

@@ -18,7 +18,7 @@ RUNS = quick_runs.folder()
 
 # %%
 import analysis
-from analysis.runs.comparison_groups import named
+from analysis.runs.grouping import named
 
 # Runs of one setting and one treatment differ in their seed alone; only these may be averaged.
 CELL = ["setting", "treatment"]

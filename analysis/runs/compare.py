@@ -8,7 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.runs.run_records import AnalysisError, Damaged, read_run
+from analysis.runs.run_files import Damaged
+from analysis.runs.run_records import AnalysisError, read_run
 
 # Where a run stands on disk says nothing about what it is.
 _ASIDE = ("run", "path", "name", "hash", "config_keys", "config.paths.")

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.runs.record_checks import is_number, is_score
-from analysis.runs.run_records import PROTOCOL, Damaged, load, read_lines
+from analysis.runs.run_files import PROTOCOL, Damaged, is_number, is_score, read_lines
+from analysis.runs.run_records import load
 
 _SCORE = ("metric", "key", "features", "guidance", "sampler", "macs_per_sample")
 Read = Callable[[Mapping[Any, Any]], tuple[list[dict[str, Any]], list[str]]]

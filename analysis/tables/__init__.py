@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from analysis.runs.cells import Study
 from analysis.runs.run_records import AnalysisError
-from analysis.runs.study import Study
 from analysis.tables import (
     ablations,
     all_scores,

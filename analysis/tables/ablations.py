@@ -7,9 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.runs.cells import Cell
-from analysis.runs.comparison_groups import Base, is_usual
-from analysis.runs.study import Study
+from analysis.runs.cells import Base, Cell, Study, is_usual
 from analysis.tables import paper
 from analysis.tables.headings import PAIRED, better_end, difference, heading, score
 from analysis.tables.memorisation import Memory

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from analysis.runs.comparison_groups import Base
-from analysis.runs.study import Study
+from analysis.runs.cells import Base, Study
 from analysis.tables import paper
 from analysis.tables.headings import PAIRED, gap, metric_decimals, steps
 from analysis.tables.memorisation import Memory

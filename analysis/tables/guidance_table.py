@@ -7,10 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.runs.cells import Cell
-from analysis.runs.comparison_groups import Base
+from analysis.runs.cells import Base, Cell, Study
 from analysis.runs.statistics import mean_std, paired
-from analysis.runs.study import Study
 from analysis.tables import paper
 from analysis.tables.headings import PAIRED, better_end, decimals
 from analysis.tables.table import (

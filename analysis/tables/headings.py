@@ -6,10 +6,8 @@ import collections
 from collections.abc import Sequence
 from typing import Any
 
-from analysis.runs.cells import Cell
-from analysis.runs.comparison_groups import Base
+from analysis.runs.cells import Base, Cell, Study
 from analysis.runs.statistics import Estimate, paired
-from analysis.runs.study import Study
 from analysis.tables.paper import main_row
 from analysis.tables.table import Entry, ours, words
 

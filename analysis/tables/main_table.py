@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from analysis.runs.cells import Cell
-from analysis.runs.comparison_groups import Base
-from analysis.runs.study import Study
+from analysis.runs.cells import Base, Cell, Study
 from analysis.tables import paper
 from analysis.tables.headings import PAIRED, difference, heading, paper_main, score
 from analysis.tables.memorisation import Memory

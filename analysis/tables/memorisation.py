@@ -10,9 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.runs.cells import Cell
-from analysis.runs.comparison_groups import Base
-from analysis.runs.study import Study
+from analysis.runs.cells import Base, Cell, Study
 from analysis.tables.table import Column, Entry, missing, ours, words
 
 _KEYS = ("memorisation", "memorisation_pixels")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from analysis.runs.comparison_groups import Base
-from analysis.runs.study import Study
-from analysis.runs.weights_metadata import metadata
+from analysis.runs.cells import Base, Study
+from analysis.runs.run_files import model_arguments
 from analysis.tables import paper
 from analysis.tables.headings import PAIRED, after, difference, heading, score
 from analysis.tables.main_table import notes
@@ -86,9 +85,8 @@ def token_count(base: Base) -> int | None:
     """Return a base's image tokens from its weights' metadata; None without weights."""
     for cell in base.cells:
         for path in cell.runs["path"]:
-            described = metadata(f"{path}/model.safetensors")
-            model: Any = described.get("model") if described else None
-            if isinstance(model, dict) and isinstance(model.get("input_size"), list):
+            model = model_arguments(path)
+            if model and isinstance(model.get("input_size"), list):
                 patch = parse_size(str(model["size"])).patch
                 height, width = model["input_size"]
                 return (int(height) // patch) * (int(width) // patch)

@@ -14,10 +14,8 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.runs.cells import Cell
-from analysis.runs.comparison_groups import Base, matching, same_machine
+from analysis.runs.cells import Base, Cell, Study, matching, same_machine
 from analysis.runs.statistics import Estimate, mean_std, ratio
-from analysis.runs.study import Study
 from analysis.tables import paper
 from analysis.tables.headings import OTHER_MACHINE, decimals, heading, score
 from analysis.tables.table import Column, Entry, Table, build, missing, ours, published, words

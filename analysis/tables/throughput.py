@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from analysis.runs.cells import Cell
-from analysis.runs.comparison_groups import Base, same_machine
+from analysis.runs.cells import Base, Cell, Study, same_machine
 from analysis.runs.statistics import Estimate, mean_std, paired, ratio
-from analysis.runs.study import Study
 from analysis.tables import paper
 from analysis.tables.headings import (
     OTHER_MACHINE,

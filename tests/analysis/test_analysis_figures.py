@@ -12,8 +12,8 @@ import analysis
 from analysis import figures
 from analysis.figures import style
 from analysis.figures.scans import ORDERS
+from analysis.runs.cells import Study
 from analysis.runs.run_records import AnalysisError
-from analysis.runs.study import Study
 from analysis.similarity_file import SimilarityFile, read
 
 

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import analysis
-from analysis.runs.run_records import AnalysisError, Damaged, flatten, read_lines
-from analysis.runs.typed_columns import typed
+from analysis.runs.run_files import Damaged, flatten, read_lines
+from analysis.runs.run_records import AnalysisError, typed
 
 
 def test_one_row_per_run_with_typed_columns(tmp_path):
@@ -173,7 +173,7 @@ def test_no_folder_is_a_user_error(tmp_path):
 
 
 def test_two_thousand_runs_load_with_one_parse_per_distinct_config_block(tmp_path):
-    from analysis.runs.run_records import _parse
+    from analysis.runs.run_files import _parse
 
     folder = write(tmp_path, evaluations=2)
     for seed in range(1, 2000):
@@ -294,7 +294,7 @@ def test_a_run_is_named_by_what_it_does_with_its_tokens(tmp_path, route, options
 
 
 def test_methods_of_one_backbone_share_a_base(tmp_path):
-    from analysis.runs.comparison_groups import bases
+    from analysis.runs.cells import bases
 
     write(tmp_path)
     write(tmp_path, route="0-11", routing__reinsert="none", backbone__decoder={"depth": 2})
@@ -304,7 +304,7 @@ def test_methods_of_one_backbone_share_a_base(tmp_path):
 
 
 def test_runs_are_named_by_what_may_be_averaged(tmp_path):
-    from analysis.runs.comparison_groups import named
+    from analysis.runs.grouping import named
 
     for seed in (0, 1):
         write(tmp_path, route="2-8", seed=seed, evaluations=2)
