@@ -25,10 +25,9 @@ from analysis.figures.style import Plot
 from analysis.runs import compare
 from analysis.runs.cells import Base, Study
 from analysis.runs.statistics import ENOUGH_SEEDS
-from analysis.tables.headings import after, difference, metric_decimals, score
-from analysis.tables.memorisation import Memory
+from analysis.tables.equal_cost import headline_cell
 from analysis.tables.render import frame_csv, plain, to_html
-from analysis.tables.speedup import headline_cell
+from analysis.tables.score_entries import Memory, after, difference, metric_decimals, score
 from analysis.tables.table import Column, Entry, Table, build, words
 from experiments.runtime.files import atomic_write
 

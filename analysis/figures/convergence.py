@@ -13,7 +13,7 @@ from matplotlib.ticker import EngFormatter, FixedLocator, MaxNLocator
 from analysis.figures.style import Plot, canvas, colour, line, styled
 from analysis.runs.cells import Base, Cell, Study, same_machine
 from analysis.runs.statistics import ratio
-from analysis.tables.speedup import reach
+from analysis.tables.equal_cost import reach
 from analysis.tables.table import Entry
 
 # Behind a text that stands on a line.

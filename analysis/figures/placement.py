@@ -15,7 +15,7 @@ from analysis.runs.cells import Base, Study
 from analysis.runs.statistics import ENOUGH_SEEDS
 from analysis.tables import paper
 from analysis.tables.ablations import plain_routes, span_order
-from analysis.tables.headings import gap
+from analysis.tables.score_entries import gap
 
 
 def _rows(base: Base) -> list[dict[str, Any]]:

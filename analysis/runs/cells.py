@@ -196,7 +196,9 @@ class Study:
     @functools.cached_property
     def scores(self) -> pd.DataFrame:
         """Every score of every run with its cost."""
-        return scores(self.runs)
+        found = scores(self.runs)
+        found.attrs = {}  # as in `bases`
+        return found
 
     @functools.cached_property
     def _paths(self) -> dict[tuple[str, str], pd.DataFrame]:

@@ -15,19 +15,19 @@ from analysis.runs.cells import Study
 from analysis.runs.run_records import AnalysisError
 from analysis.tables import (
     ablations,
-    all_scores,
+    equal_cost,
     guidance_table,
     main_table,
     resolution,
-    speedup,
     throughput,
 )
 from analysis.tables.render import document, write
 from analysis.tables.table import Table
+from experiments.runtime.files import atomic_write
 from routing.errors import suggest
 
 TABLES: dict[str, Callable[[Study], Table]] = {
-    "speedup": speedup.headline,
+    "speedup": equal_cost.headline,
     "main": main_table.main,
     "sota": main_table.sota,
     "route_placement": ablations.placement,
@@ -37,13 +37,13 @@ TABLES: dict[str, Callable[[Study], Table]] = {
     "text": resolution.text,
     "tokens": resolution.tokens,
     "one_two_routes": ablations.routes,
-    "masking": throughput.masking,
+    "masking": equal_cost.masking,
     "guidance": guidance_table.guidance,
     "throughput": throughput.throughput,
     "scan_order": ablations.scan_order,
-    "differences": all_scores.differences,
-    "all_scores": all_scores.all_scores,
-    "followups": all_scores.followups,
+    "differences": main_table.differences,
+    "all_scores": main_table.all_scores,
+    "followups": main_table.followups,
 }
 
 __all__ = ["TABLES", "Table", "make", "make_all", "save"]
@@ -75,8 +75,6 @@ def make_all(source: Study | pd.DataFrame | str | Path, metric: str | None = Non
 
 def save(tables: list[Table], folder: str | Path) -> list[Path]:
     """Write tables in all formats, and `tables.tex`, a document that compiles as it is."""
-    from experiments.runtime.files import atomic_write
-
     paths = [path for table in tables for path in write(table, folder)]
     atomic_write(Path(folder) / "tables.tex", document(tables))
     return [*paths, Path(folder) / "tables.tex"]

@@ -1,13 +1,27 @@
-"""The main table and the state of the art (TREAD, main table and Table 1)."""
+"""All architectures: the main table, the state of the art, every score and every difference."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from analysis.runs.cells import Base, Cell, Study
+from analysis.runs.statistics import Estimate
 from analysis.tables import paper
-from analysis.tables.headings import PAIRED, difference, heading, paper_main, score
-from analysis.tables.memorisation import Memory
+from analysis.tables.score_entries import (
+    PAIRED,
+    Memory,
+    difference,
+    gap,
+    heading,
+    metric_decimals,
+    paper_main,
+    paper_notes,
+    score,
+    steps,
+)
 from analysis.tables.table import (
     NOT_RUN,
     Column,
@@ -15,6 +29,7 @@ from analysis.tables.table import (
     Table,
     build,
     missing,
+    not_run,
     ours,
     published,
     words,
@@ -41,18 +56,13 @@ def main(study: Study) -> Table:
         (heading(base, *base.pair()), _main_row(base, memory)) for base in study.bases
     ]
     seen = {str(row["model"]) for base in study.bases if (row := paper_main(base))}
-    for row in paper.rows("main"):
-        if row["model"] not in seen:
-            entries = [words(row["model"]), missing(), words(""), missing(), missing(), missing()]
-            entries += memory.blank(2)
-            rows.append((NOT_RUN, [*entries, *_paper_entries(row)]))
-    return build(
-        "main",
-        "Main table: dense against routed, by backbone",
-        columns,
-        rows,
-        notes("main", PAIRED, *memory.notes),
-    )
+    rows += [
+        not_run(columns, _paper_entries(row), row["model"], NOT_RUN)
+        for row in paper.rows("main")
+        if row["model"] not in seen
+    ]
+    title = "Main table: dense against routed, by backbone"
+    return build("main", title, columns, rows, paper_notes("main", PAIRED, *memory.notes))
 
 
 def _main_row(base: Base, memory: Memory) -> list[Entry]:
@@ -79,12 +89,6 @@ def _paper_entries(row: dict[str, Any]) -> list[Entry]:
         name += f" ({mark})"
     numbers = [published(row[key]) for key in ("dense", "tread")]
     return [words(name), *numbers, published(-float(row["delta"]), signed=True)]
-
-
-def notes(table: str, *more: str) -> tuple[str, ...]:
-    """Return a table's notes: ours, where the paper's numbers stand, what to know of them."""
-    note = paper.table(table).attrs.get("note")
-    return (*more, f"Paper: {paper.citation(table)}.", *([note] if note else []))
 
 
 _SOTA = (
@@ -114,15 +118,10 @@ def sota(study: Study) -> Table:
         shown = base.pair()
         head = f"Ours: {heading(base, *shown)}"
         rows += [(head, _sota_row(cell, names, base.metric)) for cell in shown if cell is not None]
-    table = build("sota", "State of the art and our runs", columns, rows, notes("sota"))
-    has_ours = any(row.group.startswith("Ours") for row in table.rows)
-    # The numbers of other people's rows share the columns: only ours make the table ours.
-    return table if has_ours else _foreign(table)
-
-
-def _foreign(table: Table) -> Table:
-    columns = tuple(Column(c.label, c.numeric, c.better, published=True) for c in table.columns)
-    return Table(table.name, table.title, columns, table.rows, table.notes)
+    if not any(group.startswith("Ours") for group, _ in rows):
+        # The numbers of other people's rows share the columns: only ours make the table ours.
+        columns = [dataclasses.replace(column, published=True) for column in columns]
+    return build("sota", "State of the art and our runs", columns, rows, paper_notes("sota"))
 
 
 def _sota_row(cell: Cell, names: dict[str, str], metric: str) -> list[Entry]:
@@ -136,3 +135,73 @@ def _sota_row(cell: Cell, names: dict[str, str], metric: str) -> list[Entry]:
         words(f"{cell.steps:.0f} steps"),
         *numbers,
     ]
+
+
+def _metrics(study: Study) -> dict[str, str | None]:
+    known = study.runs.attrs.get("metrics", {})
+    return {
+        name: about.get("better")
+        for name, about in known.items()
+        # What held-out images get themselves is no score of a run: it stands in a note.
+        if f"score.{name}" in study.runs and not str(about.get("key")).endswith("_heldout")
+    }
+
+
+def all_scores(study: Study) -> Table:
+    """Every treatment's every score, mean and standard deviation over seeds."""
+    columns = [Column(name, better=better) for name, better in _metrics(study).items()]
+    cells = [(base, cell, cell.estimate) for base in study.bases for cell in base.cells]
+    return _every_metric(study, "all_scores", "Every score", columns, cells, Memory.of(study).notes)
+
+
+def _every_metric(
+    study: Study,
+    name: str,
+    title: str,
+    columns: Sequence[Column],
+    cells: Sequence[tuple[Base, Cell, Callable[[str], Estimate | None]]],
+    notes: Sequence[str],
+    signed: bool = False,
+) -> Table:
+    """Build a table of a row per cell and a column per metric, an estimate of its scores."""
+    rows = []
+    for base, cell, estimate in cells:
+        about = base.any
+        head = f"{base.label}; guidance {about.first('guidance')}, sampler {about.first('sampler')}"
+        entries = [words(cell.treatment), words(steps(cell))]
+        for metric in _metrics(study):
+            found = estimate(f"score.{metric}")
+            entries.append(ours(found, metric_decimals(metric), signed=signed))
+        rows.append((head, entries))
+    both = [Column("Tokens", numeric=False), Column("Steps", numeric=False), *columns]
+    return build(name, title, both, rows or [not_run(both)], notes)
+
+
+def differences(study: Study) -> Table:
+    """Every treatment's difference to the dense runs, paired by seed, with 95 % intervals."""
+    columns = [Column(f"\u0394 {name}") for name in _metrics(study)]
+    cells = [
+        (base, cell, functools.partial(gap, cell, base.dense))
+        for base in study.bases
+        for cell in base.routed
+    ]
+    title = "Differences to dense, paired by seed and step"
+    return _every_metric(study, "differences", title, columns, cells, (PAIRED,), signed=True)
+
+
+def followups(study: Study) -> Table:
+    """What others measured with token routing."""
+    columns = (
+        Column("Method", numeric=False),
+        Column("FID", better="lower", published=True),
+        Column("Batches/s", better="higher", published=True),
+    )
+    rows = [
+        (
+            f"{row['setup']} ({row['source']})",
+            [words(row["method"]), published(row["fid"]), published(row["batches_per_s"])],
+        )
+        for row in paper.rows("followups")
+    ]
+    note = "Each project's own protocol: compare within a group only."
+    return build("followups", "What others measured", columns, rows, (note,))

@@ -8,10 +8,26 @@ from typing import Any
 from analysis.runs.cells import Base, Study
 from analysis.runs.run_files import model_arguments
 from analysis.tables import paper
-from analysis.tables.headings import PAIRED, after, difference, heading, score
-from analysis.tables.main_table import notes
-from analysis.tables.memorisation import Memory
-from analysis.tables.table import NOT_RUN, Column, Entry, Table, build, missing, published, words
+from analysis.tables.score_entries import (
+    PAIRED,
+    Memory,
+    after,
+    difference,
+    heading,
+    paper_notes,
+    score,
+)
+from analysis.tables.table import (
+    NOT_RUN,
+    Column,
+    Entry,
+    Table,
+    build,
+    missing,
+    not_run,
+    published,
+    words,
+)
 from backbones.sizes import parse_size
 
 _OURS = (
@@ -64,11 +80,10 @@ def tokens(study: Study) -> Table:
                 steps = after([cell for cell in base.pair() if cell] or base.cells)
                 head = f"{backbone}-{letter}, {data}: {base.metric}{steps}"
                 rows.append((head, _ours(base, memory)))
-    if not rows:
-        rows = [("", [words("none run"), *[missing()] * 6, *memory.blank(2)])]
     note = "Patch sizes share features, so their distances compare. The paper publishes none."
     columns = (*_OURS, *memory.columns(*_MEMORY))
     about = (PAIRED, _MACS, *memory.notes, note)
+    rows = rows or [not_run(columns)]
     return build("tokens", "256 against 1024 tokens", columns, rows, about)
 
 
@@ -103,11 +118,10 @@ def _against(
         for base in study.bases
         if chosen(base)
     ]
-    if not rows:
-        blank = [missing()] * 6 + memory.blank(2)
-        rows = [(NOT_RUN, [words("none run"), *blank, *_paper(row)])]
     columns = (*_OURS, *memory.columns(*_MEMORY), *_PAPER)
-    return build(name, title, columns, rows, notes("resolution", PAIRED, _MACS, *memory.notes))
+    rows = rows or [not_run(columns, _paper(row), group=NOT_RUN)]
+    notes = paper_notes("resolution", PAIRED, _MACS, *memory.notes)
+    return build(name, title, columns, rows, notes)
 
 
 def _ours(base: Base, memory: Memory) -> list[Entry]:

@@ -20,7 +20,7 @@ from analysis.runs import statistics
 from analysis.runs.cells import Study, bases
 from analysis.runs.run_records import AnalysisError
 from analysis.tables import TABLES, make, make_all, render, save
-from analysis.tables.speedup import reach
+from analysis.tables.equal_cost import reach
 from analysis.tables.table import Column, Entry, build, ours, words
 
 
