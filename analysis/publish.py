@@ -8,10 +8,10 @@ and columns; `group=START` keeps the groups whose heading starts so.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import gzip
 import io
-import json
 import re
 import tarfile
 from collections import Counter
@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from analysis import figures, tables
-from analysis.runs.cells import Study
+from analysis.runs.cells import Study, study_for_command
+from analysis.runs.run_files import environment
 from analysis.runs.run_records import AnalysisError
 from analysis.tables.render import frame_csv, markdown, markdown_escape
 from analysis.tables.table import FEW_NOTE, MISSING_NOTE, NOT_RUN, Row, Table
@@ -175,7 +176,7 @@ def _cut(table: Table, places: Sequence[int]) -> Table:
 
 def facts(study: Study) -> str:
     """Say from which code, machine and versions the runs came, as a Markdown list."""
-    about = [_read(Path(str(path)) / "env.json") for path in study.runs["path"]]
+    about = [environment(Path(str(path))) for path in study.runs["path"]]
     hours = float(study.runs["wall_s"].fillna(0).sum()) / 3600
     lines = [f"- {len(about)} finished runs, {hours:.1f} hours of training in all"]
     for key, label in (("git", "commit"), ("device", "device"), ("python", "Python")):
@@ -183,11 +184,7 @@ def facts(study: Study) -> str:
     versions = [dict(entry.get("packages") or {}) for entry in about]
     lines.append(f"- torch: {_counted([entry.get('torch') for entry in versions])}")
     lines.append(f"- threads: {_counted([entry.get('threads') for entry in about])}")
-    return markdown_list(lines)
-
-
-def markdown_list(lines: Sequence[str]) -> str:
-    """Return lines that may hold anything as Markdown that shows them as they are."""
+    # What a machine or a commit is called may hold anything.
     return "\n".join(f"- {markdown_escape(line[2:])}" for line in lines) + "\n"
 
 
@@ -198,9 +195,8 @@ def _counted(values: list[Any]) -> str:
     return ", ".join(f"{value} ({count} runs)" for value, count in counts) or "not recorded"
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+def command(options: argparse.Namespace) -> int:
+    """Publish a folder of runs."""
+    given = publish(study_for_command(options), options.out, options.pages)
+    print(f"{options.out}  {', '.join(given)}")
+    return 0

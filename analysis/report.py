@@ -6,10 +6,11 @@ policy by hash forbids everything else. Tables sort and filter. Every string fro
 
 from __future__ import annotations
 
+import argparse
 import base64
 import hashlib
 import io
-import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from analysis import figures, tables
 from analysis.figures.sample_grids import picture
 from analysis.figures.style import Plot
 from analysis.runs import compare
-from analysis.runs.cells import Base, Study
+from analysis.runs.cells import Base, Study, study_for_command
+from analysis.runs.run_files import environment
+from analysis.runs.run_records import AnalysisError
 from analysis.runs.statistics import ENOUGH_SEEDS
 from analysis.tables.equal_cost import headline_cell
 from analysis.tables.render import frame_csv, plain, to_html
@@ -246,21 +249,14 @@ def _varying(frame: pd.DataFrame) -> list[tuple[str, str]]:
 
 
 def _machines(frame: pd.DataFrame) -> list[tuple[str, int]]:
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for path in frame.get("path", []):
-        try:
-            about = json.loads((Path(str(path)) / "env.json").read_bytes())
-            packages = about.get("packages") or {}
-            parts = [
-                about.get("device"),
-                f"torch {packages.get('torch')}",
-                f"python {about.get('python')}",
-                about.get("git"),
-            ]
-            text = ", ".join(str(part) for part in parts if part)
-        except (OSError, ValueError, AttributeError):
-            text = "not recorded"
-        counts[text] = counts.get(text, 0) + 1
+        about = environment(Path(str(path)))
+        packages = about.get("packages")
+        torch = packages.get("torch") if isinstance(packages, dict) else None
+        parts = [about.get("device"), f"torch {torch}", f"python {about.get('python')}"]
+        text = ", ".join(str(part) for part in [*parts, about.get("git")] if part)
+        counts[text if about else "not recorded"] += 1
     return sorted(counts.items())
 
 
@@ -293,3 +289,15 @@ def _png(image: np.ndarray) -> bytes:
     stream = io.BytesIO()
     Image.fromarray(image).save(stream, format="PNG", optimize=True)
     return stream.getvalue()
+
+
+def command(options: argparse.Namespace) -> int:
+    """Write the report of a folder of runs."""
+    study = study_for_command(options)
+    if study.runs.empty:
+        raise AnalysisError(
+            f"no finished run below {options.runs}; python -m analysis list {options.runs} says why"
+        )
+    path = write(study, options.out or options.runs / "report.html", options.title)
+    print(f"{path}  {path.stat().st_size / 1e6:.1f} MB, {len(study.runs)} runs")
+    return 0

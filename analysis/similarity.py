@@ -16,33 +16,43 @@ linear CKA (the unbiased estimator of HSIC, Song et al. 2012, per batch of token
 al. 2021); `routed` runs the pass with the run's route instead and keeps tokens that took it apart
 from those that stayed.
 
-This is the one module of `analysis` that imports `experiments`.
+The result is an `.npz` with the arrays and the protocol as JSON text; nothing in it is unpickled.
+This is the one module of `analysis` that reads models.
 """
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import functools
+import io
+import json
 import math
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.runs.run_records import AnalysisError
-from analysis.similarity_file import SimilarityFile
-from routing.route import Route
-
-if TYPE_CHECKING:
-    from experiments.training.checkpoint import Loaded
-    from routing.rng import Draws
+from analysis.runs.run_files import Damaged, check_path, shown
+from analysis.runs.run_records import AnalysisError, find
+from experiments.runtime.files import atomic_write
+from experiments.training.build import make_dataset, make_objective
+from experiments.training.checkpoint import Loaded, load_model
+from routing import Draws, Routing, Selection
+from routing.errors import UserError
+from routing.route import Route, keep_count
 
 # Noise levels sigma / alpha in units of the data's standard deviation: from almost clean to almost
 # noise.
 LEVELS = (0.1, 0.3, 1.0, 3.0, 10.0)
+FORMAT = "tread-suite-similarity/1"
+# A hundred levels of a model of 100 blocks take 8 MB.
+_LARGEST = 256 * 2**20
 
 
 @dataclass(frozen=True)
@@ -78,6 +88,79 @@ class Protocol:
             raise AnalysisError(
                 "similarity needs noise levels above 0, such as levels=(0.1, 1, 10)"
             )
+
+
+@dataclass(frozen=True, eq=False)
+class SimilarityFile:
+    """Similarity of one run's blocks.
+
+    Attributes:
+        arrays: `cosine` (D+1, D+1), index 0 the input; options: `per_level` (levels, D+1, D+1),
+            `centred`, `cka`, `routed`, `stayed`.
+        protocol: How they were computed, JSON-able (run, backbone, route, levels, samples, ...).
+    """
+
+    arrays: dict[str, np.ndarray]
+    protocol: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def backbone(self) -> str:
+        """Backbone of the run."""
+        return str(self.protocol["backbone"])
+
+    @property
+    def route(self) -> str:
+        """Resolved route of the run."""
+        return str(self.protocol["route"])
+
+    @property
+    def label(self) -> str:
+        """Backbone, size and route."""
+        text = "dense" if self.route == "none" else f"route {self.route}"
+        return f"{self.backbone}-{self.protocol['size']}, {text}"
+
+    def protocol_line(self) -> str:
+        """Return the protocol in one sentence."""
+        p = self.protocol
+        levels = ", ".join(f"{v:.3g}" for v in p["levels"])
+        return (
+            f"Protocol: {p['weights']} weights in eval mode, all tokens, {p['samples']} held-out "
+            "samples, noise levels "
+            f"sigma/alpha {levels}."
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the arrays and the protocol."""
+        stream = io.BytesIO()
+        text = json.dumps({"format": FORMAT, **self.protocol}, sort_keys=True)
+        np.savez_compressed(stream, protocol=np.array(text), **self.arrays)  # type: ignore[arg-type]
+        atomic_write(path, stream.getvalue())
+
+
+def read(path: str | Path) -> SimilarityFile:
+    """Read a similarity file.
+
+    Raises:
+        AnalysisError: if it is not one.
+    """
+    try:
+        # numpy leaves a file open that it cannot read: this one is closed here.
+        with Path(path).open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
+            if sum(info.file_size for info in stored.zip.infolist()) > _LARGEST:
+                raise ValueError("unpacks to more than a similarity file can hold")
+            protocol = json.loads(str(stored["protocol"]))
+            arrays = {key: stored[key] for key in stored.files if key != "protocol"}
+    except Exception as error:
+        # Zip, zlib, numpy's parser of headers and JSON raise a dozen types between them.
+        raise AnalysisError(
+            f"{path} is not a similarity file ({type(error).__name__}); "
+            "make one with python -m analysis similarity RUN"
+        ) from None
+    if not isinstance(protocol, dict) or protocol.pop("format", None) != FORMAT:
+        raise AnalysisError(
+            f"{path} is not a {FORMAT} file; make one with python -m analysis similarity RUN"
+        )
+    return SimilarityFile(arrays, protocol)
 
 
 def cosine(hidden: Sequence[Tensor]) -> Tensor:
@@ -170,8 +253,6 @@ def measure(
         AnalysisError: `routed` was asked for a run without a route.
         UserError: what `experiments.training.checkpoint.load_model` refuses.
     """
-    from experiments.training.checkpoint import load_model
-
     work = _Work(
         load_model(run, weights=(protocol or Protocol()).weights, device=device),
         protocol or Protocol(),
@@ -231,8 +312,6 @@ class _Work:
     """One measurement: the model, its data and objective, and the running means."""
 
     def __init__(self, loaded: Loaded, protocol: Protocol) -> None:
-        from experiments.training.build import make_dataset, make_objective
-
         self.loaded, self.protocol = loaded, protocol
         self.model: Any = loaded.model
         self.device = next(self.model.parameters()).device
@@ -243,8 +322,6 @@ class _Work:
 
     def batch(self, start: int, count: int) -> None:
         """Add `count` held-out samples from `start` on, at every noise level."""
-        from routing import Draws
-
         index = torch.arange(start, start + count, device=self.device)
         draws = Draws(self.protocol.seed, 0, index, device=self.device)
         held_out = self.dataset.batch(index, draws, split="test")
@@ -290,9 +367,6 @@ class _Work:
 
         Inside the route a token that skips has the state it had at the route's start.
         """
-        from routing import Routing, Selection
-        from routing.route import keep_count
-
         options = self.loaded.config.routing
         selection = Selection(options.selection, options.shared, options.block)
         counts = [
@@ -324,3 +398,35 @@ def _some(h: Tensor, most: int = 2048) -> Tensor:
     """
     flat = h.reshape(-1, h.shape[-1])
     return flat[:: max(1, math.ceil(flat.shape[0] / most))]
+
+
+def command(options: argparse.Namespace) -> int:
+    """Measure every run with weights below the folders given, and store it beside the weights."""
+    folders = [folder for root in options.runs for folder in find(root)]
+    finished = [folder for folder in folders if (folder / "model.safetensors").is_file()]
+    if not finished:
+        raise AnalysisError(
+            f"no run with weights below {options.runs[0]}; give a folder with model.safetensors in "
+            "it"
+        )
+    given = vars(options) | {"levels": tuple(options.levels or LEVELS)}
+    protocol = Protocol(**{option.name: given[option.name] for option in fields(Protocol)})
+    failed = 0
+    for folder in finished:
+        routed = protocol.routed and "_none_" not in folder.name
+        try:
+            check_path(folder)
+            result = measure(folder, dataclasses.replace(protocol, routed=routed))
+        except (UserError, Damaged) as error:
+            # One damaged file is no reason to leave the others out.
+            if len(finished) == 1:
+                raise AnalysisError(str(error)) from None
+            print(f"damaged: {shown(folder.name)}: {error}", file=sys.stderr)
+            failed += 1
+            continue
+        path = folder / "similarity.npz"
+        result.save(path)
+        print(f"{path}  {result.label}, lowest {result.arrays['cosine'].min():.3f}")
+    if failed:
+        raise AnalysisError(f"{failed} of {len(finished)} runs could not be measured")
+    return 0

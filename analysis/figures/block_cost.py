@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.figures.style import Plot, canvas, colour, styled
+from analysis.figures.style import Plot, colour, panels, styled
 from analysis.runs.cells import Base, Study
 from analysis.runs.run_files import model_arguments
 from backbones.cost import cost as count_cost
@@ -43,24 +43,20 @@ def cost(study: Study) -> Plot | None:
 
     None without one.
     """
-    panels: dict[tuple[Any, ...], pd.DataFrame] = {}
+    found: dict[tuple[Any, ...], pd.DataFrame] = {}
     for base in study.bases:
         data = _panel_data(base)
         if data is not None:
             # Objectives and optimisers cost nothing per block: one panel per architecture is
             # enough.
-            panels.setdefault((*data.iloc[0][["backbone", "total_dense", "total_routed"]],), data)
-    if not panels:
+            found.setdefault((*data.iloc[0][["backbone", "total_dense", "total_routed"]],), data)
+    if not found:
         return None
-    columns = min(len(panels), 3)
-    lines = -(-len(panels) // columns)
-    figure, axes = canvas(3.2 * columns, 2.4 * lines, lines, columns, sharey=True)
-    for ax in axes.flat[len(panels) :]:
-        ax.set_visible(False)
-    for ax, data in zip(axes.flat, panels.values(), strict=False):
+    figure, axes = panels(len(found), 3, 3.2, 2.4, sharey=True)
+    for ax, data in zip(axes.flat, found.values(), strict=False):
         _draw(ax, data)
     # The panels share their axis: room for the legend above the tallest bar of all.
-    tallest = max(data["dense_macs"].max() for data in panels.values())
+    tallest = max(data["dense_macs"].max() for data in found.values())
     axes[0][0].set_ylim(top=tallest / 1e6 * 1.3)
     axes[0][0].set_ylabel("MACs per image (M)")
     caption = (
@@ -70,7 +66,7 @@ def cost(study: Study) -> Plot | None:
         "embedding and head included."
     )
     return Plot(
-        "cost", "Cost per block", caption, figure, pd.concat(panels.values(), ignore_index=True)
+        "cost", "Cost per block", caption, figure, pd.concat(found.values(), ignore_index=True)
     )
 
 

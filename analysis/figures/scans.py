@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+import torch
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
 from analysis.figures.style import Plot, canvas, colormap, quiet, styled
+from routing.layout import Layout
+from routing.rng import Draws
+from routing.route import MODES, keep_count
+from routing.selection import Selection
 
 ORDERS = ("raster", "raster:reversed", *(f"zigzag:{k}" for k in range(8)))
 _KEPT, _GONE = "#1a1a1a", "#c8c8c8"
@@ -15,22 +20,12 @@ _KEPT, _GONE = "#1a1a1a", "#c8c8c8"
 
 def _subset(grid: tuple[int, int], mode: str, rate: float, seed: int) -> np.ndarray:
     """Ids that stay for one sample, drawn as training draws them."""
-    import torch
-
-    from routing.rng import Draws
-    from routing.route import keep_count
-    from routing.selection import Selection
-
     draws = Draws(seed, 0, torch.tensor([0]))
     return Selection(mode).ids(draws, 0, grid, keep_count(grid[0] * grid[1], rate))[0].numpy()
 
 
 def _walk(grid: tuple[int, int], name: str, ids: np.ndarray | None) -> np.ndarray:
     """Raster ids in the order in which a block scans them."""
-    import torch
-
-    from routing.layout import Layout
-
     layout = Layout(grid, None if ids is None else torch.from_numpy(ids).unsqueeze(0))
     perm = layout.order(name).perm.reshape(-1).numpy()
     return perm if ids is None else ids[perm]
@@ -97,8 +92,6 @@ def _path(ax: Axes, grid: tuple[int, int], order: np.ndarray, present: np.ndarra
 @styled
 def selections(side: int = 8, rate: float = 0.5, draws: int = 3) -> Plot:
     """Draw which tokens stay under every selection, for a few samples of a batch."""
-    from routing.route import MODES
-
     grid = (side, side)
     modes = [mode for mode in MODES if mode != "unsorted"]
     figure, axes = canvas(1.35 * len(modes), 1.42 * draws + 0.3, draws, len(modes))

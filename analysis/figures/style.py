@@ -132,6 +132,27 @@ def canvas(
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
+def panels(
+    count: int, most: int, width: float, height: float, beside: float = 0.0, **options: Any
+) -> tuple[Figure, Any]:
+    """Return a figure of panels, at most `most` in a line, and its axes.
+
+    Args:
+        count: Panels; further axes are hidden.
+        most: Panels in a line.
+        width: Of a panel, in inches.
+        height: Of a panel, in inches.
+        beside: Inches for what stands beside the panels.
+        options: For `Figure.subplots`.
+    """
+    columns = min(count, most)
+    lines = -(-count // columns)
+    figure, axes = canvas(width * columns + beside, height * lines, lines, columns, **options)
+    for ax in axes.flat[count:]:
+        ax.set_visible(False)
+    return figure, axes
+
+
 def quiet(axes: Axes) -> None:
     """Remove ticks, grid and frame."""
     axes.set_xticks([])

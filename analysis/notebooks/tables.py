@@ -15,9 +15,9 @@
 
 # %%
 import analysis
-from analysis import quick_runs
+from analysis import notebook_files
 
-runs = analysis.load(quick_runs.folder())
+runs = analysis.load(notebook_files.runs_folder())
 metrics = [name for name in runs.columns if name.startswith("score.")]
 runs[["backbone", "size", "data", "route", "seed", "step", *metrics]]
 

@@ -12,9 +12,9 @@
 # Any folder with run folders below it will do. Put its path here, or into `ANALYSIS_RUNS`.
 
 # %%
-from analysis import quick_runs
+from analysis import notebook_files
 
-RUNS = quick_runs.folder()
+RUNS = notebook_files.runs_folder()
 
 # %%
 import analysis

@@ -7,8 +7,10 @@ run that went on has scores on the way. Scores are compared after equal steps al
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import functools
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -358,3 +360,15 @@ def matching(found: list[Base]) -> Iterator[tuple[Base, Cell, Cell]]:
         if base.dense is not None:
             for cell in base.routed:
                 yield base, base.dense, cell
+
+
+def study_for_command(options: argparse.Namespace) -> Study:
+    """Return the study that a command line asks for; say on stderr what is left out of it."""
+    study = Study.of(options.runs, options.metric)
+    attrs = study.runs.attrs
+    for item in attrs["damaged"]:
+        print(f"damaged: {item['run']}: {item['reason']}", file=sys.stderr)
+    if attrs["unfinished"]:
+        say = f"unfinished: {len(attrs['unfinished'])} (python -m analysis list {options.runs})"
+        print(say, file=sys.stderr)
+    return study

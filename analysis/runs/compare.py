@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,3 +136,9 @@ def common(frame: pd.DataFrame) -> dict[str, str]:
             if len(values) == 1:
                 shared[column.removeprefix("config.")] = str(values[0])
     return shared
+
+
+def command(options: argparse.Namespace) -> int:
+    """Print what differs between two runs."""
+    print(text(options.first, options.second))
+    return 0

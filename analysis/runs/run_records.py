@@ -17,6 +17,7 @@ Nothing is fatal: `df.attrs["damaged"]` lists folders that cannot be read, with 
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -268,3 +269,18 @@ def _column(values: list[Any]) -> pd.Series:
     if kinds and kinds <= {int, float}:
         return pd.Series([float("nan") if v is None else float(v) for v in values], dtype="float64")
     return pd.Series([None if value is None else str(value) for value in values], dtype="string")
+
+
+def command(options: argparse.Namespace) -> int:
+    """Print every run folder with its state."""
+    frame = load(options.runs)
+    for row in frame.to_dict("records"):
+        print(f"done        {row['run']}  step {row['step']}")
+    for item in frame.attrs["unfinished"]:
+        step = f"  step {item['step']}" if item.get("step") is not None else ""
+        print(f"{item['status']:<11} {item['run']}{step}")
+    for item in frame.attrs["damaged"]:
+        print(f"damaged     {item['run']}  {item['reason']}")
+    unfinished, damaged = len(frame.attrs["unfinished"]), len(frame.attrs["damaged"])
+    print(f"{len(frame)} done, {unfinished} unfinished, {damaged} damaged")
+    return 0

@@ -6,12 +6,13 @@ beside them.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 
-from analysis.runs.cells import Study
+from analysis.runs.cells import Study, study_for_command
 from analysis.runs.run_records import AnalysisError
 from analysis.tables import (
     ablations,
@@ -22,7 +23,7 @@ from analysis.tables import (
     throughput,
 )
 from analysis.tables.render import document, write
-from analysis.tables.table import Table
+from analysis.tables.table import Table, markdown
 from experiments.runtime.files import atomic_write
 from routing.errors import suggest
 
@@ -78,3 +79,20 @@ def save(tables: list[Table], folder: str | Path) -> list[Path]:
     paths = [path for table in tables for path in write(table, folder)]
     atomic_write(Path(folder) / "tables.tex", document(tables))
     return [*paths, Path(folder) / "tables.tex"]
+
+
+def command(options: argparse.Namespace) -> int:
+    """Write the tables that runs give, or print them."""
+    study = study_for_command(options)
+    made = [make(name, study) for name in options.only or TABLES]
+    chosen = made if options.all or options.only else [table for table in made if table.covered]
+    if options.print:
+        print("\n".join(markdown(table) for table in chosen), end="")
+        return 0
+    folder = options.out or options.runs / "tables"
+    save(chosen, folder)
+    print(f"{folder}  {', '.join(table.name for table in chosen) or 'no table: no finished run'}")
+    left = [table.name for table in made if table not in chosen]
+    if left:
+        print(f"not covered by these runs (--all writes them too): {', '.join(left)}")
+    return 0
