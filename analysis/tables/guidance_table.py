@@ -119,9 +119,7 @@ def guidance(study: Study) -> Table:
                 entries = _row(base, text, part, None if none is None else parts[none])
                 rows.append((group, [*entries, *_paper(known, text, best)]))
     if not rows:
-        rows = [
-            not_run(columns, _published(row), row["method"], NOT_RUN) for row in known.values()
-        ]
+        rows = [not_run(columns, _published(row), row["method"], NOT_RUN) for row in known.values()]
     notes = paper_notes(
         "guidance",
         PAIRED,

@@ -160,6 +160,7 @@ class Memory:
         column = f"score.{name}"
         return [ours(cell.estimate(column) if cell else None, _DECIMALS) for cell in cells]
 
+
 def _space(about: dict[str, Any]) -> str:
     return "pixels" if about.get("key") == "memorisation_pixels" else "the score's features"
 

@@ -11,17 +11,7 @@ from analysis.runs.run_files import is_number
 from analysis.runs.statistics import ratio
 from analysis.tables import paper
 from analysis.tables.score_entries import OTHER_MACHINE, paper_notes
-from analysis.tables.table import (
-    Column,
-    Entry,
-    Table,
-    build,
-    exact,
-    missing,
-    not_run,
-    ours,
-    words,
-)
+from analysis.tables.table import Column, Entry, Table, build, exact, missing, not_run, ours, words
 
 # What `experiments/bench.py` and the sweep `bench` write below a runs folder.
 _PLACES = ("bench*.json", ".sweeps/*/outputs/*.json")
