@@ -65,13 +65,12 @@ def html(study: Study, title: str | None = None) -> str:
     """Return the report as one HTML document."""
     made = tables.make_all(study)
     drawn = figures.make_all(study)
-    css, js = (
-        (TEMPLATES / name).read_text(encoding="utf-8") for name in ("report.css", "report.js")
+    css, js, page = (
+        (TEMPLATES / f"report.{kind}").read_text(encoding="utf-8") for kind in ("css", "js", "html")
     )
+    every = runs_table(study)
     grids, more = _grids(study)
     attrs = study.runs.attrs
-    shown = [_table(table) for table in made if table.covered]
-    published = [_table(table) for table in made if not table.covered]
     context = {
         "title": title or f"Runs in {Path(attrs.get('root', 'runs')).name}",
         "css": Markup(css),
@@ -84,12 +83,12 @@ def html(study: Study, title: str | None = None) -> str:
         "facts": _facts(study),
         "cards": [_card(study, base) for base in study.bases if base.dense and base.auto()],
         "figures": [_figure(plot) for plot in drawn],
-        "tables": shown,
-        "published": published,
+        "tables": [_table(table) for table in made if table.covered],
+        "published": [_table(table) for table in made if not table.covered],
         "grids": grids,
         "more_grids": more,
-        "runs_table": Markup(to_html(runs_table(study))),
-        "picks": _picks(study),
+        "runs_table": Markup(to_html(every)),
+        "picks": _picks(study, [column.label for column in every.columns]),
         "varying": _varying(study.runs),
         "common": sorted(compare.common(study.runs).items()),
         "machines": _machines(study.runs),
@@ -97,8 +96,7 @@ def html(study: Study, title: str | None = None) -> str:
     }
     context["sections"] = _sections(context)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False)
-    template = environment.from_string((TEMPLATES / "report.html").read_text(encoding="utf-8"))
-    return template.render(context)
+    return environment.from_string(page).render(context)
 
 
 def _hash(text: str) -> str:
@@ -120,12 +118,16 @@ def _sections(context: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _facts(study: Study) -> list[str]:
-    facts = []
-    for column, what in (("backbone", "backbones"), ("data", "data"), ("scale", "scale")):
-        if column in study.runs:
-            values = sorted(set(study.runs[column].dropna()))
-            facts.append(f"{what} {', '.join(map(str, values))}")
-    return facts
+    names = {"backbone": "backbones", "data": "data", "scale": "scale"}
+    return [
+        f"{what} {', '.join(_values(study, column))}"
+        for column, what in names.items()
+        if column in study.runs
+    ]
+
+
+def _values(study: Study, column: str) -> list[str]:
+    return sorted(map(str, set(study.runs[column].dropna()))) if column in study.runs else []
 
 
 def _card(study: Study, base: Base) -> dict[str, Any]:
@@ -189,21 +191,14 @@ def runs_table(study: Study) -> Table:
     """Return the table of every finished run with its own scores and costs."""
     frame = study.runs
     metrics = [name for name in frame.attrs.get("metrics", {}) if f"score.{name}" in frame]
-    text = {
-        "Run": "run",
-        "Backbone": "backbone",
-        "Size": "size",
-        "Data": "data",
-        "Route": "route",
-        "Selection": "selection",
-        "Treatment": "variant",
-    }
-    columns = [Column(label, numeric=False) for label in text]
+    text = ("run", "backbone", "size", "data", "route", "selection", "variant")
+    labels = [name.capitalize() for name in text[:-1]]
+    columns = [Column(label, numeric=False) for label in [*labels, "Treatment"]]
     columns += [Column("Seed"), Column("Steps"), *(Column(name) for name in metrics)]
     columns += [Column("Images/s"), Column("Hours"), Column("GMACs per image")]
     rows = []
     for row in frame.to_dict("records"):
-        entries = [words("" if pd.isna(row.get(key)) else row.get(key)) for key in text.values()]
+        entries = [words("" if pd.isna(row.get(key)) else row.get(key)) for key in text]
         entries += [_number(row.get("seed"), 0), _number(row.get("step"), 0)]
         entries += [_number(row.get(f"score.{name}"), metric_decimals(name)) for name in metrics]
         macs = row.get("macs_dense") if row.get("variant") == "dense" else row.get("macs_routed")
@@ -222,15 +217,10 @@ def _number(value: Any, decimals: int, divide: float = 1.0) -> Entry:
     return Entry(value=float(value) / divide, decimals=decimals)
 
 
-def _picks(study: Study) -> list[dict[str, Any]]:
-    labels = [column.label for column in runs_table(study).columns]
+def _picks(study: Study, labels: list[str]) -> list[dict[str, Any]]:
     picks = []
     for label in _PICKS:
-        options = (
-            sorted(map(str, set(study.runs[label.lower()].dropna())))
-            if label.lower() in study.runs
-            else []
-        )
+        options = _values(study, label.lower())
         if len(options) > 1:
             picks.append({"column": labels.index(label), "label": label, "options": options})
     return picks
@@ -261,10 +251,7 @@ def _machines(frame: pd.DataFrame) -> list[tuple[str, int]]:
 
 
 def _grids(study: Study) -> tuple[list[dict[str, str]], int]:
-    """One grid per treatment (its lowest seed), the rest counted.
-
-    Pictures are re-encoded, never copied.
-    """
+    """Return a grid per treatment, of its lowest seed, re-encoded; and how many more there are."""
     found: list[dict[str, str]] = []
     more = 0
     for base in study.bases:

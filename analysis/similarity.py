@@ -29,6 +29,7 @@ import io
 import json
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -210,33 +211,20 @@ def hsic(hidden: Sequence[Tensor]) -> Tensor:
     return total
 
 
-@dataclass
-class Mean:
-    """A running mean of (L, L) sums."""
+class _Means:
+    """Running means of (L, L) sums, by name."""
 
-    total: Tensor | None = None
-    count: int = 0
+    def __init__(self) -> None:
+        self.sums: dict[Any, Tensor] = {}
+        self.counts: Counter[Any] = Counter()
 
-    def add(self, value: Tensor, count: int) -> None:
+    def add(self, name: Any, value: Tensor, count: int) -> None:
         """Add a sum over `count` items."""
-        self.total = value.cpu() if self.total is None else self.total + value.cpu()
-        self.count += count
+        self.sums[name] = self.sums.get(name, 0) + value.cpu()
+        self.counts[name] += count
 
-    def value(self) -> np.ndarray:
-        """Return the mean, float64 (L, L)."""
-        assert self.total is not None
-        return (self.total / self.count).numpy()
-
-
-@dataclass
-class _Sums:
-    """All running means of one run."""
-
-    levels: list[Mean]
-    centred: Mean = field(default_factory=Mean)
-    hsic: Mean = field(default_factory=Mean)
-    routed: Mean = field(default_factory=Mean)
-    stayed: Mean = field(default_factory=Mean)
+    def __getitem__(self, name: Any) -> np.ndarray:
+        return (self.sums[name] / self.counts[name]).numpy()  # type: ignore[no-any-return]
 
 
 def measure(
@@ -253,35 +241,31 @@ def measure(
         AnalysisError: `routed` was asked for a run without a route.
         UserError: what `experiments.training.checkpoint.load_model` refuses.
     """
-    work = _Work(
-        load_model(run, weights=(protocol or Protocol()).weights, device=device),
-        protocol or Protocol(),
-    )
-    if work.protocol.routed and work.route.is_none:
+    protocol = protocol or Protocol()
+    work = _Measurement(load_model(run, weights=protocol.weights, device=device), protocol)
+    if protocol.routed and work.route.is_none:
         raise AnalysisError(
             f"{run} was trained without a route: leave routed out, or give a routed run"
         )
     with torch.inference_mode():
-        for start in range(0, work.protocol.samples, work.protocol.batch):
-            work.batch(start, min(work.protocol.batch, work.protocol.samples - start))
-    return SimilarityFile(
-        _arrays(work.sums, work.protocol),
-        _described(work.loaded, work.protocol, run, str(work.route)),
-    )
+        for start in range(0, protocol.samples, protocol.batch):
+            work.batch(start, min(protocol.batch, protocol.samples - start))
+    described = _described(work.loaded, protocol, run, str(work.route))
+    return SimilarityFile(_arrays(work.means, protocol), described)
 
 
-def _arrays(sums: _Sums, protocol: Protocol) -> dict[str, np.ndarray]:
-    maps = np.stack([mean.value() for mean in sums.levels])
+def _arrays(means: _Means, protocol: Protocol) -> dict[str, np.ndarray]:
+    maps = np.stack([means[place] for place in range(len(protocol.levels))])
     arrays = {"cosine": maps.mean(axis=0)}
     if protocol.per_level:
         arrays["per_level"] = maps
     if protocol.centred:
-        arrays["centred"] = sums.centred.value()
-        products = sums.hsic.value()
+        arrays["centred"] = means["centred"]
+        products = means["hsic"]
         own = np.sqrt(np.clip(np.diag(products), 1e-30, None))
         arrays["cka"] = products / own[:, None] / own[None, :]
     if protocol.routed:
-        arrays["routed"], arrays["stayed"] = sums.routed.value(), sums.stayed.value()
+        arrays["routed"], arrays["stayed"] = means["routed"], means["stayed"]
     return arrays
 
 
@@ -308,7 +292,7 @@ def _described(loaded: Loaded, protocol: Protocol, run: str | Path, route: str) 
     }
 
 
-class _Work:
+class _Measurement:
     """One measurement: the model, its data and objective, and the running means."""
 
     def __init__(self, loaded: Loaded, protocol: Protocol) -> None:
@@ -318,7 +302,7 @@ class _Work:
         self.dataset: Any = make_dataset(loaded.config, self.device)
         self.objective: Any = make_objective(loaded.config)
         self.route = Route.parse(loaded.config.resolved_route)
-        self.sums = _Sums([Mean() for _ in protocol.levels])
+        self.means = _Means()
 
     def batch(self, start: int, count: int) -> None:
         """Add `count` held-out samples from `start` on, at every noise level."""
@@ -339,11 +323,11 @@ class _Work:
     def _level(self, place: int, draws: Draws, hidden_of: Callable[[Any], list[Tensor]]) -> None:
         hidden = hidden_of(None)
         tokens = hidden[0].shape[0] * hidden[0].shape[1]
-        self.sums.levels[place].add(cosine(hidden), tokens)
+        self.means.add(place, cosine(hidden), tokens)
         if self.protocol.centred:
             apart = centre(hidden)
-            self.sums.centred.add(cosine(apart), tokens)
-            self.sums.hsic.add(hsic([_some(h) for h in hidden]), 1)
+            self.means.add("centred", cosine(apart), tokens)
+            self.means.add("hsic", hsic([_some(h) for h in hidden]), 1)
         if self.protocol.routed:
             self._routed(draws, hidden_of)
 
@@ -363,10 +347,7 @@ class _Work:
         return found
 
     def _routed(self, draws: Draws, hidden_of: Callable[[Any], list[Tensor]]) -> None:
-        """Add one routed pass.
-
-        Inside the route a token that skips has the state it had at the route's start.
-        """
+        """Add one routed pass; tokens that skip have the state they had at the route's start."""
         options = self.loaded.config.routing
         selection = Selection(options.selection, options.shared, options.block)
         counts = [
@@ -385,17 +366,14 @@ class _Work:
             where = kept.unsqueeze(-1).expand(-1, -1, entry.shape[-1])
             for block in range(segment.start, segment.end + 1):
                 hidden[block + 1] = entry.scatter(1, where, hidden[block + 1].to(entry.dtype))
-        for mean, mask in ((self.sums.routed, ~stayed), (self.sums.stayed, stayed)):
+        for name, mask in (("routed", ~stayed), ("stayed", stayed)):
             if mask.any():
                 chosen = [h[mask].unsqueeze(0) for h in hidden]
-                mean.add(cosine(chosen), int(mask.sum()))
+                self.means.add(name, cosine(chosen), int(mask.sum()))
 
 
 def _some(h: Tensor, most: int = 2048) -> Tensor:
-    """Flatten to tokens.
-
-    A kernel matrix needs their square, so an even subset of at most `most`.
-    """
+    """Return an even subset of at most `most` tokens: a kernel matrix needs their square."""
     flat = h.reshape(-1, h.shape[-1])
     return flat[:: max(1, math.ceil(flat.shape[0] / most))]
 

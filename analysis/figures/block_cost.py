@@ -39,10 +39,7 @@ def _panel_data(base: Base) -> pd.DataFrame | None:
 
 @styled
 def cost(study: Study) -> Plot | None:
-    """Draw every base that has exported weights (their metadata say what was built).
-
-    None without one.
-    """
+    """Draw every base with exported weights, whose metadata say what was built; else None."""
     found: dict[tuple[Any, ...], pd.DataFrame] = {}
     for base in study.bases:
         data = _panel_data(base)
@@ -61,33 +58,19 @@ def cost(study: Study) -> Plot | None:
     axes[0][0].set_ylabel("MACs per image (M)")
     caption = (
         "Multiply-adds of each block for one image: the outline is the dense pass, the filled bar "
-        "the routed one, with "
-        "attention matmuls, scans and convolutions counted. The percentage is the whole model's, "
-        "embedding and head included."
+        "the routed one, with attention matmuls, scans and convolutions counted. The percentage "
+        "is the whole model's, embedding and head included."
     )
-    return Plot(
-        "cost", "Cost per block", caption, figure, pd.concat(found.values(), ignore_index=True)
-    )
+    data = pd.concat(found.values(), ignore_index=True)
+    return Plot("cost", "Cost per block", caption, figure, data)
 
 
 def _draw(ax: Axes, data: pd.DataFrame) -> None:
     tint = colour(str(data["backbone"].iloc[0]))
-    ax.bar(
-        data["block"],
-        data["dense_macs"] / 1e6,
-        0.8,
-        facecolor="#f4f4f4",
-        edgecolor="#888888",
-        linewidth=0.8,
-        label="dense",
-    )
-    ax.bar(
-        data["block"],
-        data["routed_macs"] / 1e6,
-        0.8,
-        color=tint,
-        label=f"route {data['route'].iloc[0]}",
-    )
+    outline = {"facecolor": "#f4f4f4", "edgecolor": "#888888", "linewidth": 0.8}
+    label = f"route {data['route'].iloc[0]}"
+    ax.bar(data["block"], data["dense_macs"] / 1e6, 0.8, label="dense", **outline)
+    ax.bar(data["block"], data["routed_macs"] / 1e6, 0.8, label=label, color=tint)
     total, routed = data["total_dense"].iloc[0], data["total_routed"].iloc[0]
     head = str(data["panel"].iloc[0]).split(",")[0]
     ax.set_title(f"{head}: \u2212{1 - routed / total:.0%} MACs, {total / routed:.2f}x", color=tint)

@@ -37,13 +37,8 @@ def mean_path(study: Study, base: Base, cell: Cell) -> pd.DataFrame:
     if not paths:
         return pd.DataFrame()
     groups = pd.concat(paths, ignore_index=True).groupby("step")
-    found = groups.agg(
-        macs=("macs", "mean"),
-        hours=("hours", "mean"),
-        mean=("value", "mean"),
-        std=("value", "std"),
-        n=("value", "size"),
-    )
+    values = {"mean": ("value", "mean"), "std": ("value", "std"), "n": ("value", "size")}
+    found = groups.agg(macs=("macs", "mean"), hours=("hours", "mean"), **values)
     return found[found["n"] == len(paths)].reset_index()
 
 
@@ -183,18 +178,10 @@ def _arrow(
     ax.annotate("", xy=(end, best), xytext=(start, best), arrowprops=arrow, zorder=5)
     few = Entry(value=factor.mean, n=factor.n, of=len(reached)).few
     some = f" ({len(there)}/{len(reached)})" if few or len(there) < len(reached) else ""
-    ax.annotate(
-        f"{factor.mean:.1f}x{some}",
-        ((start + end) / 2, best),
-        xytext=(0, 4),
-        textcoords="offset points",
-        ha="center",
-        fontsize=8.5,
-        fontweight="normal" if few else "bold",
-        color="#1a1a1a",
-        zorder=6,
-        bbox=_PAPER,
-    )
+    above = {"xytext": (0, 4), "textcoords": "offset points", "ha": "center", "zorder": 6}
+    font = {"fontsize": 8.5, "fontweight": "normal" if few else "bold", "color": "#1a1a1a"}
+    text = f"{factor.mean:.1f}x{some}"
+    ax.annotate(text, ((start + end) / 2, best), bbox=_PAPER, **above, **font)
 
 
 def _dense_and_routed(study: Study, base: Base) -> list[tuple[Cell, pd.DataFrame]]:

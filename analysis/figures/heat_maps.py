@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from analysis.figures.style import Plot, colormap, colour, ink, panels, styled
+from analysis.figures.style import Plot, centred, colormap, colour, ink, panels, styled
 from analysis.runs.cells import Base, Cell, Study
 from analysis.runs.grouping import short
 from analysis.runs.run_records import AnalysisError
@@ -34,32 +34,18 @@ def _guidance_rows(study: Study, base: Base, cell: Cell) -> list[dict[str, Any]]
         strong, weak, scale = (number(options.get(key)) for key in ("strong", "weak", "scale"))
         if strong is not None and weak is not None and scale is not None:
             value = float(part.groupby("seed")["value"].mean().mean())
-            shared = {
-                "panel": base.label,
-                "treatment": cell.treatment,
-                "backbone": base.any.first("backbone"),
-            }
-            rates = {"scale": scale, "strong": strong, "weak": weak}
-            rows.append(
-                {
-                    **shared,
-                    **rates,
-                    "value": value,
-                    "n": part["seed"].nunique(),
-                    "step": int(part["step"].iloc[0]),
-                    "metric": str(part["metric"].iloc[0]),
-                    "better": base.better,
-                }
-            )
+            about = {"panel": base.label, "treatment": cell.treatment}
+            about["backbone"] = base.any.first("backbone")
+            rates = {"scale": scale, "strong": strong, "weak": weak, "value": value}
+            first = {"n": part["seed"].nunique(), "step": int(part["step"].iloc[0])}
+            measure = {"metric": str(part["metric"].iloc[0]), "better": base.better}
+            rows.append({**about, **rates, **first, **measure})
     return rows
 
 
 @styled
 def guidance(study: Study) -> Plot | None:
-    """Draw a map per trained cell and scale that was scored at four or more pairs of rates.
-
-    None without.
-    """
+    """Draw a map per cell and scale that was scored at four or more pairs of rates; else None."""
     cells = [(base, cell) for base in study.bases for cell in base.routed]
     frame = pd.DataFrame([row for pair in cells for row in _guidance_rows(study, *pair)])
     if frame.empty:
@@ -80,8 +66,8 @@ def guidance(study: Study) -> Plot | None:
         ax.set_title(f"{fill(names[str(panel)], 48)}\n{about}", color=tint, fontsize=8)
     caption = (
         "Score by the selection rate of the strong pass and of the weak pass, both conditional and "
-        "from the same weights, "
-        "averaged over seeds; bold marks the best, a cross a pair that was not scored."
+        "from the same weights, averaged over seeds; bold marks the best, a cross a pair that was "
+        "not scored."
     )
     return Plot("guidance", "Guidance with two selection rates", caption, figure, frame)
 
@@ -100,20 +86,11 @@ def _guidance_map(ax: Axes, part: pd.DataFrame) -> None:
         for x, weak in enumerate(grid.columns):
             value = grid.loc[strong, weak]
             if pd.isna(value):
-                ax.text(x, y, "\u00d7", ha="center", va="center", color="#999999")
+                centred(ax, x, y, "\u00d7", color="#999999")
                 continue
-            face = cmap(image.norm(value))
             weight = "bold" if (strong, weak) == best else "normal"
-            ax.text(
-                x,
-                y,
-                f"{value:.2f}",
-                ha="center",
-                va="center",
-                fontsize=7.5,
-                color=ink(face),
-                fontweight=weight,
-            )
+            shade = ink(cmap(image.norm(value)))
+            centred(ax, x, y, f"{value:.2f}", fontsize=7.5, color=shade, fontweight=weight)
     ax.set_xticks(range(len(grid.columns)), [f"{v:g}" for v in grid.columns])
     ax.set_yticks(range(len(grid.index)), [f"{v:g}" for v in grid.index])
     ax.set(xlabel="rate of the weak pass", ylabel="rate of the strong pass")
@@ -205,10 +182,7 @@ def _similarity_data(maps: Sequence[SimilarityFile], key: str) -> pd.DataFrame:
 
 
 def similarity_maps(study: Study) -> Plot | None:
-    """Draw the similarity files that stand in the study's run folders (`similarity.npz`).
-
-    None without one.
-    """
+    """Draw the files `similarity.npz` of the study's run folders; None without one."""
     paths = [Path(str(path)) / "similarity.npz" for path in study.runs.get("path", [])]
     maps = []
     for path in paths:

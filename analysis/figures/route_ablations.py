@@ -16,6 +16,7 @@ from analysis.figures.style import (
     SIGNED,
     Plot,
     canvas,
+    centred,
     colormap,
     colour,
     ink,
@@ -31,62 +32,33 @@ from analysis.tables.score_entries import gap
 
 
 def _placement_rows(base: Base) -> list[dict[str, Any]]:
+    about = {"panel": base.label, "backbone": base.any.first("backbone")}
+    protocol = {"metric": base.metric, "depth": base.any.depth}
+    protocol["sign"] = 1 if base.better == "lower" else -1
     rows = []
     for cell in plain_routes(base):
-        if cell.first("rate") != 0.5 or base.dense is None:
-            continue
-        estimate = gap(cell, base.dense, base.score)
-        own = cell.estimate(base.score)
-        if estimate is not None and own is not None:
-            rows.append(
-                {
-                    "panel": base.label,
-                    "backbone": base.any.first("backbone"),
-                    "route": str(cell.first("span")),
-                    "delta": estimate.mean,
-                    "low": estimate.low,
-                    "high": estimate.high,
-                    "n": estimate.n,
-                    "score": own.mean,
-                    "step": int(cell.steps),
-                    "metric": base.metric,
-                    "depth": base.any.depth,
-                    "sign": 1 if base.better == "lower" else -1,
-                }
-            )
+        estimate, own = gap(cell, base.dense, base.score), cell.estimate(base.score)
+        if cell.first("rate") == 0.5 and estimate is not None and own is not None:
+            delta = {"delta": estimate.mean, "low": estimate.low, "high": estimate.high}
+            score = {"n": estimate.n, "score": own.mean, "step": int(cell.steps)}
+            rows.append({**about, "route": str(cell.first("span")), **delta, **score, **protocol})
     return sorted(rows, key=lambda row: span_order(row["route"]))
 
 
 def _paper_rows() -> list[dict[str, Any]]:
     frame = paper.table("placement")
-    shared = {
-        "panel": "Paper: DiT-B/2, ImageNet-256",
-        "backbone": "paper",
-        "low": None,
-        "high": None,
-        "n": None,
-    }
+    about = {"panel": "Paper: DiT-B/2, ImageNet-256", "backbone": "paper"}
+    spread = dict.fromkeys(("low", "high", "n"))
+    protocol = {"step": 400_000, "metric": "FID-5K", "depth": 12, "sign": 1}
     return [
-        {
-            **shared,
-            "route": r.route,
-            "delta": r.delta,
-            "score": r.fid,
-            "step": 400_000,
-            "metric": "FID-5K",
-            "depth": 12,
-            "sign": 1,
-        }
-        for r in frame.itertuples()
+        {**about, **spread, "route": row.route, "delta": row.delta, "score": row.fid, **protocol}
+        for row in frame.itertuples()
     ]
 
 
 @styled
 def placement(study: Study) -> Plot | None:
-    """Draw every base with two or more routes beside the paper's figure.
-
-    None without such a base.
-    """
+    """Draw every base with two or more routes beside the paper's figure; else None."""
     panels = [rows for base in study.bases if len(rows := _placement_rows(base)) > 1]
     if not panels:
         return None
@@ -144,7 +116,7 @@ def _panel(ax: Axes, rows: list[dict[str, Any]], places: dict[str, int]) -> None
         ax.text(depth - 0.2, y, text, ha="left", va="center", fontsize=7, color="#333333")
     rivals = [row for row in rows if row["step"] == usual]
     best = places[min(rivals, key=lambda row: row["delta"] * row["sign"])["route"]]
-    ax.text(-0.9, best, "\u2605", ha="center", va="center", fontsize=9, color="#E69F00")
+    centred(ax, -0.9, best, "\u2605", fontsize=9, color="#E69F00")
     ax.set(xlim=(-1.4, depth + 3.6), yticks=[], xlabel=f"block (scores after {usual} steps)")
     ax.set_xticks(range(0, depth, 1 if depth <= 12 else 4))
     ax.grid(axis="y", visible=False)
@@ -153,40 +125,16 @@ def _panel(ax: Axes, rows: list[dict[str, Any]], places: dict[str, int]) -> None
     tint = "#333333" if rows[0]["backbone"] == "paper" else colour(rows[0]["backbone"])
     # Above the metric's name, which stands over the numbers.
     ax.set_title(rows[0]["panel"], color=tint, pad=13)
-    ax.text(
-        depth - 0.2,
-        -0.75,
-        f"\u0394 {rows[0]['metric'].split(' ')[0]}",
-        fontsize=7,
-        color="#666666",
-        va="bottom",
-    )
+    metric = rows[0]["metric"].split(" ")[0]
+    ax.text(depth - 0.2, -0.75, f"\u0394 {metric}", fontsize=7, color="#666666", va="bottom")
 
 
 def _bar(ax: Axes, route: str, y: int, **style: Any) -> None:
     start, end = map(int, route.split("-"))
-    missing = style["facecolor"] == "none"
-    ax.add_patch(
-        FancyBboxPatch(
-            (start - 0.4, y - 0.36),
-            end - start + 0.8,
-            0.72,
-            boxstyle="round,pad=0,rounding_size=0.18",
-            linewidth=0.6,
-            zorder=2,
-            **style,
-        )
-    )
-    ax.text(
-        (start + end) / 2,
-        y,
-        route,
-        ha="center",
-        va="center",
-        fontsize=7,
-        color="#BBBBBB" if missing else ink(style["facecolor"]),
-        zorder=3,
-    )
+    shade = "#BBBBBB" if style["facecolor"] == "none" else ink(style["facecolor"])
+    style |= {"boxstyle": "round,pad=0,rounding_size=0.18", "linewidth": 0.6, "zorder": 2}
+    ax.add_patch(FancyBboxPatch((start - 0.4, y - 0.36), end - start + 0.8, 0.72, **style))
+    centred(ax, (start + end) / 2, y, route, fontsize=7, color=shade, zorder=3)
 
 
 def _label(row: dict[str, Any]) -> str:
@@ -234,15 +182,8 @@ def rate(study: Study) -> Plot | None:
             tint = colour(str(part["backbone"].iloc[0]))
             style = line(str(span))
             label = f"{fill(names[str(panel)], 40)}, {span}, step {part['step'].iloc[0]}"
-            ax.errorbar(
-                part["rate"],
-                part["mean"],
-                yerr=part["std"].fillna(0.0),
-                color=tint,
-                capsize=2.5,
-                label=label,
-                **style,
-            )
+            style |= {"color": tint, "capsize": 2.5, "label": label}
+            ax.errorbar(part["rate"], part["mean"], yerr=part["std"].fillna(0.0), **style)
         ax.set(title="Ours", ylabel=metric)
         ax.legend()
     known = paper.table("rate")
@@ -252,10 +193,7 @@ def rate(study: Study) -> Plot | None:
     axes[0][-1].set(title="Paper, Table 5", ylabel="FID-50K")
     axes[0][-1].legend()
     for ax in axes[0]:
-        ax.set(
-            xlabel="share of tokens that skip (0: dense)",
-            xticks=[0, 0.25, 0.5, 0.75],
-            xlim=(-0.06, 0.84),
-        )
+        ax.set(xlabel="share of tokens that skip (0: dense)")
+        ax.set(xticks=[0, 0.25, 0.5, 0.75], xlim=(-0.06, 0.84))
     caption = "Mean and standard deviation over seeds. A rate of 0 is the dense run."
     return Plot("selection_rate", "Selection rate", caption, figure, frame)

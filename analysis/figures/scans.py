@@ -54,9 +54,8 @@ def scan_paths(side: int = 8, rate: float = 0.5, seed: int = 0) -> Plot:
         axes[y][0].set_ylabel(f"{len(kept)} of {side * side}", fontsize=8)
     caption = (
         f"Every scan order on a grid of {side} x {side} tokens, from dark to bright. Below each, "
-        "the same path with the tokens of one "
-        f"random draw at rate {rate:g} left out (grey): what a block inside a route walks, in the "
-        "same order."
+        f"the same path with the tokens of one random draw at rate {rate:g} left out (grey): what "
+        "a block inside a route walks, in the same order."
     )
     return Plot("scan_paths", "Scan paths", caption, figure, pd.DataFrame(data))
 
@@ -72,15 +71,8 @@ def _path(ax: Axes, grid: tuple[int, int], order: np.ndarray, present: np.ndarra
     lines.set_clim(0, 1)
     every = np.arange(grid[0] * grid[1])
     gone = np.setdiff1d(every, present)
-    ax.scatter(
-        gone % grid[1],
-        gone // grid[1],
-        s=7,
-        facecolor="white",
-        edgecolor=_GONE,
-        linewidth=0.6,
-        zorder=1,
-    )
+    left_out = {"facecolor": "white", "edgecolor": _GONE, "linewidth": 0.6}
+    ax.scatter(gone % grid[1], gone // grid[1], s=7, zorder=1, **left_out)
     ax.add_collection(lines)
     ax.scatter(columns, rows, s=8, color=_KEPT, zorder=3)
     ax.scatter(columns[:1], rows[:1], s=34, marker="s", color="#009E73", zorder=4)

@@ -162,6 +162,11 @@ def quiet(axes: Axes) -> None:
         spine.set_visible(False)
 
 
+def centred(axes: Axes, x: float, y: float, text: str, **style: Any) -> None:
+    """Write a text whose centre is at a point."""
+    axes.text(x, y, text, ha="center", va="center", **style)
+
+
 def ink(rgba: tuple[float, ...]) -> str:
     """Return black or white, whichever reads better on a colour."""
     red, green, blue = rgba[:3]

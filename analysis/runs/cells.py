@@ -136,6 +136,11 @@ class Base:
         return self.dense or self.routed[0]
 
     @property
+    def model(self) -> str:
+        """Backbone and size."""
+        return f"{self.any.first('backbone')}-{self.any.first('size')}"
+
+    @property
     def cells(self) -> tuple[Cell, ...]:
         """Dense first, then the treatments."""
         return ((self.dense,) if self.dense else ()) + self.routed

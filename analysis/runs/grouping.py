@@ -86,10 +86,7 @@ def treatment(row: Mapping[Any, Any]) -> str:
 
 
 def parent(init: object) -> str | None:
-    """Return what a run was started from, `init=RUN@STEP`, without its seed and hash.
-
-    None from scratch.
-    """
+    """Return `RUN@STEP` of a run's `init` without seed and hash; None for one from scratch."""
     if init is None or pd.isna(init):  # type: ignore[call-overload]
         return None
     name = re.split(r"[/\\\\]", str(init).rstrip("/\\"))[-1]

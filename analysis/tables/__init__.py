@@ -19,7 +19,6 @@ from analysis.tables import (
     equal_cost,
     guidance_table,
     main_table,
-    resolution,
     throughput,
 )
 from analysis.tables.render import document, write
@@ -34,9 +33,9 @@ TABLES: dict[str, Callable[[Study], Table]] = {
     "route_placement": ablations.placement,
     "selection_rate": ablations.rate,
     "relative_absolute": ablations.scaling,
-    "high_res": resolution.high_res,
-    "text": resolution.text,
-    "tokens": resolution.tokens,
+    "high_res": main_table.high_res,
+    "text": main_table.text,
+    "tokens": main_table.tokens,
     "one_two_routes": ablations.routes,
     "masking": equal_cost.masking,
     "guidance": guidance_table.guidance,

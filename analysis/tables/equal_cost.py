@@ -87,9 +87,7 @@ def headline(study: Study) -> Table:
         Column("Routed as", numeric=False),
         Column("Dense best"),
         Column("Seeds that reach it, scored steps", numeric=False),
-        Column("Speed-up, steps", better="higher"),
-        Column("Speed-up, FLOPs", better="higher"),
-        Column("Speed-up, hours", better="higher"),
+        *Column.each("Speed-up, steps", "Speed-up, FLOPs", "Speed-up, hours", better="higher"),
         Column("Paper, hours", numeric=False, published=True),
     )
     known = [row for row in paper.rows("speedup") if row["version"] == "v3"]
@@ -103,9 +101,8 @@ def headline(study: Study) -> Table:
     rows = rows or [not_run(columns, [words(text)])]
     notes = (
         "Target: each seed's dense run at its best score. A routed run's cost counts to the first "
-        "scored step that is "
-        "as good: a run that was scored once can reach it at its end alone. Geometric mean over "
-        "seeds that reach it, Student's 95 % interval on logarithms.",
+        "scored step that is as good: a run that was scored once can reach it at its end alone. "
+        "Geometric mean over seeds that reach it, Student's 95 % interval on logarithms.",
         f"Paper: {claims}. {paper.citation('speedup')}.",
     )
     return build("speedup", "Speed-up to the dense run's best score", columns, rows, notes)

@@ -48,10 +48,7 @@ def number(text: str | None) -> float | None:
 
 
 def without_path(text: str) -> str:
-    """Return a guidance whose weaker model is named by its step alone.
-
-    Seeds have their own paths.
-    """
+    """Return a guidance whose weaker model is named by its step alone: seeds' paths differ."""
     return re.sub(r"checkpoint=\S*?(@\d+)?(?=\s|$)", r"checkpoint=run\1", text)
 
 
@@ -97,11 +94,8 @@ def guidance(study: Study) -> Table:
     columns = (
         Column("Guidance", numeric=False),
         Column("Score", better=better_end(study)),
-        Column("\u0394 to none"),
-        Column("GMACs per sample"),
-        Column("GMACs per step"),
-        Column("Paper FID-50K", published=True),
-        Column("Paper GMACs per step", published=True),
+        *Column.each("\u0394 to none", "GMACs per sample", "GMACs per step"),
+        *Column.each("Paper FID-50K", "Paper GMACs per step", published=True),
     )
     known = {row["key"]: row for row in paper.rows("guidance")}
     rows = []

@@ -156,10 +156,7 @@ def _num(text: str, signed: bool) -> str:
 
 
 def to_csv(table: Table) -> str:
-    """Return the table as CSV: a column of text per word column.
-
-    Value, std, low, high, n and text per numeric one.
-    """
+    """Return CSV: text per word column; value, std, low, high, n and text per numeric one."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     header = ["group"]

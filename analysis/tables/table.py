@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from analysis.runs.statistics import ENOUGH_SEEDS, Estimate
 
@@ -81,6 +82,11 @@ class Column:
     better: str | None = None
     published: bool = False
 
+    @classmethod
+    def each(cls, *labels: str, **kind: Any) -> tuple[Column, ...]:
+        """Return columns of one kind."""
+        return tuple(cls(label, **kind) for label in labels)
+
 
 @dataclass(frozen=True)
 class Row:
@@ -134,10 +140,7 @@ def missing() -> Entry:
 def ours(
     estimate: Estimate | None, decimals: int = 2, unit: str = "", signed: bool = False
 ) -> Entry:
-    """Return mean +- std (n), or `missing`.
-
-    An estimate with bounds shows its interval instead of std.
-    """
+    """Return mean +- std (n), an interval instead of std where there is one, or `missing`."""
     if estimate is None:
         return missing()
     has_interval = estimate.low is not None

@@ -33,12 +33,9 @@ def throughput(study: Study) -> Table:
     """Images per second, dense and routed, against what the multiply-adds allow."""
     columns = (
         Column("Run as", numeric=False),
-        Column("GMACs per image"),
-        Column("GMACs, paper's count"),
+        *Column.each("GMACs per image", "GMACs, paper's count"),
         Column("Images/s", better="higher"),
-        Column("Speed-up"),
-        Column("MACs allow"),
-        Column("Share of it"),
+        *Column.each("Speed-up", "MACs allow", "Share of it"),
         Column("Paper speed-up", numeric=False, published=True),
     )
     speeds = paper.table("speed").set_index("method")["steps_per_s"]
