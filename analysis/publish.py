@@ -138,15 +138,10 @@ def _table(words: list[str], study: Study) -> str:
     name, *options = words or [""]
     table = tables.make(name, study)
     for word in options:
-        if word == "ours":
-            rows = tuple(row for row in table.rows if row.group != NOT_RUN)
-            table = dataclasses.replace(table, rows=rows)
-        elif word.startswith("group="):
-            rows = tuple(row for row in table.rows if row.group.startswith(word[len("group=") :]))
-            table = dataclasses.replace(table, rows=rows)
-        elif word.startswith("having="):
-            rows = tuple(row for row in table.rows if word[len("having=") :] in row.group)
-            table = dataclasses.replace(table, rows=rows)
+        kind, _, text = word.partition("=")
+        if word == "ours" or kind in ("group", "having"):
+            rows = [row for row in table.rows if _is_wanted(row.group, kind, text)]
+            table = dataclasses.replace(table, rows=tuple(rows))
         elif found := _COLUMNS.fullmatch(word):
             table = _cut(table, [int(number) for number in found[1].split(",")])
         else:
@@ -161,6 +156,12 @@ def _table(words: list[str], study: Study) -> str:
     table = dataclasses.replace(table, notes=tuple(n for n in table.notes if n not in idle))
     # The page has headings of its own.
     return markdown(table).split("\n", 2)[2]
+
+
+def _is_wanted(group: str, kind: str, text: str) -> bool:
+    if kind == "group":
+        return group.startswith(text)
+    return text in group if kind == "having" else group != NOT_RUN
 
 
 def _cut(table: Table, places: Sequence[int]) -> Table:

@@ -150,16 +150,18 @@ class Base:
         """Column of the metric."""
         return f"score.{self.metric}"
 
+    @functools.cached_property
+    def plain(self) -> list[Cell]:
+        """The cells of TREAD itself, with the usual options."""
+        return [c for c in self.routed if c.first("variant") == "TREAD" and is_usual(c)]
+
     def auto(self) -> Cell | None:
         """Return the guideline's cell (2 to depth-4 at 0.5), else the most replicated route."""
-        plain = [
-            cell for cell in self.routed if cell.first("variant") == "TREAD" and is_usual(cell)
-        ]
         span = f"2-{self.any.depth - 4}"
-        for cell in plain:
+        for cell in self.plain:
             if cell.first("span") == span and cell.first("rate") == 0.5:
                 return cell
-        return max(plain, key=lambda cell: len(cell.by_seed(self.score)), default=None)
+        return max(self.plain, key=lambda cell: len(cell.by_seed(self.score)), default=None)
 
     def pair(self) -> tuple[Cell | None, Cell | None]:
         """Return the dense cell and the guideline's, after the same steps if both were scored."""
@@ -294,28 +296,19 @@ def _order(cell: Cell) -> tuple[Any, ...]:
     span = str(cell.first("span"))
     numbers = tuple(int(n) for n in span.replace("+", "-").split("-") if n.isdigit())
     variant = str(cell.first("variant"))
-    return (
-        variant != "dense",
-        variant != "TREAD",
-        variant,
-        len(numbers),
-        numbers,
-        cell.first("rate"),
-        cell.treatment,
-    )
+    place = (len(numbers), numbers, cell.first("rate"), cell.treatment)
+    return (variant != "dense", variant != "TREAD", variant, *place)
 
 
 def primary(frame: pd.DataFrame, known: dict[str, dict[str, Any]]) -> str | None:
     """Return the metric most runs have, Frechet distances before others."""
-    counts = {
-        name: int(frame[f"score.{name}"].notna().sum())
+    scored = frame[[f"score.{name}" for name in known if f"score.{name}" in frame]].notna().sum()
+    ranks = {
+        name: (known[name].get("key") == "fd", scored[f"score.{name}"])
         for name in known
-        if f"score.{name}" in frame
+        if scored.get(f"score.{name}")
     }
-    counts = {name: count for name, count in counts.items() if count}
-    return max(
-        counts, key=lambda name: (known[name].get("key") == "fd", counts[name]), default=None
-    )
+    return max(ranks, key=ranks.__getitem__, default=None)
 
 
 def on_the_way(scores: pd.DataFrame | None) -> dict[str, list[tuple[str, float, float]]]:
@@ -333,7 +326,8 @@ def scored(runs: pd.DataFrame, ways: Mapping[str, list[tuple[str, float, float]]
     """Return a cell's scores by column, steps and seed, from its runs and from `on_the_way`."""
     found: Scored = {}
     columns = [str(column) for column in runs if str(column).startswith("score.")]
-    for row in runs.dropna(subset=["seed"]).sort_values("step", kind="stable").to_dict("records"):
+    known = runs[["run", "seed", "step", *columns]].dropna(subset=["seed"])
+    for row in known.sort_values("step", kind="stable").to_dict("records"):
         ended = [(c, float(row["step"]), float(row[c])) for c in columns if not pd.isna(row[c])]
         for column, step, value in [*ended, *ways.get(str(row["run"]), [])]:
             found.setdefault((column, step), {})[int(row["seed"])] = value

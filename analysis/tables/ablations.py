@@ -70,13 +70,7 @@ def _index(rows: Iterable[dict[str, Any]], key: str, baseline: float) -> Publish
 
 def plain_routes(base: Base) -> list[Cell]:
     """Return the base's TREAD cells with one route and the usual options."""
-    return [
-        cell
-        for cell in base.routed
-        if cell.first("variant") == "TREAD"
-        and is_usual(cell)
-        and "+" not in str(cell.first("span"))
-    ]
+    return [cell for cell in base.plain if "+" not in str(cell.first("span"))]
 
 
 def _half(base: Base) -> dict[str, Cell]:

@@ -16,32 +16,13 @@ from experiments.runtime.files import atomic_write
 from routing.errors import suggest
 
 _LATEX = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    '"': "''",
-    "`": r"{\`{}}",
-    "\u2020": r"$^\dagger$",
-    "\u00b1": r"$\pm$",
-    "\u2212": r"$-$",
-    "\u00d7": r"$\times$",
-    "\u0394": r"$\Delta$",
-    "\u2192": r"$\rightarrow$",
-    "\u2026": r"\dots{}",
-    "\u00b7": r"$\cdot$",
-    "\u2191": r"$\uparrow$",
-    "\u2193": r"$\downarrow$",
-}
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
+    "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': "''", "`": r"{\`{}}",
+    "\u2020": r"$^\dagger$", "\u00b1": r"$\pm$", "\u2212": r"$-$", "\u00d7": r"$\times$",
+    "\u0394": r"$\Delta$", "\u2192": r"$\rightarrow$", "\u2026": r"\dots{}", "\u00b7": r"$\cdot$",
+    "\u2191": r"$\uparrow$", "\u2193": r"$\downarrow$",
+}  # fmt: skip
 # Rows that fit a landscape page beside caption and notes.
 _PAGE_LINES = 28
 
