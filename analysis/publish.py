@@ -23,8 +23,16 @@ from analysis import figures, tables
 from analysis.runs.cells import Study, study_for_command
 from analysis.runs.run_files import environment
 from analysis.runs.run_records import AnalysisError
-from analysis.tables.render import frame_csv, markdown, markdown_escape
-from analysis.tables.table import FEW_NOTE, MISSING_NOTE, NOT_RUN, Row, Table
+from analysis.tables.render import frame_csv
+from analysis.tables.table import (
+    FEW_NOTE,
+    MISSING_NOTE,
+    NOT_RUN,
+    Row,
+    Table,
+    markdown,
+    markdown_escape,
+)
 from experiments.runtime.files import atomic_write
 
 # What a run leaves but for its weights: enough for every table.

@@ -29,9 +29,9 @@ from analysis.runs.run_files import environment
 from analysis.runs.run_records import AnalysisError
 from analysis.runs.statistics import ENOUGH_SEEDS
 from analysis.tables.equal_cost import headline_cell
-from analysis.tables.render import frame_csv, plain, to_html
+from analysis.tables.render import frame_csv, to_html
 from analysis.tables.score_entries import Memory, after, difference, metric_decimals, score
-from analysis.tables.table import Column, Entry, Table, build, words
+from analysis.tables.table import Column, Entry, Table, build, plain, words
 from experiments.runtime.files import atomic_write
 
 TEMPLATES = Path(__file__).with_name("templates")
