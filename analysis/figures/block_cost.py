@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.figures.style import Plot, colour, panels, styled
+from analysis.figures.style import Options, Plot, colour, panels, styled
 from analysis.runs.cells import Base, Study
 from analysis.runs.run_files import model_arguments
 from backbones.cost import cost as count_cost
@@ -67,7 +67,7 @@ def cost(study: Study) -> Plot | None:
 
 def _draw(ax: Axes, data: pd.DataFrame) -> None:
     tint = colour(str(data["backbone"].iloc[0]))
-    outline = {"facecolor": "#f4f4f4", "edgecolor": "#888888", "linewidth": 0.8}
+    outline: Options = {"facecolor": "#f4f4f4", "edgecolor": "#888888", "linewidth": 0.8}
     label = f"route {data['route'].iloc[0]}"
     ax.bar(data["block"], data["dense_macs"] / 1e6, 0.8, label="dense", **outline)
     ax.bar(data["block"], data["routed_macs"] / 1e6, 0.8, label=label, color=tint)

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FixedLocator, MaxNLocator
 
 from analysis.figures.sample_grids import Found, chosen
-from analysis.figures.style import Plot, canvas, colour, line, quiet, styled
+from analysis.figures.style import Options, Plot, canvas, colour, line, quiet, styled
 from analysis.runs.cells import Base, Cell, Study, same_machine
 from analysis.runs.statistics import ratio
 from analysis.tables.equal_cost import reach
@@ -169,19 +169,20 @@ def _arrow(
     if factor is None:
         ax.axhline(best, color="#999999", linewidth=0.8, linestyle=":")
         text = "dense best not reached"
-        place = {"transform": ax.transAxes, "fontsize": 7.5, "color": "#666666"}
+        place: Options = {"transform": ax.transAxes, "fontsize": 7.5, "color": "#666666"}
         ax.text(0.03, 0.06, text, zorder=6, bbox=_PAPER, **place)
         return
     start = float(np.mean([item.dense[key] for item in there]))
     end = float(np.mean([item.routed[key] for item in there if item.routed]))
-    arrow = {"arrowstyle": "-|>", "color": "#1a1a1a", "lw": 1.1, "shrinkA": 2, "shrinkB": 2}
+    arrow: Options = {"arrowstyle": "-|>", "color": "#1a1a1a", "lw": 1.1}
+    arrow |= {"shrinkA": 2, "shrinkB": 2}
     ax.annotate("", xy=(end, best), xytext=(start, best), arrowprops=arrow, zorder=5)
     few = Entry(value=factor.mean, n=factor.n, of=len(reached)).few
     some = f" ({len(there)}/{len(reached)})" if few or len(there) < len(reached) else ""
-    above = {"xytext": (0, 4), "textcoords": "offset points", "ha": "center", "zorder": 6}
-    font = {"fontsize": 8.5, "fontweight": "normal" if few else "bold", "color": "#1a1a1a"}
+    above: Options = {"xytext": (0, 4), "textcoords": "offset points", "ha": "center"}
+    above |= {"fontsize": 8.5, "fontweight": "normal" if few else "bold", "color": "#1a1a1a"}
     text = f"{factor.mean:.1f}x{some}"
-    ax.annotate(text, ((start + end) / 2, best), bbox=_PAPER, **above, **font)
+    ax.annotate(text, ((start + end) / 2, best), zorder=6, bbox=_PAPER, **above)
 
 
 def _dense_and_routed(study: Study, base: Base) -> list[tuple[Cell, pd.DataFrame]]:

@@ -8,7 +8,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
-from analysis.figures.style import Plot, canvas, colormap, quiet, styled
+from analysis.figures.style import Options, Plot, canvas, colormap, quiet, styled
 from routing.layout import Layout
 from routing.rng import Draws
 from routing.route import MODES, keep_count
@@ -71,7 +71,7 @@ def _path(ax: Axes, grid: tuple[int, int], order: np.ndarray, present: np.ndarra
     lines.set_clim(0, 1)
     every = np.arange(grid[0] * grid[1])
     gone = np.setdiff1d(every, present)
-    left_out = {"facecolor": "white", "edgecolor": _GONE, "linewidth": 0.6}
+    left_out: Options = {"facecolor": "white", "edgecolor": _GONE, "linewidth": 0.6}
     ax.scatter(gone % grid[1], gone // grid[1], s=7, zorder=1, **left_out)
     ax.add_collection(lines)
     ax.scatter(columns, rows, s=8, color=_KEPT, zorder=3)

@@ -36,6 +36,8 @@ _OTHERS = ("#882255", "#44AA99", "#332288", "#999933", "#AA4499", "#117733")
 # A signed quantity: blue is better than dense, red is worse (ColorBrewer's RdBu, safe for
 # colour-blind readers).
 SIGNED = "RdBu_r"
+# Keyword arguments of matplotlib.
+Options = dict[str, Any]
 # Decorates a drawing function: it draws in the project's style, whatever style the caller has.
 styled = mpl_style.context(STYLE)
 

@@ -54,8 +54,8 @@ class Cell:
     def first(self, column: str, default: Any = None) -> Any:
         """Return the first known value of a column."""
         if column not in self._known:
-            known = self.runs[column].dropna() if column in self.runs else ()
-            self._known[column] = known.iloc[0] if len(known) else None
+            known = self.runs[column].dropna().head(1) if column in self.runs else ()
+            self._known[column] = next(iter(known), None)
         value = self._known[column]
         return default if value is None else value
 

@@ -115,8 +115,7 @@ def _throughput_row(base: Base, cell: Cell, text: str) -> list[Entry]:
     macs, lean = (cell.estimate(column) for column in (side, f"{side}_no_attention"))
     entries = [
         words(cell.treatment),
-        exact(macs and macs.mean / 1e9, 4),
-        exact(lean and lean.mean / 1e9, 4),
+        *(exact(count.mean / 1e9 if count else None, 4) for count in (macs, lean)),
         ours(cell.estimate("throughput"), 1),
     ]
     if dense:
