@@ -313,3 +313,12 @@ def test_runs_are_named_by_what_may_be_averaged(tmp_path):
     scores = analysis.scores(named(analysis.load(tmp_path)))
     cells = scores.groupby(["setting", "treatment", "metric", "step"])["seed"]
     assert (cells.nunique() == cells.size()).all() and len(cells) == 3 * 2 * 2
+
+
+def test_frames_that_are_cut_a_thousand_times_carry_no_attrs_to_copy(tmp_path):
+    from analysis.runs.cells import Study
+
+    write(tmp_path)
+    study = Study.of(tmp_path)
+    (base,) = study.bases
+    assert study.runs.attrs and study.scores.attrs == base.any.runs.attrs == {}
