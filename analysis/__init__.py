@@ -14,10 +14,10 @@ import importlib
 from typing import Any
 
 _LAZY = {
-    "load": "analysis.runs",
+    "load": "analysis.runs.run_records",
     "curves": "analysis.runs.history",
     "scores": "analysis.runs.history",
-    "AnalysisError": "analysis.runs",
+    "AnalysisError": "analysis.runs.run_records",
     "paper": "analysis.tables.paper",
     "tables": "analysis.tables",
     "figures": "analysis.figures",

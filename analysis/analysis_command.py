@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from routing.errors import Parser, UserError
+from experiments.runtime.command import run_command
+from routing.errors import Parser
 
 _EXAMPLES = """\
 examples:
@@ -102,180 +103,22 @@ def _similarity(command: argparse.ArgumentParser) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code (2 for a user's mistake)."""
-    from experiments.runtime.command import run_command
-
     return run_command(_dispatch, arguments)
 
 
 def _dispatch(words: list[str]) -> int:
     options = parser().parse_args(words)
-    return _COMMANDS[options.command](options)
+    # Figures and similarity need torch, a list of runs does not: only what is asked for is loaded.
+    return int(importlib.import_module(_MODULES[options.command]).command(options))
 
 
-def _load(options: argparse.Namespace) -> object:
-    from analysis.runs.study import Study
-
-    study = Study.of(options.runs, getattr(options, "metric", None))
-    attrs = study.runs.attrs
-    for item in attrs["damaged"]:
-        print(f"damaged: {item['run']}: {item['reason']}", file=sys.stderr)
-    if attrs["unfinished"]:
-        print(
-            f"unfinished: {len(attrs['unfinished'])} (python -m analysis list {options.runs})",
-            file=sys.stderr,
-        )
-    return study
-
-
-def _report(options: argparse.Namespace) -> int:
-    from analysis import report
-
-    study = _load(options)
-    if study.runs.empty:  # type: ignore[attr-defined]
-        from analysis.runs.run_records import AnalysisError
-
-        raise AnalysisError(
-            f"no finished run below {options.runs}; python -m analysis list {options.runs} says why"
-        )
-    path = report.write(study, options.out or options.runs / "report.html", options.title)  # type: ignore[arg-type]
-    print(f"{path}  {path.stat().st_size / 1e6:.1f} MB, {len(study.runs)} runs")  # type: ignore[attr-defined]
-    return 0
-
-
-def _tables(options: argparse.Namespace) -> int:
-    from analysis import tables
-    from analysis.tables.render import markdown
-
-    study = _load(options)
-    made = [tables.make(name, study) for name in options.only or tables.TABLES]  # type: ignore[arg-type]
-    chosen = made if options.all or options.only else [table for table in made if table.covered]
-    if options.print:
-        print("\n".join(markdown(table) for table in chosen), end="")
-        return 0
-    folder = options.out or options.runs / "tables"
-    tables.save(chosen, folder)
-    print(f"{folder}  {', '.join(table.name for table in chosen) or 'no table: no finished run'}")
-    left = [table.name for table in made if table not in chosen]
-    if left:
-        print(f"not covered by these runs (--all writes them too): {', '.join(left)}")
-    return 0
-
-
-def _figures(options: argparse.Namespace) -> int:
-    from analysis import figures
-
-    study = _load(options)
-    names = options.only or list(figures.FIGURES)
-    drawn = {name: figures.make(name, study) for name in names}  # type: ignore[arg-type]
-    plots = [plot for plot in drawn.values() if plot is not None]
-    folder = options.out or options.runs / "figures"
-    figures.save(plots, folder)
-    print(f"{folder}  {', '.join(plot.name for plot in plots)}")
-    left = [name for name, plot in drawn.items() if plot is None]
-    if left:
-        print(f"not given by these runs: {', '.join(left)}")
-    return 0
-
-
-def _publish(options: argparse.Namespace) -> int:
-    from analysis.publish import publish
-
-    given = publish(_load(options), options.out, options.pages)  # type: ignore[arg-type]
-    print(f"{options.out}  {', '.join(given)}")
-    return 0
-
-
-def _compare(options: argparse.Namespace) -> int:
-    from analysis.runs import compare
-
-    print(compare.text(options.first, options.second))
-    return 0
-
-
-def _measure(options: argparse.Namespace) -> int:
-    from analysis.runs.run_records import AnalysisError, Damaged, check_path, find, shown
-    from analysis.similarity import LEVELS, Protocol, measure
-
-    folders = [folder for root in options.runs for folder in find(root)]
-    finished = [folder for folder in folders if (folder / "model.safetensors").is_file()]
-    if not finished:
-        raise AnalysisError(
-            f"no run with weights below {options.runs[0]}; give a folder with model.safetensors in "
-            "it"
-        )
-    failed: list[Path] = []
-    for folder in finished:
-        protocol = Protocol(
-            tuple(options.levels or LEVELS),
-            options.samples,
-            options.batch,
-            options.seed,
-            options.weights,
-            options.centred,
-            options.per_level,
-            options.routed and "_none_" not in folder.name,
-        )
-        try:
-            check_path(folder)
-            result = measure(folder, protocol)
-        except (UserError, Damaged) as error:
-            # One damaged file is no reason to leave the others out.
-            if len(finished) == 1:
-                raise AnalysisError(str(error)) from None
-            print(f"damaged: {shown(folder.name)}: {error}", file=sys.stderr)
-            failed.append(folder)
-            continue
-        result.save(folder / "similarity.npz")
-        print(
-            f"{folder / 'similarity.npz'}  {result.label}, "
-            f"lowest {result.arrays['cosine'].min():.3f}"
-        )
-    if failed:
-        raise AnalysisError(f"{len(failed)} of {len(finished)} runs could not be measured")
-    return 0
-
-
-def _notebooks(options: argparse.Namespace) -> int:
-    import os
-
-    from analysis import notebook_files, quick_runs
-    from analysis.runs.run_records import AnalysisError, find
-
-    if options.runs is not None:
-        if not (options.runs.is_dir() and find(options.runs)):
-            raise AnalysisError(
-                f"{options.runs} holds no runs; give a folder of them, or leave --runs out to "
-                "train small ones"
-            )
-        os.environ[quick_runs.VARIABLE] = str(options.runs.resolve())
-    for path in notebook_files.build(options.only, options.out or notebook_files.FOLDER):
-        print(path)
-    return 0
-
-
-def _list(options: argparse.Namespace) -> int:
-    from analysis.runs.run_records import load
-
-    frame = load(options.runs)
-    for row in frame.to_dict("records"):
-        print(f"done        {row['run']}  step {row['step']}")
-    for item in frame.attrs["unfinished"]:
-        step = f"  step {item['step']}" if item.get("step") is not None else ""
-        print(f"{item['status']:<11} {item['run']}{step}")
-    for item in frame.attrs["damaged"]:
-        print(f"damaged     {item['run']}  {item['reason']}")
-    unfinished, damaged = len(frame.attrs["unfinished"]), len(frame.attrs["damaged"])
-    print(f"{len(frame)} done, {unfinished} unfinished, {damaged} damaged")
-    return 0
-
-
-_COMMANDS = {
-    "report": _report,
-    "tables": _tables,
-    "figures": _figures,
-    "publish": _publish,
-    "compare": _compare,
-    "similarity": _measure,
-    "notebooks": _notebooks,
-    "list": _list,
+_MODULES = {
+    "report": "analysis.report",
+    "tables": "analysis.tables",
+    "figures": "analysis.figures",
+    "publish": "analysis.publish",
+    "compare": "analysis.runs.compare",
+    "similarity": "analysis.similarity",
+    "notebooks": "analysis.notebook_files",
+    "list": "analysis.runs.run_records",
 }

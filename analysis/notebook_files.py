@@ -1,18 +1,55 @@
-"""Notebooks in percent format, executed to .ipynb with outputs."""
+"""Notebooks in percent format, executed to .ipynb with outputs, and the runs that they read.
+
+Those are `ANALYSIS_RUNS`, or a small study trained on the spot by the commands that a user types:
+nothing here imports the training code.
+"""
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
+import subprocess
+import sys
 import tempfile
+from collections.abc import Iterable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from analysis.runs.run_records import AnalysisError
+from analysis.runs.run_records import AnalysisError, find
 from experiments.runtime.files import atomic_write
 from routing.errors import suggest
 
 FOLDER = Path(__file__).with_name("notebooks")
+ROOT = Path(__file__).resolve().parents[1]
+VARIABLE = "ANALYSIS_RUNS"
+
+# Eight narrow blocks on real digits: a minute for all of them on two quiet cores. `auto` is 2-4 at
+# this depth.
+SMALL = (
+    "backbone.depth=8",
+    "backbone.width=32",
+    "train.steps=60",
+    "train.batch=16",
+    "train.warmup=5",
+    "train.save_every=60",
+    "train.sample_every=0",
+    "eval.every=20",
+    "eval.samples=80",
+    "eval.metrics=[fd,accuracy]",
+    "sampler.steps=4",
+)
+STUDY = (
+    ("backbone=dit", "backbone=mamba"),
+    ("route=none", "route=2-4", "route=0-4", "route=2-4@0.25"),
+    ("seed=0",),
+)
+GUIDES = (
+    "none",
+    "cfg,scale=1.5",
+    *(f"routed,scale=1.5,strong={s},weak={w}" for s, w in product((0, 0.3), (0.6, 0.9))),
+)
 
 
 def names() -> list[str]:
@@ -60,7 +97,7 @@ def execute(name: str, timeout: int = 1200) -> Any:
         "language": "python",
         "name": "python3",
     }
-    root = str(FOLDER.parents[1])
+    root = str(ROOT)
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     # Sockets in the file system: nothing listens on a network.
     kernel = KernelManager(kernel_name="python3", transport="ipc")
@@ -99,3 +136,55 @@ def build(chosen: list[str] | None = None, out: str | Path = FOLDER) -> list[Pat
         atomic_write(path, nbformat.writes(execute(name)) + "\n")
         paths.append(path)
     return paths
+
+
+def runs_folder() -> Path:
+    """Return the folder with the runs that the notebooks read.
+
+    `ANALYSIS_RUNS=DIR` names one with runs in it, or an empty one to be filled; without it,
+    `runs/notebooks` is filled.
+
+    Raises:
+        AnalysisError: if training fails; the message holds the command and its last line.
+    """
+    path = Path(os.environ.get(VARIABLE) or ROOT / "runs" / "notebooks").expanduser()
+    if not (path.is_dir() and find(path)):
+        train_small_runs(path)
+    return path
+
+
+def train_small_runs(
+    path: Path, axes: Iterable[Sequence[str]] = STUDY, guides: Sequence[str] = GUIDES
+) -> None:
+    """Train every combination of overrides, then score one routed run under guidances."""
+    for cell in product(*axes):
+        _command("experiments/run.py", *SMALL, *cell, f"paths.runs={path}")
+    routed = next(
+        (run for run in find(path) if run.name.startswith("dit") and "_2-4_" in run.name), None
+    )
+    if routed is not None and guides:
+        words = ("--samples", "80", "--metrics", "fd", "--guidance", *guides)
+        _command("experiments/evaluate.py", str(routed), *words)
+
+
+def _command(script: str, *arguments: str) -> None:
+    result = subprocess.run(
+        [sys.executable, str(ROOT / script), *arguments], capture_output=True, text=True, cwd=ROOT
+    )
+    if result.returncode:
+        last = (result.stderr.strip() or result.stdout.strip()).splitlines()[-1:]
+        raise AnalysisError(f"python {script} {' '.join(arguments)} failed: {' '.join(last)}")
+
+
+def command(options: argparse.Namespace) -> int:
+    """Execute notebooks on the runs given."""
+    if options.runs is not None:
+        if not (options.runs.is_dir() and find(options.runs)):
+            raise AnalysisError(
+                f"{options.runs} holds no runs; give a folder of them, or leave --runs out to "
+                "train small ones"
+            )
+        os.environ[VARIABLE] = str(options.runs.resolve())
+    for path in build(options.only, options.out or FOLDER):
+        print(path)
+    return 0

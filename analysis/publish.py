@@ -8,6 +8,7 @@ and columns; `group=START` keeps the groups whose heading starts so.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import gzip
 import io
@@ -19,12 +20,20 @@ from pathlib import Path
 from typing import Any
 
 from analysis import figures, tables
+from analysis.runs.cells import Study, study_for_command
+from analysis.runs.run_files import environment
 from analysis.runs.run_records import AnalysisError
-from analysis.runs.study import Study
-from analysis.tables.render import frame_csv, markdown, markdown_escape
-from analysis.tables.table import FEW_NOTE, MISSING_NOTE, NOT_RUN, Row, Table
+from analysis.tables.render import frame_csv
+from analysis.tables.table import (
+    FEW_NOTE,
+    MISSING_NOTE,
+    NOT_RUN,
+    Row,
+    Table,
+    markdown,
+    markdown_escape,
+)
 from experiments.runtime.files import atomic_write
-from routing.plain import json_of
 
 # What a run leaves but for its weights: enough for every table.
 RECORDS = (
@@ -137,15 +146,10 @@ def _table(words: list[str], study: Study) -> str:
     name, *options = words or [""]
     table = tables.make(name, study)
     for word in options:
-        if word == "ours":
-            rows = tuple(row for row in table.rows if row.group != NOT_RUN)
-            table = dataclasses.replace(table, rows=rows)
-        elif word.startswith("group="):
-            rows = tuple(row for row in table.rows if row.group.startswith(word[len("group=") :]))
-            table = dataclasses.replace(table, rows=rows)
-        elif word.startswith("having="):
-            rows = tuple(row for row in table.rows if word[len("having=") :] in row.group)
-            table = dataclasses.replace(table, rows=rows)
+        kind, _, text = word.partition("=")
+        if word == "ours" or kind in ("group", "having"):
+            rows = [row for row in table.rows if _is_wanted(row.group, kind, text)]
+            table = dataclasses.replace(table, rows=tuple(rows))
         elif found := _COLUMNS.fullmatch(word):
             table = _cut(table, [int(number) for number in found[1].split(",")])
         else:
@@ -162,6 +166,12 @@ def _table(words: list[str], study: Study) -> str:
     return markdown(table).split("\n", 2)[2]
 
 
+def _is_wanted(group: str, kind: str, text: str) -> bool:
+    if kind == "group":
+        return group.startswith(text)
+    return text in group if kind == "having" else group != NOT_RUN
+
+
 def _cut(table: Table, places: Sequence[int]) -> Table:
     if max(places) >= len(table.columns):
         raise AnalysisError(
@@ -175,7 +185,7 @@ def _cut(table: Table, places: Sequence[int]) -> Table:
 
 def facts(study: Study) -> str:
     """Say from which code, machine and versions the runs came, as a Markdown list."""
-    about = [_read(Path(str(path)) / "env.json") for path in study.runs["path"]]
+    about = [environment(Path(str(path))) for path in study.runs["path"]]
     hours = float(study.runs["wall_s"].fillna(0).sum()) / 3600
     lines = [f"- {len(about)} finished runs, {hours:.1f} hours of training in all"]
     for key, label in (("git", "commit"), ("device", "device"), ("python", "Python")):
@@ -183,11 +193,7 @@ def facts(study: Study) -> str:
     versions = [dict(entry.get("packages") or {}) for entry in about]
     lines.append(f"- torch: {_counted([entry.get('torch') for entry in versions])}")
     lines.append(f"- threads: {_counted([entry.get('threads') for entry in about])}")
-    return markdown_list(lines)
-
-
-def markdown_list(lines: Sequence[str]) -> str:
-    """Return lines that may hold anything as Markdown that shows them as they are."""
+    # What a machine or a commit is called may hold anything.
     return "\n".join(f"- {markdown_escape(line[2:])}" for line in lines) + "\n"
 
 
@@ -198,9 +204,8 @@ def _counted(values: list[Any]) -> str:
     return ", ".join(f"{value} ({count} runs)" for value, count in counts) or "not recorded"
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        value = json_of(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+def command(options: argparse.Namespace) -> int:
+    """Publish a folder of runs."""
+    given = publish(study_for_command(options), options.out, options.pages)
+    print(f"{options.out}  {', '.join(given)}")
+    return 0

@@ -6,9 +6,11 @@ policy by hash forbids everything else. Tables sort and filter. Every string fro
 
 from __future__ import annotations
 
+import argparse
 import base64
 import hashlib
 import io
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +24,15 @@ from analysis import figures, tables
 from analysis.figures.sample_grids import picture
 from analysis.figures.style import Plot
 from analysis.runs import compare
-from analysis.runs.comparison_groups import Base
+from analysis.runs.cells import Base, Study, study_for_command
+from analysis.runs.run_files import environment
+from analysis.runs.run_records import AnalysisError
 from analysis.runs.statistics import ENOUGH_SEEDS
-from analysis.runs.study import Study
-from analysis.tables.headings import after, difference, metric_decimals, score
-from analysis.tables.memorisation import Memory
-from analysis.tables.render import frame_csv, plain, to_html
-from analysis.tables.speedup import headline_cell
-from analysis.tables.table import Column, Entry, Table, build, words
+from analysis.tables.equal_cost import headline_cell
+from analysis.tables.render import frame_csv, to_html
+from analysis.tables.score_entries import Memory, after, difference, metric_decimals, score
+from analysis.tables.table import Column, Entry, Table, build, plain, words
 from experiments.runtime.files import atomic_write
-from routing.plain import json_of
 
 TEMPLATES = Path(__file__).with_name("templates")
 _MOST_GRIDS = 48
@@ -64,13 +65,12 @@ def html(study: Study, title: str | None = None) -> str:
     """Return the report as one HTML document."""
     made = tables.make_all(study)
     drawn = figures.make_all(study)
-    css, js = (
-        (TEMPLATES / name).read_text(encoding="utf-8") for name in ("report.css", "report.js")
+    css, js, page = (
+        (TEMPLATES / f"report.{kind}").read_text(encoding="utf-8") for kind in ("css", "js", "html")
     )
+    every = runs_table(study)
     grids, more = _grids(study)
     attrs = study.runs.attrs
-    shown = [_table(table) for table in made if table.covered]
-    published = [_table(table) for table in made if not table.covered]
     context = {
         "title": title or f"Runs in {Path(attrs.get('root', 'runs')).name}",
         "css": Markup(css),
@@ -83,12 +83,12 @@ def html(study: Study, title: str | None = None) -> str:
         "facts": _facts(study),
         "cards": [_card(study, base) for base in study.bases if base.dense and base.auto()],
         "figures": [_figure(plot) for plot in drawn],
-        "tables": shown,
-        "published": published,
+        "tables": [_table(table) for table in made if table.covered],
+        "published": [_table(table) for table in made if not table.covered],
         "grids": grids,
         "more_grids": more,
-        "runs_table": Markup(to_html(runs_table(study))),
-        "picks": _picks(study),
+        "runs_table": Markup(to_html(every)),
+        "picks": _picks(study, [column.label for column in every.columns]),
         "varying": _varying(study.runs),
         "common": sorted(compare.common(study.runs).items()),
         "machines": _machines(study.runs),
@@ -96,8 +96,7 @@ def html(study: Study, title: str | None = None) -> str:
     }
     context["sections"] = _sections(context)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False)
-    template = environment.from_string((TEMPLATES / "report.html").read_text(encoding="utf-8"))
-    return template.render(context)
+    return environment.from_string(page).render(context)
 
 
 def _hash(text: str) -> str:
@@ -119,12 +118,16 @@ def _sections(context: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _facts(study: Study) -> list[str]:
-    facts = []
-    for column, what in (("backbone", "backbones"), ("data", "data"), ("scale", "scale")):
-        if column in study.runs:
-            values = sorted(set(study.runs[column].dropna()))
-            facts.append(f"{what} {', '.join(map(str, values))}")
-    return facts
+    names = {"backbone": "backbones", "data": "data", "scale": "scale"}
+    return [
+        f"{what} {', '.join(_values(study, column))}"
+        for column, what in names.items()
+        if column in study.runs
+    ]
+
+
+def _values(study: Study, column: str) -> list[str]:
+    return sorted(map(str, set(study.runs[column].dropna()))) if column in study.runs else []
 
 
 def _card(study: Study, base: Base) -> dict[str, Any]:
@@ -188,21 +191,14 @@ def runs_table(study: Study) -> Table:
     """Return the table of every finished run with its own scores and costs."""
     frame = study.runs
     metrics = [name for name in frame.attrs.get("metrics", {}) if f"score.{name}" in frame]
-    text = {
-        "Run": "run",
-        "Backbone": "backbone",
-        "Size": "size",
-        "Data": "data",
-        "Route": "route",
-        "Selection": "selection",
-        "Treatment": "variant",
-    }
-    columns = [Column(label, numeric=False) for label in text]
+    text = ("run", "backbone", "size", "data", "route", "selection", "variant")
+    labels = [name.capitalize() for name in text[:-1]]
+    columns = [Column(label, numeric=False) for label in [*labels, "Treatment"]]
     columns += [Column("Seed"), Column("Steps"), *(Column(name) for name in metrics)]
     columns += [Column("Images/s"), Column("Hours"), Column("GMACs per image")]
     rows = []
     for row in frame.to_dict("records"):
-        entries = [words("" if pd.isna(row.get(key)) else row.get(key)) for key in text.values()]
+        entries = [words("" if pd.isna(row.get(key)) else row.get(key)) for key in text]
         entries += [_number(row.get("seed"), 0), _number(row.get("step"), 0)]
         entries += [_number(row.get(f"score.{name}"), metric_decimals(name)) for name in metrics]
         macs = row.get("macs_dense") if row.get("variant") == "dense" else row.get("macs_routed")
@@ -221,15 +217,10 @@ def _number(value: Any, decimals: int, divide: float = 1.0) -> Entry:
     return Entry(value=float(value) / divide, decimals=decimals)
 
 
-def _picks(study: Study) -> list[dict[str, Any]]:
-    labels = [column.label for column in runs_table(study).columns]
+def _picks(study: Study, labels: list[str]) -> list[dict[str, Any]]:
     picks = []
     for label in _PICKS:
-        options = (
-            sorted(map(str, set(study.runs[label.lower()].dropna())))
-            if label.lower() in study.runs
-            else []
-        )
+        options = _values(study, label.lower())
         if len(options) > 1:
             picks.append({"column": labels.index(label), "label": label, "options": options})
     return picks
@@ -248,29 +239,19 @@ def _varying(frame: pd.DataFrame) -> list[tuple[str, str]]:
 
 
 def _machines(frame: pd.DataFrame) -> list[tuple[str, int]]:
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for path in frame.get("path", []):
-        try:
-            about = json_of((Path(str(path)) / "env.json").read_bytes())
-            packages = about.get("packages") or {}
-            parts = [
-                about.get("device"),
-                f"torch {packages.get('torch')}",
-                f"python {about.get('python')}",
-                about.get("git"),
-            ]
-            text = ", ".join(str(part) for part in parts if part)
-        except (OSError, ValueError, AttributeError):
-            text = "not recorded"
-        counts[text] = counts.get(text, 0) + 1
+        about = environment(Path(str(path)))
+        packages = about.get("packages")
+        torch = packages.get("torch") if isinstance(packages, dict) else None
+        parts = [about.get("device"), f"torch {torch}", f"python {about.get('python')}"]
+        text = ", ".join(str(part) for part in [*parts, about.get("git")] if part)
+        counts[text if about else "not recorded"] += 1
     return sorted(counts.items())
 
 
 def _grids(study: Study) -> tuple[list[dict[str, str]], int]:
-    """One grid per treatment (its lowest seed), the rest counted.
-
-    Pictures are re-encoded, never copied.
-    """
+    """Return a grid per treatment, of its lowest seed, re-encoded; and how many more there are."""
     found: list[dict[str, str]] = []
     more = 0
     for base in study.bases:
@@ -295,3 +276,15 @@ def _png(image: np.ndarray) -> bytes:
     stream = io.BytesIO()
     Image.fromarray(image).save(stream, format="PNG", optimize=True)
     return stream.getvalue()
+
+
+def command(options: argparse.Namespace) -> int:
+    """Write the report of a folder of runs."""
+    study = study_for_command(options)
+    if study.runs.empty:
+        raise AnalysisError(
+            f"no finished run below {options.runs}; python -m analysis list {options.runs} says why"
+        )
+    path = write(study, options.out or options.runs / "report.html", options.title)
+    print(f"{path}  {path.stat().st_size / 1e6:.1f} MB, {len(study.runs)} runs")
+    return 0

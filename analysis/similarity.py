@@ -16,33 +16,45 @@ linear CKA (the unbiased estimator of HSIC, Song et al. 2012, per batch of token
 al. 2021); `routed` runs the pass with the run's route instead and keeps tokens that took it apart
 from those that stayed.
 
-This is the one module of `analysis` that imports `experiments`.
+The result is an `.npz` with the arrays and the protocol as JSON text; nothing in it is unpickled.
+This is the one module of `analysis` that reads models.
 """
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import functools
+import io
+import json
 import math
+import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.runs.run_records import AnalysisError
-from analysis.similarity_file import SimilarityFile
-from routing.route import Route
-
-if TYPE_CHECKING:
-    from experiments.training.checkpoint import TrainedModel
-    from routing.rng import Draws
+from analysis.runs.run_files import Damaged, check_path, shown
+from analysis.runs.run_records import AnalysisError, find
+from experiments.runtime.files import atomic_write
+from experiments.training.build import make_dataset, make_objective
+from experiments.training.checkpoint import Loaded, load_model
+from routing import Draws, Routing, Selection
+from routing.errors import UserError
+from routing.plain import json_of
+from routing.route import Route, keep_count
 
 # Noise levels sigma / alpha in units of the data's standard deviation: from almost clean to almost
 # noise.
 LEVELS = (0.1, 0.3, 1.0, 3.0, 10.0)
+FORMAT = "tread-suite-similarity/1"
+# A hundred levels of a model of 100 blocks take 8 MB.
+_LARGEST = 256 * 2**20
 
 
 @dataclass(frozen=True)
@@ -78,6 +90,79 @@ class Protocol:
             raise AnalysisError(
                 "similarity needs noise levels above 0, such as levels=(0.1, 1, 10)"
             )
+
+
+@dataclass(frozen=True, eq=False)
+class SimilarityFile:
+    """Similarity of one run's blocks.
+
+    Attributes:
+        arrays: `cosine` (D+1, D+1), index 0 the input; options: `per_level` (levels, D+1, D+1),
+            `centred`, `cka`, `routed`, `stayed`.
+        protocol: How they were computed, JSON-able (run, backbone, route, levels, samples, ...).
+    """
+
+    arrays: dict[str, np.ndarray]
+    protocol: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def backbone(self) -> str:
+        """Backbone of the run."""
+        return str(self.protocol["backbone"])
+
+    @property
+    def route(self) -> str:
+        """Resolved route of the run."""
+        return str(self.protocol["route"])
+
+    @property
+    def label(self) -> str:
+        """Backbone, size and route."""
+        text = "dense" if self.route == "none" else f"route {self.route}"
+        return f"{self.backbone}-{self.protocol['size']}, {text}"
+
+    def protocol_line(self) -> str:
+        """Return the protocol in one sentence."""
+        p = self.protocol
+        levels = ", ".join(f"{v:.3g}" for v in p["levels"])
+        return (
+            f"Protocol: {p['weights']} weights in eval mode, all tokens, {p['samples']} held-out "
+            "samples, noise levels "
+            f"sigma/alpha {levels}."
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the arrays and the protocol."""
+        stream = io.BytesIO()
+        text = json.dumps({"format": FORMAT, **self.protocol}, sort_keys=True)
+        np.savez_compressed(stream, protocol=np.array(text), **self.arrays)  # type: ignore[arg-type]
+        atomic_write(path, stream.getvalue())
+
+
+def read(path: str | Path) -> SimilarityFile:
+    """Read a similarity file.
+
+    Raises:
+        AnalysisError: if it is not one.
+    """
+    try:
+        # numpy leaves a file open that it cannot read: this one is closed here.
+        with Path(path).open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
+            if sum(info.file_size for info in stored.zip.infolist()) > _LARGEST:
+                raise ValueError("unpacks to more than a similarity file can hold")
+            protocol = json_of(str(stored["protocol"]))
+            arrays = {key: stored[key] for key in stored.files if key != "protocol"}
+    except Exception as error:
+        # Zip, zlib, numpy's parser of headers and JSON raise a dozen types between them.
+        raise AnalysisError(
+            f"{path} is not a similarity file ({type(error).__name__}); "
+            "make one with python -m analysis similarity RUN"
+        ) from None
+    if not isinstance(protocol, dict) or protocol.pop("format", None) != FORMAT:
+        raise AnalysisError(
+            f"{path} is not a {FORMAT} file; make one with python -m analysis similarity RUN"
+        )
+    return SimilarityFile(arrays, protocol)
 
 
 def cosine(hidden: Sequence[Tensor]) -> Tensor:
@@ -127,33 +212,20 @@ def hsic(hidden: Sequence[Tensor]) -> Tensor:
     return total
 
 
-@dataclass
-class Mean:
-    """A running mean of (L, L) sums."""
+class _Means:
+    """Running means of (L, L) sums, by name."""
 
-    total: Tensor | None = None
-    count: int = 0
+    def __init__(self) -> None:
+        self.sums: dict[Any, Tensor] = {}
+        self.counts: Counter[Any] = Counter()
 
-    def add(self, value: Tensor, count: int) -> None:
+    def add(self, name: Any, value: Tensor, count: int) -> None:
         """Add a sum over `count` items."""
-        self.total = value.cpu() if self.total is None else self.total + value.cpu()
-        self.count += count
+        self.sums[name] = self.sums.get(name, 0) + value.cpu()
+        self.counts[name] += count
 
-    def value(self) -> np.ndarray:
-        """Return the mean, float64 (L, L)."""
-        assert self.total is not None
-        return (self.total / self.count).numpy()
-
-
-@dataclass
-class _Sums:
-    """All running means of one run."""
-
-    levels: list[Mean]
-    centred: Mean = field(default_factory=Mean)
-    hsic: Mean = field(default_factory=Mean)
-    routed: Mean = field(default_factory=Mean)
-    stayed: Mean = field(default_factory=Mean)
+    def __getitem__(self, name: Any) -> np.ndarray:
+        return (self.sums[name] / self.counts[name]).numpy()  # type: ignore[no-any-return]
 
 
 def measure(
@@ -170,43 +242,35 @@ def measure(
         AnalysisError: `routed` was asked for a run without a route.
         UserError: what `experiments.training.checkpoint.load_model` refuses.
     """
-    from experiments.training.checkpoint import load_model
-
-    work = _Work(
-        load_model(run, weights=(protocol or Protocol()).weights, device=device),
-        protocol or Protocol(),
-    )
-    if work.protocol.routed and work.route.is_none:
+    protocol = protocol or Protocol()
+    work = _Measurement(load_model(run, weights=protocol.weights, device=device), protocol)
+    if protocol.routed and work.route.is_none:
         raise AnalysisError(
             f"{run} was trained without a route: leave routed out, or give a routed run"
         )
     with torch.inference_mode():
-        for start in range(0, work.protocol.samples, work.protocol.batch):
-            work.batch(start, min(work.protocol.batch, work.protocol.samples - start))
-    return SimilarityFile(
-        _arrays(work.sums, work.protocol),
-        _described(work.loaded, work.protocol, run, str(work.route)),
-    )
+        for start in range(0, protocol.samples, protocol.batch):
+            work.batch(start, min(protocol.batch, protocol.samples - start))
+    described = _described(work.loaded, protocol, run, str(work.route))
+    return SimilarityFile(_arrays(work.means, protocol), described)
 
 
-def _arrays(sums: _Sums, protocol: Protocol) -> dict[str, np.ndarray]:
-    maps = np.stack([mean.value() for mean in sums.levels])
+def _arrays(means: _Means, protocol: Protocol) -> dict[str, np.ndarray]:
+    maps = np.stack([means[place] for place in range(len(protocol.levels))])
     arrays = {"cosine": maps.mean(axis=0)}
     if protocol.per_level:
         arrays["per_level"] = maps
     if protocol.centred:
-        arrays["centred"] = sums.centred.value()
-        products = sums.hsic.value()
+        arrays["centred"] = means["centred"]
+        products = means["hsic"]
         own = np.sqrt(np.clip(np.diag(products), 1e-30, None))
         arrays["cka"] = products / own[:, None] / own[None, :]
     if protocol.routed:
-        arrays["routed"], arrays["stayed"] = sums.routed.value(), sums.stayed.value()
+        arrays["routed"], arrays["stayed"] = means["routed"], means["stayed"]
     return arrays
 
 
-def _described(
-    loaded: TrainedModel, protocol: Protocol, run: str | Path, route: str
-) -> dict[str, Any]:
+def _described(loaded: Loaded, protocol: Protocol, run: str | Path, route: str) -> dict[str, Any]:
     config = loaded.config
     return {
         "run": Path(run).name,
@@ -229,25 +293,20 @@ def _described(
     }
 
 
-class _Work:
+class _Measurement:
     """One measurement: the model, its data and objective, and the running means."""
 
-    def __init__(self, loaded: TrainedModel, protocol: Protocol) -> None:
-        from experiments.diffusion import create_objective
-        from experiments.training.build import make_dataset
-
+    def __init__(self, loaded: Loaded, protocol: Protocol) -> None:
         self.loaded, self.protocol = loaded, protocol
         self.model: Any = loaded.model
         self.device = next(self.model.parameters()).device
         self.dataset: Any = make_dataset(loaded.config, self.device)
-        self.objective: Any = create_objective(loaded.config.objective)
+        self.objective: Any = make_objective(loaded.config)
         self.route = Route.parse(loaded.config.resolved_route)
-        self.sums = _Sums([Mean() for _ in protocol.levels])
+        self.means = _Means()
 
     def batch(self, start: int, count: int) -> None:
         """Add `count` held-out samples from `start` on, at every noise level."""
-        from routing.rng import Draws
-
         index = torch.arange(start, start + count, device=self.device)
         draws = Draws(self.protocol.seed, 0, index, device=self.device)
         held_out = self.dataset.batch(index, draws, split="test")
@@ -265,11 +324,11 @@ class _Work:
     def _level(self, place: int, draws: Draws, hidden_of: Callable[[Any], list[Tensor]]) -> None:
         hidden = hidden_of(None)
         tokens = hidden[0].shape[0] * hidden[0].shape[1]
-        self.sums.levels[place].add(cosine(hidden), tokens)
+        self.means.add(place, cosine(hidden), tokens)
         if self.protocol.centred:
             apart = centre(hidden)
-            self.sums.centred.add(cosine(apart), tokens)
-            self.sums.hsic.add(hsic([_some(h) for h in hidden]), 1)
+            self.means.add("centred", cosine(apart), tokens)
+            self.means.add("hsic", hsic([_some(h) for h in hidden]), 1)
         if self.protocol.routed:
             self._routed(draws, hidden_of)
 
@@ -289,14 +348,7 @@ class _Work:
         return found
 
     def _routed(self, draws: Draws, hidden_of: Callable[[Any], list[Tensor]]) -> None:
-        """Add one routed pass.
-
-        Inside the route a token that skips has the state it had at the route's start.
-        """
-        from routing.route import keep_count
-        from routing.selection import Selection
-        from routing.stack import Routing
-
+        """Add one routed pass; tokens that skip have the state they had at the route's start."""
         options = self.loaded.config.routing
         selection = Selection(options.selection, options.shared, options.block)
         counts = [
@@ -315,16 +367,45 @@ class _Work:
             where = kept.unsqueeze(-1).expand(-1, -1, entry.shape[-1])
             for block in range(segment.start, segment.end + 1):
                 hidden[block + 1] = entry.scatter(1, where, hidden[block + 1].to(entry.dtype))
-        for mean, mask in ((self.sums.routed, ~stayed), (self.sums.stayed, stayed)):
+        for name, mask in (("routed", ~stayed), ("stayed", stayed)):
             if mask.any():
                 chosen = [h[mask].unsqueeze(0) for h in hidden]
-                mean.add(cosine(chosen), int(mask.sum()))
+                self.means.add(name, cosine(chosen), int(mask.sum()))
 
 
 def _some(h: Tensor, most: int = 2048) -> Tensor:
-    """Flatten to tokens.
-
-    A kernel matrix needs their square, so an even subset of at most `most`.
-    """
+    """Return an even subset of at most `most` tokens: a kernel matrix needs their square."""
     flat = h.reshape(-1, h.shape[-1])
     return flat[:: max(1, math.ceil(flat.shape[0] / most))]
+
+
+def command(options: argparse.Namespace) -> int:
+    """Measure every run with weights below the folders given, and store it beside the weights."""
+    folders = [folder for root in options.runs for folder in find(root)]
+    finished = [folder for folder in folders if (folder / "model.safetensors").is_file()]
+    if not finished:
+        raise AnalysisError(
+            f"no run with weights below {options.runs[0]}; give a folder with model.safetensors in "
+            "it"
+        )
+    given = vars(options) | {"levels": tuple(options.levels or LEVELS)}
+    protocol = Protocol(**{option.name: given[option.name] for option in fields(Protocol)})
+    failed = 0
+    for folder in finished:
+        routed = protocol.routed and "_none_" not in folder.name
+        try:
+            check_path(folder)
+            result = measure(folder, dataclasses.replace(protocol, routed=routed))
+        except (UserError, Damaged) as error:
+            # One damaged file is no reason to leave the others out.
+            if len(finished) == 1:
+                raise AnalysisError(str(error)) from None
+            print(f"damaged: {shown(folder.name)}: {error}", file=sys.stderr)
+            failed += 1
+            continue
+        path = folder / "similarity.npz"
+        result.save(path)
+        print(f"{path}  {result.label}, lowest {result.arrays['cosine'].min():.3f}")
+    if failed:
+        raise AnalysisError(f"{failed} of {len(finished)} runs could not be measured")
+    return 0

@@ -190,9 +190,9 @@ def read_pretrained(folder):
 
 @reader("metadata of weights", make_export, "model.safetensors")
 def read_metadata(folder):
-    from analysis.runs import weights_metadata as weights
+    from analysis.runs import run_files
 
-    weights.metadata(folder / "model.safetensors")
+    run_files.model_arguments(folder)
 
 
 def make_foreign_weights(folder):
@@ -360,16 +360,16 @@ def read_piece(folder):
 
 
 def make_similarity(folder):
-    from analysis.similarity_file import SimilarityFile
+    from analysis.similarity import SimilarityFile
 
     SimilarityFile({"cosine": np.eye(3)}, {"run": "a"}).save(folder / "similarity.npz")
 
 
 @reader("similarity", make_similarity, "similarity.npz")
 def read_similarity(folder):
-    from analysis import similarity_file
+    from analysis import similarity
 
-    similarity_file.read(folder / "similarity.npz")
+    similarity.read(folder / "similarity.npz")
 
 
 def make_vae(folder):

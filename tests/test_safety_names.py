@@ -111,7 +111,7 @@ AS_FILE = HOSTILE.replace("/", "|")  # a folder's name holds everything else
 def study(tmp_path_factory):
     from analysis_runs import write
 
-    from analysis.runs.study import Study
+    from analysis.runs.cells import Study
 
     root = tmp_path_factory.mktemp("runs")
     for seed in range(2):

@@ -5,47 +5,24 @@ Each comes as PDF, PNG and CSV.
 
 from __future__ import annotations
 
-import warnings
+import argparse
 from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 
 from analysis.figures.block_cost import cost
-from analysis.figures.convergence import convergence
-from analysis.figures.guidance_maps import guidance
-from analysis.figures.overview import overview
-from analysis.figures.placement import placement
-from analysis.figures.rate import rate
+from analysis.figures.convergence import convergence, overview
+from analysis.figures.heat_maps import guidance, similarity, similarity_maps
+from analysis.figures.route_ablations import placement, rate
 from analysis.figures.sample_grids import samples
 from analysis.figures.scans import scan_paths, selections
-from analysis.figures.similarity_maps import similarity
 from analysis.figures.style import Plot
+from analysis.runs.cells import Study, study_for_command
 from analysis.runs.run_records import AnalysisError
-from analysis.runs.study import Study
-from analysis.similarity_file import read
 from routing.errors import suggest
 
 Source = Study | pd.DataFrame | str | Path
-
-
-def similarity_maps(study: Study) -> Plot | None:
-    """Draw the similarity files that stand in the study's run folders (`similarity.npz`).
-
-    None without one.
-    """
-    paths = [Path(str(path)) / "similarity.npz" for path in study.runs.get("path", [])]
-    maps = []
-    for path in paths:
-        if path.is_file():
-            try:
-                maps.append(read(path))
-            except AnalysisError as error:
-                # One broken file must not take the other figures with it.
-                warnings.warn(str(error), stacklevel=2)
-    # One map per architecture and route says it; further seeds say it again.
-    first = {item.label: item for item in reversed(maps)}
-    return similarity([first[label] for label in sorted(first)]) if first else None
 
 
 FIGURES: dict[str, Callable[[Study], Plot | None]] = {
@@ -96,3 +73,17 @@ def make_all(source: Source, metric: str | None = None) -> list[Plot]:
 def save(plots: list[Plot], folder: str | Path) -> list[Path]:
     """Write every figure as PDF, PNG and CSV."""
     return [path for plot in plots for path in plot.save(folder)]
+
+
+def command(options: argparse.Namespace) -> int:
+    """Write the figures that runs give."""
+    study = study_for_command(options)
+    drawn = {name: make(name, study) for name in options.only or FIGURES}
+    plots = [plot for plot in drawn.values() if plot is not None]
+    folder = options.out or options.runs / "figures"
+    save(plots, folder)
+    print(f"{folder}  {', '.join(plot.name for plot in plots)}")
+    left = [name for name, plot in drawn.items() if plot is None]
+    if left:
+        print(f"not given by these runs: {', '.join(left)}")
+    return 0

@@ -7,26 +7,21 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.figures.style import Plot, canvas, colour, styled
-from analysis.runs.comparison_groups import Base
-from analysis.runs.study import Study
-from analysis.runs.weights_metadata import metadata
+from analysis.figures.style import Options, Plot, colour, panels, styled
+from analysis.runs.cells import Base, Study
+from analysis.runs.run_files import model_arguments
+from backbones.cost import cost as count_cost
 
 
 def _panel_data(base: Base) -> pd.DataFrame | None:
-    from backbones.cost import cost
-
     routed = base.auto()
     if routed is None:
         return None
-    described = next(
-        (m for path in routed.runs["path"] if (m := metadata(f"{path}/model.safetensors"))), None
-    )
-    if not described or not isinstance(described.get("model"), dict):
+    arguments = next((m for path in routed.runs["path"] if (m := model_arguments(path))), None)
+    if arguments is None:
         return None
-    arguments: dict[str, Any] = dict(described["model"])
-    dense = cost(**arguments)
-    sparse = cost(**arguments, route=str(routed.first("route")))
+    dense = count_cost(**arguments)
+    sparse = count_cost(**arguments, route=str(routed.first("route")))
     return pd.DataFrame(
         {
             "panel": base.label,
@@ -44,59 +39,38 @@ def _panel_data(base: Base) -> pd.DataFrame | None:
 
 @styled
 def cost(study: Study) -> Plot | None:
-    """Draw every base that has exported weights (their metadata say what was built).
-
-    None without one.
-    """
-    panels: dict[tuple[Any, ...], pd.DataFrame] = {}
+    """Draw every base with exported weights, whose metadata say what was built; else None."""
+    found: dict[tuple[Any, ...], pd.DataFrame] = {}
     for base in study.bases:
         data = _panel_data(base)
         if data is not None:
             # Objectives and optimisers cost nothing per block: one panel per architecture is
             # enough.
-            panels.setdefault((*data.iloc[0][["backbone", "total_dense", "total_routed"]],), data)
-    if not panels:
+            found.setdefault((*data.iloc[0][["backbone", "total_dense", "total_routed"]],), data)
+    if not found:
         return None
-    columns = min(len(panels), 3)
-    lines = -(-len(panels) // columns)
-    figure, axes = canvas(3.2 * columns, 2.4 * lines, lines, columns, sharey=True)
-    for ax in axes.flat[len(panels) :]:
-        ax.set_visible(False)
-    for ax, data in zip(axes.flat, panels.values(), strict=False):
+    figure, axes = panels(len(found), 3, 3.2, 2.4, sharey=True)
+    for ax, data in zip(axes.flat, found.values(), strict=False):
         _draw(ax, data)
     # The panels share their axis: room for the legend above the tallest bar of all.
-    tallest = max(data["dense_macs"].max() for data in panels.values())
+    tallest = max(data["dense_macs"].max() for data in found.values())
     axes[0][0].set_ylim(top=tallest / 1e6 * 1.3)
     axes[0][0].set_ylabel("MACs per image (M)")
     caption = (
         "Multiply-adds of each block for one image: the outline is the dense pass, the filled bar "
-        "the routed one, with "
-        "attention matmuls, scans and convolutions counted. The percentage is the whole model's, "
-        "embedding and head included."
+        "the routed one, with attention matmuls, scans and convolutions counted. The percentage "
+        "is the whole model's, embedding and head included."
     )
-    return Plot(
-        "cost", "Cost per block", caption, figure, pd.concat(panels.values(), ignore_index=True)
-    )
+    data = pd.concat(found.values(), ignore_index=True)
+    return Plot("cost", "Cost per block", caption, figure, data)
 
 
 def _draw(ax: Axes, data: pd.DataFrame) -> None:
     tint = colour(str(data["backbone"].iloc[0]))
-    ax.bar(
-        data["block"],
-        data["dense_macs"] / 1e6,
-        0.8,
-        facecolor="#f4f4f4",
-        edgecolor="#888888",
-        linewidth=0.8,
-        label="dense",
-    )
-    ax.bar(
-        data["block"],
-        data["routed_macs"] / 1e6,
-        0.8,
-        color=tint,
-        label=f"route {data['route'].iloc[0]}",
-    )
+    outline: Options = {"facecolor": "#f4f4f4", "edgecolor": "#888888", "linewidth": 0.8}
+    label = f"route {data['route'].iloc[0]}"
+    ax.bar(data["block"], data["dense_macs"] / 1e6, 0.8, label="dense", **outline)
+    ax.bar(data["block"], data["routed_macs"] / 1e6, 0.8, label=label, color=tint)
     total, routed = data["total_dense"].iloc[0], data["total_routed"].iloc[0]
     head = str(data["panel"].iloc[0]).split(",")[0]
     ax.set_title(f"{head}: \u2212{1 - routed / total:.0%} MACs, {total / routed:.2f}x", color=tint)

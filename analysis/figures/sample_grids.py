@@ -11,9 +11,7 @@ import pandas as pd
 from PIL import Image, UnidentifiedImageError
 
 from analysis.figures.style import Plot, canvas, colour, quiet, styled
-from analysis.runs.cells import Cell
-from analysis.runs.comparison_groups import Base
-from analysis.runs.study import Study
+from analysis.runs.cells import Base, Cell, Study
 
 Found = list[tuple[Cell, dict[Any, Any], np.ndarray]]
 # A picture beyond this many pixels is not a grid of ours; it must not eat the memory.

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+import torch
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
-from analysis.figures.style import Plot, canvas, colormap, quiet, styled
+from analysis.figures.style import Options, Plot, canvas, colormap, quiet, styled
+from routing.layout import Layout
+from routing.rng import Draws
+from routing.route import MODES, keep_count
+from routing.selection import Selection
 
 ORDERS = ("raster", "raster:reversed", *(f"zigzag:{k}" for k in range(8)))
 _KEPT, _GONE = "#1a1a1a", "#c8c8c8"
@@ -15,22 +20,12 @@ _KEPT, _GONE = "#1a1a1a", "#c8c8c8"
 
 def _subset(grid: tuple[int, int], mode: str, rate: float, seed: int) -> np.ndarray:
     """Ids that stay for one sample, drawn as training draws them."""
-    import torch
-
-    from routing.rng import Draws
-    from routing.route import keep_count
-    from routing.selection import Selection
-
     draws = Draws(seed, 0, torch.tensor([0]))
     return Selection(mode).ids(draws, 0, grid, keep_count(grid[0] * grid[1], rate))[0].numpy()
 
 
 def _walk(grid: tuple[int, int], name: str, ids: np.ndarray | None) -> np.ndarray:
     """Raster ids in the order in which a block scans them."""
-    import torch
-
-    from routing.layout import Layout
-
     layout = Layout(grid, None if ids is None else torch.from_numpy(ids).unsqueeze(0))
     perm = layout.order(name).perm.reshape(-1).numpy()
     return perm if ids is None else ids[perm]
@@ -59,9 +54,8 @@ def scan_paths(side: int = 8, rate: float = 0.5, seed: int = 0) -> Plot:
         axes[y][0].set_ylabel(f"{len(kept)} of {side * side}", fontsize=8)
     caption = (
         f"Every scan order on a grid of {side} x {side} tokens, from dark to bright. Below each, "
-        "the same path with the tokens of one "
-        f"random draw at rate {rate:g} left out (grey): what a block inside a route walks, in the "
-        "same order."
+        f"the same path with the tokens of one random draw at rate {rate:g} left out (grey): what "
+        "a block inside a route walks, in the same order."
     )
     return Plot("scan_paths", "Scan paths", caption, figure, pd.DataFrame(data))
 
@@ -77,15 +71,8 @@ def _path(ax: Axes, grid: tuple[int, int], order: np.ndarray, present: np.ndarra
     lines.set_clim(0, 1)
     every = np.arange(grid[0] * grid[1])
     gone = np.setdiff1d(every, present)
-    ax.scatter(
-        gone % grid[1],
-        gone // grid[1],
-        s=7,
-        facecolor="white",
-        edgecolor=_GONE,
-        linewidth=0.6,
-        zorder=1,
-    )
+    left_out: Options = {"facecolor": "white", "edgecolor": _GONE, "linewidth": 0.6}
+    ax.scatter(gone % grid[1], gone // grid[1], s=7, zorder=1, **left_out)
     ax.add_collection(lines)
     ax.scatter(columns, rows, s=8, color=_KEPT, zorder=3)
     ax.scatter(columns[:1], rows[:1], s=34, marker="s", color="#009E73", zorder=4)
@@ -97,8 +84,6 @@ def _path(ax: Axes, grid: tuple[int, int], order: np.ndarray, present: np.ndarra
 @styled
 def selections(side: int = 8, rate: float = 0.5, draws: int = 3) -> Plot:
     """Draw which tokens stay under every selection, for a few samples of a batch."""
-    from routing.route import MODES
-
     grid = (side, side)
     modes = [mode for mode in MODES if mode != "unsorted"]
     figure, axes = canvas(1.35 * len(modes), 1.42 * draws + 0.3, draws, len(modes))

@@ -7,12 +7,10 @@ says something else.
 
 from __future__ import annotations
 
-import functools
 import io
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import matplotlib
 import pandas as pd
@@ -22,7 +20,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from analysis.tables.render import frame_csv
-from experiments.runtime.files import atomic_path, atomic_write
+from experiments.runtime.files import atomic_write
 
 STYLE = Path(__file__).with_name("paper.mplstyle")
 COLOURS = {
@@ -38,9 +36,10 @@ _OTHERS = ("#882255", "#44AA99", "#332288", "#999933", "#AA4499", "#117733")
 # A signed quantity: blue is better than dense, red is worse (ColorBrewer's RdBu, safe for
 # colour-blind readers).
 SIGNED = "RdBu_r"
-
-P = ParamSpec("P")
-R = TypeVar("R")
+# Keyword arguments of matplotlib.
+Options = dict[str, Any]
+# Decorates a drawing function: it draws in the project's style, whatever style the caller has.
+styled = mpl_style.context(STYLE)
 
 
 def colour(backbone: str) -> str:
@@ -83,26 +82,23 @@ class Plot:
     def save(self, folder: str | Path) -> list[Path]:
         """Write `<name>.pdf`, `<name>.png` (200 dpi) and `<name>.csv`; return the paths."""
         paths = [Path(folder) / f"{self.name}.{suffix}" for suffix in ("pdf", "png", "csv")]
-        with mpl_style.context(STYLE):
-            with atomic_path(paths[0]) as temporary:
-                self.figure.savefig(temporary, metadata={"CreationDate": None})
-            with atomic_path(paths[1]) as temporary:
-                self.figure.savefig(temporary, dpi=200)
+        atomic_write(paths[0], self._drawn(format="pdf", metadata={"CreationDate": None}))
+        atomic_write(paths[1], self.png(dpi=200))
         atomic_write(paths[2], frame_csv(self.data))
         return paths
 
     def svg(self) -> str:
         """Return the figure as SVG text."""
-        with mpl_style.context(STYLE):
-            stream = io.StringIO()
-            self.figure.savefig(stream, format="svg", metadata={"Date": None})
-        return stream.getvalue()
+        return self._drawn(format="svg", metadata={"Date": None}).decode()
 
     def png(self, dpi: int = 110) -> bytes:
         """Return the figure as PNG."""
-        with mpl_style.context(STYLE):
-            stream = io.BytesIO()
-            self.figure.savefig(stream, format="png", dpi=dpi)
+        return self._drawn(format="png", dpi=dpi)
+
+    @styled
+    def _drawn(self, **options: Any) -> bytes:
+        stream = io.BytesIO()
+        self.figure.savefig(stream, **options)
         return stream.getvalue()
 
     def __repr__(self) -> str:
@@ -110,17 +106,6 @@ class Plot:
 
     def _repr_png_(self) -> bytes:
         return self.png()
-
-
-def styled(function: Callable[P, R]) -> Callable[P, R]:
-    """Run a drawing function under the project's style, whatever style the caller has."""
-
-    @functools.wraps(function)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        with mpl_style.context(STYLE):
-            return function(*args, **kwargs)
-
-    return wrapped
 
 
 def canvas(
@@ -132,6 +117,27 @@ def canvas(
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
+def panels(
+    count: int, most: int, width: float, height: float, beside: float = 0.0, **options: Any
+) -> tuple[Figure, Any]:
+    """Return a figure of panels, at most `most` in a line, and its axes.
+
+    Args:
+        count: Panels; further axes are hidden.
+        most: Panels in a line.
+        width: Of a panel, in inches.
+        height: Of a panel, in inches.
+        beside: Inches for what stands beside the panels.
+        options: For `Figure.subplots`.
+    """
+    columns = min(count, most)
+    lines = -(-count // columns)
+    figure, axes = canvas(width * columns + beside, height * lines, lines, columns, **options)
+    for ax in axes.flat[count:]:
+        ax.set_visible(False)
+    return figure, axes
+
+
 def quiet(axes: Axes) -> None:
     """Remove ticks, grid and frame."""
     axes.set_xticks([])
@@ -139,6 +145,11 @@ def quiet(axes: Axes) -> None:
     axes.grid(False)
     for spine in axes.spines.values():
         spine.set_visible(False)
+
+
+def centred(axes: Axes, x: float, y: float, text: str, **style: Any) -> None:
+    """Write a text whose centre is at a point."""
+    axes.text(x, y, text, ha="center", va="center", **style)
 
 
 def ink(rgba: tuple[float, ...]) -> str:

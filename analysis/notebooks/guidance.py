@@ -15,11 +15,11 @@
 
 # %%
 import analysis
-from analysis import quick_runs
-from analysis.runs.study import Study
+from analysis import notebook_files
+from analysis.runs.cells import Study
 from analysis.tables import paper
 
-study = Study.of(analysis.load(quick_runs.folder()))
+study = Study.of(analysis.load(notebook_files.runs_folder()))
 analysis.tables.make("guidance", study)
 
 # %% [markdown]

@@ -16,10 +16,10 @@
 
 # %%
 import analysis
-from analysis import figures, quick_runs
+from analysis import figures, notebook_files
 from analysis.similarity import Protocol, measure
 
-runs = analysis.load(quick_runs.folder())
+runs = analysis.load(notebook_files.runs_folder())
 runs = runs[runs["seed"] == runs["seed"].min()].sort_values("step", ascending=False)
 routes = runs.loc[(runs["variant"] == "TREAD") & (runs["rate"] == 0.5), "route"]
 pair = runs[runs["route"].isin(["none", *routes.mode().head(1)])]

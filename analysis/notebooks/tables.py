@@ -15,9 +15,9 @@
 
 # %%
 import analysis
-from analysis import quick_runs
+from analysis import notebook_files
 
-runs = analysis.load(quick_runs.folder())
+runs = analysis.load(notebook_files.runs_folder())
 metrics = [name for name in runs.columns if name.startswith("score.")]
 runs[["backbone", "size", "data", "route", "seed", "step", *metrics]]
 
@@ -39,7 +39,7 @@ print(
 # ## The headline: how much sooner is the dense run's best score reached?
 
 # %%
-from analysis.runs.study import Study
+from analysis.runs.cells import Study
 
 study = Study.of(runs)
 analysis.tables.make("speedup", study)

@@ -12,13 +12,13 @@
 # Any folder with run folders below it will do. Put its path here, or into `ANALYSIS_RUNS`.
 
 # %%
-from analysis import quick_runs
+from analysis import notebook_files
 
-RUNS = quick_runs.folder()
+RUNS = notebook_files.runs_folder()
 
 # %%
 import analysis
-from analysis.runs.comparison_groups import named
+from analysis.runs.grouping import named
 
 # Runs of one setting and one treatment differ in their seed alone; only these may be averaged.
 CELL = ["setting", "treatment"]

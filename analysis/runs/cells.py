@@ -1,22 +1,31 @@
-"""A table's cell: the runs of one base under one treatment, and the steps they are read after.
+"""What tables and figures draw from: a study of runs, its bases, and their cells over seeds.
 
-Steps are no part of a run's identity: grids that share a folder leave runs of unequal length side
-by side, and a run that went on has scores on the way. Scores are compared after equal steps alone.
+A cell is the runs of one base under one treatment, and the steps they are read after. Steps are no
+part of a run's identity: grids that share a folder leave runs of unequal length side by side, and a
+run that went on has scores on the way. Scores are compared after equal steps alone.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from analysis.runs.grouping import USUAL_OPTIONS, named
+from analysis.runs.history import scores
+from analysis.runs.run_records import AnalysisError, load
 from analysis.runs.statistics import Estimate, mean_std
 from backbones.sizes import parse_size
+from routing.errors import suggest
 
+_PATH = ("step", "macs", "hours", "value")
 Scored = dict[tuple[str, float], dict[int, float]]
 
 
@@ -39,13 +48,16 @@ class Cell:
     scored: Scored = field(repr=False, compare=False)
     score: str = field(compare=False)
     steps: float = field(default=float("nan"), compare=False)
+    # Tables and figures ask for the same values thousands of times.
+    _known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def first(self, column: str, default: Any = None) -> Any:
         """Return the first known value of a column."""
-        if column not in self.runs:
-            return default
-        known = self.runs[column].dropna()
-        return known.iloc[0] if len(known) else default
+        if column not in self._known:
+            known = self.runs[column].dropna().head(1) if column in self.runs else ()
+            self._known[column] = next(iter(known), None)
+        value = self._known[column]
+        return default if value is None else value
 
     def by_seed(self, column: str, steps: float | None = None) -> dict[int, float]:
         """Return seed to value after `steps` (the cell's own by default), no value missing.
@@ -55,13 +67,16 @@ class Cell:
         """
         steps = self.steps if steps is None else steps
         if column.startswith("score."):
-            return dict(self.scored.get((column, steps), {}))
+            return self.scored.get((column, steps), {})
         if column not in self.runs:
             return {}
-        known = self.runs.dropna(subset=["seed", column]).sort_values("step", kind="stable")
-        ended = known[known["step"] == steps]
-        known = ended if len(ended) or column == "wall_s" else known
-        return dict(zip(known["seed"].map(int), known[column].map(float), strict=True))
+        if (column, steps) not in self._known:
+            known = self.runs.dropna(subset=["seed", column]).sort_values("step", kind="stable")
+            ended = known[known["step"] == steps]
+            known = ended if len(ended) or column == "wall_s" else known
+            pairs = zip(known["seed"].map(int), known[column].map(float), strict=True)
+            self._known[column, steps] = dict(pairs)
+        return self._known[column, steps]  # type: ignore[no-any-return]
 
     def at(self, steps: float) -> Cell:
         """Return the cell read after other steps; itself where nothing was scored there."""
@@ -71,7 +86,7 @@ class Cell:
     def _longest(self) -> pd.Series:
         return self.runs.groupby("seed")["step"].max().dropna()
 
-    @property
+    @functools.cached_property
     def ends(self) -> set[float]:
         """The numbers of steps after which its runs ended."""
         return {float(step) for step in self.runs["step"].dropna()}
@@ -91,7 +106,7 @@ class Cell:
         """Return mean, standard deviation and n over seeds of a column."""
         return mean_std(list(self.by_seed(column).values()))
 
-    @property
+    @functools.cached_property
     def machines(self) -> frozenset[str]:
         """The devices that its runs name; those of older runs name none."""
         return frozenset(self.runs["device"].dropna()) if "device" in self.runs else frozenset()
@@ -101,6 +116,199 @@ class Cell:
         """Number of blocks."""
         depth = self.first("config.backbone.depth")
         return int(depth) if depth is not None else parse_size(str(self.first("size"))).depth
+
+
+@dataclass(frozen=True)
+class Base:
+    """All treatments of one base, the dense one apart; `recipe` is its key but for the backbone."""
+
+    key: str
+    recipe: str
+    label: str
+    metric: str
+    better: str
+    dense: Cell | None
+    routed: tuple[Cell, ...]
+
+    @property
+    def any(self) -> Cell:
+        """Some cell, for what all cells share."""
+        return self.dense or self.routed[0]
+
+    @property
+    def model(self) -> str:
+        """Backbone and size."""
+        return f"{self.any.first('backbone')}-{self.any.first('size')}"
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """Dense first, then the treatments."""
+        return ((self.dense,) if self.dense else ()) + self.routed
+
+    @property
+    def score(self) -> str:
+        """Column of the metric."""
+        return f"score.{self.metric}"
+
+    @functools.cached_property
+    def plain(self) -> list[Cell]:
+        """The cells of TREAD itself, with the usual options."""
+        return [c for c in self.routed if c.first("variant") == "TREAD" and is_usual(c)]
+
+    def auto(self) -> Cell | None:
+        """Return the guideline's cell (2 to depth-4 at 0.5), else the most replicated route."""
+        span = f"2-{self.any.depth - 4}"
+        for cell in self.plain:
+            if cell.first("span") == span and cell.first("rate") == 0.5:
+                return cell
+        return max(self.plain, key=lambda cell: len(cell.by_seed(self.score)), default=None)
+
+    def pair(self) -> tuple[Cell | None, Cell | None]:
+        """Return the dense cell and the guideline's, after the same steps if both were scored."""
+        routed = self.auto()
+        return self.dense and (self.dense.at(routed.steps) if routed else self.dense), routed
+
+
+def same_machine(*cells: Cell) -> bool:
+    """Return whether clock times of these cells may be compared: no two devices are named."""
+    return len(frozenset().union(*(cell.machines for cell in cells))) < 2
+
+
+def is_usual(cell: Cell, *except_for: str) -> bool:
+    """Return whether a cell's routing options are all the usual ones, apart from those named."""
+    return all(
+        str(cell.first(f"config.routing.{key}", value)) == value
+        for key, value in USUAL_OPTIONS.items()
+        if key not in except_for
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """A set of runs and the metric it is read by (None: each base's own Frechet distance)."""
+
+    runs: pd.DataFrame
+    metric: str | None = None
+
+    @classmethod
+    def of(cls, source: Study | pd.DataFrame | str | Path, metric: str | None = None) -> Study:
+        """Return a study of a folder, of loaded runs or of itself."""
+        if isinstance(source, Study):
+            return source
+        return cls(source if isinstance(source, pd.DataFrame) else load(source), metric)
+
+    @functools.cached_property
+    def bases(self) -> list[Base]:
+        """Runs sorted into bases and treatments."""
+        return bases(self.runs, self.metric, self.scores)
+
+    @functools.cached_property
+    def scores(self) -> pd.DataFrame:
+        """Every score of every run with its cost."""
+        found = scores(self.runs)
+        found.attrs = {}  # as in `bases`
+        return found
+
+    @functools.cached_property
+    def _paths(self) -> dict[tuple[str, str], pd.DataFrame]:
+        known = self.scores
+        if known.empty or "metric" not in known:
+            return {}
+        # Split once: tables and figures ask for a run's path thousands of times.
+        own = known.loc[known["own"].astype(bool), ["metric", "run", *_PATH]].sort_values("step")
+        groups = own.groupby(["metric", "run"], sort=False)
+        return {
+            (str(metric), str(run)): part[list(_PATH)].reset_index(drop=True)
+            for (metric, run), part in groups
+        }
+
+    def path(self, base: Base, run: str) -> pd.DataFrame:
+        """Return one run's scores of the base's metric: step, macs, hours, value."""
+        return self._paths.get((base.metric, run), pd.DataFrame(columns=list(_PATH)))
+
+    def by_seed(self, base: Base, cell: Cell) -> dict[int, pd.DataFrame]:
+        """Return every seed's scores over training, as `path`.
+
+        Of runs of one seed the one that was scored most often counts, of those the longest; a seed
+        without a score after the cell's steps is left out, as everywhere.
+        """
+        seeds = cell.by_seed(base.score)
+        found: dict[int, pd.DataFrame] = {}
+        for seed, run in zip(cell.runs["seed"], cell.runs["run"], strict=True):
+            path = self.path(base, str(run)).drop_duplicates("step", keep="last")
+            if pd.isna(seed) or int(seed) not in seeds or path.empty:
+                continue
+            known = found.get(int(seed))
+            rank = (len(path), path["step"].iloc[-1])
+            if known is None or rank > (len(known), known["step"].iloc[-1]):
+                found[int(seed)] = path
+        return found
+
+
+def bases(
+    frame: pd.DataFrame, metric: str | None = None, scores: pd.DataFrame | None = None
+) -> list[Base]:
+    """Sort runs into bases and treatments.
+
+    Args:
+        frame: What `analysis.load` returned.
+        metric: Full name of the metric that the tables show; None takes each base's own Frechet
+            distance.
+        scores: What `analysis.scores` returned; None knows of the runs' last scores alone.
+
+    Raises:
+        AnalysisError: if no run has that metric.
+    """
+    known = frame.attrs.get("metrics", {})
+    if metric is not None and metric not in known:
+        raise AnalysisError(
+            f"no run has a score called {metric!r}; there are "
+            f"{', '.join(known) or 'none'}{suggest(metric, known)}"
+        )
+    if frame.empty:
+        return []
+    frame = named(frame)
+    frame.attrs = {}  # pandas copies them, however large, with every column
+    ways = on_the_way(scores)
+    found = []
+    for key, part in frame.groupby("base", sort=False):
+        name = metric or primary(part, known)
+        if name is None or f"score.{name}" not in part or part[f"score.{name}"].isna().all():
+            continue
+        cells = [
+            Cell(str(key), str(text), runs, scored(runs, ways), f"score.{name}")
+            for text, runs in part.groupby("treatment", sort=False)
+        ]
+        cells.sort(key=_order)
+        dense = next((cell for cell in cells if cell.first("variant") == "dense"), None)
+        others = [cell for cell in cells if cell is not dense]
+        routed = tuple(read_at(cell, [dense] if dense else [], cell.ends) for cell in others)
+        if dense is not None:
+            ends = dense.ends.union(*(cell.ends for cell in routed))
+            dense = read_at(dense, routed, ends)
+        better = known.get(name, {}).get("better") or "lower"
+        row = part.iloc[0]
+        found.append(Base(str(key), row["recipe"], row["setting"], name, better, dense, routed))
+    return sorted(found, key=lambda base: base.label)
+
+
+def _order(cell: Cell) -> tuple[Any, ...]:
+    span = str(cell.first("span"))
+    numbers = tuple(int(n) for n in span.replace("+", "-").split("-") if n.isdigit())
+    variant = str(cell.first("variant"))
+    place = (len(numbers), numbers, cell.first("rate"), cell.treatment)
+    return (variant != "dense", variant != "TREAD", variant, *place)
+
+
+def primary(frame: pd.DataFrame, known: dict[str, dict[str, Any]]) -> str | None:
+    """Return the metric most runs have, Frechet distances before others."""
+    scored = frame[[f"score.{name}" for name in known if f"score.{name}" in frame]].notna().sum()
+    ranks = {
+        name: (known[name].get("key") == "fd", scored[f"score.{name}"])
+        for name in known
+        if scored.get(f"score.{name}")
+    }
+    return max(ranks, key=ranks.__getitem__, default=None)
 
 
 def on_the_way(scores: pd.DataFrame | None) -> dict[str, list[tuple[str, float, float]]]:
@@ -118,7 +326,8 @@ def scored(runs: pd.DataFrame, ways: Mapping[str, list[tuple[str, float, float]]
     """Return a cell's scores by column, steps and seed, from its runs and from `on_the_way`."""
     found: Scored = {}
     columns = [str(column) for column in runs if str(column).startswith("score.")]
-    for row in runs.dropna(subset=["seed"]).sort_values("step", kind="stable").to_dict("records"):
+    known = runs[["run", "seed", "step", *columns]].dropna(subset=["seed"])
+    for row in known.sort_values("step", kind="stable").to_dict("records"):
         ended = [(c, float(row["step"]), float(row[c])) for c in columns if not pd.isna(row[c])]
         for column, step, value in [*ended, *ways.get(str(row["run"]), [])]:
             found.setdefault((column, step), {})[int(row["seed"])] = value
@@ -142,3 +351,23 @@ def read_at(cell: Cell, others: Sequence[Cell], ends: Iterable[float]) -> Cell:
         if pairs.get(best):
             return dataclasses.replace(cell, steps=best)
     return dataclasses.replace(cell, steps=cell.usual)
+
+
+def matching(found: list[Base]) -> Iterator[tuple[Base, Cell, Cell]]:
+    """Yield `(base, dense, routed)` for every treatment with a dense run beside it."""
+    for base in found:
+        if base.dense is not None:
+            for cell in base.routed:
+                yield base, base.dense, cell
+
+
+def study_for_command(options: argparse.Namespace) -> Study:
+    """Return the study that a command line asks for; say on stderr what is left out of it."""
+    study = Study.of(options.runs, options.metric)
+    attrs = study.runs.attrs
+    for item in attrs["damaged"]:
+        print(f"damaged: {item['run']}: {item['reason']}", file=sys.stderr)
+    if attrs["unfinished"]:
+        say = f"unfinished: {len(attrs['unfinished'])} (python -m analysis list {options.runs})"
+        print(say, file=sys.stderr)
+    return study

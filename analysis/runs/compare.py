@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from analysis.runs.run_records import AnalysisError, Damaged, read_run
+from analysis.runs.run_files import Damaged
+from analysis.runs.run_records import AnalysisError, read_run
 
 # Where a run stands on disk says nothing about what it is.
 _ASIDE = ("run", "path", "name", "hash", "config_keys", "config.paths.")
@@ -112,25 +115,29 @@ def varying(frame: pd.DataFrame) -> pd.DataFrame:
     Returns:
         Columns key, value, runs; keys in order, the most frequent value first.
     """
-    rows = []
-    for column in frame.columns:
-        if not column.startswith("config.") or column.startswith("config.paths."):
-            continue
-        counts = frame[column].astype("string").fillna("null").value_counts()
-        if len(counts) > 1:
-            key = column.removeprefix("config.")
-            rows += [
-                {"key": key, "value": str(value), "runs": int(n)} for value, n in counts.items()
-            ]
+    rows = [
+        (key, str(value), int(n))
+        for key, counts in _counted(frame)
+        if len(counts) > 1
+        for value, n in counts.items()
+    ]
     return pd.DataFrame(rows, columns=["key", "value", "runs"])
 
 
 def common(frame: pd.DataFrame) -> dict[str, str]:
     """Return the config keys that all runs share, with their value."""
-    shared = {}
+    return {key: str(counts.index[0]) for key, counts in _counted(frame) if len(counts) == 1}
+
+
+def _counted(frame: pd.DataFrame) -> Iterator[tuple[str, pd.Series]]:
+    """Yield every config key with its values' counts."""
     for column in frame.columns:
         if column.startswith("config.") and not column.startswith("config.paths."):
-            values = frame[column].astype("string").fillna("null").unique()
-            if len(values) == 1:
-                shared[column.removeprefix("config.")] = str(values[0])
-    return shared
+            counts = frame[column].astype("string").fillna("null").value_counts()
+            yield column.removeprefix("config."), counts
+
+
+def command(options: argparse.Namespace) -> int:
+    """Print what differs between two runs."""
+    print(text(options.first, options.second))
+    return 0

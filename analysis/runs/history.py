@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.runs.record_checks import is_number, is_score
-from analysis.runs.run_records import PROTOCOL, Damaged, load, read_lines
+from analysis.runs.run_files import PROTOCOL, Damaged, is_number, is_score, read_lines
+from analysis.runs.run_records import load
 from routing.plain import json_of
 
 _SCORE = ("metric", "key", "features", "guidance", "sampler", "macs_per_sample")
@@ -94,7 +94,7 @@ def evaluations(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
         try:
             record = json_of(path.read_bytes())
             found = [line for line in record["scores"] if isinstance(line, dict)]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             problems.append(f"evaluations/{path.name} cannot be read ({type(error).__name__})")
             continue
         # Two records of one evaluation (other options, same samples) may hold the same line.

@@ -17,44 +17,40 @@ Nothing is fatal: `df.attrs["damaged"]` lists folders that cannot be read, with 
 
 from __future__ import annotations
 
-import functools
-import json
-import math
+import argparse
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
-from analysis.runs.record_checks import fault, is_score, is_text
-from analysis.runs.treatment import derive
-from analysis.runs.typed_columns import typed
+from analysis.runs.run_files import (
+    Damaged,
+    check_path,
+    environment,
+    fault,
+    own_scores,
+    read_config,
+    read_json,
+    read_lines,
+    shown,
+)
 from backbones.sizes import BackboneError, parse_size
 from routing.errors import UserError
-from routing.route import RouteError
+from routing.route import Route, RouteError
 
 MARKS = ("config.yaml", "summary.json", "status.json", "metrics.jsonl")
-# A few lines of YAML whose aliases hold aliases stand for more values than any memory.
-_MOST_VALUES = 100_000
-_DEEPEST = 50
 _SUMMARY = (
     "name", "hash", "backbone", "size", "data", "scale", "seed", "route", "step", "params",
     "macs_dense", "macs_routed", "macs_dense_no_attention", "macs_routed_no_attention", "wall_s",
     "images_per_s",
 )  # fmt: skip
 _STATUS = ("step", "steps", "eta_s", "error")
-# Scores under another of these are comparisons of their own.
-PROTOCOL = ("guidance", "sampler", "weights", "seed")
 
 
 class AnalysisError(UserError):
     """Runs, tables or figures were asked for in a way that cannot be met."""
-
-
-class Damaged(Exception):
-    """A run folder whose files cannot be read; the text is the reason."""
 
 
 def find(root: str | os.PathLike[str]) -> list[Path]:
@@ -142,16 +138,16 @@ def read_run(folder: Path, metrics: dict[str, dict[str, Any]] | None = None) -> 
     if not (folder / "summary.json").exists():
         if not (folder / "status.json").exists():
             raise Damaged("neither summary.json nor status.json")
-        status = _json(folder / "status.json")
+        status = read_json(folder / "status.json")
         row.update((key, status[key]) for key in _STATUS if key in status)
         # A summary is the proof of an end: a heartbeat alone never makes a run finished.
         said = str(status.get("status", "unknown"))
         row["status"] = "unfinished" if said == "done" else said
         return row
-    summary = _json(folder / "summary.json")
+    summary = read_json(folder / "summary.json")
     row["status"] = str(summary.get("status", "unknown"))
     row.update({key: summary.get(key) for key in _SUMMARY})
-    config = _config(folder / "config.yaml")
+    config = read_config(folder / "config.yaml")
     row.update(config)
     if wrong := fault(row):
         raise Damaged(wrong)
@@ -180,164 +176,111 @@ def read_run(folder: Path, metrics: dict[str, dict[str, Any]] | None = None) -> 
     return row
 
 
-def check_path(folder: Path) -> None:
-    """Refuse a folder whose name no table, page or terminal can show.
-
-    Raises:
-        Damaged: if its path is not UTF-8.
-    """
-    if not is_text(str(folder)):
-        raise Damaged("its name has bytes that are not UTF-8; rename the folder")
-
-
-def shown(path: str | Path) -> str:
-    """Return a path as text that can be written, with escapes for bytes that are not UTF-8."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
-
-
 def _machine(folder: Path) -> dict[str, str | None]:
     """Return what a run ran on, from env.json; None where that is missing or of an older kind."""
-    try:
-        about = _json(folder / "env.json")
-    except Damaged:
-        about = {}
+    about = environment(folder)
     packages = about.get("packages")
     torch = packages.get("torch") if isinstance(packages, dict) else None
     values = {"device": about.get("device"), "torch": torch, "commit": about.get("git")}
     return {key: value if isinstance(value, str) else None for key, value in values.items()}
 
 
-def own_scores(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a run's own scores: its last step under the protocol of its first score.
+def derive(row: dict[str, Any]) -> None:
+    """Add span, rate, selection, objective and variant to a run's flat row.
 
-    Later evaluations under another guidance, sampler, seed or reference are further lines of the
-    same file; they are comparisons of their own (see `analysis.scores`) and never replace the run's
-    score.
-    """
-    usable = [line for line in lines if is_score(line)]
-    if not usable:
-        return []
-    protocol = [usable[0].get(key) for key in PROTOCOL]
-    same = [line for line in usable if [line.get(key) for key in PROTOCOL] == protocol]
-    last = max(_step(line) for line in same)
-    return [line for line in same if _step(line) == last]
-
-
-def _step(line: dict[str, Any]) -> float:
-    step = line.get("step")
-    return step if isinstance(step, int | float) else 0
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-        text = json.dumps(value, ensure_ascii=False)
-    except (OSError, ValueError, RecursionError) as error:
-        raise Damaged(f"{path.name} cannot be read ({type(error).__name__})") from None
-    if not isinstance(value, dict):
-        raise Damaged(f"{path.name} holds no mapping")
-    if "\\u0000" in text or not is_text(text):
-        raise Damaged(f"{path.name} has a character that is no text")
-    return value
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a JSONL file.
-
-    A missing file is empty and a half-written last line is left out.
+    Args:
+        row: Columns as `analysis.load` names them.
 
     Raises:
-        Damaged: if a line before the last is no JSON object.
+        RouteError: if the route cannot be read.
     """
-    try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise Damaged(f"{path.name} cannot be read ({type(error).__name__})") from None
-    found: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, 1):
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            value = None
-        if isinstance(value, dict):
-            found.append(value)
-        elif number < len(lines):
-            raise Damaged(f"{path.name} line {number} is not a JSON object")
-    return found
+    route = Route.parse(str(row.get("route") or row.get("config.route") or "none"))
+    rates = sorted({segment.rate for segment in route.segments})
+    row["route"] = str(route)
+    row["span"] = "+".join(f"{segment.start}-{segment.end}" for segment in route.segments) or "none"
+    row["rate"] = rates[0] if len(rates) == 1 else (0.0 if not rates else float("nan"))
+    row["selection"] = None if route.is_none else row.get("config.routing.selection", "random")
+    row["objective"] = row.get("config.objective.name")
+    row["variant"] = variant(row)
+    row["throughput"] = _throughput(row)
 
 
-def _config(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise Damaged(f"config.yaml cannot be read ({type(error).__name__})") from None
-    row: dict[str, Any] = {}
-    for block in _blocks(text):
-        row.update(_parse(block))
-    if not row:
-        raise Damaged("config.yaml is empty")
-    return row
+def _throughput(row: dict[str, Any]) -> float | None:
+    """Images per second over the whole run: what a log line says is one moment's."""
+    steps, batch, seconds = (row.get(key) for key in ("step", "config.train.batch", "wall_s"))
+    for part in (steps, batch, seconds):
+        if not isinstance(part, int | float) or part <= 0:
+            return None
+    return float(steps) * float(batch) / float(seconds)  # type: ignore[arg-type]
 
 
-def _blocks(text: str) -> list[str]:
-    """Split a document at its top-level keys, so that equal blocks are parsed once.
-
-    The runs of a sweep differ in a few lines; the cache makes 2,000 configs cost as much as a few
-    dozen.
-    """
-    if "&" in text or "*" in text or "---" in text:
-        return [text]
-    blocks: list[list[str]] = []
-    for line in text.splitlines(keepends=True):
-        starts = bool(line.strip()) and line[0] not in " -#]})\t"
-        if starts or not blocks:
-            blocks.append([])
-        blocks[-1].append(line)
-    return ["".join(block) for block in blocks]
+def variant(row: dict[str, Any]) -> str:
+    """Return the name of the method: dense, TREAD, dropping, MaskDiT, SPRINT, a control."""
+    name = _tokens(row)
+    first = (
+        row.get("config.routing.reinsert") == "sum_input"
+        or row.get("config.train.loss") == "ensemble"
+    )
+    if name == "TREAD" and first:
+        name = "TREAD v1"
+    aligned = row.get("config.train.encoder") not in (None, "none")
+    return f"{name} + REPA" if aligned else name
 
 
-@functools.lru_cache(maxsize=4096)
-def _parse(block: str) -> dict[str, Any]:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    try:
-        # The parser reads any depth, the loader behind it recurses in C until the process dies.
-        depth = 0
-        for event in yaml.parse(block, Loader=loader):
-            depth += isinstance(event, yaml.CollectionStartEvent)
-            depth -= isinstance(event, yaml.CollectionEndEvent)
-            if depth > _DEEPEST:
-                raise Damaged(f"config.yaml is nested more than {_DEEPEST} levels deep")
-        value = yaml.load(block, Loader=loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise Damaged(f"config.yaml is not YAML ({type(error).__name__})") from None
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise Damaged("config.yaml holds no mapping")
-    if _weight(value, {}) > _MOST_VALUES:
-        raise Damaged("config.yaml refers to itself more often than any configuration does")
-    return dict(flatten(value, "config"))
+def _tokens(row: dict[str, Any]) -> str:
+    if row["span"] == "none":
+        return "dense"
+    learned = {"fuse": "SPRINT", "router": "learned router (control)"}
+    if row.get("config.routing.learned") in learned:
+        return learned[row["config.routing.learned"]]
+    if row.get("config.routing.reinsert") == "none":
+        keys = [key for key, value in row.items() if value is not None]
+        return (
+            "MaskDiT" if any(k.startswith("config.backbone.decoder") for k in keys) else "dropping"
+        )
+    remove = str(row.get("config.routing.remove", "start"))
+    if remove.startswith("after"):
+        return "delayed removal"
+    return {"start": "TREAD", "never": "no removal (control)"}.get(remove, remove)
 
 
-def _weight(value: Any, known: dict[int, float]) -> float:
-    """Count the values that a document has once its aliases are written out, in linear time."""
-    if not isinstance(value, dict | list):
-        return 1
-    if id(value) not in known:
-        known[id(value)] = math.inf  # what holds itself has no end
-        children = value.values() if isinstance(value, dict) else value
-        known[id(value)] = 1 + sum(_weight(child, known) for child in children)
-    return known[id(value)]
+def typed(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """Return a data frame whose columns have one type each: boolean, Int64, float64 or text."""
+    names: dict[str, None] = {}
+    for row in rows:
+        names.update(dict.fromkeys(row))
+    columns = {name: _column([row.get(name) for row in rows]) for name in _ordered(list(names))}
+    return pd.DataFrame(columns, index=range(len(rows)))
 
 
-def flatten(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yield `("prefix.key", leaf)` for a nested mapping; lists become JSON text."""
-    if isinstance(value, dict):
-        for key, child in value.items():
-            yield from flatten(child, f"{prefix}.{key}")
-    elif isinstance(value, list | tuple):
-        yield prefix, json.dumps(value, default=str)
-    else:
-        yield prefix, value
+def _ordered(names: list[str]) -> list[str]:
+    plain = [name for name in names if "." not in name]
+    scores = [name for name in names if name.startswith("score.")]
+    return plain + scores + sorted(name for name in names if name.startswith("config."))
+
+
+def _column(values: list[Any]) -> pd.Series:
+    present = [value for value in values if value is not None]
+    kinds = {type(value) for value in present}
+    if kinds and kinds <= {bool}:
+        return pd.Series(values, dtype="boolean")
+    if kinds and kinds <= {int} and max(map(abs, present)) < 2**63:
+        return pd.Series(values, dtype="Int64")
+    if kinds and kinds <= {int, float}:
+        return pd.Series([float("nan") if v is None else float(v) for v in values], dtype="float64")
+    return pd.Series([None if value is None else str(value) for value in values], dtype="string")
+
+
+def command(options: argparse.Namespace) -> int:
+    """Print every run folder with its state."""
+    frame = load(options.runs)
+    for row in frame.to_dict("records"):
+        print(f"done        {row['run']}  step {row['step']}")
+    for item in frame.attrs["unfinished"]:
+        step = f"  step {item['step']}" if item.get("step") is not None else ""
+        print(f"{item['status']:<11} {item['run']}{step}")
+    for item in frame.attrs["damaged"]:
+        print(f"damaged     {item['run']}  {item['reason']}")
+    unfinished, damaged = len(frame.attrs["unfinished"]), len(frame.attrs["damaged"])
+    print(f"{len(frame)} done, {unfinished} unfinished, {damaged} damaged")
+    return 0

@@ -33,8 +33,9 @@ def mean_std(values: Sequence[float]) -> Estimate | None:
     finite = [float(v) for v in values if v is not None and math.isfinite(v)]
     if not finite:
         return None
-    mean = math.fsum(finite) / len(finite)
-    return Estimate(mean, len(finite), _std(finite, mean))
+    n, mean = len(finite), math.fsum(finite) / len(finite)
+    squares = math.fsum((v - mean) ** 2 for v in finite)
+    return Estimate(mean, n, math.sqrt(squares / (n - 1)) if n > 1 else None)
 
 
 def interval(values: Sequence[float], level: float = 0.95) -> Estimate | None:
@@ -70,9 +71,3 @@ def ratio(values: Sequence[float], level: float = 0.95) -> Estimate | None:
         return None
     bounds = [None if v is None else math.exp(v) for v in (estimate.low, estimate.high)]
     return Estimate(math.exp(estimate.mean), estimate.n, None, *bounds)
-
-
-def _std(values: Sequence[float], mean: float) -> float | None:
-    if len(values) < 2:
-        return None
-    return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))

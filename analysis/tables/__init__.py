@@ -6,44 +6,44 @@ beside them.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 
+from analysis.runs.cells import Study, study_for_command
 from analysis.runs.run_records import AnalysisError
-from analysis.runs.study import Study
 from analysis.tables import (
     ablations,
-    all_scores,
+    equal_cost,
     guidance_table,
     main_table,
-    resolution,
-    speedup,
     throughput,
 )
 from analysis.tables.render import document, write
-from analysis.tables.table import Table
+from analysis.tables.table import Table, markdown
+from experiments.runtime.files import atomic_write
 from routing.errors import suggest
 
 TABLES: dict[str, Callable[[Study], Table]] = {
-    "speedup": speedup.headline,
+    "speedup": equal_cost.headline,
     "main": main_table.main,
     "sota": main_table.sota,
     "route_placement": ablations.placement,
     "selection_rate": ablations.rate,
     "relative_absolute": ablations.scaling,
-    "high_res": resolution.high_res,
-    "text": resolution.text,
-    "tokens": resolution.tokens,
+    "high_res": main_table.high_res,
+    "text": main_table.text,
+    "tokens": main_table.tokens,
     "one_two_routes": ablations.routes,
-    "masking": throughput.masking,
+    "masking": equal_cost.masking,
     "guidance": guidance_table.guidance,
     "throughput": throughput.throughput,
     "scan_order": ablations.scan_order,
-    "differences": all_scores.differences,
-    "all_scores": all_scores.all_scores,
-    "followups": all_scores.followups,
+    "differences": main_table.differences,
+    "all_scores": main_table.all_scores,
+    "followups": main_table.followups,
 }
 
 __all__ = ["TABLES", "Table", "make", "make_all", "save"]
@@ -75,8 +75,23 @@ def make_all(source: Study | pd.DataFrame | str | Path, metric: str | None = Non
 
 def save(tables: list[Table], folder: str | Path) -> list[Path]:
     """Write tables in all formats, and `tables.tex`, a document that compiles as it is."""
-    from experiments.runtime.files import atomic_write
-
     paths = [path for table in tables for path in write(table, folder)]
     atomic_write(Path(folder) / "tables.tex", document(tables))
     return [*paths, Path(folder) / "tables.tex"]
+
+
+def command(options: argparse.Namespace) -> int:
+    """Write the tables that runs give, or print them."""
+    study = study_for_command(options)
+    made = [make(name, study) for name in options.only or TABLES]
+    chosen = made if options.all or options.only else [table for table in made if table.covered]
+    if options.print:
+        print("\n".join(markdown(table) for table in chosen), end="")
+        return 0
+    folder = options.out or options.runs / "tables"
+    save(chosen, folder)
+    print(f"{folder}  {', '.join(table.name for table in chosen) or 'no table: no finished run'}")
+    left = [table.name for table in made if table not in chosen]
+    if left:
+        print(f"not covered by these runs (--all writes them too): {', '.join(left)}")
+    return 0

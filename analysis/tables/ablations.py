@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import pandas as pd
-
-from analysis.runs.cells import Cell
-from analysis.runs.comparison_groups import Base, is_usual
-from analysis.runs.study import Study
+from analysis.runs.cells import Base, Cell, Study, is_usual
 from analysis.tables import paper
-from analysis.tables.headings import PAIRED, better_end, difference, heading, score
-from analysis.tables.memorisation import Memory
-from analysis.tables.table import NOT_RUN, Column, Entry, Table, build, missing, published, words
+from analysis.tables.score_entries import (
+    PAIRED,
+    Memory,
+    better_end,
+    difference,
+    heading,
+    paper_notes,
+    score,
+)
+from analysis.tables.table import NOT_RUN, Column, Entry, Table, build, not_run, published, words
 
+Axis = list[tuple[object, str, Cell | None]]
 Published = dict[object, dict[str, Any]]
 
 
@@ -23,7 +27,7 @@ def _table(
     name: str,
     title: str,
     label: str,
-    rows_of: Callable[[Base], list[tuple[object, str, Cell | None]]],
+    rows_of: Callable[[Base], Axis],
     known: Published,
     source: str,
 ) -> Table:
@@ -41,78 +45,54 @@ def _table(
     for base in study.bases:
         head = heading(base)
         for key, text, cell in rows_of(base):
-            entries = [words(text), score(base, cell), _delta(base, cell)]
-            entries += [*memory.entries(base, cell), *_published(known, key)]
-            rows.append((head, entries))
+            delta = words("") if cell and cell is base.dense else difference(base, cell, base.dense)
+            entries = [words(text), score(base, cell), delta, *memory.entries(base, cell)]
+            rows.append((head, [*entries, *_published(known, key)]))
     if not rows:
-        for key in known:
-            entries = [words(str(key)), missing(), missing(), *memory.blank()]
-            entries += _published(known, key)
-            rows.append((NOT_RUN, entries))
-    attrs = paper.table(source).attrs
-    notes = [
-        PAIRED,
-        *memory.notes,
-        f"Paper: {paper.citation(source)}.",
-        *([attrs["note"]] if attrs.get("note") else []),
-    ]
-    return build(name, title, columns, rows, notes)
-
-
-def _delta(base: Base, cell: Cell | None) -> Entry:
-    if cell is not None and cell is base.dense:
-        return words("")
-    return difference(base, cell, base.dense)
+        rows = [not_run(columns, _published(known, key), str(key), NOT_RUN) for key in known]
+    return build(name, title, columns, rows, paper_notes(source, PAIRED, *memory.notes))
 
 
 def _published(known: Published, key: object) -> list[Entry]:
-    row = known.get(key)
-    if row is None:
-        return [published(None), published(None)]
-    fid, delta = row.get("fid"), row.get("delta")
-    mark = row.get("mark")
+    row = known.get(key, {})
+    mark, delta = row.get("mark"), row.get("delta")
     text = f"({mark})" if isinstance(mark, str) else ""
-    delta_entry = words("") if delta == 0 else published(delta, signed=True)  # type: ignore[arg-type]
-    return [published(fid, text=text), delta_entry]  # type: ignore[arg-type]
+    return [
+        published(row.get("fid"), text=text),
+        words("") if delta == 0 else published(delta, signed=True),
+    ]
 
 
-def _index(frame: pd.DataFrame, key: str, baseline: float | None = None) -> Published:
-    known: Published = {}
-    for record in frame.to_dict("records"):
-        row = {str(name): value for name, value in record.items()}
-        if "delta" not in row and baseline is not None:
-            row["delta"] = round(row["fid"] - baseline, 2)
-        known[row[key]] = row
-    return known
+def _index(rows: Iterable[dict[str, Any]], key: str, baseline: float) -> Published:
+    """Return a table of the paper by the values of its axis, with differences to its dense run."""
+    return {row[key]: {"delta": round(row["fid"] - baseline, 2), **row} for row in rows}
 
 
-def plain_routes(base: Base, segments: int | None = 1) -> list[Cell]:
-    """Return the base's TREAD cells with the usual options and the given number of routes."""
-    cells = [cell for cell in base.routed if cell.first("variant") == "TREAD" and is_usual(cell)]
-    if segments is None:
-        return cells
-    return [cell for cell in cells if str(cell.first("span")).count("+") == segments - 1]
+def plain_routes(base: Base) -> list[Cell]:
+    """Return the base's TREAD cells with one route and the usual options."""
+    return [cell for cell in base.plain if "+" not in str(cell.first("span"))]
+
+
+def _half(base: Base) -> dict[str, Cell]:
+    """Return the plain routes at rate 0.5 by their span."""
+    return {str(c.first("span")): c for c in plain_routes(base) if c.first("rate") == 0.5}
 
 
 def placement(study: Study) -> Table:
     """Where the route starts and ends, at rate 0.5 (TREAD, Fig. 8)."""
     frame = paper.table("placement")
-    known = _index(frame, "route")
-    known["dense"] = {"fid": frame.attrs["baseline"], "delta": 0.0}
-    published_routes = list(frame["route"])
+    baseline = frame.attrs["baseline"]
+    known = _index(paper.rows("placement"), "route", baseline)
+    known["dense"] = {"fid": baseline, "delta": 0.0}
 
-    def rows_of(base: Base) -> list[tuple[object, str, Cell | None]]:
-        cells = {
-            str(cell.first("span")): cell
-            for cell in plain_routes(base)
-            if cell.first("rate") == 0.5
-        }
+    def rows_of(base: Base) -> Axis:
+        cells = _half(base)
         if len(cells) < 2:
             return []
-        spans = published_routes if base.any.depth == 12 else []
-        spans = sorted(dict.fromkeys([*spans, *cells]), key=span_order)
-        rows: list[tuple[object, str, Cell | None]] = [("dense", "dense", base.dense)]
-        return [*rows, *((span, span, cells.get(span)) for span in spans)]
+        spans = [*(frame["route"] if base.any.depth == 12 else ()), *cells]
+        ordered = sorted(dict.fromkeys(spans), key=span_order)
+        found = [(span, span, cells.get(span)) for span in ordered]
+        return [("dense", "dense", base.dense), *found]
 
     return _table(
         study, "route_placement", "Route placement (Fig. 8)", "Route", rows_of, known, "placement"
@@ -128,10 +108,10 @@ def span_order(span: str) -> tuple[int, int]:
 
 def rate(study: Study) -> Table:
     """How many tokens take the route (TREAD, Table 5)."""
-    known = _index(paper.table("rate"), "rate", baseline=43.47)
+    known = _index(paper.rows("rate"), "rate", 43.47)
 
-    def rows_of(base: Base) -> list[tuple[object, str, Cell | None]]:
-        rows: list[tuple[object, str, Cell | None]] = []
+    def rows_of(base: Base) -> Axis:
+        rows: Axis = []
         spans = dict.fromkeys(str(cell.first("span")) for cell in plain_routes(base))
         for span in spans:
             cells = {
@@ -144,33 +124,22 @@ def rate(study: Study) -> Table:
             rows += [(value, f"{value:g} on {span}", cells.get(value)) for value in values]
         return rows
 
-    return _table(
-        study,
-        "selection_rate",
-        "Selection rate (Table 5)",
-        "Share that skips",
-        rows_of,
-        known,
-        "rate",
-    )
+    title = "Selection rate (Table 5)"
+    return _table(study, "selection_rate", title, "Share that skips", rows_of, known, "rate")
 
 
 def scaling(study: Study) -> Table:
     """Relative against absolute placement in deep stacks (TREAD, Table 6)."""
-    known = _index(paper.table("scaling"), "kind", baseline=19.47)
+    known = _index(paper.rows("scaling"), "kind", 19.47)
 
-    def rows_of(base: Base) -> list[tuple[object, str, Cell | None]]:
+    def rows_of(base: Base) -> Axis:
         depth = base.any.depth
         spans = {
             "relative": f"{round(depth / 6)}-{round(2 * depth / 3)}",
             "absolute": f"2-{depth - 4}",
         }
-        cells = {str(c.first("span")): c for c in plain_routes(base) if c.first("rate") == 0.5}
-        if spans["relative"] == spans["absolute"] or not any(
-            span in cells for span in spans.values()
-        ):
-            return []
-        if spans["relative"] not in cells:
+        cells = _half(base)
+        if spans["relative"] == spans["absolute"] or spans["relative"] not in cells:
             return []
         return [(None, "dense", base.dense)] + [
             (kind, f"{kind}: {span} of {depth} blocks", cells.get(span))
@@ -183,34 +152,21 @@ def scaling(study: Study) -> Table:
 
 def routes(study: Study) -> Table:
     """One route against several in sequence (TREAD v1, Table 1)."""
-    frame = paper.table("routes_v1")
-    dit_b = frame[frame["model"] == "DiT-B"]
-    known = _index(dit_b, "route", baseline=43.47)
+    rows = [row for row in paper.rows("routes_v1") if row["model"] == "DiT-B"]
+    known = _index(rows, "route", 43.47)
     known["dense"] = known.pop("none")
 
-    def rows_of(base: Base) -> list[tuple[object, str, Cell | None]]:
+    def rows_of(base: Base) -> Axis:
         several = [cell for cell in base.routed if "+" in str(cell.first("span"))]
         v1 = [cell for cell in base.routed if str(cell.first("variant")).endswith("v1")]
         if not several and not v1:
             return []
-        single = [c for c in plain_routes(base) if c.first("rate") == 0.5]
-        chosen = _unique([*single, *v1, *several])
-        rows: list[tuple[object, str, Cell | None]] = [("dense", "dense", base.dense)]
-        return rows + [(str(c.first("span")), c.treatment, c) for c in chosen]
+        chosen = {cell.treatment: cell for cell in [*_half(base).values(), *v1, *several]}
+        found = [(str(c.first("span")), name, c) for name, c in chosen.items()]
+        return [("dense", "dense", base.dense), *found]
 
-    return _table(
-        study,
-        "one_two_routes",
-        "One and two routes (v1, Table 1, DiT-B)",
-        "Routes",
-        rows_of,
-        known,
-        "routes_v1",
-    )
-
-
-def _unique(cells: Iterable[Cell]) -> list[Cell]:
-    return list({cell.treatment: cell for cell in cells}.values())
+    title = "One and two routes (v1, Table 1, DiT-B)"
+    return _table(study, "one_two_routes", title, "Routes", rows_of, known, "routes_v1")
 
 
 def scan_order(study: Study) -> Table:
@@ -237,16 +193,14 @@ def scan_order(study: Study) -> Table:
                 entries = [score(base, cell), difference(base, cell, base.dense), against]
                 entries += memory.entries(base, cell)
                 text = f"{name} (control)" if name == "unsorted" else name
-                rows.append((head, [words(text), *entries, words("not published")]))
-    if not rows:
-        blank = [missing(), missing(), missing(), *memory.blank()]
-        rows = [("", [words("none run"), *blank, words("not published")])]
+                rows.append((head, [words(text), *entries, published(None)]))
     notes = (
         PAIRED,
         *memory.notes,
         "The paper only says that backbones with a spatial bias need care; it publishes no "
         "comparison.",
     )
+    rows = rows or [not_run(columns, [published(None)])]
     return build("scan_order", "Which tokens stay, by architecture", columns, rows, notes)
 
 

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
-from analysis.runs.cells import Cell
-from analysis.runs.comparison_groups import Base
+from analysis.runs.cells import Base, Cell, Study
 from analysis.runs.statistics import mean_std, paired
-from analysis.runs.study import Study
 from analysis.tables import paper
-from analysis.tables.headings import PAIRED, better_end, decimals
+from analysis.tables.score_entries import PAIRED, better_end, decimals, paper_notes
 from analysis.tables.table import (
     NOT_RUN,
     Column,
     Entry,
     Table,
     build,
-    missing,
+    exact,
+    not_run,
     ours,
     published,
     words,
@@ -48,10 +48,7 @@ def number(text: str | None) -> float | None:
 
 
 def without_path(text: str) -> str:
-    """Return a guidance whose weaker model is named by its step alone.
-
-    Seeds have their own paths.
-    """
+    """Return a guidance whose weaker model is named by its step alone: seeds' paths differ."""
     return re.sub(r"checkpoint=\S*?(@\d+)?(?=\s|$)", r"checkpoint=run\1", text)
 
 
@@ -97,11 +94,8 @@ def guidance(study: Study) -> Table:
     columns = (
         Column("Guidance", numeric=False),
         Column("Score", better=better_end(study)),
-        Column("\u0394 to none"),
-        Column("GMACs per sample"),
-        Column("GMACs per step"),
-        Column("Paper FID-50K", published=True),
-        Column("Paper GMACs per step", published=True),
+        *Column.each("\u0394 to none", "GMACs per sample", "GMACs per step"),
+        *Column.each("Paper FID-50K", "Paper GMACs per step", published=True),
     )
     known = {row["key"]: row for row in paper.rows("guidance")}
     rows = []
@@ -119,21 +113,12 @@ def guidance(study: Study) -> Table:
                 entries = _row(base, text, part, None if none is None else parts[none])
                 rows.append((group, [*entries, *_paper(known, text, best)]))
     if not rows:
-        for row in known.values():
-            entries = [
-                words(row["method"]),
-                *[missing()] * 4,
-                published(row["fid"]),
-                published(row["gmacs"]),
-            ]
-            rows.append((NOT_RUN, entries))
-    notes = (
+        rows = [not_run(columns, _published(row), row["method"], NOT_RUN) for row in known.values()]
+    notes = paper_notes(
+        "guidance",
         PAIRED,
         "The paper's two sparse settings stand beside ours of the same kind: SG_FLOPS at rates 0.5 "
-        "and 0.9, SG_FID "
-        "beside our best sparse setting.",
-        f"Paper: {paper.citation('guidance')}.",
-        str(paper.table("guidance").attrs["note"]),
+        "and 0.9, SG_FID beside our best sparse setting.",
     )
     return build("guidance", "Guidance and its cost (SG, Tables 1 and 2)", columns, rows, notes)
 
@@ -150,15 +135,11 @@ def _row(base: Base, text: str, part: pd.DataFrame, none: pd.DataFrame | None) -
     else:
         before = {} if none is None else _by_seed(none)
         delta = ours(paired(before, values), decimals(base), signed=True)
-    macs = pd.to_numeric(part["macs_per_sample"], errors="coerce").dropna()
+    known = pd.to_numeric(part["macs_per_sample"], errors="coerce").dropna()
+    giga = None if known.empty else float(known.mean()) / 1e9
     steps = sampler_steps(part["sampler"].iloc[0])
-    each = missing() if macs.empty else Entry(value=float(macs.mean()) / 1e9, decimals=3)
-    per_step = (
-        missing()
-        if macs.empty or not steps
-        else Entry(value=float(macs.mean()) / 1e9 / steps, decimals=4)
-    )
-    return [words(text), score, delta, each, per_step]
+    per_step = giga / steps if giga is not None and steps else None
+    return [words(text), score, delta, exact(giga, 3), exact(per_step, 4)]
 
 
 def _best_sparse(frame: pd.DataFrame, better: str) -> str | None:
@@ -175,7 +156,8 @@ def _paper(known: dict[str, dict[str, Any]], text: str, best: str | None) -> lis
     if kind == "routed":
         flops = (number(options["strong"]), number(options["weak"])) == (0.5, 0.9)
         key = "sg_flops" if flops else ("sg_fid" if text == best else None)
-    row = known.get(key or "")
-    if row is None:
-        return [published(None), published(None)]
-    return [published(row["fid"]), published(row["gmacs"])]  # type: ignore[arg-type]
+    return _published(known.get(key or "", {}))
+
+
+def _published(row: Mapping[str, Any]) -> list[Entry]:
+    return [published(row.get("fid")), published(row.get("gmacs"))]

@@ -1,26 +1,47 @@
-"""The main table and the state of the art (TREAD, main table and Table 1)."""
+"""All architectures: the main table, the state of the art, every score, resolutions.
+
+TREAD's main table, Table 1 and Table 4 (high resolution, text to image, 256 against 1024 tokens).
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from analysis.runs.cells import Cell
-from analysis.runs.comparison_groups import Base
-from analysis.runs.study import Study
+from analysis.runs.cells import Base, Cell, Study
+from analysis.runs.run_files import model_arguments
+from analysis.runs.statistics import Estimate
 from analysis.tables import paper
-from analysis.tables.headings import PAIRED, difference, heading, paper_main, score
-from analysis.tables.memorisation import Memory
+from analysis.tables.score_entries import (
+    PAIRED,
+    Memory,
+    after,
+    difference,
+    gap,
+    heading,
+    metric_decimals,
+    paper_main,
+    paper_notes,
+    score,
+    steps,
+)
 from analysis.tables.table import (
     NOT_RUN,
     Column,
     Entry,
     Table,
     build,
-    missing,
+    exact,
+    not_run,
     ours,
     published,
     words,
 )
+from backbones.sizes import parse_size
+
+_MEMORY = ("Memorisation, dense", "Memorisation, + TREAD")
 
 
 def main(study: Study) -> Table:
@@ -30,48 +51,42 @@ def main(study: Study) -> Table:
         Column("Model", numeric=False),
         Column("Params (M)"),
         Column("Route", numeric=False),
-        Column("Dense"),
-        Column("+ TREAD"),
-        Column("\u0394"),
-        *memory.columns("Memorisation, dense", "Memorisation, + TREAD"),
+        *Column.each("Dense", "+ TREAD", "\u0394"),
+        *memory.columns(*_MEMORY),
         Column("Paper model", numeric=False, published=True),
-        Column("Paper dense", published=True),
-        Column("Paper + TREAD", published=True),
-        Column("Paper \u0394", published=True),
+        *Column.each("Paper dense", "Paper + TREAD", "Paper \u0394", published=True),
     )
     rows: list[tuple[str, list[Entry]]] = [
         (heading(base, *base.pair()), _main_row(base, memory)) for base in study.bases
     ]
     seen = {str(row["model"]) for base in study.bases if (row := paper_main(base))}
-    for row in paper.rows("main"):
-        if row["model"] not in seen:
-            entries = [words(row["model"]), missing(), words(""), missing(), missing(), missing()]
-            entries += memory.blank(2)
-            rows.append((NOT_RUN, [*entries, *_paper_entries(row)]))
-    return build(
-        "main",
-        "Main table: dense against routed, by backbone",
-        columns,
-        rows,
-        notes("main", PAIRED, *memory.notes),
-    )
+    rows += [
+        not_run(columns, _paper_entries(row), row["model"], NOT_RUN)
+        for row in paper.rows("main")
+        if row["model"] not in seen
+    ]
+    title = "Main table: dense against routed, by backbone"
+    return build("main", title, columns, rows, paper_notes("main", PAIRED, *memory.notes))
 
 
 def _main_row(base: Base, memory: Memory) -> list[Entry]:
     dense, routed = base.pair()
     params = base.any.first("params")
     row = paper_main(base)
-    name = f"{base.any.first('backbone')}-{base.any.first('size')}"
     entries = [
-        words(name),
-        Entry(value=params / 1e6, decimals=2) if params else missing(),
+        words(base.model),
+        exact(params / 1e6 if params else None),
         words(routed.treatment if routed else "none run"),
-        score(base, dense),
-        score(base, routed),
-        difference(base, routed, dense),
+        *_pair(base),
         *memory.entries(base, dense, routed),
     ]
     return [*entries, *(_paper_entries(row) if row else [words("none"), *[published(None)] * 3])]
+
+
+def _pair(base: Base) -> list[Entry]:
+    """Return the scores of the dense runs and of the guideline's, and their difference."""
+    dense, routed = base.pair()
+    return [score(base, dense), score(base, routed), difference(base, routed, dense)]
 
 
 def _paper_entries(row: dict[str, Any]) -> list[Entry]:
@@ -81,12 +96,6 @@ def _paper_entries(row: dict[str, Any]) -> list[Entry]:
         name += f" ({mark})"
     numbers = [published(row[key]) for key in ("dense", "tread")]
     return [words(name), *numbers, published(-float(row["delta"]), signed=True)]
-
-
-def notes(table: str, *more: str) -> tuple[str, ...]:
-    """Return a table's notes: ours, where the paper's numbers stand, what to know of them."""
-    note = paper.table(table).attrs.get("note")
-    return (*more, f"Paper: {paper.citation(table)}.", *([note] if note else []))
 
 
 _SOTA = (
@@ -115,26 +124,194 @@ def sota(study: Study) -> Table:
         names = {v["key"]: name for name, v in known.items() if f"score.{name}" in base.any.runs}
         shown = base.pair()
         head = f"Ours: {heading(base, *shown)}"
-        rows += [(head, _sota_row(cell, names, base.metric)) for cell in shown if cell is not None]
-    table = build("sota", "State of the art and our runs", columns, rows, notes("sota"))
-    has_ours = any(row.group.startswith("Ours") for row in table.rows)
-    # The numbers of other people's rows share the columns: only ours make the table ours.
-    return table if has_ours else _foreign(table)
+        rows += [(head, _sota_row(base, cell, names)) for cell in shown if cell is not None]
+    if not any(group.startswith("Ours") for group, _ in rows):
+        # The numbers of other people's rows share the columns: only ours make the table ours.
+        columns = [dataclasses.replace(column, published=True) for column in columns]
+    return build("sota", "State of the art and our runs", columns, rows, paper_notes("sota"))
 
 
-def _foreign(table: Table) -> Table:
-    columns = tuple(Column(c.label, c.numeric, c.better, published=True) for c in table.columns)
-    return Table(table.name, table.title, columns, table.rows, table.notes)
-
-
-def _sota_row(cell: Cell, names: dict[str, str], metric: str) -> list[Entry]:
+def _sota_row(base: Base, cell: Cell, names: dict[str, str]) -> list[Entry]:
     numbers = []
     for _, _, key, digits in _SOTA:
-        name = metric if key == "fd" else names.get(key)
+        name = base.metric if key == "fd" else names.get(key)
         estimate = cell.estimate(f"score.{name}") if name else None
         numbers.append(ours(estimate, digits if key not in ("precision", "recall") else 3))
     return [
-        words(f"{cell.first('backbone')}-{cell.first('size')}, {cell.treatment}"),
+        words(f"{base.model}, {cell.treatment}"),
         words(f"{cell.steps:.0f} steps"),
         *numbers,
+    ]
+
+
+def _metrics(study: Study) -> dict[str, str | None]:
+    known = study.runs.attrs.get("metrics", {})
+    return {
+        name: about.get("better")
+        for name, about in known.items()
+        # What held-out images get themselves is no score of a run: it stands in a note.
+        if f"score.{name}" in study.runs and not str(about.get("key")).endswith("_heldout")
+    }
+
+
+def all_scores(study: Study) -> Table:
+    """Every treatment's every score, mean and standard deviation over seeds."""
+    columns = [Column(name, better=better) for name, better in _metrics(study).items()]
+    cells = [(base, cell, cell.estimate) for base in study.bases for cell in base.cells]
+    return _every_metric(study, "all_scores", "Every score", columns, cells, Memory.of(study).notes)
+
+
+def _every_metric(
+    study: Study,
+    name: str,
+    title: str,
+    columns: Sequence[Column],
+    cells: Sequence[tuple[Base, Cell, Callable[[str], Estimate | None]]],
+    notes: Sequence[str],
+    signed: bool = False,
+) -> Table:
+    """Build a table of a row per cell and a column per metric, an estimate of its scores."""
+    rows = []
+    for base, cell, estimate in cells:
+        about = base.any
+        head = f"{base.label}; guidance {about.first('guidance')}, sampler {about.first('sampler')}"
+        entries = [words(cell.treatment), words(steps(cell))]
+        for metric in _metrics(study):
+            found = estimate(f"score.{metric}")
+            entries.append(ours(found, metric_decimals(metric), signed=signed))
+        rows.append((head, entries))
+    both = [Column("Tokens", numeric=False), Column("Steps", numeric=False), *columns]
+    return build(name, title, both, rows or [not_run(both)], notes)
+
+
+def differences(study: Study) -> Table:
+    """Every treatment's difference to the dense runs, paired by seed, with 95 % intervals."""
+    columns = [Column(f"\u0394 {name}") for name in _metrics(study)]
+    cells = [
+        (base, cell, functools.partial(gap, cell, base.dense))
+        for base in study.bases
+        for cell in base.routed
+    ]
+    title = "Differences to dense, paired by seed and step"
+    return _every_metric(study, "differences", title, columns, cells, (PAIRED,), signed=True)
+
+
+def followups(study: Study) -> Table:
+    """What others measured with token routing."""
+    columns = (
+        Column("Method", numeric=False),
+        Column("FID", better="lower", published=True),
+        Column("Batches/s", better="higher", published=True),
+    )
+    rows = [
+        (
+            f"{row['setup']} ({row['source']})",
+            [words(row["method"]), published(row["fid"]), published(row["batches_per_s"])],
+        )
+        for row in paper.rows("followups")
+    ]
+    note = "Each project's own protocol: compare within a group only."
+    return build("followups", "What others measured", columns, rows, (note,))
+
+
+_OURS = (
+    Column("Model", numeric=False),
+    *Column.each("Tokens", "Dense", "+ TREAD", "\u0394", "Dense GMACs", "Routed GMACs"),
+)
+_PAPER = (
+    Column("Paper", numeric=False, published=True),
+    *Column.each("Paper dense", "Paper + TREAD", published=True),
+    Column("Paper GMACs", numeric=False, published=True),
+)
+_MACS = "GMACs per image and forward pass, without attention matmuls as in the paper."
+
+
+def high_res(study: Study) -> Table:
+    """High resolution: dense against routed with their MACs (Table 4, first row)."""
+    return _against(study, "high_res", "High resolution (Table 4)", "ImageNet-512", _is_high_res)
+
+
+def text(study: Study) -> Table:
+    """Text to image: dense against routed with their MACs (Table 4, second row)."""
+    return _against(study, "text", "Text to image (Table 4)", "MS-COCO", _is_text)
+
+
+def tokens(study: Study) -> Table:
+    """The same pictures cut into more tokens: does routing gain more?"""
+    memory = Memory.of(study)
+    families: dict[tuple[str, ...], list[Base]] = {}
+    for base in study.bases:
+        about = [str(base.any.first(name)) for name in ("data", "objective", "scale")]
+        families.setdefault((base.model.partition("/")[0], *about), []).append(base)
+    rows = []
+    for (model, data, *_), found in families.items():
+        patches = {base.key: parse_size(str(base.any.first("size"))).patch for base in found}
+        if len({base.model for base in found}) > 1:
+            for base in sorted(found, key=lambda base: -patches[base.key]):
+                shown = after([cell for cell in base.pair() if cell] or base.cells)
+                rows.append((f"{model}, {data}: {base.metric}{shown}", _costs_row(base, memory)))
+    note = "Patch sizes share features, so their distances compare. The paper publishes none."
+    columns = (*_OURS, *memory.columns(*_MEMORY))
+    notes = (PAIRED, _MACS, *memory.notes, note)
+    rows = rows or [not_run(columns)]
+    return build("tokens", "256 against 1024 tokens", columns, rows, notes)
+
+
+def _is_text(base: Base) -> bool:
+    return str(base.any.first("config.task")) == "text"
+
+
+def _is_high_res(base: Base) -> bool:
+    count = token_count(base)
+    return not _is_text(base) and (count or 0) >= 1024 and str(base.any.first("data")) == "latents"
+
+
+def token_count(base: Base) -> int | None:
+    """Return a base's image tokens from its weights' metadata; None without weights."""
+    for cell in base.cells:
+        for path in cell.runs["path"]:
+            model = model_arguments(path)
+            if model and isinstance(model.get("input_size"), list):
+                patch = parse_size(str(model["size"])).patch
+                height, width = model["input_size"]
+                return (int(height) // patch) * (int(width) // patch)
+    return None
+
+
+def _against(
+    study: Study, name: str, title: str, task: str, chosen: Callable[[Base], bool]
+) -> Table:
+    memory = Memory.of(study)
+    row = next(r for r in paper.rows("resolution") if r["task"] == task)
+    rows: list[tuple[str, list[Entry]]] = [
+        (heading(base, *base.pair()), [*_costs_row(base, memory), *_paper_costs(row)])
+        for base in study.bases
+        if chosen(base)
+    ]
+    columns = (*_OURS, *memory.columns(*_MEMORY), *_PAPER)
+    rows = rows or [not_run(columns, _paper_costs(row), group=NOT_RUN)]
+    notes = paper_notes("resolution", PAIRED, _MACS, *memory.notes)
+    return build(name, title, columns, rows, notes)
+
+
+def _costs_row(base: Base, memory: Memory) -> list[Entry]:
+    dense, routed = base.pair()
+    full = base.any.estimate("macs_dense_no_attention")
+    sparse = routed.estimate("macs_routed_no_attention") if routed else None
+    return [
+        words(f"{base.model} on {base.any.first('data')}"),
+        exact(token_count(base), 0),
+        *_pair(base),
+        *(exact(macs.mean / 1e9 if macs else None, 3) for macs in (full, sparse)),
+        *memory.entries(base, dense, routed),
+    ]
+
+
+def _paper_costs(row: dict[str, Any]) -> list[Entry]:
+    costs = f"{row['dense_gmacs']} \u2192 {row['tread_gmacs']}"
+    return [
+        words(f"{row['task']}, DiT-B/2, FID-10K"),
+        published(row["dense"]),
+        published(row["tread"]),
+        words(costs),
     ]

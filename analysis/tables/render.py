@@ -1,4 +1,4 @@
-"""A table as Markdown, LaTeX (booktabs, siunitx), CSV or HTML, escaped for each."""
+"""A table as LaTeX (booktabs, siunitx), CSV or HTML, escaped for each, and its files."""
 
 from __future__ import annotations
 
@@ -11,40 +11,20 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.runs.run_records import AnalysisError
-from analysis.tables.table import Column, Entry, Row, Table
+from analysis.tables.table import Column, Entry, Row, Table, head, markdown, plain
 from experiments.runtime.files import atomic_write
 from routing.errors import suggest
 
 _LATEX = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    '"': "''",
-    "`": r"{\`{}}",
-    "\u2020": r"$^\dagger$",
-    "\u00b1": r"$\pm$",
-    "\u2212": r"$-$",
-    "\u00d7": r"$\times$",
-    "\u0394": r"$\Delta$",
-    "\u2192": r"$\rightarrow$",
-    "\u2026": r"\dots{}",
-    "\u00b7": r"$\cdot$",
-    "\u2191": r"$\uparrow$",
-    "\u2193": r"$\downarrow$",
-}
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
+    "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': "''", "`": r"{\`{}}",
+    "\u2020": r"$^\dagger$", "\u00b1": r"$\pm$", "\u2212": r"$-$", "\u00d7": r"$\times$",
+    "\u0394": r"$\Delta$", "\u2192": r"$\rightarrow$", "\u2026": r"\dots{}", "\u00b7": r"$\cdot$",
+    "\u2191": r"$\uparrow$", "\u2193": r"$\downarrow$",
+}  # fmt: skip
 # Rows that fit a landscape page beside caption and notes.
 _PAGE_LINES = 28
-_MARKDOWN = str.maketrans({c: f"\\{c}" for c in "\\`*_{}[]<>#|~"})
 
 
 def latex_escape(text: str) -> str:
@@ -53,51 +33,6 @@ def latex_escape(text: str) -> str:
     return "".join(
         _LATEX.get(char, char if char.isascii() and char.isprintable() else "?") for char in flat
     )
-
-
-def markdown_escape(text: str) -> str:
-    """Return `text` safe in a Markdown table cell (one line, no markup, no HTML)."""
-    flat = " ".join(text.split())
-    return flat.replace("&", "&amp;").translate(_MARKDOWN)
-
-
-def plain(entry: Entry) -> str:
-    """Return an entry as text: `12.34 +- 0.21 (n=3)` (with the sign), `missing`."""
-    if entry.value is None:
-        return entry.text
-    text = entry.number(entry.value) + entry.unit
-    if entry.std is not None:
-        text += f" \u00b1 {entry.std:.{entry.decimals}f}"
-    if entry.low is not None and entry.high is not None:
-        text += f" [{entry.number(entry.low)}, {entry.number(entry.high)}]"
-    if entry.n is not None:
-        text += f" (n={entry.seeds})"
-    if entry.few:
-        text += "\u2020"
-    return f"{text} {entry.text}".rstrip()
-
-
-def head(column: Column) -> str:
-    """Return a column's heading with an arrow to its better end."""
-    return column.label + {"lower": " \u2193", "higher": " \u2191", None: ""}[column.better]
-
-
-def markdown(table: Table) -> str:
-    """Return the table as GitHub-flavoured Markdown with title and notes."""
-    lines = [f"### {markdown_escape(table.title)}", ""]
-    lines.append("| " + " | ".join(markdown_escape(head(c)) for c in table.columns) + " |")
-    lines.append("|" + "|".join(" ---: " if c.numeric else " :--- " for c in table.columns) + "|")
-    group = None
-    for row in table.rows:
-        if row.group and row.group != group:
-            group = row.group
-            cells = [f"**{markdown_escape(group)}**", *[""] * (len(table.columns) - 1)]
-            lines.append("| " + " | ".join(cells) + " |")
-        texts = [markdown_escape(plain(entry)) for entry in row.entries]
-        texts = [f"**{t}**" if e.best else t for t, e in zip(texts, row.entries, strict=True)]
-        lines.append("| " + " | ".join(texts) + " |")
-    lines += ["", *(f"- {markdown_escape(note)}" for note in table.notes)]
-    return "\n".join(lines).rstrip() + "\n"
 
 
 def latex(table: Table) -> str:
@@ -202,10 +137,7 @@ def _num(text: str, signed: bool) -> str:
 
 
 def to_csv(table: Table) -> str:
-    """Return the table as CSV: a column of text per word column.
-
-    Value, std, low, high, n and text per numeric one.
-    """
+    """Return CSV: text per word column; value, std, low, high, n and text per numeric one."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     header = ["group"]

@@ -1,7 +1,7 @@
-"""What a table is, apart from how it is written: columns, rows of entries, notes.
+"""What a table is, columns, rows of entries and notes, and how it reads as Markdown.
 
-An entry is a word or a number with its spread, its n and its marks. Renderers
-(`analysis.tables.render`) decide about symbols; nothing here is escaped.
+An entry is a word or a number with its spread, its n and its marks; nothing in it is escaped.
+Markdown is made here, since notebooks show it; the other formats in `analysis.tables.render`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from analysis.runs.statistics import ENOUGH_SEEDS, Estimate
 
@@ -17,6 +18,7 @@ FEW_NOTE = f"\u2020 fewer than {ENOUGH_SEEDS} seeds, or no more than half: under
 MISSING_NOTE = "missing: no finished run gives this number."
 # Group of the rows that only the paper has numbers for.
 NOT_RUN = "Of the paper, not run here"
+_MARKDOWN = str.maketrans({c: f"\\{c}" for c in "\\`*_{}[]<>#|~"})
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,11 @@ class Column:
     better: str | None = None
     published: bool = False
 
+    @classmethod
+    def each(cls, *labels: str, **kind: Any) -> tuple[Column, ...]:
+        """Return columns of one kind."""
+        return tuple(cls(label, **kind) for label in labels)
+
 
 @dataclass(frozen=True)
 class Row:
@@ -117,8 +124,6 @@ class Table:
         return f"{self.title}: {len(self.rows)} rows"
 
     def _repr_markdown_(self) -> str:
-        from analysis.tables.render import markdown
-
         return markdown(self)
 
 
@@ -135,10 +140,7 @@ def missing() -> Entry:
 def ours(
     estimate: Estimate | None, decimals: int = 2, unit: str = "", signed: bool = False
 ) -> Entry:
-    """Return mean +- std (n), or `missing`.
-
-    An estimate with bounds shows its interval instead of std.
-    """
+    """Return mean +- std (n), an interval instead of std where there is one, or `missing`."""
     if estimate is None:
         return missing()
     has_interval = estimate.low is not None
@@ -211,3 +213,57 @@ def build(
     if any(entry.is_missing for entry in entries):
         extra.append(MISSING_NOTE)
     return Table(name, title, tuple(columns), made, (*notes, *extra))
+
+
+def not_run(
+    columns: Sequence[Column], paper: Sequence[Entry] = (), first: str = "none run", group: str = ""
+) -> tuple[str, list[Entry]]:
+    """Return a row without runs of ours: `missing` for each number, then the paper's entries."""
+    ours = columns[1 : len(columns) - len(paper)]
+    blank = [missing() if column.numeric else words("") for column in ours]
+    return group, [words(first), *blank, *paper]
+
+
+def markdown_escape(text: str) -> str:
+    """Return `text` safe in a Markdown table cell (one line, no markup, no HTML)."""
+    flat = " ".join(text.split())
+    return flat.replace("&", "&amp;").translate(_MARKDOWN)
+
+
+def plain(entry: Entry) -> str:
+    """Return an entry as text: `12.34 +- 0.21 (n=3)` (with the sign), `missing`."""
+    if entry.value is None:
+        return entry.text
+    text = entry.number(entry.value) + entry.unit
+    if entry.std is not None:
+        text += f" \u00b1 {entry.std:.{entry.decimals}f}"
+    if entry.low is not None and entry.high is not None:
+        text += f" [{entry.number(entry.low)}, {entry.number(entry.high)}]"
+    if entry.n is not None:
+        text += f" (n={entry.seeds})"
+    if entry.few:
+        text += "\u2020"
+    return f"{text} {entry.text}".rstrip()
+
+
+def head(column: Column) -> str:
+    """Return a column's heading with an arrow to its better end."""
+    return column.label + {"lower": " \u2193", "higher": " \u2191", None: ""}[column.better]
+
+
+def markdown(table: Table) -> str:
+    """Return the table as GitHub-flavoured Markdown with title and notes."""
+    lines = [f"### {markdown_escape(table.title)}", ""]
+    lines.append("| " + " | ".join(markdown_escape(head(c)) for c in table.columns) + " |")
+    lines.append("|" + "|".join(" ---: " if c.numeric else " :--- " for c in table.columns) + "|")
+    group = None
+    for row in table.rows:
+        if row.group and row.group != group:
+            group = row.group
+            cells = [f"**{markdown_escape(group)}**", *[""] * (len(table.columns) - 1)]
+            lines.append("| " + " | ".join(cells) + " |")
+        texts = [markdown_escape(plain(entry)) for entry in row.entries]
+        texts = [f"**{t}**" if e.best else t for t, e in zip(texts, row.entries, strict=True)]
+        lines.append("| " + " | ".join(texts) + " |")
+    lines += ["", *(f"- {markdown_escape(note)}" for note in table.notes)]
+    return "\n".join(lines).rstrip() + "\n"

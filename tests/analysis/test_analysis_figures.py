@@ -12,9 +12,9 @@ import analysis
 from analysis import figures
 from analysis.figures import style
 from analysis.figures.scans import ORDERS
+from analysis.runs.cells import Study
 from analysis.runs.run_records import AnalysisError
-from analysis.runs.study import Study
-from analysis.similarity_file import SimilarityFile, read
+from analysis.similarity import SimilarityFile, read
 
 
 @pytest.fixture(scope="module")
@@ -118,10 +118,10 @@ def test_cost_per_block_is_the_cost_models(tmp_path):
     "content", [b"", b"\xff" * 40, b"\x05\0\0\0\0\0\0\0[1,2]", (10**12).to_bytes(8, "little")]
 )
 def test_weights_that_cannot_be_read_have_no_metadata(tmp_path, content):
-    from analysis.runs.weights_metadata import metadata
+    from analysis.runs.run_files import model_arguments
 
     (tmp_path / "model.safetensors").write_bytes(content)
-    assert metadata(tmp_path / "model.safetensors") is None
+    assert model_arguments(tmp_path) is None
 
 
 def test_scan_paths_walk_every_order_and_the_subset_keeps_it():

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import analysis
-from analysis.runs.run_records import AnalysisError, Damaged, flatten, read_lines
-from analysis.runs.typed_columns import typed
+from analysis.runs.run_files import Damaged, flatten, read_lines
+from analysis.runs.run_records import AnalysisError, typed
 
 
 def test_one_row_per_run_with_typed_columns(tmp_path):
@@ -173,7 +173,7 @@ def test_no_folder_is_a_user_error(tmp_path):
 
 
 def test_two_thousand_runs_load_with_one_parse_per_distinct_config_block(tmp_path):
-    from analysis.runs.run_records import _parse
+    from analysis.runs.run_files import _parse
 
     folder = write(tmp_path, evaluations=2)
     for seed in range(1, 2000):
@@ -194,7 +194,7 @@ def test_import_and_load_and_tables_need_no_torch(tmp_path):
     write(tmp_path)
     code = (
         "import sys, analysis; analysis.load(sys.argv[1]); analysis.tables.make_all(sys.argv[1]);"
-        "bad = [m for m in ('torch', 'matplotlib', 'experiments') if m in sys.modules]; sys.exit(str(bad) if bad else 0)"
+        "bad = [m for m in ('torch', 'matplotlib', 'experiments.training') if m in sys.modules]; sys.exit(str(bad) if bad else 0)"
     )
     result = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True
@@ -294,7 +294,7 @@ def test_a_run_is_named_by_what_it_does_with_its_tokens(tmp_path, route, options
 
 
 def test_methods_of_one_backbone_share_a_base(tmp_path):
-    from analysis.runs.comparison_groups import bases
+    from analysis.runs.cells import bases
 
     write(tmp_path)
     write(tmp_path, route="0-11", routing__reinsert="none", backbone__decoder={"depth": 2})
@@ -304,7 +304,7 @@ def test_methods_of_one_backbone_share_a_base(tmp_path):
 
 
 def test_runs_are_named_by_what_may_be_averaged(tmp_path):
-    from analysis.runs.comparison_groups import named
+    from analysis.runs.grouping import named
 
     for seed in (0, 1):
         write(tmp_path, route="2-8", seed=seed, evaluations=2)
@@ -313,3 +313,12 @@ def test_runs_are_named_by_what_may_be_averaged(tmp_path):
     scores = analysis.scores(named(analysis.load(tmp_path)))
     cells = scores.groupby(["setting", "treatment", "metric", "step"])["seed"]
     assert (cells.nunique() == cells.size()).all() and len(cells) == 3 * 2 * 2
+
+
+def test_frames_that_are_cut_a_thousand_times_carry_no_attrs_to_copy(tmp_path):
+    from analysis.runs.cells import Study
+
+    write(tmp_path)
+    study = Study.of(tmp_path)
+    (base,) = study.bases
+    assert study.runs.attrs and study.scores.attrs == base.any.runs.attrs == {}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from analysis_runs import study
 
-from analysis import notebook_files, quick_runs
+from analysis import notebook_files
 from analysis.runs.run_records import AnalysisError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,22 +58,22 @@ def test_an_unknown_notebook_is_refused():
 
 def test_runs_are_taken_from_the_variable(tmp_path, monkeypatch):
     study(tmp_path, seeds=1, backbones=("dit",))
-    monkeypatch.setenv(quick_runs.VARIABLE, str(tmp_path))
-    assert quick_runs.folder() == tmp_path
+    monkeypatch.setenv(notebook_files.VARIABLE, str(tmp_path))
+    assert notebook_files.runs_folder() == tmp_path
 
 
 def test_a_command_that_fails_says_which_and_why():
     with pytest.raises(
         AnalysisError, match="experiments/run.py backbone=nonsense failed: .*nonsense"
     ):
-        quick_runs._command("experiments/run.py", "backbone=nonsense")
+        notebook_files._command("experiments/run.py", "backbone=nonsense")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WITHOUT_MODELS)
 def test_a_notebook_runs_as_a_script(name, tmp_path):
     study(tmp_path, seeds=2, backbones=("dit",))
-    environment = {**os.environ, **QUIET, quick_runs.VARIABLE: str(tmp_path)}
+    environment = {**os.environ, **QUIET, notebook_files.VARIABLE: str(tmp_path)}
     script = notebook_files.FOLDER / f"{name}.py"
     result = subprocess.run(
         [sys.executable, "-W", "error", str(script)],
@@ -89,7 +89,7 @@ def test_a_notebook_runs_as_a_script(name, tmp_path):
 def real_runs(tmp_path_factory):
     """The study that notebooks train when they are given nothing."""
     path = tmp_path_factory.mktemp("runs")
-    quick_runs.make(path)
+    notebook_files.train_small_runs(path)
     return path
 
 

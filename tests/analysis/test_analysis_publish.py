@@ -6,8 +6,8 @@ import pytest
 from analysis_runs import write
 
 from analysis import analysis_command, publish
+from analysis.runs.cells import Study
 from analysis.runs.run_records import AnalysisError
-from analysis.runs.study import Study
 
 PAGE = """# Ours
 

@@ -14,7 +14,7 @@ from PIL import Image
 import analysis
 from analysis import report
 from analysis.report import runs_table
-from analysis.runs.study import Study
+from analysis.runs.cells import Study
 
 HOSTILE = "</script><script>window.pwned=1</script><img src=x onerror=window.pwned=1>"
 

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from analysis.runs.run_records import AnalysisError
-from analysis.similarity import Protocol, centre, cosine, hsic, measure
-from analysis.similarity_file import read
+from analysis.similarity import Protocol, centre, cosine, hsic, measure, read
 
 
 def layers(count=4, batch=2, tokens=5, width=8, seed=0):

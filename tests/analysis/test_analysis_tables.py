@@ -17,11 +17,10 @@ from analysis_runs import ACCURACY, METRIC, score, study, write
 
 import analysis
 from analysis.runs import statistics
-from analysis.runs.comparison_groups import bases
+from analysis.runs.cells import Study, bases
 from analysis.runs.run_records import AnalysisError
-from analysis.runs.study import Study
 from analysis.tables import TABLES, make, make_all, render, save
-from analysis.tables.speedup import reach
+from analysis.tables.equal_cost import reach
 from analysis.tables.table import Column, Entry, build, ours, words
 
 
@@ -553,7 +552,7 @@ def test_a_key_that_was_added_later_does_not_part_old_runs_from_new_ones(tmp_pat
 
 def test_a_seed_that_ran_twice_is_read_by_its_curve(tmp_path):
     from analysis.figures.convergence import mean_path
-    from analysis.runs.study import Study
+    from analysis.runs.cells import Study
 
     for seed in (0, 1):
         write(tmp_path, seed=seed, evaluations=1)

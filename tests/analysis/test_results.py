@@ -6,7 +6,7 @@ import pytest
 from small import ROOT
 
 from analysis import publish
-from analysis.runs.study import Study
+from analysis.runs.cells import Study
 
 RESULTS = ROOT / "results"
 

@@ -24,7 +24,7 @@ QUICK_COMMANDS = ["samples=20", "step=1", "rounds=1", "batch=2"]
 @pytest.mark.parametrize("name", grid.names())
 def test_two_steps_of_every_cell_at_tiny(name, tmp_path):
     from analysis import figures, tables
-    from analysis.runs.study import Study
+    from analysis.runs.cells import Study
 
     runs = tmp_path / "runs"
     known = {k for stage in grid.load(name).stages("tiny") for k in stage.set_keys()}

@@ -1,0 +1,199 @@
+"""What a route should be: its place (TREAD, Fig. 8) and its rate (TREAD, Table 5)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from textwrap import fill
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import TwoSlopeNorm
+from matplotlib.patches import FancyBboxPatch
+
+from analysis.figures.style import (
+    PAPER_COLOUR,
+    SIGNED,
+    Plot,
+    canvas,
+    centred,
+    colormap,
+    colour,
+    ink,
+    line,
+    styled,
+)
+from analysis.runs.cells import Base, Cell, Study
+from analysis.runs.grouping import short
+from analysis.runs.statistics import ENOUGH_SEEDS, mean_std
+from analysis.tables import paper
+from analysis.tables.ablations import plain_routes, span_order
+from analysis.tables.score_entries import gap
+
+
+def _placement_rows(base: Base) -> list[dict[str, Any]]:
+    about = {"panel": base.label, "backbone": base.any.first("backbone")}
+    protocol = {"metric": base.metric, "depth": base.any.depth}
+    protocol["sign"] = 1 if base.better == "lower" else -1
+    rows = []
+    for cell in plain_routes(base):
+        estimate, own = gap(cell, base.dense, base.score), cell.estimate(base.score)
+        if cell.first("rate") == 0.5 and estimate is not None and own is not None:
+            delta = {"delta": estimate.mean, "low": estimate.low, "high": estimate.high}
+            score = {"n": estimate.n, "score": own.mean, "step": int(cell.steps)}
+            rows.append({**about, "route": str(cell.first("span")), **delta, **score, **protocol})
+    return sorted(rows, key=lambda row: span_order(row["route"]))
+
+
+def _paper_rows() -> list[dict[str, Any]]:
+    frame = paper.table("placement")
+    about = {"panel": "Paper: DiT-B/2, ImageNet-256", "backbone": "paper"}
+    spread = dict.fromkeys(("low", "high", "n"))
+    protocol = {"step": 400_000, "metric": "FID-5K", "depth": 12, "sign": 1}
+    return [
+        {**about, **spread, "route": row.route, "delta": row.delta, "score": row.fid, **protocol}
+        for row in frame.itertuples()
+    ]
+
+
+@styled
+def placement(study: Study) -> Plot | None:
+    """Draw every base with two or more routes beside the paper's figure; else None."""
+    panels = [rows for base in study.bases if len(rows := _placement_rows(base)) > 1]
+    if not panels:
+        return None
+    panels.append(_paper_rows())
+    columns = min(len(panels), 2)
+    places = _places(panels)
+    # Bars are equally thick in all panels: each line of panels is as tall as its longest list.
+    counts = [len(places[panel[0]["depth"]]) for panel in panels]
+    tallest = [max(counts[i : i + columns]) for i in range(0, len(counts), columns)]
+    heights = [0.23 * count + 0.9 for count in tallest]
+    figure, axes = canvas(4.1 * columns, sum(heights), len(heights), columns, height_ratios=heights)
+    for index, (panel, ax) in enumerate(zip(panels, axes.flat, strict=False)):
+        _panel(ax, panel, places[panel[0]["depth"]])
+        ax.set_ylim(tallest[index // columns] - 0.4, -0.6)
+    for ax in axes.flat[len(panels) :]:
+        ax.set_visible(False)
+    return Plot(
+        "route_placement",
+        "Route placement",
+        "Each bar spans the blocks that a route's tokens skip (rate 0.5). Blue improves on the "
+        "dense run, red worsens it; the number is the score minus the dense one, paired by seed "
+        "and step, with half the width of its 95 % interval (\u2020: fewer than three seeds). A "
+        "route has the same line in every panel of as many blocks; dotted: no finished run with "
+        "a dense one of its seed and steps.",
+        figure,
+        pd.DataFrame([row for panel in panels for row in panel]),
+    )
+
+
+def _places(panels: list[list[dict[str, Any]]]) -> dict[int, dict[str, int]]:
+    """Return the line of every route, by depth, so that panels are read across."""
+    found: dict[int, set[str]] = {}
+    for panel in panels:
+        found.setdefault(panel[0]["depth"], set()).update(row["route"] for row in panel)
+    return {
+        depth: {route: y for y, route in enumerate(sorted(routes, key=span_order))}
+        for depth, routes in found.items()
+    }
+
+
+def _panel(ax: Axes, rows: list[dict[str, Any]], places: dict[str, int]) -> None:
+    depth = rows[0]["depth"]
+    largest = max(max(abs(row["delta"]) for row in rows), 1e-9)
+    usual = Counter(row["step"] for row in rows).most_common(1)[0][0]
+    norm, cmap = TwoSlopeNorm(0, -largest, largest), colormap(SIGNED)
+    known = {row["route"]: row for row in rows}
+    for route, y in places.items():
+        row = known.get(route)
+        if row is None:
+            _bar(ax, route, y, facecolor="none", edgecolor="#BBBBBB", linestyle=":")
+            continue
+        face = cmap(norm(row["delta"] * row["sign"]))
+        _bar(ax, route, y, facecolor=face, edgecolor="#555555")
+        text = _label(row) + ("" if row["step"] == usual else f" (step {row['step']})")
+        ax.text(depth - 0.2, y, text, ha="left", va="center", fontsize=7, color="#333333")
+    rivals = [row for row in rows if row["step"] == usual]
+    best = places[min(rivals, key=lambda row: row["delta"] * row["sign"])["route"]]
+    centred(ax, -0.9, best, "\u2605", fontsize=9, color="#E69F00")
+    ax.set(xlim=(-1.4, depth + 3.6), yticks=[], xlabel=f"block (scores after {usual} steps)")
+    ax.set_xticks(range(0, depth, 1 if depth <= 12 else 4))
+    ax.grid(axis="y", visible=False)
+    ax.spines["left"].set_visible(False)
+    ax.spines["bottom"].set_bounds(-0.5, depth - 0.5)
+    tint = "#333333" if rows[0]["backbone"] == "paper" else colour(rows[0]["backbone"])
+    # Above the metric's name, which stands over the numbers.
+    ax.set_title(rows[0]["panel"], color=tint, pad=13)
+    metric = rows[0]["metric"].split(" ")[0]
+    ax.text(depth - 0.2, -0.75, f"\u0394 {metric}", fontsize=7, color="#666666", va="bottom")
+
+
+def _bar(ax: Axes, route: str, y: int, **style: Any) -> None:
+    start, end = map(int, route.split("-"))
+    shade = "#BBBBBB" if style["facecolor"] == "none" else ink(style["facecolor"])
+    style |= {"boxstyle": "round,pad=0,rounding_size=0.18", "linewidth": 0.6, "zorder": 2}
+    ax.add_patch(FancyBboxPatch((start - 0.4, y - 0.36), end - start + 0.8, 0.72, **style))
+    centred(ax, (start + end) / 2, y, route, fontsize=7, color=shade, zorder=3)
+
+
+def _label(row: dict[str, Any]) -> str:
+    text = f"{row['delta']:+.2f}"
+    if row["high"] is not None:
+        text += f" \u00b1 {(row['high'] - row['low']) / 2:.2f}"
+    few = row["n"] is not None and row["n"] < ENOUGH_SEEDS
+    return text + ("\u2020" if few else "")
+
+
+def _rate_rows(base: Base) -> list[dict[str, Any]]:
+    spans: dict[str, dict[float, Cell]] = {}
+    for cell in plain_routes(base):
+        spans.setdefault(str(cell.first("span")), {})[float(cell.first("rate"))] = cell
+    rows: list[dict[str, Any]] = []
+    for span, cells in spans.items():
+        if len(cells) < 2:
+            continue
+        known = {0.0: base.dense, **cells} if base.dense else cells
+        # A curve over rates is of one number of steps.
+        steps, _ = Counter(cell.steps for cell in cells.values()).most_common(1)[0]
+        for rate in sorted(known):
+            estimate = mean_std(list(known[rate].by_seed(base.score, steps).values()))
+            if estimate is not None:
+                shared = {"panel": base.label, "backbone": base.any.first("backbone"), "span": span}
+                std = float("nan") if estimate.std is None else estimate.std
+                spread = {"mean": estimate.mean, "std": std, "n": estimate.n, "step": int(steps)}
+                rows.append({**shared, "metric": base.metric, "rate": rate, **spread})
+    return rows
+
+
+@styled
+def rate(study: Study) -> Plot | None:
+    """Draw every base with two or more rates on one span beside the paper's; None without one."""
+    frame = pd.DataFrame([row for base in study.bases for row in _rate_rows(base)])
+    if frame.empty:
+        return None
+    names = short(frame["panel"])
+    metrics = list(dict.fromkeys(frame["metric"]))
+    figure, axes = canvas(3.2 * (len(metrics) + 1), 2.7, 1, len(metrics) + 1)
+    for ax, metric in zip(axes[0], metrics, strict=False):
+        for (panel, span), part in frame[frame["metric"] == metric].groupby(
+            ["panel", "span"], sort=False
+        ):
+            tint = colour(str(part["backbone"].iloc[0]))
+            style = line(str(span))
+            label = f"{fill(names[str(panel)], 40)}, {span}, step {part['step'].iloc[0]}"
+            style |= {"color": tint, "capsize": 2.5, "label": label}
+            ax.errorbar(part["rate"], part["mean"], yerr=part["std"].fillna(0.0), **style)
+        ax.set(title="Ours", ylabel=metric)
+        ax.legend()
+    known = paper.table("rate")
+    axes[0][-1].plot(
+        known["rate"], known["fid"], color=PAPER_COLOUR, marker="s", label="DiT-B/2, 2-8"
+    )
+    axes[0][-1].set(title="Paper, Table 5", ylabel="FID-50K")
+    axes[0][-1].legend()
+    for ax in axes[0]:
+        ax.set(xlabel="share of tokens that skip (0: dense)")
+        ax.set(xticks=[0, 0.25, 0.5, 0.75], xlim=(-0.06, 0.84))
+    caption = "Mean and standard deviation over seeds. A rate of 0 is the dense run."
+    return Plot("selection_rate", "Selection rate", caption, figure, frame)

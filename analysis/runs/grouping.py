@@ -1,0 +1,177 @@
+"""Which runs may stand in one table: what they share, and what was done to their tokens.
+
+`base` is everything that must be equal before two runs are compared (backbone, size, data,
+objective, optimiser, scoring protocol, ...) except the seed, the number of steps and how tokens
+were routed. `treatment` is the routing: route, rate, selection, what happens to removed tokens. A
+table's cell is the set of seeds of one base and one treatment.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import pandas as pd
+
+from experiments.config.schema import role
+from routing.options import RoutingOptions
+
+_HEAD = ("backbone", "size", "data", "objective", "scale")
+_IN_HEAD = (
+    "config.backbone.name",
+    "config.size",
+    "config.data.name",
+    "config.objective.name",
+    "config.scale",
+)
+_PROTOCOL = ("guidance", "sampler", "reference")
+# Routing options that a label names only where they differ from these; the variant's name says what
+# is learned, and the last two only how it is computed.
+USUAL_OPTIONS = {
+    option.name: str(option.default)
+    for option in fields(RoutingOptions)
+    if option.name not in ("route", "learned", "block", "fp32_after", "checkpoint")
+}
+
+
+def named(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return runs with the columns base, recipe, setting (the base's label) and treatment.
+
+    Args:
+        frame: What `analysis.load` returned.
+    """
+    attrs, frame = frame.attrs, frame.copy(deep=False)
+    frame.attrs = {}  # pandas copies them, however large, with every column
+    versions = [set(keys) for keys in attrs.get("config_keys", [])]
+    if "config.init" in frame:
+        # Seeds fine-tune their own parents; what they share is the parents' kind.
+        frame = frame.assign(**{"config.init": frame["config.init"].map(parent)})
+    frame = _filled(frame, [part for _, part in frame.groupby("backbone")], versions)
+    columns = [*_HEAD, *_PROTOCOL, *_columns(frame)]
+    shared = [c for c in columns if not c.startswith(("backbone", "config.backbone."))]
+    frame = frame.assign(
+        base=_keys(frame, columns),
+        recipe=_keys(_filled(frame, [frame], versions), shared),
+        treatment=[treatment(row) for row in frame.to_dict("records")],
+    )
+    apart = [*_PROTOCOL, *(c for c in _columns(frame) if c not in _IN_HEAD)]
+    frame = frame.assign(setting=frame["base"].map(labelled(frame, apart)))
+    frame.attrs = attrs
+    return frame
+
+
+def treatment(row: Mapping[Any, Any]) -> str:
+    """Return how tokens were routed: `dense`, `2-8`, `2-8@0.75, selection=rows`."""
+    variant = str(row["variant"])
+    if variant.startswith("dense"):
+        return variant if parent(row.get("config.init")) is None else "dense fine-tune (F)"
+    text = (
+        str(row["route"])
+        if variant == "TREAD"
+        else f"{variant} {row['route']}".replace(" none", "")
+    )
+    options = []
+    for key, usual in USUAL_OPTIONS.items():
+        value = row.get(f"config.routing.{key}")
+        if value is not None and not pd.isna(value) and str(value) != usual:
+            # The variant's name says these already.
+            if (key == "remove" and variant != "delayed removal") or (
+                key == "reinsert" and value == "none"
+            ):
+                continue
+            options.append(f"{key}={value}")
+    return ", ".join([text, *options])
+
+
+def parent(init: object) -> str | None:
+    """Return `RUN@STEP` of a run's `init` without seed and hash; None for one from scratch."""
+    if init is None or pd.isna(init):  # type: ignore[call-overload]
+        return None
+    name = re.split(r"[/\\\\]", str(init).rstrip("/\\"))[-1]
+    return re.sub(r"_s\d+-[0-9a-f]{8}(?=@|$)", "", name)
+
+
+def _columns(frame: pd.DataFrame) -> list[str]:
+    """Columns of the keys that decide what is learnt, but for the seed that replicates it."""
+    keys = {c: c.removeprefix("config.") for c in frame.columns if c.startswith("config.")}
+    return [c for c, key in keys.items() if key != "seed" and role(key) == "learns"]
+
+
+def _filled(
+    frame: pd.DataFrame, parts: Sequence[pd.DataFrame], versions: Sequence[set[str]]
+) -> pd.DataFrame:
+    """Give runs of an older version the value that all newer runs of their part share.
+
+    A key that was added later and never used must not part the runs before it from those after; one
+    that newer runs set differently still does.
+    """
+    if len(versions) < 2:
+        return frame
+    filled = {}
+    for column in _columns(frame):
+        has = frame["config_keys"].map(lambda place, c=column: c in versions[int(place)])
+        if has.all():
+            continue
+        values = frame[column].map(str)
+        for part in parts:
+            present = values[part.index][has[part.index]]
+            if present.nunique() == 1:
+                values[part.index] = present.iloc[0]
+        filled[column] = values
+    return frame.assign(**filled)
+
+
+def _keys(frame: pd.DataFrame, columns: Sequence[str]) -> list[str]:
+    present = [column for column in columns if column in frame]
+    # Only what varies can tell runs apart; the rest would make keys long for nothing.
+    varying = [column for column in present if frame[column].map(str).nunique() > 1]
+    rows = frame[varying].map(str).to_numpy().tolist() if varying else [[]] * len(frame)
+    return ["; ".join(f"{c}={v}" for c, v in zip(varying, row, strict=True)) for row in rows]
+
+
+def labelled(frame: pd.DataFrame, columns: Sequence[str]) -> dict[str, str]:
+    """Return the label of every value of the column `base`.
+
+    Args:
+        frame: Runs, with the columns `base`, backbone, size, data, objective and scale.
+        columns: What may tell bases of one head apart.
+    """
+    heads = {}
+    for key, part in frame.groupby("base", sort=False):
+        row = part.iloc[0]
+        scale = f"scale {row['scale']}"
+        heads[str(key)] = (
+            f"{row['backbone']}-{row['size']}, {row['data']}, {row['objective']}, {scale}"
+        )
+    labels = {}
+    for key, head in heads.items():
+        rivals = [other for other, text in heads.items() if text == head]
+        more = f" ({_difference(frame, key, rivals, columns)})" if len(rivals) > 1 else ""
+        labels[key] = head + more
+    return labels
+
+
+def short(labels: Iterable[str]) -> dict[str, str]:
+    """Return every label's shortest name that no other has: the model's, else the whole label."""
+    known = list(dict.fromkeys(labels))
+    names = [label.split(",")[0] for label in known]
+    return {
+        label: name if names.count(name) == 1 else label
+        for label, name in zip(known, names, strict=True)
+    }
+
+
+def _difference(frame: pd.DataFrame, key: str, rivals: list[str], columns: Sequence[str]) -> str:
+    among = frame[frame["base"].isin(rivals)]
+    if "config.experiment" in among:
+        # A named recipe says at once what a dozen keys would.
+        recipes = among.assign(recipe=among["config.experiment"].fillna("none").map(str))
+        own = recipes.groupby("base")["recipe"].unique()
+        if own.map(len).eq(1).all() and own.map(lambda names: names[0]).is_unique:
+            name = own[key][0]
+            return "scale's own recipe" if name == "none" else f"experiment={name}"
+    varying = [c for c in columns if c in among and among[c].map(str).nunique() > 1]
+    row = among[among["base"] == key].iloc[0]
+    return ", ".join(f"{c.removeprefix('config.')}={row[c]}" for c in varying)

@@ -1,0 +1,258 @@
+"""The files of one run folder, read with care: JSON, JSON lines, YAML and weights' metadata.
+
+Somebody else wrote them: whatever is wrong with one is `Damaged`, which lists its folder and leaves
+all others alone. Nothing is unpickled, and nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from routing.plain import Malformed, json_of, yaml_of
+
+# A few lines of YAML whose aliases hold aliases stand for more values than any memory.
+_MOST_VALUES = 100_000
+_DEEPEST = 50
+# Scores under another of these are comparisons of their own.
+PROTOCOL = ("guidance", "sampler", "weights", "seed")
+_NUMBERS = (
+    "step", "params", "macs_dense", "macs_routed", "macs_dense_no_attention",
+    "macs_routed_no_attention", "wall_s", "images_per_s",
+)  # fmt: skip
+_WHOLE = ("seed", "step")
+_TEXTS = ("name", "hash", "backbone", "size", "data", "scale", "route")
+_NEEDED = ("backbone", "size", "data")
+
+
+class Damaged(Exception):
+    """A run folder whose files cannot be read; the text is the reason."""
+
+
+def check_path(folder: Path) -> None:
+    """Refuse a folder whose name no table, page or terminal can show.
+
+    Raises:
+        Damaged: if its path is not UTF-8.
+    """
+    if not is_text(str(folder)):
+        raise Damaged("its name has bytes that are not UTF-8; rename the folder")
+
+
+def shown(path: str | Path) -> str:
+    """Return a path as text that can be written, with escapes for bytes that are not UTF-8."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the mapping of a JSON file.
+
+    Raises:
+        Damaged: if it cannot be read, holds no mapping or a character that is no text.
+    """
+    try:
+        value = json_of(path.read_bytes())
+        text = json.dumps(value, ensure_ascii=False)
+    except (OSError, ValueError, RecursionError) as error:
+        raise Damaged(f"{path.name} cannot be read ({type(error).__name__})") from None
+    if not isinstance(value, dict):
+        raise Damaged(f"{path.name} holds no mapping")
+    if "\\u0000" in text or not is_text(text):
+        raise Damaged(f"{path.name} has a character that is no text")
+    return value
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of a JSONL file.
+
+    A missing file is empty and a half-written last line is left out.
+
+    Raises:
+        Damaged: if a line before the last is no JSON object.
+    """
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise Damaged(f"{path.name} cannot be read ({type(error).__name__})") from None
+    found: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            value = json_of(line)
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, dict):
+            found.append(value)
+        elif number < len(lines):
+            raise Damaged(f"{path.name} line {number} is not a JSON object")
+    return found
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Return a YAML file as `config.<dotted key>` to value.
+
+    Raises:
+        Damaged: if it cannot be read or is no configuration.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise Damaged(f"config.yaml cannot be read ({type(error).__name__})") from None
+    row: dict[str, Any] = {}
+    for block in _blocks(text):
+        row.update(_parse(block))
+    if not row:
+        raise Damaged("config.yaml is empty")
+    return row
+
+
+def _blocks(text: str) -> list[str]:
+    """Split a document at its top-level keys, so that equal blocks are parsed once.
+
+    The runs of a sweep differ in a few lines; the cache makes 2,000 configs cost as much as a few
+    dozen.
+    """
+    if "&" in text or "*" in text or "---" in text:
+        return [text]
+    blocks: list[list[str]] = []
+    for line in text.splitlines(keepends=True):
+        starts = bool(line.strip()) and line[0] not in " -#]})\t"
+        if starts or not blocks:
+            blocks.append([])
+        blocks[-1].append(line)
+    return ["".join(block) for block in blocks]
+
+
+@functools.lru_cache(maxsize=4096)
+def _parse(block: str) -> dict[str, Any]:
+    try:
+        value = yaml_of(block, "config.yaml")
+    except Malformed as error:
+        raise Damaged(str(error)) from None
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise Damaged("config.yaml holds no mapping")
+    return dict(flatten(value, "config"))
+
+
+def flatten(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield `("prefix.key", leaf)` for a nested mapping; lists become JSON text."""
+    if isinstance(value, dict):
+        for key, child in value.items():
+            yield from flatten(child, f"{prefix}.{key}")
+    elif isinstance(value, list | tuple):
+        yield prefix, json.dumps(value, default=str)
+    else:
+        yield prefix, value
+
+
+def environment(folder: Path) -> dict[str, Any]:
+    """Return what a run's env.json says; nothing where it is missing or unreadable."""
+    try:
+        return read_json(folder / "env.json")
+    except Damaged:
+        return {}
+
+
+def model_arguments(folder: str | Path) -> dict[str, Any] | None:
+    """Return what a run's exported model was built with, from its weights' metadata."""
+    try:
+        with safe_open(Path(folder) / "model.safetensors", framework="np") as weights:
+            model = json_of((weights.metadata() or {})["model"])
+    except (OSError, SafetensorError, ValueError, KeyError, RecursionError):
+        return None
+    return model if isinstance(model, dict) else None
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value is a finite number (a truth value is none)."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    # Not math.isfinite, which stops at a whole number of 400 digits.
+    return abs(value) <= sys.float_info.max
+
+
+def is_text(value: object) -> bool:
+    """Return whether a value is text that every file and index takes: UTF-8, without NUL."""
+    if not isinstance(value, str) or "\0" in value:
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # half a surrogate pair, or a byte of a file name
+        return False
+    return True
+
+
+def fault(row: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with a run's flat row (summary and `config.*`), or None.
+
+    Args:
+        row: Columns as `analysis.load` names them.
+    """
+    for key, value in row.items():
+        if not is_text(key) or (isinstance(value, str) and not is_text(value)):
+            return f"{_brief(key)} is {_brief(value)}, which has a character that is no text"
+    for key in _NUMBERS:
+        if row.get(key) is not None and not is_number(row[key]):
+            return f"summary.json: {key} is {_brief(row[key])}, not a number"
+    for key in _WHOLE:
+        if row.get(key) is not None and (not is_number(row[key]) or row[key] != int(row[key])):
+            return f"summary.json: {key} is {_brief(row[key])}, not a whole number"
+    if row.get("status") == "done" and row.get("step") is None:
+        return "summary.json: it is done and has no step"
+    for key in _TEXTS:
+        value = row.get(key)
+        if not isinstance(value, str) and (value is not None or key in _NEEDED):
+            return f"summary.json: {key} is {_brief(value)}, not a name"
+    if not isinstance(row.get("config.backbone.name"), str):
+        return "config.yaml: backbone has no name"
+    depth = row.get("config.backbone.depth")
+    if depth is not None and not (is_number(depth) and depth >= 1):
+        return f"config.yaml: backbone.depth is {_brief(depth)}, not a number of blocks"
+    return None
+
+
+def is_score(line: Mapping[str, Any]) -> bool:
+    """Return whether a line of scores.jsonl holds a metric's name, a finite number and a step."""
+    texts = (line.get("key"), line.get("features"), line.get("guidance"), line.get("sampler"))
+    return (
+        is_text(line.get("metric"))
+        and is_number(line.get("value"))
+        and (line.get("step") is None or is_number(line["step"]))
+        and line.get("better") in ("lower", "higher", None)
+        and all(text is None or is_text(text) for text in texts)
+    )
+
+
+def own_scores(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a run's own scores: its last step under the protocol of its first score.
+
+    Later evaluations under another guidance, sampler, seed or reference are further lines of the
+    same file; they are comparisons of their own (see `analysis.scores`) and never replace the run's
+    score.
+    """
+    usable = [line for line in lines if is_score(line)]
+    if not usable:
+        return []
+    protocol = [usable[0].get(key) for key in PROTOCOL]
+    same = [line for line in usable if [line.get(key) for key in PROTOCOL] == protocol]
+    last = max(_step(line) for line in same)
+    return [line for line in same if _step(line) == last]
+
+
+def _step(line: dict[str, Any]) -> float:
+    step = line.get("step")
+    return step if isinstance(step, int | float) else 0
+
+
+def _brief(value: object) -> str:
+    return repr(value)[:40]
