@@ -31,7 +31,7 @@ goes on where it was when it is given again. torchrun shares the samples over pr
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
-    from experiments.metrics.metric_names import FEATURES, METRICS
+    from experiments.metrics.eval_options import FEATURES, METRICS
 
     p = Parser(
         prog="python experiments/evaluate.py",

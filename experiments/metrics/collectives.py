@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from experiments.metrics.moments import Moments
+from experiments.metrics.distances import Moments
 
 
 def world() -> tuple[int, int]:
@@ -19,9 +19,15 @@ def world() -> tuple[int, int]:
     return 0, 1
 
 
-def share(n: int) -> range:
-    """Return this process's part of `n` items: consecutive, in rank order, of nearly equal size."""
-    rank, size = world()
+def share(n: int, rank: int | None = None) -> range:
+    """Return a process's part of `n` items: consecutive, in rank order, of nearly equal size.
+
+    Args:
+        n: Number of items.
+        rank: The process; None is this one.
+    """
+    own, size = world()
+    rank = own if rank is None else rank
     return range(n * rank // size, n * (rank + 1) // size)
 
 

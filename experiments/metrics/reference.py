@@ -18,14 +18,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.metrics import archive, splits
 from experiments.metrics.collect import Collected, collect
 from experiments.metrics.collectives import everyone, main_first, share, world
+from experiments.metrics.eval_options import MetricError
 from experiments.metrics.features import Features, identity
-from experiments.metrics.metric_names import MetricError
+from experiments.metrics.images import (
+    Images,
+    array_names,
+    own_images,
+    read_arrays,
+    split_indices,
+)
 from experiments.runtime.files import atomic_path, sha256
 
-_MOMENTS = ("mu", "sigma")
+_ARRAYS = ("mu", "sigma", "mu_s", "sigma_s", "rows", "n", "features", "name")
 
 
 @dataclass(frozen=True)
@@ -104,15 +110,8 @@ def load(
         MetricError: No such file, a damaged one, other features, or arrays that are missing.
     """
     path = Path(path).expanduser()
-    present = archive.names(path)
-    arrays = archive.read(
-        path,
-        [
-            k
-            for k in ("mu", "sigma", "mu_s", "sigma_s", "rows", "n", "features", "name")
-            if k in present
-        ],
-    )
+    present = array_names(path)
+    arrays = read_arrays(path, [k for k in _ARRAYS if k in present])
     _check(path, arrays, features)
     if spatial and not {"mu_s", "sigma_s"} <= arrays.keys():
         raise MetricError(
@@ -125,7 +124,8 @@ def load(
                 f"{path} has neither feature rows nor images (arr_0), "
                 "which precision, recall and kid need; leave them out or take one with images"
             )
-        vectors = collect(features, _own_part(path), ("rows",)).rows
+        images = Images(path)
+        vectors = collect(features, images.batches(share(images.n)), ("rows",)).rows
     return Reference(
         str(arrays["name"]) if "name" in arrays else path.name,
         str(arrays["features"]) if "features" in arrays else identity(features),
@@ -136,7 +136,7 @@ def load(
 
 
 def _check(path: Path, arrays: dict[str, Any], features: Features) -> None:
-    missing = [key for key in _MOMENTS if key not in arrays]
+    missing = [key for key in ("mu", "sigma") if key not in arrays]
     if missing:
         raise MetricError(
             f"{path} has no {' and '.join(missing)}; expected reference statistics as "
@@ -180,17 +180,6 @@ def _check_numbers(path: Path, arrays: dict[str, Any], dim: int) -> None:
         )
 
 
-def _own_part(path: Path) -> Any:
-    """Yield this process's part of the reference images."""
-    total = archive.shape_of(path, "arr_0")[0]
-    mine, start = share(total), 0
-    for batch in archive.stream_images(path):
-        low, high = max(mine.start - start, 0), min(mine.stop - start, len(batch))
-        if low < high:
-            yield batch[low:high]
-        start += len(batch)
-
-
 def heldout(
     dataset: Any,
     features: Features,
@@ -211,16 +200,15 @@ def heldout(
     Raises:
         MetricError: There is no such split, or it cannot be turned into pixels.
     """
-    index = splits.indices(dataset, split)
+    n = len(split_indices(dataset, split))
     of = identity(features).replace("@", "-")
-    key = f"{dataset.name}-{dataset.fingerprint}-{split}{len(index)}-{of}"
+    key = f"{dataset.name}-{dataset.fingerprint}-{split}{n}-{of}"
     path = Path(cache) / "references" / f"{key}{'-spatial' if spatial else ''}.npz"
     kept = _load_kept(path, features, spatial)
     if everyone(kept is not None) and kept is not None:
         return kept
     wanted = ("moments", "rows", "spatial") if spatial else ("moments", "rows")
-    mine = share(len(index))
-    found = collect(features, splits.images(dataset, split, index[mine.start : mine.stop]), wanted)
+    found = collect(features, own_images(dataset, split), wanted)
     if not world()[0]:
         save(path, features, found, f"{dataset.name}-{split}")
     with main_first():

@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from experiments.diffusion.diffusion_options import DiffusionError, SamplerOptions
+from routing import Reuse, Route
 
 
 @dataclass
@@ -54,8 +55,6 @@ class ReusePlan:
     @contextlib.contextmanager
     def run(self, model: Any, evaluation: int, key: Hashable) -> Iterator[None]:
         """Let the passes of `model` in this block record or replay."""
-        from routing.reuse import Reuse
-
         reuse = self._kept.setdefault(key, Reuse(self.start, self.end))
         reuse = reuse.replay() if self.replays(evaluation, key) else reuse.record()
         with handed_to(model.stack, reuse):
@@ -89,8 +88,6 @@ def plan_reuse(options: SamplerOptions, depth: int, sparse: bool = False) -> Reu
     """
     if options.reuse in (None, "none") or options.reuse_every == 1:
         return None
-    from routing import Route
-
     segments = Route.parse(options.reuse).resolve(depth).segments
     if len(segments) != 1:
         raise DiffusionError(

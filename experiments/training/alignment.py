@@ -115,7 +115,7 @@ class DINOMap(nn.Module):
 
     def __init__(self, name: str, weights: str | None, pretrained: bool = True) -> None:
         super().__init__()
-        from experiments.metrics.dinov2 import build_dinov2
+        from experiments.metrics.pretrained import build_dinov2
 
         self.network = build_dinov2(name, weights, pretrained)
         self.mean: Tensor

@@ -69,8 +69,7 @@ def pictures(run: Run, last: bool) -> None:
 
 def sample_grid(run: Run) -> torch.Tensor:
     """Return pictures of fixed seeds from the EMA, one row per class: uint8 (n, 3, H, W)."""
-    from experiments.metrics.scoring import setup_for
-    from experiments.sampling import generate
+    from experiments.sampling.pipeline import SamplingPipeline
 
     classes = run.model.num_classes
     rows = min(classes, 10) if classes else 4
@@ -79,19 +78,8 @@ def sample_grid(run: Run) -> torch.Tensor:
     labels = torch.arange(rows).repeat_interleave(COLUMNS) if classes else None
     text = run.dataset.prompts(torch.arange(count)).text if run.model.prefix else None
     with run.averaged() as model:
-        setup = setup_for(model, run.config)
-        samples = generate(
-            model,
-            setup.objective,
-            setup.sampler,
-            setup.guidance,
-            seeds,
-            labels,
-            text=text,
-            batch=count,
-            device=run.device,
-            weak_model=setup.weak,
-        )
+        pipeline = SamplingPipeline.make(model, run.config)
+        samples = pipeline.generate(seeds, labels, text, batch=count, device=run.device)
     return run.dataset.to_pixels(samples.to(run.device)).cpu()
 
 
@@ -113,7 +101,7 @@ def scores(run: Run) -> None:
             step=run.step,
             samples=run.config.eval["samples"],
             accelerator=run.accelerator,
-            progress=run.console,
+            console=run.console,
         )
     if run.accelerator.is_main_process and results:
         entries = [{**entry.to_dict(), "of": len(results)} for entry in results]

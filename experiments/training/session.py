@@ -21,6 +21,7 @@ from experiments.runtime import signals
 from experiments.runtime.command import ROOT, Interrupted
 from experiments.runtime.files import atomic_write, code_commit
 from experiments.runtime.locks import locked
+from experiments.sampling.pipeline import SamplingPipeline
 from experiments.training import build, checkpoint, evaluation
 from experiments.training.loop import Run
 
@@ -105,7 +106,7 @@ def _session(config: Config, accelerator: Any, console: log.Console) -> None:
         log.write_status(folder, "running", step=work.step, steps=config.train.steps)
     banner(console, config, work, resumed)
     # Guidance and sampler are refused before training too, if they do not fit this model.
-    scoring.setup_for(work.model, config)
+    SamplingPipeline.make(work.model, config)
     if config.eval["name"] != "none" and work.step < config.train.steps:
         # What a score lacks (weights, a reference) is said now, not after the last step.
         if work.dataset.can_decode:

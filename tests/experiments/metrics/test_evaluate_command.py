@@ -14,8 +14,8 @@ import torch
 from small import ROOT, small
 
 from experiments.evaluate import main
+from experiments.metrics.eval_options import MetricError
 from experiments.metrics.evaluate_command import parse_choice, split_names
-from experiments.metrics.metric_names import MetricError
 from experiments.runtime.command import run_command
 from experiments.training import build, checkpoint
 
@@ -111,7 +111,7 @@ def test_pictures_are_scored(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
     from PIL import Image
 
     from experiments.data import create
-    from experiments.metrics.splits import labelled_images
+    from experiments.metrics.images import labelled_images
 
     folder = tmp_path / "pictures"
     folder.mkdir()

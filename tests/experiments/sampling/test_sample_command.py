@@ -25,6 +25,7 @@ from experiments.sampling.request import (
     parse_overrides,
     plan_request,
 )
+from experiments.sampling.sample_command import data_of
 from experiments.training import build, checkpoint
 
 ROOT = Path(__file__).parents[3]
@@ -318,9 +319,9 @@ def test_weights_of_latents_are_sampled_where_the_latents_are_not(layout, vae, t
     there = create(loaded.config.data)
     x = torch.randn(2, *there.shape, generator=torch.Generator().manual_seed(0))
     wanted = there.to_pixels(x)
-    assert torch.equal(sample.data_of(loaded, {}, "cpu").to_pixels(x), wanted)
+    assert torch.equal(data_of(loaded, {}, "cpu").to_pixels(x), wanted)
     shutil.rmtree(store)
-    alone = sample.data_of(loaded, {}, "cpu")
+    alone = data_of(loaded, {}, "cpu")
     assert torch.equal(alone.to_pixels(x), wanted)
     # The conversion matters: the numbers as they are give other pictures.
     assert not torch.equal(alone._decoder().decode(x), wanted)
