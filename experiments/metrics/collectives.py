@@ -64,15 +64,12 @@ def everyone(flag: bool) -> bool:
 
 def merge_moments(own: Moments) -> Moments:
     """Return the moments over all processes, merged in rank order: the same numbers everywhere."""
-    size = world()[1]
-    if size == 1:
+    if world()[1] == 1:
         return own
-    packed = own.pack().to(_device())
-    parts = [torch.empty_like(packed) for _ in range(size)]
-    torch.distributed.all_gather(parts, packed)
-    total = Moments(own.dim, own.mean.device)
-    for part in parts:
-        total.merge(Moments.unpack(part.to(own.mean.device), own.dim))
+    total = Moments(own.dim)
+    parts = (torch.tensor([own.n]), own.mean[None], own.scatter[None])
+    for n, mean, scatter in zip(*map(gather_rows, parts), strict=True):
+        total.merge_parts(int(n), mean, scatter)
     return total
 
 

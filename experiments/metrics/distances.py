@@ -57,35 +57,22 @@ class Moments:
         rows = rows.detach().to(self.mean.device, torch.float64)
         mean = rows.mean(dim=0)
         centred = rows - mean
-        self._merge(len(rows), mean, centred.T @ centred)
+        self.merge_parts(len(rows), mean, centred.T @ centred)
         return self
 
     def merge(self, other: Moments) -> Moments:
         """Take in another collection's moments (another rank's, another file's); returns itself."""
         if other.n:
-            self._merge(other.n, other.mean.to(self.mean), other.scatter.to(self.scatter))
+            self.merge_parts(other.n, other.mean.to(self.mean), other.scatter.to(self.scatter))
         return self
 
-    def _merge(self, n: int, mean: Tensor, scatter: Tensor) -> None:
+    def merge_parts(self, n: int, mean: Tensor, scatter: Tensor) -> None:
+        """Take in n rows with this mean `(dim,)` and scatter about it `(dim, dim)`."""
         total = self.n + n
         shift = mean - self.mean
         self.scatter += scatter + torch.outer(shift, shift) * (self.n * n / total)
         self.mean += shift * (n / total)
         self.n = total
-
-    def pack(self) -> Tensor:
-        """Return everything as one float64 vector of length `1 + dim + dim^2`, for a collective."""
-        count = self.mean.new_tensor([float(self.n)])
-        return torch.cat([count, self.mean, self.scatter.flatten()])
-
-    @classmethod
-    def unpack(cls, packed: Tensor, dim: int) -> Moments:
-        """Return the moments that `pack` wrote."""
-        self = cls(dim, packed.device)
-        self.n = round(packed[0].item())
-        self.mean = packed[1 : 1 + dim].clone()
-        self.scatter = packed[1 + dim :].reshape(dim, dim).clone()
-        return self
 
     def finish(self) -> tuple[np.ndarray, np.ndarray]:
         """Return mean `(dim,)` and unbiased covariance `(dim, dim)` as float64 arrays.
@@ -143,8 +130,14 @@ def frechet_distance(
         )
     values, vectors = np.linalg.eigh((sigma1 + sigma1.T) / 2)
     others = np.linalg.eigvalsh((sigma2 + sigma2.T) / 2)
-    if warn:
-        _warn_if_singular(values, others)
+    ranks = [np.count_nonzero(_clean(spectrum)) for spectrum in (values, others)]
+    if warn and min(ranks) < d:
+        warnings.warn(
+            f"covariances of rank {ranks[0]} and {ranks[1]} in {d} features are singular: "
+            "the Frechet distance is biased; use more samples than features",
+            SingularCovarianceWarning,
+            stacklevel=2,
+        )
     root = (vectors * np.sqrt(_clean(values))) @ vectors.T
     product = root @ sigma2 @ root
     cross = np.sqrt(_clean(np.linalg.eigvalsh((product + product.T) / 2))).sum()
@@ -154,25 +147,10 @@ def frechet_distance(
     return max(distance, 0.0)
 
 
-def _noise_floor(values: np.ndarray) -> float:
-    return len(values) * np.finfo(np.float64).eps * max(float(values.max(initial=0.0)), 0.0)
-
-
 def _clean(values: np.ndarray) -> np.ndarray:
     """Set eigenvalues that are rounding noise to zero: their square roots would not be small."""
-    return np.where(values > _noise_floor(values), values, 0.0)
-
-
-def _warn_if_singular(*spectra: np.ndarray) -> None:
-    ranks = [int((values > _noise_floor(values)).sum()) for values in spectra]
-    d = len(spectra[0])
-    if min(ranks) < d:
-        warnings.warn(
-            f"covariances of rank {ranks[0]} and {ranks[1]} in {d} features are singular: "
-            "the Frechet distance is biased; use more samples than features",
-            SingularCovarianceWarning,
-            stacklevel=3,
-        )
+    noise = len(values) * np.finfo(np.float64).eps * max(float(values.max(initial=0.0)), 0.0)
+    return np.where(values > noise, values, 0.0)
 
 
 def _blocks(a: Tensor, b: Tensor) -> list[Tensor]:
@@ -181,11 +159,7 @@ def _blocks(a: Tensor, b: Tensor) -> list[Tensor]:
 
 
 def radii(rows: Tensor, neighbours: int) -> Tensor:
-    """Return the distance of each row to its k-th nearest other row, with shape `(N,)`.
-
-    Args:
-        rows: Feature vectors, with shape `(N, d)`.
-        neighbours: k.
+    """Return the distance of each row `(N, d)` to its k-th nearest other row, with shape `(N,)`.
 
     Raises:
         MetricError: There are not more than k rows.
@@ -272,15 +246,11 @@ def _kernel(x: Tensor, y: Tensor) -> Tensor:
 
 
 def nearest(rows: Tensor, others: Tensor, skip_self: bool = False) -> Tensor:
-    """Return the distance of each row to its nearest among `others`, with shape `(N,)`, in float64.
+    """Return the distance of each row `(N, d)` to its nearest of `others`, `(N,)` in float64.
 
-    Args:
-        rows: With shape `(N, d)`.
-        others: With shape `(M, d)`.
-        skip_self: `rows` are `others`: leave out each row itself.
+    Where `skip_self`, `rows` are `others`, and each row itself is left out.
     """
-    found = []
-    start = 0
+    found, start = [], 0
     for x in _blocks(rows, others):
         distance = torch.cdist(x, others)
         if skip_self:
@@ -311,8 +281,8 @@ def memorisation(samples: Tensor, train: Tensor, heldout: Tensor) -> tuple[float
             "memorisation compares with training and held-out images, "
             f"got {len(train)} and {len(heldout)}"
         )
-    ratio = nearest(samples, train).mean() / nearest(samples, heldout).mean().clamp_min(1e-12)
-    fresh = nearest(heldout, train).mean() / nearest(
-        heldout, heldout, skip_self=True
-    ).mean().clamp_min(1e-12)
+    to_heldout = nearest(samples, heldout).mean().clamp_min(1e-12)
+    between = nearest(heldout, heldout, skip_self=True).mean().clamp_min(1e-12)
+    ratio = nearest(samples, train).mean() / to_heldout
+    fresh = nearest(heldout, train).mean() / between
     return ratio.item(), fresh.item()

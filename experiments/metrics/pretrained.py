@@ -128,7 +128,16 @@ def build_inception() -> torch.nn.Module:
 
 
 class InceptionFeatures:
-    """Pooled features, spatial features and logits of ADM's Inception.
+    """Inception v3 of 2015 on torch-fidelity's port of the TensorFlow graph.
+
+    ADM (Dhariwal and Nichol 2021) compares three outputs of the network:
+
+        pool_3                  2048 pooled features: FID, precision, recall, KID
+        mixed_6/conv, first 7   1x1 branch of a 17x17 block, 17*17*7 = 2023: sFID (Nash et al. 2021)
+        softmax without bias    1008 logits: Inception Score
+
+    mixed_6 is the port's Mixed_6d. The graph's rows run over height, width, then channel, and so do
+    ours, or mu_s and sigma_s of a published reference batch would not fit.
 
     Args:
         weights: File with the weights; None looks in the cache and downloads them once.
@@ -153,16 +162,15 @@ class InceptionFeatures:
     ) -> None:
         if network is None:
             network = build_inception()
+            file = URL.rsplit("/", 1)[1]
             if weights is None:
-                weights = fetch(
-                    URL, cache / "weights" / URL.rsplit("/", 1)[1], "6726825d", _WHAT, _OPTION
-                )
+                weights = fetch(URL, cache / "weights" / file, "6726825d", _WHAT, _OPTION)
             state = load_state(weights, _WHAT, _OPTION)
             try:
                 network.load_state_dict(state)
             except (RuntimeError, AttributeError, TypeError):
                 raise MetricError(
-                    f"{_OPTION}={weights} holds another network; expected {URL.rsplit('/', 1)[1]}"
+                    f"{_OPTION}={weights} holds another network; expected {file}"
                 ) from None
         self.network = network.eval().requires_grad_(False).to(device)
         self.device = torch.device(device)
@@ -199,18 +207,14 @@ def build_dinov2(
     import timm
 
     model = MODELS[name]
-    overlay = None
-    if weights is not None:
-        if not Path(weights).expanduser().is_file():
-            raise MetricError(
-                f"eval.dinov2_weights={weights}: no such file; expected {model} of timm"
-            )
-        overlay = {"file": str(Path(weights).expanduser())}
+    file = None if weights is None else Path(weights).expanduser()
+    if file is not None and not file.is_file():
+        raise MetricError(f"eval.dinov2_weights={weights}: no such file; expected {model} of timm")
     try:
         return timm.create_model(
             model,
             pretrained=pretrained,
-            pretrained_cfg_overlay=overlay,
+            pretrained_cfg_overlay=file and {"file": str(file)},
             num_classes=0,
             img_size=SIZE,
         )
@@ -230,7 +234,12 @@ def build_dinov2(
 
 
 class DinoFeatures:
-    """Class tokens of DINOv2.
+    """Class tokens of DINOv2 after the last norm, for FD-DINOv2 (Stein et al. 2023).
+
+    Images are resized to 224x224 (bicubic, antialiased) and scaled by ImageNet's mean and standard
+    deviation. timm interpolates the position embedding from 518 to 224 pixels once at loading, the
+    original in every forward pass: the numbers agree closely, not to the last digit, so both sides
+    of a distance have to come from this extractor, which the reference's check enforces.
 
     Args:
         name: `dinov2-vitl14` or `dinov2-vits14`.
