@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import tempfile
 from pathlib import Path
@@ -25,12 +26,12 @@ def source(name: str) -> Any:
     Raises:
         AnalysisError: if there is no such notebook.
     """
-    import jupytext
-
     if name not in names():
         raise AnalysisError(
             f"no notebook {name}; there are {', '.join(names())}{suggest(name, names())}"
         )
+    import jupytext
+
     notebook = jupytext.read(FOLDER / f"{name}.py")
     for index, cell in enumerate(notebook.cells):
         # Random ids would make every export a change.
@@ -47,10 +48,11 @@ def execute(name: str, timeout: int = 1200) -> Any:
         timeout: Seconds a cell may take.
 
     Raises:
-        nbclient.exceptions.CellExecutionError: if a cell raises.
+        AnalysisError: if a cell raises, with what it raised.
     """
     from jupyter_client import KernelManager
     from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError
 
     notebook = source(name)
     notebook.metadata["kernelspec"] = {
@@ -71,7 +73,12 @@ def execute(name: str, timeout: int = 1200) -> Any:
         # Relative to the working directory otherwise: a kernel that is killed leaves them there.
         kernel.ip = f"{sockets}/ipc"
         # A kernel that the client was given is otherwise left running, its sockets open.
-        client.execute(cleanup_kc=True, env={**os.environ, **quiet})
+        try:
+            client.execute(cleanup_kc=True, env={**os.environ, **quiet})
+        except CellExecutionError as error:
+            raise AnalysisError(
+                f"notebook {name}: {error.ename}: {' '.join(error.evalue.split())[:500]}"
+            ) from error
     for cell in notebook.cells:
         cell.get("metadata", {}).pop("execution", None)
     return notebook
@@ -79,6 +86,11 @@ def execute(name: str, timeout: int = 1200) -> Any:
 
 def build(chosen: list[str] | None = None, out: str | Path = FOLDER) -> list[Path]:
     """Execute notebooks and write them as `<name>.ipynb`; return the paths."""
+    for package in ("nbformat", "jupytext", "nbclient", "ipykernel"):
+        if importlib.util.find_spec(package) is None:
+            raise AnalysisError(
+                f"notebooks need {package}, which is not installed: pip install -e '.[notebooks]'"
+            )
     import nbformat
 
     paths = []

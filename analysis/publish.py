@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import io
-import json
 import re
 import tarfile
 from collections import Counter
@@ -25,6 +24,7 @@ from analysis.runs.study import Study
 from analysis.tables.render import frame_csv, markdown, markdown_escape
 from analysis.tables.table import FEW_NOTE, MISSING_NOTE, NOT_RUN, Row, Table
 from experiments.runtime.files import atomic_write
+from routing.plain import json_of
 
 # What a run leaves but for its weights: enough for every table.
 RECORDS = (
@@ -200,7 +200,7 @@ def _counted(values: list[Any]) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json_of(path.read_bytes())
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}

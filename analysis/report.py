@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from analysis.tables.render import frame_csv, plain, to_html
 from analysis.tables.speedup import headline_cell
 from analysis.tables.table import Column, Entry, Table, build, words
 from experiments.runtime.files import atomic_write
+from routing.plain import json_of
 
 TEMPLATES = Path(__file__).with_name("templates")
 _MOST_GRIDS = 48
@@ -251,7 +251,7 @@ def _machines(frame: pd.DataFrame) -> list[tuple[str, int]]:
     counts: dict[str, int] = {}
     for path in frame.get("path", []):
         try:
-            about = json.loads((Path(str(path)) / "env.json").read_bytes())
+            about = json_of((Path(str(path)) / "env.json").read_bytes())
             packages = about.get("packages") or {}
             parts = [
                 about.get("device"),

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from backbones.counts import attention_blocks
 from backbones.registry import block_class
 from backbones.sizes import BackboneError, Size
 
@@ -37,22 +38,6 @@ def grid_of(input_size: int | Sequence[int], patch: int) -> tuple[int, int]:
             f"take multiples of {patch}"
         )
     return sides[0] // patch, sides[1] // patch
-
-
-def attention_blocks(attention: int | Sequence[int], depth: int) -> tuple[int, ...]:
-    """Resolve the option `attention` of a hybrid stack to block indices.
-
-    Raises:
-        BackboneError: An index outside the stack.
-    """
-    if isinstance(attention, int):
-        return tuple(range(attention - 1, depth, attention)) if attention > 0 else ()
-    bad = [i for i in attention if not 0 <= i < depth]
-    if bad:
-        raise BackboneError(
-            f"attention={list(attention)}: there is no block {bad[0]}, blocks are 0..{depth - 1}"
-        )
-    return tuple(sorted(set(map(int, attention))))
 
 
 def make_blocks(

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backbones.counts import attention_cost, count_blocks
-from backbones.sizes import Size, parse_size
+from backbones.sizes import BackboneError, Size, parse_size
 from routing.route import Route, keep_count
 
 # REPA's projector where nothing else is said: DINOv2-B's width, and the paper's hidden width.
@@ -224,10 +224,23 @@ def _learned(d: int, fuse: str | None, router: str | None) -> list[Part]:
     return [*parts, Part(params=d + 1, grid=d)] if router else parts
 
 
+def check_decoder(depth: int, width: int, heads: int) -> Size:
+    """Return the shape of MaskDiT's decoder.
+
+    Raises:
+        BackboneError: Less than one block, a width that is no multiple of 16, or heads that do not
+            divide it.
+    """
+    try:
+        return parse_size("S/2", depth, width, heads)
+    except BackboneError as error:
+        raise BackboneError(f"decoder: {error}") from None
+
+
 def _decoder(d: int, out: int, grid: int, prefix: int, decoder: Mapping[str, int]) -> Part:
     given = {"depth": 8, "width": 512, "heads": 16, **decoder}
-    depth, w = given["depth"], given["width"]
-    block = attention_cost(Size("custom", depth, w, given["heads"]))
+    shape = check_decoder(given["depth"], given["width"], given["heads"])
+    depth, w, block = shape.depth, shape.width, attention_cost(shape)
     params = 2 * (d * d + d) + (d + 1) * w + w + (d + 1) * w  # Way in, mask token, condition.
     params += depth * (block.params + 6 * (w * w + w)) + 2 * (w * w + w) + out * (w + 1)
     return Part(

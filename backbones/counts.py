@@ -55,11 +55,30 @@ def count_blocks(
         count(size, options),
         attention_cost(size, {}),
     )
-    if isinstance(attention, int):
-        chosen = set(range(attention - 1, size.depth, attention)) if attention else set()
-    else:
-        chosen = set(attention)
+    chosen = set(attention_blocks(attention, size.depth))
     return [dit if i in chosen else own if i else first for i in range(size.depth)]
+
+
+def attention_blocks(attention: int | Sequence[int], depth: int) -> tuple[int, ...]:
+    """Resolve the option `attention` of a hybrid stack to block indices.
+
+    Args:
+        attention: Every so many blocks one (0 for none), or the indices.
+        depth: Blocks of the stack.
+
+    Raises:
+        BackboneError: Something else, or an index outside the stack.
+    """
+    if type(attention) is int and attention >= 0:
+        return tuple(range(attention - 1, depth, attention)) if attention else ()
+    given = [attention] if isinstance(attention, int | str) else list(attention)
+    bad = [i for i in given if type(i) is not int or not 0 <= i < depth]
+    if bad:
+        raise BackboneError(
+            f"attention={attention}: there is no block {bad[0]}, blocks "
+            f"are 0..{depth - 1}; type 4 for every fourth or [2,5] for these two"
+        )
+    return tuple(sorted(set(given)))
 
 
 def attention_cost(size: Size, options: Mapping[str, Any] | None = None) -> BlockCost:

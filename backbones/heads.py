@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from backbones import layers
-from backbones.cost import ALIGN
+from backbones.cost import ALIGN, check_decoder
 from backbones.dit import DiTBlock
 from backbones.sizes import BackboneError, Size
 from routing.errors import suggest
@@ -44,11 +44,7 @@ class DecoderOptions:
     heads: int = 16
 
     def __post_init__(self) -> None:
-        if self.depth < 1 or self.width % 16 or self.width % self.heads:
-            raise BackboneError(
-                f"decoder of depth {self.depth}, width {self.width}, heads {self.heads}: expected "
-                "one block or more, a width that is a multiple of 16, and heads that divide it"
-            )
+        check_decoder(self.depth, self.width, self.heads)
 
 
 @dataclass(frozen=True)

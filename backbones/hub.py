@@ -22,6 +22,7 @@ from torch import Tensor
 
 from backbones.sizes import BackboneError
 from routing.errors import suggest
+from routing.plain import json_of
 
 if TYPE_CHECKING:
     from backbones.backbone import Backbone
@@ -65,8 +66,8 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             "backbones.import_weights.load"
         )
     try:
-        return tensors, dict(json.loads(metadata["model"]))
-    except (TypeError, ValueError, RecursionError) as error:
+        return tensors, dict(json_of(metadata["model"]))
+    except (TypeError, ValueError) as error:
         raise BackboneError(f"the metadata of {path} is damaged: {error}") from error
 
 

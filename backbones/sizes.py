@@ -10,6 +10,7 @@ two CPU cores, M lies between T and S.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -61,6 +62,10 @@ SIZES: dict[str, Size] = {
     "L": Size("L", 24, 1024, 16),
     "XL": Size("XL", 28, 1152, 16),
 }
+
+
+# Beyond these nothing is counted block by block, let alone built.
+_MOST_BLOCKS, _MOST_CHANNELS = 1024, 65536
 
 
 def state_size(width: int) -> int:
@@ -130,6 +135,12 @@ def parse_size(
     depth = size.depth if depth is None else depth
     width = size.width if width is None else width
     _check_positive(depth=depth, width=width)
+    if depth > _MOST_BLOCKS or width > _MOST_CHANNELS:
+        raise BackboneError(
+            f"depth={depth} and width={width}: expected at most {_MOST_BLOCKS} blocks of "
+            f"{_MOST_CHANNELS} channels; the largest size, XL, has {SIZES['XL'].depth} of "
+            f"{SIZES['XL'].width}"
+        )
     if width % 16:
         raise BackboneError(
             f"width={width} is not a multiple of 16, as kernels need; try {_near(width)}"
@@ -157,15 +168,15 @@ def _named(text: str) -> Size:
         )
     if not patch:
         return SIZES[letter]
-    if not patch.isdecimal() or int(patch) < 1:
+    if not re.fullmatch("[1-9][0-9]{0,3}", patch):
         raise BackboneError(f"size {text!r} has no patch size after the slash; try {letter}/2")
     return replace(SIZES[letter], patch=int(patch))
 
 
 def _check_positive(**values: int) -> None:
     for key, value in values.items():
-        if value < 1:
-            raise BackboneError(f"{key}={value} must be 1 or more")
+        if type(value) is not int or value < 1:
+            raise BackboneError(f"{key}={value} must be 1 or more, a whole number")
 
 
 def _near(width: int) -> int:

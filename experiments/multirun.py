@@ -7,15 +7,19 @@ failed job completed) are in docs/cluster.md.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
+from typing import Any
 
 from experiments.config.schema import CONF
 from experiments.runtime.command import Interrupted, print_error
 from routing.errors import UserError
+from routing.plain import check_word
 
 _sweeping = 0  # the process whose jobs run one after another in it
 _failed: list[str] = []
+_MOST = 10_000  # runs one after another; each is composed and checked before the first
 
 
 class _Stop(BaseException):
@@ -64,6 +68,7 @@ def _check(words: list[str]) -> None:
     """
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import Glob
     from hydra.errors import HydraException
 
     from experiments.config.compose import load
@@ -71,13 +76,42 @@ def _check(words: list[str]) -> None:
     if any(word.startswith("hydra/sweeper") for word in words):
         return
     own = [word for word in words if not word.startswith(("-", "hydra"))]
+    for word in own:
+        check_word(word)
     try:
         parsed = OverridesParser.create().parse_overrides(own)
+        count = math.prod(_values(one) for one in parsed)
+        if not 1 <= count <= _MOST:
+            raise UserError(f"-m: {' '.join(own)} makes {count:,} runs; expected 1 to {_MOST:,}")
+        if any(isinstance(one.value(), Glob) for one in parsed):
+            return  # the names of a group's files, which Hydra puts in
         jobs = [job for batch in BasicSweeper.split_arguments(parsed, None) for job in batch]
-    except HydraException:
-        return  # Hydra says what it cannot read, and glob() needs the whole of Hydra
+    except (HydraException, ValueError, OverflowError) as error:
+        if isinstance(error, UserError):
+            raise
+        reason = " ".join(str(error).split("\n")[0].split())
+        raise UserError(
+            f"-m cannot read {' '.join(own)} ({reason}); values are separated by commas, as in "
+            "route=none,2-8, or made by range(0,3)"
+        ) from None
     for overrides in jobs:
         load(list(overrides))
+
+
+def _values(override: Any) -> int:
+    """Return how many values an override sweeps over, without making them."""
+    from hydra.core.override_parser.types import ChoiceSweep, Glob, RangeSweep
+
+    from experiments.config.schema import GROUPS, options_of
+
+    value = override.value()
+    if isinstance(value, RangeSweep):
+        start, stop, step = float(value.start or 0), float(value.stop or 0), float(value.step)
+        return max(0, math.ceil((stop - start) / step)) if step else 0
+    if isinstance(value, Glob):
+        group = override.key_or_group
+        return len(value.filter(options_of(group))) if group in GROUPS else 0
+    return len(value.list) if isinstance(value, ChoiceSweep) else 1
 
 
 def multirun(argv: list[str]) -> int:
@@ -97,7 +131,7 @@ def multirun(argv: list[str]) -> int:
             f"(hydra-core {hydra.__version__} "
             "is installed): python -m sweeps launch does the same here"
         )
-    from experiments.config.schema import readable
+    from experiments.config.compose import readable
 
     # Flags and Hydra's own words as they are.
     argv = [readable(w) if "=" in w and not w.startswith(("-", "hydra")) else w for w in argv]
@@ -111,6 +145,9 @@ def multirun(argv: list[str]) -> int:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)()
     except _Stop as stop:
         raise stop.asked from None
+    except SystemExit as end:
+        if end.code:
+            raise UserError("-m: Hydra could not start these runs; it says why above") from None
     finally:
         sys.argv = held
     if _failed:

@@ -134,7 +134,8 @@ def _device(name: str | None) -> str:
     if device == "cuda":
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     try:
-        torch.empty(0, device=device)
+        if torch.empty(0, device=device).is_meta:
+            raise RuntimeError("it holds no numbers")
     except (RuntimeError, AssertionError):
         raise DataError(f"--device {device} is not there; try --device cpu") from None
     return device
@@ -233,7 +234,7 @@ def prepare(given: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    return run_command(_command, arguments)
+    return run_command(_command, arguments, computes=True)
 
 
 def _command(words: list[str]) -> int:

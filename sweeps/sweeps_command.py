@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from routing.errors import Parser, suggest
 from sweeps.errors import SweepError
@@ -219,7 +220,7 @@ def _sweep(chosen: argparse.Namespace) -> tuple[Sweep, list[Run], Request]:
     """Return the sweep, those of its runs that match the words, and the request."""
     request = Request([w for w in chosen.words if not w.startswith("scale=")])
     wanted = overrides.parse(chosen.words)
-    name = chosen.grid.rsplit("/", 1)[-1].removesuffix(".yaml")
+    name = grids.check_name(Path(chosen.grid).name.removesuffix(".yaml"))
     sweep = Sweep(request.root, name)
     if not sweep.exists():
         known = [s.name for s in all_sweeps(request.root)]

@@ -423,7 +423,7 @@ def make_sweep(folder):
 
     runs = []
     for seed in range(2):
-        run = Run(f"r{seed}", "train", f"seed={seed}", "a:b", (), True, str(folder / f"r{seed}"), 10, {"seed": str(seed)})  # fmt: skip
+        run = Run(f"r{seed}", "train", f"seed={seed}", "experiments.run:main", (), True, str(folder / f"r{seed}"), 10, {"seed": str(seed)})  # fmt: skip
         runs.append(run)
         (folder / run.name).mkdir()
     sweep = Sweep(folder, "g")
@@ -486,6 +486,39 @@ def read_metrics(folder):
     console.cut_jsonl(folder / "metrics.jsonl", 2)
 
 
+def make_notes(folder):
+    images = [{"id": i, "file_name": f"{i}.png"} for i in range(2)]
+    notes = [{"id": i, "image_id": i, "caption": "a cat"} for i in range(2)]
+    (folder / "captions.json").write_text(json.dumps({"images": images, "annotations": notes}))
+    lines = [json.dumps({"file_name": "0.png", "captions": ["a", "b"]})]
+    (folder / "captions.jsonl").write_text("\n".join(lines))
+    names = {"info": {"features": {"label": {"names": ["cat", "dog"]}}}}
+    (folder / "huggingface.json").write_text(json.dumps(names))
+    summary = {"status": "done", "name": "r", "step": 2, "scores": {"fd": 1.5}, "loss": 0.5, "wall_s": 2.0, "images_per_s": 3.0}  # fmt: skip
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / "lock").write_text(json.dumps({"host": "h", "pid": 1}))
+
+
+@reader("captions, names of classes, summaries", make_notes, "*.json*")
+def read_notes(folder):
+    from types import SimpleNamespace
+
+    from experiments.data import parquet_tables, picture_sources
+    from experiments.runtime import console
+    from experiments.training import session
+    from routing.errors import UserError
+
+    parquet_tables._class_names(
+        SimpleNamespace(metadata={b"huggingface": (folder / "huggingface.json").read_bytes()}),
+        "label",
+    )
+    if session.read_summary(folder) is not None:
+        session.show_results(console.Console(quiet=True), folder)
+    for path in sorted(folder.glob("captions.*")):
+        with contextlib.suppress(UserError):
+            picture_sources._read_captions(path)
+
+
 def damage_targets(folder, files):
     """Return the files of a valid input that may be damaged."""
     found = sorted({p for pattern in files for p in folder.glob(pattern) if p.is_file()})
@@ -498,7 +531,18 @@ def damage_targets(folder, files):
 ODD = (
     None, True, False, 0, -1, 1, 3, 10**12, 2**60, 2**63, -(2**63), 10**30, 0.5, -0.5, 1e308, float("nan"), float("inf"),
     "", "x", "1", "none", "..", "../../x", "a\0b", "[", [], [1], [[]], [None], [-1, -1], {}, {"a": 1}, {"a": {"b": []}},
+    10**90, "@RAW@", "@RAW@",
 )  # fmt: skip
+# What no parser's value can be written as: it takes the place of @RAW@ in the text.
+RAW = ("[" * 200 + "]" * 200, "[" * 100_000, "9" * 5000, "-1e999", "[" * 60 + "1" + "]" * 60)
+
+
+def raw(random, text):
+    """Return a text with its marks replaced by what is too deep or too long."""
+    chosen = random.choice(RAW)
+    for mark in ('\\"@RAW@\\"', '"@RAW@"', "'@RAW@'"):
+        text = text.replace(mark, chosen)
+    return text.encode()
 
 
 def mutate_value(random, value):
@@ -560,19 +604,19 @@ def mutate(random, path, content):
         return mutate_bytes(random, content)
     try:
         if path.suffix == ".json":
-            return json.dumps(mutate_value(random, json.loads(content))).encode()
+            return raw(random, json.dumps(mutate_value(random, json.loads(content))))
         if path.suffix == ".jsonl":
             lines = content.splitlines()
             at = random.randrange(len(lines))
-            lines[at] = json.dumps(mutate_value(random, json.loads(lines[at]))).encode()
+            lines[at] = raw(random, json.dumps(mutate_value(random, json.loads(lines[at]))))
             return b"\n".join(lines)
         if path.suffix == ".yaml":
             import yaml
 
-            return yaml.safe_dump(mutate_value(random, yaml.safe_load(content))).encode()
+            return raw(random, yaml.safe_dump(mutate_value(random, yaml.safe_load(content))))
         if path.suffix == ".safetensors":
             (length,) = struct.unpack("<Q", content[:8])
-            header = json.dumps(mutate_value(random, json.loads(content[8 : 8 + length]))).encode()
+            header = raw(random, json.dumps(mutate_value(random, json.loads(content[8 : 8 + length]))))
             return struct.pack("<Q", len(header)) + header + content[8 + length :]
         if path.suffix == ".npz":
             return mutate_npz(random, content)

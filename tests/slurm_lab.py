@@ -145,11 +145,18 @@ def squeue(*words):
     return {parts[0]: tuple(parts[1:]) for line in out.splitlines() if (parts := line.split("|"))}
 
 
+def use_stubs(monkeypatch):
+    """Let grids train, and `score`, with the stubs, also in the processes that are started."""
+    monkeypatch.setenv("PYTHONPATH", str(STUB))
+    names = ["score=stub_command:main", "train=stub_training:main"]
+    names += [f"{name}=stub_command:{name}" for name in ("seven", "nothing", "usr2", "term")]
+    monkeypatch.setenv("TREAD_COMMANDS", ",".join(names))
+
+
 def write_grid(folder, name="count", **changes):
     """Write a grid of trivial runs and return its path."""
     raw = {
-        "title": "Trivial runs", "entry": "stub_training:main",
-        "base": {"train.steps": 20}, "seeds": [0, 1, 2, 3],
+        "title": "Trivial runs", "base": {"train.steps": 20}, "seeds": [0, 1, 2, 3],
     }  # fmt: skip
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump({**raw, **changes}))

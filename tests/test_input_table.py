@@ -15,6 +15,9 @@ RUN, SAMPLE, EVALUATE, PREPARE, SWEEPS, ANALYSIS, BENCH = (
 )  # fmt: skip
 
 
+NINES = "9" * 5000
+
+
 def call(command: str, words: list[str]) -> int:
     """Run a command in this process as its script does."""
     if command == RUN:
@@ -76,7 +79,8 @@ TABLE: list[tuple[str, str, str]] = [
             ("train.steps=-5", "at least 1"),
             ("train.steps=1e3x", "whole number"),
             ("train.batch=0", "at least 1"),
-            ("train.batch=99999999999999999999", "at most 1 000 000 000"),
+            ("train.batch=99999999999999999999", "below 2^63"),
+            ("train.batch=1000000001", "at most 1 000 000 000"),
             ("paths.runs=", "paths.runs= is empty"),
             ("paths.runs=/proc/x", "cannot be used"),
             ("train.lr=0", "above 0"),
@@ -188,6 +192,27 @@ TABLE: list[tuple[str, str, str]] = [
             ("data=latents data.flip=sometimes", "mirror"),
             ("data=latents data.vae_dtype=float8", "bfloat16"),
             ("data=latents data.held_out=-1", "0 or a number"),
+            # --- too many, too deep, too long
+            (f"seed={NINES}", "at most 100 digits"),
+            (f"train.lr={'[' * 200}", "deeper than 64"),
+            (f"sampler.steps={'9' * 30}", "below 2^63"),
+            ("train.threads=100000000", "at most 1024"),
+            ("backbone.depth=1000000000", "1024 blocks"),
+            ("backbone.width=65536 backbone.depth=1024", "GB of memory"),
+            ("train.batch=1000000000", "GB of memory"),
+            ("backbone.decoder=[1]", "a mapping"),
+            ("backbone.attention={a: 1}", "blocks"),
+            ("backbone.attention=-1", "blocks"),
+            ("data=latents data.path=[1]", "expected text"),
+            ("experiment=null task=text", "captions"),
+            ("backbone.decoder={depth: x}", "depth=x must be"),
+            ("backbone.decoder={heads: 0}", "heads=0 must be"),
+            ("backbone.decoder={width: -16}", "width=-16 must be"),
+            ("size=S/99999", "S/2"),
+            ("-m train.lr=interval(0,1)", "range(0,3)"),
+            ("-m seed=range(0,10000000000)", "10,000,000,000 runs"),
+            ("-m seed=range(0,3,0)", "makes 0 runs"),
+            ("-m backbone=glob(zz*)", "makes 0 runs"),
         ]
     ],
     # --- sample
@@ -220,6 +245,11 @@ TABLE: list[tuple[str, str, str]] = [
             ("{run} --batch 0", "batch"),
             ("{run} --device gpu9", "device"),
             ("{run} --nope", "--help"),
+            ("{run} --device meta", "try cpu"),
+            (f"{{run}} sampler.steps={NINES}", "whole number"),
+            (f"{{run}} sampler.steps={'[' * 5000}", "whole number"),
+            ("{run} sampler.steps=1000000000000", "at most 100 000"),
+            ("{run} data.test_fraction=[1]", "wrong type"),
         ]
     ],
     # --- evaluate
@@ -239,6 +269,8 @@ TABLE: list[tuple[str, str, str]] = [
             ("{run} --reference {bad}/text.npz", "text.npz"),
             ("{bad}/pickle.npz", "pickle"),
             ("{tmp}", "{tmp}"),
+            ("{run} --samples 1000000000000000", "at most"),
+            (f"{{run}} --guidance cfg,scale={'[' * 5000}", "not YAML"),
         ]
     ],
     # --- prepare
@@ -250,6 +282,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("{tmp} {tmp}/out --vae {tmp}/novae", "{tmp}"),
             ("{tmp} {tmp}/out --size x", "--size"),
             ("{tmp} {tmp}/out --nope 3", "--help"),
+            ("{tmp} {tmp}/out --files /abs/*", "--files"),
         ]
     ],
     # --- sweeps
@@ -267,6 +300,13 @@ TABLE: list[tuple[str, str, str]] = [
             ("launch route_placement scale=huge --dry-run", "scale"),
             ("status never_launched", "never_launched"),
             ("launch {bad}/grid.yaml --dry-run", "grid.yaml"),
+            ("launch {bad}/...yaml --dry-run", "a folder gets the name"),
+            ("status ...yaml", "a folder gets the name"),
+            ("launch route_placement cluster.extra={ --dry-run", "not YAML"),
+            (f"launch route_placement cluster.cpus={NINES} --dry-run", "at most 100 digits"),
+            ("launch route_placement cluster.workers=1000000000 --dry-run", "from 1 to 100000"),
+            (f"launch route_placement cluster.time={'9' * 50} --dry-run", "days-hours"),
+            ("launch route_placement seed=x --dry-run", "seed=x: expected a whole number"),
         ]
     ],
     # --- analysis
@@ -297,6 +337,16 @@ TABLE: list[tuple[str, str, str]] = [
             ("tokens=x", "tokens"),
             ("nope=1", "nope"),
             ("tokens", "key=value"),
+            *[(f"{key}=", f"such as {key}=") for key in ("backbone", "tokens", "parts", "out")],
+            ("threads=0", "from 1 to 1024"),
+            ("threads=100000000", "from 1 to 1024"),
+            ("batch=999999999", "from 1 to"),
+            ("tokens=100000000000000", "at most"),
+            ("depth=1000000000", "1024 blocks"),
+            (f"depth={NINES}", "a number"),
+            ("backbone=dit batch=1000000 parts=steps", "GB of memory"),
+            ("size=S/2,,Q/2", "size 'Q/2' is not known"),
+            ("route=99-100", "0..11"),
         ]
     ],
 ]
@@ -319,6 +369,7 @@ def places(tmp_path_factory):
     (bad / "text.npz").write_text("not an archive")
     np.savez(bad / "pickle.npz", arr_0=np.array([{"a": 1}], dtype=object))
     (bad / "grid.yaml").write_text("axes: [")
+    (bad / "...yaml").write_text("title: t")
     empty = root / "empty"
     empty.mkdir()
     return {"run": str(run), "bad": str(bad), "tmp": str(empty)}
@@ -329,7 +380,7 @@ def test_the_table_is_long_enough():
     assert len({(c, w) for c, w, _ in TABLE}) == len(TABLE), "no row stands twice"
 
 
-@pytest.mark.parametrize(("command", "words", "part"), TABLE, ids=[f"{c} {w}" for c, w, _ in TABLE])
+@pytest.mark.parametrize(("command", "words", "part"), TABLE, ids=[f"{c} {w[:80]}" for c, w, _ in TABLE])
 def test_wrong_input_is_one_sentence(command, words, part, places, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = [word.format_map(places) if "{run" in word or "{bad" in word or "{tmp" in word else word
@@ -358,3 +409,31 @@ def split(words: str) -> list[str]:
     return [word for word in found if word]
 
 
+
+
+def test_links_that_loop_are_one_sentence(tmp_path, capsys):
+    from experiments.runtime.console import append_jsonl
+    from experiments.runtime.locks import locked
+
+    def lock(_):
+        with locked(tmp_path):
+            pass
+
+    def append(_):
+        append_jsonl(tmp_path / "scores.jsonl", [{}])
+
+    for name, use in (("lock", lock), ("scores.jsonl", append)):
+        (tmp_path / name).symlink_to(name)
+        assert run_command(use, []) == 2
+        assert f"{tmp_path / name} cannot be used" in capsys.readouterr().err
+
+
+def test_notebooks_name_the_package_that_they_lack(monkeypatch, capsys, tmp_path):
+    import importlib.util
+
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "nbformat" else found(name)
+    )
+    assert call(ANALYSIS, ["notebooks", "--out", str(tmp_path)]) == 2
+    assert "notebooks need nbformat" in capsys.readouterr().err

@@ -340,6 +340,37 @@ def test_yaml_that_grows(text, valid, tmp_path):
         answers(hostile.READERS[name].read, folder)
 
 
+JSONS = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**99), 10**99) | st.floats(allow_nan=False) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+)  # fmt: skip
+
+
+@few(100)
+@given(JSONS, st.integers(1, 60))
+def test_what_is_within_the_bounds_reads_as_it_was_written(value, depth):
+    import yaml
+
+    from routing.plain import json_of, yaml_of
+
+    for _ in range(depth % 20):
+        value = [value]
+    assert json_of(json.dumps(value).encode()) == value
+    text = yaml.safe_dump(value, allow_unicode=False)
+    assert yaml_of(text) == yaml.safe_load(text)
+
+
+@pytest.mark.parametrize("content", [*hostile.RAW[:3], '{"a":' * 100 + "1" + "}" * 100, "1, 2", "", "- " * 30_000, "&a [*a]", LAUGHS, "!!int x", "!!timestamp x", "2020-13-45", "!!bool x", "0x" + "f" * 5000, "? " * 300])  # fmt: skip
+def test_what_is_beyond_them_is_one_sentence(content):
+    from routing.plain import Malformed, json_of, yaml_of
+
+    with pytest.raises(Malformed, match="file is not JSON"):
+        json_of(content, "file")
+    if content not in ("", "1, 2"):
+        with pytest.raises(Malformed, match="file is not YAML"):
+            yaml_of(content, "file")
+
+
 def test_the_bound_is_seen():
     with Memory() as memory:
         block = torch.ones(2**27)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import pandas as pd
 
 from analysis.runs.record_checks import is_number, is_score
 from analysis.runs.run_records import PROTOCOL, Damaged, load, read_lines
+from routing.plain import json_of
 
 _SCORE = ("metric", "key", "features", "guidance", "sampler", "macs_per_sample")
 Read = Callable[[Mapping[Any, Any]], tuple[list[dict[str, Any]], list[str]]]
@@ -92,9 +92,9 @@ def evaluations(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     problems = []
     for path in sorted((folder / "evaluations").glob("*.json")):
         try:
-            record = json.loads(path.read_bytes())
+            record = json_of(path.read_bytes())
             found = [line for line in record["scores"] if isinstance(line, dict)]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             problems.append(f"evaluations/{path.name} cannot be read ({type(error).__name__})")
             continue
         # Two records of one evaluation (other options, same samples) may hold the same line.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
+
+from routing.plain import json_of
 
 _LARGEST_HEADER = 100 * 2**20
 
@@ -19,15 +20,15 @@ def metadata(path: str | Path) -> dict[str, Any] | None:
             size = int.from_bytes(stream.read(8), "little")
             if not 2 <= size <= _LARGEST_HEADER:
                 return None
-            header = json.loads(stream.read(size))
+            header = json_of(stream.read(size))
         texts = header["__metadata__"]
         return {key: _decoded(value) for key, value in texts.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 def _decoded(text: str) -> Any:
     try:
-        return json.loads(text)
+        return json_of(text)
     except ValueError:
         return text

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from routing.plain import json_of
 
 _PLACES = ("bench*.json", ".sweeps/*/outputs/*.json")
 _LARGEST = 10_000_000  # bytes; a benchmark's file has thousands
@@ -43,8 +44,8 @@ def timings(root: str | Path) -> tuple[list[Timing], list[str]]:
         try:
             if path.stat().st_size > _LARGEST:
                 raise ValueError("too large")
-            found += _read(json.loads(path.read_bytes()))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            found += _read(json_of(path.read_bytes()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             damaged.append(path.name)
     return found, damaged
 

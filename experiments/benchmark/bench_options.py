@@ -7,7 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from backbones.registry import names
+from backbones.sizes import parse_size
+from experiments.config.ranges import MOST_THREADS
 from routing.errors import UserError, suggest
+from routing.plain import whole
+from routing.route import Route
 
 PARTS = ("steps", "profile", "blocks", "loop")
 
@@ -78,10 +83,18 @@ class BenchOptions:
             _among(key, getattr(self, key), words)
         for part in self.parts:
             _among("parts", part, PARTS)
-        for key in ("batch", "rounds"):
-            if getattr(self, key) < 1:
-                raise BenchError(f"{key}={getattr(self, key)}: expected 1 or more")
+        for name in self.backbone:
+            _among("backbone", name, names())
+        for size in self.size:
+            # Said before anything is measured.
+            Route.parse(self.route).resolve(parse_size(size, self.depth).depth)
+        for key, most in (("batch", 10**6), ("rounds", 10**6), ("threads", MOST_THREADS)):
+            value = getattr(self, key)
+            if value is not None and not 1 <= value <= most:
+                raise BenchError(f"{key}={value}: expected a whole number from 1 to {most}")
         for count in (*self.tokens, *self.block_tokens):
+            if count > 4096**2:
+                raise BenchError(f"tokens={count}: expected at most {4096**2}")
             if count < 1 or round(count**0.5) ** 2 != count:
                 near = max(1, round(count**0.5)) ** 2 if count > 0 else 64
                 raise BenchError(f"tokens={count} is no square number: try tokens={near}")
@@ -113,18 +126,29 @@ def parse(argv: Sequence[str]) -> BenchOptions:
 def _value(key: str, text: str, kind: str) -> Any:
     if kind.startswith("tuple"):
         inner = kind.removeprefix("tuple[").split(",")[0]
-        return tuple(_value(key, item, inner) for item in text.split(",") if item)
+        found = tuple(_value(key, item, inner) for item in text.split(",") if item)
+        if not found:
+            raise BenchError(f"{key}={text}: expected one or more, such as {key}={_first(key)}")
+        return found
     if "None" in kind and text in ("null", "none", ""):
         return None
     if kind == "bool":
         if text not in ("true", "false"):
             raise BenchError(f"{key}={text}: expected true or false")
         return text == "true"
-    convert = {"int": int, "float": float}.get(kind.split(" ")[0], str)
+    if kind == "str":
+        if not text:
+            raise BenchError(f"{key}=: expected a value, such as {key}={_first(key)}")
+        return text
     try:
-        return convert(text)
+        return whole(text) if kind.startswith("int") else float(text)
     except ValueError:
         raise BenchError(f"{key}={text}: expected a number") from None
+
+
+def _first(key: str) -> Any:
+    default = BenchOptions.__dataclass_fields__[key].default
+    return default[0] if isinstance(default, tuple) else default
 
 
 def help_text() -> str:

@@ -24,6 +24,7 @@ from backbones.sizes import parse_size
 from experiments.benchmark.bench_options import BenchError, BenchOptions
 from experiments.benchmark.plain_dit import PlainDiT, PlainUpdate
 from experiments.diffusion import create_objective
+from experiments.runtime.memory import check_fits
 from experiments.training.build import compile_blocks
 from routing import Draws, Route, Routing, Selection
 
@@ -104,6 +105,8 @@ class Step:
 
     def __init__(self, case: Case, o: BenchOptions, device: torch.device) -> None:
         self.case, self.o, self.device = case, o, device
+        at_once = 0 if device.type == "cuda" else o.batch
+        check_fits(case.cost(o.depth), at_once, "a smaller size=, depth=, tokens= or batch=")
         shape = parse_size(case.size, o.depth)
         self.route = case.route.resolve(shape.depth)
         side = math.isqrt(case.tokens) * shape.patch

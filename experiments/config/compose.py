@@ -12,6 +12,7 @@ from typing import Any
 from experiments.config.schema import CONF, GROUPS, Config
 from experiments.config.typed import ConfigError
 from routing.errors import suggest
+from routing.plain import check_word
 
 
 def load(overrides: Sequence[str] = ()) -> Config:
@@ -23,7 +24,8 @@ def load(overrides: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: An unknown key or name, a wrong value or an impossible combination.
     """
-    overrides = [tidy(text) for text in overrides]
+    # null is what stands there already, and Hydra has no word for it.
+    overrides = [tidy(text) for text in overrides if text.strip() != "experiment=null"]
     for text in overrides:
         if text.split("=", 1)[0] in GROUPS:
             _check_single(*text.split("=", 1))
@@ -55,6 +57,7 @@ def load(overrides: Sequence[str] = ()) -> Config:
 def tidy(text: str) -> str:
     """Return one override in the form Hydra takes, or say what is wrong with it."""
     text = text.strip()
+    check_word(text)
     if "=" not in text or text.startswith("="):
         raise ConfigError(f"expected key=value, got {text!r}: for example backbone=mamba route=2-8")
     key, value = text.split("=", 1)

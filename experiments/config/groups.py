@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from routing.errors import UserError, suggest
@@ -35,6 +35,10 @@ def check_groups(config: Config) -> None:
         if value is not None and type(value) is not int:
             raise UserError(f"backbone.{key}={value!r}: expected a whole number or null")
     parse_size(config.size, **shape)
+    for key in ("decoder", "align"):
+        value = config.backbone.get(key)
+        if value is not None and not isinstance(value, Mapping):
+            raise UserError(f"backbone.{key}={value!r}: expected null or a mapping such as {{}}")
     with _naming("data"):
         data.parse(config.data)
     check_routing(config)

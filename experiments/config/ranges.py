@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 TASKS = ("class", "text", "none")
 TRACKERS = ("none", "tensorboard", "wandb", "trackio")
+# The OpenMP runtime ends the process where it cannot start as many as it is asked for.
+MOST_THREADS = 1024
 GROUPED = ("backbone", "data", "objective", "sampler", "guidance", "eval")
 
 
@@ -102,8 +104,11 @@ def _check_train(train: TrainConfig) -> None:
             f"train.betas={list(train.betas)}: expected two numbers from 0 to below 1, such as "
             "[0.9,0.999]"
         )
-    if train.threads is not None and train.threads < 1:
-        raise ConfigError(f"train.threads={train.threads}: expected null or a number of at least 1")
+    if train.threads is not None and not 1 <= train.threads <= MOST_THREADS:
+        raise ConfigError(
+            f"train.threads={train.threads}: expected null or a number of at least 1 and at most "
+            f"{MOST_THREADS}"
+        )
     micro = train.micro_batch
     if isinstance(micro, str) and micro != "auto" or isinstance(micro, int) and micro < 1:
         raise ConfigError(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.config.ranges import check
-from experiments.config.typed import build
+from experiments.config.typed import ConfigError, build
 from routing.options import RoutingOptions
 from routing.schedule import RouteSchedule
 
@@ -112,6 +112,7 @@ class Config:
         Raises:
             ConfigError: A key is unknown, a type is wrong or a value is out of range.
         """
+        _check_range(values, "")
         config = build(cls, values)
         # The route is typed at the top (route=2-8); the routing options carry it to where it acts.
         routing = dataclasses.replace(config.routing, route=config.route)
@@ -188,6 +189,16 @@ class Config:
     def folder(self) -> Path:
         """The run folder."""
         return Path(self.paths.runs).expanduser() / self.name
+
+
+def _check_range(value: Any, where: str) -> None:
+    """Refuse whole numbers that no counter and no tensor holds, wherever they stand."""
+    if isinstance(value, Mapping | list | tuple):
+        pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, item in pairs:
+            _check_range(item, f"{where}.{key}" if where else str(key))
+    elif isinstance(value, int) and abs(value) >= 2**63:
+        raise ConfigError(f"{where}={value}: expected a number below 2^63")
 
 
 def data_fingerprint(options: Mapping[str, Any]) -> str:

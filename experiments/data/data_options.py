@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from routing.errors import UserError, suggest
@@ -209,7 +210,12 @@ def parse(options: DataOptions | Mapping[str, Any]) -> DataOptions:
         name in OPTIONS,
         f"unknown data set {name!r}: expected one of {', '.join(OPTIONS)}{suggest(name, OPTIONS)}",
     )
-    known = {field.name for field in dataclasses.fields(OPTIONS[name])}
-    for key in values:
+    known = {field.name: str(field.type) for field in dataclasses.fields(OPTIONS[name])}
+    for key, value in values.items():
         _require(key in known, f"unknown key data.{key} of data={name}{suggest(key, known)}")
-    return OPTIONS[name](**values)
+        words = known[key] not in ("str", "str | None") or isinstance(value, str | PurePath | None)
+        _require(words, f"data.{key}={value!r}: expected text")
+    try:
+        return OPTIONS[name](**values)
+    except (TypeError, OverflowError, AttributeError) as error:
+        raise DataError(f"data={name}: a value of the wrong type ({error})") from None

@@ -8,7 +8,6 @@ themselves.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import struct
 import tarfile
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.data.data_options import DataOptions, LatentsOptions, ShapeError, parse
+from routing.plain import json_of
 
 # (C, H, W), classes, (L, E) of captions.
 _EMBEDDED = {
@@ -63,11 +63,11 @@ def _times(shape: list[int]) -> str:
 
 def _manifest(options: LatentsOptions) -> dict[str, Any] | None:
     try:
-        found = json.loads((Path(str(options.path)).expanduser() / "manifest.json").read_text())
+        found = json_of((Path(str(options.path)).expanduser() / "manifest.json").read_bytes())
         text = found.get("text")
         good = _sides(found["shape"]) and isinstance(found["classes"], list)
         return found if good and (not text or _sides(text["shape"])) else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         # Opening the data set for real names what is wrong with it.
         return None
 
@@ -87,7 +87,7 @@ def _peek(options: LatentsOptions) -> list[int] | None:
             stored = _shard_shape(path) if path.suffix == ".safetensors" else _tar_shape(path)
             break
     except (
-        OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, EOFError,
+        OSError, ValueError, KeyError, TypeError, AttributeError, EOFError,
         OverflowError, MemoryError, tarfile.TarError, struct.error,
     ):  # fmt: skip
         # Opening the data set for real names what is wrong with it.
@@ -101,7 +101,7 @@ def _peek(options: LatentsOptions) -> list[int] | None:
 def _shard_shape(path: Path) -> list[int]:
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
-        return [int(n) for n in json.loads(file.read(min(length, 1 << 20)))["latents"]["shape"][1:]]
+        return [int(n) for n in json_of(file.read(min(length, 1 << 20)))["latents"]["shape"][1:]]
 
 
 def _tar_shape(path: Path) -> list[int] | None:

@@ -22,6 +22,7 @@ from experiments.data.latent_store import MANIFEST as OWN
 from experiments.data.latent_store import LatentStore, Shards, Store, check_rows
 from experiments.data.tars import Member, group, list_tar, tar_files
 from experiments.data.tensorfile import TensorFile, map_file
+from routing.plain import whole
 
 _INDEX = ".latent-index.npz"
 _STATISTICS = "latents_stats.pt"
@@ -294,7 +295,7 @@ def _read_label(handle: io.BufferedReader, member: Member, where: str) -> int:
     handle.seek(member.offset)
     text = handle.read(min(member.size, 32))
     try:
-        return int(text.decode("ascii").strip())
+        return whole(text.decode("ascii"))
     except ValueError:
         raise DataError(f"{where}: cls holds {text[:16]!r}; expected a number in digits") from None
 

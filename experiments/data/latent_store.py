@@ -27,6 +27,7 @@ from torch import Tensor
 
 from experiments.data.data_options import DataError
 from experiments.data.tensorfile import TensorFile
+from routing.plain import json_of
 
 FORMAT = "tread-latents/1"
 MANIFEST = "manifest.json"
@@ -88,7 +89,7 @@ class Manifest:
             DataError: Not a manifest of this format, or one that contradicts itself.
         """
         try:
-            values = json.loads(text)
+            values = json_of(text)
             found = values.pop("format", None)
             if found != FORMAT:
                 raise DataError(f"{path} has format {found!r}; this version reads {FORMAT!r}")
@@ -112,7 +113,7 @@ class Manifest:
                 and all(type(shard["count"]) is int for shard in manifest.shards)
                 and (manifest.text is None or _is_text(manifest.text))
             )
-        except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
             if isinstance(error, DataError):
                 raise
             good = False

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from experiments.data.data_options import DataError
 from experiments.data.picture_sources import Raw, Source, digest
+from routing.plain import json_of
 
 _GUESSES = {
     "image": ("image", "img", "jpg", "png", "webp"),
@@ -85,7 +85,7 @@ def _column(schema: Any, role: str, given: str | None, where: str) -> str | None
 
 def _class_names(schema: Any, column: str | None) -> tuple[str, ...]:
     try:
-        features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
+        features = json_of(schema.metadata[b"huggingface"])["info"]["features"]
         return tuple(map(str, features[str(column)]["names"]))
     except (KeyError, TypeError, ValueError):
         return ()

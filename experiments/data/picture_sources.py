@@ -18,6 +18,7 @@ from typing import Any
 
 from experiments.data.data_options import DataError
 from experiments.data.tars import Member, group, list_tar
+from routing.plain import json_of, whole
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 
@@ -82,7 +83,12 @@ def open_source(
     """
     if not path.exists():
         raise DataError(f"{path} does not exist; expected a folder of pictures, tars or tables")
-    found = [path] if path.is_file() else sorted(p for p in path.rglob(files) if p.is_file())
+    try:
+        found = [path] if path.is_file() else sorted(p for p in path.rglob(files) if p.is_file())
+    except (NotImplementedError, ValueError):
+        raise DataError(
+            f"--files {files}: expected a pattern of names below {path}, such as 'train-*.tar'"
+        ) from None
     for suffixes, kind in (((".tar",), "tar"), ((".parquet", ".arrow"), "table")):
         chosen = [p for p in found if p.suffix in suffixes]
         if chosen:
@@ -169,11 +175,11 @@ def _read_captions(path: Path) -> dict[str, tuple[str, ...]]:
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".jsonl":
             for line in filter(None, text.splitlines()):
-                row = json.loads(line)
+                row = json_of(line)
                 said = row.get("captions", row.get("caption", row.get("text")))
                 captions[row["file_name"]] = [said] if isinstance(said, str) else list(said)
         else:
-            content = json.loads(text)
+            content = json_of(text)
             names = {image["id"]: image["file_name"] for image in content["images"]}
             for note in sorted(content["annotations"], key=lambda note: note["id"]):
                 captions.setdefault(names[note["image_id"]], []).append(note["caption"].strip())
@@ -235,7 +241,7 @@ class TarSource(Source):
 
 def _number(text: bytes, where: str) -> int:
     try:
-        return int(text.decode("ascii").strip())
+        return whole(text.decode("ascii"))
     except ValueError:
         raise DataError(f"{where}: cls holds {text[:16]!r}; expected a number in digits") from None
 
@@ -244,7 +250,7 @@ def _said(parts: dict[str, bytes]) -> tuple[str, ...]:
     if "txt" in parts:
         return (parts["txt"].decode("utf-8", "replace").strip(),)
     try:
-        row = json.loads(parts.get("json", b"{}"))
+        row = json_of(parts.get("json", b"{}"))
         said = row.get("captions", row.get("caption", row.get("text"))) or ()
         return (said,) if isinstance(said, str) else tuple(map(str, said))
     except (ValueError, AttributeError, TypeError):

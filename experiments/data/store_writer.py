@@ -28,6 +28,7 @@ from experiments.data.picture_files import Loaded, ahead, load
 from experiments.data.picture_sources import Source
 from experiments.data.text_encoder import TextEncoder
 from experiments.runtime.files import atomic_write
+from routing.plain import Malformed, json_of
 
 PLAN = "plan.json"
 SKIPPED = "skipped.txt"
@@ -110,14 +111,15 @@ class Writer:
         try:
             self.out.mkdir(parents=True, exist_ok=True)
             if path.exists():
-                self._compare(json.loads(path.read_text()), plan)
+                old = json_of(path.read_bytes())
+                self._compare(old if isinstance(old, dict) else {}, plan)
             else:
                 if any(p.name[0] != "." for p in self.out.iterdir()):
                     raise DataError(f"{self.out} is not empty; give a new folder")
                 atomic_write(path, json.dumps(plan, indent=1) + "\n")
         except OSError as error:
             raise self._full(error, path) from None
-        except json.JSONDecodeError:
+        except Malformed:
             raise DataError(f"{path} is damaged; give a new folder") from None
 
     def _compare(self, old: dict[str, Any], new: dict[str, Any]) -> None:
@@ -139,7 +141,7 @@ class Writer:
     def _finished(self, k: int) -> dict[str, Any] | None:
         shard, note = self._paths(k)
         try:
-            said = json.loads(note.read_text())
+            said = json_of(note.read_bytes())
             size = shard.stat().st_size if said["count"] else 0
             return said if size == said["bytes"] else None
         except (OSError, ValueError, KeyError, TypeError):
@@ -195,7 +197,10 @@ class Writer:
                 skipped += [[i.raw.name, i.reason] for i in chunk if i.pixels is None]
                 if good:
                     self._encode_batch(good, parts, sums)
-                    labels += [i.raw.label for i in good if i.raw.label is not None]
+                    for raw in (i.raw for i in good if i.raw.label is not None):
+                        if not 0 <= raw.label < 2**31:
+                            raise DataError(f"{raw.name} has class {raw.label}; expected 0 or more")
+                        labels.append(raw.label)
                     captions += [i.raw.captions for i in good]
                 self.progress(len(chunk))
         tensors = {name: torch.cat(values).contiguous() for name, values in parts.items()}

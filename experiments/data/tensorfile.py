@@ -8,7 +8,6 @@ file deserves one sentence that names it.
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from experiments.data.data_options import DataError
+from routing.plain import json_of
 
 _TYPES = {
     "F64": (torch.float64, 8),
@@ -68,10 +68,10 @@ class TensorFile:
                     raise DataError(
                         f"{path} is no safetensors file, or only its first bytes arrived"
                     )
-                header = json.loads(handle.read(length))
+                header = json_of(handle.read(length))
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}") from None
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             if isinstance(error, DataError):
                 raise
             raise DataError(f"{path} has a damaged header: it is no safetensors file") from None

@@ -99,7 +99,10 @@ class DDPMOptions:
     sigma_data: float = 1.0
 
     def __post_init__(self) -> None:
-        require(self.steps >= 2, f"objective.steps={self.steps}: two or more steps are needed")
+        require(
+            2 <= self.steps <= 10**6,
+            f"objective.steps={self.steps}: two or more steps are needed, at most a million",
+        )
         require(
             0 < self.beta_start <= self.beta_end < 1,
             f"objective.beta_start={self.beta_start}, beta_end={self.beta_end}: "
@@ -124,8 +127,8 @@ class SamplerOptions:
 
     def __post_init__(self) -> None:
         require(
-            isinstance(self.steps, int) and self.steps >= 1,
-            f"sampler.steps={self.steps}: a whole number of 1 or more is needed",
+            isinstance(self.steps, int) and 1 <= self.steps <= 10**5,
+            f"sampler.steps={self.steps}: a whole number of 1 or more is needed, at most 100 000",
         )
         positive("sampler.shift", self.shift)
         require(
@@ -456,6 +459,6 @@ def _convert(kind: str, field: dataclasses.Field[Any], value: Any) -> Any:
         if target is int and float(value) != int(float(value)):
             raise ValueError
         return target(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         wanted = {int: "a whole number", float: "a number", str: "text"}[target]
         raise DiffusionError(f"{kind}.{field.name}={value}: {wanted} is needed") from None

@@ -249,7 +249,9 @@ class EvalOptions:
         }  # fmt: skip
         for name, floor in floors.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < floor:
+            most = 2**62 if name == "seed" else 10**7
+            if type(value) is not int or not floor <= value <= most:
                 raise MetricError(
-                    f"eval.{name}={value!r}: expected a whole number of {floor} or more"
+                    f"eval.{name}={value!r}: expected a whole number of {floor} or more, at most "
+                    f"{most}"
                 )

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from experiments.data import create
 from experiments.metrics import reference, scoring
@@ -34,6 +33,7 @@ from experiments.sampling.request import chosen_options, parse_overrides
 from experiments.training import build
 from experiments.training.checkpoint import load_model
 from routing.errors import suggest
+from routing.plain import yaml_of
 
 #: Options of an evaluation that have an argument of their own name.
 _OPTIONS = ("metrics", "features", "reference", "batch", "inception_weights", "dinov2_weights")
@@ -80,7 +80,7 @@ def parse_choice(text: str) -> tuple[str | None, dict[str, Any]]:
         key, equals, value = part.partition("=")
         if not equals:
             raise MetricError(f"{text}: expected NAME,KEY=VALUE,..., got {part!r} after the comma")
-        changes[key] = yaml.safe_load(value)
+        changes[key] = yaml_of(value, part)
     return name or None, changes
 
 

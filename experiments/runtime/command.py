@@ -33,13 +33,20 @@ def _machine_is_idle() -> bool:
     return busy <= 4
 
 
-# Before torch is imported: a waiting thread spins for some microseconds, then sleeps. OpenMP's own
-# choice is milliseconds: on a machine that does other work too, it holds the core that the other
-# thread waits for (8x slower small steps). Sleeping at once costs a wake-up for every operation
-# (steps take 1.4 to 1.7 times as long on two idle cores). Where nothing else runs, ten times the
-# spins take another quarter of a step's time away; beside a busy process they would double it.
-_OWN: dict[str, str] = {}
-if "OMP_WAIT_POLICY" not in os.environ:
+_OWN: dict[str, str] = {}  # what `choose_spinning` has set
+
+
+def choose_spinning() -> None:
+    """Say how long a waiting OpenMP thread spins; takes 50 ms, and acts before torch is imported.
+
+    OpenMP's own choice is milliseconds: on a machine that does other work too, it holds the core
+    that the other thread waits for (8x slower small steps). Sleeping at once costs a wake-up for
+    every operation (steps take 1.4 to 1.7 times as long on two idle cores). Where nothing else
+    runs, ten times the spins take another quarter of a step's time away; beside a busy process
+    they would double it.
+    """
+    if "OMP_WAIT_POLICY" in os.environ:
+        return
     if "GOMP_SPINCOUNT" not in os.environ:  # GNU's
         _OWN["GOMP_SPINCOUNT"] = "10000" if _machine_is_idle() else "1000"
     if "KMP_BLOCKTIME" not in os.environ:  # LLVM's and Intel's, which count milliseconds
@@ -69,7 +76,7 @@ class Interrupted(Exception):
 # A folder that cannot be used is the user's to mend; a missing file may be our mistake.
 _FOLDER_ERRORS = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST,
-    errno.ENAMETOOLONG,
+    errno.ENAMETOOLONG, errno.ELOOP,
 )  # fmt: skip
 _NOT_DISKS = ("/proc/", "/sys/", "/dev/")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -144,13 +151,17 @@ def print_error(error: object) -> None:
 
 
 def run_command(
-    command: Callable[[list[str]], int | None], argv: Sequence[str] | None = None
+    command: Callable[[list[str]], int | None],
+    argv: Sequence[str] | None = None,
+    *,
+    computes: bool = False,
 ) -> int:
     """Run a command and turn what went wrong into one line and an exit code.
 
     Args:
         command: Takes the arguments; returns an exit code or None for 0.
         argv: Arguments without the program name (default: the process's own).
+        computes: The command will import torch and compute with it.
 
     Returns:
         0, the command's code, 2 for wrong input, 128 + signal after a requested stop.
@@ -159,6 +170,8 @@ def run_command(
     warnings.formatwarning = _plain
     try:
         check_packages()
+        if computes and not {"-h", "--help", "help"} & set(arguments):
+            choose_spinning()
         return command(arguments) or 0
     except UserError as error:
         print_error(error)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.runtime.files import atomic_write
+from routing.plain import json_of
 
 PLAIN_EVERY_S = 10.0
 
@@ -56,8 +57,8 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     if path.is_file():
         for line in path.read_text(errors="replace").splitlines():
             try:
-                entry = json.loads(line)
-            except (ValueError, RecursionError):
+                entry = json_of(line)
+            except ValueError:
                 continue
             if isinstance(entry, dict):
                 found.append(entry)

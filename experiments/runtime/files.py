@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import json
 import os
 import re
 import secrets
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+
+from routing.plain import json_of
 
 
 def fsync_dir(path: Path) -> None:
@@ -100,7 +101,7 @@ def code_commit(root: Path) -> str | None:
     A sweep's copy of the code has no repository: its `snapshot.json` says where it was taken.
     """
     with contextlib.suppress(OSError, ValueError):
-        return json.loads((root / "snapshot.json").read_text())["commit"]
+        return json_of((root / "snapshot.json").read_bytes())["commit"]
 
     def git(*words: str) -> str:
         return subprocess.run(

@@ -13,6 +13,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from routing.errors import UserError
+from routing.plain import json_of
 
 
 class LockedError(UserError):
@@ -74,7 +75,7 @@ def is_locked(folder: Path) -> bool:
 
 def _holder(path: Path) -> str:
     try:
-        found = json.loads(path.read_text())
+        found = json_of(path.read_text())
         return f"process {found['pid']} on {found['host']}"
     except (OSError, ValueError, KeyError, TypeError):
         return "another process"

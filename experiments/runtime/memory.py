@@ -11,6 +11,7 @@ import torch
 from routing.errors import UserError
 
 if TYPE_CHECKING:
+    from backbones.cost import Cost
     from experiments.config.schema import Config
     from experiments.training.loop import Run
 
@@ -112,6 +113,28 @@ def _fits(run: Run, size: int) -> bool:
         run.optimizer.zero_grad(set_to_none=True)
         gc.collect()
         torch.cuda.empty_cache()
+
+
+def check_fits(cost: Cost, samples: int, what: str) -> None:
+    """Refuse a model and batch that are sure not to fit, before any of it is made.
+
+    Filling the memory ends in swapping or in a kill without a word; a prediction that is twice
+    what is free is beyond its own error.
+
+    Args:
+        cost: Of the model.
+        samples: Samples at once in main memory; 0 where a GPU holds them.
+        what: What to make smaller, as typed.
+
+    Raises:
+        MemoryLimit: It does not fit.
+    """
+    needed, free = cost.training_bytes(samples), available_memory()
+    if needed > 2 * free:
+        raise MemoryLimit(
+            f"{cost.params:,} parameters and {samples:,} samples at once need about "
+            f"{needed / 2**30:,.0f} GB of memory and {free / 2**30:,.0f} are free: take {what}"
+        )
 
 
 def available_memory() -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 from experiments.diffusion.diffusion_options import OPTIONS, DiffusionError, options_of
 from routing.errors import suggest
+from routing.plain import Malformed, yaml_of
 
 #: Groups of a run's configuration that may be changed for sampling: `guidance.scale=2`.
 GROUPS = ("sampler", "guidance", "data")
@@ -99,8 +100,6 @@ def parse_overrides(items: Sequence[str]) -> dict[str, dict[str, Any]]:
     Raises:
         DiffusionError: If an item is not `group.key=value` of a group that sampling can change.
     """
-    import yaml
-
     found: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
     for item in items:
         key, equals, value = item.partition("=")
@@ -111,8 +110,8 @@ def parse_overrides(items: Sequence[str]) -> dict[str, dict[str, Any]]:
                 f"{suggest(group, GROUPS)}"
             )
         try:
-            found[group][name] = yaml.safe_load(value)
-        except yaml.YAMLError:
+            found[group][name] = yaml_of(value, item)
+        except Malformed:
             found[group][name] = value  # a path, such as one that begins with a bracket
     return found
 

@@ -29,6 +29,7 @@ from experiments.diffusion.objective import Objective
 from experiments.diffusion.samplers import Sampler
 from experiments.runtime.files import atomic_path, atomic_write
 from experiments.sampling.generation import Progress, generate, labels_from_seeds
+from routing.plain import json_of
 
 FORMAT = "tread-suite-samples/1"
 SHARD = 512
@@ -68,7 +69,7 @@ class SampleStore:
         if not finished and not any(self.folder.glob("shard-*.npz")):
             atomic_write(path, json.dumps(about, indent=1) + "\n")
             return
-        found = json.loads(path.read_text()) if path.exists() else {}
+        found = json_of(path.read_text(), str(path)) if path.exists() else {}
         if other := _differences(found, about):
             raise DiffusionError(
                 f"{self.folder} holds samples with another {', '.join(other)}; give another "
@@ -112,12 +113,12 @@ class SampleStore:
             DiffusionError: If the folder holds no samples or not yet all of them.
         """
         try:
-            about = json.loads((self.folder / "manifest.json").read_text())
+            about = json_of((self.folder / "manifest.json").read_bytes())
             count, size = about["count"], about["shard"]
             total = about.get("shards", 1)
             if not all(type(value) is int and value > 0 for value in (count, size, total)):
                 raise ValueError("counts")
-        except (OSError, ValueError, KeyError, TypeError, RecursionError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DiffusionError(
                 f"{self.folder} is no folder of samples: it has no manifest.json that says how many"
             ) from error

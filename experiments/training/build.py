@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from experiments.runtime.memory import keep_freed_memory
-from experiments.training.routes import model_arguments
+from experiments.runtime.memory import check_fits, keep_freed_memory
+from experiments.training.routes import model_arguments, run_cost
 from routing.errors import UserError
 
 if TYPE_CHECKING:
@@ -79,7 +80,8 @@ def make_model(config: Config, info: dict[str, Any]) -> Backbone:
     """Return the model, initialised from the seed alone (the same for every route).
 
     Raises:
-        UserError: Conditioning that the data do not have, or options that do not fit.
+        UserError: Conditioning that the data do not have, options that do not fit, or a model that
+            no memory here holds.
     """
     import backbones
 
@@ -89,9 +91,17 @@ def make_model(config: Config, info: dict[str, Any]) -> Backbone:
         raise UserError(
             f"task=text: data={info['name']} has no captions; type task=class or data=scenes"
         )
+    arguments = model_arguments(config, info)
+    world, micro = max(1, int(os.environ.get("WORLD_SIZE", "1"))), config.train.micro_batch
+    samples = 1 if micro == "auto" else int(micro or config.train.batch // world)
+    check_fits(
+        run_cost(config, arguments),
+        0 if torch.cuda.is_available() else samples,
+        "a smaller size=, backbone.depth=, backbone.width= or train.micro_batch=",
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        model = backbones.create(**model_arguments(config, info))
+        model = backbones.create(**arguments)
     model.stack.fp32_after = config.routing.fp32_after
     model.stack.checkpoint = config.routing.checkpoint
     return model

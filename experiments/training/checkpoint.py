@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.runtime.files import atomic_path, fsync_dir, sha256
 from routing.errors import UserError
+from routing.plain import json_of
 
 if TYPE_CHECKING:
     import torch
@@ -151,7 +152,7 @@ def drop_after(folder: Path, step: int) -> None:
 def damage(path: Path) -> str | None:
     """Return what is wrong with a checkpoint folder, or None when it verifies."""
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
+        manifest = json_of((path / "manifest.json").read_bytes())
         files = dict(manifest["files"])
         for name in ("state.safetensors", "state.json"):
             entry = files[name]
@@ -202,7 +203,7 @@ def read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     from safetensors.torch import load_file
 
     try:
-        state = json.loads((path / "state.json").read_text())
+        state = json_of((path / "state.json").read_bytes())
         return load_file(path / "state.safetensors"), state
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"{path} is not a readable checkpoint ({_reason(error)})") from error
@@ -336,7 +337,8 @@ def _load_file(path: Path, device: Any) -> Loaded:
             "(other projects' weights load through backbones.import_weights)"
         )
     try:
-        described = {key: json.loads(metadata[key]) for key in ("config", "model", "data", "step")}
+        keys = ("config", "model", "data", "step")
+        described = {key: json_of(metadata[key], key) for key in keys}
     except (KeyError, ValueError) as error:
         raise CheckpointError(f"the metadata of {path} is damaged ({error})") from error
     return _make(described, tensors, str(path), device)
@@ -381,6 +383,8 @@ def _make(
         config = Config.from_dict(described["config"])
         arguments = dict(described["model"])
         info, step = dict(described["data"]), int(described["step"])
+        if not all(isinstance(name, str) for name in info.get("class_names") or ()):
+            raise TypeError("class_names holds no names")
     except UserError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -397,6 +401,8 @@ def _make(
             )
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
+        if torch.device(place).type == "meta":
+            raise RuntimeError("it holds no numbers")
         model = model.to(place)
     except (RuntimeError, AssertionError) as error:
         reason = " ".join(str(error).split("\n")[0].split())

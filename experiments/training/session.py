@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import platform
 import sys
@@ -24,6 +25,7 @@ from experiments.runtime.locks import locked
 from experiments.sampling.pipeline import SamplingPipeline
 from experiments.training import build, checkpoint, evaluation
 from experiments.training.loop import Run
+from routing.plain import json_of
 
 if TYPE_CHECKING:
     from experiments.config.schema import Config
@@ -78,18 +80,31 @@ def _try_status(folder: Path, status: str, **fields: Any) -> None:
     except OSError:
         # There is no room for a second file, but the heartbeat has room of its own.
         with contextlib.suppress(OSError, ValueError):
-            known = json.loads((folder / "status.json").read_text())
+            known = json_of((folder / "status.json").read_bytes())
             (folder / "status.json").write_text(json.dumps({**known, "status": status}))
 
 
 def finished(folder: Path, config: Config) -> int | None:
     """Return the steps of a finished run with at least the steps asked for, else None."""
+    summary = read_summary(folder)
+    if summary is None or summary["step"] < config.train.steps:
+        return None
+    return summary["step"]
+
+
+def read_summary(folder: Path) -> dict[str, Any] | None:
+    """Return what a finished run says of itself, or None: it is not done, or that is damaged."""
     try:
-        summary = json.loads((folder / "summary.json").read_text())
-        steps = int(summary["step"])
+        summary = json_of((folder / "summary.json").read_bytes())
+        good = summary["status"] == "done" and type(summary["step"]) is int
+        good = good and isinstance(summary["name"], str)
+        numbers = [summary["wall_s"], *dict(summary["scores"]).values()]
+        numbers += [summary[key] for key in ("loss", "images_per_s") if summary[key] is not None]
+        good = good and all(type(value) in (int, float) for value in numbers)
+        good = good and 0 <= summary["wall_s"] < math.inf
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return steps if summary.get("status") == "done" and steps >= config.train.steps else None
+    return summary if good else None
 
 
 def _session(config: Config, accelerator: Any, console: log.Console) -> None:
@@ -265,7 +280,8 @@ def banner_lines(config: Config, cost: Any, kernels: Sequence[str]) -> list[str]
 
 def show_results(console: log.Console, folder: Path) -> None:
     """Print the scores of a finished run and where everything is."""
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = read_summary(folder)
+    assert summary is not None, "a finished run"
     rows = [[name, f"{value:.4g}"] for name, value in summary["scores"].items()]
     loss, speed = (
         "none" if summary.get(key) is None else f"{summary[key]:.4g}"

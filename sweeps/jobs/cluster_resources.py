@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from routing.errors import suggest
+from routing.plain import yaml_of
 from sweeps.errors import SweepError
+from sweeps.planning.stages import read_yaml
 
 FOLDER = Path(__file__).parents[1] / "resources"
 KINDS = ("slurm", "local", "debug")
@@ -71,10 +71,7 @@ def load(name: str, scale: str = "tiny", overrides: Mapping[str, str] | None = N
             f"no cluster {name!r}; expected a .yaml file or one of {', '.join(known)}"
             f"{suggest(name, known)}"
         )
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise SweepError(f"resources {path}: not YAML ({' '.join(str(error).split())})") from None
+    raw = read_yaml(path, f"resources {path}") or {}
     if not isinstance(raw, dict):
         raise SweepError(
             f"resources {path}: expected a mapping with keys such as kind, partition, time"
@@ -83,8 +80,7 @@ def load(name: str, scale: str = "tiny", overrides: Mapping[str, str] | None = N
     section = (scales.get(scale) or {}) if isinstance(scales, dict) else None
     if not isinstance(section, dict):
         raise SweepError(f"resources {path.stem}: scales must map tiny, small, paper to mappings")
-    typed = {k: yaml.safe_load(v) if k not in _TEXT else v for k, v in (overrides or {}).items()}
-    values = {**raw, **section, **typed}
+    values = {**raw, **section, **_typed(overrides or {})}
     known = [f.name for f in dataclasses.fields(Resources) if f.name != "name"]
     for key in values:
         if key not in known:
@@ -105,12 +101,19 @@ def again(values: Mapping[str, Any], overrides: Mapping[str, str]) -> Resources:
     for key in overrides:
         if key not in known:
             raise SweepError(f"unknown key cluster.{key}{suggest(key, known)}")
-    typed = {k: yaml.safe_load(v) if k not in _TEXT else v for k, v in overrides.items()}
-    return _checked(Resources(**{k: v for k, v in values.items() if k in known} | typed))
+    kept = {k: v for k, v in values.items() if k in known}
+    return _checked(Resources(**kept | _typed(overrides)))
+
+
+def _typed(words: Mapping[str, str]) -> dict[str, Any]:
+    if "scales" in words:
+        raise SweepError("cluster.scales is the file's; type cluster.KEY=VALUE for one launch")
+    return {k: v if k in _TEXT else yaml_of(v, f"cluster.{k}={v}") for k, v in words.items()}
 
 
 _TEXT = ("partition", "account", "qos", "constraint", "exclude", "time")
 _WHOLE = {"nodes": 1, "tasks": 1, "gpus": 0, "cpus": 1, "signal_s": 5, "throttle": 1, "workers": 1}
+_MOST = 100_000
 _SAFE = re.compile(r"[\w.,:&|*@\-\[\]()/ +=%]+\Z")
 
 
@@ -120,9 +123,9 @@ def _checked(found: Resources) -> Resources:
         raise SweepError(f"{where}: kind={found.kind!r}; expected slurm, local or debug")
     for key, least in _WHOLE.items():
         value = getattr(found, key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        if type(value) is not int or not least <= value <= _MOST:
             raise SweepError(
-                f"{where}: {key}={value!r}; expected a whole number of at least {least}"
+                f"{where}: {key}={value!r}; expected a whole number from {least} to {_MOST}"
             )
     for key in ("memory_gb", "tflops"):
         value = getattr(found, key)
@@ -154,7 +157,10 @@ def minutes(time: str) -> int:
     Raises:
         SweepError: It is none of them.
     """
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", str(time).strip())
+    number = r"(\d{1,6})"
+    match = re.fullmatch(
+        rf"(?:{number}-)?{number}(?::{number})?(?::{number})?", str(time).strip(), re.ASCII
+    )
     if match is None:
         raise SweepError(
             f"time={time!r}; expected minutes, hours:minutes:seconds or days-hours:minutes:seconds"

@@ -148,8 +148,9 @@ def _call(run: Run) -> str | None:
     Raises:
         RunFailed: It returned another code than 0, or left no finished run.
     """
-    from experiments.runtime.command import EXIT_CODES, Interrupted
+    from experiments.runtime.command import EXIT_CODES, Interrupted, choose_spinning
 
+    choose_spinning()
     module, _, name = run.entry.partition(":")
     try:
         with _early():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
+
+from routing.plain import json_of
 
 _STEP = re.compile(r"step-(\d+)\Z")
 
@@ -13,8 +14,8 @@ _STEP = re.compile(r"step-(\d+)\Z")
 def read(path: str | Path) -> dict[str, Any]:
     """Return the JSON object in a file; an empty one if it is absent, half written or none."""
     try:
-        values = json.loads(Path(path).read_bytes())
-    except (OSError, ValueError, RecursionError):
+        values = json_of(Path(path).read_bytes())
+    except (OSError, ValueError):
         return {}
     return values if isinstance(values, dict) else {}
 

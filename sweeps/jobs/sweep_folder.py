@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.runtime.files import atomic_write
+from routing.plain import json_of
 from sweeps.errors import SweepError
 from sweeps.jobs import run_folder
 from sweeps.planning.plan import Run
@@ -164,8 +165,8 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
         return
     for line in content.splitlines():
         try:
-            values = json.loads(line)
-        except (ValueError, RecursionError):
+            values = json_of(line)
+        except ValueError:
             continue
         if isinstance(values, dict):
             yield values

@@ -23,27 +23,30 @@ short has whole tables of fewer seeds rather than a part of one table.
 from __future__ import annotations
 
 import itertools
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from routing.errors import suggest
 from sweeps.errors import SweepError
 from sweeps.planning.overrides import Typed, same, show
 from sweeps.planning.stages import (
-    GRID_KEYS,
+    GRID,
     SCALES,
-    STAGE_KEYS,
+    STAGE,
     Stage,
     applied,
     read,
+    read_yaml,
     refuse_unknown,
 )
 
 FOLDER = Path(__file__).parents[1] / "grids"
+# Each is composed and checked before the first is submitted, ten a second.
+MOST_CELLS = 10_000
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class Grid:
         """
         if scale not in SCALES:
             raise SweepError(f"scale={scale}: expected {', '.join(SCALES)}{suggest(scale, SCALES)}")
-        first = {k: v for k, v in self.raw.items() if k in STAGE_KEYS}
+        first = {k: v for k, v in self.raw.items() if k in STAGE}
         raws = [{"name": first.get("command", "train"), **first}, *self.raw.get("stages", [])]
         stages = [stage for raw in raws if (stage := read(self.name, raw, scale)) is not None]
         seen: set[str] = set()
@@ -115,6 +118,20 @@ def names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
+def check_name(name: str) -> str:
+    """Return the name of a grid, which becomes a folder's below `.sweeps` (`..` holds all runs).
+
+    Raises:
+        SweepError: It is none that a folder should have.
+    """
+    if not re.fullmatch(r"\w[\w.-]{0,99}", name, re.ASCII):
+        raise SweepError(
+            f"no grid {name!r}: expected letters, digits, _ - and . after the first, as in "
+            "my_grid.yaml, since a folder gets the name"
+        )
+    return name
+
+
 def load(name: str) -> Grid:
     """Read the grid `name`, or the YAML file at the path `name`.
 
@@ -128,13 +145,11 @@ def load(name: str) -> Grid:
             f"no grid {name!r}; expected a .yaml file or one of {', '.join(known)}"
             f"{suggest(name, known)}"
         )
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise SweepError(f"grid {path}: not YAML ({' '.join(str(error).split())})") from None
+    check_name(path.stem)
+    raw = read_yaml(path, f"grid {path}")
     if not isinstance(raw, dict):
         raise SweepError(f"grid {path}: expected a mapping with keys such as base, axes, seeds")
-    refuse_unknown(path.stem, raw, GRID_KEYS)
+    refuse_unknown(path.stem, raw, GRID)
     return Grid(path.stem, raw, path)
 
 
@@ -153,15 +168,7 @@ def expand(
     Raises:
         SweepError: A value picks no row, the grid refuses the scale, or nothing is left.
     """
-    try:
-        raw = grid.stages(scale)
-    except SweepError:
-        raise
-    except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
-        raise SweepError(
-            f"grid {grid.name}: a value has the wrong type ({error}); the grids that come with "
-            "the project show what stands where"
-        ) from None
+    raw = grid.stages(scale)
     # What other commands take is not for training: `samples=100`, `w=1.5`.
     theirs = {key for stage in raw if not stage.trains for key in stage.set_keys()} - {"seed"}
     ours = {key for stage in raw if stage.trains for key in stage.set_keys()}
@@ -178,6 +185,11 @@ def expand(
                     f"grid {grid.name}: stage {stage.name!r} has no parent at scale {scale}"
                 )
         for parent in parents:
+            if len(cells) + rows_of(stage) > MOST_CELLS:
+                raise SweepError(
+                    f"grid {grid.name}: stage {stage.name!r} makes more than {MOST_CELLS} cells; "
+                    "launch it in parts, with fewer values of its axes each"
+                )
             base = dict(cells[parent].overrides) if parent is not None and stage.trains else {}
             inherited = dict(cells[parent].varies) if parent is not None else {}
             for varies in _rows(stage):
@@ -190,6 +202,13 @@ def expand(
     if not cells:
         raise SweepError(f"grid {grid.name}: no cell is left at scale {scale} with these overrides")
     return cells
+
+
+def rows_of(stage: Stage) -> int:
+    """Return the number of cells that a stage makes of each parent."""
+    sizes = [len(stage.cells), *map(len, stage.axes.values())]
+    sizes += [len(column) for column in [*stage.zip.values()][:1]]
+    return math.prod(sizes) * (1 if stage.seeds is None else len(stage.seeds))
 
 
 def _rows(stage: Stage) -> Iterator[dict[str, Any]]:

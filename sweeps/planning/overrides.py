@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from routing.plain import check_word
 from sweeps.errors import SweepError
 
 _KEY = re.compile(r"[A-Za-z_][\w.]*\Z")
@@ -28,6 +29,7 @@ def parse(words: Iterable[str]) -> dict[str, list[Typed]]:
     """
     found: dict[str, list[Typed]] = {}
     for word in words:
+        check_word(word)
         key, equals, text = word.partition("=")
         if not equals or not _KEY.match(key):
             raise SweepError(

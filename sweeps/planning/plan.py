@@ -14,6 +14,7 @@ from sweeps.errors import SweepError
 from sweeps.jobs import run_folder
 from sweeps.planning.grid import Cell, Grid, expand
 from sweeps.planning.overrides import Typed, show
+from sweeps.planning.stages import entries
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Run:
             texts += [*known["args"], *known["varies"], *known["varies"].values()]
             good = all(isinstance(text, str) for text in texts)
             good = good and (known["steps"] is None or type(known["steps"]) is int)
+            # The file of a sweep names no code that a grid could not name.
+            good = good and known["entry"] in entries().values()
         except (KeyError, TypeError, AttributeError):
             good = False
         if not good:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from routing.errors import suggest
+from routing.plain import Malformed, whole, yaml_of
 from sweeps.errors import SweepError
 from sweeps.planning.overrides import same, show
 
@@ -18,25 +20,24 @@ ENTRIES = {
     "bench": "experiments.bench:main",
     "analysis": "analysis.analysis_command:main",
 }
-STAGE_KEYS = frozenset(
-    [
-        "name",
-        "command",
-        "entry",
-        "args",
-        "base",
-        "cells",
-        "axes",
-        "zip",
-        "seeds",
-        "fits",
-        "scales",
-        "of",
-        "where",
-        "refused",
-    ]
-)
-GRID_KEYS = STAGE_KEYS | {"title", "makes", "note", "stages"}
+# What stands where; a stage's section of a scale has the same keys.
+STAGE: dict[str, type] = {
+    "name": str, "command": str, "args": list, "base": dict, "cells": list, "axes": dict,
+    "zip": dict, "seeds": list, "fits": list, "scales": dict, "of": str, "where": dict,
+    "refused": str,
+}  # fmt: skip
+GRID = STAGE | {"title": str, "makes": list, "note": str, "stages": list}
+_KINDS = {str: "a text", list: "a list", dict: "a mapping"}
+
+
+def entries() -> dict[str, str]:
+    """Return what a cell may run, `module:function` by command: this suite's own commands alone.
+
+    A grid is a file that may come from anywhere: it names no code. Functions that the user names
+    in the environment (`TREAD_COMMANDS=NAME=MODULE:FUNCTION,...`) are the user's word.
+    """
+    own = os.environ.get("TREAD_COMMANDS", "")
+    return ENTRIES | dict(word.split("=", 1) for word in own.split(",") if "=" in word)
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,11 @@ def read(grid: str, raw: Any, scale: str) -> Stage | None:
     """Merge one stage's section for `scale`; None if a later stage is not part of this scale."""
     if not isinstance(raw, dict):
         raise SweepError(f"grid {grid}: a stage must be a mapping, got {raw!r}")
-    refuse_unknown(grid, raw, STAGE_KEYS if raw.get("name") != "train" else GRID_KEYS)
+    refuse_unknown(grid, raw, GRID if raw.get("name") == "train" else STAGE)
     sections = raw.get("scales") or {}
-    refuse_unknown(grid, sections, frozenset(SCALES))
+    refuse_unknown(grid, sections, dict.fromkeys(SCALES, dict))
     section = sections.get(scale) or {}
-    refuse_unknown(grid, section, STAGE_KEYS)
+    refuse_unknown(grid, section, STAGE)
     merged = {**raw, **section}
     for key in ("base", "axes"):
         both = {**(raw.get(key) or {}), **(section.get(key) or {})}
@@ -84,26 +85,36 @@ def read(grid: str, raw: Any, scale: str) -> Stage | None:
         lengths = ", ".join(f"{k} {len(v)}" for k, v in zipped.items())
         raise SweepError(f"grid {grid}: zip needs columns of one length, got {lengths}")
     rows = merged.get("cells") or [{}]
-    if not isinstance(rows, list) or not all(isinstance(r, dict) for r in rows):
+    if not all(isinstance(r, dict) for r in rows):
         raise SweepError(f"grid {grid}: cells must be a list of mappings such as {{route: 2-8}}")
     command = merged.get("command", "train")
-    if command not in ENTRIES and not (command == "call" and merged.get("entry")):
+    known = entries()
+    if command not in known:
         raise SweepError(
-            f"grid {grid}: command {command!r}; expected {', '.join(ENTRIES)}, "
-            f"or call with an entry module:function{suggest(str(command), ENTRIES)}"
+            f"grid {grid}: command {command!r}; expected {', '.join(known)}"
+            f"{suggest(str(command), known)}"
         )
+    for key in ("base", "axes", "zip", "where"):
+        _texts(grid, key, merged.get(key) or {})
+    _texts(grid, "fits", merged.get("fits") or ())
+    for row in rows:
+        _texts(grid, "cells", row)
+    for word in merged.get("args") or ():
+        if not isinstance(word, str | int | float):
+            raise SweepError(f"grid {grid}: args has {word!r}; expected words")
     seeds = merged.get("seeds")
     if seeds is None and raw.get("of") is None and command == "train":
         seeds = [0]
+    where = f"grid {grid}: seeds: "
     return Stage(
-        name=str(raw.get("name", command)),
-        entry=_entry(grid, merged.get("entry") or ENTRIES[command]),
+        name=str(raw.get("name") or command),
+        entry=known[command],
         args=tuple(str(a) for a in merged.get("args") or ()),
         base=merged["base"],
         cells=tuple(rows),
         axes=axes,
         zip=zipped,
-        seeds=None if seeds is None else tuple(int(s) for s in seeds),
+        seeds=None if seeds is None else tuple(whole(s, where, SweepError) for s in seeds),
         fits=tuple(merged.get("fits") or ()),
         of=raw.get("of"),
         where=merged.get("where") or {},
@@ -111,12 +122,10 @@ def read(grid: str, raw: Any, scale: str) -> Stage | None:
     )
 
 
-def _entry(grid: str, text: Any) -> str:
-    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", str(text)):
-        raise SweepError(
-            f"grid {grid}: entry {text!r}; expected module:function, such as {ENTRIES['train']}"
-        )
-    return str(text)
+def _texts(grid: str, key: str, words: Iterable[Any]) -> None:
+    for word in words:
+        if not isinstance(word, str) or not word:
+            raise SweepError(f"grid {grid}: {key} has the key {word!r}; expected a run's key")
 
 
 def _values(grid: str, key: str, values: Any) -> tuple[Any, ...]:
@@ -125,18 +134,34 @@ def _values(grid: str, key: str, values: Any) -> tuple[Any, ...]:
     return tuple(values)
 
 
-def refuse_unknown(grid: str, raw: Any, keys: frozenset[str]) -> None:
-    """Raise a `SweepError` if `raw` is no mapping or has a key that is not in `keys`."""
+def refuse_unknown(grid: str, raw: Any, keys: Mapping[str, type]) -> None:
+    """Raise a `SweepError` if `raw` is no mapping, or has another key or another type of value."""
     if not isinstance(raw, dict):
         raise SweepError(
             f"grid {grid}: expected a mapping with keys {', '.join(sorted(keys))}, got {raw!r}"
         )
-    for key in raw:
+    for key, value in raw.items():
         if key not in keys:
             raise SweepError(
                 f"grid {grid}: unknown key {key!r}; expected {', '.join(sorted(keys))}"
                 f"{suggest(key, keys)}"
             )
+        if value is not None and not isinstance(value, keys[key]):
+            raise SweepError(f"grid {grid}: {key} must be {_KINDS[keys[key]]}, got {value!r}")
+
+
+def read_yaml(path: Path, what: str) -> Any:
+    """Return the values of a YAML file.
+
+    Raises:
+        SweepError: It is not one, or holds more than any grid does.
+    """
+    try:
+        return yaml_of(path.read_text(encoding="utf-8"), what)
+    except UnicodeDecodeError:
+        raise SweepError(f"{what} is not YAML (not UTF-8)") from None
+    except Malformed as error:
+        raise SweepError(str(error)) from None
 
 
 def applied(grid: str, stage: Stage, user: Mapping[str, Sequence[Any]], theirs: set[str]) -> Stage:
@@ -145,7 +170,7 @@ def applied(grid: str, stage: Stage, user: Mapping[str, Sequence[Any]], theirs: 
     seeds = stage.seeds
     for key, values in user.items():
         if key == "seed" and seeds is not None:
-            seeds = tuple(int(show(v)) for v in values)
+            seeds = tuple(whole(show(v), "seed=", SweepError) for v in values)
         elif key in axes:
             axes[key] = tuple(values)
         elif "." in key and _picks_nothing(cells, key, values):

@@ -27,9 +27,9 @@ def accounted():
 def shop(accounted, tmp_path, capsys, monkeypatch):
     for key, value in accounted.environment().items():
         monkeypatch.setenv(key, value)
-    from slurm_lab import STUB
+    from slurm_lab import use_stubs
 
-    monkeypatch.setenv("PYTHONPATH", str(STUB))
+    use_stubs(monkeypatch)
     yield Shop(tmp_path, capsys)
     subprocess.run(["scancel", "--user", str(os.getuid())], check=False)
     until(lambda: not any(job.live for job in slurm.queue().values()), what="an empty queue")

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from slurm_lab import STUB, lab, named_nodes, squeue, until, write_grid  # noqa: F401
+from slurm_lab import (  # noqa: F401
+    STUB,
+    lab,
+    named_nodes,
+    squeue,
+    until,
+    use_stubs,
+    write_grid,
+)
 
 from sweeps import sweeps_command
 from sweeps.jobs import slurm
@@ -85,7 +93,7 @@ class Shop:
 def shop(lab, tmp_path, capsys, monkeypatch):  # noqa: F811
     for key, value in lab.environment().items():
         monkeypatch.setenv(key, value)
-    monkeypatch.setenv("PYTHONPATH", str(STUB))
+    use_stubs(monkeypatch)
     made = Shop(tmp_path, capsys)
     yield made
     subprocess.run(["scancel", "--user", str(os.getuid())], check=False)

@@ -223,7 +223,7 @@ def test_times_as_slurm_reads_them(text, minutes):
     [
         ({"kind": "pbs"}, "kind='pbs'; expected slurm, local or debug"),
         ({"gpu": 1}, "unknown key 'gpu'.*did you mean gpus"),
-        ({"nodes": 0}, "nodes=0; expected a whole number of at least 1"),
+        ({"nodes": 0}, "nodes=0; expected a whole number from 1 to"),
         ({"nodes": True}, "nodes=True"),
         ({"cpus": "many"}, "cpus='many'"),
         ({"memory_gb": -1}, "memory_gb=-1; expected a number above 0"),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from slurm_lab import STUB, until, write_grid
+from slurm_lab import STUB, until, use_stubs, write_grid
 
 import experiments.runtime.command
 from experiments.runtime.files import code_commit
@@ -62,10 +62,14 @@ class Shop:
         return self.sweep.attempts(self.rows()[seed].run.name).events()
 
 
-@pytest.fixture
-def shop(tmp_path, capsys, monkeypatch):
+@pytest.fixture(autouse=True)
+def stubs(monkeypatch):
     monkeypatch.syspath_prepend(str(STUB))
-    monkeypatch.setenv("PYTHONPATH", str(STUB))
+    use_stubs(monkeypatch)
+
+
+@pytest.fixture
+def shop(tmp_path, capsys):
     return Shop(tmp_path, capsys)
 
 
@@ -145,7 +149,7 @@ def test_ctrl_c_saves_and_stops_the_sweep(shop):
 def test_stages_follow_each_other_in_this_process(shop):
     shop.grid = write_grid(
         shop.folder, seeds=[0, 1],
-        stages=[{"name": "score", "of": "train", "command": "call", "entry": "stub_command:main", "args": ["{parent}", "{out}"],
+        stages=[{"name": "score", "of": "train", "command": "score", "args": ["{parent}", "{out}"],
                  "base": {"n": 3}, "axes": {"w": [1, 2]}}],
     )  # fmt: skip
     shop("launch", "cluster=debug", "n=4", "w=2,5")
@@ -266,8 +270,7 @@ def test_the_fourth_start_from_one_step_is_given_up(tmp_path):
     assert one.attempts.events()[-1]["how"] == "given up"
 
 
-def test_a_command_that_returns_a_code_or_leaves_nothing_failed(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(STUB))
+def test_a_command_that_returns_a_code_or_leaves_nothing_failed(tmp_path):
     for entry, said in (
         ("stub_command:seven", "returned 7"),
         ("stub_command:nothing", "holds no finished run"),
@@ -279,8 +282,7 @@ def test_a_command_that_returns_a_code_or_leaves_nothing_failed(tmp_path, monkey
         assert one.attempts.events()[-1]["how"] == "failed"
 
 
-def test_a_signal_before_training_listens_asks_for_a_requeue(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(STUB))
+def test_a_signal_before_training_listens_asks_for_a_requeue(tmp_path):
     for entry, code, how in (("usr2", job.REQUEUE, "requeued"), ("term", job.STOPPED, "stopped")):
         run = make_run(tmp_path, entry=f"stub_command:{entry}", name=entry)
         one = job.Job(run.to_dict(), str(tmp_path), "g", str(tmp_path), None, "b", "debug")

@@ -353,7 +353,7 @@ def test_dry_run_prints_config_cost_and_folder_and_writes_nothing(tmp_path):
 
 def _spins(**environment: str) -> str:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("GOMP_", "OMP_", "KMP_"))}
-    program = "import os, experiments.runtime.command; print(os.environ.get('GOMP_SPINCOUNT'))"
+    program = "import os; from experiments.runtime.command import choose_spinning; choose_spinning(); print(os.environ.get('GOMP_SPINCOUNT'))"
     return subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True, text=True, check=True, env=kept | environment, cwd=cli.ROOT,

@@ -1,0 +1,143 @@
+"""Plain values out of text that anybody may have written: JSON, YAML, numbers (no torch here).
+
+The parsers of both recurse: deep nesting is a RecursionError in one, a segmentation fault in the
+other, and often only in what walks the value later. Python refuses to read or print whole numbers
+of more than 4300 digits, and a float holds none of more than 308. An alias of aliases makes
+gigabytes of a few lines. Nothing that this suite writes comes near the bounds here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+from routing.errors import UserError
+
+DEPTH = 64
+DIGITS = 100
+VALUES = 200_000  # of a YAML document, aliases written out
+_LONG = re.compile(rf"[0-9_]{{{DIGITS + 1}}}")
+
+
+class Malformed(UserError):
+    """A text that is no JSON, YAML or number, or more of it than any file of ours holds."""
+
+
+def whole(text: object, what: str = "", error: type[UserError] = Malformed) -> int:
+    """Return the whole number that `text` says in at most 18 digits.
+
+    Args:
+        text: As typed or stored; ASCII digits, with a sign or without.
+        what: Named in the message, such as `seed=`.
+        error: What to raise.
+
+    Raises:
+        Malformed: It says something else.
+    """
+    if not re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", str(text)):
+        raise error(f"{what}{_brief(text)}: expected a whole number of at most 18 digits")
+    return int(str(text))
+
+
+def json_of(text: str | bytes, what: str = "the text") -> Any:
+    """Return the value of a JSON text.
+
+    Args:
+        text: UTF-8 where it is bytes.
+        what: Named in the message.
+
+    Raises:
+        Malformed: No JSON, nested deeper than `DEPTH`, or a number of more than `DIGITS` digits.
+    """
+    try:
+        text = text if isinstance(text, str) else text.decode("utf-8")
+        value = json.loads(text)
+        if text.count("[") + text.count("{") > DEPTH or _LONG.search(text):
+            _check(value)
+        return value
+    except (ValueError, TypeError, RecursionError) as error:
+        raise Malformed(f"{what} is not JSON ({_reason(error)})") from None
+
+
+def yaml_of(text: str, what: str = "the text") -> Any:
+    """Return the value of a YAML text, of plain types alone.
+
+    Args:
+        text: One document.
+        what: Named in the message.
+
+    Raises:
+        Malformed: No YAML, nested deeper than `DEPTH`, a number of more than `DIGITS` digits, or
+            aliases that make more than `VALUES` values.
+    """
+    import yaml
+
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        depth = 0
+        for event in yaml.parse(text, Loader=loader):
+            opens = isinstance(event, yaml.CollectionStartEvent)
+            depth += opens - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEPTH:
+                raise ValueError(f"nested deeper than {DEPTH}")
+        value = yaml.load(text, Loader=loader)
+        _check(value, VALUES)
+        return value
+    except (
+        yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, OverflowError,
+        RecursionError,
+    ) as error:  # fmt: skip
+        # Tags such as !!int and !!timestamp raise whatever their text trips over.
+        raise Malformed(f"{what} is not YAML ({_reason(error)})") from None
+
+
+def _check(value: Any, most: float = math.inf) -> None:
+    """Walk a value level by level, without recursion: depth, number of values, digits."""
+    level, seen = [value], 1
+    for _ in range(DEPTH + 1):
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                below += [*item, *item.values()]
+            elif isinstance(item, list | tuple | set):
+                below += item
+            elif isinstance(item, int) and abs(item) >= 10**DIGITS:
+                raise ValueError(f"a number of more than {DIGITS} digits")
+            if seen + len(below) > most:
+                raise ValueError(f"more than {most} values once its aliases are written out")
+        if not below:
+            return
+        level, seen = below, seen + len(below)
+    raise ValueError(f"nested deeper than {DEPTH}, or holds itself")
+
+
+def check_word(word: str) -> None:
+    """Refuse a `key=value` word that another parser (Hydra's) would trip over.
+
+    Raises:
+        Malformed: It nests deeper than `DEPTH` or has a number of more than `DIGITS` digits.
+    """
+    depth = deepest = 0
+    for sign in word:
+        depth += (sign in "[{(") - (sign in "]})")
+        deepest = max(deepest, depth)
+    if deepest > DEPTH:
+        raise Malformed(f"{_brief(word)}: brackets are nested deeper than {DEPTH}")
+    if _LONG.search(word):
+        raise Malformed(f"{_brief(word)}: expected numbers of at most {DIGITS} digits")
+
+
+def _brief(text: object) -> str:
+    said = str(text)
+    return said if len(said) <= 60 else f"{said[:40]}... ({len(said)} characters)"
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, RecursionError):
+        return f"nested deeper than {DEPTH}"
+    if "set_int_max_str_digits" in str(error):
+        return f"a number of more than {DIGITS} digits"
+    said = " ".join(str(error).split()) or type(error).__name__
+    return said if len(said) <= 200 else f"{said[:200]}..."
