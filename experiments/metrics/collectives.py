@@ -31,12 +31,6 @@ def share(n: int, rank: int | None = None) -> range:
     return range(n * rank // size, n * (rank + 1) // size)
 
 
-def _device() -> torch.device:
-    """Return where the process group moves tensors: NCCL cannot send from the CPU."""
-    on_gpu = "nccl" in torch.distributed.get_backend()
-    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
-
-
 @contextlib.contextmanager
 def main_first() -> Iterator[None]:
     """Let the first process go through the block alone, then the others: a cache is filled once."""
@@ -48,18 +42,6 @@ def main_first() -> Iterator[None]:
     finally:
         if size > 1 and not rank:
             torch.distributed.barrier()
-
-
-def everyone(flag: bool) -> bool:
-    """Return whether `flag` is true in all processes.
-
-    What they do next must not depend on who looked at the disk first.
-    """
-    if world()[1] == 1:
-        return flag
-    mine = torch.tensor([int(flag)], device=_device())
-    torch.distributed.all_reduce(mine, torch.distributed.ReduceOp.MIN)
-    return bool(mine.item())
 
 
 def merge_moments(own: Moments) -> Moments:
@@ -79,16 +61,9 @@ def gather_rows(own: Tensor) -> Tensor:
     Args:
         own: With shape `(n, ...)`; n may differ between processes, and may be 0.
     """
-    size = world()[1]
+    own, size = own.cpu(), world()[1]
     if size == 1:
-        return own.cpu()
-    device = _device()
-    count = torch.tensor([len(own)], device=device)
-    counts = [torch.empty_like(count) for _ in range(size)]
-    torch.distributed.all_gather(counts, count)
-    lengths = [int(c) for c in counts]
-    padded = torch.zeros(max(lengths), *own.shape[1:], dtype=own.dtype, device=device)
-    padded[: len(own)] = own.to(device)
-    parts = [torch.empty_like(padded) for _ in lengths]
-    torch.distributed.all_gather(parts, padded)
-    return torch.cat([part[:n].cpu() for part, n in zip(parts, lengths, strict=True)])
+        return own
+    parts: list[Tensor] = [own] * size
+    torch.distributed.all_gather_object(parts, own)
+    return torch.cat(parts)

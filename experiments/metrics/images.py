@@ -6,6 +6,7 @@ holds 10,000 images (2 GB), a sample batch 50,000 (10 GB).
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import zipfile
@@ -129,21 +130,28 @@ def _batches(
 # --- arrays in .npz files -------------------------------------------------------------------------
 
 
-def _header(handle: IO[bytes], what: str) -> tuple[tuple[int, ...], np.dtype]:
-    try:
-        version = npy.read_magic(handle)
-        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, fortran, dtype = read(handle)
-    except Exception as error:
-        # numpy parses headers as Python text: what comes out of a damaged one is any of a dozen.
-        raise MetricError(f"{what} is damaged ({_line(error)})") from None
-    if any(type(side) is not int or side < 0 for side in shape):
-        raise MetricError(f"{what} is damaged (its shape is {shape})")
-    if dtype.hasobject or fortran:
-        raise MetricError(
-            f"{what} is stored as Python objects or in column order; expected plain numbers"
-        )
-    return shape, dtype
+@contextlib.contextmanager
+def _opened(
+    path: str | os.PathLike[str], name: str
+) -> Iterator[tuple[IO[bytes], tuple[int, ...], np.dtype]]:
+    """Open one array of an `.npz` file: its bytes after the header, shape and type."""
+    with zipfile.ZipFile(Path(path).expanduser()) as archive, contextlib.ExitStack() as stack:
+        try:
+            handle = stack.enter_context(archive.open(f"{name}.npy"))
+            version = npy.read_magic(handle)
+            read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+            shape, fortran, dtype = read(handle)
+            if any(type(side) is not int or side < 0 for side in shape):
+                raise ValueError(f"its shape is {shape}")
+        except Exception as error:
+            # numpy parses headers as Python text: a damaged one raises any of a dozen types.
+            raise MetricError(f"{name} in {path} is damaged ({_line(error)})") from None
+        if dtype.hasobject or fortran:
+            raise MetricError(
+                f"{name} in {path} is stored as Python objects or in column order; "
+                "expected plain numbers"
+            )
+        yield handle, shape, dtype
 
 
 def _line(error: Exception) -> str:
@@ -180,13 +188,6 @@ def read_arrays(path: str | os.PathLike[str], wanted: Iterable[str]) -> dict[str
     return found
 
 
-def _member(archive: zipfile.ZipFile, path: str | os.PathLike[str], name: str) -> IO[bytes]:
-    try:
-        return archive.open(f"{name}.npy")
-    except Exception as error:
-        raise MetricError(f"{path} is damaged ({_line(error)})") from None
-
-
 def array_names(path: str | os.PathLike[str]) -> list[str]:
     """Return the names of the arrays in an `.npz` file.
 
@@ -205,35 +206,29 @@ def array_names(path: str | os.PathLike[str]) -> list[str]:
 
 def array_shape(path: str | os.PathLike[str], name: str) -> tuple[int, ...]:
     """Return the shape of one array without reading it."""
-    path = Path(path).expanduser()
-    with zipfile.ZipFile(path) as archive, _member(archive, path, name) as handle:
-        return _header(handle, f"{name} in {path}")[0]
+    with _opened(path, name) as (_, shape, _):
+        return shape
 
 
-def stream_images(
-    path: str | os.PathLike[str], name: str = "arr_0", batch: int = 64
-) -> Iterator[Tensor]:
+def stream_images(path: str | os.PathLike[str], batch: int = 64) -> Iterator[Tensor]:
     """Yield the images in an `.npz` file as uint8 batches `(B, 3, H, W)`.
 
     Args:
-        path: File with an array `(N, H, W, 3)` of uint8, as ADM's reference and sample batches.
-        name: Name of the array.
+        path: File with `arr_0` `(N, H, W, 3)` of uint8, as ADM's reference and sample batches.
         batch: Images at a time.
 
     Raises:
         MetricError: The array is not there, is no uint8 RGB, or ends too early.
     """
     present = array_names(path)
-    if name not in present:
+    if "arr_0" not in present:
         raise MetricError(
-            f"{path} has no images ({name}); it holds {', '.join(present) or 'nothing'}"
+            f"{path} has no images (arr_0); it holds {', '.join(present) or 'nothing'}"
         )
-    path = Path(path).expanduser()
-    with zipfile.ZipFile(path) as archive, _member(archive, path, name) as handle:
-        shape, dtype = _header(handle, f"{name} in {path}")
+    with _opened(path, "arr_0") as (handle, shape, dtype):
         if dtype != np.uint8 or len(shape) != 4 or shape[3] != 3:
             raise MetricError(
-                f"{name} in {path} is {dtype} {shape}; expected uint8 images (N, H, W, 3)"
+                f"arr_0 in {path} is {dtype} {shape}; expected uint8 images (N, H, W, 3)"
             )
         item = math.prod(shape[1:])
         for start in range(0, shape[0], batch):
@@ -244,7 +239,7 @@ def stream_images(
                 data = b""
             if len(data) != count * item:
                 raise MetricError(
-                    f"{path} is damaged: {name} ends before image {start + count} of {shape[0]}"
+                    f"{path} is damaged: arr_0 ends before image {start + count} of {shape[0]}"
                 )
             array = np.frombuffer(data, dtype=np.uint8).reshape(count, *shape[1:])
             yield torch.from_numpy(array.transpose(0, 3, 1, 2).copy())

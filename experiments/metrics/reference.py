@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from experiments.metrics.collect import Collected, collect
-from experiments.metrics.collectives import everyone, main_first, share, world
+from experiments.metrics.collectives import gather_rows, main_first, share, world
 from experiments.metrics.eval_options import MetricError
 from experiments.metrics.features import Features, identity
 from experiments.metrics.images import (
@@ -205,7 +205,9 @@ def heldout(
     key = f"{dataset.name}-{dataset.fingerprint}-{split}{n}-{of}"
     path = Path(cache) / "references" / f"{key}{'-spatial' if spatial else ''}.npz"
     kept = _load_kept(path, features, spatial)
-    if everyone(kept is not None) and kept is not None:
+    # What the processes do next must not depend on who looked at the disk first.
+    found_by_all = gather_rows(torch.tensor([kept is not None])).all()
+    if kept is not None and found_by_all:
         return kept
     wanted = ("moments", "rows", "spatial") if spatial else ("moments", "rows")
     found = collect(features, own_images(dataset, split), wanted)

@@ -169,7 +169,8 @@ def sample_and_score(
             **made, "weights": identity, "step": step, "samples": total,
             "seed": options.seed, "batch": options.batch, "labels": options.labels,
             "objective": dict(config.objective), "data": dataset.fingerprint,
-            "processes": processes, **_counts(options),
+            "processes": processes, "count": total, "shard": min(options.batch, total),
+            "shards": len(_piece_ranges(options)),
         }  # fmt: skip
         store = _open_store(out, about)
     done, labels = 0, []
@@ -239,12 +240,6 @@ def _piece_ranges(options: EvalOptions) -> list[range]:
     batch = min(options.batch, options.samples)
     shares = [share(options.samples, rank) for rank in range(world()[1])]
     return [range(i, min(i + batch, s.stop)) for s in shares for i in s[::batch]]
-
-
-def _counts(options: EvalOptions) -> dict[str, int]:
-    """Return what a sample store's manifest has to say of its shards."""
-    batch = min(options.batch, options.samples)
-    return {"count": options.samples, "shard": batch, "shards": len(_piece_ranges(options))}
 
 
 def _open_store(folder: Path, about: dict[str, Any]) -> SampleStore:
