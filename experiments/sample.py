@@ -10,11 +10,10 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from experiments.diffusion.diffusion_options import DiffusionError
+from experiments.diffusion.diffusion_options import OPTIONS, DiffusionError
 from experiments.runtime.command import run_command
 from experiments.sampling.request import (
     chosen_options,
-    names_of,
     parse_captions,
     parse_numbers,
     parse_overrides,
@@ -55,11 +54,11 @@ def parser() -> argparse.ArgumentParser:
         "--captions", help="for text models: separated by ; or a .txt file, one per line"
     )
     p.add_argument("--seeds", default="0-63", help="one image per seed and class (default: 0-63)")
-    p.add_argument("--guidance", help=f"{names_of('guidance')} (default: the run's)")
+    p.add_argument("--guidance", help=f"{', '.join(OPTIONS['guidance'])} (default: the run's)")
     p.add_argument(
         "--scale", type=float, help="guidance scale; 1 is none (default: the guidance's)"
     )
-    p.add_argument("--sampler", help=f"{names_of('sampler')} (default: the run's)")
+    p.add_argument("--sampler", help=f"{', '.join(OPTIONS['sampler'])} (default: the run's)")
     p.add_argument("--steps", type=int, help="sampling steps (default: the run's)")
     p.add_argument("--out", default="samples", help="folder to write to (default: samples)")
     p.add_argument(

@@ -152,7 +152,7 @@ class CFG(Guidance):
     weak_pass = Pass(label="null")
 
     def combine(self, outputs: list[Tensor], memory: dict[str, Tensor]) -> Tensor:
-        """Mix the passes, in the first `channels` alone where the options say so."""
+        """Mix the passes, in the first `channels` only if that option is set."""
         mixed = super().combine(outputs, memory)
         n = self.options.channels
         return mixed if n is None else torch.cat([mixed[:, :n], outputs[0][:, n:]], dim=1)

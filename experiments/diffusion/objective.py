@@ -34,7 +34,7 @@ Net = Callable[..., Tensor]
 
 
 class Prediction(NamedTuple):
-    """What a pass says about an image.
+    """The estimate that one pass makes.
 
     Attributes:
         x0: Estimate of the clean image, `(B, C, H, W)`.
@@ -93,7 +93,7 @@ class Objective:
         raise NotImplementedError
 
     def predict(self, net: Net, x: Tensor, time: Tensor, **cond: Any) -> Prediction:
-        """Ask the network once, at native times `(B,)`."""
+        """Evaluate the network once, at native times `(B,)`."""
         raise NotImplementedError
 
     def loss(self, net: Net, x0: Tensor, noise: Tensor, time: Tensor, **cond: Any) -> Tensor:
@@ -127,8 +127,9 @@ class Objective:
     def call(self, net: Net, x: Tensor, time: Tensor, **cond: Any) -> Tensor:
         """Run the network in its own precision and return its output in that of `x`.
 
-        Samplers keep their state in float64; networks say otherwise by a `dtype` attribute. Times
-        stay in float32 at least: bfloat16 has 8 bits, too few for a step of 1000.
+        Samplers keep their state in float64; networks in another precision than float32 have a
+        `dtype` attribute. Times stay in float32 at least: bfloat16 has 8 bits, too few for a step
+        of 1000.
 
         Raises:
             ValueError: If the network returns another number of channels than the objective needs.

@@ -1,7 +1,7 @@
 """From noise to data: samplers that need nothing but a denoiser.
 
 All work in `z = x / s`, `u = sigma / s` (objective.py), where the probability-flow ODE of every
-objective is `dz/du = (z - D) / u`. A sampler walks along the objective's own grid of times.
+objective is `dz/du = (z - D) / u`. A sampler integrates it on the objective's own grid of times.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Sampler:
 
         Args:
             denoise: `denoise(x, time, step, evaluation)`.
-            x: `start(noise)`, `(B, C, H, W)`; its dtype is the dtype of the walk.
+            x: `start(noise)`, `(B, C, H, W)`; its dtype is that of the state.
             noise: Source of further noise, for stochastic samplers.
         """
         for i, time, after in self._intervals():

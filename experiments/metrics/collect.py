@@ -34,10 +34,10 @@ class Collected:
 
     Attributes:
         n: Number of images.
-        moments: Moments of the features, where asked for.
-        spatial: Moments of ADM's spatial features, where asked for.
-        rows: All feature vectors, `(n, d)` float32 on the CPU, where asked for.
-        logits: All logits, `(n, classes)` float32 on the CPU, where asked for.
+        moments: Moments of the features, where wanted.
+        spatial: Moments of ADM's spatial features, where wanted.
+        rows: All feature vectors, `(n, d)` float32 on the CPU, where wanted.
+        logits: All logits, `(n, classes)` float32 on the CPU, where wanted.
     """
 
     n: int

@@ -1,6 +1,6 @@
 """What an evaluation measures: metrics, features, options, the names of scores (no torch here).
 
-A score's name says what it is: `FID-5K (inception-adm)` and `FD-200 (digits-classifier)` are
+A score's name identifies it: `FID-5K (inception-adm)` and `FD-200 (digits-classifier)` are
 different quantities, and neither is "the FID".
 """
 
@@ -20,7 +20,7 @@ _CONF = Path(__file__).resolve().parents[1] / "conf" / "eval"
 
 
 class MetricError(UserError):
-    """A metric, its features or its reference was asked for in a way that cannot be measured."""
+    """A metric, its features or its reference cannot be measured as requested."""
 
 
 @dataclass(frozen=True)
@@ -33,41 +33,30 @@ class Metric:
             `labels`, `inception` (means something on Inception only), `pixels` (works on images,
             without a network), `probe` (scenes).
         better: `lower` or `higher`.
-        help: One line for `--help` and error messages.
     """
 
     label: str
     needs: tuple[str, ...]
     better: str
-    help: str
 
 
 METRICS: dict[str, Metric] = {
-    "fd": Metric("FD", ("moments",), "lower", "Frechet distance to the reference's features"),
-    "sfid": Metric("sFID", ("spatial",), "lower", "Frechet distance on ADM's spatial features"),
-    "is": Metric("IS", ("logits", "inception"), "higher", "Inception Score, splits of 5000 as ADM"),
-    "precision": Metric(
-        "precision", ("rows",), "higher", "share of samples inside the reference's k-NN manifold"
-    ),
-    "recall": Metric(
-        "recall", ("rows",), "higher", "share of the reference inside the samples' k-NN manifold"
-    ),
-    "kid": Metric("KD", ("rows",), "lower", "kernel distance, polynomial kernel, unbiased"),
-    "accuracy": Metric(
-        "accuracy", ("labels", "logits"), "higher", "share taken for the class asked for"
-    ),
-    "adherence": Metric(
-        "adherence", ("probe",), "higher", "share of samples that show what was asked for"
-    ),
-    "memorisation": Metric(
-        "memorisation",
-        ("rows", "train"),
-        "higher",
-        "distance to nearest training over nearest held-out image",
-    ),
-    "memorisation_pixels": Metric(
-        "memorisation-pixels", ("pixels", "train"), "higher", "the same ratio in pixels"
-    ),
+    # Frechet distance to the reference's features, and to ADM's spatial features
+    "fd": Metric("FD", ("moments",), "lower"),
+    "sfid": Metric("sFID", ("spatial",), "lower"),
+    # Inception Score, splits of 5000 as ADM
+    "is": Metric("IS", ("logits", "inception"), "higher"),
+    # share of samples inside the reference's k-NN manifold, and the reverse
+    "precision": Metric("precision", ("rows",), "higher"),
+    "recall": Metric("recall", ("rows",), "higher"),
+    # kernel distance, polynomial kernel, unbiased
+    "kid": Metric("KD", ("rows",), "lower"),
+    # share of samples classified as the requested class; that show the requested class or caption
+    "accuracy": Metric("accuracy", ("labels", "logits"), "higher"),
+    "adherence": Metric("adherence", ("probe",), "higher"),
+    # distance to the nearest training image over that to the nearest held-out image
+    "memorisation": Metric("memorisation", ("rows", "train"), "higher"),
+    "memorisation_pixels": Metric("memorisation-pixels", ("pixels", "train"), "higher"),
 }
 
 FEATURES: dict[str, str] = {

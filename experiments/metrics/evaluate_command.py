@@ -216,7 +216,7 @@ def _defaults(args: argparse.Namespace, n: int) -> EvalOptions:
     """Return the options for images: the data set's own, or the Inception protocol."""
     values = defaults_for(args.data)
     if args.metrics is None:
-        # What was asked for is not known of images, and a short list suits every extractor.
+        # The conditions of images are unknown, and a short list suits every extractor.
         values["metrics"] = ["fd", "precision", "recall"] if args.features else [
             m for m in values["metrics"] if m not in ("accuracy", "adherence")
         ]  # fmt: skip

@@ -148,8 +148,8 @@ def create_features(
         device: Where the network runs.
 
     Raises:
-        MetricError: An unknown name, a classifier of another data set, or weights that cannot be
-            had.
+        MetricError: An unknown name, a classifier of another data set, or weights that are
+            missing.
     """
     check_features((name,))
     options = options or EvalOptions()

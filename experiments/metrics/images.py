@@ -27,7 +27,7 @@ from experiments.metrics.eval_options import MetricError
 
 #: Images taken from an endless stream, per split.
 ENDLESS = {"train": 20000, "test": 5000}
-#: Most images of a split that a metric looks at; larger splits are thinned evenly.
+#: Most images of a split that are measured; larger splits are subsampled evenly.
 MOST = 50000
 # Beyond this many bytes an array must be packed no tighter than this: statistics and images do not
 # shrink a hundredfold, and a file of kilobytes must not fill the memory.
@@ -53,7 +53,7 @@ def check_images(images: Tensor) -> None:
 
 
 def split_indices(dataset: Any, split: str, limit: int | None = None) -> Tensor:
-    """Return the sample indices that stand for a split: all of them, or an even selection.
+    """Return the sample indices of a split that are measured: all, or an even subsample.
 
     Args:
         dataset: A data set.

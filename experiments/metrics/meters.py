@@ -115,7 +115,7 @@ class Meter:
     def update(
         self, images: Tensor, labels: Tensor | None = None, captions: Sequence[str] | None = None
     ) -> None:
-        """Take in a uint8 batch of shape `(B, 3, H, W)`."""
+        """Update with a uint8 batch of shape `(B, 3, H, W)`."""
         self.collector.update(images)
 
     def results(self, labels: Tensor | None = None, **record: Any) -> list[Score]:
@@ -152,7 +152,7 @@ class Meter:
         if metric == "accuracy":
             if labels is None:
                 raise MetricError(
-                    "accuracy compares with the classes asked for, and these images have none; "
+                    "accuracy compares with the requested classes, and these images have none; "
                     "leave it out"
                 )
             return {"accuracy": (found.logits.argmax(dim=1) == labels.cpu()).double().mean().item()}
@@ -207,7 +207,7 @@ def train_rows(dataset: Any, features: Features) -> Tensor:
 
 
 class AdherenceMeter:
-    """Share of rendered scenes that show the class or caption asked for, read by the probe."""
+    """Share of rendered scenes that show the requested class or caption, read by the probe."""
 
     def __init__(self) -> None:
         self.n = 0
@@ -216,7 +216,7 @@ class AdherenceMeter:
     def update(
         self, images: Tensor, labels: Tensor | None = None, captions: Sequence[str] | None = None
     ) -> None:
-        """Take in a uint8 batch of shape `(B, 3, 32, 32)` with what was asked for."""
+        """Update with a uint8 batch of shape `(B, 3, 32, 32)` and its conditions."""
         self.n += len(images)
         asked = {"labels": labels} if captions is None else {"captions": captions}
         for key, value in adherence(images, **asked).items():
@@ -277,7 +277,7 @@ def prepare(
             a file; None for images from elsewhere, which then need a file.
         cache: Folder of trained classifiers, downloaded weights and references.
         device: Where the networks run.
-        labelled: Whether classes or captions were asked for.
+        labelled: Whether the classes or captions of the images are known.
         data: Options of the data set, for a classifier in a run without labels.
 
     Raises:
@@ -289,7 +289,7 @@ def prepare(
         raise MetricError(f"scores are taken on pixels: {dataset.cannot_decode}")
     if not labelled and {"accuracy", "adherence"} & set(options.metrics):
         raise MetricError(
-            "accuracy and adherence compare with what was asked for, which is not known here; "
+            "accuracy and adherence compare with requested classes or captions, unknown here; "
             "leave them out of the metrics"
         )
     made: list[Any] = []

@@ -49,7 +49,7 @@ def fetch(
         timeout: Seconds to wait for an answer.
 
     Raises:
-        MetricError: It cannot be had; the message says what to fetch by hand and where to name it.
+        MetricError: It is missing; the message says what to fetch by hand and how to pass it.
     """
     if target.exists():
         if not sha256(target).startswith(digest_start):
@@ -202,7 +202,7 @@ def build_dinov2(
         pretrained: False leaves the weights random, for tests.
 
     Raises:
-        MetricError: The weights cannot be had.
+        MetricError: The weights are missing or of another network.
     """
     import timm
 

@@ -41,7 +41,7 @@ class Reference:
     Attributes:
         name: File name, or data set and split.
         features: Extractor and checksum, as `inception-adm@6726825d`.
-        n: Number of images behind `mu`; 0 where a file does not say.
+        n: Number of images behind `mu`; 0 where a file lacks it.
         mu: Mean, with shape `(d,)`, float64.
         sigma: Covariance, with shape `(d, d)`, float64.
         mu_s: Mean of ADM's spatial features, `(2023,)`, or None.
@@ -102,7 +102,7 @@ def load(
 
     Args:
         path: The `.npz` file.
-        features: What the samples will be looked at with; a file of other features is refused.
+        features: The samples' extractor; a file of other features is refused.
         rows: Feature vectors are needed; where the file has images instead, they are computed.
         spatial: Spatial moments are needed.
 
@@ -186,7 +186,6 @@ def heldout(
     cache: str | os.PathLike[str],
     *,
     spatial: bool = False,
-    split: str = "test",
 ) -> Reference:
     """Return the statistics of a data set's held-out split, from the cache or computed now.
 
@@ -195,24 +194,23 @@ def heldout(
         features: The extractor.
         cache: Folder of the cache.
         spatial: With ADM's spatial features.
-        split: Another split than the held-out one.
 
     Raises:
         MetricError: There is no such split, or it cannot be turned into pixels.
     """
-    n = len(split_indices(dataset, split))
+    n = len(split_indices(dataset, "test"))
     of = identity(features).replace("@", "-")
-    key = f"{dataset.name}-{dataset.fingerprint}-{split}{n}-{of}"
+    key = f"{dataset.name}-{dataset.fingerprint}-test{n}-{of}"
     path = Path(cache) / "references" / f"{key}{'-spatial' if spatial else ''}.npz"
     kept = _load_kept(path, features, spatial)
-    # What the processes do next must not depend on who looked at the disk first.
+    # All processes decide alike, whichever of them saw the file first.
     found_by_all = gather_rows(torch.tensor([kept is not None])).all()
     if kept is not None and found_by_all:
         return kept
     wanted = ("moments", "rows", "spatial") if spatial else ("moments", "rows")
-    found = collect(features, own_images(dataset, split), wanted)
+    found = collect(features, own_images(dataset, "test"), wanted)
     if not world()[0]:
-        save(path, features, found, f"{dataset.name}-{split}")
+        save(path, features, found, f"{dataset.name}-test")
     with main_first():
         return load(path, features, rows=True, spatial=spatial)
 

@@ -3,13 +3,12 @@
     conditions and seeds -> generate -> pixels -> features -> moments and rows (merged over
     processes) -> scores
 
-Samples are looked at as they are made and then forgotten (or kept on disk, to survive a kill), so
-50,000 of them need no more memory than one batch.
+Samples are measured batch by batch and discarded (or kept on disk, to survive a kill): 50,000 of
+them need no more memory than one batch.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -29,7 +28,7 @@ from experiments.metrics.eval_options import EvalOptions, MetricError, Score, de
 from experiments.metrics.meters import prepare
 from experiments.runtime.console import Console
 from experiments.sampling.generation import labels_from_seeds
-from experiments.sampling.pipeline import SamplingPipeline
+from experiments.sampling.pipeline import SamplingPipeline, described
 from experiments.sampling.sample_store import SampleStore
 
 
@@ -160,8 +159,8 @@ def sample_and_score(
     cache, conditional = cache or cache_of(config), config.task != "none"
     meters = prepare(options, dataset, cache, device, conditional, config.data)
     made = {
-        "guidance": describe(pipeline.guidance.options),
-        "sampler": describe(pipeline.sampler.options),
+        "guidance": described(pipeline.guidance.options),
+        "sampler": described(pipeline.sampler.options),
     }
     store = None
     if out is not None:
@@ -182,23 +181,12 @@ def sample_and_score(
             if piece.labels is not None:
                 labels.append(piece.labels.cpu())
             done += len(piece.images)
-            # The processes go at the same pace: one of them stands for all.
+            # All processes are about equally fast: one measures the progress of all.
             bar.update(min(total, done * processes))
     requested = gather_rows(torch.cat(labels)) if labels else None
     macs = pipeline.cost().macs
     record = {**made, "seed": options.seed, "step": step, "macs_per_sample": macs}
     return meters.results(requested, **record), store
-
-
-def describe(options: Any) -> str:
-    """Return an options dataclass as `name key=value ...`, leaving out what has its default."""
-    changed = [
-        f"{f.name}={getattr(options, f.name)}"
-        for f in dataclasses.fields(options)
-        if f.name != "name"
-        and (f.name in ("steps", "scale") or getattr(options, f.name) != f.default)
-    ]
-    return " ".join([options.name, *changed])
 
 
 # --- the samples ---------------------------------------------------------------------------------

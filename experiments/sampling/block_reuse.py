@@ -43,7 +43,7 @@ class ReusePlan:
         """Return whether an evaluation reuses; if not, it counts as computed.
 
         Args:
-            evaluation: Index of the evaluation in the walk.
+            evaluation: Index of the evaluation in the trajectory.
             key: Which pass: a batch of another size or model has nothing to reuse.
         """
         last = self._computed.get(key)
@@ -76,7 +76,7 @@ def handed_to(stack: nn.Module, reuse: Any) -> Iterator[None]:
 
 
 def plan_reuse(options: SamplerOptions, depth: int, sparse: bool = False) -> ReusePlan | None:
-    """Return a fresh plan for one walk, or None without reuse.
+    """Return a new plan for one trajectory, or None without reuse.
 
     Args:
         options: The sampler's; `reuse` names the blocks as a route does (`4-9`, `2--3`).

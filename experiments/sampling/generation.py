@@ -1,7 +1,7 @@
 """Seeded generation: image `i` depends on its own seed, never on its batch, rank or neighbours.
 
 `Guided` is the denoiser that a sampler sees: it runs the passes of a guidance, batching those that
-can be; `generate` walks from each seed's noise to its image.
+can be; `generate` integrates from each seed's noise to its image.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Guided:
             x: Noisy images, `(B, C, H, W)`.
             time: Native time of the objective.
             step: Index of the sampling step.
-            evaluation: Index of this call in the walk: every one draws its own tokens.
+            evaluation: Index of this call in the trajectory: every one draws its own tokens.
         """
         signals.answer()
         level = float(self.objective.level(torch.tensor(time, dtype=torch.float64)))
@@ -229,7 +229,7 @@ def generate(
     Args:
         model: The network (in evaluation mode during the call), with the EMA weights if wanted.
         objective: What it was trained on.
-        sampler: How to walk.
+        sampler: How to integrate from noise to data.
         guidance: How to guide.
         seeds: One per image, int64 `(n,)`.
         labels: Classes `(n,)`, `from-seed`, `balanced`, or None for the null class.
@@ -282,7 +282,7 @@ def generate(
 
 
 def _batch(guided: Guided, sampler: Sampler, shape: tuple[int, ...]) -> Tensor:
-    """Sample one batch; the walk is in float64 where the device has it (as EDM's is)."""
+    """Sample one batch; the state is in float64 where the device has it (as EDM's is)."""
     dtype = torch.float32 if guided.seeds.device.type == "mps" else torch.float64
     start = seeded_noise(guided.seeds, 0, shape).to(dtype)
 

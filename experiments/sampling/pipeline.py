@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -165,16 +165,16 @@ class SamplingPipeline:
                 f"guidance={guide.name} needs the null class, which this run never saw "
                 "(train.label_drop=0); use guidance=icg, routed or none"
             )
-        walk = create_sampler(sampler or config.sampler, objective)
-        blocks = walk.options.reuse
-        if plan_reuse(walk.options, model.depth, guide.sparse) is not None and any(
+        solver = create_sampler(sampler or config.sampler, objective)
+        blocks = solver.options.reuse
+        if plan_reuse(solver.options, model.depth, guide.sparse) is not None and any(
             getattr(block, "carries", ()) for block in model.stack.blocks
         ):
             raise DiffusionError(
                 f"sampler.reuse={blocks}: blocks of backbone={model.name} hand values to later "
                 "blocks, which skipped ones would not; use sampler.reuse=null"
             )
-        return cls(model, objective, walk, guide, weak)
+        return cls(model, objective, solver, guide, weak)
 
     def generate(
         self,
@@ -199,13 +199,14 @@ class SamplingPipeline:
 
     def lines(self) -> list[str]:
         """Return what will be done, in lines for people."""
-        cost = self.cost()
+        cost, route = self.cost(), self.guidance.route
+        guidance = described(self.guidance.options) + (f" route={route}" if route else "")
         reused = self.sampler.options.reuse not in (None, "none")
         linear = None if reused else self.cost(attention=False).gmacs_per_evaluation
         lines = [
             f"sampler   {self.sampler.name}, {self.sampler.steps} steps, "
             f"{cost.evaluations} evaluations of objective {self.objective.name}",
-            f"guidance  {said(self.guidance)}: {cost.passes} passes in {cost.batches} batches",
+            f"guidance  {guidance}: {cost.passes} passes in {cost.batches} batches",
             f"cost      {cost.macs / 1e9:.4g} GMACs an image, "
             f"{cost.gmacs_per_evaluation:.4g} an evaluation"
             + ("" if linear is None else f" ({linear:.4g} counting linear layers only)"),
@@ -228,15 +229,12 @@ class SamplingPipeline:
         return float(error), self.cost().macs / plain.cost().macs
 
 
-def said(guidance: Guidance) -> str:
-    """Return a guidance and its main options in words."""
-    options = asdict(guidance.options)
-    name = options.pop("name")
-    if name == "none":
-        return name
-    shown = {key: value for key, value in options.items() if value not in (None, False)}
-    if shown.get("low") == 0:
-        shown.pop("low")
-    if guidance.route:
-        shown["route"] = str(guidance.route)
-    return " ".join([name, *(f"{key}={value}" for key, value in shown.items())])
+def described(options: Any) -> str:
+    """Return an options dataclass as `name key=value ...`, leaving out what has its default."""
+    changed = [
+        f"{f.name}={getattr(options, f.name)}"
+        for f in fields(options)
+        if f.name != "name"
+        and (f.name in ("steps", "scale") or getattr(options, f.name) != f.default)
+    ]
+    return " ".join([options.name, *changed])

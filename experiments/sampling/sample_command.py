@@ -99,7 +99,7 @@ def sample(
             },
             batch=args.batch,
             accelerator=accelerator,
-            # The processes go at the same pace: the first one stands for all.
+            # All processes are about equally fast: the first measures the progress of all.
             progress=lambda done, _: bar.update(min(count, done * world)),
             weak_model=pipeline.weak,
             finished=finished,
@@ -132,7 +132,7 @@ def write_pictures(
 
     Args:
         out: The folder; its shards go once the npz is whole.
-        request: What was asked for.
+        request: Seeds, conditions and names of the images.
         pngs: At most so many PNG files.
         finished: Whether an earlier call did all this.
         console: Where it is said.
@@ -165,7 +165,7 @@ def grid_of(images: NDArray[np.uint8], request: Request) -> NDArray[np.uint8]:
 
     Args:
         images: The first images, `(n, H, W, 3)`, in the request's order.
-        request: What was asked for.
+        request: Seeds, conditions and names of the images.
     """
     if request.columns is None:
         return image_grid(images[:100])

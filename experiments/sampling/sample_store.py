@@ -77,7 +77,7 @@ class SampleStore:
             )
 
     def write(self, number: int, pixels: Tensor, seeds: Tensor, labels: Tensor | None) -> None:
-        """Write one shard of uint8 images `(n, 3, H, W)`; -1 stands for no label."""
+        """Write one shard of uint8 images `(n, 3, H, W)`; label -1 means none."""
         labels = torch.full_like(seeds, -1) if labels is None else labels
         images = pixels.permute(0, 2, 3, 1).contiguous()
         with atomic_path(self.path(number)) as temporary, temporary.open("wb") as handle:
@@ -172,7 +172,7 @@ def generate_shards(
         folder: Where the shards are.
         model: The network.
         objective: What it was trained on.
-        sampler: How to walk.
+        sampler: How to integrate from noise to data.
         guidance: How to guide.
         seeds: One per image, int64 `(n,)`.
         labels: As for `generate`.

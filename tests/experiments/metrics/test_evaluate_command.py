@@ -126,7 +126,7 @@ def test_pictures_are_scored(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert command(*asked, "--steps", 3) == 2
     assert "--steps is for sampling from a run" in capsys.readouterr().err
     assert command(folder, "--metrics", "accuracy", "--features", "digits-classifier") == 2
-    assert "not known here" in capsys.readouterr().err
+    assert "unknown here" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
