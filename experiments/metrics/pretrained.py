@@ -214,7 +214,7 @@ def build_dinov2(
         return timm.create_model(
             model,
             pretrained=pretrained,
-            pretrained_cfg_overlay=file and {"file": str(file)},
+            pretrained_cfg_overlay={"file": str(file)} if file else None,
             num_classes=0,
             img_size=SIZE,
         )

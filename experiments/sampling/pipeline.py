@@ -97,7 +97,7 @@ def model_cost(
         guidance: Has the route that sparse passes take.
         weak_model: The weaker network, if there is one.
         attention: Count what mixes tokens too; False counts linear layers only, as SG's table does
-            (not with reuse: the cost of a block is known as a whole).
+            (not with skipped blocks: the cost of a block is known as a whole).
     """
 
     @lru_cache(maxsize=4096)
@@ -106,7 +106,7 @@ def model_cost(
         route = guidance.route.with_rate(rate) if rate > 0 and guidance.route else "none"
         found = backbone_cost(**config, route=route)
         if skipped and not attention:
-            raise ValueError("reuse is counted with attention only")
+            raise ValueError("skipped blocks are counted with attention only")
         total = found.macs_routed if attention else found.macs_routed_no_attention
         return float(total - sum(found.per_block[i] for i in skipped))
 
@@ -202,7 +202,9 @@ class SamplingPipeline:
         cost, route = self.cost(), self.guidance.route
         guidance = described(self.guidance.options) + (f" route={route}" if route else "")
         reused = self.sampler.options.reuse not in (None, "none")
-        linear = None if reused else self.cost(attention=False).gmacs_per_evaluation
+        # Without some blocks only the whole of the others is known, attention included.
+        whole = not reused and not any(p.drop for p in self.guidance.guided(0.0))
+        linear = self.cost(attention=False).gmacs_per_evaluation if whole else None
         lines = [
             f"sampler   {self.sampler.name}, {self.sampler.steps} steps, "
             f"{cost.evaluations} evaluations of objective {self.objective.name}",

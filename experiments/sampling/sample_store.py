@@ -223,7 +223,6 @@ def generate_shards(
         return paths
     mine = range(rank, len(pieces), world)
     done, total = 0, sum(len(pieces[k]) for k in mine)
-    report = progress or (lambda done, total: None)
     for k in mine:
         rows = pieces[k]
         if not paths[k].exists():
@@ -237,17 +236,22 @@ def generate_shards(
                 text(rows) if callable(text) else None if text is None else text[rows],
                 batch=batch,
                 device=device,
-                progress=lambda n, _, before=done: report(before + n, total),
+                progress=_counted_from(done, total, progress),
                 weak_model=weak_model,
             )
             pixels = torch.cat([to_pixels(piece).cpu() for piece in images.split(batch)])
             store.write(k, pixels, seeds[rows], None if labels is None else labels[rows])
-        else:
-            report(done + len(rows), total)
+        elif progress:
+            progress(done + len(rows), total)
         done += len(rows)
     if accelerator is not None:
         accelerator.wait_for_everyone()
     return paths
+
+
+def _counted_from(before: int, total: int, progress: Progress | None) -> Progress | None:
+    """Return the progress of one shard as that of all."""
+    return progress and (lambda done, _: progress(before + done, total))
 
 
 def _digest(*conditions: Tensor | Text | None) -> str:

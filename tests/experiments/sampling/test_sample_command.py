@@ -132,6 +132,13 @@ def test_samplers_steps_weak_checkpoints_and_reuse(weights, tmp_path, capsys):
     assert "blocks 1-2 run in one of 2 evaluations" in said and "images differ by" in said
 
 
+def test_a_pass_without_the_fused_span_is_costed_and_sampled(tmp_path, capsys):
+    fused = export(tmp_path / "fused.safetensors", "routing.learned=fuse")
+    arguments = ["--guidance", "pathdrop", "--seeds", "0-1", "--device", "cpu"]
+    assert run(fused, *arguments, "--out", tmp_path / "out") == 0
+    assert "10 passes in 10 batches" in capsys.readouterr().out
+
+
 def test_an_image_of_a_seed_and_class_is_the_same_in_every_request(weights, tmp_path):
     common = ["--device", "cpu", "--batch", 2, "--seeds"]
     assert run(weights, "--classes", "0-2", *common, "0-3", "--out", tmp_path / "a") == 0
