@@ -243,7 +243,7 @@ class _Work:
 
     def batch(self, start: int, count: int) -> None:
         """Add `count` held-out samples from `start` on, at every noise level."""
-        from routing import Draws
+        from routing.rng import Draws
 
         index = torch.arange(start, start + count, device=self.device)
         draws = Draws(self.protocol.seed, 0, index, device=self.device)
@@ -290,8 +290,9 @@ class _Work:
 
         Inside the route a token that skips has the state it had at the route's start.
         """
-        from routing import Routing, Selection
         from routing.route import keep_count
+        from routing.selection import Selection
+        from routing.stack import Routing
 
         options = self.loaded.config.routing
         selection = Selection(options.selection, options.shared, options.block)

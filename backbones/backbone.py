@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,12 +26,7 @@ from backbones.registry import block_class, parse_options
 from backbones.sizes import BackboneError, Size, parse_size
 from routing.layout import Layout
 from routing.learned import Fuse, LearnedRouter
-from routing.stack import Stack
-
-if TYPE_CHECKING:
-    from routing.reuse import Reuse
-    from routing.spec import Routing
-    from routing.stack import StackOutput
+from routing.stack import Reuse, Routing, Stack, StackOutput
 
 
 @dataclass

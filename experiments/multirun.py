@@ -102,7 +102,7 @@ def _values(override: Any) -> int:
     """Return how many values an override sweeps over, without making them."""
     from hydra.core.override_parser.types import ChoiceSweep, Glob, RangeSweep
 
-    from experiments.config.schema import GROUPS, options_of
+    from experiments.config import GROUPS, options_of
 
     value = override.value()
     if isinstance(value, RangeSweep):

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from experiments.benchmark.step_times import LABEL_DROP, Step
-from routing import Draws, Routing, keep_count
+from routing.rng import Draws
+from routing.route import keep_count
+from routing.stack import Routing
 
 
 class GraphedStep:

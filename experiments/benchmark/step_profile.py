@@ -19,8 +19,8 @@ import torch
 
 from experiments.benchmark.step_times import Step, named, step_memory
 from experiments.runtime.memory import available_memory
-from routing.execute import Run
 from routing.layout import Layout
+from routing.stack import StackPass
 
 NORM, SCAN = "norm, gate", "scan order"
 PARTS = (
@@ -76,8 +76,8 @@ def _scopes(step: Step) -> Iterator[None]:
         scope(model.head, "head")
         wrap(model, "embed", "embed")
         wrap(model.modulate, "forward", "embed")
-        for method in ("open", "close"):
-            wrap(Run, method, "route")
+        for method in ("open", "gather", "scatter"):
+            wrap(StackPass, method, "route")
         for method in ROUTE:
             if hasattr(Layout, method):
                 wrap(Layout, method, "route")

@@ -26,7 +26,10 @@ from experiments.benchmark.plain_dit import PlainDiT, PlainUpdate
 from experiments.diffusion import create_objective
 from experiments.runtime.memory import check_fits
 from experiments.training.build import compile_blocks
-from routing import Draws, Route, Routing, Selection
+from routing.rng import Draws
+from routing.route import Route
+from routing.selection import Selection
+from routing.stack import Routing
 
 CLASSES = 1000
 LABEL_DROP = 0.1

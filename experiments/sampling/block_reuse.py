@@ -2,7 +2,7 @@
 
 Neighbouring blocks and neighbouring sampling steps compute nearly the same (TREAD, Figure 4: the
 similarity that routing exploits in training). Blocks i..j run at every n-th evaluation only; in
-between, what they added to the tokens the last time is added again (`routing.reuse.Reuse`).
+between, what they added to the tokens the last time is added again (`routing.stack.Reuse`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 from torch import nn
 
 from experiments.diffusion.diffusion_options import DiffusionError, SamplerOptions
-from routing import Reuse, Route
+from routing.route import Route
+from routing.stack import Reuse
 
 
 @dataclass

@@ -20,7 +20,9 @@ from experiments.diffusion.objective import Objective, Prediction
 from experiments.diffusion.samplers import Sampler
 from experiments.runtime import signals
 from experiments.sampling.block_reuse import ReusePlan, plan_reuse
-from routing import Draws, Route, Routing, keep_count
+from routing.rng import Draws
+from routing.route import Route, keep_count
+from routing.stack import Routing
 
 #: Called with images done and images in all.
 Progress = Callable[[int, int], None]

@@ -21,7 +21,7 @@ from experiments.sampling.block_reuse import plan_reuse
 from experiments.sampling.generation import Progress, batches, generate, progress_of
 from experiments.training.checkpoint import load_model
 from experiments.training.routes import first_route
-from routing import Selection
+from routing.selection import Selection
 
 #: Images on which the error of reuse is measured.
 PROBES = 8

@@ -27,8 +27,8 @@ from experiments.runtime.memory import micro_batches, out_of_memory
 from experiments.training import checkpoint, evaluation
 from experiments.training.loss import training_loss
 from experiments.training.state import State
-from routing import Draws
 from routing.errors import UserError
+from routing.rng import Draws
 
 if TYPE_CHECKING:
     from experiments.config.schema import Config

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from experiments.config.schema import TrainConfig
     from experiments.data import Batch
     from experiments.diffusion import Objective
-    from routing import Draws, Routing
+    from routing.rng import Draws
+    from routing.stack import Routing
 
 
 class Capture:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from backbones.sizes import parse_size
@@ -11,7 +12,8 @@ from routing.route import Route, RouteError, Segment
 if TYPE_CHECKING:
     from backbones.cost import Cost
     from experiments.config.schema import Config
-    from routing import Draws, Routing, Selection
+    from routing.rng import Draws
+    from routing.stack import Routing
 
 
 # Frozen encoders that REPA can align to, and the width of their features (`alignment.py`).
@@ -30,32 +32,32 @@ class TrainingRoutes:
     """
 
     def __init__(self, config: Config, model: dict[str, Any] | None = None) -> None:
-        self.config, self.options, self.depth = config, config.routing, config.depth
+        self.config = config
+        self.schedule = config.routing.resolve(config.depth)
         self._model = model
-        self._macs: dict[str, float] = {}
-
-    @property
-    def selection(self) -> Selection:
-        """How the tokens that stay are chosen."""
-        from routing.selection import Selection
-
-        return Selection(self.options.selection, self.options.shared, self.options.block)
+        self._macs: dict[Route, float] = {}
 
     def training(self, draws: Draws, progress: float) -> Routing | None:
         """Return what the step at `progress` (0 at the first, below 1 at the last) does."""
-        return self.options.routing(progress, draws, self.depth)
+        route = self.schedule.at(progress)
+        return dataclasses.replace(self._every_step, route=route, draws=draws) if route else None
+
+    @cached_property
+    def _every_step(self) -> Routing:
+        from routing.stack import Routing
+
+        return Routing.from_options(self.config.routing)
 
     def macs(self, progress: float) -> float:
         """Return the forward MACs of one image at `progress`: a mean where an end is drawn."""
-        route = self.options.at(progress, self.depth)
-        key = str(route)
-        if key not in self._macs:
+        route = self.schedule.at(progress)
+        if route not in self._macs:
             if self._model is None:
                 from experiments.data.facts import facts
 
                 self._model = model_arguments(self.config, facts(self.config.data))
-            self._macs[key] = float(run_cost(self.config, self._model, route).macs_routed)
-        return self._macs[key]
+            self._macs[route] = float(run_cost(self.config, self._model, route).macs_routed)
+        return self._macs[route]
 
 
 def first_route(config: Config) -> Route:

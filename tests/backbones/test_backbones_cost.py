@@ -108,7 +108,7 @@ def test_dit_agrees_with_torch(options):
 
 def test_routed_dit_agrees_with_torch():
     from routing.route import Route
-    from routing.spec import Routing
+    from routing.stack import Routing
 
     model = backbones.create("dit", "T/2", in_channels=2, input_size=16, num_classes=3)
     plan = Routing(Route.parse("2-8@0.5"), ids=torch.arange(32))
@@ -186,7 +186,7 @@ def test_everything_adds_up():
 def test_activations_are_what_autograd_saves(name, route):
     """Bytes of the distinct storages that autograd keeps for the backward pass, within 15 %."""
     from routing.route import Route
-    from routing.spec import Routing
+    from routing.stack import Routing
 
     model = backbones.create(name, "S/2", depth=4, input_size=32)
     with torch.no_grad():

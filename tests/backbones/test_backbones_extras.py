@@ -7,7 +7,7 @@ import backbones
 from backbones.cost import cost
 from backbones.sizes import BackboneError
 from routing.route import Route
-from routing.spec import Routing
+from routing.stack import Routing
 
 torch.set_num_threads(1)
 SHAPE = {"in_channels": 2, "input_size": 8, "num_classes": 3, "depth": 4, "width": 32, "heads": 2}

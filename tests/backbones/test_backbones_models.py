@@ -143,7 +143,7 @@ def test_a_model_in_bf16_runs(name):
 def test_checkpointing_changes_nothing(name):
     """Activations recomputed inside a route: the same loss, the same gradients."""
     from routing.route import Route
-    from routing.spec import Routing
+    from routing.stack import Routing
 
     grads = []
     model = stir(tiny(name))
