@@ -69,9 +69,8 @@ class Guidance:
 
     def __init__(self, options: GuidanceOptions | None = None) -> None:
         self.options = options or GuidanceOptions()
-        #: What passes with a rate do: the route, the `routing.Selection`, further `Routing` fields.
+        #: What passes with a rate do: the route, and further fields of `routing.Routing`.
         self.route: Any = None
-        self.selection: Any = None
         self.routing: dict[str, Any] = {}
 
     @property
@@ -269,17 +268,14 @@ def has_text(model: Any) -> bool:
     return bool((getattr(model, "config", None) or {}).get("text"))
 
 
-def create_guidance(
-    options: Any = None, route: Any = None, selection: Any = None, **routing: Any
-) -> Guidance:
+def create_guidance(options: Any = None, route: Any = None, **routing: Any) -> Guidance:
     """Return the guidance that `options` names.
 
     Args:
         options: A name, a mapping or dataclass with the keys of `conf/guidance/<name>.yaml`.
         route: The route the model was trained with (text or `routing.Route`); routed guidance
             uses it unless `guidance.route` names another.
-        selection: The `routing.Selection` it was trained with.
-        **routing: Further fields of `routing.Routing` that passes with a route need.
+        **routing: Further fields of `routing.Routing` for passes with a route, as `selection`.
 
     Raises:
         DiffusionError: If routed guidance has no route.
@@ -295,5 +291,5 @@ def create_guidance(
                 "to try it (guidance.route=auto), or use guidance=cfg"
             )
         guidance.route = chosen
-    guidance.selection, guidance.routing = selection, routing
+    guidance.routing = routing
     return guidance

@@ -390,10 +390,11 @@ class DDPM(Objective):
         return Prediction(self._clean(x, epsilon, time), variance)
 
     def loss(self, net: Net, x0: Tensor, noise: Tensor, time: Tensor, **cond: Any) -> Tensor:
-        """Return (epsilon_net - noise)^2, plus the variational bound with a learned variance.
+        """Return (epsilon_net - noise)^2 (Ho et al., Equation 14), plus the weighted bound L_vlb.
 
-        The bound trains only the variance: it sees the mean without gradient (improved DDPM, 4).
-        Divided by T and weighted `1000 / T * 1e-3 * T = 1`, it is the per-step term in bits.
+        L_hybrid = L_simple + vlb L_vlb (improved DDPM, Equation 16). The bound trains only the
+        learned variance: it sees the mean without gradient. Divided by T and weighted
+        `1000 / T * 1e-3 * T = 1`, it is the per-step term in bits.
         """
         x = self.corrupt(x0, noise, time)
         epsilon, fraction = self._split(self.call(net, x, time, **cond), x)
@@ -425,7 +426,8 @@ class DDPM(Objective):
     def posterior(self, x: Tensor, x0: Tensor, time: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the mean of q(x_{k-1} | x_k, x0) and the log of its smallest and largest variance.
 
-        The smallest is beta-tilde, clipped at step 0 to that of step 1; the largest is beta.
+        Ho et al., Equation 7. The smallest is beta-tilde, clipped at step 0 to that of step 1; the
+        largest is beta.
         """
         names = ("betas", "abar", "before", "log_tilde")
         beta, abar, before, low = (self._table(n, time.device)[time.long()] for n in names)

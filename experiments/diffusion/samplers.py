@@ -105,7 +105,7 @@ class Sampler:
     def _posterior(
         self, x: Tensor, x0: Tensor, time: float, after: float
     ) -> tuple[Tensor, float, float]:
-        """Return mean and (smallest, largest) variance of q(x_after | x_time, x0)."""
+        """Return mean and (smallest, largest) variance of q(x_after | x_time, x0), as DDPM's."""
         a_t, a_s = (self._value(self.objective.alpha, t) for t in (time, after))
         v_t, v_s = (self._value(self.objective.sigma, t) ** 2 for t in (time, after))
         ratio = a_t / a_s
@@ -126,7 +126,7 @@ class Euler(Sampler):
 
 
 class Heun(Sampler):
-    """Heun's method: order 2, Euler on the last interval because the slope at u = 0 is 0 / 0."""
+    """Heun's method (EDM, Algorithm 1), order 2; Euler last, as the slope at u = 0 is 0 / 0."""
 
     def evaluations(self) -> list[tuple[int, float]]:
         """Return two evaluations a step, one for the last."""

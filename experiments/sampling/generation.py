@@ -138,11 +138,8 @@ class Guided:
             return {}
         nested = getattr(self.guidance.options, "subsets", "independent") == "nested"
         route = self.guidance.route.with_rate(rate).resolve(model.depth)
-        extra = dict(self.guidance.routing)
-        if self.guidance.selection is not None:
-            extra["selection"] = self.guidance.selection
         draws = self._draws(evaluation, copies, 0 if nested else first)
-        return {"routing": Routing(route=route, draws=draws, **extra)}
+        return {"routing": Routing(route=route, draws=draws, **self.guidance.routing)}
 
     def _draws(self, evaluation: int, copies: int, branch: int) -> Draws:
         return Draws(SAMPLING_SEED, evaluation * _PASSES + branch, self.seeds.repeat(copies))
