@@ -50,6 +50,9 @@ def evaluate(arguments: argparse.Namespace) -> int:
         )
     for name in ("metrics", "features"):
         setattr(arguments, name, split_names(getattr(arguments, name)))
+    for name in ("cache", "out"):
+        given = getattr(arguments, name)
+        setattr(arguments, name, Path(given).expanduser() if given else None)
     device = _processes()
     console = log.Console(quiet=bool(world()[0]))
     run = source.suffix == ".safetensors" or (
@@ -93,10 +96,6 @@ def _processes() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _cache(arguments: argparse.Namespace) -> Path:
-    return Path(arguments.cache).expanduser() if arguments.cache else scoring.default_cache()
-
-
 # --- runs ---------------------------------------------------------------------------------------
 
 
@@ -115,9 +114,8 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
     given = {name: getattr(args, name) for name in ("samples", "seed", *_OPTIONS)}
     options = scoring.options_for(config, **given)
     if args.write_reference:
-        cache = Path(args.cache).expanduser() if args.cache else scoring.cache_of(config)
+        cache, title = args.cache or scoring.cache_of(config), f"{dataset.name}-{args.split}"
         images = own_images(dataset, args.split)
-        title = f"{dataset.name}-{args.split}"
         return _write(args, options, dataset, cache, images, title, device, console)
     name, more = parse_choice(args.sampler or "")
     sampler = chosen_options("sampler", config.sampler, name, {**changes["sampler"], **more})
@@ -126,8 +124,7 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
         for name, more in chosen
     ]
     weights, step = checksum(loaded.model), loaded.step
-    beside = source if source.is_dir() else source.parent
-    folder = Path(args.out).expanduser() if args.out else beside / "evaluations"
+    folder = args.out or (source if source.is_dir() else source.parent) / "evaluations"
     for guidance in guidances:
         pipeline = SamplingPipeline.make(loaded.model, config, sampler, guidance)
         scores, store = scoring.sample_and_score(
@@ -137,7 +134,7 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
             options,
             step=step,
             device=device,
-            cache=Path(args.cache).expanduser() if args.cache else None,
+            cache=args.cache,
             out=folder / "samples",
             identity=weights,
             console=console,
@@ -192,12 +189,12 @@ def _images(
     options = _defaults(args, n)
     mine = share(n)
     stream = images.batches(mine)
+    cache = args.cache or scoring.default_cache()
     if args.write_reference:
-        cache = _cache(args)
         return _write(args, options, dataset, cache, stream, source.name, device, console)
     labels = images.labels()
     labels = None if labels is None else labels[:n]
-    meters = prepare(options, dataset, _cache(args), device, labelled=labels is not None)
+    meters = prepare(options, dataset, cache, device, labelled=labels is not None)
     start = mine.start
     with console.progress("score", n) as bar:
         for batch in stream:
@@ -206,9 +203,8 @@ def _images(
             start = stop
             bar.update(min(n, (start - mine.start) * world()[1]))
     scores = meters.results(labels, source=str(source))
-    folder = Path(args.out).expanduser() if args.out else None
     about = {"source": str(source), "data": args.data}
-    _finish(folder, source.stem, about, options, scores, console)
+    _finish(args.out, source.stem, about, options, scores, console)
     return 0
 
 

@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 _HOME = {
+    "SamplingPipeline": "pipeline",
     "generate": "generation",
     "labels_from_seeds": "generation",
     "model_cost": "pipeline",

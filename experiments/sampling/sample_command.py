@@ -84,10 +84,7 @@ def sample(
     with console.progress("sampling", count, min(kept, count)) as bar:
         generate_shards(
             out / "shards",
-            model,
-            pipeline.objective,
-            pipeline.sampler,
-            pipeline.guidance,
+            pipeline,
             torch.tensor(request.seeds),
             "from-seed" if request.labels is None else torch.tensor(request.labels),
             None if request.captions is None else text_of,
@@ -101,7 +98,6 @@ def sample(
             accelerator=accelerator,
             # All processes are about equally fast: the first measures the progress of all.
             progress=lambda done, _: bar.update(min(count, done * world)),
-            weak_model=pipeline.weak,
             finished=finished,
         )
     if main_process:

@@ -24,11 +24,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from experiments.diffusion.diffusion_options import DiffusionError
-from experiments.diffusion.guidance import Guidance
-from experiments.diffusion.objective import Objective
-from experiments.diffusion.samplers import Sampler
 from experiments.runtime.files import atomic_path, atomic_write
-from experiments.sampling.generation import Progress, generate, labels_from_seeds
+from experiments.sampling.generation import Progress, labels_from_seeds
+from experiments.sampling.pipeline import SamplingPipeline
 from routing.plain import json_of
 
 FORMAT = "tread-suite-samples/1"
@@ -148,10 +146,7 @@ def read_shards(folder: str | os.PathLike[str]) -> Iterator[Shard]:
 
 def generate_shards(
     folder: str | os.PathLike[str],
-    model: Any,
-    objective: Objective,
-    sampler: Sampler,
-    guidance: Guidance,
+    pipeline: SamplingPipeline,
     seeds: Tensor,
     labels: Tensor | str | None = "from-seed",
     text: Tensor | Text | None = None,
@@ -163,17 +158,13 @@ def generate_shards(
     device: torch.device | str | None = None,
     accelerator: Any = None,
     progress: Progress | None = None,
-    weak_model: Any = None,
     finished: bool = False,
 ) -> list[Path]:
     """Generate one image per seed into a folder, going on where an earlier call stopped.
 
     Args:
         folder: Where the shards are.
-        model: The network.
-        objective: What it was trained on.
-        sampler: How to integrate from noise to data.
-        guidance: How to guide.
+        pipeline: The model, and how it is sampled.
         seeds: One per image, int64 `(n,)`.
         labels: As for `generate`.
         text: Text states `(n, L, E)`, or a function from positions `(b,)` to `(b, L, E)`.
@@ -184,7 +175,6 @@ def generate_shards(
         device: Where to sample.
         accelerator: An `accelerate.Accelerator`: its processes share the shards.
         progress: Called with images done and images in all, of this process's share.
-        weak_model: The weaker network, if guidance has one.
         finished: Only compare the settings: the shards were used and removed already.
 
     Returns:
@@ -195,14 +185,15 @@ def generate_shards(
     """
     store, seeds = SampleStore(Path(folder)), seeds.cpu()
     if isinstance(labels, str):
-        labels = labels_from_seeds(seeds, getattr(model, "num_classes", 0), labels)
+        labels = labels_from_seeds(seeds, getattr(pipeline.model, "num_classes", 0), labels)
     labels = None if labels is None else labels.cpu()
     rank, world = 0, 1
     if accelerator is not None:
         rank, world = accelerator.process_index, accelerator.num_processes
-    parts: dict[str, Any] = {"objective": objective, "sampler": sampler, "guidance": guidance}
-    options = {key: dataclasses.asdict(part.options) for key, part in parts.items()}
-    options["guidance"]["route"] = str(guidance.route) if guidance.route else None
+    parts = ("objective", "sampler", "guidance")
+    options = {part: dataclasses.asdict(getattr(pipeline, part).options) for part in parts}
+    route = pipeline.guidance.route
+    options["guidance"]["route"] = str(route) if route else None
     about = {
         "format": FORMAT,
         "count": len(seeds),
@@ -226,18 +217,13 @@ def generate_shards(
     for k in mine:
         rows = pieces[k]
         if not paths[k].exists():
-            images = generate(
-                model,
-                objective,
-                sampler,
-                guidance,
+            images = pipeline.generate(
                 seeds[rows],
                 None if labels is None else labels[rows],
                 text(rows) if callable(text) else None if text is None else text[rows],
                 batch=batch,
                 device=device,
                 progress=_counted_from(done, total, progress),
-                weak_model=weak_model,
             )
             pixels = torch.cat([to_pixels(piece).cpu() for piece in images.split(batch)])
             store.write(k, pixels, seeds[rows], None if labels is None else labels[rows])

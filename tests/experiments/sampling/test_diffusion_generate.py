@@ -19,6 +19,7 @@ import backbones
 from experiments.diffusion import create_guidance, create_objective, create_sampler
 from experiments.diffusion.diffusion_options import DiffusionError
 from experiments.sampling import (
+    SamplingPipeline,
     generate,
     generate_shards,
     labels_from_seeds,
@@ -161,7 +162,8 @@ def make(folder, n=11, **options):
         "settings": {"weights": "a"},
         **options,
     }
-    return generate_shards(folder, tiny(), *parts("euler", "cfg"), torch.arange(n), **settings)
+    pipeline = SamplingPipeline(tiny(), *parts("euler", "cfg"))
+    return generate_shards(folder, pipeline, torch.arange(n), **settings)
 
 
 def contents(folder):
@@ -229,7 +231,7 @@ def test_a_call_that_failed_before_its_first_image_claims_nothing(tmp_path):
         raise ValueError("no such word")
 
     model = tiny(num_classes=0, text=(3, 6))
-    rest = (model, *parts("euler", "cfg"), torch.arange(3))
+    rest = (SamplingPipeline(model, *parts("euler", "cfg")), torch.arange(3))
     with pytest.raises(ValueError, match="no such word"):
         generate_shards(tmp_path, *rest, text=fail, to_pixels=pixels, settings={"captions": "a"})
     text = torch.randn(3, 3, 6)
