@@ -144,9 +144,11 @@ class Meter:
         """Return the numbers of one metric; what it needs was collected and loaded before."""
         real: Any = self.reference
         if metric == "fd":
-            return {"fd": frechet_distance(*found.moments.finish(), real.mu, real.sigma)}
+            mu, sigma = found.moments.finish()
+            return {"fd": frechet_distance(mu, sigma, real.mu, real.sigma)}
         if metric == "sfid":
-            return {"sfid": frechet_distance(*found.spatial.finish(), real.mu_s, real.sigma_s)}
+            mu, sigma = found.spatial.finish()
+            return {"sfid": frechet_distance(mu, sigma, real.mu_s, real.sigma_s)}
         if metric == "is":
             return {"is": inception_score(found.logits)}
         if metric == "accuracy":

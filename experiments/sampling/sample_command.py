@@ -75,9 +75,10 @@ def sample(
     out = Path(args.out)
     finished = (out / "samples.npz").exists() and (out / "shards/manifest.json").exists()
     weights = sha256(loaded.source) if loaded.source.endswith(".safetensors") else loaded.source
+    texts = request.captions or []
 
     def text_of(rows: torch.Tensor) -> torch.Tensor:
-        return dataset.encode_text([request.captions[i] for i in rows.tolist()])
+        return dataset.encode_text([texts[i] for i in rows.tolist()])
 
     count = len(request.seeds)
     kept = SHARD * len(list((out / "shards").glob("shard-*.npz")))
@@ -87,7 +88,7 @@ def sample(
             pipeline,
             torch.tensor(request.seeds),
             "from-seed" if request.labels is None else torch.tensor(request.labels),
-            None if request.captions is None else text_of,
+            text_of if texts else None,
             to_pixels=dataset.to_pixels,
             settings={
                 "weights": [weights, loaded.step, args.weights],
