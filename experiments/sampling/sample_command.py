@@ -21,7 +21,7 @@ from experiments.sampling.pictures import image_grid, save_png
 from experiments.sampling.pipeline import SamplingPipeline
 from experiments.sampling.request import Request, chosen_options, parse_classes, plan_request
 from experiments.sampling.sample_store import SHARD, generate_shards, read_shards, write_npz
-from experiments.training.checkpoint import Loaded, load_model
+from experiments.training.checkpoint import TrainedModel, load_model
 
 MOST_COLUMNS, MOST_ROWS = 16, 20
 #: Options of data that have nothing to do with where the training data are.
@@ -106,7 +106,7 @@ def sample(
     return 0
 
 
-def data_of(loaded: Loaded, changes: dict[str, Any], device: Any) -> Any:
+def data_of(loaded: TrainedModel, changes: dict[str, Any], device: Any) -> Any:
     """Return what turns samples into pixels; for latents from the weights alone.
 
     Args:

@@ -6,11 +6,13 @@ import dataclasses
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from backbones.cost import ALIGN, Cost, cost
 from backbones.sizes import parse_size
+from experiments.data.facts import facts
 from routing.route import Route, RouteError, Segment
+from routing.schedule import RouteSchedule
 
 if TYPE_CHECKING:
-    from backbones.cost import Cost
     from experiments.config.schema import Config
     from routing.rng import Draws
     from routing.stack import Routing
@@ -53,8 +55,6 @@ class TrainingRoutes:
         route = self.schedule.at(progress)
         if route not in self._macs:
             if self._model is None:
-                from experiments.data.facts import facts
-
                 self._model = model_arguments(self.config, facts(self.config.data))
             self._macs[route] = float(run_cost(self.config, self._model, route).macs_routed)
         return self._macs[route]
@@ -65,8 +65,6 @@ def first_route(config: Config) -> Route:
 
     It is what the banner, the costs, a learned span and routed guidance refer to.
     """
-    from routing.schedule import RouteSchedule
-
     return RouteSchedule.parse(config.route).resolve(config.depth).first
 
 
@@ -91,8 +89,7 @@ def learned_parts(config: Config) -> dict[str, Any]:
     """Return the arguments of what a variant adds: SPRINT's fusion, a router, REPA's projector."""
     parts: dict[str, Any] = {}
     if config.routing.learned != "none":
-        key = {"fuse": "fuse", "router": "router"}[config.routing.learned]
-        parts[key] = str(first_route(config))
+        parts[config.routing.learned] = str(first_route(config))
     if config.train.encoder != "none" and config.backbone.get("align") is None:
         width = int(config.backbone.get("width") or parse_size(config.size).width)
         # REPA aligns its eighth block of 24 or 28, and the fourth of 12.
@@ -112,8 +109,6 @@ def run_cost(config: Config, model: dict[str, Any], route: Route | None = None) 
         model: The arguments of `backbones.create` (a model's `config`).
         route: A resolved route; None takes the run's first one.
     """
-    from backbones.cost import cost
-
     options = config.routing
     if route is None:
         # Routed never, though the model has what a routed one has: SPRINT's dense fine-tune.
@@ -149,8 +144,6 @@ def check_routing(config: Config) -> None:
     Raises:
         UserError: One sentence.
     """
-    from experiments.data.facts import facts
-
     _, height, width = facts(config.data)["shape"]
     patch = parse_size(config.size).patch
     name = f"{config.backbone['name']}-{config.size}"
@@ -164,8 +157,6 @@ def check_routing(config: Config) -> None:
 
 
 def _check_align(config: Config) -> None:
-    from backbones.cost import ALIGN
-
     given, encoder = config.backbone.get("align"), config.train.encoder
     if not given:
         return
