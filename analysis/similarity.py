@@ -41,9 +41,10 @@ from torch import Tensor
 
 from analysis.runs.run_files import Damaged, check_path, shown
 from analysis.runs.run_records import AnalysisError, find
+from experiments.diffusion import create_objective
 from experiments.runtime.files import atomic_write
-from experiments.training.build import make_dataset, make_objective
-from experiments.training.checkpoint import Loaded, load_model
+from experiments.training.build import make_dataset
+from experiments.training.checkpoint import TrainedModel, load_model
 from routing import Draws, Routing, Selection
 from routing.errors import UserError
 from routing.plain import json_of
@@ -270,7 +271,7 @@ def _arrays(means: _Means, protocol: Protocol) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _described(loaded: Loaded, protocol: Protocol, run: str | Path, route: str) -> dict[str, Any]:
+def _described(loaded: TrainedModel, protocol: Protocol, run: str | Path, route: str) -> dict[str, Any]:
     config = loaded.config
     return {
         "run": Path(run).name,
@@ -296,12 +297,12 @@ def _described(loaded: Loaded, protocol: Protocol, run: str | Path, route: str) 
 class _Measurement:
     """One measurement: the model, its data and objective, and the running means."""
 
-    def __init__(self, loaded: Loaded, protocol: Protocol) -> None:
+    def __init__(self, loaded: TrainedModel, protocol: Protocol) -> None:
         self.loaded, self.protocol = loaded, protocol
         self.model: Any = loaded.model
         self.device = next(self.model.parameters()).device
         self.dataset: Any = make_dataset(loaded.config, self.device)
-        self.objective: Any = make_objective(loaded.config)
+        self.objective: Any = create_objective(loaded.config.objective)
         self.route = Route.parse(loaded.config.resolved_route)
         self.means = _Means()
 

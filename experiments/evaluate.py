@@ -11,6 +11,7 @@ if __name__ == "__main__":
 
 import argparse
 
+from experiments.metrics.eval_options import FEATURES, METRICS
 from experiments.runtime.command import run_command
 from routing.errors import Parser
 
@@ -31,8 +32,6 @@ goes on where it was when it is given again. torchrun shares the samples over pr
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
-    from experiments.metrics.metric_names import FEATURES, METRICS
-
     p = Parser(
         prog="python experiments/evaluate.py",
         description="Sample from a checkpoint and score the samples, or score images.",

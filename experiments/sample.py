@@ -5,28 +5,20 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 # The repository root, not this script's folder: `experiments` is a package, from anywhere.
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from experiments.diffusion.diffusion_options import DiffusionError
+from experiments.diffusion.diffusion_options import OPTIONS, DiffusionError
 from experiments.runtime.command import run_command
 from experiments.sampling.request import (
-    Request,
     chosen_options,
-    names_of,
     parse_captions,
-    parse_classes,
     parse_numbers,
     parse_overrides,
-    plan_request,
 )
 from routing.errors import Parser
-
-if TYPE_CHECKING:
-    from experiments.training.checkpoint import TrainedModel
 
 EXAMPLES = """\
 examples:
@@ -62,11 +54,11 @@ def parser() -> argparse.ArgumentParser:
         "--captions", help="for text models: separated by ; or a .txt file, one per line"
     )
     p.add_argument("--seeds", default="0-63", help="one image per seed and class (default: 0-63)")
-    p.add_argument("--guidance", help=f"{names_of('guidance')} (default: the run's)")
+    p.add_argument("--guidance", help=f"{', '.join(OPTIONS['guidance'])} (default: the run's)")
     p.add_argument(
         "--scale", type=float, help="guidance scale; 1 is none (default: the guidance's)"
     )
-    p.add_argument("--sampler", help=f"{names_of('sampler')} (default: the run's)")
+    p.add_argument("--sampler", help=f"{', '.join(OPTIONS['sampler'])} (default: the run's)")
     p.add_argument("--steps", type=int, help="sampling steps (default: the run's)")
     p.add_argument("--out", default="samples", help="folder to write to (default: samples)")
     p.add_argument(
@@ -102,139 +94,9 @@ def main(argv: list[str]) -> int:
         if name is not None:
             chosen_options(kind, {}, name, changes[kind])
 
-    from experiments.training.checkpoint import load_model
+    from experiments.sampling.sample_command import sample
 
-    accelerator = processes(args.device)
-    device = accelerator.device if accelerator else args.device
-    loaded = load_model(args.source, step=args.step, weights=args.weights, device=device)
-    names = loaded.info.get("class_names") or ()
-    classes = args.classes and parse_classes(args.classes, loaded.model.num_classes, names)
-    check_captions(loaded, captions)
-    request = plan_request(seeds, classes or None, captions, names)
-    return sample(args, loaded, changes, request, accelerator)
-
-
-def processes(device: str | None) -> Any:
-    """Return an Accelerator where several processes were started, else None."""
-    import os
-
-    if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
-        return None
-    import torch
-    from accelerate import Accelerator
-
-    # Without the word, accelerate starts no process group where there is no GPU.
-    return Accelerator(cpu=device == "cpu" or not torch.cuda.is_available())
-
-
-def check_captions(loaded: TrainedModel, captions: list[str] | None) -> None:
-    """Refuse captions without a text model, and a text model without captions."""
-    if captions is None and loaded.model.prefix:
-        raise DiffusionError("this model is conditioned on text; give --captions 'one; another'")
-    if captions is not None and not loaded.model.prefix:
-        raise DiffusionError("--captions: this model is not conditioned on text; leave them out")
-
-
-def sample(
-    args: argparse.Namespace,
-    loaded: TrainedModel,
-    changes: dict[str, dict[str, Any]],
-    request: Request,
-    accelerator: Any = None,
-) -> int:
-    """Sample what was asked for, going on where an earlier call was killed."""
-    import torch
-
-    from experiments.sampling import generate_shards
-    from experiments.sampling.recipe import Setup
-
-    config, main_process = loaded.config, accelerator is None or accelerator.is_main_process
-    setup = Setup.make(
-        loaded,
-        chosen_options("sampler", config.sampler, args.sampler, changes["sampler"]),
-        chosen_options("guidance", config.guidance, args.guidance, changes["guidance"]),
-    )
-    device = next(loaded.model.parameters()).device
-    dataset = data_of(loaded, changes["data"], device)
-    if not dataset.can_decode:
-        raise DiffusionError(dataset.cannot_decode)
-    if main_process:
-        print(f"model     {loaded.source} (step {loaded.step}, {args.weights})")
-        print("\n".join(setup.lines()))
-    out = Path(args.out)
-    finished = (out / "samples.npz").exists() and (out / "shards/manifest.json").exists()
-    generate_shards(
-        out / "shards",
-        loaded.model,
-        setup.objective,
-        setup.sampler,
-        setup.guidance,
-        torch.tensor(request.seeds),
-        "from-seed" if request.labels is None else torch.tensor(request.labels),
-        text_of(dataset, request.captions),
-        to_pixels=dataset.to_pixels,
-        settings=setup.identity(args.weights, request.captions),
-        batch=args.batch,
-        accelerator=accelerator,
-        progress=Display() if main_process else None,
-        weak_model=setup.weak,
-        finished=finished,
-    )
-    if main_process:
-        from experiments.sampling.output import write_all
-
-        write_all(out, request, args.pngs, finished)
-    return 0
-
-
-#: Options of data that have nothing to do with where the training data are.
-SHOWING = ("vae", "vae_dtype", "decode_batch")
-
-
-def data_of(loaded: TrainedModel, changes: dict[str, Any], device: Any) -> Any:
-    """Return what turns samples into pixels; for latents from the weights alone.
-
-    Args:
-        loaded: Weights, which say how their latents are decoded.
-        changes: Options of data; other than those of decoding, they need the store.
-        device: Where pictures are decoded.
-    """
-    from experiments.data.dataset import create
-    from experiments.data.latents_spec import LatentsOptions
-    from experiments.data.specs import parse
-
-    config = loaded.config
-    options = parse({**config.data, **changes})
-    alone = "decoding" in loaded.info and set(changes) <= set(SHOWING)
-    if not (isinstance(options, LatentsOptions) and alone):
-        return create(options, task=config.task, device=device)
-    from experiments.data.latent_space import LatentSpace
-
-    return LatentSpace.restore(options, loaded.info, config.task, device)
-
-
-def text_of(dataset: Any, captions: list[str] | None) -> Any:
-    """Return a function from positions to text states, or None without captions."""
-    if captions is None:
-        return None
-    return lambda rows: dataset.encode_text([captions[i] for i in rows.tolist()])
-
-
-class Display:
-    """Progress on stderr: in place on a terminal, else a line for every tenth."""
-
-    def __init__(self) -> None:
-        self.shown = -1
-
-    def __call__(self, done: int, total: int, left: float) -> None:
-        """Show that `done` of `total` images are there, with `left` seconds to go."""
-        tenth, live = 10 * done // total, sys.stderr.isatty()
-        if tenth == self.shown and not live:
-            return
-        self.shown = tenth
-        text = f"sampling  {done:,}/{total:,}  {int(left // 60):02d}:{int(left % 60):02d} left"
-        end = "\n" if done >= total or not live else ""
-        print(f"\r{text}" if live else text, end=end, file=sys.stderr, flush=True)
+    return sample(args, changes, seeds, captions)
 
 
 if __name__ == "__main__":

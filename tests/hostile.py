@@ -219,7 +219,7 @@ def read_foreign_safetensors(folder):
 
 @reader("weights of feature networks", make_foreign_weights, "weights.*")
 def read_feature_weights(folder):
-    from experiments.metrics import fetched_weights as weights
+    from experiments.metrics import pretrained as weights
 
     for suffix in ("pt", "safetensors"):
         weights.load_state(folder / f"weights.{suffix}", "weights", "eval.weights")
@@ -309,7 +309,7 @@ def read_reference(folder):
 
 @reader("batch of images", make_reference, "batch.npz")
 def read_images(folder):
-    from experiments.metrics.outside_images import Images
+    from experiments.metrics.images import Images
 
     images = Images(folder / "batch.npz")
     images.labels()
@@ -326,7 +326,7 @@ def make_pictures(folder):
 
 @reader("folder of pictures", make_pictures, "*.png")
 def read_pictures(folder):
-    from experiments.metrics.outside_images import Images
+    from experiments.metrics.images import Images
 
     images = Images(folder)
     for _ in images.batches(range(images.n)):
@@ -342,21 +342,10 @@ def make_samples(folder):
 
 @reader("shards of samples", make_samples, "manifest.json", "shard-*")
 def read_samples(folder):
-    from experiments.sampling import shards
+    from experiments.sampling import read_shards
 
-    for _ in shards.read_shards(folder):
+    for _ in read_shards(folder):
         pass
-
-
-def make_piece(folder):
-    np.save(folder / "0.npy", np.zeros((2, 3, 4, 4), np.uint8))
-
-
-@reader("kept piece of samples", make_piece, "0.npy")
-def read_piece(folder):
-    from experiments.metrics import scored_samples
-
-    scored_samples._read(folder / "0.npy", 2)
 
 
 def make_similarity(folder):

@@ -1,9 +1,9 @@
 """Diffusion: objectives, samplers and guidance (mathematics only).
 
-An *objective* says how data are corrupted, what the network is asked and how its answer becomes an
-estimate `D(x, time)` of the clean image. A *sampler* walks from noise to data with nothing but `D`.
-*Guidance* sits between them and makes one `D` out of several passes. So every sampler and every
-guidance works with every objective and every backbone.
+An *objective* defines how data are corrupted, what the network predicts and how its output becomes
+an estimate `D(x, time)` of the clean image. A *sampler* integrates from noise to data with nothing
+but `D`. *Guidance* sits between them and makes one `D` out of several passes. So every sampler and
+every guidance works with every objective and every backbone.
 """
 
 from __future__ import annotations

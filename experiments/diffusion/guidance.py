@@ -4,7 +4,8 @@ A guidance is two pure functions: `passes(progress, level)` names the passes (wh
 which label, which selection rate), `combine` mixes what they return. `Guided` runs the passes;
 those that differ only in the label are one batch. Costs follow from `passes` alone.
 
-With `D_s` the strong and `D_w` the weak prediction, all but APG return `w D_s + (1 - w) D_w`.
+With `D_s` the strong and `D_w` the weak prediction, all but APG return `w D_s + (1 - w) D_w`: CFG
+(Ho & Salimans 2022, Equation 6, with w = 1 + theirs), autoguidance and Sparse Guidance alike.
 """
 
 from __future__ import annotations
@@ -22,13 +23,12 @@ from experiments.diffusion.diffusion_options import (
     DiffusionError,
     GuidanceOptions,
     ICGOptions,
-    IntervalOptions,
     PathDropOptions,
     Rate,
     RoutedOptions,
     options_of,
 )
-from experiments.diffusion.objective import Prediction
+from routing.route import Route
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,17 @@ class Guidance:
         options: The guidance's options.
     """
 
+    #: The pass to guide away from, where it is the same in all steps.
+    weak_pass: Pass | None = None
+    #: Whether a second, weaker model is part of it.
+    needs_weak = False
+    #: Whether some pass drops tokens.
+    sparse = False
+
     def __init__(self, options: GuidanceOptions | None = None) -> None:
         self.options = options or GuidanceOptions()
-        #: What passes with a rate do: the route, the `routing.Selection`, further `Routing` fields.
+        #: What passes with a rate do: the route, and further fields of `routing.Routing`.
         self.route: Any = None
-        self.selection: Any = None
         self.routing: dict[str, Any] = {}
 
     @property
@@ -73,19 +79,9 @@ class Guidance:
         return self.options.name
 
     @property
-    def needs_weak(self) -> bool:
-        """Whether a second, weaker model is part of it."""
-        return False
-
-    @property
     def labels(self) -> set[str]:
         """The labels that its passes use: `given`, `null`, `random`."""
         return {p.label for p in self.guided(0.0)}
-
-    @property
-    def sparse(self) -> bool:
-        """Whether some pass drops tokens."""
-        return False
 
     def passes(self, progress: float, level: float) -> list[Pass]:
         """Return the passes of one evaluation, the one that counts alone first.
@@ -104,8 +100,8 @@ class Guidance:
         return o.scale != 1.0 and o.low < level and (o.high is None or level <= o.high)
 
     def guided(self, progress: float) -> list[Pass]:
-        """Return the passes where guidance acts."""
-        return [Pass()]
+        """Return the passes where guidance acts: the strong one, then the weak one if any."""
+        return [Pass()] if self.weak_pass is None else [Pass(), self.weak_pass]
 
     def combine(self, outputs: list[Tensor], memory: dict[str, Tensor]) -> Tensor:
         """Mix the denoised images of the passes.
@@ -152,13 +148,10 @@ class CFG(Guidance):
     """Classifier-free guidance; with `low` and `high` a limited interval."""
 
     options: CFGOptions
-
-    def guided(self, progress: float) -> list[Pass]:
-        """Return the conditional and the null pass, which are one batch."""
-        return [Pass(), Pass(label="null")]
+    weak_pass = Pass(label="null")
 
     def combine(self, outputs: list[Tensor], memory: dict[str, Tensor]) -> Tensor:
-        """Mix the passes, in the first `channels` alone where the options say so."""
+        """Mix the passes, in the first `channels` only if that option is set."""
         mixed = super().combine(outputs, memory)
         n = self.options.channels
         return mixed if n is None else torch.cat([mixed[:, :n], outputs[0][:, n:]], dim=1)
@@ -171,21 +164,13 @@ class Routed(Guidance):
     """
 
     options: RoutedOptions
+    sparse = True
 
     def __init__(self, options: RoutedOptions) -> None:
         super().__init__(options)
         self.strong = Rate.parse(options.strong, "guidance.strong")
         self.weak = Rate.parse(options.weak, "guidance.weak")
-
-    @property
-    def needs_weak(self) -> bool:
-        """Whether the weak pass has its own checkpoint."""
-        return self.options.checkpoint is not None
-
-    @property
-    def sparse(self) -> bool:
-        """Always."""
-        return True
+        self.needs_weak = options.checkpoint is not None
 
     def passes(self, progress: float, level: float) -> list[Pass]:
         """Return both passes, or the strong one alone outside the interval."""
@@ -205,30 +190,18 @@ class AutoGuidance(Guidance):
     """Autoguidance: the weak pass is that of a weaker checkpoint, both conditional and dense."""
 
     options: AutoOptions
-
-    @property
-    def needs_weak(self) -> bool:
-        """Always."""
-        return True
-
-    def guided(self, progress: float) -> list[Pass]:
-        """Return one pass of each model."""
-        return [Pass(), Pass(weak=True)]
+    needs_weak = True
+    weak_pass = Pass(weak=True)
 
 
 class PathDrop(Guidance):
     """SPRINT's path-drop guidance: the weak pass leaves out the blocks of the fused span."""
 
-    options: PathDropOptions
+    sparse = True
 
-    @property
-    def sparse(self) -> bool:
-        """Always: the weak pass lacks blocks."""
-        return True
-
-    def guided(self, progress: float) -> list[Pass]:
-        """Return the conditional pass and the null pass without the span."""
-        return [Pass(), Pass("null" if self.options.null_class else "given", drop=True)]
+    def __init__(self, options: PathDropOptions) -> None:
+        super().__init__(options)
+        self.weak_pass = Pass("null" if options.null_class else "given", drop=True)
 
     def check(self, model: Any, weak_model: Any = None) -> None:
         """Refuse a model without a fused span."""
@@ -244,10 +217,7 @@ class ICG(Guidance):
     """Independent condition guidance: a random label in place of the null class."""
 
     options: ICGOptions
-
-    def guided(self, progress: float) -> list[Pass]:
-        """Return the conditional pass and one with a random label, which are one batch."""
-        return [Pass(), Pass(label="random")]
+    weak_pass = Pass(label="random")
 
 
 class APG(Guidance):
@@ -258,10 +228,7 @@ class APG(Guidance):
     """
 
     options: APGOptions
-
-    def guided(self, progress: float) -> list[Pass]:
-        """Return the conditional and the null pass, which are one batch."""
-        return [Pass(), Pass(label="null")]
+    weak_pass = Pass(label="null")
 
     def combine(self, outputs: list[Tensor], memory: dict[str, Tensor]) -> Tensor:
         """Return `D_c + (w - 1) (orthogonal + eta * parallel)`."""
@@ -277,9 +244,7 @@ class APG(Guidance):
         if self.options.threshold:
             norm = torch.linalg.vector_norm(difference, dim=dims, keepdim=True)
             limit = torch.full_like(norm, self.options.threshold)
-            difference = difference * torch.minimum(
-                torch.ones_like(norm), limit / norm.clamp(min=1e-12)
-            )
+            difference = difference * (limit / norm.clamp(min=1e-12)).clamp(max=1)
         square = (given * given).sum(dims, keepdim=True).clamp(min=1e-12)
         parallel = (difference * given).sum(dims, keepdim=True) / square * given
         orthogonal = difference - parallel
@@ -303,17 +268,14 @@ def has_text(model: Any) -> bool:
     return bool((getattr(model, "config", None) or {}).get("text"))
 
 
-def create_guidance(
-    options: Any = None, route: Any = None, selection: Any = None, **routing: Any
-) -> Guidance:
+def create_guidance(options: Any = None, route: Any = None, **routing: Any) -> Guidance:
     """Return the guidance that `options` names.
 
     Args:
         options: A name, a mapping or dataclass with the keys of `conf/guidance/<name>.yaml`.
         route: The route the model was trained with (text or `routing.Route`); routed guidance
             uses it unless `guidance.route` names another.
-        selection: The `routing.Selection` it was trained with.
-        **routing: Further fields of `routing.Routing` that passes with a route need.
+        **routing: Further fields of `routing.Routing` for passes with a route, as `selection`.
 
     Raises:
         DiffusionError: If routed guidance has no route.
@@ -321,8 +283,6 @@ def create_guidance(
     resolved = options_of("guidance", options)
     guidance: Guidance = GUIDANCES[resolved.name](resolved)
     if isinstance(resolved, RoutedOptions | PathDropOptions):
-        from routing.route import Route
-
         named = getattr(resolved, "route", None)
         chosen = Route.parse(route if named is None else named)
         if not chosen and isinstance(resolved, RoutedOptions):
@@ -331,22 +291,5 @@ def create_guidance(
                 "to try it (guidance.route=auto), or use guidance=cfg"
             )
         guidance.route = chosen
-    guidance.selection, guidance.routing = selection, routing
+    guidance.routing = routing
     return guidance
-
-
-__all__ = [
-    "APG",
-    "CFG",
-    "GUIDANCES",
-    "ICG",
-    "AutoGuidance",
-    "Guidance",
-    "IntervalOptions",
-    "Pass",
-    "PathDrop",
-    "Prediction",
-    "Routed",
-    "create_guidance",
-    "has_text",
-]

@@ -1,7 +1,7 @@
 """From noise to data: samplers that need nothing but a denoiser.
 
 All work in `z = x / s`, `u = sigma / s` (objective.py), where the probability-flow ODE of every
-objective is `dz/du = (z - D) / u`. A sampler walks along the objective's own grid of times.
+objective is `dz/du = (z - D) / u`. A sampler integrates it on the objective's own grid of times.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Sampler:
 
         Args:
             denoise: `denoise(x, time, step, evaluation)`.
-            x: `start(noise)`, `(B, C, H, W)`; its dtype is the dtype of the walk.
+            x: `start(noise)`, `(B, C, H, W)`; its dtype is that of the state.
             noise: Source of further noise, for stochastic samplers.
         """
         for i, time, after in self._intervals():
@@ -105,7 +105,7 @@ class Sampler:
     def _posterior(
         self, x: Tensor, x0: Tensor, time: float, after: float
     ) -> tuple[Tensor, float, float]:
-        """Return mean and (smallest, largest) variance of q(x_after | x_time, x0)."""
+        """Return mean and (smallest, largest) variance of q(x_after | x_time, x0), as DDPM's."""
         a_t, a_s = (self._value(self.objective.alpha, t) for t in (time, after))
         v_t, v_s = (self._value(self.objective.sigma, t) ** 2 for t in (time, after))
         ratio = a_t / a_s
@@ -126,7 +126,7 @@ class Euler(Sampler):
 
 
 class Heun(Sampler):
-    """Heun's method: order 2, Euler on the last interval because the slope at u = 0 is 0 / 0."""
+    """Heun's method (EDM, Algorithm 1), order 2; Euler last, as the slope at u = 0 is 0 / 0."""
 
     def evaluations(self) -> list[tuple[int, float]]:
         """Return two evaluations a step, one for the last."""

@@ -8,14 +8,14 @@ from typing import Any
 _HOME = {
     "EvalOptions": "eval_options",
     "MetricError": "eval_options",
-    "Moments": "moments",
-    "frechet_distance": "frechet",
-    "SingularCovarianceWarning": "frechet",
+    "Moments": "distances",
+    "frechet_distance": "distances",
+    "SingularCovarianceWarning": "distances",
     "Features": "features",
     "create_features": "features",
     "Reference": "reference",
-    "METRICS": "metric_names",
-    "Score": "metric_names",
+    "METRICS": "eval_options",
+    "Score": "eval_options",
 }
 
 __all__ = sorted(_HOME)

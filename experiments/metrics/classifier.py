@@ -140,7 +140,7 @@ def accuracy(model: SmallClassifier, images: Tensor, labels: Tensor, batch: int 
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedClassifier:
     """A classifier with its record.
 
     Attributes:
@@ -175,7 +175,7 @@ def load_or_train(
     splits: Callable[[str], tuple[Tensor, Tensor]],
     cache: str | os.PathLike[str],
     recipe: Recipe | None = None,
-) -> Trained:
+) -> TrainedClassifier:
     """Return the data set's classifier, from the cache or trained now.
 
     Args:
@@ -199,10 +199,10 @@ def load_or_train(
     with atomic_path(path) as temporary:
         metadata = {"identity": identity, "accuracy": repr(share)}
         save_file(model.state_dict(), temporary, metadata=metadata)
-    return Trained(model, share, checksum(model), path, fresh=True)
+    return TrainedClassifier(model, share, checksum(model), path, fresh=True)
 
 
-def _load(path: Path, model: SmallClassifier, identity: str) -> Trained | None:
+def _load(path: Path, model: SmallClassifier, identity: str) -> TrainedClassifier | None:
     """Return what the file holds, or None if it is not there, broken or of something else."""
     try:
         with safe_open(path, framework="pt") as handle:
@@ -214,4 +214,4 @@ def _load(path: Path, model: SmallClassifier, identity: str) -> Trained | None:
     except (OSError, SafetensorError, RuntimeError, KeyError, ValueError):
         return None
     model.eval().requires_grad_(False)
-    return Trained(model, share, checksum(model), path, fresh=False)
+    return TrainedClassifier(model, share, checksum(model), path, fresh=False)

@@ -1,17 +1,31 @@
-"""One pass over images, keeping what the metrics asked for."""
+"""One pass over images on all processes, keeping what the metrics need of their features."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import contextlib
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from experiments.metrics.collectives import gather_rows, merge_moments
-from experiments.metrics.exact import exact
-from experiments.metrics.features import Features, check_images
-from experiments.metrics.moments import Moments
+from experiments.metrics.distances import Moments
+from experiments.metrics.features import Features
+
+
+@contextlib.contextmanager
+def exact() -> Iterator[None]:
+    """Switch off autocast and TF32 inside the block: both move the digits of a distance."""
+    matmul, convolution = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(matmul)
+        torch.backends.cudnn.allow_tf32 = convolution
 
 
 @dataclass
@@ -20,10 +34,10 @@ class Collected:
 
     Attributes:
         n: Number of images.
-        moments: Moments of the features, where asked for.
-        spatial: Moments of ADM's spatial features, where asked for.
-        rows: All feature vectors, `(n, d)` float32 on the CPU, where asked for.
-        logits: All logits, `(n, classes)` float32 on the CPU, where asked for.
+        moments: Moments of the features, where wanted.
+        spatial: Moments of ADM's spatial features, where wanted.
+        rows: All feature vectors, `(n, d)` float32 on the CPU, where wanted.
+        logits: All logits, `(n, classes)` float32 on the CPU, where wanted.
     """
 
     n: int
@@ -31,28 +45,6 @@ class Collected:
     spatial: Moments | None = None
     rows: Tensor | None = None
     logits: Tensor | None = None
-
-
-class PixelFeatures:
-    """The pixels themselves as features, in 0..1.
-
-    Args:
-        shape: Height and width of the images.
-    """
-
-    name = "pixels"
-    checksum = "0" * 64
-    provides: tuple[str, ...] = ("features",)
-    note = ""
-    device = torch.device("cpu")
-
-    def __init__(self, shape: tuple[int, int]) -> None:
-        self.dim = 3 * shape[0] * shape[1]
-
-    def __call__(self, images: Tensor) -> dict[str, Tensor]:
-        """Return the flattened pixels, `(B, 3 * H * W)`."""
-        check_images(images)
-        return {"features": images.flatten(1).float() / 255}
 
 
 class Collector:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from experiments.metrics.moments import Moments
+from experiments.metrics.distances import Moments
 
 
 def world() -> tuple[int, int]:
@@ -19,16 +19,16 @@ def world() -> tuple[int, int]:
     return 0, 1
 
 
-def share(n: int) -> range:
-    """Return this process's part of `n` items: consecutive, in rank order, of nearly equal size."""
-    rank, size = world()
+def share(n: int, rank: int | None = None) -> range:
+    """Return a process's part of `n` items: consecutive, in rank order, of nearly equal size.
+
+    Args:
+        n: Number of items.
+        rank: The process; None is this one.
+    """
+    own, size = world()
+    rank = own if rank is None else rank
     return range(n * rank // size, n * (rank + 1) // size)
-
-
-def _device() -> torch.device:
-    """Return where the process group moves tensors: NCCL cannot send from the CPU."""
-    on_gpu = "nccl" in torch.distributed.get_backend()
-    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
 
 @contextlib.contextmanager
@@ -44,29 +44,14 @@ def main_first() -> Iterator[None]:
             torch.distributed.barrier()
 
 
-def everyone(flag: bool) -> bool:
-    """Return whether `flag` is true in all processes.
-
-    What they do next must not depend on who looked at the disk first.
-    """
-    if world()[1] == 1:
-        return flag
-    mine = torch.tensor([int(flag)], device=_device())
-    torch.distributed.all_reduce(mine, torch.distributed.ReduceOp.MIN)
-    return bool(mine.item())
-
-
 def merge_moments(own: Moments) -> Moments:
     """Return the moments over all processes, merged in rank order: the same numbers everywhere."""
-    size = world()[1]
-    if size == 1:
+    if world()[1] == 1:
         return own
-    packed = own.pack().to(_device())
-    parts = [torch.empty_like(packed) for _ in range(size)]
-    torch.distributed.all_gather(parts, packed)
-    total = Moments(own.dim, own.mean.device)
-    for part in parts:
-        total.merge(Moments.unpack(part.to(own.mean.device), own.dim))
+    total = Moments(own.dim)
+    parts = (torch.tensor([own.n]), own.mean[None], own.scatter[None])
+    for n, mean, scatter in zip(*map(gather_rows, parts), strict=True):
+        total.merge_parts(int(n), mean, scatter)
     return total
 
 
@@ -76,16 +61,9 @@ def gather_rows(own: Tensor) -> Tensor:
     Args:
         own: With shape `(n, ...)`; n may differ between processes, and may be 0.
     """
-    size = world()[1]
+    own, size = own.cpu(), world()[1]
     if size == 1:
-        return own.cpu()
-    device = _device()
-    count = torch.tensor([len(own)], device=device)
-    counts = [torch.empty_like(count) for _ in range(size)]
-    torch.distributed.all_gather(counts, count)
-    lengths = [int(c) for c in counts]
-    padded = torch.zeros(max(lengths), *own.shape[1:], dtype=own.dtype, device=device)
-    padded[: len(own)] = own.to(device)
-    parts = [torch.empty_like(padded) for _ in lengths]
-    torch.distributed.all_gather(parts, padded)
-    return torch.cat([part[:n].cpu() for part, n in zip(parts, lengths, strict=True)])
+        return own
+    parts: list[Tensor] = [own] * size
+    torch.distributed.all_gather_object(parts, own)
+    return torch.cat(parts)

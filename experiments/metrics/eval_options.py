@@ -1,16 +1,173 @@
-"""Options of an evaluation (no torch here)."""
+"""What an evaluation measures: metrics, features, options, the names of scores (no torch here).
+
+A score's name identifies it: `FID-5K (inception-adm)` and `FD-200 (digits-classifier)` are
+different quantities, and neither is "the FID".
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.metrics.metric_names import MetricError, check_features, check_metrics
-from routing.errors import suggest
+import yaml
+
+from routing.errors import UserError, suggest
 
 LABELS = ("balanced", "random")
 _CONF = Path(__file__).resolve().parents[1] / "conf" / "eval"
+
+
+class MetricError(UserError):
+    """A metric, its features or its reference cannot be measured as requested."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One measurable quantity.
+
+    Attributes:
+        label: How it is written in a score's name; features may rename it (FD on Inception is FID).
+        needs: What must be there: `moments`, `rows` (all feature vectors), `logits`, `spatial`,
+            `labels`, `inception` (means something on Inception only), `pixels` (works on images,
+            without a network), `probe` (scenes).
+        better: `lower` or `higher`.
+    """
+
+    label: str
+    needs: tuple[str, ...]
+    better: str
+
+
+METRICS: dict[str, Metric] = {
+    # Frechet distance to the reference's features, and to ADM's spatial features
+    "fd": Metric("FD", ("moments",), "lower"),
+    "sfid": Metric("sFID", ("spatial",), "lower"),
+    # Inception Score, splits of 5000 as ADM
+    "is": Metric("IS", ("logits", "inception"), "higher"),
+    # share of samples inside the reference's k-NN manifold, and the reverse
+    "precision": Metric("precision", ("rows",), "higher"),
+    "recall": Metric("recall", ("rows",), "higher"),
+    # kernel distance, polynomial kernel, unbiased
+    "kid": Metric("KD", ("rows",), "lower"),
+    # share of samples classified as the requested class; that show the requested class or caption
+    "accuracy": Metric("accuracy", ("labels", "logits"), "higher"),
+    "adherence": Metric("adherence", ("probe",), "higher"),
+    # distance to the nearest training image over that to the nearest held-out image
+    "memorisation": Metric("memorisation", ("rows", "train"), "higher"),
+    "memorisation_pixels": Metric("memorisation-pixels", ("pixels", "train"), "higher"),
+}
+
+FEATURES: dict[str, str] = {
+    "digits-classifier": "a small network trained on the digits' training split (8x8)",
+    "scenes-probe": "the network that reads rendered scenes, which comes with the project (32x32)",
+    "inception-adm": "Inception v3 of 2015 as ADM uses it: FID, sFID, IS, precision, recall",
+    "dinov2-vitl14": "DINOv2 ViT-L/14 at 224 pixels: FD-DINOv2",
+    "dinov2-vits14": "DINOv2 ViT-S/14 at 224 pixels: a faster FD, not the published FD-DINOv2",
+}
+
+# Features that give a metric a name of its own.
+_RENAMED = {
+    ("fd", "inception-adm"): "FID",
+    ("kid", "inception-adm"): "KID",
+    ("fd", "dinov2-vitl14"): "FD-DINOv2",
+    ("fd", "dinov2-vits14"): "FD-DINOv2",
+}
+
+
+def check_metrics(names: tuple[str, ...]) -> None:
+    """Refuse unknown metrics, and none.
+
+    Raises:
+        MetricError: The message lists the metrics.
+    """
+    for name in names:
+        if name not in METRICS:
+            known = ", ".join(METRICS)
+            guess = "; did you mean fd?" if name.lower() == "fid" else suggest(name, METRICS)
+            raise MetricError(f"unknown metric {name!r}: there are {known}{guess}")
+    if not names:
+        raise MetricError(f"no metric was asked for; name some of {', '.join(METRICS)}")
+
+
+def check_features(names: tuple[str, ...]) -> None:
+    """Refuse unknown feature extractors.
+
+    Raises:
+        MetricError: The message lists the extractors.
+    """
+    for name in names:
+        if name not in FEATURES:
+            known = ", ".join(FEATURES)
+            raise MetricError(
+                f"unknown features {name!r}: there are {known}{suggest(name, FEATURES)}"
+            )
+
+
+def count_label(n: int) -> str:
+    """Return `5K` for 5000, `500` for 500 and `1200` for 1200."""
+    return f"{n // 1000}K" if n >= 1000 and n % 1000 == 0 else str(n)
+
+
+def direction(metric: str) -> str:
+    """Return `lower` or `higher`: which is better; parts of a metric are like the whole."""
+    return METRICS[metric if metric in METRICS else metric.rsplit("_", 1)[0]].better
+
+
+def full_name(metric: str, n: int, features: str | None) -> str:
+    """Return a score's name with number and features, as `FID-5K (inception-adm)`."""
+    label = _RENAMED.get((metric, features or ""))
+    if label is None:
+        # Parts of a metric (adherence_colour, memorisation_heldout) carry their own name.
+        label = METRICS[metric].label if metric in METRICS else metric.replace("_", "-")
+    return f"{label}-{count_label(n)}" + (f" ({features})" if features else "")
+
+
+@dataclass(frozen=True)
+class Score:
+    """One measured number with everything that is needed to read it.
+
+    Attributes:
+        metric: Full name, as `FD-200 (digits-classifier)`.
+        key: Name of the metric in the code, as `fd`.
+        value: The number.
+        n: Samples it was measured on.
+        features: Extractor and the start of its weights' checksum, as `digits-classifier@1f2e3d4c`.
+        reference: What was compared with: name and the start of its checksum; None where nothing
+            was.
+        seed: Seed of the first sample.
+        guidance: How it was sampled, as `cfg scale=1.5`; None for images from elsewhere.
+        sampler: Sampler and steps, as `heun steps=12`; None for images from elsewhere.
+        step: Training step of the weights; None for images from elsewhere.
+        macs_per_sample: Multiply-adds to sample one image; None for images from elsewhere.
+        better: `lower` or `higher`.
+        source: Where the images came from, if not from the run itself.
+    """
+
+    metric: str
+    key: str
+    value: float
+    n: int
+    features: str | None
+    reference: str | None
+    seed: int | None = None
+    guidance: str | None = None
+    sampler: str | None = None
+    step: int | None = None
+    macs_per_sample: float | None = None
+    better: str = "lower"
+    source: str | None = None
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.value):
+            raise MetricError(
+                f"{self.metric} came out as {self.value}; the samples or the reference are broken"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON can hold them."""
+        return asdict(self)
 
 
 def defaults_for(data: str | None) -> dict[str, Any]:
@@ -20,8 +177,6 @@ def defaults_for(data: str | None) -> dict[str, Any]:
 
 def _read(name: str) -> dict[str, Any]:
     """Return one file's options, on top of those of the files that it names as its defaults."""
-    import yaml
-
     own = yaml.safe_load((_CONF / f"{name}.yaml").read_text())
     values: dict[str, Any] = {}
     for parent in own.pop("defaults", ()):
@@ -37,8 +192,8 @@ class EvalOptions:
         name: Of the file.
         every: Steps between scores while training; 0 scores only at the end.
         samples: Samples per evaluation.
-        features: Feature extractors, names of `names.FEATURES`.
-        metrics: Metrics, names of `names.METRICS`; each is measured on every extractor that can.
+        features: Feature extractors, names of `FEATURES`.
+        metrics: Metrics, names of `METRICS`; each is measured on every extractor that can.
         labels: `balanced` (class i mod classes) or `random` (drawn per seed).
         seed: Seed of the first sample; sample i has seed `seed + i`.
         batch: Images per sampling batch and process.

@@ -12,25 +12,31 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from experiments.metrics import instruments, reference, scored_samples, scoring, splits
+from experiments.data.dataset import create
+from experiments.metrics import reference, scoring
 from experiments.metrics.classifier import checksum
 from experiments.metrics.collect import collect
 from experiments.metrics.collectives import share, world
-from experiments.metrics.eval_options import EvalOptions, defaults_for
+from experiments.metrics.eval_options import EvalOptions, MetricError, Score, defaults_for
 from experiments.metrics.features import create_features
-from experiments.metrics.metric_names import MetricError, Score
-from experiments.metrics.outside_images import Images
+from experiments.metrics.images import Images, own_images
+from experiments.metrics.meters import labelled_data, prepare
 from experiments.runtime import console as log
 from experiments.runtime.files import atomic_write
+from experiments.sampling import write_npz
+from experiments.sampling.pipeline import SamplingPipeline
+from experiments.sampling.request import chosen_options, parse_overrides
+from experiments.training import build
+from experiments.training.checkpoint import load_model
 from routing.errors import suggest
 from routing.plain import yaml_of
 
-if TYPE_CHECKING:
-    from experiments.sampling.recipe import Setup
+#: Options of an evaluation that have an argument of their own name.
+_OPTIONS = ("metrics", "features", "reference", "batch", "inception_weights", "dinov2_weights")
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
@@ -44,6 +50,9 @@ def evaluate(arguments: argparse.Namespace) -> int:
         )
     for name in ("metrics", "features"):
         setattr(arguments, name, split_names(getattr(arguments, name)))
+    for name in ("cache", "out"):
+        given = getattr(arguments, name)
+        setattr(arguments, name, Path(given).expanduser() if given else None)
     device = _processes()
     console = log.Console(quiet=bool(world()[0]))
     run = source.suffix == ".safetensors" or (
@@ -87,18 +96,10 @@ def _processes() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _cache(arguments: argparse.Namespace) -> Path:
-    return Path(arguments.cache).expanduser() if arguments.cache else scoring.default_cache()
-
-
 # --- runs ---------------------------------------------------------------------------------------
 
 
 def _run(args: argparse.Namespace, source: Path, device: torch.device, console: log.Console) -> int:
-    from experiments.sampling.request import chosen_options, parse_overrides
-    from experiments.training import build
-    from experiments.training.checkpoint import load_model
-
     if args.data is not None:
         raise MetricError("--data is for images; a run is compared with its own data")
     changes = parse_overrides(args.changes)
@@ -110,21 +111,11 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
     loaded = load_model(source, args.step, args.weights, device)
     config = dataclasses.replace(loaded.config, data={**loaded.config.data, **changes["data"]})
     dataset = build.make_dataset(config, device)
-    options = scoring.options_for(
-        config,
-        samples=args.samples,
-        seed=args.seed,
-        batch=args.batch,
-        metrics=args.metrics,
-        features=args.features,
-        reference=args.reference,
-        inception_weights=args.inception_weights,
-        dinov2_weights=args.dinov2_weights,
-    )
+    given = {name: getattr(args, name) for name in ("samples", "seed", *_OPTIONS)}
+    options = scoring.options_for(config, **given)
     if args.write_reference:
-        cache = Path(args.cache).expanduser() if args.cache else scoring.cache_of(config)
-        images = _split_images(dataset, args.split)
-        title = f"{dataset.name}-{args.split}"
+        cache, title = args.cache or scoring.cache_of(config), f"{dataset.name}-{args.split}"
+        images = own_images(dataset, args.split)
         return _write(args, options, dataset, cache, images, title, device, console)
     name, more = parse_choice(args.sampler or "")
     sampler = chosen_options("sampler", config.sampler, name, {**changes["sampler"], **more})
@@ -132,67 +123,44 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
         chosen_options("guidance", config.guidance, name, {**changes["guidance"], **more})
         for name, more in chosen
     ]
-    weights = checksum(loaded.model)
+    weights, step = checksum(loaded.model), loaded.step
+    folder = args.out or (source if source.is_dir() else source.parent) / "evaluations"
     for guidance in guidances:
-        setup = scoring.setup_for(loaded.model, config, guidance, sampler, loaded.step)
-        _score(args, source, setup, dataset, options, weights, device, console)
+        pipeline = SamplingPipeline.make(loaded.model, config, sampler, guidance)
+        scores, store = scoring.sample_and_score(
+            pipeline,
+            config,
+            dataset,
+            options,
+            step=step,
+            device=device,
+            cache=args.cache,
+            out=folder / "samples",
+            identity=weights,
+            console=console,
+        )
+        about = {
+            "source": str(source),
+            "step": step,
+            "kind": args.weights,
+            "weights": weights,
+            "guidance": dataclasses.asdict(pipeline.guidance.options),
+            "sampler": dataclasses.asdict(pipeline.sampler.options),
+        }
+        _finish(folder, f"step-{step:08d}", about, options, scores, console)
+        assert store is not None, "samples are kept until they are scored"
+        if world()[0]:
+            continue
+        if args.write_samples:
+            pieces = ((images, labels) for images, _, labels in store.shards())
+            write_npz(pieces, options.samples, args.write_samples)
+            console.say(f"samples     {args.write_samples}")
+        if not args.keep_samples:
+            shutil.rmtree(store.folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                # Gone too unless another evaluation keeps its samples there.
+                store.folder.parent.rmdir()
     return 0
-
-
-def _score(
-    args: argparse.Namespace,
-    source: Path,
-    setup: Setup,
-    dataset: Any,
-    options: EvalOptions,
-    weights: str,
-    device: torch.device,
-    console: log.Console,
-) -> None:
-    """Sample, measure and record one setting."""
-    from experiments.sampling.shards import write_npz
-
-    step = setup.loaded.step
-    beside = source if source.is_dir() else source.parent
-    folder = Path(args.out).expanduser() if args.out else beside / "evaluations"
-    found = scoring.sample_and_score(
-        setup,
-        dataset,
-        options,
-        step=step,
-        device=device,
-        cache=Path(args.cache).expanduser() if args.cache else None,
-        out=folder / "samples",
-        identity=weights,
-        progress=console,
-    )
-    about = {
-        "source": str(source),
-        "step": step,
-        "kind": args.weights,
-        "weights": weights,
-        "guidance": dataclasses.asdict(setup.guidance.options),
-        "sampler": dataclasses.asdict(setup.sampler.options),
-    }
-    _finish(folder, f"step-{step:08d}", about, options, found.scores, console)
-    assert found.folder is not None, "samples were asked to be kept"
-    if world()[0]:
-        return
-    if args.write_samples:
-        pieces = scored_samples.kept_pieces(found.folder, found.labels)
-        write_npz(pieces, options.samples, args.write_samples)
-        console.say(f"samples     {args.write_samples}")
-    if not args.keep_samples:
-        shutil.rmtree(found.folder, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            # Gone too unless another evaluation keeps its samples there.
-            found.folder.parent.rmdir()
-
-
-def _split_images(dataset: Any, split: str) -> Any:
-    index = splits.indices(dataset, split)
-    mine = share(len(index))
-    return splits.images(dataset, split, index[mine.start : mine.stop])
 
 
 # --- images from elsewhere ----------------------------------------------------------------------
@@ -217,57 +185,39 @@ def _images(
             f"{source} holds {images.n} images, fewer than --samples {n}; "
             f"type --samples {images.n} or make more"
         )
-    dataset = _dataset(args.data, device)
+    dataset = None if args.data is None else create({"name": args.data}, device=device)
     options = _defaults(args, n)
     mine = share(n)
     stream = images.batches(mine)
+    cache = args.cache or scoring.default_cache()
     if args.write_reference:
-        cache = _cache(args)
         return _write(args, options, dataset, cache, stream, source.name, device, console)
     labels = images.labels()
     labels = None if labels is None else labels[:n]
-    bench = instruments.prepare(options, dataset, _cache(args), device, labelled=labels is not None)
+    meters = prepare(options, dataset, cache, device, labelled=labels is not None)
     start = mine.start
     with console.progress("score", n) as bar:
         for batch in stream:
             stop = start + len(batch)
-            bench.update(batch, None if labels is None else labels[start:stop])
+            meters.update(batch, None if labels is None else labels[start:stop])
             start = stop
             bar.update(min(n, (start - mine.start) * world()[1]))
-    scores = scoring.scores_of(bench.results(labels), source=str(source))
-    folder = Path(args.out).expanduser() if args.out else None
+    scores = meters.results(labels, source=str(source))
     about = {"source": str(source), "data": args.data}
-    _finish(folder, source.stem, about, options, scores, console)
+    _finish(args.out, source.stem, about, options, scores, console)
     return 0
-
-
-def _dataset(name: str | None, device: torch.device) -> Any:
-    if name is None:
-        return None
-    from experiments.data.dataset import create
-
-    return create({"name": name}, device=device)
 
 
 def _defaults(args: argparse.Namespace, n: int) -> EvalOptions:
     """Return the options for images: the data set's own, or the Inception protocol."""
     values = defaults_for(args.data)
     if args.metrics is None:
-        # What was asked for is not known of images, and a short list suits every extractor.
+        # The conditions of images are unknown, and a short list suits every extractor.
         values["metrics"] = ["fd", "precision", "recall"] if args.features else [
             m for m in values["metrics"] if m not in ("accuracy", "adherence")
         ]  # fmt: skip
-    for name in (
-        "metrics",
-        "features",
-        "reference",
-        "batch",
-        "inception_weights",
-        "dinov2_weights",
-    ):
-        if getattr(args, name) is not None:
-            values[name] = getattr(args, name)
-    return EvalOptions(**{**values, "samples": n})
+    given = {name: getattr(args, name) for name in _OPTIONS if getattr(args, name) is not None}
+    return EvalOptions(**{**values, **given, "samples": n})
 
 
 # --- both ---------------------------------------------------------------------------------------
@@ -289,7 +239,7 @@ def _write(
     path = Path(args.write_reference)
     if path.suffix != ".npz":
         raise MetricError(f"--write-reference {path}: the name must end in .npz")
-    chosen = instruments.labelled_data(dataset, options.features[0])
+    chosen = labelled_data(dataset, options.features[0])
     features = create_features(
         options.features[0], options, cache=cache, dataset=chosen, device=device
     )
@@ -315,7 +265,7 @@ def _finish(
     console.table(f"{name}  {how}".rstrip(), rows, ["score", "value", "against"])
     if folder is None or world()[0]:
         return
-    settings = {**about, "eval": {k: v for k, v in vars(options).items()}}
+    settings = {**about, "eval": dict(vars(options))}
     text = json.dumps(settings, sort_keys=True, default=str)
     path = folder / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"
     record = {**settings, "time": time.time(), "scores": [s.to_dict() for s in scores]}

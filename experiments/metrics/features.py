@@ -13,15 +13,20 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from experiments.metrics.eval_options import EvalOptions
-from experiments.metrics.metric_names import FEATURES, MetricError, check_features
+from experiments.data import probe
+from experiments.metrics.classifier import TrainedClassifier, load_or_train
+from experiments.metrics.collectives import main_first
+from experiments.metrics.eval_options import FEATURES, EvalOptions, MetricError, check_features
+from experiments.metrics.images import check_images, labelled_images
+from experiments.metrics.pretrained import DinoFeatures, InceptionFeatures
+from experiments.runtime.files import sha256
 
 
 class Features(Protocol):
     """A feature extractor.
 
     Attributes:
-        name: Its name, one of `names.FEATURES`.
+        name: Its name, one of `eval_options.FEATURES`.
         dim: Length of a feature vector.
         checksum: SHA-256 of its weights.
         provides: What a call returns: `features`, and some of `logits`, `spatial`.
@@ -50,13 +55,35 @@ def identity(features: Features) -> str:
     return f"{features.name}@{features.checksum[:8]}"
 
 
+class PixelFeatures:
+    """The pixels themselves as features, in 0..1.
+
+    Args:
+        shape: Height and width of the images.
+    """
+
+    name = "pixels"
+    checksum = "0" * 64
+    provides: tuple[str, ...] = ("features",)
+    note = ""
+    device = torch.device("cpu")
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self.dim = 3 * shape[0] * shape[1]
+
+    def __call__(self, images: Tensor) -> dict[str, Tensor]:
+        """Return the flattened pixels, `(B, 3 * H * W)`."""
+        check_images(images)
+        return {"features": images.flatten(1).float() / 255}
+
+
 class ClassifierFeatures:
     """The small classifier of an embedded data set."""
 
     provides: tuple[str, ...] = ("features", "logits")
 
     def __init__(
-        self, name: str, trained: Any, size: int, device: torch.device | str = "cpu"
+        self, name: str, trained: TrainedClassifier, size: int, device: torch.device | str = "cpu"
     ) -> None:
         self.name = name
         self.device = torch.device(device)
@@ -91,9 +118,6 @@ class ProbeFeatures:
     note = ""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
-        from experiments.data import probe
-        from experiments.runtime.files import sha256
-
         self.device = torch.device(device)
         self.dim = probe.FEATURES
         self.checksum = sha256(probe.WEIGHTS) if probe.WEIGHTS.is_file() else ""
@@ -102,23 +126,8 @@ class ProbeFeatures:
     @torch.no_grad()
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
         """Return features; see `Features`."""
-        from experiments.data import probe
-
         check_images(images)
         return {"features": probe.probe(images.to(self.device))["features"]}
-
-
-def check_images(images: Tensor) -> None:
-    """Refuse what is no batch of 8-bit RGB images.
-
-    Raises:
-        MetricError: Another type or shape.
-    """
-    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
-        raise MetricError(
-            "features take uint8 images of shape (B, 3, H, W), "
-            f"got {images.dtype} {tuple(images.shape)}"
-        )
 
 
 def create_features(
@@ -132,25 +141,21 @@ def create_features(
     """Return the extractor called `name`.
 
     Args:
-        name: One of `names.FEATURES`.
+        name: One of `eval_options.FEATURES`.
         options: Where the weights of the large networks are.
         cache: Folder of trained classifiers and downloaded weights.
         dataset: The run's data set; a classifier of another one is refused.
         device: Where the network runs.
 
     Raises:
-        MetricError: An unknown name, a classifier of another data set, or weights that cannot be
-            had.
+        MetricError: An unknown name, a classifier of another data set, or weights that are
+            missing.
     """
     check_features((name,))
     options = options or EvalOptions()
     if name == "inception-adm":
-        from experiments.metrics.inception import InceptionFeatures
-
         return InceptionFeatures(options.inception_weights, cache=Path(cache), device=device)
     if name.startswith("dinov2-"):
-        from experiments.metrics.dinov2 import DinoFeatures
-
         return DinoFeatures(name, options.dinov2_weights, device=device)
     if name == "scenes-probe":
         return ProbeFeatures(device)
@@ -160,10 +165,6 @@ def create_features(
 def _classifier(
     name: str, cache: Path, dataset: Any, device: torch.device | str
 ) -> ClassifierFeatures:
-    from experiments.metrics.classifier import load_or_train
-    from experiments.metrics.collectives import main_first
-    from experiments.metrics.splits import labelled_images
-
     wanted = name.removesuffix("-classifier")
     if dataset is None or dataset.name != wanted:
         have = "no data set" if dataset is None else f"the data set {dataset.name}"

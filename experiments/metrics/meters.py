@@ -1,7 +1,11 @@
-"""From batches of images to numbers: one meter per feature extractor, and one for adherence."""
+"""From batches of images to numbers: one meter per feature extractor, and one for adherence.
+
+Networks and references are loaded before anything is sampled, so that an evaluation fails early.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,48 +13,49 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.metrics import distances, splits
-from experiments.metrics.collect import Collected, Collector, PixelFeatures, collect
-from experiments.metrics.collectives import gather_rows, share
-from experiments.metrics.eval_options import EvalOptions
-from experiments.metrics.exact import exact
-from experiments.metrics.features import Features, identity
-from experiments.metrics.frechet import frechet_distance
-from experiments.metrics.metric_names import FEATURES, METRICS, MetricError
+from experiments.data.dataset import create
+from experiments.data.probe import adherence
+from experiments.metrics import reference
+from experiments.metrics.collect import Collector, collect, exact
+from experiments.metrics.collectives import gather_rows
+from experiments.metrics.distances import (
+    frechet_distance,
+    inception_score,
+    kernel_distance,
+    memorisation,
+    precision_recall,
+)
+from experiments.metrics.eval_options import (
+    FEATURES,
+    METRICS,
+    EvalOptions,
+    MetricError,
+    Score,
+    direction,
+    full_name,
+)
+from experiments.metrics.features import Features, PixelFeatures, create_features, identity
+from experiments.metrics.images import own_images, split_images
 from experiments.metrics.reference import Reference
 
 _LARGEST_PIXELS = 64
 # Metrics that compare with nothing.
 _ALONE = ("accuracy", "is")
 # A collector's part for each need of a metric.
-_KEEP = {
-    "moments": "moments",
-    "spatial": "spatial",
-    "rows": "rows",
-    "logits": "logits",
-    "pixels": "rows",
-}
+_KEEP = {need: need for need in ("moments", "spatial", "rows", "logits")} | {"pixels": "rows"}
 
 
-@dataclass(frozen=True)
-class Result:
-    """One number, before it knows how its samples were made.
-
-    Attributes:
-        key: Name in `METRICS`, or of a part of one (`adherence_colour`, `memorisation_heldout`).
-        value: The number.
-        n: Images it was measured on.
-        features: Extractor's name, or None for pixels.
-        identity: Extractor's name with checksum, or None for pixels.
-        reference: Label of what was compared with, or None.
-    """
-
-    key: str
-    value: float
-    n: int
-    features: str | None
-    identity: str | None
-    reference: str | None
+def _score(
+    key: str,
+    value: float,
+    n: int,
+    features: str | None,
+    identity: str | None,
+    reference: str | None,
+    record: dict[str, Any],
+) -> Score:
+    name = full_name(key, n, features)
+    return Score(name, key, value, n, identity, reference, better=direction(key), **record)
 
 
 def measurable(metric: str, features: str) -> bool:
@@ -110,94 +115,61 @@ class Meter:
     def update(
         self, images: Tensor, labels: Tensor | None = None, captions: Sequence[str] | None = None
     ) -> None:
-        """Take in a uint8 batch of shape `(B, 3, H, W)`."""
+        """Update with a uint8 batch of shape `(B, 3, H, W)`."""
         self.collector.update(images)
 
-    def results(self, labels: Tensor | None = None) -> list[Result]:
-        """Return the numbers over all processes; a collective call.
+    def results(self, labels: Tensor | None = None, **record: Any) -> list[Score]:
+        """Return the scores over all processes; a collective call.
 
         Args:
-            labels: Classes that were asked for, of all images in order, or None.
+            labels: Requested classes of all images in order, or None.
+            **record: Fields of `Score` on how the images were made.
         """
         found = self.collector.merged()
         values: dict[str, float] = {}
         with exact():
             for metric in self.metrics:
-                values |= getattr(self, f"_{metric}")(found, labels)
+                if metric not in values:
+                    values |= self._measure(metric, found, labels)
         pixels = isinstance(self.features, PixelFeatures)
+        name = None if pixels else self.features.name
+        weights = None if pixels else identity(self.features)
+        label = None if self.reference is None else self.reference.label
         return [
-            Result(
-                key, value, found.n,
-                None if pixels else self.features.name,
-                None if pixels else identity(self.features),
-                None if self.reference is None or key in _ALONE else self.reference.label,
-            )
+            _score(key, value, found.n, name, weights, None if key in _ALONE else label, record)
             for key, value in values.items()
-        ]  # fmt: skip
+        ]
 
-    def _compared(self) -> Reference:
-        assert self.reference is not None, "a metric that compares was planned without a reference"
-        return self.reference
-
-    def _real_rows(self) -> Tensor:
-        rows = self._compared().rows
-        assert rows is not None, (
-            "a metric on feature rows was planned with a reference without them"
-        )
-        return rows.to(self.device)
-
-    def _fd(self, found: Collected, labels: Tensor | None) -> dict[str, float]:
-        assert found.moments is not None
-        real = self._compared()
-        return {"fd": frechet_distance(*found.moments.finish(), real.mu, real.sigma)}
-
-    def _sfid(self, found: Collected, labels: Tensor | None) -> dict[str, float]:
-        real = self._compared()
-        assert found.spatial is not None and real.mu_s is not None and real.sigma_s is not None
-        return {"sfid": frechet_distance(*found.spatial.finish(), real.mu_s, real.sigma_s)}
-
-    def _is(self, found: Collected, labels: Tensor | None) -> dict[str, float]:
-        assert found.logits is not None
-        return {"is": distances.inception_score(found.logits)}
-
-    def _accuracy(self, found: Collected, labels: Tensor | None) -> dict[str, float]:
-        assert found.logits is not None
-        if labels is None:
-            raise MetricError(
-                "accuracy compares with the classes asked for, and these images have none; "
-                "leave it out"
-            )
-        return {"accuracy": (found.logits.argmax(dim=1) == labels.cpu()).double().mean().item()}
-
-    def _rows(self, found: Collected) -> Tensor:
-        assert found.rows is not None
-        return found.rows.to(self.device)
-
-    def _precision(self, found: Collected, labels: Tensor | None) -> dict[str, float]:
-        k = self.options.neighbours
-        precision, recall = distances.precision_recall(self._rows(found), self._real_rows(), k)
-        both = {"precision": precision, "recall": recall}
-        return {key: value for key, value in both.items() if key in self.metrics}
-
-    # One pass over the distances gives both; which of the two was asked for first does not matter.
-    _recall = _precision
-
-    def _kid(self, found: Collected, labels: Tensor | None) -> dict[str, float]:
-        options = self.options
-        distance = distances.kernel_distance(
-            self._rows(found), self._real_rows(), options.kid_subsets, options.kid_subset_size
-        )
-        return {"kid": distance}
-
-    def _memorisation(self, found: Collected, labels: Tensor | None) -> dict[str, float]:
-        assert self.train is not None
-        ratio, fresh = distances.memorisation(
-            self._rows(found), self.train.to(self.device), self._real_rows()
-        )
-        name = self.metrics[0] if len(self.metrics) == 1 else "memorisation"
-        return {name: ratio, f"{name}_heldout": fresh}
-
-    _memorisation_pixels = _memorisation
+    def _measure(self, metric: str, found: Any, labels: Tensor | None) -> dict[str, float]:
+        """Return the numbers of one metric; what it needs was collected and loaded before."""
+        real: Any = self.reference
+        if metric == "fd":
+            mu, sigma = found.moments.finish()
+            return {"fd": frechet_distance(mu, sigma, real.mu, real.sigma)}
+        if metric == "sfid":
+            mu, sigma = found.spatial.finish()
+            return {"sfid": frechet_distance(mu, sigma, real.mu_s, real.sigma_s)}
+        if metric == "is":
+            return {"is": inception_score(found.logits)}
+        if metric == "accuracy":
+            if labels is None:
+                raise MetricError(
+                    "accuracy compares with the requested classes, and these images have none; "
+                    "leave it out"
+                )
+            return {"accuracy": (found.logits.argmax(dim=1) == labels.cpu()).double().mean().item()}
+        rows, real_rows = found.rows.to(self.device), real.rows.to(self.device)
+        if metric == "kid":
+            o = self.options
+            return {"kid": kernel_distance(rows, real_rows, o.kid_subsets, o.kid_subset_size)}
+        if metric in ("precision", "recall"):
+            # One pass over the distances gives both.
+            both = precision_recall(rows, real_rows, self.options.neighbours)
+            named = zip(("precision", "recall"), both, strict=True)
+            return {key: value for key, value in named if key in self.metrics}
+        assert self.train is not None, metric
+        ratio, fresh = memorisation(rows, self.train.to(self.device), real_rows)
+        return {metric: ratio, f"{metric}_heldout": fresh}
 
 
 def pixel_meter(dataset: Any, options: EvalOptions, device: torch.device | str = "cpu") -> Meter:
@@ -206,7 +178,7 @@ def pixel_meter(dataset: Any, options: EvalOptions, device: torch.device | str =
     Raises:
         MetricError: Images too large to compare pixel by pixel.
     """
-    held = torch.cat([x.cpu() for x in splits.images(dataset, "test")])
+    held = torch.cat([x.cpu() for x in split_images(dataset, "test")])
     if max(held.shape[-2:]) > _LARGEST_PIXELS:
         raise MetricError(
             f"memorisation_pixels compares images up to {_LARGEST_PIXELS} pixels wide, these are "
@@ -217,14 +189,8 @@ def pixel_meter(dataset: Any, options: EvalOptions, device: torch.device | str =
     moments = torch.zeros(0).numpy()
     label = f"{dataset.name}-test", identity(features), len(held)
     reference = Reference(*label, moments, moments, None, None, rows, dataset.fingerprint)
-    return Meter(
-        features,
-        ("memorisation_pixels",),
-        options,
-        reference,
-        train_rows(dataset, features),
-        device,
-    )
+    train, metrics = train_rows(dataset, features), ("memorisation_pixels",)
+    return Meter(features, metrics, options, reference, train, device)
 
 
 def train_rows(dataset: Any, features: Features) -> Tensor:
@@ -237,17 +203,13 @@ def train_rows(dataset: Any, features: Features) -> Tensor:
         raise MetricError(
             f"data={dataset.name} is endless: nothing can be memorised; leave out memorisation"
         )
-    index = splits.indices(dataset, "train")
-    mine = share(len(index))
-    rows = collect(
-        features, splits.images(dataset, "train", index[mine.start : mine.stop]), ("rows",)
-    ).rows
+    rows = collect(features, own_images(dataset, "train"), ("rows",)).rows
     assert rows is not None
     return rows
 
 
 class AdherenceMeter:
-    """Share of rendered scenes that show the class or caption asked for, read by the probe."""
+    """Share of rendered scenes that show the requested class or caption, read by the probe."""
 
     def __init__(self) -> None:
         self.n = 0
@@ -256,28 +218,137 @@ class AdherenceMeter:
     def update(
         self, images: Tensor, labels: Tensor | None = None, captions: Sequence[str] | None = None
     ) -> None:
-        """Take in a uint8 batch of shape `(B, 3, 32, 32)` with what was asked for."""
-        from experiments.data.probe import adherence
-
+        """Update with a uint8 batch of shape `(B, 3, 32, 32)` and its conditions."""
         self.n += len(images)
         asked = {"labels": labels} if captions is None else {"captions": captions}
         for key, value in adherence(images, **asked).items():
             self._sums[key] = self._sums.get(key, 0.0) + value * len(images)
 
-    def results(self, labels: Tensor | None = None) -> list[Result]:
+    def results(self, labels: Tensor | None = None, **record: Any) -> list[Score]:
         """Return the shares over all processes; a collective call."""
         packed = torch.tensor([[float(self.n), *self._sums.values()]], dtype=torch.float64)
         total = gather_rows(packed).sum(dim=0)
         shares = (total[1:] / total[0]).tolist()
-        main = next(iter(self._sums))
+        main, n = next(iter(self._sums)), int(total[0])
+        names = ["adherence" if key == main else f"adherence_{key}" for key in self._sums]
         return [
-            Result(
-                "adherence" if key == main else f"adherence_{key}",
-                value,
-                int(total[0]),
-                "scenes-probe",
-                None,
-                None,
-            )
-            for key, value in zip(self._sums, shares, strict=True)
+            _score(name, value, n, "scenes-probe", None, None, record)
+            for name, value in zip(names, shares, strict=True)
         ]
+
+
+@dataclass
+class MeterSet:
+    """The meters of one evaluation, with references loaded.
+
+    Attributes:
+        options: What is measured.
+        meters: One per extractor, and one for adherence.
+        notes: Lines for the log, as the classifier's accuracy.
+    """
+
+    options: EvalOptions
+    meters: list[Any]
+    notes: list[str]
+
+    def update(
+        self, images: Tensor, labels: Tensor | None = None, captions: Sequence[str] | None = None
+    ) -> None:
+        """Show a uint8 batch `(B, 3, H, W)` to every meter."""
+        for meter in self.meters:
+            meter.update(images, labels, captions)
+
+    def results(self, labels: Tensor | None, **record: Any) -> list[Score]:
+        """Return all scores over all processes; a collective call."""
+        return [score for meter in self.meters for score in meter.results(labels, **record)]
+
+
+def prepare(
+    options: EvalOptions,
+    dataset: Any,
+    cache: str | os.PathLike[str],
+    device: torch.device | str = "cpu",
+    labelled: bool = True,
+    data: Any = None,
+) -> MeterSet:
+    """Load extractors and references, and refuse what cannot be measured; a collective call.
+
+    Args:
+        options: What to measure.
+        dataset: The data set whose held-out split is the reference unless `options.reference` names
+            a file; None for images from elsewhere, which then need a file.
+        cache: Folder of trained classifiers, downloaded weights and references.
+        device: Where the networks run.
+        labelled: Whether the classes or captions of the images are known.
+        data: Options of the data set, for a classifier in a run without labels.
+
+    Raises:
+        MetricError: One sentence on what does not fit.
+    """
+    plan = assign(options.metrics, options.features)
+    alone = [m for m in options.metrics if {"probe", "pixels"} & set(METRICS[m].needs)]
+    if dataset is not None and dataset.cannot_decode:
+        raise MetricError(f"scores are taken on pixels: {dataset.cannot_decode}")
+    if not labelled and {"accuracy", "adherence"} & set(options.metrics):
+        raise MetricError(
+            "accuracy and adherence compare with requested classes or captions, unknown here; "
+            "leave them out of the metrics"
+        )
+    made: list[Any] = []
+    notes: list[str] = []
+    for name, metrics in plan.items():
+        if metrics:
+            chosen = labelled_data(dataset, name, data)
+            features = create_features(name, options, cache=cache, dataset=chosen, device=device)
+            made.append(_meter(features, metrics, options, dataset, cache, device))
+            notes += [features.note] if features.note else []
+    for metric in alone:
+        if dataset is None or (metric == "adherence" and dataset.name != "scenes"):
+            have = "images from elsewhere" if dataset is None else f"data={dataset.name}"
+            need = "data=scenes" if metric == "adherence" else "a data set with a held-out split"
+            raise MetricError(
+                f"metric {metric} needs {need}, here are {have}; leave it out of the metrics"
+            )
+        pixels = metric == "memorisation_pixels"
+        made.append(pixel_meter(dataset, options, device) if pixels else AdherenceMeter())
+    return MeterSet(options, made, notes)
+
+
+def labelled_data(dataset: Any, features: str, data: Any = None) -> Any:
+    """Return the data set with labels: its classifier needs them whatever the run's task is."""
+    if dataset is None or not features.endswith("-classifier") or dataset.task == "class":
+        return dataset
+    return create(data or {"name": dataset.name}, task="class", device=dataset.device)
+
+
+def _meter(
+    features: Features,
+    metrics: Sequence[str],
+    options: EvalOptions,
+    dataset: Any,
+    cache: str | os.PathLike[str],
+    device: torch.device | str,
+) -> Meter:
+    needs = {need for m in metrics for need in METRICS[m].needs}
+    real = None
+    if needs & {"moments", "rows", "spatial"}:
+        spatial = "spatial" in needs
+        if options.reference is not None:
+            real = reference.load(
+                options.reference, features, rows="rows" in needs, spatial=spatial
+            )
+        elif dataset is not None:
+            real = reference.heldout(dataset, features, cache, spatial=spatial)
+        else:
+            raise MetricError(
+                f"{', '.join(metrics)} compare with real images: pass --reference FILE.npz, "
+                "or --data NAME for a data set's held-out split"
+            )
+    train = None
+    if "train" in needs:
+        if dataset is None:
+            raise MetricError(
+                "memorisation compares with training images: pass --data NAME or leave it out"
+            )
+        train = train_rows(dataset, features)
+    return Meter(features, metrics, options, real, train, device)

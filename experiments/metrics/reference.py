@@ -18,14 +18,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.metrics import archive, splits
 from experiments.metrics.collect import Collected, collect
-from experiments.metrics.collectives import everyone, main_first, share, world
+from experiments.metrics.collectives import gather_rows, main_first, share, world
+from experiments.metrics.eval_options import MetricError
 from experiments.metrics.features import Features, identity
-from experiments.metrics.metric_names import MetricError
+from experiments.metrics.images import (
+    Images,
+    array_names,
+    own_images,
+    read_arrays,
+    split_indices,
+)
 from experiments.runtime.files import atomic_path, sha256
 
-_MOMENTS = ("mu", "sigma")
+_ARRAYS = ("mu", "sigma", "mu_s", "sigma_s", "rows", "n", "features", "name")
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class Reference:
     Attributes:
         name: File name, or data set and split.
         features: Extractor and checksum, as `inception-adm@6726825d`.
-        n: Number of images behind `mu`; 0 where a file does not say.
+        n: Number of images behind `mu`; 0 where a file lacks it.
         mu: Mean, with shape `(d,)`, float64.
         sigma: Covariance, with shape `(d, d)`, float64.
         mu_s: Mean of ADM's spatial features, `(2023,)`, or None.
@@ -96,7 +102,7 @@ def load(
 
     Args:
         path: The `.npz` file.
-        features: What the samples will be looked at with; a file of other features is refused.
+        features: The samples' extractor; a file of other features is refused.
         rows: Feature vectors are needed; where the file has images instead, they are computed.
         spatial: Spatial moments are needed.
 
@@ -104,15 +110,8 @@ def load(
         MetricError: No such file, a damaged one, other features, or arrays that are missing.
     """
     path = Path(path).expanduser()
-    present = archive.names(path)
-    arrays = archive.read(
-        path,
-        [
-            k
-            for k in ("mu", "sigma", "mu_s", "sigma_s", "rows", "n", "features", "name")
-            if k in present
-        ],
-    )
+    present = array_names(path)
+    arrays = read_arrays(path, [k for k in _ARRAYS if k in present])
     _check(path, arrays, features)
     if spatial and not {"mu_s", "sigma_s"} <= arrays.keys():
         raise MetricError(
@@ -125,7 +124,8 @@ def load(
                 f"{path} has neither feature rows nor images (arr_0), "
                 "which precision, recall and kid need; leave them out or take one with images"
             )
-        vectors = collect(features, _own_part(path), ("rows",)).rows
+        images = Images(path)
+        vectors = collect(features, images.batches(share(images.n)), ("rows",)).rows
     return Reference(
         str(arrays["name"]) if "name" in arrays else path.name,
         str(arrays["features"]) if "features" in arrays else identity(features),
@@ -136,7 +136,7 @@ def load(
 
 
 def _check(path: Path, arrays: dict[str, Any], features: Features) -> None:
-    missing = [key for key in _MOMENTS if key not in arrays]
+    missing = [key for key in ("mu", "sigma") if key not in arrays]
     if missing:
         raise MetricError(
             f"{path} has no {' and '.join(missing)}; expected reference statistics as "
@@ -180,24 +180,12 @@ def _check_numbers(path: Path, arrays: dict[str, Any], dim: int) -> None:
         )
 
 
-def _own_part(path: Path) -> Any:
-    """Yield this process's part of the reference images."""
-    total = archive.shape_of(path, "arr_0")[0]
-    mine, start = share(total), 0
-    for batch in archive.stream_images(path):
-        low, high = max(mine.start - start, 0), min(mine.stop - start, len(batch))
-        if low < high:
-            yield batch[low:high]
-        start += len(batch)
-
-
 def heldout(
     dataset: Any,
     features: Features,
     cache: str | os.PathLike[str],
     *,
     spatial: bool = False,
-    split: str = "test",
 ) -> Reference:
     """Return the statistics of a data set's held-out split, from the cache or computed now.
 
@@ -206,23 +194,23 @@ def heldout(
         features: The extractor.
         cache: Folder of the cache.
         spatial: With ADM's spatial features.
-        split: Another split than the held-out one.
 
     Raises:
         MetricError: There is no such split, or it cannot be turned into pixels.
     """
-    index = splits.indices(dataset, split)
+    n = len(split_indices(dataset, "test"))
     of = identity(features).replace("@", "-")
-    key = f"{dataset.name}-{dataset.fingerprint}-{split}{len(index)}-{of}"
+    key = f"{dataset.name}-{dataset.fingerprint}-test{n}-{of}"
     path = Path(cache) / "references" / f"{key}{'-spatial' if spatial else ''}.npz"
     kept = _load_kept(path, features, spatial)
-    if everyone(kept is not None) and kept is not None:
+    # All processes decide alike, whichever of them saw the file first.
+    found_by_all = gather_rows(torch.tensor([kept is not None])).all()
+    if kept is not None and found_by_all:
         return kept
     wanted = ("moments", "rows", "spatial") if spatial else ("moments", "rows")
-    mine = share(len(index))
-    found = collect(features, splits.images(dataset, split, index[mine.start : mine.stop]), wanted)
+    found = collect(features, own_images(dataset, "test"), wanted)
     if not world()[0]:
-        save(path, features, found, f"{dataset.name}-{split}")
+        save(path, features, found, f"{dataset.name}-test")
     with main_first():
         return load(path, features, rows=True, spatial=spatial)
 

@@ -3,31 +3,33 @@
     conditions and seeds -> generate -> pixels -> features -> moments and rows (merged over
     processes) -> scores
 
-Samples are looked at as they are made and then forgotten (or kept on disk, to survive a kill), so
-50,000 of them need no more memory than one batch.
+Samples are measured batch by batch and discarded (or kept on disk, to survive a kill): 50,000 of
+them need no more memory than one batch.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import hashlib
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.metrics import meters, scored_samples
-from experiments.metrics.collectives import gather_rows, world
-from experiments.metrics.display import Display
-from experiments.metrics.eval_options import EvalOptions, defaults_for
-from experiments.metrics.instruments import Bench, prepare
-from experiments.metrics.metric_names import MetricError, Score, direction, full_name
-
-if TYPE_CHECKING:
-    from experiments.config.schema import Config
-    from experiments.sampling.recipe import Setup
+from experiments.config.schema import Config
+from experiments.diffusion.diffusion_options import DiffusionError
+from experiments.metrics.collectives import gather_rows, main_first, share, world
+from experiments.metrics.eval_options import EvalOptions, MetricError, Score, defaults_for
+from experiments.metrics.meters import prepare
+from experiments.runtime.console import Console
+from experiments.sampling.generation import labels_from_seeds
+from experiments.sampling.pipeline import SamplingPipeline, described
+from experiments.sampling.sample_store import SampleStore
 
 
 def default_cache() -> Path:
@@ -56,108 +58,6 @@ def options_for(config: Config, **changes: Any) -> EvalOptions:
     return EvalOptions(**values)
 
 
-def setup_for(
-    model: Any, config: Config, guidance: Any = None, sampler: Any = None, step: int | None = None
-) -> Setup:
-    """Return how a run samples, with guidance and sampler replaced where given.
-
-    Args:
-        model: The network with the weights to be scored.
-        config: The run.
-        guidance: A name or mapping in place of the run's own.
-        sampler: A name or mapping in place of the run's own.
-        step: Training step of the weights.
-
-    Raises:
-        DiffusionError: A combination that this run cannot have.
-    """
-    from experiments.sampling.recipe import Setup
-    from experiments.training.checkpoint import TrainedModel
-
-    loaded = TrainedModel(model, config, step or 0, "", {})
-    return Setup.make(loaded, sampler or config.sampler, guidance or config.guidance)
-
-
-def describe(options: Any, drop: Sequence[str] = ("name",)) -> str:
-    """Return an options dataclass as `name key=value ...`, leaving out what has its default."""
-    changed = [
-        f"{f.name}={getattr(options, f.name)}"
-        for f in dataclasses.fields(options)
-        if f.name not in drop
-        and (f.name in ("steps", "scale") or getattr(options, f.name) != f.default)
-    ]
-    return " ".join([options.name, *changed])
-
-
-@dataclasses.dataclass(frozen=True)
-class Scored:
-    """Scores with what they were measured on.
-
-    Attributes:
-        scores: One per number.
-        labels: Classes that were asked for, `(n,)`, or None.
-        folder: Where the samples are kept, or None.
-    """
-
-    scores: list[Score]
-    labels: Tensor | None
-    folder: Path | None
-
-
-def score(
-    model: Any,
-    config: Config,
-    dataset: Any,
-    *,
-    step: int | None = None,
-    samples: int | None = None,
-    seed: int | None = None,
-    guidance: Any = None,
-    sampler: Any = None,
-    features: Sequence[str] | None = None,
-    metrics: Sequence[str] | None = None,
-    batch: int | None = None,
-    reference: str | None = None,
-    accelerator: Any = None,
-    progress: Any = None,
-) -> list[Score]:
-    """Sample from a model and measure; all processes call it and get the same scores.
-
-    Args:
-        model: The network with the weights to be scored (the EMA's), on its device.
-        config: The run; what is not given here is taken from it.
-        dataset: The run's data set.
-        step: Training step of the weights, for the record.
-        samples: Number of samples.
-        seed: Seed of the first sample.
-        guidance: Name or mapping in place of the run's own.
-        sampler: Name or mapping in place of the run's own.
-        features: Extractors.
-        metrics: Metrics.
-        batch: Images per sampling batch and process.
-        reference: Statistics file in place of the held-out split.
-        accelerator: Gives the device; processes are found through torch.distributed.
-        progress: A `experiments.runtime.console.Console`, or a function of (done, total), or None.
-
-    Raises:
-        MetricError: Something that cannot be measured; said before the first image is sampled.
-    """
-    options = options_for(
-        config,
-        samples=samples,
-        seed=seed,
-        features=features,
-        metrics=metrics,
-        batch=batch,
-        reference=reference,
-    )
-    device = accelerator.device if accelerator is not None else next(model.parameters()).device
-    setup = setup_for(model, config, guidance, sampler, step)
-    return sample_and_score(
-        setup, dataset, options, step=step, device=device, progress=progress
-    ).scores
-
-
 def check(
     config: Config, dataset: Any, model: Any = None, device: torch.device | str = "cpu"
 ) -> list[str]:
@@ -175,15 +75,51 @@ def check(
     Raises:
         MetricError: Weights or a reference that are not there, or metrics that do not fit.
     """
-    conditional = config.task != "none"
-    options, cache = options_for(config), cache_of(config)
+    options, conditional = options_for(config), config.task != "none"
     if model is not None:
-        setup_for(model, config)
-    return prepare(options, dataset, cache, device, conditional, config.data).notes
+        SamplingPipeline.make(model, config)
+    return prepare(options, dataset, cache_of(config), device, conditional, config.data).notes
+
+
+def score(
+    model: Any,
+    config: Config,
+    dataset: Any,
+    *,
+    step: int | None = None,
+    guidance: Any = None,
+    sampler: Any = None,
+    accelerator: Any = None,
+    console: Console | None = None,
+    **changes: Any,
+) -> list[Score]:
+    """Sample from a model and measure; all processes call it and get the same scores.
+
+    Args:
+        model: The network with the weights to be scored (the EMA's), on its device.
+        config: The run; what is not given here is taken from it.
+        dataset: The run's data set.
+        step: Training step of the weights, for the record.
+        guidance: Name or mapping in place of the run's own.
+        sampler: Name or mapping in place of the run's own.
+        accelerator: Gives the device; processes are found through torch.distributed.
+        console: Shows progress.
+        **changes: Fields of `EvalOptions` in place of the run's own.
+
+    Raises:
+        MetricError: Something that cannot be measured; said before the first image is sampled.
+    """
+    options = options_for(config, **changes)
+    device = accelerator.device if accelerator is not None else next(model.parameters()).device
+    pipeline = SamplingPipeline.make(model, config, sampler, guidance)
+    return sample_and_score(
+        pipeline, config, dataset, options, step=step, device=device, console=console
+    )[0]
 
 
 def sample_and_score(
-    setup: Setup,
+    pipeline: SamplingPipeline,
+    config: Config,
     dataset: Any,
     options: EvalOptions,
     *,
@@ -192,12 +128,13 @@ def sample_and_score(
     cache: Path | None = None,
     out: Path | None = None,
     identity: str = "",
-    progress: Any = None,
-) -> Scored:
-    """Sample as `setup` says and measure as `options` say; a collective call.
+    console: Console | None = None,
+) -> tuple[list[Score], SampleStore | None]:
+    """Sample and measure; a collective call.
 
     Args:
-        setup: How images are made.
+        pipeline: How images are made.
+        config: The run.
         dataset: The run's data set.
         options: What is measured.
         step: Training step of the weights, for the record.
@@ -205,61 +142,156 @@ def sample_and_score(
         cache: Folder of the cache; None: the run's.
         out: Keep finished samples below this folder: an interrupted call goes on where it was.
         identity: What the weights are (a checksum): kept samples of other weights are not taken.
-        progress: See `score`.
+        console: Shows progress.
+
+    Returns:
+        The scores, and where the samples are kept if they are.
 
     Raises:
         MetricError: See `score`.
     """
-    device, config = torch.device(device), setup.loaded.config
-    if options.samples < world()[1]:
+    device, console = torch.device(device), console or Console(quiet=True)
+    total, (_, processes) = options.samples, world()
+    if total < processes:
         raise MetricError(
-            f"eval.samples={options.samples} are fewer than {world()[1]} processes; ask for more"
+            f"eval.samples={total} are fewer than {processes} processes; ask for more"
         )
     cache, conditional = cache or cache_of(config), config.task != "none"
-    bench = prepare(options, dataset, cache, device, conditional, config.data)
+    meters = prepare(options, dataset, cache, device, conditional, config.data)
     made = {
-        "guidance": describe(setup.guidance.options),
-        "sampler": describe(setup.sampler.options),
+        "guidance": described(pipeline.guidance.options),
+        "sampler": described(pipeline.sampler.options),
     }
-    folder = None
+    store = None
     if out is not None:
         about = {
-            **made, "weights": identity, "step": step, "samples": options.samples,
+            **made, "weights": identity, "step": step, "samples": total,
             "seed": options.seed, "batch": options.batch, "labels": options.labels,
             "objective": dict(config.objective), "data": dataset.fingerprint,
+            "processes": processes, "count": total, "shard": min(options.batch, total),
+            "shards": len(_piece_ranges(options)),
         }  # fmt: skip
-        folder = scored_samples.open_folder(out, about)
-    labels = _show(bench, scored_samples.pieces(setup, dataset, options, device, folder), progress)
-    scores = scores_of(
-        bench.results(labels),
-        **made,
-        seed=options.seed,
-        step=step,
-        macs_per_sample=setup.cost().macs,
-    )
-    return Scored(scores, labels, folder)
-
-
-def scores_of(results: Sequence[meters.Result], **record: Any) -> list[Score]:
-    """Return results as scores, with full names and the record of how the images were made."""
-    return [
-        Score(
-            metric=full_name(r.key, r.n, r.features), key=r.key, value=r.value, n=r.n,
-            features=r.identity, reference=r.reference, better=direction(r.key), **record,
-        )
-        for r in results
-    ]  # fmt: skip
-
-
-def _show(bench: Bench, stream: Any, progress: Any) -> Tensor | None:
-    """Show all pieces to the meters; return the labels that were asked for, over all processes."""
-    total, done, labels = bench.options.samples, 0, []
-    with Display(progress, total, bench.notes) as report:
-        for piece in stream:
-            bench.update(piece.images, piece.labels, piece.captions)
+        store = _open_store(out, about)
+    done, labels = 0, []
+    for note in meters.notes:
+        console.once(note)
+    with console.progress("sample", total) as bar:
+        for piece in sample_pieces(pipeline, dataset, options, device, store):
+            meters.update(piece.images, piece.labels, piece.captions)
             if piece.labels is not None:
                 labels.append(piece.labels.cpu())
             done += len(piece.images)
-            # The processes go at the same pace: one of them stands for all.
-            report(min(total, done * world()[1]), total)
-    return gather_rows(torch.cat(labels)) if labels else None
+            # All processes are about equally fast: one measures the progress of all.
+            bar.update(min(total, done * processes))
+    requested = gather_rows(torch.cat(labels)) if labels else None
+    macs = pipeline.cost().macs
+    record = {**made, "seed": options.seed, "step": step, "macs_per_sample": macs}
+    return meters.results(requested, **record), store
+
+
+# --- the samples ---------------------------------------------------------------------------------
+
+
+@dataclass
+class Piece:
+    """Some images with their conditions.
+
+    Attributes:
+        images: uint8, with shape `(B, 3, H, W)`.
+        labels: Classes `(B,)`, or None.
+        captions: Captions, or None.
+    """
+
+    images: Tensor
+    labels: Tensor | None = None
+    captions: list[str] | None = None
+
+
+def conditions(
+    dataset: Any, model: Any, options: EvalOptions, index: Tensor, device: torch.device
+) -> tuple[Tensor | None, Tensor | None, list[str] | None]:
+    """Return labels, text states and captions of the samples at `index`, None where not taken.
+
+    Labels are balanced or drawn per seed; captions are those of the held-out split, in order.
+    """
+    if getattr(model, "num_classes", 0):
+        how = "balanced" if options.labels == "balanced" else "from-seed"
+        return labels_from_seeds(options.seed + index, model.num_classes, how), None, None
+    if not (getattr(model, "config", None) or {}).get("text"):
+        return None, None, None
+    found = dataset.prompts(index)
+    return None, found.text.to(device), found.captions
+
+
+def _piece_ranges(options: EvalOptions) -> list[range]:
+    """Return the samples of every piece: each process's share in batches."""
+    batch = min(options.batch, options.samples)
+    shares = [share(options.samples, rank) for rank in range(world()[1])]
+    return [range(i, min(i + batch, s.stop)) for s in shares for i in s[::batch]]
+
+
+def _open_store(folder: Path, about: dict[str, Any]) -> SampleStore:
+    """Return the store of samples made in exactly this way; another way has another folder."""
+    text = json.dumps(about, sort_keys=True)
+    store = SampleStore(folder / hashlib.sha256(text.encode()).hexdigest()[:12])
+    with main_first():
+        if not world()[0]:
+            store.claim(about)
+    return store
+
+
+def sample_pieces(
+    pipeline: SamplingPipeline,
+    dataset: Any,
+    options: EvalOptions,
+    device: torch.device,
+    store: SampleStore | None = None,
+) -> Iterator[Piece]:
+    """Yield this process's share of the samples, made now or read from `store`.
+
+    Every piece is sampled as one full batch (a short one is filled up and cut), so that an image
+    does not depend on where a run was interrupted, nor on the number of processes.
+
+    Args:
+        pipeline: How images are made.
+        dataset: Turns them into pixels, and has captions.
+        options: Number, seeds, labels and batch.
+        device: Where to sample.
+        store: Keep finished pieces here, and take those that are there.
+    """
+    mine, batch = share(options.samples), min(options.batch, options.samples)
+    for number, piece in enumerate(_piece_ranges(options)):
+        if piece.start not in mine:
+            continue
+        index = torch.arange(piece.start, piece.stop)
+        seeds = options.seed + index
+        labels, text, captions = conditions(dataset, pipeline.model, options, index, device)
+        images = _kept(store, number, seeds) if store else None
+        if images is None:
+            fill = torch.arange(batch).clamp_max(len(index) - 1)
+            made = pipeline.generate(
+                seeds[fill],
+                None if labels is None else labels[fill],
+                None if text is None else text[fill.to(text.device)],
+                batch=batch,
+                device=device,
+            )[: len(index)]
+            if not bool(made.isfinite().all()):
+                raise MetricError(
+                    "the model samples NaN or infinite pixels: it diverged; try a smaller train.lr"
+                )
+            images = dataset.to_pixels(made.to(dataset.device)).cpu()
+            if store:
+                store.write(number, images, seeds, None if labels is None else labels.cpu())
+        yield Piece(images, labels, captions)
+
+
+def _kept(store: SampleStore, number: int, seeds: Tensor) -> Tensor | None:
+    """Return the images of a kept piece; one that is absent or damaged is made again."""
+    try:
+        images, found, _ = store.read(number)
+    except DiffusionError:
+        return None
+    if images.shape[3] != 3 or not np.array_equal(found, seeds.numpy()):
+        return None
+    return torch.from_numpy(images.transpose(0, 3, 1, 2).copy())

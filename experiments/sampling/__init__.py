@@ -1,4 +1,4 @@
-"""Images from a trained model: what was asked for, its passes, where the samples are kept."""
+"""Images from a trained model: requests, pipelines, and where samples are kept."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import importlib
 from typing import Any
 
 _HOME = {
+    "SamplingPipeline": "pipeline",
     "generate": "generation",
     "labels_from_seeds": "generation",
-    "model_cost": "sampling_cost",
-    "sampling_cost": "sampling_cost",
-    "generate_shards": "shards",
-    "read_shards": "shards",
-    "write_npz": "shards",
+    "model_cost": "pipeline",
+    "sampling_cost": "pipeline",
+    "generate_shards": "sample_store",
+    "read_shards": "sample_store",
+    "write_npz": "sample_store",
 }
 __all__ = sorted(_HOME)
 
@@ -21,9 +22,7 @@ def __getattr__(name: str) -> Any:
     """Import a public name on first use, so that importing the package needs no torch."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value  # also where importing a submodule has put it under this name
-    return value
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -15,6 +15,8 @@ from typing import Any
 from torch import nn
 
 from experiments.diffusion.diffusion_options import DiffusionError, SamplerOptions
+from routing.route import Route
+from routing.stack import Reuse
 
 
 @dataclass
@@ -42,7 +44,7 @@ class ReusePlan:
         """Return whether an evaluation reuses; if not, it counts as computed.
 
         Args:
-            evaluation: Index of the evaluation in the walk.
+            evaluation: Index of the evaluation in the trajectory.
             key: Which pass: a batch of another size or model has nothing to reuse.
         """
         last = self._computed.get(key)
@@ -54,8 +56,6 @@ class ReusePlan:
     @contextlib.contextmanager
     def run(self, model: Any, evaluation: int, key: Hashable) -> Iterator[None]:
         """Let the passes of `model` in this block record or replay."""
-        from routing.stack import Reuse
-
         reuse = self._kept.setdefault(key, Reuse(self.start, self.end))
         reuse = reuse.replay() if self.replays(evaluation, key) else reuse.record()
         with handed_to(model.stack, reuse):
@@ -77,7 +77,7 @@ def handed_to(stack: nn.Module, reuse: Any) -> Iterator[None]:
 
 
 def plan_reuse(options: SamplerOptions, depth: int, sparse: bool = False) -> ReusePlan | None:
-    """Return a fresh plan for one walk, or None without reuse.
+    """Return a new plan for one trajectory, or None without reuse.
 
     Args:
         options: The sampler's; `reuse` names the blocks as a route does (`4-9`, `2--3`).
@@ -89,8 +89,6 @@ def plan_reuse(options: SamplerOptions, depth: int, sparse: bool = False) -> Reu
     """
     if options.reuse in (None, "none") or options.reuse_every == 1:
         return None
-    from routing.route import Route
-
     segments = Route.parse(options.reuse).resolve(depth).segments
     if len(segments) != 1:
         raise DiffusionError(

@@ -1,24 +1,179 @@
-"""Seeded generation: image `i` depends on its own seed, never on its batch, rank or neighbours."""
+"""Seeded generation: image `i` depends on its own seed, never on its batch, rank or neighbours.
+
+`Guided` is the denoiser that a sampler sees: it runs the passes of a guidance, batching those that
+can be; `generate` integrates from each seed's noise to its image.
+"""
 
 from __future__ import annotations
 
-import time
+import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from experiments.diffusion.diffusion_options import DiffusionError
-from experiments.diffusion.guidance import Guidance
-from experiments.diffusion.objective import Objective
+from experiments.diffusion.guidance import Guidance, Pass, has_text
+from experiments.diffusion.objective import Objective, Prediction
 from experiments.diffusion.samplers import Sampler
-from experiments.sampling.block_reuse import plan_reuse
-from experiments.sampling.guided import SAMPLING_SEED, Guided, check_conditions
+from experiments.runtime import signals
+from experiments.sampling.block_reuse import ReusePlan, plan_reuse
 from routing.rng import Draws
+from routing.route import Route, keep_count
+from routing.stack import Routing
 
-#: `progress(done, total, seconds_left)`.
-Progress = Callable[[int, int, float], None]
+#: Called with images done and images in all.
+Progress = Callable[[int, int], None]
+
+#: Images depend on their own seed alone, so the run's seed has no part in sampling.
+SAMPLING_SEED = 0
+_PASSES = 8  # room for passes that draw their own tokens, in the counter of one evaluation
+
+
+@dataclass
+class Guided:
+    """Denoise one batch under guidance.
+
+    Attributes:
+        model: The network.
+        objective: How its answer becomes a clean image.
+        guidance: Which passes to make.
+        seeds: Seed of each image, int64 `(B,)`.
+        steps: Number of sampling steps, for schedules over them.
+        labels: Class of each image, `(B,)`, or None.
+        text: Text states `(B, L, E)`, or None.
+        weak_model: The weaker network of autoguidance or routed guidance.
+        reuse: Which blocks are reused between evaluations, if any.
+        memory: What a guidance keeps between evaluations.
+    """
+
+    model: Any
+    objective: Objective
+    guidance: Guidance
+    seeds: Tensor
+    steps: int
+    labels: Tensor | None = None
+    text: Tensor | None = None
+    weak_model: Any = None
+    reuse: ReusePlan | None = None
+    memory: dict[str, Tensor] = field(default_factory=dict)
+
+    def __call__(self, x: Tensor, time: float, step: int, evaluation: int) -> Prediction:
+        """Return the guided estimate of the clean images; the variance is the first pass's.
+
+        Args:
+            x: Noisy images, `(B, C, H, W)`.
+            time: Native time of the objective.
+            step: Index of the sampling step.
+            evaluation: Index of this call in the trajectory: every one draws its own tokens.
+        """
+        signals.answer()
+        level = float(self.objective.level(torch.tensor(time, dtype=torch.float64)))
+        passes = self.guidance.passes(progress_of(step, self.steps), level)
+        outputs: dict[int, Prediction] = {}
+        for group in batches(passes):
+            times = torch.full((len(group) * len(x),), time, dtype=x.dtype, device=x.device)
+            model = self.weak_model if passes[group[0]].weak else self.model
+            with self._reusing(model, passes[group[0]], len(group), evaluation):
+                found = self.objective.predict(
+                    model,
+                    x.repeat(len(group), 1, 1, 1),
+                    times,
+                    **self._conditions([passes[i] for i in group], evaluation),
+                    **self._routing(model, passes[group[0]], len(group), evaluation, group[0]),
+                )
+            for position, i in enumerate(group):
+                rows = slice(position * len(x), (position + 1) * len(x))
+                variance = None if found.variance is None else found.variance[rows]
+                outputs[i] = Prediction(found.x0[rows], variance)
+        images = [outputs[i].x0 for i in range(len(passes))]
+        return Prediction(self.guidance.combine(images, self.memory), outputs[0].variance)
+
+    def _reusing(self, model: Any, first: Pass, copies: int, evaluation: int) -> Any:
+        # A weaker model may have other blocks: only the main one's are reused.
+        if self.reuse is None or first.weak:
+            return contextlib.nullcontext()
+        return self.reuse.run(model, evaluation, copies)
+
+    def _conditions(self, group: list[Pass], evaluation: int) -> dict[str, Tensor]:
+        """Return labels and text of the passes of one batch, one after the other."""
+        conditions: dict[str, Tensor] = {}
+        if getattr(self.model, "num_classes", 0):
+            conditions["y"] = torch.cat([self._labels(p.label, evaluation) for p in group])
+        if has_text(self.model) and self.text is not None:
+            conditions["text"] = torch.cat([self._text(p.label, evaluation) for p in group])
+            dropped = [
+                torch.full_like(self.seeds, p.label == "null", dtype=torch.bool) for p in group
+            ]
+            conditions["text_drop"] = torch.cat(dropped)
+        return conditions
+
+    def _labels(self, kind: str, evaluation: int) -> Tensor:
+        classes = self.model.num_classes
+        if kind == "random":
+            return self._draws(evaluation, 1, 0).integers("icg", 1, classes)[:, 0]
+        if kind == "null" or self.labels is None:
+            return torch.full_like(self.seeds, classes)
+        return self.labels
+
+    def _text(self, kind: str, evaluation: int) -> Tensor:
+        assert self.text is not None
+        if kind != "random":
+            return self.text
+        # ICG for text (Sadat et al. 2024): noise of the embedding's spread.
+        noise = self._draws(evaluation, 1, 0).normal("icg", tuple(self.text.shape[1:]))
+        return noise.to(self.text) * self.text.std(dim=(1, 2), keepdim=True)
+
+    def _routing(
+        self, model: Any, item: Pass, copies: int, evaluation: int, first: int
+    ) -> dict[str, Any]:
+        """Return the `routing` argument of a pass; joined passes keep the same tokens."""
+        tokens, rate = getattr(model, "num_tokens", None), item.rate
+        if item.drop:
+            draws = self._draws(evaluation, copies, first)
+            return {"routing": Routing(route=Route(), draws=draws, path_drop=1.0)}
+        if rate <= 0 or (tokens and keep_count(tokens, rate) == tokens):
+            return {}
+        nested = getattr(self.guidance.options, "subsets", "independent") == "nested"
+        route = self.guidance.route.with_rate(rate).resolve(model.depth)
+        draws = self._draws(evaluation, copies, 0 if nested else first)
+        return {"routing": Routing(route=route, draws=draws, **self.guidance.routing)}
+
+    def _draws(self, evaluation: int, copies: int, branch: int) -> Draws:
+        return Draws(SAMPLING_SEED, evaluation * _PASSES + branch, self.seeds.repeat(copies))
+
+
+def batches(passes: list[Pass]) -> list[list[int]]:
+    """Group passes that can be one batch: the same network on the same number of tokens."""
+    groups: dict[tuple[bool, float, bool], list[int]] = {}
+    for i, item in enumerate(passes):
+        groups.setdefault(item.batch, []).append(i)
+    return list(groups.values())
+
+
+def progress_of(step: int, steps: int) -> float:
+    """Return 0 at the first and 1 at the last of `steps` steps."""
+    return step / (steps - 1) if steps > 1 else 0.0
+
+
+def check_conditions(model: Any, labels: Tensor | None, text: Tensor | None) -> None:
+    """Refuse labels and text that the model cannot take.
+
+    Raises:
+        DiffusionError: One sentence with the way out.
+    """
+    classes = getattr(model, "num_classes", 0)
+    if labels is not None and not classes:
+        raise DiffusionError("this model has no classes; leave the labels out")
+    wrong = [] if labels is None else [v for v in labels.unique().tolist() if not 0 <= v <= classes]
+    if wrong:
+        raise DiffusionError(
+            f"class {wrong[0]}: this model knows classes 0..{classes - 1}, and {classes} for none"
+        )
+    if text is not None and not has_text(model):
+        raise DiffusionError("this model is not conditioned on text; leave the captions out")
 
 
 def labels_from_seeds(seeds: Tensor, num_classes: int, how: str = "from-seed") -> Tensor | None:
@@ -61,10 +216,8 @@ def generate(
     batch: int = 64,
     device: torch.device | str | None = None,
     progress: Progress | None = None,
-    on_batch: Callable[[int, Tensor], None] | None = None,
     *,
     weak_model: Any = None,
-    shape: tuple[int, int, int] | None = None,
 ) -> Tensor:
     """Generate one image per seed.
 
@@ -75,17 +228,15 @@ def generate(
     Args:
         model: The network (in evaluation mode during the call), with the EMA weights if wanted.
         objective: What it was trained on.
-        sampler: How to walk.
+        sampler: How to integrate from noise to data.
         guidance: How to guide.
         seeds: One per image, int64 `(n,)`.
         labels: Classes `(n,)`, `from-seed`, `balanced`, or None for the null class.
         text: Text states `(n, L, E)`; None for no text.
         batch: Images at once.
         device: Where to sample; the model's device if not given.
-        progress: Called after every batch as `progress(done, total, seconds_left)`.
-        on_batch: Called after every batch as `on_batch(start, images)`.
+        progress: Called after every batch with images done and images in all.
         weak_model: The weaker network of autoguidance or routed guidance.
-        shape: (C, H, W); the model's own if not given.
 
     Returns:
         Images `(n, C, H, W)` in data space, float32, on `device`.
@@ -117,46 +268,20 @@ def generate(
             plan_reuse(sampler.options, depth, guidance.sparse),
         )
 
-    shape = shape or image_shape(model)
+    shape, count, images = image_shape(model), len(seeds), []
+    batch = max(min(batch, count), 1)
     with torch.no_grad(), evaluating(model, weak_model):
-        batches = _batches(guided, sampler, shape, len(seeds), min(batch, len(seeds)), device)
-        images = list(_told(batches, len(seeds), progress, on_batch))
+        for start in range(0, count, batch):
+            # The last batch repeats its last image to be full.
+            rows = torch.arange(start, start + batch, device=device).clamp(max=count - 1)
+            images.append(_batch(guided(rows), sampler, shape)[: count - start])
+            if progress:
+                progress(min(start + batch, count), count)
     return torch.cat(images) if images else torch.empty((0, *shape), device=device)
 
 
-def _batches(
-    guided: Callable[[Tensor], Guided],
-    sampler: Sampler,
-    shape: tuple[int, ...],
-    count: int,
-    batch: int,
-    device: torch.device,
-) -> Iterator[Tensor]:
-    """Yield images batch by batch; the last batch repeats its last image to be full."""
-    for start in range(0, count, max(batch, 1)):
-        rows = torch.arange(start, start + batch, device=device).clamp(max=count - 1)
-        yield _batch(guided(rows), sampler, shape)[: count - start]
-
-
-def _told(
-    batches: Iterator[Tensor],
-    count: int,
-    progress: Progress | None,
-    on_batch: Callable[[int, Tensor], None] | None,
-) -> Iterator[Tensor]:
-    """Pass batches on, and tell the callbacks of each."""
-    done, began = 0, time.monotonic()
-    for images in batches:
-        if on_batch:
-            on_batch(done, images)
-        done += len(images)
-        if progress:
-            progress(done, count, (time.monotonic() - began) / done * (count - done))
-        yield images
-
-
 def _batch(guided: Guided, sampler: Sampler, shape: tuple[int, ...]) -> Tensor:
-    """Sample one batch; the walk is in float64 where the device has it (as EDM's is)."""
+    """Sample one batch; the state is in float64 where the device has it (as EDM's is)."""
     dtype = torch.float32 if guided.seeds.device.type == "mps" else torch.float64
     start = seeded_noise(guided.seeds, 0, shape).to(dtype)
 
@@ -166,19 +291,16 @@ def _batch(guided: Guided, sampler: Sampler, shape: tuple[int, ...]) -> Tensor:
     return sampler.sample(guided, sampler.start(start), noise).to(torch.float32)
 
 
-class evaluating:
-    """Put models in evaluation mode for a while."""
-
-    def __init__(self, *models: Any) -> None:
-        self.models = [m for m in models if isinstance(m, torch.nn.Module)]
-
-    def __enter__(self) -> None:
-        self.modes = [m.training for m in self.models]
-        for model in self.models:
-            model.eval()
-
-    def __exit__(self, *error: object) -> None:
-        for model, mode in zip(self.models, self.modes, strict=True):
+@contextlib.contextmanager
+def evaluating(*models: Any) -> Iterator[None]:
+    """Put models in evaluation mode inside the block."""
+    modes = [(m, m.training) for m in models if isinstance(m, torch.nn.Module)]
+    for model, _ in modes:
+        model.eval()
+    try:
+        yield
+    finally:
+        for model, mode in modes:
             model.train(mode)
 
 

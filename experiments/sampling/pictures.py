@@ -6,15 +6,14 @@ import math
 import os
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
 
 from experiments.runtime.files import atomic_path
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: Images smaller than this are enlarged by a whole factor: an 8x8 digit is no use at 8x8.
 SMALLEST = 48
@@ -79,8 +78,6 @@ def image_grid(
 
 def _named(picture: NDArray[np.uint8], names: Sequence[str], pitch: int) -> NDArray[np.uint8]:
     """Add a margin on the left with one name per row."""
-    from PIL import Image, ImageDraw, ImageFont
-
     font = ImageFont.load_default()
     lines = [textwrap.wrap(name, 24, max_lines=3, placeholder="...") for name in names]
     widths = [font.getlength(line) for block in lines for line in block]
@@ -96,8 +93,6 @@ def _named(picture: NDArray[np.uint8], names: Sequence[str], pitch: int) -> NDAr
 
 def save_png(picture: NDArray[np.uint8], path: str | os.PathLike[str]) -> None:
     """Write a picture, uint8 `(height, width, 3)`, whole or not at all."""
-    from PIL import Image
-
     with atomic_path(path) as temporary:
         Image.fromarray(np.ascontiguousarray(picture)).save(temporary, format="PNG")
 
@@ -115,8 +110,6 @@ def save_gif(
     Raises:
         ValueError: If there are no frames.
     """
-    from PIL import Image
-
     if not frames:
         raise ValueError("a GIF needs at least one frame")
     pages: list[Any] = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.diffusion.diffusion_options import OPTIONS, DiffusionError, options_of
+from experiments.diffusion.diffusion_options import DiffusionError, options_of
 from routing.errors import suggest
 from routing.plain import Malformed, yaml_of
 
@@ -187,8 +187,3 @@ def plan_request(
 
 def _name(number: int | None, names: Sequence[str]) -> str:
     return names[number] if number is not None and number < len(names) else str(number)
-
-
-def names_of(kind: str) -> str:
-    """Return the names of a group as help text."""
-    return ", ".join(OPTIONS[kind])

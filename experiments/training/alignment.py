@@ -19,7 +19,7 @@ from experiments.config.schema import Config
 from experiments.config.validation import ENCODERS
 from experiments.data import probe
 from experiments.data.dataset import Dataset
-from experiments.metrics.dinov2 import build_dinov2
+from experiments.metrics.pretrained import build_dinov2
 from routing.errors import UserError
 
 Encoder = Callable[[Tensor], Tensor]

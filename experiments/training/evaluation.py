@@ -9,11 +9,11 @@ import torch
 
 from experiments.config.schema import Config
 from experiments.data.dataset import Dataset
-from experiments.metrics.scoring import score, setup_for
+from experiments.metrics.scoring import score
 from experiments.runtime import console
 from experiments.runtime.files import atomic_path
-from experiments.sampling import generate
 from experiments.sampling.pictures import image_grid, save_gif, save_png
+from experiments.sampling.pipeline import SamplingPipeline
 from experiments.training import checkpoint
 from experiments.training.state import TrainingState
 
@@ -92,19 +92,8 @@ class Evaluation:
         labels = torch.arange(rows).repeat_interleave(COLUMNS) if model.num_classes else None
         text = self.dataset.prompts(seeds).text if model.prefix else None
         with self.state.averaged():
-            setup = setup_for(model, self.config)
-            samples = generate(
-                model,
-                setup.objective,
-                setup.sampler,
-                setup.guidance,
-                seeds,
-                labels,
-                text=text,
-                batch=count,
-                device=device,
-                weak_model=setup.weak,
-            )
+            pipeline = SamplingPipeline.make(model, self.config)
+            samples = pipeline.generate(seeds, labels, text, batch=count, device=device)
         return self.dataset.to_pixels(samples.to(device)).cpu()
 
     def _scores(self) -> None:
@@ -123,7 +112,7 @@ class Evaluation:
                 step=step,
                 samples=self.config.eval["samples"],
                 accelerator=self.accelerator,
-                progress=self.console,
+                console=self.console,
             )
         if self.accelerator.is_main_process and results:
             entries = [{**entry.to_dict(), "of": len(results)} for entry in results]

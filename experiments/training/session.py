@@ -25,6 +25,7 @@ from experiments.runtime import signals
 from experiments.runtime.command import ROOT, Interrupted
 from experiments.runtime.files import atomic_write, code_commit
 from experiments.runtime.locks import locked
+from experiments.sampling.pipeline import SamplingPipeline
 from experiments.training import build, checkpoint, evaluation
 from experiments.training.loop import Trainer
 from experiments.training.routes import first_route
@@ -154,7 +155,7 @@ def _check_scores(trainer: Trainer, console: log.Console) -> None:
     """Refuse before training what the run's pictures and scores cannot have."""
     config, dataset = trainer.config, trainer.dataset
     # Guidance and sampler are refused before training too, if they do not fit this model.
-    scoring.setup_for(trainer.model, config)
+    SamplingPipeline.make(trainer.model, config)
     if config.eval["name"] == "none" or trainer.state.step >= config.train.steps:
         return
     if not dataset.can_decode:

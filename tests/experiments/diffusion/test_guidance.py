@@ -12,7 +12,7 @@ from experiments.diffusion import create_guidance, create_objective, create_samp
 from experiments.diffusion.diffusion_options import DiffusionError, Rate
 from experiments.diffusion.guidance import Pass
 from experiments.sampling import generate, model_cost, sampling_cost
-from experiments.sampling.guided import Guided, batches
+from experiments.sampling.generation import Guided, batches
 from routing.errors import UserError
 
 OBJECTIVES = ("edm", "flow", "ddpm")

@@ -14,8 +14,8 @@ import torch
 from small import ROOT, small
 
 from experiments.evaluate import main
+from experiments.metrics.eval_options import MetricError
 from experiments.metrics.evaluate_command import parse_choice, split_names
-from experiments.metrics.metric_names import MetricError
 from experiments.runtime.command import run_command
 from experiments.training import build, checkpoint
 
@@ -69,7 +69,7 @@ def test_a_run_is_scored_without_touching_its_record(
     assert "FD-70 (digits-classifier)" in printed
     assert "record" in printed
     # The pieces that resuming needs are gone, and the same command writes the same file again.
-    assert not list((run / "evaluations").rglob("*.npy"))
+    assert not list((run / "evaluations").rglob("*.npz"))
     assert command(run, *asked) == 0
     (again,) = records(run / "evaluations")
     assert again["scores"] == record["scores"]
@@ -92,7 +92,7 @@ def test_several_guidances_and_the_exported_file_alone(run: Path, tmp_path: Path
     assert code == 0
     found = {r["scores"][0]["guidance"] for r in records(tmp_path)}
     assert found == {"none scale=1.0", "cfg scale=3.0", "routed scale=1.5 strong=0 weak=0.75"}
-    assert len(list((tmp_path / "samples").rglob("*.npy"))) == 3
+    assert len(list((tmp_path / "samples").rglob("*.npz"))) == 3
 
 
 def test_a_reference_is_written_and_compared_with(run: Path, tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_pictures_are_scored(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
     from PIL import Image
 
     from experiments.data import create
-    from experiments.metrics.splits import labelled_images
+    from experiments.metrics.images import labelled_images
 
     folder = tmp_path / "pictures"
     folder.mkdir()
@@ -126,7 +126,7 @@ def test_pictures_are_scored(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert command(*asked, "--steps", 3) == 2
     assert "--steps is for sampling from a run" in capsys.readouterr().err
     assert command(folder, "--metrics", "accuracy", "--features", "digits-classifier") == 2
-    assert "not known here" in capsys.readouterr().err
+    assert "unknown here" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

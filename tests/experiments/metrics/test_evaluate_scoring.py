@@ -9,9 +9,13 @@ import pytest
 import torch
 from small import small
 
-from experiments.metrics import scored_samples, scoring
+from experiments.metrics import scoring
 from experiments.metrics.classifier import checksum
-from experiments.metrics.metric_names import MetricError
+from experiments.metrics.eval_options import MetricError, Score
+from experiments.runtime.console import Console
+from experiments.sampling import pipeline, read_shards
+from experiments.sampling.pipeline import SamplingPipeline
+from experiments.sampling.sample_store import SampleStore
 from experiments.training import build
 
 
@@ -33,12 +37,14 @@ class Case:
         found = scoring.score(self.model, self.config, self.dataset, step=7, **changes)
         return {s.key: s for s in found}
 
-    def run(self, out: Path | None = None, **changes: Any) -> scoring.Scored:
+    def run(
+        self, out: Path | None = None, **changes: Any
+    ) -> tuple[list[Score], SampleStore | None]:
         options = scoring.options_for(self.config, **changes)
-        setup = scoring.setup_for(self.model, self.config)
+        pipe = SamplingPipeline.make(self.model, self.config)
         identity = checksum(self.model)
         return scoring.sample_and_score(
-            setup, self.dataset, options, step=7, out=out, identity=identity
+            pipe, self.config, self.dataset, options, step=7, out=out, identity=identity
         )
 
 
@@ -94,12 +100,12 @@ def test_guidance_can_be_replaced(case: Case) -> None:
 
 def test_labels_are_balanced_or_drawn(case: Case) -> None:
     options = scoring.options_for(case.config)
-    labels, _, _ = scored_samples.conditions(
+    labels, _, _ = scoring.conditions(
         case.dataset, case.model, options, torch.arange(40), torch.device("cpu")
     )
     assert labels.bincount().tolist() == [4] * 10
     options = scoring.options_for(case.config, labels="random")
-    drawn, _, _ = scored_samples.conditions(
+    drawn, _, _ = scoring.conditions(
         case.dataset, case.model, options, torch.arange(400), torch.device("cpu")
     )
     assert len(set(drawn.bincount().tolist())) > 1
@@ -109,11 +115,9 @@ def test_labels_are_balanced_or_drawn(case: Case) -> None:
 def test_an_interrupted_evaluation_goes_on_where_it_was(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from experiments import diffusion
-
     metrics = ("accuracy", "kid")
-    whole = case.run(metrics=metrics)
-    generate, calls = diffusion.generate, []
+    whole, _ = case.run(metrics=metrics)
+    generate, calls = pipeline.generate, []
 
     def killed(*args: Any, **kwargs: Any) -> torch.Tensor:
         if len(calls) == 2:
@@ -121,21 +125,20 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(
         calls.append(args[4][0].item())
         return generate(*args, **kwargs)
 
-    monkeypatch.setattr(diffusion, "generate", killed)
+    monkeypatch.setattr(pipeline, "generate", killed)
     with pytest.raises(KeyboardInterrupt):
         case.run(tmp_path, metrics=metrics)
-    kept = sorted(p.name for p in tmp_path.rglob("*.npy"))
-    assert kept == ["0000000-0000016.npy", "0000016-0000032.npy"]
+    kept = sorted(p.name for p in tmp_path.rglob("*.npz"))
+    assert kept == ["shard-00000.npz", "shard-00001.npz"]
     calls.clear()
     # A piece that was cut off on disk is made again; a whole one is not.
-    first = next(tmp_path.rglob("0000000-*.npy"))
+    first = next(tmp_path.rglob("shard-00000.npz"))
     first.write_bytes(first.read_bytes()[:200])
-    resumed = case.run(tmp_path, metrics=metrics)
+    resumed, store = case.run(tmp_path, metrics=metrics)
     assert calls == [100000, 100032]
-    assert resumed.scores == whole.scores
-    assert resumed.folder is not None
-    images = torch.cat(list(scored_samples.kept_images(resumed.folder)))
-    assert images.shape == (40, 3, 8, 8)
+    assert resumed == whole
+    assert store is not None
+    assert sum(len(images) for images, _, _ in read_shards(store.folder)) == 40
     # Samples of other settings are not taken for these.
     calls.clear()
     with pytest.raises(KeyboardInterrupt):
@@ -146,12 +149,10 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(
 def test_what_cannot_be_measured_is_said_before_sampling(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from experiments import diffusion
-
     def sampling(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("sampled before checking")
 
-    monkeypatch.setattr(diffusion, "generate", sampling)
+    monkeypatch.setattr(pipeline, "generate", sampling)
     wrong = (
         ({"metrics": ("sfid",)}, "metric sfid cannot be measured"),
         ({"metrics": ("fdd",)}, "did you mean fd"),
@@ -179,7 +180,7 @@ def test_a_run_without_labels_is_scored_without_accuracy(tmp_path: Path) -> None
     found = plain.score()
     assert "accuracy" not in found
     assert found["fd"].value > 0
-    with pytest.raises(MetricError, match="which is not known here"):
+    with pytest.raises(MetricError, match="unknown here"):
         plain.score(metrics=("accuracy",))
 
 
@@ -210,27 +211,34 @@ def test_what_a_run_will_need_can_be_checked_at_its_start(case: Case, tmp_path: 
 
 def test_progress_is_reported(case: Case) -> None:
     seen: list[tuple[int, int]] = []
-    case.score(metrics=("accuracy",), progress=lambda done, total: seen.append((done, total)))
+
+    class Watched(Console):
+        def progress(self, what: str, total: int, done: int = 0) -> Any:
+            bar = super().progress(what, total, done)
+            bar.update = lambda done, text="": seen.append((done, total))  # type: ignore[method-assign]
+            return bar
+
+    case.score(metrics=("accuracy",), console=Watched(quiet=True))
     assert seen == [(16, 40), (32, 40), (40, 40)]
 
 
 def test_training_precision_does_not_reach_the_metrics(case: Case) -> None:
     plain = case.dataset.to_pixels(case.dataset.batch(torch.arange(80)).x)
-    bench = scoring.prepare(
+    meters = scoring.prepare(
         scoring.options_for(case.config, metrics=("fd", "kid")),
         case.dataset,
         scoring.cache_of(case.config),
     )
     values = []
     for enabled in (False, True):
-        for meter in bench.meters:
+        for meter in meters.meters:
             meter.collector = type(meter.collector)(meter.features, meter.collector.wanted)
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("high")
         try:
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
-                bench.update(plain)
-                values.append([r.value for r in bench.results(None)])
+                meters.update(plain)
+                values.append([r.value for r in meters.results(None)])
             assert torch.get_float32_matmul_precision() == "high"
         finally:
             torch.set_float32_matmul_precision(before)
@@ -248,15 +256,13 @@ def test_guidance_that_a_run_cannot_have_is_said_at_its_start(tmp_path: Path) ->
 def test_every_piece_is_sampled_as_one_full_batch(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from experiments import diffusion
-
-    generate, seeds = diffusion.generate, []
+    generate, seeds = pipeline.generate, []
 
     def watched(*args: Any, **kwargs: Any) -> torch.Tensor:
         seeds.append(args[4].tolist())
         return generate(*args, **kwargs)
 
-    monkeypatch.setattr(diffusion, "generate", watched)
+    monkeypatch.setattr(pipeline, "generate", watched)
     case.score(metrics=("accuracy",), samples=20)
     # The second piece holds four images and is filled up: an image is bitwise the same in any batch of 16.
     assert [len(s) for s in seeds] == [16, 16]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from experiments.metrics import distances
-from experiments.metrics.metric_names import MetricError
+from experiments.metrics.eval_options import MetricError
 
 
 def rows(n: int, d: int, seed: int, offset: float = 0.0) -> torch.Tensor:

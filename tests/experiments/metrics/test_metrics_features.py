@@ -16,17 +16,17 @@ from experiments.metrics import (
     EvalOptions,
     Moments,
     create_features,
-    fetched_weights,
     frechet_distance,
+    pretrained,
 )
 from experiments.metrics.classifier import Recipe, SmallClassifier, checksum, load_or_train, train
 from experiments.metrics.collect import collect
+from experiments.metrics.eval_options import MetricError
 from experiments.metrics.features import identity
+from experiments.metrics.images import labelled_images, split_images, split_indices
 from experiments.metrics.meters import Meter
-from experiments.metrics.metric_names import MetricError
 from experiments.metrics.reference import heldout, load, save
 from experiments.metrics.scoring import default_cache
-from experiments.metrics.splits import images, indices, labelled_images
 
 
 def noise(n: int, side: int, seed: int = 0) -> torch.Tensor:
@@ -144,13 +144,13 @@ def test_held_out_digits_score_better_than_noise(digits: object, classifier: obj
 
 
 def test_an_even_selection_of_a_split(digits: object) -> None:
-    chosen = indices(digits, "train", 100)
+    chosen = split_indices(digits, "train", 100)
     assert len(chosen) == 100
     assert chosen[0] == 0
     assert chosen.diff().min() >= digits.sizes["train"] // 100
-    assert sum(len(x) for x in images(digits, "test", batch=100)) == digits.sizes["test"]
+    assert sum(len(x) for x in split_images(digits, "test", batch=100)) == digits.sizes["test"]
     with pytest.raises(MetricError, match="has no validation split"):
-        indices(digits, "validation")
+        split_indices(digits, "validation")
 
 
 def test_larger_images_have_a_classifier_too() -> None:
@@ -168,7 +168,7 @@ def test_absent_weights_offline_are_one_sentence(
     def offline(*args: object, **kwargs: object) -> None:
         raise urllib.error.URLError("no route to host")
 
-    monkeypatch.setattr(fetched_weights.urllib.request, "urlopen", offline)
+    monkeypatch.setattr(pretrained.urllib.request, "urlopen", offline)
     with pytest.raises(MetricError) as caught:
         create_features("inception-adm", cache=tmp_path)
     message = str(caught.value)
@@ -185,19 +185,19 @@ def test_absent_weights_offline_are_one_sentence(
 def test_a_download_is_checked_before_it_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetched_weights.urllib.request, "urlopen", lambda *a, **k: io.BytesIO(b"data"))
+    monkeypatch.setattr(pretrained.urllib.request, "urlopen", lambda *a, **k: io.BytesIO(b"data"))
     digest = "3a6eb0790f39ac87c94f3856b2dd2c5d110e6811602261a9a923d3bb23adc8b7"
     target = tmp_path / "w.pth"
     with pytest.raises(MetricError, match="its checksum differs"):
-        fetched_weights.fetch("https://x/w.pth", target, "0000", "weights", "key")
+        pretrained.fetch("https://x/w.pth", target, "0000", "weights", "key")
     assert not target.exists()
     assert (
-        fetched_weights.fetch("https://x/w.pth", target, digest[:8], "weights", "key").read_bytes()
+        pretrained.fetch("https://x/w.pth", target, digest[:8], "weights", "key").read_bytes()
         == b"data"
     )
     target.write_bytes(b"else")
     with pytest.raises(MetricError, match="delete it and run again"):
-        fetched_weights.fetch("https://x/w.pth", target, digest[:8], "weights", "key")
+        pretrained.fetch("https://x/w.pth", target, digest[:8], "weights", "key")
 
 
 def test_weights_files_are_not_unpickled(tmp_path: Path) -> None:
@@ -208,10 +208,10 @@ def test_weights_files_are_not_unpickled(tmp_path: Path) -> None:
     path = tmp_path / "w.pth"
     torch.save({"a": Bomb()}, path)
     with pytest.raises(MetricError, match="is not readable as"):
-        fetched_weights.load_state(path, "weights", "key")
+        pretrained.load_state(path, "weights", "key")
     assert not (tmp_path / "boom").exists()
     with pytest.raises(MetricError, match="no such file"):
-        fetched_weights.load_state(tmp_path / "none.pth", "weights", "key")
+        pretrained.load_state(tmp_path / "none.pth", "weights", "key")
 
 
 def test_absent_dinov2_weights_are_one_sentence(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_absent_dinov2_weights_are_one_sentence(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def inception() -> object:
-    from experiments.metrics.inception import InceptionFeatures, build_inception
+    from experiments.metrics.pretrained import InceptionFeatures, build_inception
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -299,7 +299,7 @@ def test_local_inception_weights_are_loaded(inception: object, tmp_path: Path) -
 def test_fd_dinov2_end_to_end(name: str, dim: int, tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
-    from experiments.metrics.dinov2 import DinoFeatures, build_dinov2
+    from experiments.metrics.pretrained import DinoFeatures, build_dinov2
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -49,14 +49,6 @@ def test_a_large_mean_does_not_eat_the_variance() -> None:
     np.testing.assert_allclose(moments.finish()[1], np.cov(data.numpy(), rowvar=False), rtol=1e-7)
 
 
-def test_pack_and_unpack_are_inverses() -> None:
-    moments = Moments(4).update(rows(9, 4))
-    again = Moments.unpack(moments.pack(), 4)
-    assert again.n == 9
-    assert torch.equal(again.mean, moments.mean)
-    assert torch.equal(again.scatter, moments.scatter)
-
-
 def test_wrong_rows_are_one_sentence() -> None:
     with pytest.raises(UserError, match="same feature extractor"):
         Moments(4).update(rows(3, 5))

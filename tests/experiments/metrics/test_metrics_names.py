@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from experiments.metrics import EvalOptions
+from experiments.metrics.eval_options import FEATURES, METRICS, MetricError, Score, full_name
 from experiments.metrics.meters import assign, measurable
-from experiments.metrics.metric_names import FEATURES, METRICS, MetricError, Score, full_name
 
 CONF = Path(__file__).resolve().parents[3] / "experiments" / "conf" / "eval"
 
@@ -97,7 +97,7 @@ def test_a_score_that_is_no_number_is_refused() -> None:
 
 def test_names_options_and_help_need_no_torch() -> None:
     code = (
-        "import sys, experiments.metrics.metric_names, experiments.metrics.eval_options, experiments.evaluate as e;"
+        "import sys, experiments.metrics.eval_options, experiments.metrics.eval_options, experiments.evaluate as e;"
         "e.parser(); sys.exit('torch' in sys.modules)"
     )
     root = Path(__file__).resolve().parents[3]

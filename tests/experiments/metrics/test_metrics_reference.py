@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.metrics import archive, reference
-from experiments.metrics.collect import PixelFeatures, collect
-from experiments.metrics.metric_names import MetricError
-from experiments.metrics.outside_images import Images
+from experiments.metrics import images as measured
+from experiments.metrics import reference
+from experiments.metrics.collect import collect
+from experiments.metrics.eval_options import MetricError
+from experiments.metrics.features import PixelFeatures
+from experiments.metrics.images import Images
 
 
 class Other(PixelFeatures):
@@ -114,7 +116,7 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
             reference.load(path, Other(), rows=True)
         if key == "arr_0":
             with pytest.raises(MetricError, match="Python objects"):
-                list(archive.stream_images(path))
+                list(measured.stream_images(path))
     assert not (tmp_path / "boom").exists()
 
 
@@ -138,18 +140,18 @@ def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(MetricError, match="damaged"):
         reference.load(path, Other())
     with pytest.raises(MetricError, match="damaged"):
-        list(archive.stream_images(path))
+        list(measured.stream_images(path))
 
 
 def test_sample_batches_are_read_back(tmp_path: Path) -> None:
-    from experiments.sampling.shards import write_npz
+    from experiments.sampling import write_npz
 
     images, labels = pictures(21), torch.arange(21) % 4
     parts = zip(images.permute(0, 2, 3, 1).split(8), labels.split(8), strict=True)
     path = tmp_path / "samples.npz"
     write_npz(((x.numpy(), y.numpy()) for x, y in parts), 21, path)
-    assert archive.shape_of(path, "arr_0") == (21, 4, 4, 3)
-    assert torch.equal(torch.cat(list(archive.stream_images(path, batch=5))), images)
+    assert measured.array_shape(path, "arr_0") == (21, 4, 4, 3)
+    assert torch.equal(torch.cat(list(measured.stream_images(path, batch=5))), images)
     assert torch.equal(Images(path).labels(), labels)
     assert torch.equal(torch.cat(list(Images(path).batches(range(4, 17), batch=5))), images[4:17])
 
@@ -180,7 +182,7 @@ def test_an_archive_without_images(tmp_path: Path) -> None:
     path = tmp_path / "x.npz"
     np.savez(path, arr_0=np.zeros((3, 4, 4), np.uint8))
     with pytest.raises(MetricError, match="expected uint8 images"):
-        list(archive.stream_images(path))
+        list(measured.stream_images(path))
     with zipfile.ZipFile(path, "w"):
         pass
     with pytest.raises(MetricError, match="has no images"):

@@ -19,6 +19,7 @@ import backbones
 from experiments.diffusion import create_guidance, create_objective, create_sampler
 from experiments.diffusion.diffusion_options import DiffusionError
 from experiments.sampling import (
+    SamplingPipeline,
     generate,
     generate_shards,
     labels_from_seeds,
@@ -133,18 +134,15 @@ def test_unconditional_and_text_models():
 
 
 def test_progress_callbacks_and_modes():
-    model, seen, pieces = tiny().train(), [], []
+    model, seen = tiny().train(), []
     images = generate(
         model,
         *parts("euler", "none"),
         torch.arange(5),
         batch=2,
         progress=lambda *args: seen.append(args),
-        on_batch=lambda start, x: pieces.append((start, x)),
     )
-    assert [(d, t) for d, t, _ in seen] == [(2, 5), (4, 5), (5, 5)] and seen[-1][2] == 0
-    assert [start for start, _ in pieces] == [0, 2, 4]
-    assert torch.equal(torch.cat([x for _, x in pieces]), images)
+    assert seen == [(2, 5), (4, 5), (5, 5)]
     assert model.training and not images.requires_grad
     assert generate(model, *parts("euler", "none"), torch.arange(0)).shape == (0, 2, 4, 4)
 
@@ -164,7 +162,8 @@ def make(folder, n=11, **options):
         "settings": {"weights": "a"},
         **options,
     }
-    return generate_shards(folder, tiny(), *parts("euler", "cfg"), torch.arange(n), **settings)
+    pipeline = SamplingPipeline(tiny(), *parts("euler", "cfg"))
+    return generate_shards(folder, pipeline, torch.arange(n), **settings)
 
 
 def contents(folder):
@@ -186,7 +185,7 @@ def test_a_killed_call_goes_on(tmp_path):
     class Killed(Exception):
         pass
 
-    def kill(done, total, left):
+    def kill(done, total):
         if done >= 6:
             raise Killed
 
@@ -198,7 +197,7 @@ def test_a_killed_call_goes_on(tmp_path):
         contents(tmp_path / "a")
     first = (tmp_path / "a/shard-00000.npz").stat().st_mtime_ns
     seen = []
-    make(tmp_path / "a", progress=lambda *args: seen.append(args[:2]))
+    make(tmp_path / "a", progress=lambda *args: seen.append(args))
     assert (tmp_path / "a/shard-00000.npz").stat().st_mtime_ns == first
     assert seen[0] == (4, 11) and seen[-1] == (11, 11)
     make(tmp_path / "b")
@@ -232,7 +231,7 @@ def test_a_call_that_failed_before_its_first_image_claims_nothing(tmp_path):
         raise ValueError("no such word")
 
     model = tiny(num_classes=0, text=(3, 6))
-    rest = (model, *parts("euler", "cfg"), torch.arange(3))
+    rest = (SamplingPipeline(model, *parts("euler", "cfg")), torch.arange(3))
     with pytest.raises(ValueError, match="no such word"):
         generate_shards(tmp_path, *rest, text=fail, to_pixels=pixels, settings={"captions": "a"})
     text = torch.randn(3, 3, 6)

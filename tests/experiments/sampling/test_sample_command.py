@@ -25,6 +25,7 @@ from experiments.sampling.request import (
     parse_overrides,
     plan_request,
 )
+from experiments.sampling.sample_command import data_of
 from experiments.training import build, checkpoint
 
 ROOT = Path(__file__).parents[3]
@@ -129,6 +130,13 @@ def test_samplers_steps_weak_checkpoints_and_reuse(weights, tmp_path, capsys):
     assert run(*arguments, "--out", tmp_path / "b", "sampler.reuse=1-2", "--guidance", "none") == 0
     said = capsys.readouterr().out
     assert "blocks 1-2 run in one of 2 evaluations" in said and "images differ by" in said
+
+
+def test_a_pass_without_the_fused_span_is_costed_and_sampled(tmp_path, capsys):
+    fused = export(tmp_path / "fused.safetensors", "routing.learned=fuse")
+    arguments = ["--guidance", "pathdrop", "--seeds", "0-1", "--device", "cpu"]
+    assert run(fused, *arguments, "--out", tmp_path / "out") == 0
+    assert "10 passes in 10 batches" in capsys.readouterr().out
 
 
 def test_an_image_of_a_seed_and_class_is_the_same_in_every_request(weights, tmp_path):
@@ -318,9 +326,9 @@ def test_weights_of_latents_are_sampled_where_the_latents_are_not(layout, vae, t
     there = create(loaded.config.data)
     x = torch.randn(2, *there.shape, generator=torch.Generator().manual_seed(0))
     wanted = there.to_pixels(x)
-    assert torch.equal(sample.data_of(loaded, {}, "cpu").to_pixels(x), wanted)
+    assert torch.equal(data_of(loaded, {}, "cpu").to_pixels(x), wanted)
     shutil.rmtree(store)
-    alone = sample.data_of(loaded, {}, "cpu")
+    alone = data_of(loaded, {}, "cpu")
     assert torch.equal(alone.to_pixels(x), wanted)
     # The conversion matters: the numbers as they are give other pictures.
     assert not torch.equal(alone._decoder().decode(x), wanted)

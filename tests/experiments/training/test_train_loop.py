@@ -238,7 +238,7 @@ def test_roll_back_keeps_the_count_of_what_was_skipped_before(tmp_path, monkeypa
 
 
 def test_a_signal_in_an_evaluation_saves_its_step_and_a_second_one_ends_it(tmp_path, monkeypatch):
-    from experiments.sampling.guided import Guided
+    from experiments.sampling.generation import Guided
 
     words = ("train.steps=6", "train.save_every=100", "train.sample_every=4", "train.log_every=1")
     straight = train(small(tmp_path / "a", *words), quiet=True)

@@ -1,0 +1,317 @@
+"""The images that are measured: uint8 RGB `(B, 3, H, W)` of data sets, folders and `.npz` files.
+
+Arrays of `.npz` files are read a piece at a time and never unpickled: a reference batch of ADM
+holds 10,000 images (2 GB), a sample batch 50,000 (10 GB).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from numpy.lib import format as npy
+from PIL import Image
+from torch import Tensor
+
+from experiments.data.picture_files import eight_bits
+from experiments.metrics.collectives import share
+from experiments.metrics.eval_options import MetricError
+
+#: Images taken from an endless stream, per split.
+ENDLESS = {"train": 20000, "test": 5000}
+#: Most images of a split that are measured; larger splits are subsampled evenly.
+MOST = 50000
+# Beyond this many bytes an array must be packed no tighter than this: statistics and images do not
+# shrink a hundredfold, and a file of kilobytes must not fill the memory.
+_PLAIN = 64 * 2**20
+_TIGHTEST = 100
+_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+
+
+def check_images(images: Tensor) -> None:
+    """Refuse what is no batch of 8-bit RGB images.
+
+    Raises:
+        MetricError: Another type or shape.
+    """
+    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
+        raise MetricError(
+            "features take uint8 images of shape (B, 3, H, W), "
+            f"got {images.dtype} {tuple(images.shape)}"
+        )
+
+
+# --- splits of data sets -------------------------------------------------------------------------
+
+
+def split_indices(dataset: Any, split: str, limit: int | None = None) -> Tensor:
+    """Return the sample indices of a split that are measured: all, or an even subsample.
+
+    Args:
+        dataset: A data set.
+        split: `train` or `test`.
+        limit: Take at most this many.
+
+    Raises:
+        MetricError: The data set has no such split.
+    """
+    if split not in dataset.sizes or dataset.sizes[split] == 0:
+        raise MetricError(
+            f"data={dataset.name} has no {split} split to compare with; give "
+            "eval.reference=FILE.npz"
+        )
+    size = dataset.sizes[split]
+    if size is None:
+        return torch.arange(min(ENDLESS[split], limit or MOST))
+    count = min(size, limit or MOST)
+    return torch.arange(count) * size // count
+
+
+def split_images(
+    dataset: Any, split: str, index: Tensor | None = None, batch: int = 256
+) -> Iterator[Tensor]:
+    """Yield a split as uint8 batches of shape `(B, 3, H, W)`.
+
+    Args:
+        dataset: A data set.
+        split: `train` or `test`.
+        index: Which samples; None: those of `split_indices`.
+        batch: Images at a time.
+
+    Raises:
+        MetricError: No such split, or the data cannot be turned into pixels here.
+    """
+    for pixels, _ in _batches(dataset, split, index, batch):
+        yield pixels
+
+
+def own_images(dataset: Any, split: str) -> Iterator[Tensor]:
+    """Yield this process's part of a split, as `split_images` does."""
+    index = split_indices(dataset, split)
+    mine = share(len(index))
+    return split_images(dataset, split, index[mine.start : mine.stop])
+
+
+def labelled_images(dataset: Any, split: str) -> tuple[Tensor, Tensor]:
+    """Return images `(N, 3, H, W)` uint8 and labels `(N,)` of a split, on the CPU.
+
+    Raises:
+        MetricError: The data set was made for a task without labels.
+    """
+    pixels, labels = zip(*_batches(dataset, split, None, 512), strict=True)
+    known = [y.cpu() for y in labels if y is not None]
+    if len(known) != len(labels):
+        raise MetricError(
+            f"data={dataset.name} task={dataset.task} has no labels to train a classifier on"
+        )
+    return torch.cat([p.cpu() for p in pixels]), torch.cat(known)
+
+
+def _batches(
+    dataset: Any, split: str, index: Tensor | None, batch: int
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    if dataset.cannot_decode:
+        raise MetricError(f"scores are taken on pixels: {dataset.cannot_decode}")
+    index = split_indices(dataset, split) if index is None else index
+    for part in index.split(batch):
+        # Without draws nothing is flipped, and the noise of latents belongs to the sample alone.
+        found = dataset.batch(part, None, split)
+        yield dataset.to_pixels(found.x), found.y
+
+
+# --- arrays in .npz files -------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _opened(
+    path: str | os.PathLike[str], name: str
+) -> Iterator[tuple[IO[bytes], tuple[int, ...], np.dtype]]:
+    """Open one array of an `.npz` file: its bytes after the header, shape and type."""
+    with zipfile.ZipFile(Path(path).expanduser()) as archive, contextlib.ExitStack() as stack:
+        try:
+            handle = stack.enter_context(archive.open(f"{name}.npy"))
+            version = npy.read_magic(handle)
+            read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+            shape, fortran, dtype = read(handle)
+            if any(type(side) is not int or side < 0 for side in shape):
+                raise ValueError(f"its shape is {shape}")
+        except Exception as error:
+            # numpy parses headers as Python text: a damaged one raises any of a dozen types.
+            raise MetricError(f"{name} in {path} is damaged ({_line(error)})") from None
+        if dtype.hasobject or fortran:
+            raise MetricError(
+                f"{name} in {path} is stored as Python objects or in column order; "
+                "expected plain numbers"
+            )
+        yield handle, shape, dtype
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:100] or type(error).__name__
+
+
+def read_arrays(path: str | os.PathLike[str], wanted: Iterable[str]) -> dict[str, np.ndarray]:
+    """Return whole arrays of an `.npz` file.
+
+    Args:
+        path: The file.
+        wanted: Names of arrays that are in it.
+
+    Raises:
+        MetricError: A damaged file, Python objects, or an array packed so tightly that reading it
+            would fill the memory.
+    """
+    found = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for name in wanted:
+                info = archive.getinfo(f"{name}.npy")
+                if info.file_size > max(_PLAIN, _TIGHTEST * info.compress_size):
+                    raise MetricError(
+                        f"{path}: {name} would unpack from {info.compress_size} to "
+                        f"{info.file_size} bytes, which no array of numbers does"
+                    )
+                with archive.open(info) as handle:
+                    found[name] = npy.read_array(handle, allow_pickle=False)
+    except MetricError:
+        raise
+    except Exception as error:
+        raise MetricError(f"{path} is damaged or holds Python objects ({_line(error)})") from None
+    return found
+
+
+def array_names(path: str | os.PathLike[str]) -> list[str]:
+    """Return the names of the arrays in an `.npz` file.
+
+    Raises:
+        MetricError: No such file, or no `.npz`.
+    """
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise MetricError(f"{path}: no such file; expected an .npz")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return [name.removesuffix(".npy") for name in archive.namelist()]
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+        raise MetricError(f"{path} is no .npz file, or was cut off while it was written") from None
+
+
+def array_shape(path: str | os.PathLike[str], name: str) -> tuple[int, ...]:
+    """Return the shape of one array without reading it."""
+    with _opened(path, name) as (_, shape, _):
+        return shape
+
+
+def stream_images(path: str | os.PathLike[str], batch: int = 64) -> Iterator[Tensor]:
+    """Yield the images in an `.npz` file as uint8 batches `(B, 3, H, W)`.
+
+    Args:
+        path: File with `arr_0` `(N, H, W, 3)` of uint8, as ADM's reference and sample batches.
+        batch: Images at a time.
+
+    Raises:
+        MetricError: The array is not there, is no uint8 RGB, or ends too early.
+    """
+    present = array_names(path)
+    if "arr_0" not in present:
+        raise MetricError(
+            f"{path} has no images (arr_0); it holds {', '.join(present) or 'nothing'}"
+        )
+    with _opened(path, "arr_0") as (handle, shape, dtype):
+        if dtype != np.uint8 or len(shape) != 4 or shape[3] != 3:
+            raise MetricError(
+                f"arr_0 in {path} is {dtype} {shape}; expected uint8 images (N, H, W, 3)"
+            )
+        item = math.prod(shape[1:])
+        for start in range(0, shape[0], batch):
+            count = min(batch, shape[0] - start)
+            try:
+                data = handle.read(count * item)
+            except (zipfile.BadZipFile, EOFError, OSError, ValueError, MemoryError, zlib.error):
+                data = b""
+            if len(data) != count * item:
+                raise MetricError(
+                    f"{path} is damaged: arr_0 ends before image {start + count} of {shape[0]}"
+                )
+            array = np.frombuffer(data, dtype=np.uint8).reshape(count, *shape[1:])
+            yield torch.from_numpy(array.transpose(0, 3, 1, 2).copy())
+
+
+# --- images of no run -----------------------------------------------------------------------------
+
+
+class Images:
+    """A set of images on disk, in a fixed order.
+
+    Args:
+        path: A folder of pictures (sorted by name), or an `.npz` with `arr_0` `(N, H, W, 3)`.
+
+    Raises:
+        MetricError: Nothing there, or nothing that is an image.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.files: list[Path] = []
+        if path.is_dir():
+            self.files = sorted(p for p in path.iterdir() if p.suffix.lower() in _SUFFIXES)
+            if not self.files:
+                raise MetricError(
+                    f"{path} is neither a run folder nor a folder of pictures "
+                    f"({', '.join(s.removeprefix('.') for s in _SUFFIXES)})"
+                )
+            self.n = len(self.files)
+        else:
+            if "arr_0" not in array_names(path):
+                raise MetricError(f"{path} has no images (arr_0); give a sample batch or a folder")
+            shape = array_shape(path, "arr_0")
+            if len(shape) != 4:
+                raise MetricError(f"arr_0 in {path} has shape {shape}; expected (N, H, W, 3)")
+            self.n = shape[0]
+
+    def labels(self) -> Tensor | None:
+        """Return the classes `(N,)` that ADM's batches carry as `arr_1`, or None."""
+        if self.files or "arr_1" not in array_names(self.path):
+            return None
+        found = read_arrays(self.path, ["arr_1"])["arr_1"]
+        if found.dtype.kind not in "iu" or found.shape != (self.n,):
+            return None
+        return torch.from_numpy(found.astype(np.int64))
+
+    def batches(self, part: range, batch: int = 64) -> Iterator[Tensor]:
+        """Yield the images numbered `part` as uint8 batches `(B, 3, H, W)`."""
+        if self.files:
+            for start in range(part.start, part.stop, batch):
+                yield self._pictures(self.files[start : min(start + batch, part.stop)])
+            return
+        first = 0
+        for images in stream_images(self.path, batch=batch):
+            low, high = max(part.start - first, 0), min(part.stop - first, len(images))
+            if low < high:
+                yield images[low:high]
+            first += len(images)
+
+    def _pictures(self, files: list[Path]) -> Tensor:
+        arrays = []
+        for path in files:
+            try:
+                with Image.open(path) as picture:
+                    arrays.append(np.asarray(eight_bits(picture)))
+            except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+                raise MetricError(f"{path} is not a readable picture; remove it") from None
+            if arrays[-1].shape != arrays[0].shape:
+                h, w = arrays[-1].shape[:2]
+                first = arrays[0].shape
+                raise MetricError(
+                    f"{path} is {w}x{h}, {files[0].name} is {first[1]}x{first[0]}; "
+                    "all pictures must have one size"
+                )
+        return torch.from_numpy(np.stack(arrays).transpose(0, 3, 1, 2).copy())

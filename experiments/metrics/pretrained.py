@@ -1,0 +1,278 @@
+"""Networks with published weights: ADM's Inception (FID, sFID, IS) and DINOv2 (FD-DINOv2).
+
+Weights are fetched once, checked, and loaded without unpickling anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor
+
+from experiments.metrics.classifier import checksum
+from experiments.metrics.eval_options import MetricError
+from experiments.metrics.images import check_images
+from experiments.runtime.files import atomic_path, sha256
+
+URL = "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/weights-inception-2015-12-05-6726825d.pth"
+SPATIAL_CHANNELS = 7
+_WHAT = "torch-fidelity's Inception weights"
+_OPTION = "eval.inception_weights"
+MODELS = {
+    "dinov2-vitl14": "vit_large_patch14_dinov2.lvd142m",
+    "dinov2-vits14": "vit_small_patch14_dinov2.lvd142m",
+    "dinov2-vitb14": "vit_base_patch14_dinov2.lvd142m",  # REPA's; no metric is named after it
+}
+SIZE = 224
+_MEAN = (0.485, 0.456, 0.406)
+_STD = (0.229, 0.224, 0.225)
+
+
+def fetch(
+    url: str, target: Path, digest_start: str, what: str, option: str, timeout: float = 20.0
+) -> Path:
+    """Return `target`, downloaded from `url` if it is not there.
+
+    Args:
+        url: Where the file is published.
+        target: Where it is kept.
+        digest_start: Start of its SHA-256; anything else is refused and not kept.
+        what: What it is, for the message.
+        option: Config key that names a local file instead.
+        timeout: Seconds to wait for an answer.
+
+    Raises:
+        MetricError: It is missing; the message says what to fetch by hand and how to pass it.
+    """
+    if target.exists():
+        if not sha256(target).startswith(digest_start):
+            raise MetricError(
+                f"{target} are not {what} (the checksum differs); delete it and run again"
+            )
+        return target
+    try:
+        with (
+            urllib.request.urlopen(url, timeout=timeout) as answer,
+            atomic_path(target) as temporary,
+        ):
+            digest = hashlib.sha256()
+            with temporary.open("wb") as handle:
+                while piece := answer.read(1 << 20):
+                    digest.update(piece)
+                    handle.write(piece)
+            if not digest.hexdigest().startswith(digest_start):
+                raise OSError("its checksum differs")
+    except (OSError, urllib.error.URLError) as error:
+        reason = getattr(error, "reason", error)
+        raise MetricError(
+            f"{what} are not at {target} and could not be downloaded ({reason}): "
+            f"fetch {url} on a machine with the internet and pass {option}=FILE"
+        ) from None
+    return target
+
+
+def load_state(path: str | Path, what: str, option: str) -> dict[str, Tensor]:
+    """Return the tensors in a `.safetensors` or PyTorch file; nothing in it is executed.
+
+    Raises:
+        MetricError: No such file, or none that holds tensors only.
+    """
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise MetricError(f"{option}={path}: no such file; expected {what}")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise MetricError(f"{option}={path} is not readable as {what} ({line[:120]})") from None
+
+
+def build_inception() -> torch.nn.Module:
+    """Return torch-fidelity's network with untrained weights: outputs `2048` and `logits_unbiased`.
+
+    Raises:
+        MetricError: torch-fidelity is not installed.
+    """
+    try:
+        from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+    except ImportError:
+        raise MetricError(
+            'inception-adm needs torch-fidelity; install it with pip install -e ".[metrics]"'
+        ) from None
+
+    class Inception(FeatureExtractorInceptionV3):
+        """Loads nothing while it is built: upstream would download, or unpickle a file."""
+
+        def load_state_dict(
+            self, state_dict: dict, strict: bool = True, assign: bool = False
+        ) -> object:
+            if not state_dict:
+                return None
+            return super().load_state_dict(state_dict, strict=strict, assign=assign)
+
+    empty = io.BytesIO()
+    torch.save({}, empty)
+    empty.seek(0)
+    return Inception(
+        "inception-adm", ["2048", "logits_unbiased"], feature_extractor_weights_path=empty
+    )
+
+
+class InceptionFeatures:
+    """Inception v3 of 2015 on torch-fidelity's port of the TensorFlow graph.
+
+    ADM (Dhariwal and Nichol 2021) compares three outputs of the network:
+
+        pool_3                  2048 pooled features: FID, precision, recall, KID
+        mixed_6/conv, first 7   1x1 branch of a 17x17 block, 17*17*7 = 2023: sFID (Nash et al. 2021)
+        softmax without bias    1008 logits: Inception Score
+
+    mixed_6 is the port's Mixed_6d. The graph's rows run over height, width, then channel, and so do
+    ours, or mu_s and sigma_s of a published reference batch would not fit.
+
+    Args:
+        weights: File with the weights; None looks in the cache and downloads them once.
+        cache: Folder of the cache.
+        device: Where the network runs.
+        network: A network of `build_inception` to use as it is, for tests and for weights from
+            elsewhere.
+    """
+
+    name = "inception-adm"
+    dim = 2048
+    provides: tuple[str, ...] = ("features", "logits", "spatial")
+    note = ""
+
+    def __init__(
+        self,
+        weights: str | Path | None,
+        *,
+        cache: Path,
+        device: torch.device | str = "cpu",
+        network: torch.nn.Module | None = None,
+    ) -> None:
+        if network is None:
+            network = build_inception()
+            file = URL.rsplit("/", 1)[1]
+            if weights is None:
+                weights = fetch(URL, cache / "weights" / file, "6726825d", _WHAT, _OPTION)
+            state = load_state(weights, _WHAT, _OPTION)
+            try:
+                network.load_state_dict(state)
+            except (RuntimeError, AttributeError, TypeError):
+                raise MetricError(
+                    f"{_OPTION}={weights} holds another network; expected {file}"
+                ) from None
+        self.network = network.eval().requires_grad_(False).to(device)
+        self.device = torch.device(device)
+        self.checksum = checksum(network)
+        self._spatial: Tensor | None = None
+        network.get_submodule("Mixed_6d.branch1x1").register_forward_hook(self._keep)
+
+    def _keep(self, module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        self._spatial = output[:, :SPATIAL_CHANNELS].permute(0, 2, 3, 1).flatten(1).float()
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> dict[str, Tensor]:
+        """Return features `(B, 2048)`, logits `(B, 1008)` and spatial rows `(B, 2023)`."""
+        check_images(images)
+        features, logits = self.network(images.to(self.device))
+        assert self._spatial is not None, "the hook on Mixed_6d.branch1x1 did not run"
+        spatial, self._spatial = self._spatial, None
+        return {"features": features, "logits": logits, "spatial": spatial}
+
+
+def build_dinov2(
+    name: str, weights: str | Path | None = None, pretrained: bool = True
+) -> torch.nn.Module:
+    """Return timm's network, without a head.
+
+    Args:
+        name: One of `MODELS`.
+        weights: Local file with the weights (timm's safetensors or the original pth).
+        pretrained: False leaves the weights random, for tests.
+
+    Raises:
+        MetricError: The weights are missing or of another network.
+    """
+    import timm
+
+    model = MODELS[name]
+    file = None if weights is None else Path(weights).expanduser()
+    if file is not None and not file.is_file():
+        raise MetricError(f"eval.dinov2_weights={weights}: no such file; expected {model} of timm")
+    try:
+        return timm.create_model(
+            model,
+            pretrained=pretrained,
+            pretrained_cfg_overlay={"file": str(file)} if file else None,
+            num_classes=0,
+            img_size=SIZE,
+        )
+    except Exception as error:
+        if not pretrained:
+            raise
+        line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if weights is not None:
+            raise MetricError(
+                f"eval.dinov2_weights={weights} does not hold {model} ({line[:120]})"
+            ) from None
+        raise MetricError(
+            f"weights of {model} are not in timm's cache and could not be downloaded "
+            f"({line[:120]}): fetch model.safetensors of huggingface.co/timm/{model} "
+            "and pass eval.dinov2_weights=FILE"
+        ) from None
+
+
+class DinoFeatures:
+    """Class tokens of DINOv2 after the last norm, for FD-DINOv2 (Stein et al. 2023).
+
+    Images are resized to 224x224 (bicubic, antialiased) and scaled by ImageNet's mean and standard
+    deviation. timm interpolates the position embedding from 518 to 224 pixels once at loading, the
+    original in every forward pass: the numbers agree closely, not to the last digit, so both sides
+    of a distance have to come from this extractor, which the reference's check enforces.
+
+    Args:
+        name: `dinov2-vitl14` or `dinov2-vits14`.
+        weights: Local file with the weights; None: timm's cache, else a download.
+        device: Where the network runs.
+        network: A network of `build_dinov2` to use as it is, for tests.
+    """
+
+    provides: tuple[str, ...] = ("features",)
+    note = ""
+
+    def __init__(
+        self,
+        name: str,
+        weights: str | Path | None = None,
+        *,
+        device: torch.device | str = "cpu",
+        network: torch.nn.Module | None = None,
+    ) -> None:
+        self.name = name
+        network = build_dinov2(name, weights) if network is None else network
+        self.network = network.eval().requires_grad_(False).to(device)
+        self.device = torch.device(device)
+        self.dim = int(self.network.num_features)  # type: ignore[arg-type]
+        self.checksum = checksum(network)
+        self.mean = torch.tensor(_MEAN, device=device).view(1, 3, 1, 1)
+        self.std = torch.tensor(_STD, device=device).view(1, 3, 1, 1)
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> dict[str, Tensor]:
+        """Return features `(B, dim)`; see `Features`."""
+        check_images(images)
+        x = images.to(self.device).float()
+        if x.shape[-2:] != (SIZE, SIZE):
+            x = F.interpolate(x, size=(SIZE, SIZE), mode="bicubic", antialias=True).clamp(0, 255)
+        return {"features": self.network((x / 255 - self.mean) / self.std)}

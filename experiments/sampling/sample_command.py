@@ -1,0 +1,175 @@
+"""What `experiments/sample.py` does once its arguments are read: sample, then write pictures."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from experiments.data.dataset import create
+from experiments.data.latent_space import LatentSpace
+from experiments.data.latents_spec import LatentsOptions
+from experiments.data.specs import parse
+from experiments.diffusion.diffusion_options import DiffusionError
+from experiments.runtime import console as log
+from experiments.runtime.files import sha256
+from experiments.sampling.pictures import image_grid, save_png
+from experiments.sampling.pipeline import SamplingPipeline
+from experiments.sampling.request import Request, chosen_options, parse_classes, plan_request
+from experiments.sampling.sample_store import SHARD, generate_shards, read_shards, write_npz
+from experiments.training.checkpoint import TrainedModel, load_model
+
+MOST_COLUMNS, MOST_ROWS = 16, 20
+#: Options of data that have nothing to do with where the training data are.
+SHOWING = ("vae", "vae_dtype", "decode_batch")
+
+
+def sample(
+    args: argparse.Namespace,
+    changes: dict[str, dict[str, Any]],
+    seeds: list[int],
+    captions: list[str] | None,
+) -> int:
+    """Sample what the arguments name, going on where an earlier call was killed.
+
+    Args:
+        args: The command line.
+        changes: Options of sampler, guidance and data by group.
+        seeds: One image for each, per class or caption.
+        captions: For text models.
+    """
+    accelerator, world = None, int(os.environ.get("WORLD_SIZE", "1"))
+    if world > 1:
+        from accelerate import Accelerator
+
+        # Without the word, accelerate starts no process group where there is no GPU.
+        accelerator = Accelerator(cpu=args.device == "cpu" or not torch.cuda.is_available())
+    main_process = accelerator is None or accelerator.is_main_process
+    device = accelerator.device if accelerator else args.device
+    loaded = load_model(args.source, step=args.step, weights=args.weights, device=device)
+    model, config = loaded.model, loaded.config
+    names = loaded.info.get("class_names") or ()
+    classes = args.classes and parse_classes(args.classes, model.num_classes, names)
+    if captions is None and model.prefix:
+        raise DiffusionError("this model is conditioned on text; give --captions 'one; another'")
+    if captions is not None and not model.prefix:
+        raise DiffusionError("--captions: this model is not conditioned on text; leave them out")
+    request = plan_request(seeds, classes or None, captions, names)
+    pipeline = SamplingPipeline.make(
+        model,
+        config,
+        chosen_options("sampler", config.sampler, args.sampler, changes["sampler"]),
+        chosen_options("guidance", config.guidance, args.guidance, changes["guidance"]),
+    )
+    dataset = data_of(loaded, changes["data"], next(model.parameters()).device)
+    if not dataset.can_decode:
+        raise DiffusionError(dataset.cannot_decode)
+    console = log.Console(quiet=not main_process)
+    if main_process:
+        console.say(f"model     {loaded.source} (step {loaded.step}, {args.weights})")
+        console.say("\n".join(pipeline.lines()))
+    out = Path(args.out)
+    finished = (out / "samples.npz").exists() and (out / "shards/manifest.json").exists()
+    weights = sha256(loaded.source) if loaded.source.endswith(".safetensors") else loaded.source
+    texts = request.captions or []
+
+    def text_of(rows: torch.Tensor) -> torch.Tensor:
+        return dataset.encode_text([texts[i] for i in rows.tolist()])
+
+    count = len(request.seeds)
+    kept = SHARD * len(list((out / "shards").glob("shard-*.npz")))
+    with console.progress("sampling", count, min(kept, count)) as bar:
+        generate_shards(
+            out / "shards",
+            pipeline,
+            torch.tensor(request.seeds),
+            "from-seed" if request.labels is None else torch.tensor(request.labels),
+            text_of if texts else None,
+            to_pixels=dataset.to_pixels,
+            settings={
+                "weights": [weights, loaded.step, args.weights],
+                "data": loaded.info.get("fingerprint"),
+                "captions": request.captions,
+            },
+            batch=args.batch,
+            accelerator=accelerator,
+            # All processes are about equally fast: the first measures the progress of all.
+            progress=lambda done, _: bar.update(min(count, done * world)),
+            finished=finished,
+        )
+    if main_process:
+        write_pictures(out, request, args.pngs, finished, console)
+    return 0
+
+
+def data_of(loaded: TrainedModel, changes: dict[str, Any], device: Any) -> Any:
+    """Return what turns samples into pixels; for latents from the weights alone.
+
+    Args:
+        loaded: Weights, which say how their latents are decoded.
+        changes: Options of data; other than those of decoding, they need the store.
+        device: Where pictures are decoded.
+    """
+    config = loaded.config
+    options = parse({**config.data, **changes})
+    alone = "decoding" in loaded.info and set(changes) <= set(SHOWING)
+    if not (isinstance(options, LatentsOptions) and alone):
+        return create(options, task=config.task, device=device)
+    return LatentSpace.restore(options, loaded.info, config.task, device)
+
+
+def write_pictures(
+    out: Path, request: Request, pngs: int, finished: bool, console: log.Console
+) -> None:
+    """Turn the shards below `out` into `samples.npz`, `grid.png` and PNGs; say where they are.
+
+    Args:
+        out: The folder; its shards go once the npz is whole.
+        request: Seeds, conditions and names of the images.
+        pngs: At most so many PNG files.
+        finished: Whether an earlier call did all this.
+        console: Where it is said.
+    """
+    if not finished:
+        images: list[NDArray[np.uint8]] = []
+        labels: list[NDArray[np.int64]] = []
+        for pixels, _, classes in read_shards(out / "shards"):
+            keep = max(0, max(pngs, MOST_COLUMNS * MOST_ROWS) - sum(len(piece) for piece in images))
+            images.append(pixels[:keep])
+            labels.append(classes[:keep])
+        first, classes = np.concatenate(images), np.concatenate(labels)
+        save_png(grid_of(first, request), out / "grid.png")
+        for i in range(min(pngs, len(first))):
+            drawn = f"_class{classes[i]:04d}" if request.labels is None and classes[i] >= 0 else ""
+            save_png(first[i], out / "png" / f"{request.names[i]}{drawn}.png")
+        pieces = ((pixels, classes) for pixels, _, classes in read_shards(out / "shards"))
+        write_npz(pieces, len(request.seeds), out / "samples.npz")
+        for shard in (out / "shards").glob("shard-*.npz"):
+            shard.unlink()
+    console.say(f"grid      {out / 'grid.png'}")
+    shown = min(pngs, len(request.seeds))
+    if shown:
+        console.say(f"images    {out / 'png'} ({shown:,} of {len(request.seeds):,})")
+    console.say(f"npz       {out / 'samples.npz'} (arr_0, for ADM's evaluator)")
+
+
+def grid_of(images: NDArray[np.uint8], request: Request) -> NDArray[np.uint8]:
+    """Return the grid: one row per class or caption, or about square where classes were drawn.
+
+    Args:
+        images: The first images, `(n, H, W, 3)`, in the request's order.
+        request: Seeds, conditions and names of the images.
+    """
+    if request.columns is None:
+        return image_grid(images[:100])
+    rows = min(len(request.seeds) // request.columns, MOST_ROWS)
+    columns = min(request.columns, MOST_COLUMNS)
+    chosen = [row * request.columns + column for row in range(rows) for column in range(columns)]
+    held = [i for i in chosen if i < len(images)]
+    names = request.row_names[:rows] if request.row_names else None
+    return image_grid(images[held], columns=columns, row_names=names)

@@ -1,0 +1,302 @@
+"""Many samples in a folder: numbered shards, so that a kill costs one and ranks share the work.
+
+    FOLDER/manifest.json     what the samples are (settings, number, seeds)
+    FOLDER/shard-00000.npz   images (n, H, W, 3) uint8, seeds (n,), labels (n,)
+
+A shard is written whole or not at all. The same call again makes what is missing, whatever the
+number of processes is by then; another setting in the same folder is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from experiments.diffusion.diffusion_options import DiffusionError
+from experiments.runtime.files import atomic_path, atomic_write
+from experiments.sampling.generation import Progress, labels_from_seeds
+from experiments.sampling.pipeline import SamplingPipeline
+from routing.plain import json_of
+
+FORMAT = "tread-suite-samples/1"
+SHARD = 512
+Text = Callable[[Tensor], Tensor]
+#: Images `(n, H, W, 3)`, seeds `(n,)` and labels `(n,)`, -1 for none.
+Shard = tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleStore:
+    """A folder of samples.
+
+    Attributes:
+        folder: Where the manifest and the shards are.
+    """
+
+    folder: Path
+
+    def path(self, number: int) -> Path:
+        """Return where a shard is."""
+        return self.folder / f"shard-{number:05d}.npz"
+
+    def claim(self, about: Mapping[str, Any], finished: bool = False) -> None:
+        """Write the manifest, or compare it with the one that is there.
+
+        A folder without samples yet, from a call that failed at once, may be claimed anew.
+
+        Args:
+            about: What the samples are, JSON-able; at least `count` and `shard` (images a shard).
+            finished: The shards were used and removed already.
+
+        Raises:
+            DiffusionError: If the folder holds samples of other settings.
+        """
+        path = self.folder / "manifest.json"
+        about = json.loads(json.dumps(about, default=str))
+        if not finished and not any(self.folder.glob("shard-*.npz")):
+            atomic_write(path, json.dumps(about, indent=1) + "\n")
+            return
+        found = json_of(path.read_text(), str(path)) if path.exists() else {}
+        if other := _differences(found, about):
+            raise DiffusionError(
+                f"{self.folder} holds samples with another {', '.join(other)}; give another "
+                "folder, or remove this one"
+            )
+
+    def write(self, number: int, pixels: Tensor, seeds: Tensor, labels: Tensor | None) -> None:
+        """Write one shard of uint8 images `(n, 3, H, W)`; label -1 means none."""
+        labels = torch.full_like(seeds, -1) if labels is None else labels
+        images = pixels.permute(0, 2, 3, 1).contiguous()
+        with atomic_path(self.path(number)) as temporary, temporary.open("wb") as handle:
+            np.savez(handle, images=images.numpy(), seeds=seeds.numpy(), labels=labels.numpy())
+
+    def read(self, number: int) -> Shard:
+        """Return one shard.
+
+        Raises:
+            DiffusionError: If it is absent or damaged.
+        """
+        path = self.path(number)
+        try:
+            # numpy leaves a file open that it cannot read: this one is closed here.
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
+                images, seeds, labels = data["images"], data["seeds"], data["labels"]
+                good = images.ndim == 4 and images.dtype == np.uint8
+                good = good and all(v.shape == images.shape[:1] for v in (seeds, labels))
+                good = good and all(v.dtype.kind in "iu" for v in (seeds, labels))
+        except Exception:
+            # Zip, zlib and numpy's own parser raise a dozen types between them.
+            good = False
+        if not good:
+            raise DiffusionError(
+                f"{path} is damaged; delete it and run the sampling command again to make it"
+            )
+        return images, seeds, labels
+
+    def shards(self) -> Iterator[Shard]:
+        """Yield all shards in order.
+
+        Raises:
+            DiffusionError: If the folder holds no samples or not yet all of them.
+        """
+        try:
+            about = json_of((self.folder / "manifest.json").read_bytes())
+            count, size = about["count"], about["shard"]
+            total = about.get("shards", 1)
+            if not all(type(value) is int and value > 0 for value in (count, size, total)):
+                raise ValueError("counts")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DiffusionError(
+                f"{self.folder} is no folder of samples: it has no manifest.json that says how many"
+            ) from error
+        total = about.get("shards", -(-count // size))
+        present = {path.name for path in self.folder.glob("shard-*.npz")}
+        first = next((k for k in range(total) if self.path(k).name not in present), None)
+        if first is not None:
+            # Counted from those that are there: a manifest may claim any number.
+            later = sum(self.path(first).name < n < self.path(total).name for n in present)
+            raise DiffusionError(
+                f"{self.folder} lacks {total - first - later} of {total} shards "
+                f"(the first is {self.path(first).name}); "
+                "run the sampling command again to make them"
+            )
+        for k in range(total):
+            yield self.read(k)
+
+
+def read_shards(folder: str | os.PathLike[str]) -> Iterator[Shard]:
+    """Yield (images `(n, H, W, 3)`, seeds `(n,)`, labels `(n,)`, -1 for none) shard by shard.
+
+    Raises:
+        DiffusionError: If the folder holds no samples or not yet all of them.
+    """
+    return SampleStore(Path(folder)).shards()
+
+
+def generate_shards(
+    folder: str | os.PathLike[str],
+    pipeline: SamplingPipeline,
+    seeds: Tensor,
+    labels: Tensor | str | None = "from-seed",
+    text: Tensor | Text | None = None,
+    *,
+    to_pixels: Callable[[Tensor], Tensor],
+    settings: Mapping[str, Any] | None = None,
+    shard: int = SHARD,
+    batch: int = 64,
+    device: torch.device | str | None = None,
+    accelerator: Any = None,
+    progress: Progress | None = None,
+    finished: bool = False,
+) -> list[Path]:
+    """Generate one image per seed into a folder, going on where an earlier call stopped.
+
+    Args:
+        folder: Where the shards are.
+        pipeline: The model, and how it is sampled.
+        seeds: One per image, int64 `(n,)`.
+        labels: As for `generate`.
+        text: Text states `(n, L, E)`, or a function from positions `(b,)` to `(b, L, E)`.
+        to_pixels: From data space `(b, C, H, W)` to uint8 `(b, 3, h, w)`.
+        settings: What else identifies the samples, JSON-able (weights, data, ...).
+        shard: Images per file.
+        batch: Images at once.
+        device: Where to sample.
+        accelerator: An `accelerate.Accelerator`: its processes share the shards.
+        progress: Called with images done and images in all, of this process's share.
+        finished: Only compare the settings: the shards were used and removed already.
+
+    Returns:
+        All shards in order, those of other processes too (they wait for each other).
+
+    Raises:
+        DiffusionError: If the folder holds samples of other settings.
+    """
+    store, seeds = SampleStore(Path(folder)), seeds.cpu()
+    if isinstance(labels, str):
+        labels = labels_from_seeds(seeds, getattr(pipeline.model, "num_classes", 0), labels)
+    labels = None if labels is None else labels.cpu()
+    rank, world = 0, 1
+    if accelerator is not None:
+        rank, world = accelerator.process_index, accelerator.num_processes
+    parts = ("objective", "sampler", "guidance")
+    options = {part: dataclasses.asdict(getattr(pipeline, part).options) for part in parts}
+    route = pipeline.guidance.route
+    options["guidance"]["route"] = str(route) if route else None
+    about = {
+        "format": FORMAT,
+        "count": len(seeds),
+        "shard": shard,
+        "batch": batch,
+        "conditions": _digest(seeds, labels, text),
+        **options,
+        "settings": dict(settings or {}),
+    }
+    if rank == 0:
+        store.claim(about, finished)
+    if accelerator is not None:
+        # Where the first process refuses the folder, the others must not have begun.
+        accelerator.wait_for_everyone()
+    pieces = torch.arange(len(seeds)).split(shard)
+    paths = [store.path(k) for k in range(len(pieces))]
+    if finished:
+        return paths
+    mine = range(rank, len(pieces), world)
+    done, total = 0, sum(len(pieces[k]) for k in mine)
+    for k in mine:
+        rows = pieces[k]
+        if not paths[k].exists():
+            images = pipeline.generate(
+                seeds[rows],
+                None if labels is None else labels[rows],
+                text(rows) if callable(text) else None if text is None else text[rows],
+                batch=batch,
+                device=device,
+                progress=_counted_from(done, total, progress),
+            )
+            pixels = torch.cat([to_pixels(piece).cpu() for piece in images.split(batch)])
+            store.write(k, pixels, seeds[rows], None if labels is None else labels[rows])
+        elif progress:
+            progress(done + len(rows), total)
+        done += len(rows)
+    if accelerator is not None:
+        accelerator.wait_for_everyone()
+    return paths
+
+
+def _counted_from(before: int, total: int, progress: Progress | None) -> Progress | None:
+    """Return the progress of one shard as that of all."""
+    return progress and (lambda done, _: progress(before + done, total))
+
+
+def _digest(*conditions: Tensor | Text | None) -> str:
+    digest = hashlib.sha256()
+    for part in conditions:
+        # A function's texts are the caller's to identify, in `settings`.
+        if isinstance(part, Tensor):
+            digest.update(part.cpu().numpy().tobytes())
+        else:
+            digest.update(b"none" if part is None else b"text")
+    return digest.hexdigest()[:16]
+
+
+def _differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """Return the keys whose values differ, with a dot for those inside a mapping."""
+    keys: list[str] = []
+    for key in sorted(found.keys() | wanted.keys()):
+        one, other = found.get(key), wanted.get(key)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            keys += [f"{key}.{inner}" for inner in _differences(one, other)]
+        elif one != other:
+            keys.append(key)
+    return keys
+
+
+def write_npz(
+    pieces: Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]],
+    count: int,
+    path: str | os.PathLike[str],
+) -> None:
+    """Write the sample batch that ADM's evaluator reads: `arr_0` images, `arr_1` labels if any.
+
+    Images are streamed: 50,000 of 256x256 are 9.8 GB, more than many machines hold.
+
+    Args:
+        pieces: (images uint8 `(n, H, W, 3)`, labels `(n,)`) in order; labels -1 mean none.
+        count: Number of images in all.
+        path: The `.npz` file.
+
+    Raises:
+        ValueError: If the pieces do not add up to `count`.
+    """
+    labels, written = [], 0
+    with (
+        atomic_path(path) as temporary,
+        zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED, allowZip64=True) as archive,
+    ):
+        with archive.open("arr_0.npy", "w", force_zip64=True) as handle:
+            for images, classes in pieces:
+                if not written:
+                    shape = (count, *images.shape[1:])
+                    header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+                    np.lib.format.write_array_header_1_0(handle, header)
+                handle.write(np.ascontiguousarray(images).tobytes())
+                written += len(images)
+                labels.append(np.asarray(classes))
+        if written != count:
+            raise ValueError(f"{written} images were given for a file of {count}")
+        classes = np.concatenate(labels).astype(np.int64)
+        if (classes >= 0).all():
+            with archive.open("arr_1.npy", "w") as handle:
+                np.lib.format.write_array(handle, classes, allow_pickle=False)
