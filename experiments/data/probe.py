@@ -2,7 +2,7 @@
 
 A small convolutional network looks at a picture and answers, for every quadrant, which shape,
 colour and size it holds (or none), and which background lies behind. Its weights come with the
-project, so that scores and Frechet distances (on its 128 features) are the same numbers on every machine;
+project, so that scores and Frechet distances (on its 128 features) are the same numbers everywhere;
 `python -m experiments.data.probe --train` made them, and without `--train` prints their accuracy.
 """
 
