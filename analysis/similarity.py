@@ -37,7 +37,7 @@ from analysis.similarity_file import SimilarityFile
 from routing.route import Route
 
 if TYPE_CHECKING:
-    from experiments.training.checkpoint import Loaded
+    from experiments.training.checkpoint import TrainedModel
     from routing.rng import Draws
 
 # Noise levels sigma / alpha in units of the data's standard deviation: from almost clean to almost
@@ -204,7 +204,9 @@ def _arrays(sums: _Sums, protocol: Protocol) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _described(loaded: Loaded, protocol: Protocol, run: str | Path, route: str) -> dict[str, Any]:
+def _described(
+    loaded: TrainedModel, protocol: Protocol, run: str | Path, route: str
+) -> dict[str, Any]:
     config = loaded.config
     return {
         "run": Path(run).name,
@@ -230,20 +232,21 @@ def _described(loaded: Loaded, protocol: Protocol, run: str | Path, route: str) 
 class _Work:
     """One measurement: the model, its data and objective, and the running means."""
 
-    def __init__(self, loaded: Loaded, protocol: Protocol) -> None:
-        from experiments.training.build import make_dataset, make_objective
+    def __init__(self, loaded: TrainedModel, protocol: Protocol) -> None:
+        from experiments.diffusion import create_objective
+        from experiments.training.build import make_dataset
 
         self.loaded, self.protocol = loaded, protocol
         self.model: Any = loaded.model
         self.device = next(self.model.parameters()).device
         self.dataset: Any = make_dataset(loaded.config, self.device)
-        self.objective: Any = make_objective(loaded.config)
+        self.objective: Any = create_objective(loaded.config.objective)
         self.route = Route.parse(loaded.config.resolved_route)
         self.sums = _Sums([Mean() for _ in protocol.levels])
 
     def batch(self, start: int, count: int) -> None:
         """Add `count` held-out samples from `start` on, at every noise level."""
-        from routing import Draws
+        from routing.rng import Draws
 
         index = torch.arange(start, start + count, device=self.device)
         draws = Draws(self.protocol.seed, 0, index, device=self.device)
@@ -290,8 +293,9 @@ class _Work:
 
         Inside the route a token that skips has the state it had at the route's start.
         """
-        from routing import Routing, Selection
         from routing.route import keep_count
+        from routing.selection import Selection
+        from routing.stack import Routing
 
         options = self.loaded.config.routing
         selection = Selection(options.selection, options.shared, options.block)

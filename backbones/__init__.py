@@ -15,7 +15,7 @@ _WHERE = {
     "SIZES": "sizes",
     "Size": "sizes",
     "parse_size": "sizes",
-    "create": "registry",
+    "create": "backbone",
     "names": "registry",
     "register": "registry",
     "Backbone": "backbone",

@@ -1,7 +1,8 @@
 """The model: embed -> `routing.Stack` -> head, for every family.
 
-    x (B, C, H p, W p) --patches + positions--> tokens (B, N, D) --blocks under c--> head --> (B, C,
-    H p, W p) c = time embedding + class embedding or pooled text (B, D)
+    x (B, C, H p, W p) --patches + positions--> tokens (B, N, D)
+    c (B, D) = time embedding + class embedding or pooled text
+    tokens --blocks under c--> head --> prediction (B, C, H p, W p)
 
 Nothing here depends on the family but the class of its blocks. Routes are `routing.Stack`'s
 business: a forward pass hands it a `Routing`, or none for a dense pass.
@@ -12,26 +13,31 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from backbones import heads as extras
-from backbones import layers
-from backbones.assemble import COMMON, grid_of, make_blocks
+from backbones.dit import DiTBlock
+from backbones.dit_spec import DiTOptions
+from backbones.embeddings import (
+    LabelEmbedder,
+    PatchEmbed,
+    TextEmbedder,
+    TimeEmbedder,
+    sincos_2d,
+    unpatchify,
+)
+from backbones.head_options import AlignOptions, DecoderOptions
+from backbones.heads import Decoder, Head, Projector
 from backbones.hub import Pretrained
-from backbones.ops.dispatch import resolve
-from backbones.registry import block_class, parse_options
-from backbones.sizes import BackboneError, Size, parse_size
+from backbones.layers import Modulation
+from backbones.ops.dispatch import Choice, resolve
+from backbones.registry import build_options, find
+from backbones.sizes import BackboneError, Size, attention_blocks, parse_size, patch_grid
 from routing.layout import Layout
 from routing.learned import Fuse, LearnedRouter
-from routing.stack import Stack
-
-if TYPE_CHECKING:
-    from routing.reuse import Reuse
-    from routing.spec import Routing
-    from routing.stack import StackOutput
+from routing.stack import Reuse, Routing, Stack, StackOutput
 
 
 @dataclass
@@ -80,8 +86,8 @@ class Backbone(nn.Module, Pretrained):
         fuse: Route of SPRINT's fusion (one segment): its span is fused in every pass, dense ones
             too; None for none.
         router: Route whose tokens a learned score picks (one segment; Mixture of Depths); or None.
-        decoder: MaskDiT's decoder (`extras.DecoderOptions`, {} for its defaults), or None.
-        align: REPA's projector (`extras.AlignOptions`), or None.
+        decoder: MaskDiT's decoder (`head_options.DecoderOptions`, {} for its defaults), or None.
+        align: REPA's projector (`head_options.AlignOptions`), or None.
         **options: The family's own options.
 
     Attributes:
@@ -117,16 +123,15 @@ class Backbone(nn.Module, Pretrained):
         **options: Any,
     ) -> None:
         super().__init__()
-        shape = parse_size(size, depth, width, heads)
-        family = parse_options(name, options, COMMON)
+        shape, spec = parse_size(size, depth, width, heads), find(name)
         self.name, self.size = name, shape
         self.depth, self.width = shape.depth, shape.width
         self.in_channels, self.num_classes = in_channels, num_classes
         self.out_channels = in_channels * (2 if learn_sigma else 1)
-        self.grid = grid_of(input_size, shape.patch)
+        self.grid = patch_grid(input_size, shape.patch)
         self.num_tokens = self.grid[0] * self.grid[1]
         self.prefix = int(text[0]) if text else 0
-        self.config = {
+        self.config: dict[str, Any] = {
             "name": name,
             "size": str(size),
             "in_channels": in_channels,
@@ -142,43 +147,42 @@ class Backbone(nn.Module, Pretrained):
             "router": router,
             "decoder": dict(decoder) if decoder is not None else None,
             "align": dict(align) if align is not None else None,
-            **dataclasses.asdict(family),
         }
+        own = spec.parse(shape, options, self.config)
+        self.config |= dataclasses.asdict(own)
 
-        self.patches = layers.PatchEmbed(in_channels, shape.patch, shape.width)
-        positions = layers.sincos_2d(shape.width, self.grid)
+        self.patches = PatchEmbed(in_channels, shape.patch, shape.width)
+        positions = sincos_2d(shape.width, self.grid)
         self.register_buffer("positions", positions, persistent=False)
-        self.time = layers.TimeEmbedder(shape.width)
-        self.labels = layers.LabelEmbedder(num_classes, shape.width) if num_classes else None
-        self.text = layers.TextEmbedder(text, shape.width) if text else None
-        self.modulate = layers.Modulation(shape.width, shape.depth)
+        self.time = TimeEmbedder(shape.width)
+        self.labels = LabelEmbedder(num_classes, shape.width) if num_classes else None
+        self.text = TextEmbedder(text, shape.width) if text else None
+        self.modulate = Modulation(shape.width, shape.depth)
+        block, hybrid = spec.block_class(), attention_blocks(attention, shape.depth)
         self.stack = Stack(
-            make_blocks(name, shape, self.grid, family, attention),
+            [
+                DiTBlock(shape, i, self.grid, DiTOptions())
+                if i in hybrid
+                else block(shape, i, self.grid, own)
+                for i in range(shape.depth)
+            ],
             fuse=Fuse(shape.width, fuse, shape.depth) if fuse else None,
             router=LearnedRouter(shape.width, router, shape.depth) if router else None,
         )
-        self._build_ends(decoder, align)
-        self.initialise()
-
-    def _build_ends(
-        self, decoder: Mapping[str, Any] | None, align: Mapping[str, Any] | None
-    ) -> None:
-        """Add the head, or a decoder that ends in one, and the projector."""
-        self.head: layers.Head | None = None
-        self.decoder: extras.Decoder | None = None
-        self.align: extras.Projector | None = None
-        small = extras.options(extras.DecoderOptions, decoder, "decoder")
-        if small is None:
-            norm = block_class(self.name).head_norm
-            self.head = layers.Head(self.width, self.size.patch, self.out_channels, norm)
+        self._implementations()  # A kernel that is not there is an error now, not in step 1.
+        self.head: Head | None = None
+        self.decoder: Decoder | None = None
+        self.align: Projector | None = None
+        if decoder is None:
+            self.head = Head(self.width, shape.patch, self.out_channels, spec.weighted_norms)
         else:
-            self.decoder = extras.Decoder(
-                self.width, small, self.grid, self.size.patch, self.out_channels
-            )
-        target = extras.options(extras.AlignOptions, align, "align")
-        if target is not None:
+            small = build_options(DecoderOptions, decoder, "decoder")
+            self.decoder = Decoder(self.width, small, self.grid, shape.patch, self.out_channels)
+        if align is not None:
+            target = build_options(AlignOptions, align, "align")
             self._check_taps([target.block], least=0)
-            self.align = extras.Projector(self.width, target)
+            self.align = Projector(self.width, target)
+        self.initialise()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -258,7 +262,7 @@ class Backbone(nn.Module, Pretrained):
         wanted = {*taps} if align is None else {*taps, align.block}
         layout = self.layout()
         out = self.stack(tokens, self.modulate(c), layout, routing, taps=wanted, reuse=reuse)
-        sample = layers.unpatchify(self._predict(out, c, layout), self.grid, self.size.patch)
+        sample = unpatchify(self._predict(out, c, layout), self.grid, self.size.patch)
         if not (return_output or taps):
             return sample
         output = Output(sample, out.taps, out.tap_layouts, out.inner, out.kept)
@@ -315,15 +319,31 @@ class Backbone(nn.Module, Pretrained):
         output = self(x, t, y, taps=tuple(indices), return_output=True, **conditions)
         return [output.taps[i] for i in indices]
 
-    def describe(self) -> list[str]:
-        """Return one line per operation: which implementation runs, and why."""
-        device = self.positions.device.type
+    def _implementations(self, device: str | None = None) -> list[Choice]:
+        """Return what runs for each operation of the blocks, in their order."""
         blocks: Any = self.stack.blocks
         asked = {pair: None for block in blocks for pair in block.ops()}
-        chosen = [resolve(op, kernel, device) for op, kernel in asked]
-        lines = [f"{choice.op}: {choice.name} ({choice.why})" for choice in chosen]
-        if any(isinstance(block, block_class("dit")) for block in self.stack.blocks):
+        return [resolve(op, kernel, device) for op, kernel in asked]
+
+    def describe(self) -> list[str]:
+        """Return one line per operation: which implementation runs, and why."""
+        lines = [str(choice) for choice in self._implementations(self.positions.device.type)]
+        if any(isinstance(block, DiTBlock) for block in self.stack.blocks):
             lines.append(
                 "attention: torch scaled_dot_product_attention (the fastest that is there)"
             )
         return lines
+
+
+def create(name: str, size: str = "S/2", **options: Any) -> Backbone:
+    """Build a model.
+
+    Args:
+        name: Family, one of `names()`.
+        size: Letter and patch, as "S/2" (`backbones.sizes.SIZES`).
+        **options: Arguments of `Backbone` and the family's own options.
+
+    Raises:
+        BackboneError: Unknown name, size or option, or a value that does not fit.
+    """
+    return Backbone(name, size, **options)

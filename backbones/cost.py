@@ -16,12 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backbones.counts import attention_cost, count_blocks
-from backbones.sizes import BackboneError, Size, parse_size
+from backbones import dit_spec
+from backbones.head_options import AlignOptions, DecoderOptions
+from backbones.registry import build_options, find
+from backbones.sizes import Size, attention_blocks, parse_size, patch_grid
 from routing.route import Route, keep_count
-
-# REPA's projector where nothing else is said: DINOv2-B's width, and the paper's hidden width.
-ALIGN = {"channels": 768, "hidden": 2048}
 
 
 @dataclass(frozen=True)
@@ -89,41 +88,24 @@ def cost(
     bytes_per_value: int = 4,
     **options: Any,
 ) -> Cost:
-    """Count a model: the arguments of `backbones.create`, and a route.
+    """Count a model built by `backbones.create` with these arguments, and a route.
 
-    Args:
-        name: Family.
-        size: Letter and patch, as "S/2".
-        route: Route of the training pass.
-        in_channels: As in `Backbone`, with the arguments up to `align`.
-        input_size: Side in pixels, or (height, width).
-        num_classes: Classes; 0 for none.
-        text: (L, E) of text prefix tokens.
-        learn_sigma: Twice the output channels.
-        attention: Attention blocks of a hybrid stack.
-        depth: Overrides the size's depth.
-        width: Overrides the size's width.
-        heads: Overrides the size's heads.
-        fuse: Route of SPRINT's fusion.
-        router: Route of a learned router.
-        decoder: MaskDiT's decoder.
-        align: REPA's projector: its parameters count, its MACs (training only) do not.
-        reinsert: As in `routing.Routing`: after `none` dropped tokens never return.
-        remove: As in `routing.Routing`: when tokens leave.
-        bytes_per_value: Of an activation: 4 in float32, 2 under bf16 autocast (an estimate then:
-            the residual stream stays in float32).
-        **options: The family's options.
+    `route` is the route of the training pass; `reinsert` (after `none` dropped tokens never return)
+    and `remove` (when tokens leave) are as in `routing.Routing`. `bytes_per_value` of an activation
+    is 4 in float32, 2 under bf16 autocast (an estimate then: the residual stream stays in float32).
+    Of `align` (REPA) the parameters count, the MACs (training only) do not.
 
     Raises:
-        BackboneError: No count for this family or option.
+        BackboneError: Unknown family, size or option, or values that do not fit.
         RouteError: A route that does not fit the depth.
     """
     shape = parse_size(size, depth, width, heads)
     d, patch = shape.width, shape.patch
-    sides = (input_size, input_size) if isinstance(input_size, int) else tuple(input_size)
-    grid = (sides[0] // patch) * (sides[1] // patch)
-    prefix = text[0] if text else 0
-    blocks = count_blocks(name, shape, options, attention)
+    rows, columns = patch_grid(input_size, patch)
+    grid, prefix = rows * columns, text[0] if text else 0
+    family, hybrid = find(name), attention_blocks(attention, shape.depth)
+    own, dit = family.parse(shape, options), dit_spec.block_cost(shape, dit_spec.DiTOptions())
+    blocks = [dit if i in hybrid else family.cost(shape, own, i) for i in range(shape.depth)]
     parsed = (route if isinstance(route, Route) else Route.parse(route)).resolve(shape.depth)
     tokens = tuple(prefix + n for n in _present(parsed, shape.depth, grid, reinsert, remove))
     dense = (prefix + grid,) * shape.depth
@@ -136,8 +118,10 @@ def cost(
             once=shape.depth * 6 * d * d,
         ),
         *_learned(d, fuse, router),
-        _decoder(d, out, grid, prefix, decoder) if decoder is not None else _head(name, d, out),
-        _projector(d, align),
+        _head(d, out, family.weighted_norms)
+        if decoder is None
+        else _decoder(d, out, grid, prefix, build_options(DecoderOptions, decoder, "decoder")),
+        Part() if align is None else _projector(d, build_options(AlignOptions, align, "align")),
     ]
 
     def total(counts: Sequence[int], kept: int, mixing: bool) -> int:
@@ -214,9 +198,8 @@ def _embedding(d: int, patch_in: int, num_classes: int, text: Sequence[int] | No
     return Part(params=params, once=once, grid=patch_in * d)
 
 
-def _head(name: str, d: int, out: int) -> Part:
-    norm = d if name == "lightningdit" else 0
-    return Part(params=2 * (d * d + d) + out * (d + 1) + norm, once=2 * d * d, kept=d * out)
+def _head(d: int, out: int, weighted: bool) -> Part:
+    return Part(params=2 * (d * d + d) + out * (d + 1) + weighted * d, once=2 * d * d, kept=d * out)
 
 
 def _learned(d: int, fuse: str | None, router: str | None) -> list[Part]:
@@ -224,23 +207,9 @@ def _learned(d: int, fuse: str | None, router: str | None) -> list[Part]:
     return [*parts, Part(params=d + 1, grid=d)] if router else parts
 
 
-def check_decoder(depth: int, width: int, heads: int) -> Size:
-    """Return the shape of MaskDiT's decoder.
-
-    Raises:
-        BackboneError: Less than one block, a width that is no multiple of 16, or heads that do not
-            divide it.
-    """
-    try:
-        return parse_size("S/2", depth, width, heads)
-    except BackboneError as error:
-        raise BackboneError(f"decoder: {error}") from None
-
-
-def _decoder(d: int, out: int, grid: int, prefix: int, decoder: Mapping[str, int]) -> Part:
-    given = {"depth": 8, "width": 512, "heads": 16, **decoder}
-    shape = check_decoder(given["depth"], given["width"], given["heads"])
-    depth, w, block = shape.depth, shape.width, attention_cost(shape)
+def _decoder(d: int, out: int, grid: int, prefix: int, shape: DecoderOptions) -> Part:
+    depth, w = shape.depth, shape.width
+    block = dit_spec.block_cost(Size("custom", depth, w, shape.heads), dit_spec.DiTOptions())
     params = 2 * (d * d + d) + (d + 1) * w + w + (d + 1) * w  # Way in, mask token, condition.
     params += depth * (block.params + 6 * (w * w + w)) + 2 * (w * w + w) + out * (w + 1)
     return Part(
@@ -254,9 +223,6 @@ def _decoder(d: int, out: int, grid: int, prefix: int, decoder: Mapping[str, int
     )
 
 
-def _projector(d: int, align: Mapping[str, int] | None) -> Part:
-    if align is None:
-        return Part()
-    given = {**ALIGN, **align}
-    hidden, channels = given["hidden"], given["channels"]
+def _projector(d: int, shape: AlignOptions) -> Part:
+    hidden, channels = shape.hidden, shape.channels
     return Part(params=(d + 1) * hidden + (hidden + 1) * hidden + (hidden + 1) * channels)

@@ -1,88 +1,58 @@
-"""Learned parts that some baselines add to a backbone; none of them is there by default.
+"""The way out: the head that predicts patches, and learned parts that some baselines add.
 
+* `Head`: DiT's final layer (arXiv 2212.09748).
 * `Decoder`: MaskDiT (arXiv 2306.09305). Tokens that were dropped for good come back as a learned
-mask
-  token, and a small DiT predicts every patch.
+  mask token, and a small DiT predicts every patch.
 * `Projector`: REPA (arXiv 2410.06940). Maps a block's tokens to the width of a frozen encoder's
-features.
+  features.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from backbones import layers
-from backbones.cost import ALIGN, check_decoder
 from backbones.dit import DiTBlock
-from backbones.sizes import BackboneError, Size
-from routing.errors import suggest
+from backbones.dit_spec import DiTOptions
+from backbones.embeddings import sincos_2d
+from backbones.head_options import AlignOptions, DecoderOptions
+from backbones.layers import Modulation, RMSNorm, adaln
+from backbones.sizes import Size
 from routing.layout import Layout
+from routing.moves import Move
 from routing.stack import Stack
 
-if TYPE_CHECKING:
-    from routing.moves import Move
 
-
-@dataclass(frozen=True)
-class DecoderOptions:
-    """Shape of MaskDiT's decoder.
-
-    Attributes:
-        depth: Blocks.
-        width: Channels.
-        heads: Attention heads.
-    """
-
-    depth: int = 8
-    width: int = 512
-    heads: int = 16
-
-    def __post_init__(self) -> None:
-        check_decoder(self.depth, self.width, self.heads)
-
-
-@dataclass(frozen=True)
-class AlignOptions:
-    """What REPA aligns.
-
-    Attributes:
-        block: Block whose output is projected; inside a route that is the tokens that stayed.
-        channels: Width of the encoder's features (DINOv2-B has 768).
-        hidden: Hidden width of the projector.
-    """
-
-    block: int = 7
-    channels: int = ALIGN["channels"]
-    hidden: int = ALIGN["hidden"]
-
-
-def options(cls: type, given: Mapping[str, Any] | None, what: str) -> Any:
-    """Build options from a mapping, or return None for None.
+class Head(nn.Module):
+    """AdaLN and a linear layer, both zero at init: tokens (B, N, D) -> rows (B, N, p p C).
 
     Args:
-        cls: `DecoderOptions` or `AlignOptions`.
-        given: Keys and values; missing ones take the default.
-        what: What to call them in an error.
-
-    Raises:
-        BackboneError: An unknown key.
+        width: Channels D.
+        patch: Side of a patch.
+        channels: Image channels C.
+        weighted: Normalise by an RMSNorm with weights, not by a LayerNorm without.
     """
-    if given is None:
-        return None
-    known = [field.name for field in dataclasses.fields(cls)]
-    for key in given:
-        if key not in known:
-            raise BackboneError(
-                f"{what} has no option {key!r}: its options are {', '.join(known)}"
-                + suggest(key, known)
-            )
-    return cls(**given)
+
+    def __init__(self, width: int, patch: int, channels: int, weighted: bool = False) -> None:
+        super().__init__()
+        self.norm = RMSNorm(width) if weighted else None
+        self.modulate = Modulation(width, 1, 2)
+        self.project = nn.Linear(width, patch * patch * channels)
+
+    def forward(self, x: Tensor, c: Tensor) -> Tensor:
+        """Predict patches from grid tokens and the conditioning vector."""
+        shift, scale = self.modulate(c)[0].unbind(1)
+        if self.norm is not None:
+            return self.project(torch.addcmul(shift, self.norm(x), scale + 1))
+        return self.project(adaln(x, shift, scale))
+
+    def initialise(self) -> None:
+        """Zero it, so that the untrained model predicts 0 everywhere (DiT)."""
+        self.modulate.initialise()
+        nn.init.zeros_(self.project.weight)
+        nn.init.zeros_(self.project.bias)
 
 
 class Projector(nn.Module):
@@ -129,15 +99,15 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         size = Size("custom", given.depth, given.width, given.heads, patch)
-        self.norm = layers.Head(width, 1, given.width)
+        self.norm = Head(width, 1, given.width)
         self.mask = nn.Parameter(torch.zeros(given.width))
-        table = layers.sincos_2d(given.width, grid)
+        table = sincos_2d(given.width, grid)
         self.register_buffer("positions", table, persistent=False)
         self.condition = nn.Linear(width, given.width)
-        self.modulate = layers.Modulation(given.width, given.depth)
-        none = DiTBlock.Options()
-        self.stack = Stack([DiTBlock(size, b, grid, none) for b in range(given.depth)])
-        self.head = layers.Head(given.width, patch, channels)
+        self.modulate = Modulation(given.width, given.depth)
+        blocks = [DiTBlock(size, b, grid, DiTOptions()) for b in range(given.depth)]
+        self.stack = Stack(blocks)
+        self.head = Head(given.width, patch, channels)
 
     def forward(self, x: Tensor, c: Tensor, move: Move | None, layout: Layout) -> Tensor:
         """Predict patches.

@@ -12,25 +12,23 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from huggingface_hub import ModelHubMixin, hf_hub_download
+from huggingface_hub import ModelCard, ModelHubMixin, hf_hub_download
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from backbones.sizes import BackboneError
+from backbones.sizes import BackboneError, parse_size
 from routing.errors import suggest
 from routing.plain import json_of
-
-if TYPE_CHECKING:
-    from backbones.backbone import Backbone
 
 FORMAT = "tread-suite/1"
 # 4096 x 4096: a table of positions beyond that is a mistake in the file.
 _LARGEST_INPUT = 4096**2
 FILE = "model.safetensors"
+_OPTIONS = ("revision", "cache_dir", "token", "local_files_only", "force_download")
 
 
 def write(path: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
@@ -81,8 +79,6 @@ class Pretrained(ModelHubMixin):
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> Any:
         """Return a card that says how to load the model."""
-        from huggingface_hub import ModelCard
-
         name, size = self.config["name"], self.config["size"]  # type: ignore[attr-defined]
         return ModelCard(
             "---\nlibrary_name: tread-suite\n---\n"
@@ -104,98 +100,78 @@ class Pretrained(ModelHubMixin):
             BackboneError: The file is damaged, or does not say what model it holds; an option that
                 there is not.
         """
-        known = ("revision", "cache_dir", "token", "local_files_only", "force_download")
         for key in options:
-            if key not in known:
+            if key not in _OPTIONS:
                 raise BackboneError(
-                    f"from_pretrained has no option {key!r}: its options are {', '.join(known)}"
-                    + suggest(key, known)
+                    f"from_pretrained has no option {key!r}: its options are {', '.join(_OPTIONS)}"
+                    + suggest(key, _OPTIONS)
                 )
         return (
-            _model(Path(name)) if Path(name).is_file() else super().from_pretrained(name, **options)
+            cls._from_file(Path(name))
+            if Path(name).is_file()
+            else super().from_pretrained(name, **options)
         )
 
     @classmethod
-    def _from_pretrained(
-        cls,
-        *,
-        model_id: str,
-        revision: str | None,
-        cache_dir: str | Path | None,
-        force_download: bool,
-        local_files_only: bool,
-        token: str | bool | None,
-        **kwargs: Any,
-    ) -> Any:
+    def _from_pretrained(cls, *, model_id: str, **options: Any) -> Any:  # type: ignore[override]
         path = Path(model_id) / FILE
         if not path.is_file():
-            path = Path(
-                hf_hub_download(
-                    repo_id=model_id,
-                    filename=FILE,
-                    revision=revision,
-                    cache_dir=cache_dir,
-                    force_download=force_download,
-                    local_files_only=local_files_only,
-                    token=token,
-                )
-            )
-        return _model(path)
+            given = {key: options[key] for key in _OPTIONS}
+            path = Path(hf_hub_download(repo_id=model_id, filename=FILE, **given))
+        return cls._from_file(path)
 
+    @classmethod
+    def _from_file(cls, path: Path) -> Any:
+        tensors, config = read(path)
+        return cls.from_tensors(config, tensors, str(path)).eval()
 
-def build(config: dict[str, Any], tensors: Mapping[str, Tensor], source: str) -> Backbone:
-    """Build the model that a file describes and load the weights beside the description.
+    @classmethod
+    def from_tensors(
+        cls, config: dict[str, Any], tensors: Mapping[str, Tensor], source: str
+    ) -> Any:
+        """Build the model that a file describes and load the weights beside the description.
 
-    It is built without memory first: a file of kilobytes that describes terabytes is refused.
+        It is built without memory first: a file of kilobytes that describes terabytes is refused.
 
-    Args:
-        config: Arguments of `backbones.create`, as the file holds them.
-        tensors: The weights.
-        source: The file, for messages.
+        Args:
+            config: The model's arguments, as the file holds them.
+            tensors: The weights.
+            source: The file, for messages.
 
-    Raises:
-        BackboneError: No description of a model, or one that the weights do not fit.
-    """
-    from backbones.registry import create
-
-    wanted = _shapes(config, len(tensors), source)
-    found = {key: value.shape for key, value in tensors.items()}
-    wrong = sorted(k for k in wanted.keys() | found.keys() if wanted.get(k) != found.get(k))
-    if wrong:
-        raise BackboneError(
-            f"the weights in {source} do not fit its own description: {', '.join(wrong)}"
-        )
-    with torch.random.fork_rng(devices=[]):
-        model = create(**config)
-    model.load_state_dict(dict(tensors))
-    return model
-
-
-def _shapes(config: dict[str, Any], tensors: int, source: str) -> dict[str, torch.Size]:
-    """Return the shapes of the weights that a description asks for, without making them."""
-    from backbones.registry import create
-    from backbones.sizes import parse_size
-
-    try:
-        asked = (config.get(key) for key in ("depth", "width", "heads"))
-        size = parse_size(config.get("size", "S/2"), *asked)
-        side = config.get("input_size", 32)
-        area = side**2 if isinstance(side, int) else math.prod(map(int, side))
-        if size.depth > max(tensors, 256) or area > _LARGEST_INPUT:
+        Raises:
+            BackboneError: No description of a model, or one that the weights do not fit.
+        """
+        wanted = cls._shapes(config, len(tensors), source)
+        found = {key: value.shape for key, value in tensors.items()}
+        wrong = sorted(k for k in wanted.keys() | found.keys() if wanted.get(k) != found.get(k))
+        if wrong:
             raise BackboneError(
-                f"{source} does not fit its own description: {size.depth} blocks over an input of "
-                f"{side} in {tensors} tensors"
+                f"the weights in {source} do not fit its own description: {', '.join(wrong)}"
             )
-        with torch.device("meta"):
-            return {key: value.shape for key, value in create(**config).state_dict().items()}
-    except BackboneError:
-        raise
-    except Exception as error:
-        # Whatever a value of the wrong type makes a constructor trip over.
-        reason = " ".join(str(error).split())[:200]
-        raise BackboneError(f"{source} does not describe its model: {reason}") from error
+        with torch.random.fork_rng(devices=[]):
+            model: Any = cls(**config)
+        model.load_state_dict(dict(tensors))
+        return model
 
-
-def _model(path: Path) -> Any:
-    tensors, config = read(path)
-    return build(config, tensors, str(path)).eval()
+    @classmethod
+    def _shapes(cls, config: dict[str, Any], tensors: int, source: str) -> dict[str, torch.Size]:
+        """Return the shapes of the weights that a description asks for, without making them."""
+        try:
+            asked = (config.get(key) for key in ("depth", "width", "heads"))
+            size = parse_size(config.get("size", "S/2"), *asked)
+            side = config.get("input_size", 32)
+            area = side**2 if isinstance(side, int) else math.prod(map(int, side))
+            if size.depth > max(tensors, 256) or area > _LARGEST_INPUT:
+                raise BackboneError(
+                    f"{source} does not fit its own description: {size.depth} blocks over an input "
+                    f"of {side} in {tensors} tensors"
+                )
+            with torch.device("meta"):
+                model: Any = cls(**config)
+            return {key: value.shape for key, value in model.state_dict().items()}
+        except BackboneError:
+            raise
+        except Exception as error:
+            # Whatever a value of the wrong type makes a constructor trip over.
+            reason = " ".join(str(error).split())[:200]
+            raise BackboneError(f"{source} does not describe its model: {reason}") from error

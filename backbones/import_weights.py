@@ -1,33 +1,16 @@
-"""Weights of other projects: their names, and ours.
+"""Weights of other projects: their names, and ours (`NAMES`).
 
-| theirs (DiT, SiT, TREAD)                | ours                                                   |
-|-----------------------------------------|--------------------------------------------------------|
-| x_embedder.proj.weight (D, C, p, p)     | patches.project.weight (D, C p p)                      |
-| t_embedder.mlp.{0,2}                    | time.mlp.{0,2}                                         |
-| y_embedder.embedding_table.weight       | labels.table.weight                                    |
-| pos_embed (1, N, D)                     | checked against the fixed table, not kept              |
-| blocks.b.attn.{qkv,proj}                | stack.blocks.b.attention.{qkv,proj}                    |
-| blocks.b.mlp.{fc1,fc2}                  | stack.blocks.b.{fc1,fc2}                               |
-| blocks.b.adaLN_modulation.1             | modulate.project, rows 6 D b .. 6 D (b + 1)            |
-| final_layer.adaLN_modulation.1          | head.modulate.project                                  |
-| final_layer.linear                      | head.project                                           |
-
-LightningDiT adds to these
-
-| theirs                                  | ours                                                   |
-|-----------------------------------------|--------------------------------------------------------|
-| blocks.b.norm{1,2}.weight               | stack.blocks.b.norms.{0,1}.weight                      |
-| blocks.b.attn.{q,k}_norm.weight         | stack.blocks.b.attention.{q,k}_norm.weight             |
-| blocks.b.mlp.{w12,w3}                   | stack.blocks.b.mlp.{w12,w3}                            |
-| final_layer.norm_final.weight           | head.norm.weight                                       |
-| feat_rope.freqs_{cos,sin} (N, D/heads)  | checked against the rotary table, not kept             |
+Besides the renaming, x_embedder.proj.weight (D, C, p, p) becomes a matrix (D, C p p), and the
+adaLN projections of all blocks are joined in one: block b has rows 6 D b .. 6 D (b + 1). Tables
+that are computed here (`pos_embed` (1, N, D), LightningDiT's `feat_rope.freqs_{cos,sin}`
+(N, D/heads)) are checked against ours and not kept.
 
 SiT and LightningDiT throw the second half of the output channels of a model with `learn_sigma`
 away: those rows of the head are left out. What time and output mean to the weights of a source
 says `OBJECTIVES`.
 
 A leading `module.` (data parallel), `_orig_mod.` (torch.compile) or `model.` (the EDM wrapper that
-TREAD's training saves) is dropped. A name that is in neither table is an error that lists it; so is
+TREAD's training saves) is dropped. A name that is not in the table is an error that lists it; so is
 a weight that is missing.
 """
 
@@ -37,16 +20,16 @@ import argparse
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
+from backbones.backbone import Backbone, create
+from backbones.layers import rope_2d
 from backbones.sizes import SIZES, BackboneError
 from routing.errors import suggest
-
-if TYPE_CHECKING:
-    from backbones.backbone import Backbone
 
 SOURCES = {"dit": "dit", "sit": "dit", "tread": "dit", "lightningdit": "lightningdit"}
 #: What the weights of a source were trained to see and to say, as `create_objective` takes it: SiT
@@ -60,26 +43,36 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 }
 _VELOCITY = ("sit", "lightningdit")
 _PREFIX = re.compile(r"^(module\.|_orig_mod\.|model\.)+")
-_SUFFIX = r"\.(weight|bias)$"
-_COMMON = [
-    (rf"^x_embedder\.proj{_SUFFIX}", r"patches.project.\1"),
-    (rf"^t_embedder\.mlp\.([02]){_SUFFIX}", r"time.mlp.\1.\2"),
-    (r"^y_embedder\.embedding_table\.weight$", r"labels.table.weight"),
-    (rf"^blocks\.(\d+)\.attn\.(qkv|proj){_SUFFIX}", r"stack.blocks.\1.attention.\2.\3"),
-    (rf"^blocks\.(\d+)\.adaLN_modulation\.1{_SUFFIX}", r"modulate.project.\2#\1"),
-    (rf"^final_layer\.adaLN_modulation\.1{_SUFFIX}", r"head.modulate.project.\1"),
-    (rf"^final_layer\.linear{_SUFFIX}", r"head.project.\1"),
-]
+_PATCHES = "x_embedder.proj.weight"
+_BLOCK = re.compile(r"^blocks\.(\d+)\.")
+#: Their module and ours, for each family of ours; `*` is the number of a block.
+_COMMON = {
+    "x_embedder.proj": "patches.project",
+    "t_embedder.mlp.0": "time.mlp.0",
+    "t_embedder.mlp.2": "time.mlp.2",
+    "y_embedder.embedding_table": "labels.table",
+    "blocks.*.attn.qkv": "stack.blocks.*.attention.qkv",
+    "blocks.*.attn.proj": "stack.blocks.*.attention.proj",
+    "blocks.*.adaLN_modulation.1": "modulate.project",
+    "final_layer.adaLN_modulation.1": "head.modulate.project",
+    "final_layer.linear": "head.project",
+}
 NAMES = {
-    "dit": [*_COMMON, (rf"^blocks\.(\d+)\.mlp\.(fc1|fc2){_SUFFIX}", r"stack.blocks.\1.\2.\3")],
-    "lightningdit": [
-        *_COMMON,
-        (rf"^blocks\.(\d+)\.mlp\.(w12|w3){_SUFFIX}", r"stack.blocks.\1.mlp.\2.\3"),
-        (r"^blocks\.(\d+)\.norm1\.weight$", r"stack.blocks.\1.norms.0.weight"),
-        (r"^blocks\.(\d+)\.norm2\.weight$", r"stack.blocks.\1.norms.1.weight"),
-        (r"^blocks\.(\d+)\.attn\.(q|k)_norm\.weight$", r"stack.blocks.\1.attention.\2_norm.weight"),
-        (r"^final_layer\.norm_final\.weight$", r"head.norm.weight"),
-    ],
+    "dit": {
+        **_COMMON,
+        "blocks.*.mlp.fc1": "stack.blocks.*.fc1",
+        "blocks.*.mlp.fc2": "stack.blocks.*.fc2",
+    },
+    "lightningdit": {
+        **_COMMON,
+        "blocks.*.mlp.w12": "stack.blocks.*.mlp.w12",
+        "blocks.*.mlp.w3": "stack.blocks.*.mlp.w3",
+        "blocks.*.norm1": "stack.blocks.*.norms.0",
+        "blocks.*.norm2": "stack.blocks.*.norms.1",
+        "blocks.*.attn.q_norm": "stack.blocks.*.attention.q_norm",
+        "blocks.*.attn.k_norm": "stack.blocks.*.attention.k_norm",
+        "final_layer.norm_final": "head.norm",
+    },
 }
 _ROPE = {"feat_rope.freqs_cos": torch.cos, "feat_rope.freqs_sin": torch.sin}
 _TABLES = {"dit": {"pos_embed"}, "lightningdit": {"pos_embed", *_ROPE}}
@@ -98,29 +91,31 @@ def convert(state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
     family = _family(source)
     given = _plain(state)
     found, unknown = {}, []
+    joined: dict[str, dict[int, Tensor]] = {"weight": {}, "bias": {}}
     for key, value in given.items():
         if key in _TABLES[family]:
             continue
-        ours = next(
-            (re.sub(old, new, key) for old, new in NAMES[family] if re.match(old, key)), None
-        )
-        if ours is None:
+        module, _, part = key.rpartition(".")
+        block = _BLOCK.match(module)
+        ours = NAMES[family].get(_BLOCK.sub("blocks.*.", module))
+        if ours is None or part not in joined:
             unknown.append(key)
+        elif block and "*" not in ours:
+            joined[part][int(block[1])] = value
         else:
-            found[ours] = value.flatten(1) if key == "x_embedder.proj.weight" else value
+            ours = ours.replace("*", block[1]) if block else ours
+            found[f"{ours}.{part}"] = value.flatten(1) if key == _PATCHES else value
     if unknown:
         raise BackboneError(f"{source} weights have no place for: {', '.join(sorted(unknown))}")
-    if source in _VELOCITY and "x_embedder.proj.weight" in given:
-        channels, patch = given["x_embedder.proj.weight"].shape[1:3]
+    for part, rows in joined.items():
+        if rows and sorted(rows) == list(range(len(rows))):
+            found[f"modulate.project.{part}"] = torch.cat([rows[b] for b in range(len(rows))])
+    if source in _VELOCITY and _PATCHES in given:
+        channels, patch = given[_PATCHES].shape[1:3]
         for key in ("head.project.weight", "head.project.bias"):
             if key in found and len(found[key]) == 2 * channels * patch**2:
                 rows = found[key].unflatten(0, (patch**2, 2 * channels))
                 found[key] = rows[:, :channels].flatten(0, 1)
-    for part in ("weight", "bias"):
-        rows = {int(k.split("#")[1]): k for k in found if k.startswith(f"modulate.project.{part}#")}
-        if rows and sorted(rows) == list(range(len(rows))):
-            joined = torch.cat([found.pop(rows[b]) for b in range(len(rows))])
-            found[f"modulate.project.{part}"] = joined
     return found
 
 
@@ -137,11 +132,11 @@ def describe(state: Mapping[str, Tensor], source: str, heads: int | None = None)
     """
     family = _family(source)
     given = _plain(state)
-    needed = ("x_embedder.proj.weight", "pos_embed", "final_layer.linear.weight")
+    needed = (_PATCHES, "pos_embed", "final_layer.linear.weight")
     lacking = [key for key in needed if key not in given]
     if lacking:
         raise BackboneError(f"{source} weights lack {', '.join(lacking)}")
-    width, channels, patch, _ = given["x_embedder.proj.weight"].shape
+    width, channels, patch, _ = given[_PATCHES].shape
     depth = len({key.split(".")[1] for key in given if key.startswith("blocks.")})
     side = round(given["pos_embed"].shape[1] ** 0.5) * patch
     labels = given.get("y_embedder.embedding_table.weight")
@@ -189,9 +184,6 @@ def load(
     Raises:
         BackboneError: Names that are unknown or missing, shapes or positions that do not fit.
     """
-    from backbones.layers import rope_2d
-    from backbones.registry import create
-
     state = weights if isinstance(weights, Mapping) else _read(Path(weights))
     ours = convert(state, source)
     model = create(**describe(state, source, heads))
@@ -238,8 +230,6 @@ def _read(path: Path) -> Mapping[str, Tensor]:
         raise BackboneError(f"{path}: no such file; expected .safetensors, .pt or .pth weights")
     try:
         if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
             found: Any = load_file(path)
         else:
             # DiT's training script saves its command line beside the weights: a plain record.

@@ -1,40 +1,280 @@
-"""Layers that every family shares: embeddings, adaLN-zero, the two-branch block, the head.
+"""Layers of every family: adaLN-zero around two branches, attention, the gated MLP.
 
-Shapes: B samples, T present tokens (prefix first), N = H W grid tokens, D channels, C image
-channels, p patch side. The conditioning vector c is (B, D). DiT, arXiv 2212.09748, section 3.2.
+A block (DiT, arXiv 2212.09748, section 3.2) is
+
+    x = x + gate1 * first(adaLN(x; shift1, scale1))
+    x = x + gate2 * second(adaLN(x; shift2, scale2))
+
+on tokens x (B, T, D), with shifts, scales and gates from the conditioning vector c (B, D). Next to
+the matmuls, a block on a CPU spends its time streaming activations through memory: every
+element-wise operation reads and writes all of them. `adaln` and `gated_sum` (and the chains in
+`elementwise`) walk over pieces that stay in the cache, forward and backward, and save one tensor
+where autograd would save several; they also put tokens into scan order and back, which is then no
+pass of its own. On other devices, and under `torch.compile`, they are the plain formula, which
+compilers fuse.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.elementwise import adaln, gated_sum
+from backbones.dit_spec import DiTOptions
 from backbones.ops.dispatch import resolve
-
-if TYPE_CHECKING:
-    from routing.layout import Layout
-    from routing.moves import Reorder
+from routing.layout import Layout
+from routing.moves import Reorder, permute
 
 EPS = 1e-6
+PIECE = 1 << 17  # Values in a piece: 512 KiB in float32.
 
 
-def sincos_2d(width: int, grid: tuple[int, int]) -> Tensor:
-    """Return the fixed position table (H W, D): half of the channels for the column, then the row.
+def pieces(x: Tensor, *others: Tensor) -> list[slice] | None:
+    """Split the batch of x (B, T, D) into samples that stay in the cache together.
 
-    Each half is [sin, cos] of position / 10000^(i / (D / 4)), as in DiT and MAE.
+    None where the plain formula runs: off the CPU, under a compiler and for mixed types.
     """
-    rows, columns = grid
-    rate = 10000.0 ** -(torch.arange(width // 4, dtype=torch.float64) / (width // 4))
-    row = torch.arange(rows, dtype=torch.float64).repeat_interleave(columns)
-    column = torch.arange(columns, dtype=torch.float64).repeat(rows)
-    angles = [position[:, None] * rate for position in (column, row)]
-    return torch.cat([f(a) for a in angles for f in (torch.sin, torch.cos)], dim=1).float()
+    same = all(other.dtype == x.dtype for other in others)
+    if not same or x.device.type != "cpu" or torch.compiler.is_compiling():
+        return None
+    step = max(1, PIECE // max(x.shape[1:].numel(), 1))
+    return [slice(i, i + step) for i in range(0, x.shape[0], step)]
+
+
+def _reordered(x: Tensor, piece: slice, index: Tensor) -> Tensor:
+    """Gather a piece of (B, T, D) in the order of one half of a `Reorder`."""
+    length = x.shape[1]
+    if index.numel() == length:
+        return x[piece].index_select(1, index)
+    index = index[piece.start * length : piece.stop * length]
+    return x.flatten(0, 1).index_select(0, index).unflatten(0, (-1, length))
+
+
+def _read(x: Tensor, piece: slice, index: Tensor | None) -> Tensor:
+    return x[piece] if index is None else _reordered(x, piece, index)
+
+
+def adaln(
+    x: Tensor, shift: Tensor, scale: Tensor, order: Reorder | None = None, eps: float = 1e-6
+) -> Tensor:
+    """Normalise tokens (B, T, D), then scale and shift them per sample: (B, 1, D) each.
+
+    Args:
+        x: The tokens.
+        shift: What to add.
+        scale: What to multiply by, less 1.
+        order: Put the result into this order.
+        eps: Added to the variance.
+    """
+    if parts := pieces(x, shift, scale):
+        return _AdaLN.apply(x, shift, scale, eps, parts, *(order or (None, None)))
+    unit = F.layer_norm(x, x.shape[-1:], eps=eps)
+    return permute(torch.addcmul(shift, unit, scale + 1), order)
+
+
+class _AdaLN(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        shift: Tensor,
+        scale: Tensor,
+        eps: float,
+        parts: list[slice],
+        perm: Tensor | None,
+        inv: Tensor | None,
+    ) -> Tensor:
+        out, size = torch.empty_like(x), x.shape[-1:]
+        mean, rstd = (x.new_empty(*x.shape[:-1], 1) for _ in range(2))
+        factor, ctx.parts = scale + 1, parts
+        for piece in parts:
+            unit, mean[piece], rstd[piece] = torch.native_layer_norm(
+                _read(x, piece, perm), size, None, None, eps
+            )
+            torch.addcmul(shift[piece], unit, factor[piece], out=out[piece])
+        mean, rstd = (_read(t, slice(0, x.shape[0]), inv) for t in (mean, rstd))
+        ctx.save_for_backward(x, factor, mean, rstd, inv)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, factor, mean, rstd, inv = ctx.saved_tensors
+        grad = grad.contiguous()
+        dx, dshift, dscale = (torch.empty_like(t) for t in (x, factor, factor))
+        backward, size = torch.ops.aten.native_layer_norm_backward, x.shape[-1:]
+        if x[0].numel() * 2 >= PIECE:
+            # One sample has one scale and shift: to torch's kernel, LayerNorm's own weights.
+            for i in range(x.shape[0]):
+                g = _read(grad, slice(i, i + 1), inv)[0]
+                given = (g, x[i], size, mean[i], rstd[i], factor[i, 0], factor[i, 0])
+                dx[i], dscale[i, 0], dshift[i, 0] = backward(*given, [True, True, True])
+            return dx, dshift, dscale, None, None, None, None
+        for piece in ctx.parts:
+            g, statistics = _read(grad, piece, inv), (mean[piece], rstd[piece])
+            torch.sum(g, 1, keepdim=True, out=dshift[piece])
+            product = (x[piece] - statistics[0]).mul_(statistics[1]).mul_(g)
+            torch.sum(product, 1, keepdim=True, out=dscale[piece])
+            inner = torch.mul(g, factor[piece], out=product)
+            given = (inner, x[piece], size, *statistics, None, None)
+            dx[piece] = backward(*given, [True, False, False])[0]
+        return dx, dshift, dscale, None, None, None, None
+
+
+def gated_sum(x: Tensor, gate: Tensor, y: Tensor, order: Reorder | None = None) -> Tensor:
+    """Return x + gate y for tokens (B, T, D) and a gate per sample (B, 1, D).
+
+    Args:
+        x: The residual stream.
+        gate: The gate.
+        y: A branch's output.
+        order: The order that y is in, against x.
+    """
+    if parts := pieces(x, gate, y):
+        return _GatedSum.apply(x, gate, y, parts, *(order or (None, None)))
+    return torch.addcmul(x, gate, permute(y, order and order.inverse()).to(x.dtype))
+
+
+class _GatedSum(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        gate: Tensor,
+        y: Tensor,
+        parts: list[slice],
+        perm: Tensor | None,
+        inv: Tensor | None,
+    ) -> Tensor:
+        ctx.parts = parts
+        ctx.save_for_backward(gate, y, perm)
+        if inv is None:
+            return torch.addcmul(x, gate, y)
+        out, y = torch.empty_like(x), y.contiguous()
+        for piece in parts:
+            torch.addcmul(x[piece], gate[piece], _reordered(y, piece, inv), out=out[piece])
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        gate, y, perm = ctx.saved_tensors
+        dy, dgate = torch.empty_like(y), torch.empty_like(gate)
+        grad = grad.contiguous()
+        for piece in ctx.parts:
+            g = _read(grad, piece, perm)
+            torch.sum(g * y[piece], 1, keepdim=True, out=dgate[piece])
+            torch.mul(g, gate[piece], out=dy[piece])
+        return grad, dgate, dy, None, None, None
+
+
+class Modulation(nn.Module):
+    """One projection of c for every block of the stack: (B, D) -> depth x 6 x (B, 1, D).
+
+    DiT gives each block its own Linear(SiLU(c)); side by side in one matrix they are one matmul a
+    step. The rows of block b are `weight[6 D b : 6 D (b + 1)]`, in DiT's order shift, scale, gate
+    of the first branch, then of the second.
+    """
+
+    def __init__(self, width: int, depth: int, parts: int = 6) -> None:
+        super().__init__()
+        self.shape = (depth, parts, 1, width)
+        self.project = nn.Linear(width, depth * parts * width)
+
+    def forward(self, c: Tensor) -> tuple[Tensor, ...]:
+        """Return a tuple with one (B, parts, 1, D) tensor for each block, in the weights' type.
+
+        The modulation acts on the residual stream, which autocast keeps in that type too.
+        """
+        flat = self.project(F.silu(c)).to(self.project.weight.dtype)
+        return flat.unflatten(1, self.shape).unbind(1)
+
+    def initialise(self) -> None:
+        """Zero it: all gates are 0, so that every block starts as the identity (adaLN-zero)."""
+        nn.init.zeros_(self.project.weight)
+        nn.init.zeros_(self.project.bias)
+
+
+class Block(nn.Module):
+    """Two residual branches under adaLN-zero; a family names them and builds them.
+
+    Called as `block(x, cond, layout)` with tokens (B, T, D) and its modulation (B, 6, 1, D).
+
+    Attributes:
+        branches: The attributes (modules or methods) that are the two branches: `branch(x, layout)`
+            mixes tokens or channels of (B, T, D).
+        scans: The scan order in which each branch gets its tokens and returns them; None is the
+            canonical one, that of the residual stream.
+    """
+
+    branches: tuple[str, str]
+    scans: tuple[str | None, str | None] = (None, None)
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.index = index
+
+    def ops(self) -> list[tuple[str, str]]:
+        """Return the dispatched operations that this block calls: name and the kernel asked for."""
+        return []
+
+    def prepare(self, layout: Layout) -> None:
+        """Make what the branches look up, once for all blocks: kernels and the layout's tables."""
+        for op, kernel in self.ops():
+            resolve(op, kernel, layout.device.type)
+        for scan in self.scans:
+            if scan is not None:
+                layout.reorder(scan)
+
+    def norm(
+        self, branch: int, x: Tensor, shift: Tensor, scale: Tensor, order: Reorder | None
+    ) -> Tensor:
+        """Normalise and modulate the input of branch 0 or 1, and put it into its scan order."""
+        return adaln(x, shift, scale, order)
+
+    def forward(self, x: Tensor, cond: Tensor, layout: Layout) -> Tensor:
+        """Run both branches on tokens (B, T, D) under this block's modulation (B, 6, 1, D)."""
+        return self.run(x, cond, layout, *[getattr(self, name) for name in self.branches])
+
+    def run(
+        self,
+        x: Tensor,
+        cond: Tensor,
+        layout: Layout,
+        *branches: Callable[[Tensor, Layout], Tensor],
+    ) -> Tensor:
+        """Run the given branches as this block's."""
+        parts = cond.unbind(1)
+        for n, branch in enumerate(branches):
+            shift, scale, gate = parts[3 * n : 3 * n + 3]
+            scan = self.scans[n]
+            order = None if scan is None else layout.reorder(scan)
+            y = branch(self.norm(n, x, shift, scale, order), layout)
+            x = gated_sum(x, gate, y, order)
+        return x
+
+    def initialise(self) -> None:
+        """Draw the weights: Xavier for every linear layer, zero biases; a family adds its own."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last axis, in the dtype of x (autocast casts x alone)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise (..., width)."""
+        return F.rms_norm(x, x.shape[-1:], self.weight.to(x.dtype), EPS)
 
 
 def rope_2d(size: int, grid: tuple[int, int], base: float = 10000.0) -> Tensor:
@@ -68,254 +308,42 @@ def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
     return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2)
 
 
-class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last axis, in the dtype of x (autocast casts x alone)."""
+class Attention(nn.Module):
+    """Multi-head self-attention through torch's fused kernel: order means nothing to it.
 
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise (..., width)."""
-        return F.rms_norm(x, x.shape[-1:], self.weight.to(x.dtype), EPS)
-
-
-class TimeEmbedder(nn.Module):
-    """Sinusoids of the model's time input, then a two-layer MLP: (B,) -> (B, D)."""
-
-    def __init__(self, width: int, channels: int = 256) -> None:
-        super().__init__()
-        self.waves = channels // 2
-        self.mlp = nn.Sequential(nn.Linear(channels, width), nn.SiLU(), nn.Linear(width, width))
-
-    def forward(self, t: Tensor) -> Tensor:
-        """Embed times (B,); the sinusoids in float32 or wider, whatever the weights are in."""
-        t = t.to(torch.promote_types(t.dtype, torch.float32))
-        steps = torch.arange(self.waves, device=t.device, dtype=torch.float64) / self.waves
-        angles = t[:, None] * torch.exp(-math.log(10000.0) * steps).to(t.dtype)
-        waves = torch.cat([angles.cos(), angles.sin()], dim=1)
-        first: nn.Linear = self.mlp[0]  # type: ignore[assignment]
-        return self.mlp(waves.to(first.weight.dtype))
-
-    def initialise(self) -> None:
-        """Draw the weights as DiT does."""
-        for layer in self.mlp:
-            if isinstance(layer, nn.Linear):
-                nn.init.normal_(layer.weight, std=0.02)
-                nn.init.zeros_(layer.bias)
-
-
-class LabelEmbedder(nn.Module):
-    """Table of class vectors, with one more row for "no class": (B,) -> (B, D)."""
-
-    def __init__(self, num_classes: int, width: int) -> None:
-        super().__init__()
-        self.null = num_classes
-        self.table = nn.Embedding(num_classes + 1, width)
-
-    def forward(self, y: Tensor | None, batch: int) -> Tensor:
-        """Embed labels (B,); None stands for the null class everywhere."""
-        if y is None:
-            return self.table.weight[self.null].expand(batch, -1)
-        return self.table(y)
-
-    def initialise(self) -> None:
-        """Draw the weights as DiT does."""
-        nn.init.normal_(self.table.weight, std=0.02)
-
-
-class TextEmbedder(nn.Module):
-    """Text states (B, L, E) -> prefix tokens (B, L, D), and their mean for c (B, D)."""
-
-    def __init__(self, shape: Sequence[int], width: int) -> None:
-        super().__init__()
-        length, channels = self.shape = (int(shape[0]), int(shape[1]))
-        self.project = nn.Linear(channels, width)
-        self.pool = nn.Linear(channels, width)
-        self.null = nn.Parameter(torch.zeros(length, channels))
-
-    def forward(
-        self, text: Tensor | None, batch: int, drop: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Embed text; None, or a sample whose `drop` (B,) is true, takes the learned null text."""
-        if text is None:
-            text = self.null.expand(batch, *self.shape)
-        elif drop is not None:
-            text = torch.where(drop[:, None, None], self.null.to(text.dtype), text)
-        text = text.to(self.null.dtype)
-        return self.project(text), self.pool(text.mean(dim=1))
-
-    def initialise(self) -> None:
-        """Draw the null text and the projections."""
-        nn.init.normal_(self.null, std=0.02)
-        for layer in (self.project, self.pool):
-            nn.init.xavier_uniform_(layer.weight)
-            nn.init.zeros_(layer.bias)
-
-
-class PatchEmbed(nn.Module):
-    """Images (B, C, H p, W p) -> tokens (B, H W, D), raster order.
-
-    A reshape and one matmul: about twice as fast on a CPU as a strided convolution with the same
-    weights.
-    """
-
-    def __init__(self, channels: int, patch: int, width: int) -> None:
-        super().__init__()
-        self.patch = patch
-        self.project = nn.Linear(channels * patch * patch, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Cut into patches and project."""
-        return self.project(patchify(x, self.patch))
-
-
-def patchify(x: Tensor, patch: int) -> Tensor:
-    """Cut images (B, C, H p, W p) into rows (B, H W, C p p), channels slowest (as in Conv2d)."""
-    batch, channels, height, width = x.shape
-    cut = x.reshape(batch, channels, height // patch, patch, width // patch, patch)
-    return cut.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * patch * patch)
-
-
-def unpatchify(x: Tensor, grid: tuple[int, int], patch: int) -> Tensor:
-    """Put rows (B, H W, p p C), channels fastest (as in DiT), back to images (B, C, H p, W p)."""
-    batch, (rows, columns) = x.shape[0], grid
-    cut = x.reshape(batch, rows, columns, patch, patch, -1).permute(0, 5, 1, 3, 2, 4)
-    return cut.reshape(batch, -1, rows * patch, columns * patch)
-
-
-class Modulation(nn.Module):
-    """One projection of c for every block of the stack: (B, D) -> depth x 6 x (B, 1, D).
-
-    DiT gives each block its own Linear(SiLU(c)); side by side in one matrix they are one matmul a
-    step. The rows of block b are `weight[6 D b : 6 D (b + 1)]`, in DiT's order shift, scale, gate
-    of the first branch, then of the second.
-    """
-
-    def __init__(self, width: int, depth: int, parts: int = 6) -> None:
-        super().__init__()
-        self.shape = (depth, parts, 1, width)
-        self.project = nn.Linear(width, depth * parts * width)
-
-    def forward(self, c: Tensor) -> tuple[Tensor, ...]:
-        """Return a tuple with one (B, parts, 1, D) tensor for each block, in the weights' type.
-
-        The modulation acts on the residual stream, which autocast keeps in that type too.
-        """
-        flat = self.project(F.silu(c)).to(self.project.weight.dtype)
-        return flat.unflatten(1, self.shape).unbind(1)
-
-    def initialise(self) -> None:
-        """Zero it: all gates are 0, so that every block starts as the identity (adaLN-zero)."""
-        nn.init.zeros_(self.project.weight)
-        nn.init.zeros_(self.project.bias)
-
-
-class Block(nn.Module):
-    """Two residual branches under adaLN-zero; a family fills in `first` and `second`.
-
-    x = x + gate1 * first(adaLN(x; shift1, scale1))
-    x = x + gate2 * second(adaLN(x; shift2, scale2))
-
-    Attributes:
-        scans: The scan order in which each branch gets its tokens and returns them; None is the
-            canonical one, that of the residual stream.
-        head_norm: What the model's head normalises with instead of a LayerNorm.
-    """
-
-    scans: tuple[str | None, str | None] = (None, None)
-    head_norm: type[nn.Module] | None = None
-
-    def __init__(self, index: int) -> None:
-        super().__init__()
-        self.index = index
-
-    def first(self, x: Tensor, layout: Layout) -> Tensor:
-        """Mix tokens (B, T, D)."""
-        raise NotImplementedError
-
-    def second(self, x: Tensor, layout: Layout) -> Tensor:
-        """Mix channels, or tokens once more (B, T, D)."""
-        raise NotImplementedError
-
-    def ops(self) -> list[tuple[str, str]]:
-        """Return the dispatched operations that this block calls: name and the kernel asked for."""
-        return []
-
-    def prepare(self, layout: Layout) -> None:
-        """Make what the branches look up, once for all blocks: kernels and the layout's tables."""
-        for op, kernel in self.ops():
-            resolve(op, kernel, layout.device.type)
-        for scan in self.scans:
-            if scan is not None:
-                layout.reorder(scan)
-
-    def norm(
-        self, branch: int, x: Tensor, shift: Tensor, scale: Tensor, order: Reorder | None
-    ) -> Tensor:
-        """Normalise and modulate the input of branch 0 or 1, and put it into its scan order."""
-        return adaln(x, shift, scale, order)
-
-    def forward(self, x: Tensor, cond: Tensor, layout: Layout) -> Tensor:
-        """Run both branches on tokens (B, T, D) under this block's modulation (B, 6, 1, D)."""
-        return self.run(x, cond, layout, self.first, self.second)
-
-    def run(
-        self,
-        x: Tensor,
-        cond: Tensor,
-        layout: Layout,
-        *branches: Callable[[Tensor, Layout], Tensor],
-    ) -> Tensor:
-        """Run the given branches as this block's."""
-        parts = cond.unbind(1)
-        for n, branch in enumerate(branches):
-            shift, scale, gate = parts[3 * n : 3 * n + 3]
-            scan = self.scans[n]
-            order = None if scan is None else layout.reorder(scan)
-            y = branch(self.norm(n, x, shift, scale, order), layout)
-            x = gated_sum(x, gate, y, order)
-        return x
-
-    def initialise(self) -> None:
-        """Draw the weights: Xavier for every linear layer, zero biases; a family adds its own."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.xavier_uniform_(module.weight)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-
-
-class Head(nn.Module):
-    """AdaLN and a linear layer, both zero at init: tokens (B, N, D) -> rows (B, N, p p C).
+    A routed subset needs nothing but its rows of the rotary table.
 
     Args:
         width: Channels D.
-        patch: Side of a patch.
-        channels: Image channels C.
-        norm: Class of a norm to take instead of the weightless LayerNorm.
+        heads: Number of heads.
+        grid: Patches (H, W), for the rotary table.
+        options: Whether to rotate queries and keys by their place, and to RMS-normalise them.
     """
 
-    def __init__(
-        self, width: int, patch: int, channels: int, norm: type[nn.Module] | None = None
-    ) -> None:
+    angles: Tensor | None
+
+    def __init__(self, width: int, heads: int, grid: tuple[int, int], options: DiTOptions) -> None:
         super().__init__()
-        self.norm = norm(width) if norm else None
-        self.modulate = Modulation(width, 1, 2)
-        self.project = nn.Linear(width, patch * patch * channels)
+        self.heads, size = heads, width // heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+        self.q_norm = RMSNorm(size) if options.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(size) if options.qk_norm else nn.Identity()
+        angles = rope_2d(size, grid) if options.rope else None
+        self.register_buffer("angles", angles, persistent=False)
 
-    def forward(self, x: Tensor, c: Tensor) -> Tensor:
-        """Predict patches from grid tokens and the conditioning vector."""
-        shift, scale = self.modulate(c)[0].unbind(1)
-        if self.norm is not None:
-            return self.project(torch.addcmul(shift, self.norm(x), scale + 1))
-        return self.project(adaln(x, shift, scale))
-
-    def initialise(self) -> None:
-        """Zero it, so that the untrained model predicts 0 everywhere (DiT)."""
-        self.modulate.initialise()
-        nn.init.zeros_(self.project.weight)
-        nn.init.zeros_(self.project.bias)
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        """Let every token (B, T, D) see every other."""
+        # Cut along the axis that the projection wrote: the three gradients are then put together
+        # in one copy.
+        parts = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)
+        q, k, v = (part.transpose(1, 2) for part in parts)
+        q, k = self.q_norm(q), self.k_norm(k)
+        if self.angles is not None:
+            cos_sin = rotation(self.angles, layout)
+            q, k = rotate(q, cos_sin), rotate(k, cos_sin)
+        out = F.scaled_dot_product_attention(q.to(v.dtype), k.to(v.dtype), v)
+        return self.proj(out.transpose(1, 2).flatten(2))
 
 
 class SwiGLU(nn.Module):
@@ -326,7 +354,7 @@ class SwiGLU(nn.Module):
         self.w12 = nn.Linear(width, 2 * hidden, bias=bias)
         self.w3 = nn.Linear(hidden, width, bias=bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
         """Map tokens (B, T, D)."""
         gate, value = self.w12(x).chunk(2, dim=-1)
         return self.w3(F.silu(gate) * value)

@@ -9,8 +9,7 @@ the absent tokens deleted, and its output is put back.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,61 +17,15 @@ from torch import Tensor, nn
 
 from backbones.elementwise import gated_rms_norm
 from backbones.layers import Block
+from backbones.mamba_spec import MambaOptions, step_rank
 from backbones.ops.conv import causal_conv
-from backbones.ops.dispatch import resolve
 from backbones.ops.selective_scan import selective_scan
 from backbones.ops.ssd import ssd_packed
-from backbones.registry import check_choice, register
-from backbones.sizes import BackboneError, Size
-
-if TYPE_CHECKING:
-    from routing.layout import Layout
+from backbones.sizes import Size
+from routing.layout import Layout
 
 MAX_GAP = 4.0  # Unclamped, one gap of a whole row makes the input weight explode.
 REVERSED = ":reversed"
-OPS = {"mamba2": "ssd", "mamba1": "selective_scan"}
-
-
-@dataclass(frozen=True)
-class MambaOptions:
-    """Options of the family `mamba`.
-
-    Attributes:
-        scan: `alternate` (one snake path forward, then reversed), `zigzag` (the next two of eight
-            snake paths) or `bidirectional` (both directions summed inside each mixer).
-        conv: `true` (taps by distance along the full path, absent tokens count as 0), `compact`
-            (taps over the present tokens) or `none`.
-        gap: What the scan does about absent tokens: `off` (nothing), `decay` (the state decays over
-            them) or `dt` (the step is as long as the gap), over at most 4 steps.
-        mixer: `mamba2` or `mamba1`.
-        state: State channels N; None takes the size's for Mamba-2 and 16 for Mamba-1.
-        chunk: Tokens of one SSD chunk.
-        kernel: `auto`, `torch` or a kernel of `backbones.ops.ssd` (`ops.selective_scan` for
-            Mamba-1).
-    """
-
-    scan: str = "alternate"
-    conv: str = "true"
-    gap: str = "off"
-    mixer: str = "mamba2"
-    state: int | None = None
-    chunk: int = 64
-    kernel: str = "auto"
-
-    def __post_init__(self) -> None:
-        # YAML reads a bare true or off as a truth value.
-        for key, spelt in (("conv", {True: "true", False: "none"}), ("gap", {False: "off"})):
-            value = getattr(self, key)
-            if isinstance(value, bool):
-                object.__setattr__(self, key, spelt.get(value, str(value)))
-        check_choice("scan", self.scan, ("alternate", "zigzag", "bidirectional"))
-        check_choice("conv", self.conv, ("true", "compact", "none"))
-        check_choice("gap", self.gap, ("off", "decay", "dt"))
-        check_choice("mixer", self.mixer, ("mamba2", "mamba1"))
-        if self.state is not None and (self.state < 8 or self.state % 8):
-            raise BackboneError(f"state={self.state} must be a multiple of 8, as kernels need")
-        if self.chunk < 1:
-            raise BackboneError(f"chunk={self.chunk} must be 1 or more; 64 is a good value")
 
 
 def paths(scan: str, index: int) -> tuple[str, str]:
@@ -159,8 +112,9 @@ class Mamba2(nn.Module):
         mixed = self.inner + 2 * self.state
         self.in_proj = nn.Linear(size.width, self.inner + mixed, bias=False)
         self.conv = Conv(mixed, options.conv) if options.conv != "none" else None
-        count = 2 if options.scan == "bidirectional" else 1
-        self.directions: Any = nn.ModuleList(Direction(size.width, heads) for _ in range(count))
+        self.directions: Any = nn.ModuleList(
+            Direction(size.width, heads) for _ in range(options.ways)
+        )
         self.scale = nn.Parameter(torch.ones(self.inner))
         self.out_proj = nn.Linear(self.inner, size.width, bias=False)
 
@@ -208,13 +162,12 @@ class Mamba1(nn.Module):
     def __init__(self, size: Size, path: str, options: MambaOptions) -> None:
         super().__init__()
         self.inner, self.state = 2 * size.width, options.state or 16
-        self.rank = max(8, math.ceil(size.width / 16 / 8) * 8)
+        self.rank = step_rank(size.width)
         self.path, self.options = path, options
         self.in_proj = nn.Linear(size.width, 2 * self.inner, bias=False)
         self.conv = Conv(self.inner, options.conv) if options.conv != "none" else None
-        count = 2 if options.scan == "bidirectional" else 1
         self.directions: Any = nn.ModuleList(
-            SelectiveDirection(self.inner, self.rank, self.state) for _ in range(count)
+            SelectiveDirection(self.inner, self.rank, self.state) for _ in range(options.ways)
         )
         self.out_proj = nn.Linear(self.inner, size.width, bias=False)
 
@@ -266,28 +219,25 @@ class SelectiveDirection(nn.Module):
         self.skip.fill_(1.0)
 
 
-@register("mamba")
 class MambaBlock(Block):
     """Two mixers, each under its own half of the block's modulation."""
 
-    Options = MambaOptions
+    branches = ("one", "two")
 
     def __init__(
         self, size: Size, index: int, grid: tuple[int, int], options: MambaOptions
     ) -> None:
         super().__init__(index)
-        self.options, self.op = options, OPS[options.mixer]
-        resolve(
-            self.op, options.kernel
-        )  # A kernel that is not there is an error now, not in step 1.
+        self.options = options
         mixer = Mamba2 if options.mixer == "mamba2" else Mamba1
         self.scans = paths(options.scan, index)
         self.one, self.two = (mixer(size, path, options) for path in self.scans)
 
     def ops(self) -> list[tuple[str, str]]:
         """Return the dispatched operations of this block."""
+        scan = "ssd" if self.options.mixer == "mamba2" else "selective_scan"
         conv = [("conv", "auto")] if self.options.conv != "none" else []
-        return [(self.op, self.options.kernel), *conv]
+        return [(scan, self.options.kernel), *conv]
 
     def prepare(self, layout: Layout) -> None:
         """Make what the branches look up, the places and gaps along both ways among it."""
@@ -300,14 +250,6 @@ class MambaBlock(Block):
                 layout.positions(scan)
             if self.options.gap != "off":
                 layout.gaps(scan)
-
-    def first(self, x: Tensor, layout: Layout) -> Tensor:
-        """Mix tokens along the first path."""
-        return self.one(x, layout)
-
-    def second(self, x: Tensor, layout: Layout) -> Tensor:
-        """Mix tokens along the second path."""
-        return self.two(x, layout)
 
     def initialise(self) -> None:
         """Draw weights."""

@@ -1,76 +1,128 @@
-"""Names of the families and the one way to build a model (torch comes only with a model).
+"""The families by name: their options, what their blocks cost, where those are (no torch here).
 
-A family is one file of this package whose block class is decorated:
+A family `NAME` is two files, here or in `more/`: `NAME.py` with its block class, and beside it
+`NAME_spec.py` with what must be known before torch is imported. The latter ends in
 
-    @register("mamba")
-    class MambaBlock(nn.Module): ...
+    register(Spec("NAME", NAMEOptions, block_cost, "backbones.NAME:NAMEBlock"))
 
-`names()` reads the decorators without importing the files, so that a typo in `backbone=` is
-answered at once; `create` imports the file it needs.
+`names()` reads file names alone, so that a typo in `backbone=` is answered at once.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
-from backbones.sizes import BackboneError
+from backbones.sizes import BackboneError, Size
 from routing.errors import suggest
 
-if TYPE_CHECKING:
-    from backbones.backbone import Backbone
 
-_BLOCKS: dict[str, Any] = {}
-_DECORATOR = re.compile(r"^@register\(\"([a-z0-9_]+)\"\)", re.MULTILINE)
+@dataclass(frozen=True)
+class BlockCost:
+    """Cost of one block.
 
-T = TypeVar("T", bound=type)
+    Linear layers are what torch's counter sees; scans, bi-WKV, convolutions and shifts are counted
+    by hand, as recurrences: chunked algorithms do more products than that, and are faster all the
+    same.
 
-
-def register(name: str) -> Callable[[T], T]:
-    """Decorate a block class as family `name`.
-
-    The class has a dataclass `Options` (the family's options with their defaults) and is built as
-    `Block(size, index, options)`; it is called as `block(x, cond, layout)` (see `routing.Stack`).
-
-    Raises:
-        BackboneError: The name belongs to another class already.
+    Attributes:
+        params: Parameters without the block's share of the modulation.
+        linear: MACs of the linear layers per token.
+        mixing: Function of the number of tokens: MACs of everything that mixes them, per sample.
+        saved: Floats that training keeps for the backward pass, per token (measured, within 15 %).
     """
 
-    def add(cls: T) -> T:
-        known = _BLOCKS.get(name)
-        if known is not None and known.__qualname__ != cls.__qualname__:
-            raise BackboneError(f"backbone {name!r} is registered already by {known.__module__}")
-        _BLOCKS[name] = cls
-        return cls
+    params: int
+    linear: int
+    mixing: Callable[[int], int]
+    saved: int
 
-    return add
+
+@dataclass(frozen=True)
+class Spec:
+    """A family without its implementation.
+
+    Attributes:
+        name: As in `backbone=`.
+        options: Dataclass of its options and their defaults, which checks their values.
+        cost: `cost(size, options, index)` counts block `index` of a stack.
+        block: Where its class is, as "module:Class": a `backbones.layers.Block` that is built as
+            `Class(size, index, grid, options)`.
+        check: `check(size, options)` raises `BackboneError` where the two do not fit.
+        weighted_norms: Normalise by RMSNorms with weights, the model's head too, and not by
+            LayerNorms without.
+    """
+
+    name: str
+    options: type
+    cost: Callable[[Size, Any, int], BlockCost]
+    block: str
+    check: Callable[[Size, Any], None] | None = None
+    weighted_norms: bool = False
+
+    def parse(self, size: Size, given: Mapping[str, Any], known: Collection[str] = ()) -> Any:
+        """Build the family's options.
+
+        Args:
+            size: Shape of the stack.
+            given: Options as typed.
+            known: Further names that the caller accepts, for the suggestion.
+
+        Raises:
+            BackboneError: An option that the family does not have, or a value it cannot take.
+        """
+        options = build_options(self.options, given, f"backbone {self.name}", known)
+        if self.check is not None:
+            self.check(size, options)
+        return options
+
+    def block_class(self) -> Any:
+        """Import the block class."""
+        module, _, name = self.block.partition(":")
+        return getattr(importlib.import_module(module), name)
+
+
+_SPECS: dict[str, Spec] = {}
+
+
+def register(spec: Spec) -> None:
+    """Add a family, of this package or of any other code.
+
+    Raises:
+        BackboneError: The name belongs to another family already.
+    """
+    known = _SPECS.setdefault(spec.name, spec)
+    if known.block != spec.block:
+        raise BackboneError(f"backbone {spec.name!r} is registered already by {known.block}")
 
 
 def _files() -> dict[str, str]:
-    """Map every family name to the module that registers it, from the source text alone."""
-    found, here = {}, Path(__file__).parent
-    for path in sorted(here.rglob("*.py")):
-        for name in _DECORATOR.findall(path.read_text(encoding="utf-8")):
-            found[name] = ".".join(("backbones", *path.relative_to(here).with_suffix("").parts))
-    return found
+    """Map every family of this package to the module of its spec, by file names alone."""
+    here = Path(__file__).parent
+    return {
+        path.stem.removesuffix("_spec"): ".".join(
+            ("backbones", *path.relative_to(here).with_suffix("").parts)
+        )
+        for path in here.rglob("*_spec.py")
+    }
 
 
 def names() -> list[str]:
     """Return the names of all families, sorted."""
-    return sorted({*_files(), *_BLOCKS})
+    return sorted({*_files(), *_SPECS})
 
 
-def block_class(name: str) -> Any:
-    """Return the block class of a family.
+def find(name: str) -> Spec:
+    """Return the spec of a family.
 
     Raises:
         BackboneError: No such family; the message names the closest one.
     """
-    if name not in _BLOCKS:
+    if name not in _SPECS:
         module = _files().get(name)
         if module is None:
             known = names()
@@ -79,53 +131,45 @@ def block_class(name: str) -> Any:
                 + suggest(name, known)
             )
         importlib.import_module(module)
-    return _BLOCKS[name]
+    return _SPECS[name]
 
 
-def parse_options(name: str, given: dict[str, Any], known: tuple[str, ...] = ()) -> Any:
-    """Build a family's `Options` from keyword arguments.
+def build_options(
+    cls: type, given: Mapping[str, Any], what: str, known: Collection[str] = ()
+) -> Any:
+    """Build a dataclass of options from keyword arguments.
 
     Args:
-        name: Family.
-        given: Options as typed.
-        known: Further names that the caller accepts, for the suggestion.
+        cls: The dataclass.
+        given: Keys and values; missing ones take the default.
+        what: What to call their owner in an error.
+        known: Further names to suggest.
 
     Raises:
-        BackboneError: An option that the family does not have, or a value it cannot take.
+        BackboneError: An unknown key, or a value that the class refuses.
     """
-    cls = block_class(name).Options
-    fields = [f.name for f in dataclasses.fields(cls)]
+    fields = [field.name for field in dataclasses.fields(cls)]
     for key in given:
         if key not in fields:
             raise BackboneError(
-                f"backbone {name} has no option {key!r}: its options are "
-                f"{', '.join(fields) or 'none'}" + suggest(key, [*fields, *known])
+                f"{what} has no option {key!r}: its options are {', '.join(fields) or 'none'}"
+                + suggest(key, [*fields, *known])
             )
     return cls(**given)
 
 
-def create(name: str, size: str = "S/2", **options: Any) -> Backbone:
-    """Build a model.
+def check_choice(options: Any, name: str, *choices: str) -> None:
+    """Raise `BackboneError` unless the option `name` is one of `choices`.
 
-    Args:
-        name: Family, one of `names()`.
-        size: Letter and patch, as "S/2" (`backbones.sizes.SIZES`).
-        **options: Arguments of `backbones.backbone.Backbone` and the family's own options.
-
-    Raises:
-        BackboneError: Unknown name, size or option, or a value that does not fit.
+    YAML reads a bare true, off or no as a truth value: it becomes the word again.
     """
-    block_class(name)
-    from backbones.backbone import Backbone
-
-    return Backbone(name, size, **options)
-
-
-def check_choice(option: str, value: object, choices: tuple[Any, ...]) -> None:
-    """Raise `BackboneError` unless `value` is one of `choices`."""
+    value = getattr(options, name)
+    if isinstance(value, bool):
+        words = ("true",) if value else ("off", "none")
+        value = next((word for word in words if word in choices), str(value))
+        object.__setattr__(options, name, value)
     if value not in choices:
-        shown = ", ".join(str(c) for c in choices)
         raise BackboneError(
-            f"{option}={value} is not known: take one of {shown}"
-            + suggest(str(value), [str(c) for c in choices])
+            f"{name}={value} is not known: take one of {', '.join(choices)}"
+            + suggest(str(value), choices)
         )

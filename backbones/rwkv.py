@@ -10,8 +10,6 @@ tokens masked.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +17,10 @@ from torch import Tensor, nn
 from backbones.elementwise import mixtures, squared_relu
 from backbones.layers import Block
 from backbones.ops.biwkv import biwkv
-from backbones.ops.dispatch import resolve
 from backbones.ops.shift import grid_shift
-from backbones.registry import check_choice, register
-from backbones.sizes import BackboneError, Size
-
-if TYPE_CHECKING:
-    from routing.layout import Layout
+from backbones.rwkv_spec import RWKVOptions
+from backbones.sizes import Size
+from routing.layout import Layout
 
 
 class Shift(nn.Module):
@@ -56,15 +51,15 @@ class SpatialMix(nn.Module):
     out = W_o (sigmoid(r) * biwkv(k, v)),  r, k, v = W (x mix + shift(x) (1 - mix))
     """
 
-    def __init__(self, width: int, wkv: str, missing: str, key_norm: bool, kernel: str) -> None:
+    def __init__(self, width: int, options: RWKVOptions) -> None:
         super().__init__()
-        self.wkv, self.kernel = wkv, kernel
-        self.shift = Shift(width, 3, missing)
+        self.wkv, self.kernel = options.wkv, options.kernel
+        self.shift = Shift(width, 3, options.missing)
         self.key = nn.Linear(width, width, bias=False)
         self.value = nn.Linear(width, width, bias=False)
         self.receptance = nn.Linear(width, width, bias=False)
         self.output = nn.Linear(width, width, bias=False)
-        self.key_norm = nn.LayerNorm(width) if key_norm else nn.Identity()
+        self.key_norm = nn.LayerNorm(width) if options.key_norm else nn.Identity()
         self.decay = nn.Parameter(torch.zeros(width))
         self.bonus = nn.Parameter(torch.zeros(width))
 
@@ -107,51 +102,16 @@ class ChannelMix(nn.Module):
         self.shift.mix.copy_((torch.arange(width) / width).pow(1 - index / depth).expand(2, -1))
 
 
-@register("rwkv")
 class RWKVBlock(Block):
     """Spatial mix, then channel mix."""
 
-    @dataclass(frozen=True)
-    class Options:
-        """Options of the family `rwkv`.
+    branches = ("spatial", "channel")
 
-        Attributes:
-            ratio: Hidden width of the channel mix over D. 3.5 gives a block DiT's 18 D^2
-                parameters, 4 is Diffusion-RWKV's.
-            wkv: `true` measures distances on the full grid and normalises by its length; `rank`
-                counts present tokens only, as the released code does.
-            missing: `self`, `zero` or `nearest`: what stands in for an absent neighbour of the
-                token shift.
-            key_norm: LayerNorm on the keys, which appear in an exponent (upstream's option of that
-                name normalises the output of WKV and the channel mix's hidden layer instead).
-            kernel: `auto`, `torch` or a kernel of `backbones.ops.biwkv`.
-        """
-
-        ratio: float = 3.5
-        wkv: str = "true"
-        missing: str = "self"
-        key_norm: bool = False
-        kernel: str = "auto"
-
-        def __post_init__(self) -> None:
-            if self.wkv is True:  # YAML reads a bare true as a truth value.
-                object.__setattr__(self, "wkv", "true")
-            check_choice("wkv", self.wkv, ("true", "rank"))
-            check_choice("missing", self.missing, ("self", "zero", "nearest"))
-            if self.ratio <= 0:
-                raise BackboneError(f"ratio={self.ratio} must be positive; 3.5 matches DiT's size")
-
-    def __init__(self, size: Size, index: int, grid: tuple[int, int], options: Options) -> None:
+    def __init__(self, size: Size, index: int, grid: tuple[int, int], options: RWKVOptions) -> None:
         super().__init__(index)
-        resolve(
-            "biwkv", options.kernel
-        )  # A kernel that is not there is an error now, not in step 1.
-        self.depth = size.depth
-        hidden = round(size.width * options.ratio / 8) * 8
-        self.spatial = SpatialMix(
-            size.width, options.wkv, options.missing, options.key_norm, options.kernel
-        )
-        self.channel = ChannelMix(size.width, hidden, options.missing)
+        self.depth, width = size.depth, size.width
+        self.spatial = SpatialMix(width, options)
+        self.channel = ChannelMix(width, options.hidden(width), options.missing)
 
     def ops(self) -> list[tuple[str, str]]:
         """Return the dispatched operations of this block."""
@@ -164,14 +124,6 @@ class RWKVBlock(Block):
         layout.reorder("raster")
         if self.spatial.wkv == "true":
             layout.positions("raster")
-
-    def first(self, x: Tensor, layout: Layout) -> Tensor:
-        """Mix tokens."""
-        return self.spatial(x, layout)
-
-    def second(self, x: Tensor, layout: Layout) -> Tensor:
-        """Mix channels."""
-        return self.channel(x, layout)
 
     def initialise(self) -> None:
         """Draw weights; decay, bonus and mixes start depth-dependent as RWKV-4's ("fancy")."""

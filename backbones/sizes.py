@@ -11,7 +11,7 @@ two CPU cores, M lies between T and S.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from routing.errors import UserError, suggest
@@ -42,12 +42,17 @@ class Size:
     @property
     def state(self) -> int:
         """State channels N of a Mamba-2 mixer."""
-        return state_size(self.width)
+        # B and C cost 4 D N parameters a block whatever the width is, so narrow models take a
+        # smaller state: the count stays within 6 % of DiT's 18 D^2, and N a multiple of 8 for
+        # kernels.
+        widths = ((384, 64), (192, 32), (96, 16), (0, 8))
+        return next(state for least, state in widths if self.width >= least)
 
     @property
     def headdim(self) -> int:
-        """Channels P of one Mamba-2 head."""
-        return head_size(self.width)
+        """Channels P of one Mamba-2 head: the largest of 64..8 that leaves four heads."""
+        inner = 2 * self.width
+        return next(p for p in (64, 32, 16, 8) if inner % p == 0 and inner >= 4 * p)
 
     def __str__(self) -> str:
         return f"{self.name}/{self.patch}"
@@ -68,30 +73,14 @@ SIZES: dict[str, Size] = {
 _MOST_BLOCKS, _MOST_CHANNELS = 1024, 65536
 
 
-def state_size(width: int) -> int:
-    """Return Mamba-2's state channels N for a width.
-
-    B and C cost 4 D N parameters a block whatever the width is, so narrow models take a smaller
-    state: the count stays within 6 % of DiT's 18 D^2 at every size, and N stays a multiple of 8 as
-        the kernels want it.
-    """
-    for least, state in ((384, 64), (192, 32), (96, 16)):
-        if width >= least:
-            return state
-    return 8
-
-
-def head_size(width: int) -> int:
-    """Return Mamba-2's head width P: the largest of 64..8 that leaves four heads."""
-    for size in (64, 32, 16, 8):
-        if 2 * width % size == 0 and 2 * width // size >= 4:
-            return size
-    raise BackboneError(f"width={width} cannot be split into Mamba heads; take a multiple of 16")
-
-
 def matrix_head(width: int) -> int:
     """Return the channels of a head with a matrix state: 64 where that leaves two heads."""
     return next(size for size in (64, 32, 16, 8) if width % size == 0 and width >= 2 * size)
+
+
+def matrix_scan(width: int) -> int:
+    """Return a matrix state's MACs per token: decay, write and read of D x head entries."""
+    return 3 * width * matrix_head(width)
 
 
 def low_rank(width: int) -> int:
@@ -109,6 +98,43 @@ def hidden_for(width: int, spent: int, matrices: int, fixed: int = 0) -> int:
         fixed: Its other parameters.
     """
     return max(8, round((12 * width * width - spent - fixed) / (matrices * width) / 8) * 8)
+
+
+def patch_grid(input_size: int | Sequence[int], patch: int) -> tuple[int, int]:
+    """Return the patches (H, W) of an input side or (height, width).
+
+    Raises:
+        BackboneError: A side that is no multiple of the patch.
+    """
+    sides = (input_size, input_size) if isinstance(input_size, int) else tuple(map(int, input_size))
+    if len(sides) != 2 or any(s < patch or s % patch for s in sides):
+        raise BackboneError(
+            f"input_size={input_size} cannot be cut into patches of side {patch}; "
+            f"take multiples of {patch}"
+        )
+    return sides[0] // patch, sides[1] // patch
+
+
+def attention_blocks(attention: int | Sequence[int], depth: int) -> set[int]:
+    """Return which blocks of a hybrid stack are attention blocks.
+
+    Args:
+        attention: Their indices, or a number k for every k-th block; 0 or () for none.
+        depth: Number of blocks.
+
+    Raises:
+        BackboneError: Something else, or an index outside the stack.
+    """
+    if type(attention) is int and attention >= 0:
+        return set(range(attention - 1, depth, attention)) if attention else set()
+    given = [attention] if isinstance(attention, int | str) else list(attention)
+    bad = [i for i in given if type(i) is not int or not 0 <= i < depth]
+    if bad:
+        raise BackboneError(
+            f"attention={attention}: there is no block {bad[0]}, blocks "
+            f"are 0..{depth - 1}; type 4 for every fourth or [2,5] for these two"
+        )
+    return set(given)
 
 
 def parse_size(
@@ -142,9 +168,8 @@ def parse_size(
             f"{SIZES['XL'].width}"
         )
     if width % 16:
-        raise BackboneError(
-            f"width={width} is not a multiple of 16, as kernels need; try {_near(width)}"
-        )
+        near = max(16, round(width / 16) * 16)
+        raise BackboneError(f"width={width} is not a multiple of 16, as kernels need; try {near}")
     if heads is None:
         heads = next(h for h in range(min(size.heads, width), 0, -1) if width % h == 0)
     _check_positive(heads=heads)
@@ -177,10 +202,6 @@ def _check_positive(**values: int) -> None:
     for key, value in values.items():
         if type(value) is not int or value < 1:
             raise BackboneError(f"{key}={value} must be 1 or more, a whole number")
-
-
-def _near(width: int) -> int:
-    return max(16, round(width / 16) * 16)
 
 
 def _listed(items: Iterable[object]) -> str:

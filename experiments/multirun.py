@@ -12,7 +12,8 @@ import os
 import sys
 from typing import Any
 
-from experiments.config.compose import register_evaluation
+from experiments.config import help_text
+from experiments.config.compose import load, register_evaluation
 from experiments.config.schema import CONF
 from experiments.runtime.command import Interrupted, print_error
 from routing.errors import UserError
@@ -35,9 +36,6 @@ def job(cfg: object) -> str:
     """Train one job of a Hydra sweep (dry=true: print it); return its run folder."""
     from hydra.core.hydra_config import HydraConfig
 
-    from experiments.config import help_text
-    from experiments.config.compose import load
-
     overrides = [text for text in HydraConfig.get().overrides.task if not text.startswith("hydra")]
     here = os.getpid() == _sweeping
     try:
@@ -45,7 +43,7 @@ def job(cfg: object) -> str:
         if config.dry:
             print(help_text.dry_text(config))
             return ""
-        from experiments.training.loop import train
+        from experiments.training.session import train
 
         return str(train(config))
     except Interrupted as asked:
@@ -71,8 +69,6 @@ def _check(words: list[str]) -> None:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import Glob
     from hydra.errors import HydraException
-
-    from experiments.config.compose import load
 
     if any(word.startswith("hydra/sweeper") for word in words):
         return

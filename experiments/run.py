@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
     if config.dry:
         print(help_text.dry_text(config))
         return 0
-    from experiments.training.loop import train
+    from experiments.training.session import train
 
     train(config)
     return 0

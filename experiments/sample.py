@@ -26,7 +26,7 @@ from experiments.sampling.request import (
 from routing.errors import Parser
 
 if TYPE_CHECKING:
-    from experiments.training.checkpoint import Loaded
+    from experiments.training.checkpoint import TrainedModel
 
 EXAMPLES = """\
 examples:
@@ -127,7 +127,7 @@ def processes(device: str | None) -> Any:
     return Accelerator(cpu=device == "cpu" or not torch.cuda.is_available())
 
 
-def check_captions(loaded: Loaded, captions: list[str] | None) -> None:
+def check_captions(loaded: TrainedModel, captions: list[str] | None) -> None:
     """Refuse captions without a text model, and a text model without captions."""
     if captions is None and loaded.model.prefix:
         raise DiffusionError("this model is conditioned on text; give --captions 'one; another'")
@@ -137,7 +137,7 @@ def check_captions(loaded: Loaded, captions: list[str] | None) -> None:
 
 def sample(
     args: argparse.Namespace,
-    loaded: Loaded,
+    loaded: TrainedModel,
     changes: dict[str, dict[str, Any]],
     request: Request,
     accelerator: Any = None,
@@ -191,7 +191,7 @@ def sample(
 SHOWING = ("vae", "vae_dtype", "decode_batch")
 
 
-def data_of(loaded: Loaded, changes: dict[str, Any], device: Any) -> Any:
+def data_of(loaded: TrainedModel, changes: dict[str, Any], device: Any) -> Any:
     """Return what turns samples into pixels; for latents from the weights alone.
 
     Args:

@@ -7,85 +7,28 @@ loaded when it is first asked for, so that parsing a route costs milliseconds.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from routing.attached.hooks import Attached, AttachError, attach
-    from routing.errors import UserError
-    from routing.layout import Layout, LayoutError, Order
-    from routing.learned import Fuse, LearnedRouter
-    from routing.options import RoutingError, RoutingOptions
-    from routing.reuse import Reuse
-    from routing.rng import Draws
-    from routing.route import MODES, Route, RouteError, Segment, keep_count
-    from routing.schedule import RouteSchedule, Schedule, ScheduleError
-    from routing.selection import Selection, SelectionError, select
-    from routing.stack import Routing, Stack, StackOutput
+from typing import Any
 
 _HOME = {
-    "attach": "attached.hooks",
-    "Attached": "attached.hooks",
-    "AttachError": "attached.hooks",
-    "UserError": "errors",
-    "Route": "route",
-    "RouteError": "route",
-    "Segment": "route",
-    "keep_count": "route",
-    "Draws": "rng",
-    "MODES": "route",
-    "Selection": "selection",
-    "SelectionError": "selection",
-    "select": "selection",
-    "Layout": "layout",
-    "Order": "layout",
-    "LayoutError": "layout",
-    "Routing": "stack",
-    "RoutingError": "options",
-    "RoutingOptions": "options",
-    "Schedule": "schedule",
-    "RouteSchedule": "schedule",
-    "ScheduleError": "schedule",
-    "Reuse": "reuse",
-    "Fuse": "learned",
-    "LearnedRouter": "learned",
-    "Stack": "stack",
-    "StackOutput": "stack",
+    "attached.hooks": ("AttachError", "Attached", "attach"),
+    "errors": ("UserError",),
+    "layout": ("Layout", "LayoutError", "Order"),
+    "learned": ("Fuse", "LearnedRouter"),
+    "options": ("RoutingError", "RoutingOptions"),
+    "rng": ("Draws",),
+    "route": ("MODES", "Route", "RouteError", "Segment", "keep_count"),
+    "schedule": ("RouteSchedule", "Schedule", "ScheduleError"),
+    "selection": ("Selection", "SelectionError", "select"),
+    "stack": ("Reuse", "Routing", "Stack", "StackOutput"),
 }
 
-__all__ = [
-    "MODES",
-    "AttachError",
-    "Attached",
-    "Draws",
-    "Fuse",
-    "Layout",
-    "LayoutError",
-    "LearnedRouter",
-    "Order",
-    "Reuse",
-    "Route",
-    "RouteError",
-    "RouteSchedule",
-    "Routing",
-    "RoutingError",
-    "RoutingOptions",
-    "Schedule",
-    "ScheduleError",
-    "Segment",
-    "Selection",
-    "SelectionError",
-    "Stack",
-    "StackOutput",
-    "UserError",
-    "attach",
-    "keep_count",
-    "select",
-]
+__all__ = sorted(name for names in _HOME.values() for name in names)
 
 
-def __getattr__(name: str) -> object:
-    if name in _HOME:
-        return getattr(importlib.import_module(f"routing.{_HOME[name]}"), name)
+def __getattr__(name: str) -> Any:
+    for module, names in _HOME.items():
+        if name in names:
+            return getattr(importlib.import_module(f"routing.{module}"), name)
     raise AttributeError(f"module 'routing' has no attribute {name!r}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 
@@ -17,14 +17,19 @@ class UserError(ValueError):
 
 
 def suggest(word: str, options: Iterable[str]) -> str:
-    """Return `"; did you mean X?"` for the option closest to `word`, or an empty string.
-
-    Args:
-        word: What was typed.
-        options: The names that would have been right.
-    """
+    """Return `"; did you mean X?"` for the option closest to `word`, or an empty string."""
     close = difflib.get_close_matches(str(word), [str(o) for o in options], n=1, cutoff=0.55)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+def one_of(
+    key: str, value: str, options: Sequence[str], error: type[UserError] = UserError
+) -> None:
+    """Raise `error` unless `value`, given for `key`, is one of the options."""
+    if value not in options:
+        raise error(
+            f"{key} {value!r}: expected one of {', '.join(options)}{suggest(value, options)}"
+        )
 
 
 class Parser(argparse.ArgumentParser):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from routing import paths
-from routing.errors import suggest
+from routing.errors import one_of
 from routing.moves import Move, Reorder, flat, permute
 from routing.paths import PATHS, LayoutError, Order, path
 
@@ -35,7 +35,7 @@ class Layout:
         ids: Raster ids of the grid tokens present, int64 of shape `(B, K)` in any order, or
             `(1, K)` or `(K,)` where the batch shares them; None for all of them.
         prefix: Number of tokens before the grid's; never routed, first in every order.
-        shuffle: Permutations of 0..K-1, shaped like `ids`: who sits at which place of a scan (the
+        shuffle: Permutations of 0..K-1, shaped like `ids`: the token at each place of a scan (the
             control `unsorted`). Places, gaps and neighbours stay those of the sorted tokens.
         device: Where tables live; that of the ids if there are any.
     """
@@ -78,11 +78,6 @@ class Layout:
         """Tokens of the dense sequence, prefix included."""
         return self.prefix + self.grid[0] * self.grid[1]
 
-    @property
-    def shared(self) -> bool:
-        """Whether one geometry serves the whole batch."""
-        return all(t is None or t.shape[0] == 1 for t in (self.ids, self.shuffle))
-
     def order(self, name: str) -> Order:
         """Return the scan order `name` of the tokens present.
 
@@ -98,30 +93,16 @@ class Layout:
         return self._once(("order", name), lambda: self._order(name))
 
     def to_scan(self, x: Tensor, name: str) -> Tensor:
-        """Put tokens in scan order, `(B, T, C)` -> `(B, T, C)`; no copy where nothing moves.
-
-        Args:
-            x: Tokens in canonical (ascending) order.
-            name: The scan order.
-        """
+        """Put tokens from ascending into scan order, `(B, T, C)`; no copy where nothing moves."""
         return permute(x, self.reorder(name))
 
     def from_scan(self, y: Tensor, name: str) -> Tensor:
-        """Undo `to_scan`.
-
-        Args:
-            y: Tokens in scan order, shape `(B, T, C)`.
-            name: The scan order.
-        """
+        """Undo `to_scan`."""
         order = self.reorder(name)
         return permute(y, order and order.inverse())
 
     def reorder(self, name: str) -> Reorder | None:
-        """Return what takes tokens from canonical to scan order; None where nothing moves.
-
-        Args:
-            name: The scan order.
-        """
+        """Return what takes tokens from ascending to scan order; None where nothing moves."""
         if name == "raster" and self.shuffle is None:
             return None
         perm, inv, shared = self.order(name)
@@ -134,9 +115,6 @@ class Layout:
         """Place of each token along the dense path, in scan order: int64 `(T,)` or `(B, T)`.
 
         The prefix has 0..prefix-1, a grid token prefix + its step on the full path.
-
-        Args:
-            name: The scan order.
         """
         if self.ids is None:
             return paths.arange(self.full_length, self.device)
@@ -146,9 +124,6 @@ class Layout:
         """Distance to the previous token present along the path: int64 `(T,)` or `(B, T)`.
 
         In scan order; 1 for the prefix and for the first grid token.
-
-        Args:
-            name: The scan order.
         """
         if self.ids is None:
             return paths.ones(self.full_length, self.device)
@@ -157,7 +132,7 @@ class Layout:
     def neighbours(self, missing: str = "self") -> Tensor:
         """Local indices of the left, right, upper and lower neighbour: `(4, T)` or `(B, 4, T)`.
 
-        T, one past the end, stands for a row of zeros: outside the image, and for the prefix,
+        T, one past the end, means a row of zeros: outside the image, and for the prefix,
         which has no neighbours.
 
         Args:
@@ -167,20 +142,15 @@ class Layout:
         Raises:
             LayoutError: If there is no such policy.
         """
-        if missing not in MISSING:
-            raise LayoutError(
-                f"missing neighbours {missing!r}: expected one of {', '.join(MISSING)}"
-                f"{suggest(missing, MISSING)}"
-            )
+        one_of("missing neighbours", missing, MISSING, LayoutError)
         if self.ids is None:
             return paths.full_neighbours(self.grid, self.prefix, self.device)
         return self._once(("neighbours", missing), lambda: self._neighbours(missing))
 
     def take(self, table: Tensor) -> Tensor:
-        """Rows of a per-position table for the grid tokens present: `(N, ...)` -> `(1|B, K, ...)`.
+        """Rows of a table of the full grid for the tokens present: `(N, ...)` -> `(1|B, K, ...)`.
 
-        Args:
-            table: One row for each position of the full grid, without the prefix.
+        The table has no rows for the prefix.
         """
         if self.ids is None:
             return table.unsqueeze(0)
@@ -188,11 +158,7 @@ class Layout:
         return rows.unflatten(0, self.ids.shape)
 
     def take_batched(self, values: Tensor) -> Tensor:
-        """Rows of per-sample values for the grid tokens present: `(B, N, ...)` -> `(B, K, ...)`.
-
-        Args:
-            values: One row for each sample and position of the full grid, without the prefix.
-        """
+        """The same of a table for each sample, `(B, N, ...)` -> `(B, K, ...)`."""
         if self.ids is None:
             return values
         ids, n = self.ids, self.grid[0] * self.grid[1]
@@ -207,20 +173,11 @@ class Layout:
         return empty.scatter(1, self.ids, True)
 
     def subset(self, ids: Tensor, shuffle: Tensor | None = None) -> Layout:
-        """Return the layout of some of the tokens present.
-
-        Args:
-            ids: Raster ids on the full grid, `(B, K)`, `(1, K)` or `(K,)`, in any order.
-            shuffle: As in the constructor.
-        """
+        """Return the layout of some of the tokens present; arguments as in the constructor."""
         return Layout(self.grid, ids.to(self.device), self.prefix, shuffle)
 
     def to(self, device: torch.device | str) -> Layout:
-        """Return the same layout with its tables on `device`; itself if they are there.
-
-        Args:
-            device: Where the tokens live.
-        """
+        """Return the same layout with its tables on `device`; itself if they are there."""
         device = torch.device(device)
         if device == self.device:
             return self
@@ -230,17 +187,17 @@ class Layout:
     def move_to(self, inner: Layout) -> Move:
         """Return the gather from this sequence to that of a subset of it, and its scatter.
 
-        Args:
-            inner: A layout with explicit ids, all of them present here.
-
         Raises:
             LayoutError: If the inner layout has no ids.
         """
         if inner.ids is None:
             raise LayoutError("a full layout is no subset of another; give it explicit ids")
         local = inner.ids + self.prefix if self.ids is None else self._local(inner.ids)
-        front = paths.arange(self.prefix, self.device).expand(local.shape[0], -1)
-        return Move(torch.cat((front, local), 1), self.length)
+        return Move(self._behind_prefix(local), self.length)
+
+    def _behind_prefix(self, places: Tensor) -> Tensor:
+        front = paths.arange(self.prefix, self.device).expand(places.shape[0], -1)
+        return torch.cat((front, places), 1)
 
     def _once(self, key: tuple, make: Callable[[], Any]) -> Any:
         if key not in self._memo:
@@ -255,8 +212,7 @@ class Layout:
         if self.shuffle is not None:
             rows = max(perm.shape[0], self.shuffle.shape[0])
             perm = perm.expand(rows, -1).gather(1, self.shuffle.expand(rows, -1))
-        front = paths.arange(self.prefix, self.device).expand(perm.shape[0], -1)
-        perm = torch.cat((front, perm + self.prefix), 1)
+        perm = self._behind_prefix(perm + self.prefix)
         inv = torch.empty_like(perm).scatter_(
             1, perm, paths.arange(self.length, self.device).expand_as(perm)
         )
@@ -264,9 +220,8 @@ class Layout:
 
     def _positions(self, name: str) -> Tensor:
         assert self.ids is not None
-        steps = paths.rank(self.grid, name, self.device)[self.ids].sort(1).values + self.prefix
-        front = paths.arange(self.prefix, self.device).expand(steps.shape[0], -1)
-        steps = torch.cat((front, steps), 1)
+        steps = paths.rank(self.grid, name, self.device)[self.ids].sort(1).values
+        steps = self._behind_prefix(steps + self.prefix)
         return steps[0] if steps.shape[0] == 1 else steps
 
     def _gaps(self, name: str) -> Tensor:
@@ -323,11 +278,10 @@ class Layout:
 
 
 def _last_present(line: Tensor, dim: int) -> Tensor:
-    """Value of the last entry >= 0 strictly before each place along `dim`, or -1."""
+    """Value of the last entry >= 0 strictly before each place along rows or columns, or -1."""
     size = line.shape[dim]
-    shape = [1] * line.dim()
-    shape[dim] = size
-    place = torch.arange(size, device=line.device).view(shape)
+    place = torch.arange(size, device=line.device)
+    place = place.unsqueeze(1) if dim == 1 else place
     last = torch.where(line >= 0, place, -1).cummax(dim).values
     before = torch.cat(
         (torch.full_like(last.narrow(dim, 0, 1), -1), last.narrow(dim, 0, size - 1)), dim

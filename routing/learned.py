@@ -61,7 +61,7 @@ class Fuse(nn.Module):
         if after is not None:
             full = after if move is None else move.put(sparse, after)
             sparse = full if drop is None else torch.where(drop.view(-1, 1, 1), sparse, full)
-        # In a dense pass [MASK] stands nowhere; a gradient of zero keeps data parallelism content.
+        # A dense pass has no [MASK]; data parallelism still wants a gradient, of zero, for it.
         bias = self.linear.bias + 0 * self.mask
         return functional.linear(torch.cat((before, sparse), -1), self.linear.weight, bias)
 
@@ -84,23 +84,12 @@ class LearnedRouter(nn.Module):
         self.linear = nn.Linear(width, 1)
 
     def forward(self, x: Tensor, prefix: int) -> Tensor:
-        """Score tokens: `(B, T, D)` -> gates in (0, 1), `(B, T, 1)`; 1 for the prefix.
-
-        Args:
-            x: Tokens.
-            prefix: How many of them come before the grid's.
-        """
+        """Score tokens: `(B, T, D)` -> gates in (0, 1), `(B, T, 1)`; 1 for the prefix."""
         gate = self.linear(x[:, prefix:]).sigmoid()
         return torch.cat((gate.new_ones(gate.shape[0], prefix, 1), gate), 1)
 
     @staticmethod
     def choose(gate: Tensor, prefix: int, keep: int) -> Tensor:
-        """Return raster ids of the best-scored grid tokens, `(B, keep)`, ascending.
-
-        Args:
-            gate: What `forward` returned for the full grid.
-            prefix: Tokens before the grid's.
-            keep: How many stay.
-        """
+        """Return raster ids of the grid tokens with the largest gates, `(B, keep)`, ascending."""
         scores = gate.detach()[:, prefix:, 0]
         return scores.argsort(dim=1, descending=True, stable=True)[:, :keep].sort(1).values

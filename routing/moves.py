@@ -1,8 +1,7 @@
 """Moving rows of a batch of sequences: permute, take a subset, put it back.
 
 All three are one flattened `index_select` or `index_copy`: four to five times cheaper than `gather`
-on an expanded index. Their gradients use that every index occurs once, so no
-addition is needed.
+on an expanded index. Every index occurs once, so their gradients need no addition.
 """
 
 from __future__ import annotations
@@ -46,12 +45,7 @@ class _Take(torch.autograd.Function):
 
 
 def flat(index: Tensor, length: int) -> Tensor:
-    """Turn per-sample indices `(B, K)` into indices of the flattened `(B * length)` rows.
-
-    Args:
-        index: Indices into each sample's sequence.
-        length: Length of the sequences.
-    """
+    """Turn indices `(B, K)` into each sample's sequence into those of all `(B * length)` rows."""
     start = torch.arange(index.shape[0], device=index.device).unsqueeze(1) * length
     return (index + start).flatten()
 
@@ -73,12 +67,7 @@ class Reorder(NamedTuple):
 
 
 def permute(x: Tensor, order: Reorder | None) -> Tensor:
-    """Reorder the tokens of `x`, shape `(B, T, ...)`; None leaves them where they are.
-
-    Args:
-        x: The tokens.
-        order: The reordering.
-    """
+    """Reorder the tokens of `x`, shape `(B, T, ...)`; None leaves them where they are."""
     if order is None:
         return x
     if order.perm.numel() == x.shape[1]:
@@ -100,11 +89,7 @@ class Move:
         self.index = index[0] if self.shared else flat(index, length)
 
     def take(self, x: Tensor) -> Tensor:
-        """Gather: `(B, length, ...)` -> `(B, K, ...)`.
-
-        Args:
-            x: The full sequences.
-        """
+        """Gather: `(B, length, ...)` -> `(B, K, ...)`."""
         if self.shared:
             return _Take.apply(x, self.index, 1)
         return _Take.apply(x.flatten(0, 1), self.index, 0).unflatten(0, (x.shape[0], self.kept))

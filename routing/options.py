@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from routing.errors import UserError, suggest
+from routing.errors import UserError, one_of
 from routing.route import MODES, Route, keep_count
 from routing.schedule import RouteSchedule, Schedule
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from routing.rng import Draws
-    from routing.spec import Routing
-    from routing.stack import Stack
 
 REINSERT = ("identity", "sum_input", "none")
 LEARNED = ("none", "fuse", "router")
@@ -34,11 +25,8 @@ class RoutingOptions:
         selection: How the tokens that stay are chosen, one of `MODES`.
         shared: One subset for the whole batch.
         block: Side of the squares of `selection=blocks`.
-        reinsert: As in `Routing`.
-        remove: As in `Routing`.
-        random_end: As in `Routing`.
-        fp32_after: As in `Stack`.
-        checkpoint: As in `Stack`.
+        reinsert, remove, random_end: As in `Routing`.
+        fp32_after, checkpoint: As in `Stack`.
         learned: `fuse` (SPRINT's fusion) or `router` (a learned choice of tokens) on the span.
         path_drop: Share of samples whose fused span is left out in training (SPRINT: 0.1).
         schedule: Factor of the rate over progress (`routing.schedule.Schedule`).
@@ -59,6 +47,11 @@ class RoutingOptions:
     schedule: str = "constant"
     off_after: float = 1.0
 
+    def resolve(self, depth: int, name: str = "the model") -> RouteSchedule:
+        """Parse what the steps need: routes with absolute ends and the factor of their rates."""
+        stages = RouteSchedule.parse(self.route).resolve(depth, name).stages
+        return RouteSchedule(stages, Schedule.parse(self.schedule), self.off_after)
+
     def check(
         self, depth: int, grid: tuple[int, int] | None = None, name: str = "the model"
     ) -> None:
@@ -67,16 +60,16 @@ class RoutingOptions:
         Args:
             depth: Number of blocks.
             grid: Rows and columns of tokens, where they are known.
-            name: What to call the model.
+            name: What to call the model in an error.
 
         Raises:
-            UserError: One sentence; a subclass for what is wrong.
+            UserError: A `RouteError`, `ScheduleError` or `RoutingError`.
         """
-        stages = RouteSchedule.parse(self.route).resolve(depth, name)
-        schedule = Schedule.parse(self.schedule)
-        one_of("selection", self.selection, MODES)
-        one_of("learned", self.learned, LEARNED)
-        for _, route in stages.stages:
+        routes = self.resolve(depth, name)
+        schedule = routes.factor
+        one_of("selection", self.selection, MODES, RoutingError)
+        one_of("learned", self.learned, LEARNED, RoutingError)
+        for _, route in routes.stages:
             check_words(self.reinsert, self.remove, route, self.random_end)
             for segment in route.segments:
                 if segment.rate * schedule.largest >= 1:
@@ -96,21 +89,21 @@ class RoutingOptions:
         if self.path_drop and self.learned != "fuse":
             raise RoutingError("path_drop leaves a fused span out; try learned=fuse with it")
         if self.learned != "none":
-            self._check_learned(stages)
+            self._check_learned(routes)
 
-    def _check_learned(self, stages: RouteSchedule) -> None:
+    def _check_learned(self, routes: RouteSchedule) -> None:
         """Refuse what a fused span or a learned router cannot have: it is trained for one span."""
-        own = stages.first.segments
+        own = routes.first.segments
         if not own:
             raise RoutingError(
                 f"learned={self.learned} needs a span; try route=auto, with off_after=0 for a "
                 "model that has it and is trained dense"
             )
-        for _, route in stages.stages:
+        for _, route in routes.stages:
             spans = [(s.start, s.end) for s in route.segments]
             if spans and spans != [(own[0].start, own[0].end)]:
                 raise RoutingError(
-                    f"learned={self.learned} belongs to one span, and route {stages} has "
+                    f"learned={self.learned} belongs to one span, and route {routes} has "
                     f"{route} too; try route={own[0]}"
                 )
         if self.random_end:
@@ -124,95 +117,13 @@ class RoutingOptions:
                 f"{self.reinsert}"
             )
 
-    def at(self, progress: float, depth: int) -> Route:
-        """Return the resolved route at `progress`; `none` where nothing is routed.
-
-        Args:
-            progress: Fraction of the run that is done, 0..1.
-            depth: Number of blocks.
-        """
-        route = RouteSchedule.parse(self.route).resolve(depth).at(progress)
-        factor = Schedule.parse(self.schedule).at(progress)
-        if progress >= self.off_after and self.off_after < 1:
-            return Route()
-        segments = [(s.start, s.end, s.rate * factor) for s in route.segments]
-        return route if factor == 1 else Route.parse([s for s in segments if s[2] > 0])
-
-    def routing(self, progress: float, draws: Draws, depth: int) -> Routing | None:
-        """Return what the step at `progress` does about routes; None is a dense step.
-
-        Args:
-            progress: Fraction of the run that is done, 0..1.
-            draws: The step's random numbers.
-            depth: Number of blocks.
-        """
-        from routing.selection import Selection
-        from routing.spec import Routing
-
-        route = self.at(progress, depth)
-        if not route:
-            return None
-        selection = Selection(self.selection, self.shared, self.block)
-        return Routing(
-            route,
-            selection,
-            draws,
-            reinsert=self.reinsert,
-            remove=self.remove,
-            random_end=self.random_end,
-            path_drop=self.path_drop,
-        )
-
-    def stack(self, blocks: nn.ModuleList | Sequence[nn.Module], width: int) -> Stack:
-        """Build the stack, with the learned part that the options ask for.
-
-        Args:
-            blocks: The blocks.
-            width: D, the size of a token.
-        """
-        from routing.learned import Fuse, LearnedRouter
-        from routing.stack import Stack
-
-        route = RouteSchedule.parse(self.route).first
-        return Stack(
-            blocks,
-            self.fp32_after,
-            self.checkpoint,
-            Fuse(width, route, len(blocks)) if self.learned == "fuse" else None,
-            LearnedRouter(width, route, len(blocks)) if self.learned == "router" else None,
-        )
-
-
-def one_of(key: str, value: str, options: Sequence[str]) -> None:
-    """Refuse a word that is not among the options.
-
-    Args:
-        key: What the word sets.
-        value: What was given.
-        options: What would have been right.
-
-    Raises:
-        RoutingError: If it is not one of them.
-    """
-    if value not in options:
-        raise RoutingError(
-            f"{key} {value!r}: expected one of {', '.join(options)}{suggest(value, options)}"
-        )
-
 
 def check_words(reinsert: str, remove: str, route: Route, random_end: bool = False) -> None:
-    """Refuse a re-insertion or removal that does not exist or does not fit the route.
+    """Refuse a re-insertion or removal (see `Routing`) that does not exist or fit the route.
 
-    Args:
-        reinsert: As in `Routing`.
-        remove: As in `Routing`.
-        route: The route; whether `after:<k>` lies in it is known once it is resolved.
-        random_end: As in `Routing`.
-
-    Raises:
-        RoutingError: One sentence.
+    Whether the block of `after:<k>` lies in the route is known once the route is resolved.
     """
-    one_of("reinsert", reinsert, REINSERT)
+    one_of("reinsert", reinsert, REINSERT, RoutingError)
     if reinsert == "none" and len(route.segments) > 1:
         raise RoutingError("reinsert none drops tokens for good; try a route of a single segment")
     after = remove.removeprefix("after:")
@@ -225,7 +136,7 @@ def check_words(reinsert: str, remove: str, route: Route, random_end: bool = Fal
     if (
         after != remove
         and route
-        and not unresolved(route)
+        and route.resolved
         and int(after) not in route.sparse_blocks
     ):
         raise RoutingError(
@@ -236,25 +147,8 @@ def check_words(reinsert: str, remove: str, route: Route, random_end: bool = Fal
         raise RoutingError("reinsert none drops tokens and remove never does not; try remove=start")
 
 
-def unresolved(route: Route) -> bool:
-    """Whether an end of the route still counts from the last block.
-
-    Args:
-        route: Any route.
-    """
-    return any(segment.start < 0 or segment.end < 0 for segment in route.segments)
-
-
 def check_quad(grid: tuple[int, int], keep: int) -> None:
-    """Refuse a grid or a count that `selection=quad`, one of every 2x2, cannot serve.
-
-    Args:
-        grid: Rows and columns of tokens.
-        keep: How many stay.
-
-    Raises:
-        RoutingError: One sentence.
-    """
+    """Refuse a grid (rows, columns) or a count of kept tokens that `selection=quad` cannot have."""
     height, width = grid
     if height % 2 or width % 2:
         raise RoutingError(

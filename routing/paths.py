@@ -23,9 +23,6 @@ def table(make: _Table) -> _Table:
 
     A plain dictionary rather than `functools.lru_cache`, which `torch.compile` traces through and
     so recomputes. A table made first under `inference_mode` must still serve a training step.
-
-    Args:
-        make: The function that computes it.
     """
     store: dict[tuple, Any] = {}
 
@@ -59,24 +56,6 @@ class Order(NamedTuple):
     shared: bool
 
 
-def split(name: str) -> tuple[str, bool]:
-    """Split a scan's name into its path and whether it is walked backwards.
-
-    Args:
-        name: One of `PATHS`, possibly with `:reversed`.
-
-    Raises:
-        LayoutError: If there is no such path.
-    """
-    base, backwards = name.removesuffix(REVERSED), name.endswith(REVERSED)
-    if base not in PATHS:
-        raise LayoutError(
-            f"scan order {name!r}: expected raster or zigzag:0 .. zigzag:7, each with or without "
-            f"{REVERSED}{suggest(base, PATHS)}"
-        )
-    return base, backwards
-
-
 def path(grid: tuple[int, int], name: str) -> Tensor:
     """Return a dense path over the grid: the raster id at each step, int64 of shape `(N,)`.
 
@@ -90,7 +69,12 @@ def path(grid: tuple[int, int], name: str) -> Tensor:
     Raises:
         LayoutError: If there is no such path.
     """
-    base, backwards = split(name)
+    base, backwards = name.removesuffix(REVERSED), name.endswith(REVERSED)
+    if base not in PATHS:
+        raise LayoutError(
+            f"scan order {name!r}: expected raster or zigzag:0 .. zigzag:7, each with or without "
+            f"{REVERSED}{suggest(base, PATHS)}"
+        )
     ids = torch.arange(grid[0] * grid[1], device="cpu").view(grid)
     if base != "raster":
         k = int(base.removeprefix("zigzag:"))
@@ -104,38 +88,20 @@ def path(grid: tuple[int, int], name: str) -> Tensor:
 
 @table
 def full_order(grid: tuple[int, int], prefix: int, name: str, device: torch.device) -> Order:
-    """Return the order of a full grid behind its prefix.
-
-    Args:
-        grid: Rows and columns.
-        prefix: Tokens before the grid's.
-        name: The scan order.
-        device: Where the tables live.
-    """
+    """Return the order of a full grid behind its prefix."""
     perm = torch.cat((torch.arange(prefix, device="cpu"), path(grid, name) + prefix))
     return Order(perm.to(device), perm.argsort().to(device), True)
 
 
 @table
 def rank(grid: tuple[int, int], name: str, device: torch.device) -> Tensor:
-    """Return each raster id's step on a path, int64 of shape `(N,)`.
-
-    Args:
-        grid: Rows and columns.
-        name: The scan order.
-        device: Where the table lives.
-    """
+    """Return each raster id's step on a path, int64 of shape `(N,)`."""
     return full_order(grid, 0, name, device).inv
 
 
 @table
 def neighbour_ids(grid: tuple[int, int], device: torch.device) -> Tensor:
-    """Return raster ids of left, right, upper and lower neighbours, `(4, N)`; -1 outside.
-
-    Args:
-        grid: Rows and columns.
-        device: Where the table lives.
-    """
+    """Return raster ids of left, right, upper and lower neighbours, `(4, N)`; -1 outside."""
     ids = torch.arange(grid[0] * grid[1], device="cpu").view(grid)
     out = torch.full((4, *grid), -1, device="cpu")
     out[0, :, 1:] = ids[:, :-1]
@@ -147,13 +113,7 @@ def neighbour_ids(grid: tuple[int, int], device: torch.device) -> Tensor:
 
 @table
 def full_neighbours(grid: tuple[int, int], prefix: int, device: torch.device) -> Tensor:
-    """Return the neighbour table of a full sequence, `(4, T)`, with T for a row of zeros.
-
-    Args:
-        grid: Rows and columns.
-        prefix: Tokens before the grid's; they have no neighbours.
-        device: Where the table lives.
-    """
+    """Return the neighbour table of a full sequence, `(4, T)`, with T for a row of zeros."""
     length = prefix + grid[0] * grid[1]
     ids = neighbour_ids(grid, torch.device("cpu"))
     local = torch.where(ids < 0, length, ids + prefix)
@@ -162,21 +122,11 @@ def full_neighbours(grid: tuple[int, int], prefix: int, device: torch.device) ->
 
 @table
 def arange(n: int, device: torch.device) -> Tensor:
-    """Return 0..n-1.
-
-    Args:
-        n: How many.
-        device: Where the table lives.
-    """
+    """Return 0..n-1."""
     return torch.arange(n, device=device)
 
 
 @table
 def ones(n: int, device: torch.device) -> Tensor:
-    """Return n ones, int64.
-
-    Args:
-        n: How many.
-        device: Where the table lives.
-    """
+    """Return n ones, int64."""
     return torch.ones(n, dtype=torch.int64, device=device)

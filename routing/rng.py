@@ -25,12 +25,7 @@ _ROUNDS = 10
 
 
 def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
-    """One Philox4x32-10 block in plain integers.
-
-    Args:
-        counter: Four 32-bit words.
-        key: Two 32-bit words.
-    """
+    """One Philox4x32-10 block in plain integers, all of them 32-bit words."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
@@ -51,7 +46,7 @@ def philox_words(even: Tensor, odd: Tensor, key: tuple[int, int]) -> tuple[Tenso
     Returns:
         Result words (0, 2) and (1, 3), each of shape `(2, ...)`.
     """
-    for factors, keys in _schedule(key, even.dim(), even.device):
+    for factors, keys in _round_keys(key, even.dim(), even.device):
         # Words change places in every round; instead of swapping both pairs, constants alternate.
         # The product wraps in int64, but its 64 bits are right, and only bits are used.
         product = even * factors
@@ -61,7 +56,7 @@ def philox_words(even: Tensor, odd: Tensor, key: tuple[int, int]) -> tuple[Tenso
 
 
 @table
-def _schedule(
+def _round_keys(
     key: tuple[int, int], dims: int, device: torch.device
 ) -> tuple[tuple[Tensor, Tensor], ...]:
     """Return factors and keys of every round, each of shape `(2, 1, ..., 1)`."""
@@ -71,10 +66,7 @@ def _schedule(
         return torch.tensor(words, dtype=torch.int64, device=device).view((2,) + (1,) * (dims - 1))
 
     return tuple(
-        (
-            pair(_M0, _M1, r),
-            pair((key[1] + r * _W1) & _WORD, (key[0] + r * _W0) & _WORD, r),
-        )
+        (pair(_M0, _M1, r), pair((key[1] + r * _W1) & _WORD, (key[0] + r * _W0) & _WORD, r))
         for r in range(_ROUNDS)
     )
 
@@ -104,7 +96,7 @@ class Draws:
         self._rows: int | None = None
 
     def uniform(self, stream: str, n: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Uniform numbers in [0, 1), shape `(B, n)`; asking for more leaves the first unchanged.
+        """Uniform numbers in [0, 1), shape `(B, n)`; a larger n leaves the first ones unchanged.
 
         Args:
             stream: What they are for; streams are independent of each other.
@@ -119,13 +111,7 @@ class Draws:
     def normal(
         self, stream: str, shape: int | tuple[int, ...], dtype: torch.dtype = torch.float32
     ) -> Tensor:
-        """Standard normal numbers, shape `(B, *shape)`, by the Box-Muller transform.
-
-        Args:
-            stream: What they are for.
-            shape: Shape for each sample.
-            dtype: Of the result.
-        """
+        """Standard normal numbers, shape `(B, *shape)`, by the Box-Muller transform."""
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         n = math.prod(shape)
         # Computed in float64 and rounded once, so that devices agree although their logarithms
@@ -137,21 +123,11 @@ class Draws:
         return self._out(pair.flatten(1)[:, :n].to(dtype)).unflatten(1, shape)
 
     def integers(self, stream: str, n: int, high: int) -> Tensor:
-        """Whole numbers in 0..high-1, int64 of shape `(B, n)`.
-
-        Args:
-            stream: What they are for.
-            n: How many for each sample.
-            high: One more than the largest, at most 2**31.
-        """
+        """Whole numbers in 0..high-1, int64 of shape `(B, n)`; high is at most 2**31."""
         return self._out((self._words(stream, n) * high) >> 32)
 
     def scalar(self, stream: str) -> float:
-        """One uniform number in [0, 1) for the whole batch, computed on the host without a sync.
-
-        Args:
-            stream: What it is for.
-        """
+        """One uniform number in [0, 1) for the whole batch, computed on the host without a sync."""
         word = philox((0, 0, 0, self.step & _WORD), _key(self.seed, stream))[0]
         return word * 2.0**-32
 

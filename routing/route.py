@@ -1,7 +1,7 @@
 """A route: which blocks the routed tokens skip.
 
 TREAD (Krause et al., ICCV 2025) sends a fraction of the tokens past blocks i..j, both ends
-included, while the rest are processed as usual (SG paper, eq. 5). With 12 blocks,
+included, while the rest are processed as usual (formula in `routing.stack`). With 12 blocks,
 `2-8` is
 
     0 1 [2 3 4 5 6 7 8] 9 10 11
@@ -104,7 +104,7 @@ class Route:
         if isinstance(text, Route):
             return text
         if isinstance(text, str):
-            items: list = [part.strip() for part in re.split(r"[,+]", text.strip(" []()'\""))]
+            items: list = _split(text.strip(" []()'\""))
         elif isinstance(text, Sequence):
             items = [piece for item in text for piece in _pieces(item)]
         else:
@@ -114,11 +114,7 @@ class Route:
         return cls(tuple(_segment(item, text) for item in items))
 
     def resolve(self, depth: int, name: str = "the model") -> Route:
-        """Return the route with absolute ends, checked against the depth.
-
-        Args:
-            depth: Number of blocks, at least 1.
-            name: What to call the model in an error, e.g. `mamba-S`.
+        """Return the route with absolute ends, checked against the depth of the model `name`.
 
         Raises:
             RouteError: If a segment is reversed, leaves the blocks, or overlaps another.
@@ -139,19 +135,27 @@ class Route:
         return Route(absolute)
 
     def with_rate(self, rate: float) -> Route:
-        """Return the same stretches at another rate; at 0 nothing skips, which is `none`.
-
-        Args:
-            rate: Fraction of tokens that skip, at least 0 and below 1.
-        """
+        """Return the same stretches at another rate, 0..1; at 0 nothing skips, which is `none`."""
         if rate == 0:
             return Route()
         return Route(tuple(replace(segment, rate=rate) for segment in self.segments))
+
+    def scaled(self, factor: float) -> Route:
+        """Return the route with all rates multiplied; segments whose rate becomes 0 are gone."""
+        if factor == 1:
+            return self
+        rates = [(segment, segment.rate * factor) for segment in self.segments]
+        return Route(tuple(replace(segment, rate=rate) for segment, rate in rates if rate > 0))
 
     @property
     def is_none(self) -> bool:
         """Whether there is no segment at all."""
         return not self.segments
+
+    @property
+    def resolved(self) -> bool:
+        """Whether no end still counts from the last block."""
+        return all(segment.start >= 0 and segment.end >= 0 for segment in self.segments)
 
     @property
     def sparse_blocks(self) -> tuple[int, ...]:
@@ -160,16 +164,12 @@ class Route:
         Raises:
             RouteError: If an end still counts from the last block.
         """
-        if any(segment.start < 0 or segment.end < 0 for segment in self.segments):
+        if not self.resolved:
             raise RouteError(f"route {self}: its blocks are known only after resolve(depth)")
         return tuple(i for s in self.segments for i in range(s.start, s.end + 1))
 
     def ruler(self, depth: int) -> str:
-        """Draw the blocks with the route, `0 1 [2 3 4 5 6 7 8] 9 10 11`.
-
-        Args:
-            depth: Number of blocks.
-        """
+        """Draw the blocks with the route, `0 1 [2 3 4 5 6 7 8] 9 10 11`."""
         route = self.resolve(depth)
         opens = {segment.start for segment in route.segments}
         closes = {segment.end for segment in route.segments}
@@ -185,21 +185,18 @@ class Route:
 
 
 def keep_count(n: int, rate: float) -> int:
-    """Return how many of `n` tokens stay: exactly `n - int(n * rate)`, and never none.
-
-    Args:
-        n: Number of grid tokens.
-        rate: Fraction that skips.
-    """
-    # A rate just below 1 can round n * rate up to n; somebody must stay.
+    """Return how many of `n` grid tokens stay at a rate: `n - int(n * rate)`, and never none."""
+    # A rate just below 1 can round n * rate up to n; one token must stay.
     return n - min(int(n * rate), max(n - 1, 0))
 
 
 def _pieces(item: object) -> list:
     """Split a list's text items on the separators; leave pairs and segments alone."""
-    if isinstance(item, str):
-        return [part.strip() for part in re.split(r"[,+]", item)]
-    return [item]
+    return _split(item) if isinstance(item, str) else [item]
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in re.split(r"[,+]", text)]
 
 
 def _unreadable(whole: object) -> str:
@@ -240,9 +237,7 @@ def _rate(text: str, span: str) -> float:
 def _better_rate(span: str, rate: float) -> str:
     if rate == 0:
         return "none"  # nobody skips
-    if 1 < rate < 100 and rate >= 2:
-        return f"{span}@{rate / 100:g}"  # meant as per cent
-    return f"{span}@0.5"
+    return f"{span}@{rate / 100 if 2 <= rate < 100 else 0.5:g}"  # meant as per cent
 
 
 def _resolve(segment: Segment, depth: int, name: str) -> Segment:

@@ -15,7 +15,7 @@ densely is `2-8/0.9:none`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from routing.errors import UserError, suggest
 from routing.route import Route
@@ -61,14 +61,7 @@ class Schedule:
 
     @classmethod
     def parse(cls, text: str | Schedule) -> Schedule:
-        """Read a schedule.
-
-        Args:
-            text: As in the module's examples.
-
-        Raises:
-            ScheduleError: If it is none.
-        """
+        """Read a schedule as in the module's examples, or raise a `ScheduleError`."""
         if isinstance(text, Schedule):
             return text
         kind, _, rest = str(text).strip().partition(":")
@@ -90,11 +83,7 @@ class Schedule:
         raise ScheduleError(f"schedule {text}: expected {_FORMS}{suggest(kind, KINDS)}")
 
     def at(self, progress: float) -> float:
-        """Return the factor at `progress`.
-
-        Args:
-            progress: Fraction of the run that is done, 0..1.
-        """
+        """Return the factor at `progress`, the fraction of the run that is done (0..1)."""
         if self.kind in ("constant", "steps"):
             return [factor for start, factor in self.points if start <= max(progress, 0.0)][-1]
         (_, first), (until, last) = self.points
@@ -120,16 +109,20 @@ class Schedule:
 
 @dataclass(frozen=True)
 class RouteSchedule:
-    """A route from each given progress on.
+    """The route at each progress, and the factor of its rate.
 
     Args:
         stages: Pairs (progress, route), progress ascending from 0.
+        factor: Multiplies the rates; a route whose rate becomes 0 is `none`.
+        off_after: Progress from which nothing is routed.
 
     Raises:
         ScheduleError: If the first stage does not begin at 0, or progress does not ascend.
     """
 
     stages: tuple[tuple[float, Route], ...]
+    factor: Schedule = Schedule()
+    off_after: float = 1.0
 
     def __post_init__(self) -> None:
         starts = [start for start, _ in self.stages]
@@ -141,9 +134,6 @@ class RouteSchedule:
     @classmethod
     def parse(cls, text: str | RouteSchedule) -> RouteSchedule:
         """Read stages such as `2-8/0.5:4-8/0.9:none`; a plain route is a single stage.
-
-        Args:
-            text: Stages joined by `/`, each but the first with the progress it begins at.
 
         Raises:
             ScheduleError: If a stage has no progress.
@@ -166,16 +156,9 @@ class RouteSchedule:
         return cls(tuple(stages))
 
     def resolve(self, depth: int, name: str = "the model") -> RouteSchedule:
-        """Return the stages with absolute routes.
-
-        Args:
-            depth: Number of blocks.
-            name: What to call the model in an error.
-
-        Raises:
-            RouteError: If a route does not fit.
-        """
-        return RouteSchedule(tuple((at, route.resolve(depth, name)) for at, route in self.stages))
+        """Return the stages with absolute routes; see `Route.resolve`."""
+        stages = tuple((at, route.resolve(depth, name)) for at, route in self.stages)
+        return replace(self, stages=stages)
 
     @property
     def first(self) -> Route:
@@ -183,12 +166,11 @@ class RouteSchedule:
         return next((route for _, route in self.stages if route), self.stages[0][1])
 
     def at(self, progress: float) -> Route:
-        """Return the route at `progress`.
-
-        Args:
-            progress: Fraction of the run that is done, 0..1.
-        """
-        return [route for start, route in self.stages if start <= max(progress, 0.0)][-1]
+        """Return the route at `progress`, the fraction of the run that is done (0..1)."""
+        if self.off_after <= progress and self.off_after < 1:
+            return Route()
+        route = [route for start, route in self.stages if start <= max(progress, 0.0)][-1]
+        return route.scaled(self.factor.at(progress))
 
     def __str__(self) -> str:
         pieces = [

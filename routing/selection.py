@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from routing.errors import suggest
+from routing.errors import one_of
 from routing.options import RoutingError, check_quad
 from routing.paths import table
 from routing.rng import Draws
-from routing.route import MODES, keep_count
+from routing.route import MODES
 
 
 class SelectionError(RoutingError):
@@ -46,26 +46,9 @@ class Selection:
     block: int = 2
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise SelectionError(
-                f"selection {self.mode!r}: expected one of {', '.join(MODES)}"
-                f"{suggest(self.mode, MODES)}"
-            )
+        one_of("selection", self.mode, MODES, SelectionError)
         if self.block < 1:
             raise SelectionError(f"block {self.block}: a block has at least 1 token; try block=2")
-
-    def check(self, grid: tuple[int, int], rate: float) -> None:
-        """Refuse a grid or rate that the mode cannot serve.
-
-        Args:
-            grid: Rows and columns of tokens.
-            rate: Fraction that skips.
-
-        Raises:
-            RoutingError: If `quad` meets an odd grid or a rate other than 0.75.
-        """
-        if self.mode == "quad":
-            check_quad(grid, keep_count(grid[0] * grid[1], rate))
 
     def ids(
         self,
@@ -105,10 +88,7 @@ class Selection:
     def shuffle(self, draws: Draws, k: int, keep: int) -> Tensor | None:
         """Draw the permutation of mode `unsorted`, `(B, keep)` or `(1, keep)`; None otherwise.
 
-        Args:
-            draws: The step's random numbers; the stream is `order.<k>`.
-            k: Which route of the pass, from 0.
-            keep: How many stay.
+        The stream of route k is `order.<k>`; the other arguments are those of `ids`.
         """
         if self.mode != "unsorted":
             return None
@@ -146,16 +126,13 @@ def select(mode: str, grid: tuple[int, int], keep: int, uniform: Tensor, block: 
         ids = (base + (uniform[:, :1] * n).long()) % n
     elif mode == "quad":
         check_quad(grid, keep)
+        rows = torch.arange(0, grid[0], 2, device=uniform.device).unsqueeze(1) * grid[1]
+        corners = (rows + torch.arange(0, grid[1], 2, device=uniform.device)).flatten()
         choice = (uniform[:, :keep] * 4).long()
-        ids = _corners(grid, uniform.device) + choice // 2 * grid[1] + choice % 2
+        ids = corners + choice // 2 * grid[1] + choice % 2
     else:
         raise SelectionError(f"selection {mode!r}: expected one of {', '.join(MODES)}")
     return ids.sort(1).values
-
-
-def _corners(grid: tuple[int, int], device: torch.device) -> Tensor:
-    rows = torch.arange(0, grid[0], 2, device=device).unsqueeze(1) * grid[1]
-    return (rows + torch.arange(0, grid[1], 2, device=device)).flatten()
 
 
 def _whole(mode: str, grid: tuple[int, int], keep: int, uniform: Tensor, block: int) -> Tensor:

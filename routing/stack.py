@@ -1,9 +1,15 @@
-"""Run a stack of blocks with routes: the only loop over blocks in the project.
+"""The loop over blocks with routes around them: gather, blocks, scatter. There is no other one.
 
-Where a route starts, every per-token tensor is gathered once and the blocks get a smaller layout;
-where it ends, the tokens that were processed are scattered once into the state from the start, so
-that the others arrive bit for bit as they left (TREAD; SG paper, eq. 5). No block knows that
-routing exists, and nothing here knows an architecture.
+A route r_{i->j} takes the routed tokens T_r past the blocks i..j of B (SG paper, arXiv 2601.01608,
+eq. 5, which restates TREAD):
+
+    D^r = L_{B-1} o ... o { id           if token in T_r } o ... o L_0
+                          { L_j o...o L_i  otherwise     }
+
+Before block i every per-token tensor is gathered once and the blocks get a smaller layout; after
+block j the processed tokens are scattered once into the state from before block i, so that routed
+tokens arrive bit for bit as they left. No block knows that routing exists, and nothing here knows
+an architecture.
 
 A block is called `block(x, cond, layout) -> x`. One with a class attribute
 `carries = ("v_first",)` is called `block(x, cond, layout, state)` and may write those keys; every
@@ -14,18 +20,153 @@ first, outside of what `block.compile()` compiles.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from routing.execute import Run
+from routing.errors import UserError
 from routing.layout import Layout
 from routing.learned import Fuse, LearnedRouter
-from routing.reuse import Reuse
-from routing.spec import Routing, RoutingError
+from routing.moves import Move
+from routing.options import RoutingError, RoutingOptions, check_words
+from routing.paths import table
+from routing.rng import Draws
+from routing.route import Route, Segment, keep_count
+from routing.selection import Selection
 
-__all__ = ["Routing", "RoutingError", "Stack", "StackOutput"]
+
+class ReuseError(UserError):
+    """A replay with nothing recorded, or a stretch that cannot be reused."""
+
+
+@dataclass
+class Routing:
+    """What one forward pass does about routes.
+
+    Args:
+        route: Which blocks are skipped.
+        selection: How the tokens that stay are chosen.
+        draws: The step's random numbers; may be None where `ids` gives every subset.
+        ids: Explicit raster ids that stay, one entry for each segment (None draws them), in any
+            order; each of shape `(B, K)`, `(1, K)` or `(K,)`.
+        reinsert: What routed tokens become at a segment's end: their state from before it
+            (`identity`); that plus the network's input (`sum_input`: v1's second route; a segment
+            that starts at block 0 has only the input and adds nothing); or nothing: dropped
+            tokens never return (`none`).
+        remove: When tokens leave: at the segment's `start`; `after:<k>`, once block k has seen all
+            of them (delayed removal); or `never`: all blocks see all tokens, and at
+            the end routed tokens still fall back to their state from the start (a control).
+        random_end: Draw every segment's end for each step, from its start up to its end (v1).
+        path_drop: Share of samples whose fused span is left out (SPRINT); 1 skips its blocks.
+
+    Raises:
+        RoutingError: If the options contradict each other or the route.
+    """
+
+    route: Route
+    selection: Selection = field(default_factory=Selection)
+    draws: Draws | None = None
+    ids: Sequence[Tensor | None] | Tensor | None = None
+    reinsert: str = "identity"
+    remove: str = "start"
+    random_end: bool = False
+    path_drop: float = 0.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.ids, Tensor):
+            self.ids = (self.ids,)
+        self.resolve(None)
+
+    @classmethod
+    def from_options(cls, options: RoutingOptions) -> Routing:
+        """Return what all steps of a run share; a step replaces `route` and `draws`."""
+        return cls(
+            Route(),
+            Selection(options.selection, options.shared, options.block),
+            reinsert=options.reinsert,
+            remove=options.remove,
+            random_end=options.random_end,
+            path_drop=options.path_drop,
+        )
+
+    def resolve(self, depth: int | None) -> Route:
+        """Return the checked route, with absolute block indices where the depth is known."""
+        return _checked(self.route, depth, self.reinsert, self.remove, self.random_end)
+
+    def drop_before(self, segment: Segment) -> int:
+        """Index of the first block that sees fewer tokens in a segment of the resolved route."""
+        if self.remove == "never":
+            return segment.end + 1
+        _, _, after = self.remove.partition("after:")
+        inside = bool(after) and segment.start <= int(after) <= segment.end
+        return int(after) + 1 if inside else segment.start
+
+    def require_draws(self, need: str = "`draws` or `ids` to select tokens") -> Draws:
+        """Return the random numbers, or refuse a pass that needs them and has none."""
+        if self.draws is None:
+            raise RoutingError(f"route {self.route}: pass {need}")
+        return self.draws
+
+
+@table  # once per run, not once per step
+def _checked(
+    route: Route, depth: int | None, reinsert: str, remove: str, random_end: bool
+) -> Route:
+    route = route if depth is None else route.resolve(depth)
+    check_words(reinsert, remove, route, random_end)
+    return route
+
+
+class Reuse:
+    """The recorded change of blocks `start..end` (both inclusive) in a dense pass.
+
+    Neighbouring steps of a sampler change deep features little. The blocks add
+    `delta = out - in` to the stream; it is recorded at one step and added again at the next ones,
+    which skip the blocks.
+
+    Args:
+        start: First block.
+        end: Last block.
+    """
+
+    def __init__(self, start: int, end: int) -> None:
+        if not 0 <= start <= end:
+            raise ReuseError(f"reuse {start}-{end}: start must not exceed end, as in 4-8")
+        self.start, self.end = start, end
+        self.delta: Tensor | None = None
+        self.replaying = False
+
+    def record(self) -> Reuse:
+        """Make the next passes run the blocks and remember what they add."""
+        self.replaying = False
+        return self
+
+    def replay(self) -> Reuse:
+        """Make the next passes skip the blocks and add what was remembered.
+
+        Raises:
+            ReuseError: If nothing was recorded.
+        """
+        if self.delta is None:
+            raise ReuseError(f"reuse {self.start}-{self.end}: nothing was recorded yet")
+        self.replaying = True
+        return self
+
+    def leave(self, before: Tensor, x: Tensor) -> Tensor:
+        """Return the stream after the stretch: replay its change, or record it.
+
+        Args:
+            before: The stream before block `start`.
+            x: The stream behind block `end`, which is `before` in a replay.
+        """
+        if self.replaying and self.delta is not None:
+            return x + self.delta
+        self.delta = x - before
+        return x
 
 
 @dataclass
@@ -34,7 +175,8 @@ class StackOutput:
 
     Attributes:
         x: Tokens after the last block, `(B, T, D)`; with `reinsert=none` only those that stayed.
-        taps: Block outputs asked for, by block index; -1 is the input to block 0.
+        taps: Block outputs that were requested, by block index (of the tokens that stay inside a
+            route); -1 is the input to block 0.
         tap_layouts: Which tokens each tap holds.
         layout: Which tokens `x` holds.
         inner: The layout inside each segment; `.ids` are its raster ids, `.mask()` marks them.
@@ -56,7 +198,7 @@ class Stack(nn.Module):
     """Blocks in sequence, with routes around them.
 
     Args:
-        blocks: The blocks, called as the module's docstring says.
+        blocks: The blocks, with the call described at the top of this module.
         fp32_after: Run the block after a route's end in float32 under autocast, on any device
             (as in the released code).
         checkpoint: Recompute activations of the blocks inside routes in the backward pass.
@@ -94,7 +236,6 @@ class Stack(nn.Module):
         state: dict[str, Tensor] | None = None,
         taps: Collection[int] = (),
         *,
-        full_taps: bool = False,
         reuse: Reuse | None = None,
     ) -> StackOutput:
         """Run all blocks.
@@ -106,41 +247,282 @@ class Stack(nn.Module):
             routing: What to do about routes; None is a dense pass.
             state: Per-token tensors to start from, each `(B, T, ...)`.
             taps: Block indices whose outputs to return; -1 is the input.
-            full_taps: Inside a route, return taps of all tokens (those that skip in their state
-                from the route's start) instead of those that stay.
             reuse: Record or replay what a stretch of blocks adds (between sampling steps).
 
         Raises:
             RoutingError: If the routing contradicts itself or the stack.
             RouteError: If the route does not fit the depth.
         """
-        run = Run(self, x, cond, layout, routing, state, reuse)
-        tapped = _tapped(taps, self.depth, run.skipped)
-        seen: dict[int, tuple[Tensor, Layout]] = {}
-        if -1 in tapped:
-            seen[-1] = x, run.layout
-        for i in range(self.depth):
-            run.open(i)
-            run.block(i)
-            if i in tapped:
-                seen[i] = run.tap(full_taps)
-            run.close(i)
+        at = StackPass(self, x, cond, layout, routing, state)
+        skipped = self._skipped(at, reuse)
+        seen = {-1: (x, at.layout)} if -1 in self._tapped(taps, skipped) else {}
+        before = x
+        for i, block in enumerate(self.blocks):
+            if reuse is not None and i == reuse.start:
+                before = at.x
+            if i in at.segments:  # a route starts: choose the tokens that stay
+                at.open(*at.segments[i])
+            if at.span is not None and i == at.span.drop_before:  # the others leave
+                at.gather(at.span)
+            if i not in skipped:
+                at.run(i, block)
+            if i in taps:
+                seen[i] = at.x, at.layout
+            if at.span is not None and i == at.span.segment.end and at.returns:  # they return
+                at.scatter(at.span, left_out=i in skipped)
+            if reuse is not None and i == reuse.end:
+                at.x = reuse.leave(before, at.x)
         return StackOutput(
-            run.x,
-            {i: tap[0] for i, tap in seen.items()},
-            {i: tap[1] for i, tap in seen.items()},
-            run.layout,
-            tuple(span.inner for span in run.spans if span.inner is not None),
-            None if run.layout.is_full else run.layout.mask(),
-            run.state,
+            at.x,
+            {i: tap for i, (tap, _) in seen.items()},
+            {i: tapped for i, (_, tapped) in seen.items()},
+            at.layout,
+            tuple(at.inner),
+            None if at.layout.is_full else at.layout.mask(),
+            at.state,
         )
 
+    def _skipped(self, at: StackPass, reuse: Reuse | None) -> range:
+        """Blocks that a pass leaves out."""
+        if reuse is not None:
+            if reuse.end >= self.depth:
+                raise RoutingError(
+                    f"reuse {reuse.start}-{reuse.end}: the last block is {self.depth - 1}"
+                )
+            if at.segments or any(_carries(block) for block in self.blocks):
+                raise RoutingError("reuse works in dense passes of blocks that carry no state")
+            return range(reuse.start, reuse.end + 1) if reuse.replaying else range(0)
+        if self.fuse is not None and at.routing.path_drop >= 1:
+            return range(self.fuse.segment.start, self.fuse.segment.end + 1)
+        return range(0)
 
-def _tapped(taps: Collection[int], depth: int, skipped: Collection[int]) -> set[int]:
-    """Check the indices of the outputs asked for."""
-    for tap in taps:
-        if not -1 <= tap < depth:
-            raise RoutingError(f"block output {tap}: expected -1 (the input) or 0..{depth - 1}")
-        if tap in skipped:
-            raise RoutingError(f"block output {tap}: block {tap} does not run in this pass")
-    return set(taps)
+    def _tapped(self, taps: Collection[int], skipped: range) -> Collection[int]:
+        """Check the indices of the requested block outputs."""
+        for tap in taps:
+            if not -1 <= tap < self.depth:
+                raise RoutingError(
+                    f"block output {tap}: expected -1 (the input) or 0..{self.depth - 1}"
+                )
+            if tap in skipped:
+                raise RoutingError(f"block output {tap}: block {tap} does not run in this pass")
+        return taps
+
+
+@dataclass
+class Span:
+    """The segment that a pass is in.
+
+    Attributes:
+        segment: Which blocks.
+        drop_before: First block that sees fewer tokens.
+        outer: Layout around the span.
+        inner: Layout of the tokens that stay.
+        move: The gather between the two and its scatter; None in a dense pass of a learned span.
+        bypass: Tokens before the span, which routed tokens return to.
+        bypass_state: Likewise, what blocks carry.
+        gate: Scores of a learned router, `(B, T, 1)`.
+        gathered: Whether routed tokens have left.
+    """
+
+    segment: Segment
+    drop_before: int
+    outer: Layout
+    inner: Layout
+    move: Move | None
+    bypass: Tensor
+    bypass_state: dict[str, Tensor]
+    gate: Tensor | None
+    gathered: bool = False
+
+
+class StackPass:
+    """The tokens of one pass through a stack, and the span that they are in.
+
+    Attributes:
+        x: Tokens present, `(B, T, D)`.
+        layout: Which ones they are.
+        state: The per-token tensors that blocks carry.
+        segments: Index and segment by the first block, with the learned span of a dense pass.
+        span: The span that is open.
+        inner: Layouts inside the segments so far.
+    """
+
+    def __init__(
+        self,
+        stack: Stack,
+        x: Tensor,
+        cond: Any,
+        layout: Layout,
+        routing: Routing | None,
+        state: dict[str, Tensor] | None,
+    ) -> None:
+        self.stack, self.x, self.input, self.cond = stack, x, x, cond
+        self.layout, self.state = layout.to(x.device), dict(state or {})
+        self.routing = Routing(Route()) if routing is None else routing
+        self.route = self.routing.resolve(stack.depth)
+        self.segments = {s.start: (k, s) for k, s in enumerate(self._segments())}
+        self.span: Span | None = None
+        self.inner: list[Layout] = []
+        self.returns = self.routing.reinsert != "none"
+        self.fp32_next = False
+
+    def open(self, k: int, segment: Segment) -> None:
+        """Enter segment `k`: keep what its routed tokens return to, and decide who stays."""
+        stack, outer = self.stack, self.layout
+        gate = None if stack.router is None else stack.router(self.x, outer.prefix)
+        inner, move = outer, None
+        if self.route:
+            inner = self._choose(k, segment, gate)
+            move = outer.move_to(inner)
+            self.inner.append(inner)
+        first = self.routing.drop_before(segment)
+        self.span = Span(segment, first, outer, inner, move, self.x, dict(self.state), gate)
+
+    def gather(self, span: Span) -> None:
+        """Let the routed tokens leave."""
+        if span.move is not None:
+            self.x = span.move.take(self.x)
+            self.state = {key: span.move.take(value) for key, value in self.state.items()}
+            self.layout, span.gathered = span.inner, True
+            self.stack.moves["gather"] += 1
+
+    def run(self, i: int, block: nn.Module) -> None:
+        """Run block `i` on the tokens present."""
+        # Picked here, and tables made here: a block that did it would be compiled once for every
+        # index, and once more for the tables that are there already.
+        cond = self.cond[i] if type(self.cond) is tuple else self.cond
+        prepare: Any = getattr(block, "prepare", None)
+        if prepare is not None:
+            prepare(self.layout)
+        fp32, self.fp32_next = self.fp32_next, False
+        device = self.x.device.type
+        scope: Any = nullcontext()
+        x, state = self.x, self.state
+        if fp32 and torch.is_autocast_enabled(device):
+            scope = torch.autocast(device_type=device, enabled=False)
+            x, cond, state = _float(x), _float(cond), _float(state)
+        with scope:
+            args = (block, x, cond, self.layout, state)
+            if self.stack.checkpoint and self.span is not None and torch.is_grad_enabled():
+                self.x, self.state = checkpoint(_call, *args, use_reentrant=False)
+            else:
+                self.x, self.state = _call(*args)
+
+    def scatter(self, span: Span, left_out: bool) -> None:
+        """Leave a span: put the processed tokens back among the routed ones.
+
+        Args:
+            span: The one that is open.
+            left_out: Whether its blocks did not run (SPRINT's path drop).
+        """
+        if not span.gathered:  # remove=never
+            self.gather(span)
+        move, bypass, fuse = span.move, span.bypass, self.stack.fuse
+        if span.gate is not None:
+            before, gate = bypass, span.gate
+            if move is not None:
+                before, gate = move.take(before), move.take(gate)
+            self.x = before + gate * (self.x - before)
+        if fuse is not None:
+            self.x = fuse(bypass, None if left_out else self.x, move, self._path_drop())
+        elif move is not None:
+            if self.routing.reinsert == "sum_input" and span.segment.start > 0:
+                bypass = bypass + self.input
+            self.x = move.put(bypass, self.x)
+        if move is not None:
+            self.state = {
+                key: move.put(_before(span, key, value), value) for key, value in self.state.items()
+            }
+            self.stack.moves["scatter"] += 1
+            self.fp32_next = self.stack.fp32_after
+        self.layout, self.span = span.outer, None
+
+    def _segments(self) -> Sequence[Segment]:
+        """The route's segments with their ends drawn, or the learned span of a dense pass."""
+        segments: Sequence[Segment] = self.route.segments
+        if self.routing.random_end:
+            draws = self.routing.require_draws("`draws` for random_end")
+            segments = [_random_end(draws, k, s) for k, s in enumerate(segments)]
+        learned = self.stack.fuse or self.stack.router
+        if learned is None:
+            return segments
+        fixed = learned.segment
+        if not segments:
+            return (fixed,)
+        if [(s.start, s.end) for s in segments] != [(fixed.start, fixed.end)]:
+            raise RoutingError(
+                f"route {self.route}: this model's learned span is {fixed.span}; "
+                f"try route={fixed.span}"
+            )
+        if self.routing.reinsert != "identity":
+            raise RoutingError(
+                f"reinsert {self.routing.reinsert}: a learned span has its own; try identity"
+            )
+        return segments
+
+    def _choose(self, k: int, segment: Segment, gate: Tensor | None) -> Layout:
+        """Return the layout of the tokens that stay in segment `k`."""
+        outer, routing = self.layout, self.routing
+        mode, keep = routing.selection, keep_count(outer.tokens, segment.rate)
+        ids = routing.ids[k] if routing.ids is not None and k < len(routing.ids) else None
+        if ids is None and gate is not None:
+            ids = LearnedRouter.choose(gate, outer.prefix, keep)
+        if ids is None:
+            ids = mode.ids(routing.require_draws(), k, outer.grid, keep, outer.ids)
+        rows = 1 if ids.dim() == 1 else ids.shape[0]
+        if rows not in (1, self.x.shape[0]):
+            raise RoutingError(
+                f"route {routing.route}: {rows} rows of ids for a batch of {self.x.shape[0]}; give "
+                "each sample a row, or all of them one"
+            )
+        if mode.mode != "unsorted":
+            return outer.subset(ids)
+        return outer.subset(ids, mode.shuffle(routing.require_draws(), k, ids.shape[-1]))
+
+    def _path_drop(self) -> Tensor | None:
+        """Samples whose fused span is left out, bool `(B,)`; None where it is none or all."""
+        share = self.routing.path_drop
+        if share <= 0 or share >= 1:
+            return None
+        draws = self.routing.require_draws("`draws` for path_drop")
+        return draws.uniform("path", 1)[:, 0] < share
+
+
+def _call(
+    block: nn.Module, x: Tensor, cond: Any, layout: Layout, state: dict[str, Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Run one block on its own copy of the state, so that a recomputation changes nothing."""
+    if not _carries(block):
+        return block(x, cond, layout), state
+    state = dict(state)
+    return block(x, cond, layout, state), state
+
+
+def _carries(block: nn.Module) -> bool:
+    return bool(getattr(block, "carries", ()))
+
+
+def _before(span: Span, key: str, value: Tensor) -> Tensor:
+    """What routed tokens carry on: their value from before the span, zeros if there was none."""
+    if key in span.bypass_state:
+        return span.bypass_state[key]
+    return value.new_zeros(value.shape[0], span.outer.length, *value.shape[2:])
+
+
+def _random_end(draws: Draws, k: int, segment: Segment) -> Segment:
+    count = segment.end - segment.start + 1
+    end = segment.start + int(draws.scalar(f"end.{k}") * count)
+    return Segment(segment.start, end, segment.rate)
+
+
+def _float(value: Any) -> Any:
+    """Cast floating tensors to float32, in containers too."""
+    if isinstance(value, Tensor):
+        return value.float() if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {key: _float(item) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(_float, value))
+    if isinstance(value, tuple | list):
+        return type(value)(map(_float, value))
+    return value

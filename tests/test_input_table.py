@@ -355,7 +355,7 @@ TABLE: list[tuple[str, str, str]] = [
 @pytest.fixture(scope="session")
 def places(tmp_path_factory):
     """A finished run, damaged things, and an empty folder."""
-    from experiments.training.loop import train
+    from experiments.training.session import train
 
     root = tmp_path_factory.mktemp("table")
     run = train(small(root / "runs"), quiet=True)

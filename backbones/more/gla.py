@@ -7,21 +7,15 @@ stays in raster order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.layers import Block, SwiGLU, head_norm, turns
-from backbones.ops.dispatch import resolve
-from backbones.ops.gla_scan import gla
-from backbones.registry import register
+from backbones.more.gla_spec import GLAOptions
+from backbones.ops.matrix_state import gla
 from backbones.sizes import Size, hidden_for, low_rank, matrix_head
-
-if TYPE_CHECKING:
-    from routing.layout import Layout
+from routing.layout import Layout
 
 TEMPER = 16.0  # The decay is sigmoid(.)^(1/16): near 1 at the start, so that memory is long.
 
@@ -43,7 +37,7 @@ class GatedLinearAttention(nn.Module):
         self.norm = nn.GroupNorm(self.heads, width, eps=1e-5)
         self.output = nn.Linear(width, width, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
         """Mix tokens (B, T, D) that are in scan order."""
         width = x.shape[-1]
         q, k, v, gate = self.qkv(x).split([self.narrow, self.narrow, width, width], dim=-1)
@@ -54,23 +48,13 @@ class GatedLinearAttention(nn.Module):
         return self.output(head_norm(y, self.norm) * F.silu(gate))
 
 
-@register("gla")
 class GLABlock(Block):
     """Gated linear attention, then SwiGLU."""
 
-    @dataclass(frozen=True)
-    class Options:
-        """Options of the family `gla`.
+    branches = ("mixer", "mlp")
 
-        Attributes:
-            kernel: `auto`, `torch` or a kernel of `backbones.ops.gla_scan`.
-        """
-
-        kernel: str = "auto"
-
-    def __init__(self, size: Size, index: int, grid: tuple[int, int], options: Options) -> None:
+    def __init__(self, size: Size, index: int, grid: tuple[int, int], options: GLAOptions) -> None:
         super().__init__(index)
-        resolve("gla", options.kernel)
         self.scans = (turns(index), None)
         self.mixer = GatedLinearAttention(size.width, options.kernel)
         spent = sum(p.numel() for p in self.mixer.parameters())
@@ -79,11 +63,3 @@ class GLABlock(Block):
     def ops(self) -> list[tuple[str, str]]:
         """Return the dispatched operations of this block."""
         return [("gla", self.mixer.kernel)]
-
-    def first(self, x: Tensor, layout: Layout) -> Tensor:
-        """Mix tokens along this block's path."""
-        return self.mixer(x)
-
-    def second(self, x: Tensor, layout: Layout) -> Tensor:
-        """Mix channels."""
-        return self.mlp(x)

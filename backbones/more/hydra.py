@@ -7,8 +7,7 @@ three tokens to either side. A block is two mixers, one along rows, one along co
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,41 +16,13 @@ from torch import Tensor, nn
 from backbones.elementwise import gated_rms_norm
 from backbones.layers import Block
 from backbones.mamba import REVERSED, Direction
+from backbones.more.hydra_spec import HydraOptions
 from backbones.ops.conv import causal_conv
-from backbones.ops.dispatch import resolve
 from backbones.ops.ssd import ssd
-from backbones.registry import check_choice, register
-from backbones.sizes import BackboneError, Size
-
-if TYPE_CHECKING:
-    from routing.layout import Layout
+from backbones.sizes import Size
+from routing.layout import Layout
 
 REACH = 3
-
-
-@dataclass(frozen=True)
-class HydraOptions:
-    """Options of the family `hydra`.
-
-    Attributes:
-        conv: `true` (taps by distance along the full path, absent tokens count as 0), `compact`
-            (taps over the present tokens) or `none`.
-        state: State channels N of each direction; None takes half of the size's, as there are two.
-        chunk: Tokens of one SSD chunk.
-        kernel: `auto`, `torch` or a kernel of `backbones.ops.ssd`.
-    """
-
-    conv: str = "true"
-    state: int | None = None
-    chunk: int = 64
-    kernel: str = "auto"
-
-    def __post_init__(self) -> None:
-        if self.conv is True:  # YAML reads a bare true as a truth value.
-            object.__setattr__(self, "conv", "true")
-        check_choice("conv", self.conv, ("true", "compact", "none"))
-        if self.state is not None and (self.state < 8 or self.state % 8):
-            raise BackboneError(f"state={self.state} must be a multiple of 8, as kernels need")
 
 
 class CentredConv(nn.Module):
@@ -84,14 +55,15 @@ class CentredConv(nn.Module):
 class Hydra(nn.Module):
     """Bidirectional mixer.
 
-    z, x, B1, C1, B2, C2 = W u;   y = strict(SSD(x, B1, C1)) + strict(SSD reversed) + (d + W_d
-    x) x out = W_o (RMSNorm(y silu(z)))
+    z, x, B1, C1, B2, C2 = W u
+    y = strict(SSD(x, B1, C1)) + strict(SSD(x, B2, C2) reversed) + (d + W_d x) x
+    out = W_o (RMSNorm(y silu(z)))
     """
 
     def __init__(self, size: Size, path: str, options: HydraOptions) -> None:
         super().__init__()
         self.inner, self.headdim = 2 * size.width, size.headdim
-        self.state = options.state or max(8, size.state // 2)
+        self.state = options.states(size)
         self.path, self.options = path, options
         heads, mixed = self.inner // self.headdim, self.inner + 4 * self.state
         self.in_proj = nn.Linear(size.width, self.inner + mixed, bias=False)
@@ -149,17 +121,15 @@ class Hydra(nn.Module):
         nn.init.ones_(self.scale)
 
 
-@register("hydra")
 class HydraBlock(Block):
     """Two bidirectional mixers: along rows, then along columns."""
 
-    Options = HydraOptions
+    branches = ("one", "two")
 
     def __init__(
         self, size: Size, index: int, grid: tuple[int, int], options: HydraOptions
     ) -> None:
         super().__init__(index)
-        resolve("ssd", options.kernel)
         self.options = options
         self.scans = ("zigzag:0", "zigzag:1")
         self.one, self.two = (Hydra(size, path, options) for path in self.scans)
@@ -168,14 +138,6 @@ class HydraBlock(Block):
         """Return the dispatched operations of this block."""
         conv = [("conv", "auto")] if self.options.conv != "none" else []
         return [("ssd", self.options.kernel), *conv]
-
-    def first(self, x: Tensor, layout: Layout) -> Tensor:
-        """Mix tokens along rows."""
-        return self.one(x, layout)
-
-    def second(self, x: Tensor, layout: Layout) -> Tensor:
-        """Mix tokens along columns."""
-        return self.two(x, layout)
 
     def initialise(self) -> None:
         """Draw weights."""

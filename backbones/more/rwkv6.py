@@ -6,23 +6,17 @@ each block scans one path, the next block another one (`layers.turns`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.layers import Block, head_norm, turns
-from backbones.ops.dispatch import resolve
-from backbones.ops.rwkv6_scan import rwkv6
+from backbones.more.rwkv6_spec import MatrixRWKVOptions
+from backbones.ops.matrix_state import rwkv6
 from backbones.ops.shift import grid_shift
-from backbones.registry import check_choice, register
 from backbones.rwkv import ChannelMix
 from backbones.sizes import Size, hidden_for, low_rank, matrix_head
-
-if TYPE_CHECKING:
-    from routing.layout import Layout
+from routing.layout import Layout
 
 
 def decay_speed(width: int, index: int, depth: int) -> Tensor:
@@ -82,28 +76,15 @@ class TimeMix6(nn.Module):
         nn.init.uniform_(self.bonus, -0.5, 0.5)
 
 
-@register("rwkv6")
 class RWKV6Block(Block):
     """RWKV-6 time mix, then channel mix."""
 
-    @dataclass(frozen=True)
-    class Options:
-        """Options of the family `rwkv6`.
+    branches = ("time", "channel")
 
-        Attributes:
-            missing: `self`, `zero` or `nearest`: what stands in for an absent neighbour.
-            kernel: `auto`, `torch` or a kernel of `backbones.ops.rwkv6_scan`.
-        """
-
-        missing: str = "self"
-        kernel: str = "auto"
-
-        def __post_init__(self) -> None:
-            check_choice("missing", self.missing, ("self", "zero", "nearest"))
-
-    def __init__(self, size: Size, index: int, grid: tuple[int, int], options: Options) -> None:
+    def __init__(
+        self, size: Size, index: int, grid: tuple[int, int], options: MatrixRWKVOptions
+    ) -> None:
         super().__init__(index)
-        resolve("rwkv6", options.kernel)
         self.depth, width = size.depth, size.width
         self.time = TimeMix6(width, turns(index), options.missing, options.kernel)
         spent = sum(p.numel() for p in self.time.parameters())
@@ -113,14 +94,6 @@ class RWKV6Block(Block):
     def ops(self) -> list[tuple[str, str]]:
         """Return the dispatched operations of this block."""
         return [("rwkv6", self.time.kernel), ("shift", "auto")]
-
-    def first(self, x: Tensor, layout: Layout) -> Tensor:
-        """Mix tokens along this block's path."""
-        return self.time(x, layout)
-
-    def second(self, x: Tensor, layout: Layout) -> Tensor:
-        """Mix channels."""
-        return self.channel(x, layout)
 
     def initialise(self) -> None:
         """Draw weights."""

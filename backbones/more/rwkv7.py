@@ -8,9 +8,7 @@ route gathers and scatters them like the residual stream (`carries`). Each block
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -18,14 +16,11 @@ from torch import Tensor, nn
 
 from backbones.layers import Block, head_norm, turns
 from backbones.more.rwkv6 import decay_speed
-from backbones.ops.dispatch import resolve
-from backbones.ops.rwkv7_scan import rwkv7
-from backbones.registry import check_choice, register
+from backbones.more.rwkv6_spec import MatrixRWKVOptions
+from backbones.ops.matrix_state import rwkv7
 from backbones.rwkv import ChannelMix, Shift
 from backbones.sizes import Size, hidden_for, low_rank, matrix_head
-
-if TYPE_CHECKING:
-    from routing.layout import Layout
+from routing.layout import Layout
 
 SLOWEST = math.exp(-0.5)  # Log decays lie in (-e^-0.5, 0): 54 % of the state stay at least.
 
@@ -111,30 +106,15 @@ class TimeMix7(nn.Module):
         nn.init.uniform_(self.bonus, -0.1, 0.1)
 
 
-@register("rwkv7")
 class RWKV7Block(Block):
     """RWKV-7 time mix, then channel mix."""
 
     carries = ("v_first",)
 
-    @dataclass(frozen=True)
-    class Options:
-        """Options of the family `rwkv7`.
-
-        Attributes:
-            missing: `self`, `zero` or `nearest`: what stands in for an absent neighbour.
-            kernel: `auto`, `torch` or a kernel of `backbones.ops.rwkv7_scan`.
-        """
-
-        missing: str = "self"
-        kernel: str = "auto"
-
-        def __post_init__(self) -> None:
-            check_choice("missing", self.missing, ("self", "zero", "nearest"))
-
-    def __init__(self, size: Size, index: int, grid: tuple[int, int], options: Options) -> None:
+    def __init__(
+        self, size: Size, index: int, grid: tuple[int, int], options: MatrixRWKVOptions
+    ) -> None:
         super().__init__(index)
-        resolve("rwkv7", options.kernel)
         self.depth, width = size.depth, size.width
         path = turns(index)
         self.time = TimeMix7(width, path, options.missing, options.kernel, first=index == 0)

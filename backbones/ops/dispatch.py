@@ -12,7 +12,6 @@ import importlib
 import importlib.util
 import os
 import sys
-import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -78,28 +77,23 @@ def _import(module: str, name: str, package: str) -> _Probe:
         return _Probe(None, f"{package} does not load: {str(error).splitlines()[0][:120]}")
 
 
-def _mamba_ssd() -> _Probe:
-    """mamba-ssm's Triton SSD, even where the package does not import for want of its CUDA part."""
-    module = "mamba_ssm.ops.triton.ssd_combined"
-    found = _import(module, "mamba_chunk_scan_combined", "mamba-ssm")
-    spec = importlib.util.find_spec("mamba_ssm") if found.function is None else None
-    if spec is None or not spec.submodule_search_locations:
+def _import_within(module: str, name: str, package: str) -> _Probe:
+    """Import a function from a submodule, also of a package whose own `__init__` fails.
+
+    `import a.b` runs a's `__init__` first, and mamba-ssm's needs its CUDA module, which its Triton
+    files do not. So the package is then put into `sys.modules` unexecuted, where Python looks for
+    the parent, and stays there if that was enough. Only `probe` calls this, when a CUDA device asks
+    for the op for the first time.
+    """
+    found, root = _import(module, name, package), module.split(".")[0]
+    spec = None if found.function or root in sys.modules else importlib.util.find_spec(root)
+    if spec is None:
         return found
-    # Its __init__ imports the CUDA module; an empty package with the same path lets the Triton
-    # files load.
-    saved = {k: v for k, v in sys.modules.items() if k.split(".")[0] == "mamba_ssm"}
-    for key in saved:
-        del sys.modules[key]
-    bare = types.ModuleType("mamba_ssm")
-    bare.__spec__ = spec
-    bare.__path__ = list(spec.submodule_search_locations)
-    sys.modules["mamba_ssm"] = bare
-    again = _import(module, "mamba_chunk_scan_combined", "mamba-ssm")
-    if again.function is None:
-        for key in [k for k in sys.modules if k.split(".")[0] == "mamba_ssm"]:
-            del sys.modules[key]
-        sys.modules.update(saved)
-    return again
+    sys.modules[root] = importlib.util.module_from_spec(spec)
+    found = _import(module, name, package)
+    if found.function is None:
+        del sys.modules[root]
+    return found
 
 
 # Dictionaries, not functools.cache: a compiled block reads them, and looks through that wrapper.
@@ -128,7 +122,8 @@ def kernel_function(op: str, kernel: str) -> Callable[..., Any]:
 
 def _probe(op: str, kernel: str) -> _Probe:
     if (op, kernel) == ("ssd", "mamba-ssm"):
-        return _mamba_ssd()
+        module = "mamba_ssm.ops.triton.ssd_combined"
+        return _import_within(module, "mamba_chunk_scan_combined", "mamba-ssm")
     if (op, kernel) == ("ssd", "fla"):
         return _import("fla.ops.simple_gla", "chunk_simple_gla", "fla-core")
     if (op, kernel) in (("gla", "fla"), ("rwkv6", "fla"), ("rwkv7", "fla")):

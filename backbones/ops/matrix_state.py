@@ -1,4 +1,20 @@
-r"""Scans with a matrix state and a decay per key channel, cut in chunks (GLA, RWKV-6, RWKV-7).
+r"""Scans with a matrix state and a decay per key channel, cut in chunks: GLA, RWKV-6, RWKV-7.
+
+`gla`, Yang et al. (arXiv 2312.06635):
+
+    S_t = diag(exp(g_t)) S_{t-1} + k_t v_t^T,    y_t = q_t^T S_t
+
+`rwkv6`, Peng et al., Eagle and Finch (arXiv 2404.05892), with a bonus u for the token itself:
+
+    y_t = r_t^T (S_{t-1} + diag(u) k_t v_t^T),    S_t = diag(exp(g_t)) S_{t-1} + k_t v_t^T
+
+`rwkv7`, Peng et al., Goose (arXiv 2503.14456), which also forgets along one direction and rewrites
+it:
+
+    S_t = diag(exp(g_t)) S_{t-1} + b_t (a_t^T S_{t-1}) + k_t v_t^T,    y_t = r_t^T S_t
+
+A token with k = a = b = 0 and g = 0 leaves no trace, so the scan over present tokens is the dense
+one with the absent ones masked.
 
 With log decays g <= 0 and their running sum c inside a chunk, a term from token s reaches token t
 by exp(c_t - c_s). Split around the middle m of the chunk, exp(c_t - m) exp(m - c_s), it is a matrix
@@ -11,6 +27,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from backbones.ops.dispatch import choose, full_precision, kernel_function, work_dtype
 
 FLOOR = -10.0
 CHUNK = 16
@@ -74,3 +92,182 @@ def carry(total: Tensor, written: Tensor) -> Tensor:
         states.append(state)
         state = fade * state + new
     return torch.stack(states, 2)
+
+
+def gla_reference(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
+    """The recurrence, literally, in float64, token by token. Shapes as `gla`."""
+    queries, keys, values, decay = (x.double() for x in (q, k, v, g.clamp(min=FLOOR)))
+    state = torch.zeros(*k.shape[:1], *k.shape[2:], v.shape[-1], dtype=torch.float64)
+    out = []
+    for t in range(q.shape[1]):
+        write = keys[:, t, :, :, None] * values[:, t, :, None, :]
+        state = decay[:, t].exp()[..., None] * state + write
+        out.append((queries[:, t, :, :, None] * state).sum(-2))
+    return torch.stack(out, 1).to(v.dtype)
+
+
+def gla(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, chunk: int = CHUNK, kernel: str = "auto"
+) -> Tensor:
+    """Gated linear attention, without a scale.
+
+    Args:
+        q: Queries (B, T, H, K).
+        k: Keys (B, T, H, K).
+        v: Values (B, T, H, V).
+        g: Log decays (B, T, H, K), at most 0; clamped at -10.
+        chunk: Tokens of one chunk; need not divide T. At most 16 keeps float32 finite.
+        kernel: auto | torch | reference | fla.
+
+    Returns:
+        (B, T, H, V) in v's dtype; computed in float32 at least.
+
+    Raises:
+        KernelError: The kernel asked for cannot run.
+    """
+    name = choose("gla", kernel, v)
+    if name == "reference":
+        return gla_reference(q, k, v, g)
+    if name == "fla":
+        floor = g.float().clamp(min=FLOOR)
+        same = (x.to(v.dtype) for x in (q, k))
+        return kernel_function("gla", "fla")(*same, v, floor, scale=1.0)[0]
+    dtype = work_dtype(q, k, v, g)
+    with full_precision(v):
+        qs, ks, vs, gs = (cut(x.to(dtype), chunk) for x in (q, k, v, g))
+        decay = Decay(gs)
+        states = carry(decay.total, decay.to_end(ks).mT @ vs)
+        y = decay.pairs(qs, ks, strict=False) @ vs + (qs * decay.upto.exp()) @ states
+    return join(y, q.shape[1]).to(v.dtype)
+
+
+def rwkv6_reference(r: Tensor, k: Tensor, v: Tensor, g: Tensor, u: Tensor) -> Tensor:
+    """The recurrence, literally, in float64, token by token. Shapes as `rwkv6`."""
+    reads, keys, values, decay = (x.double() for x in (r, k, v, g.clamp(min=FLOOR)))
+    state = torch.zeros(*k.shape[:1], *k.shape[2:], v.shape[-1], dtype=torch.float64)
+    out = []
+    for t in range(r.shape[1]):
+        write = keys[:, t, :, :, None] * values[:, t, :, None, :]
+        seen = state + u.double()[..., None] * write
+        out.append((reads[:, t, :, :, None] * seen).sum(-2))
+        state = decay[:, t].exp()[..., None] * state + write
+    return torch.stack(out, 1).to(v.dtype)
+
+
+def rwkv6(
+    r: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    u: Tensor,
+    chunk: int = CHUNK,
+    kernel: str = "auto",
+) -> Tensor:
+    """RWKV-6's time mixing.
+
+    Args:
+        r: Receptances (B, T, H, K).
+        k: Keys (B, T, H, K).
+        v: Values (B, T, H, V).
+        g: Log decays (B, T, H, K), at most 0; clamped at -10.
+        u: Bonus of the token itself (H, K).
+        chunk: Tokens of one chunk; need not divide T. At most 16 keeps float32 finite.
+        kernel: auto | torch | reference | fla.
+
+    Returns:
+        (B, T, H, V) in v's dtype; computed in float32 at least.
+
+    Raises:
+        KernelError: The kernel asked for cannot run.
+    """
+    name = choose("rwkv6", kernel, v)
+    if name == "reference":
+        return rwkv6_reference(r, k, v, g, u)
+    if name == "fla":
+        floor = g.float().clamp(min=FLOOR)
+        same = (x.to(v.dtype) for x in (r, k))
+        return kernel_function("rwkv6", "fla")(*same, v, floor, u.float(), scale=1.0)[0]
+    dtype = work_dtype(r, k, v, g)
+    with full_precision(v):
+        rs, ks, vs, gs = (cut(x.to(dtype), chunk) for x in (r, k, v, g))
+        decay = Decay(gs)
+        states = carry(decay.total, decay.to_end(ks).mT @ vs)
+        y = decay.pairs(rs, ks, strict=True) @ vs + (rs * decay.before.exp()) @ states
+        own = (rs * ks * u.to(dtype)[:, None, None]).sum(-1, keepdim=True)
+        y = y + own * vs
+    return join(y, r.shape[1]).to(v.dtype)
+
+
+def rwkv7_reference(r: Tensor, g: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """The recurrence, literally, in float64, token by token. Shapes as `rwkv7`."""
+    read, decay, keys, values, look, put = (x.double() for x in (r, g.clamp(min=FLOOR), k, v, a, b))
+    state = torch.zeros(*k.shape[:1], *k.shape[2:], v.shape[-1], dtype=torch.float64)
+    out = []
+    for t in range(r.shape[1]):
+        found = (look[:, t, :, :, None] * state).sum(-2, keepdim=True)
+        state = decay[:, t].exp()[..., None] * state + put[:, t, :, :, None] * found
+        state = state + keys[:, t, :, :, None] * values[:, t, :, None, :]
+        out.append((read[:, t, :, :, None] * state).sum(-2))
+    return torch.stack(out, 1).to(v.dtype)
+
+
+def rwkv7(
+    r: Tensor,
+    g: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    chunk: int = CHUNK,
+    kernel: str = "auto",
+) -> Tensor:
+    """RWKV-7's time mixing.
+
+    Args:
+        r: Receptances (B, T, H, K).
+        g: Log decays (B, T, H, K), at most 0; clamped at -10.
+        k: Keys (B, T, H, K).
+        v: Values (B, T, H, V).
+        a: Where to look in the state (B, T, H, K): the negative of a unit key.
+        b: Where to put what was found (B, T, H, K): the unit key times a rate in 0..1.
+        chunk: Tokens of one chunk; need not divide T. At most 16 keeps float32 finite.
+        kernel: auto | torch | reference | fla.
+
+    Returns:
+        (B, T, H, V) in v's dtype; computed in float32 at least.
+
+    Raises:
+        KernelError: The kernel asked for cannot run.
+    """
+    name = choose("rwkv7", kernel, v)
+    if name == "reference":
+        return rwkv7_reference(r, g, k, v, a, b)
+    if name == "fla":
+        same = [x.to(v.dtype) for x in (r, g.clamp(min=FLOOR), k, v, a, b)]
+        return kernel_function("rwkv7", "fla")(*same, scale=1.0)[0]
+    dtype = work_dtype(r, g, k, v, a, b)
+    with full_precision(v):
+        y = _rwkv7_chunks(*(cut(x.to(dtype), chunk) for x in (r, g, k, v, a, b)))
+    return join(y, r.shape[1]).to(v.dtype)
+
+
+def _rwkv7_chunks(r: Tensor, g: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    # Inside a chunk the reads u_t = a_t^T S_{t-1} depend on each other through a strictly lower
+    # triangular matrix, so one triangular solve gives all of them (the WY form of DeltaNet, arXiv
+    # 2406.06484).
+    decay = Decay(g)
+    # u = A_b u + A_k v + a S_0, so that u = (I - A_b)^-1 (a S_0 + A_k v).
+    known = torch.cat([a * decay.before.exp(), decay.pairs(a, k, strict=True) @ v], dim=-1)
+    system = torch.eye(g.shape[-2], dtype=g.dtype, device=g.device) - decay.pairs(a, b, strict=True)
+    solved = torch.linalg.solve_triangular(system, known, upper=False, unitriangular=True)
+    from_state, from_chunk = solved.split([a.shape[-1], v.shape[-1]], dim=-1)
+    end_b, fade = decay.to_end(b).mT, decay.total.exp().mT
+    written = decay.to_end(k).mT @ v
+    state, starts, found = torch.zeros_like(written[:, :, 0]), [], []
+    for n in range(g.shape[2]):
+        starts.append(state)
+        found.append(from_state[:, :, n] @ state + from_chunk[:, :, n])
+        state = fade[:, :, n] * state + end_b[:, :, n] @ found[-1] + written[:, :, n]
+    inside = decay.pairs(r, k, strict=False) @ v
+    inside = inside + decay.pairs(r, b, strict=False) @ torch.stack(found, 2)
+    return inside + (r * decay.upto.exp()) @ torch.stack(starts, 2)

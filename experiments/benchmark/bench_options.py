@@ -9,7 +9,7 @@ from typing import Any
 
 from backbones.registry import names
 from backbones.sizes import parse_size
-from experiments.config.ranges import MOST_THREADS
+from experiments.config.schema import MOST_THREADS
 from routing.errors import UserError, suggest
 from routing.plain import whole
 from routing.route import Route

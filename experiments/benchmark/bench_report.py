@@ -8,14 +8,14 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from experiments.benchmark import block_times, loop_share, step_profile, step_times
+from experiments.benchmark import block_times, step_profile, step_times
 from experiments.benchmark.bench_options import BenchError, BenchOptions
-from experiments.benchmark.step_times import Step, cases
 from experiments.runtime.files import atomic_write
 from experiments.runtime.memory import keep_freed_memory
 from experiments.training.session import processor
@@ -42,7 +42,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def environment(o: BenchOptions, device: torch.device) -> dict[str, Any]:
+def environment(device: torch.device) -> dict[str, Any]:
     """What the figures depend on besides the options."""
     name = torch.cuda.get_device_name() if device.type == "cuda" else processor()
     return {
@@ -79,27 +79,18 @@ def pick_device(o: BenchOptions) -> torch.device:
 
 
 def steps_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Print rows of `bench_steps.measure`."""
+    """Print rows of `step_times.measure`."""
     headers = ["step", "tokens", "route", "ms", "img/s", "speed-up", "allowed", "of allowed"]
     headers += ["GFLOP/s", "of peak", "memory"]
     lines = []
     for r in rows:
         routed = "speedup" in r
-        lines.append(
-            (
-                f"{r['backbone']}-{r['size']}",
-                str(r["tokens"]),
-                r["route"],
-                f"{1e3 * r['seconds']:.1f}",
-                f"{r['images_per_s']:.1f}",
-                f"{r['speedup']:.2f}x" if routed else "",
-                f"{r['allowed']:.2f}x" if routed else "",
-                f"{r['of_allowed']:.0%}" if routed else "",
-                f"{r['flops_per_s'] / 1e9:.0f}",
-                f"{r['share_of_peak']:.0%}",
-                f"{r['memory_bytes'] / 2**30:.2f} GiB",
-            )
-        )
+        line = [f"{r['backbone']}-{r['size']}", str(r["tokens"]), r["route"]]
+        line += [f"{1e3 * r['seconds']:.1f}", f"{r['images_per_s']:.1f}"]
+        gain = ("{speedup:.2f}x", "{allowed:.2f}x", "{of_allowed:.0%}")
+        line += [text.format(**r) if routed else "" for text in gain]
+        line += [f"{r['flops_per_s'] / 1e9:.0f}", f"{r['share_of_peak']:.0%}"]
+        lines.append([*line, f"{r['memory_bytes'] / 2**30:.2f} GiB"])
     text = table(headers, lines)
     for r in rows:
         if "ours_faster_by" in r:
@@ -158,13 +149,11 @@ def loop_table(rows: Sequence[dict[str, Any]]) -> str:
 def profiles(o: BenchOptions, device: torch.device) -> dict[str, dict[str, float]]:
     """Profile the dense and the first routed step of every family."""
     found = {}
-    for size in o.size:
-        for tokens in o.tokens:
-            for case in cases(o, size, tokens):
-                if case.backbone == "plain" or case.rate not in (0.0, o.rate[0]):
-                    continue
+    for size, tokens in product(o.size, o.tokens):
+        for case in step_times.cases(o, size, tokens):
+            if case.backbone != "plain" and case.rate in (0.0, o.rate[0]):
                 kind = "routed" if case.route else "dense"
-                step = Step(case, o, device)
+                step = step_times.Step(case, o, device)
                 found[f"{case.backbone}-{size}@{tokens} {kind}"] = step_profile.profile(step)
     return found
 
@@ -178,14 +167,13 @@ def run(o: BenchOptions, say: Callable[[str], None] = print) -> dict[str, Any]:
     device = pick_device(o)
     found: dict[str, Any] = {
         "options": dataclasses.asdict(o),
-        "environment": environment(o, device),
+        "environment": environment(device),
     }
     say(_heading(o, found["environment"]))
     if "steps" in o.parts:
         found["steps"] = []
-        for size in o.size:
-            for tokens in o.tokens:
-                found["steps"] += step_times.measure(o, size, tokens, device)
+        for size, tokens in product(o.size, o.tokens):
+            found["steps"] += step_times.measure(o, size, tokens, device)
         say("\n" + steps_table(found["steps"]))
     if "profile" in o.parts:
         found["profile"] = profiles(o, device)
@@ -194,7 +182,11 @@ def run(o: BenchOptions, say: Callable[[str], None] = print) -> dict[str, Any]:
         found["blocks"] = block_times.measure(o, device)
         say("\n" + blocks_table(found["blocks"], o.backbone))
     if "loop" in o.parts:
-        found["loop"] = loop_share.measure(o)
+        found["loop"] = [
+            step_profile.loop_share(name, o.clock)
+            | {"first_step_s": step_profile.first_step(name)}
+            for name in o.backbone
+        ]
         say("\n" + loop_table(found["loop"]))
     atomic_write(Path(o.out), json.dumps(found, indent=1) + "\n")
     say("\n" + "\n".join(NOTES))

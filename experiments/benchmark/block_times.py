@@ -7,7 +7,6 @@ backward pass, per token: the same at every length if memory is linear in tokens
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,21 +17,12 @@ from experiments.benchmark.bench_options import BenchOptions
 from experiments.benchmark.step_times import interleave, kept_bytes
 from routing.layout import Layout
 
-VALUES = (
-    1 << 21
-)  # Tokens times channels in a batch: the same work for linear operators at all lengths.
+# Tokens times channels in a batch: the same work for linear operators at all lengths.
+VALUES = 1 << 21
 
 
 class BlockRun:
-    """Forward and backward of one block.
-
-    Args:
-        name: Family.
-        size: Size with patch.
-        tokens: Grid tokens.
-        batch: Samples.
-        device: Where.
-    """
+    """Forward and backward of one block of a family, on `batch` samples of `tokens` tokens."""
 
     def __init__(self, name: str, size: str, tokens: int, batch: int, device: torch.device) -> None:
         side = math.isqrt(tokens)
@@ -64,8 +54,7 @@ def measure(o: BenchOptions, device: torch.device) -> list[dict[str, Any]]:
         for tokens in o.block_tokens:
             batch = max(1, VALUES // (tokens * width)) if device.type == "cpu" else o.batch
             blocks = [BlockRun(name, size, tokens, batch, device) for name in o.backbone]
-            runs: list[Callable[[], Any]] = list(blocks)
-            timed = interleave(runs, o, device, warm=1)
+            timed = interleave(blocks, o, device, warm=1)
             row: dict[str, Any] = {"size": size, "tokens": tokens, "batch": batch}
             for i, (name, block) in enumerate(zip(o.backbone, blocks, strict=True)):
                 kept = kept_bytes(block.forward, block.block)

@@ -9,13 +9,15 @@ into another clone. Optimizer and EMA are torch's defaults, parameter by paramet
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.layers import sincos_2d
+from backbones.embeddings import sincos_2d
+from backbones.sizes import Size
+from experiments.diffusion import create_objective
+from routing.rng import Draws
 
 
 def _modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
@@ -53,42 +55,30 @@ class PlainDiT(nn.Module):
     """DiT for square inputs, with one optional route.
 
     Args:
-        depth: Blocks.
-        width: Channels D.
-        heads: Attention heads.
-        patch: Patch side.
-        side: Input side in pixels.
-        channels: Input channels.
+        shape: Depth, width, heads and patch.
+        side: Input side in pixels; there are 4 channels.
         classes: Number of classes.
         route: First and last block of the route and the share that skips, or None.
     """
 
     def __init__(
-        self,
-        depth: int,
-        width: int,
-        heads: int,
-        patch: int,
-        side: int,
-        channels: int = 4,
-        classes: int = 1000,
-        route: tuple[int, int, float] | None = None,
+        self, shape: Size, side: int, classes: int, route: tuple[int, int, float] | None = None
     ) -> None:
         super().__init__()
-        self.patch, self.side, self.route, self.num_classes = patch, side, route, classes
-        self.prefix = 0
+        width, patch, channels = shape.width, shape.patch, 4
+        self.patch, self.side, self.route, self.classes = patch, side, route, classes
         self.embed = nn.Conv2d(channels, width, patch, patch)
         grid = (side // patch, side // patch)
         self.position = nn.Parameter(sincos_2d(width, grid)[None], requires_grad=False)
         self.time = nn.Sequential(nn.Linear(256, width), nn.SiLU(), nn.Linear(width, width))
         self.labels = nn.Embedding(classes + 1, width)
-        self.blocks = nn.ModuleList(PlainBlock(width, heads) for _ in range(depth))
+        self.blocks = nn.ModuleList(PlainBlock(width, shape.heads) for _ in range(shape.depth))
         self.norm = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
         self.modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 2 * width))
         self.out = nn.Linear(width, patch * patch * channels)
 
-    def forward(self, x: Tensor, t: Tensor, y: Tensor, routing: Any = None) -> Tensor:
-        """Predict from images (B, C, H, W), times (B,) and labels (B,); `routing` only says if."""
+    def forward(self, x: Tensor, t: Tensor, y: Tensor) -> Tensor:
+        """Predict from images (B, C, H, W), times (B,) and labels (B,)."""
         x = self.embed(x).flatten(2).transpose(1, 2) + self.position
         rates = torch.exp(-math.log(10000) * torch.arange(128, device=t.device) / 128)
         angles = t[:, None].float() * rates
@@ -96,14 +86,14 @@ class PlainDiT(nn.Module):
         start, end, rate = self.route or (-1, -1, 0.0)
         saved, index = x, torch.empty(0)
         for i, block in enumerate(self.blocks):
-            if routing is not None and i == start:
+            if i == start:
                 keep = x.shape[1] - int(x.shape[1] * rate)
                 order = torch.argsort(torch.rand(x.shape[:2], device=x.device), dim=1)
                 index = order[:, :keep, None].expand(-1, -1, x.shape[2])
                 saved = x.clone()
                 x = torch.gather(x, 1, index)
             x = block(x, c)
-            if routing is not None and i == end:
+            if i == end:
                 x = saved.clone().scatter_(1, index, x.to(saved.dtype))
         shift, scale = self.modulation(c).chunk(2, dim=1)
         rows = self.out(_modulated(self.norm(x), shift, scale))
@@ -112,25 +102,39 @@ class PlainDiT(nn.Module):
         return torch.einsum("nhwpqc->nchpwq", rows).reshape(len(rows), -1, self.side, self.side)
 
 
-class PlainUpdate:
-    """AdamW and EMA as a plain loop has them.
+class PlainStep:
+    """A training step as a plain loop has it, always on one batch; call it for one step.
 
     Args:
-        model: Whose parameters.
+        model: What to train.
+        x: Latents (B, 4, side, side).
+        y: Labels (B,).
+        half: Autocast to bfloat16.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: PlainDiT, x: Tensor, y: Tensor, half: bool) -> None:
+        self.model, self.x, self.y, self.half, self.count = model, x, y, half, 0
+        self.rows, self.objective = torch.arange(len(x), device=x.device), create_objective("flow")
         self.params = [p for p in model.parameters() if p.requires_grad]
         self.ema = [p.detach().clone() for p in self.params]
         self.optimizer = torch.optim.AdamW(self.params, lr=1e-4, weight_decay=0.0)
 
-    def step(self) -> None:
-        """Apply the gradients and follow them with the average."""
+    def loss(self) -> Tensor:
+        """Draw and run the forward pass."""
+        draws = Draws(0, self.count, self.rows)
+        drop = draws.uniform("drop", 1)[:, 0] < 0.1
+        y = torch.where(drop, self.model.classes, self.y)
+        noise, time = draws.normal("noise", tuple(self.x.shape[1:])), self.objective.times(draws)
+        with torch.autocast(self.x.device.type, torch.bfloat16, enabled=self.half):
+            return self.objective.loss(self.model, self.x, noise, time, y=y).float().mean()
+
+    def __call__(self) -> None:
+        """Take one step: the average follows one tensor after the other."""
+        self.loss().backward()
+        torch.nn.utils.clip_grad_norm_(self.params, 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-
-    @torch.no_grad()
-    def average(self) -> None:
-        """Move the average towards the weights, one tensor after the other."""
-        for average, p in zip(self.ema, self.params, strict=True):
-            average.mul_(0.9999).add_(p, alpha=1 - 0.9999)
+        with torch.no_grad():
+            for average, p in zip(self.ema, self.params, strict=True):
+                average.mul_(0.9999).add_(p, alpha=1 - 0.9999)
+        self.count += 1

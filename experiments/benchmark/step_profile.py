@@ -1,49 +1,51 @@
-"""Where a training step's time goes, by part.
+"""Where a training step's time goes, by part, and what the loop around it takes.
 
 Parts are named while the step runs: by hooks on modules, and by wrapping the branches of a block
 and `routing`'s functions for the time of the profile. An operation counts for the innermost name
 around it; one in the backward pass for the part whose forward operation made it (autograd numbers
 them alike). The gathers inside a block's norm and gated sum are those of its scan orders; there are
 hundreds in a step, and a name around each would cost as much as they do.
+
+The loop is the real one, on the digits at scale `tiny`, with its files. What is neither forward,
+backward nor optimizer (batches, noise, subsets, clipping, EMA, logging, checkpoints) is overhead.
 """
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 
-from experiments.benchmark.step_times import Step, named, step_memory
+from experiments.benchmark.step_times import Step, step_memory
+from experiments.config.compose import load
+from experiments.runtime.command import ROOT
+from experiments.runtime.console import Console
 from experiments.runtime.memory import available_memory
-from routing.execute import Run
+from experiments.training.build import make_accelerator
+from experiments.training.loop import Trainer
 from routing.layout import Layout
+from routing.stack import StackPass
 
 NORM, SCAN = "norm, gate", "scan order"
 PARTS = (
-    "draw, loss",
-    "embed",
-    NORM,
-    "mixer",
-    "mlp",
-    "route",
-    SCAN,
-    "head",
-    "gradients",
-    "clip",
-    "optimizer",
-    "EMA",
-)
+    "draw, loss", "embed", NORM, "mixer", "mlp", "route", SCAN, "head", "gradients", "clip",
+    "optimizer", "EMA",
+)  # fmt: skip
 ROUTE = ("_order", "_positions", "_gaps", "_neighbours", "_slots")
 
 
 @contextmanager
 def _scopes(step: Step) -> Iterator[None]:
-    """Name the parts of a model while the block runs."""
-    model = step.model
+    """Name the parts of a step while the block runs."""
+    model, state = step.model, step.state
     with ExitStack() as undo:
 
         def scope(module: torch.nn.Module, part: str) -> None:
@@ -61,12 +63,17 @@ def _scopes(step: Step) -> Iterator[None]:
 
         def wrap(owner: Any, name: str, part: str) -> None:
             inner: Callable[..., Any] = getattr(owner, name)
+            own = name in vars(owner)
 
             def wrapped(*args: Any, **kwargs: Any) -> Any:
-                with named(part):
+                with torch.profiler.record_function(f"part:{part}"):
                     return inner(*args, **kwargs)
 
-            undo.enter_context(mock.patch.object(owner, name, wrapped))
+            setattr(owner, name, wrapped)
+            if own:
+                undo.callback(setattr, owner, name, inner)
+            else:
+                undo.callback(delattr, owner, name)
 
         for block in model.stack.blocks:
             scope(block, NORM)
@@ -74,10 +81,13 @@ def _scopes(step: Step) -> Iterator[None]:
             # A Mamba block's second branch is another mixer.
             wrap(block, "second", "mixer" if hasattr(block, "two") else "mlp")
         scope(model.head, "head")
+        wrap(state, "clip", "clip")
+        wrap(state.optimizer, "step", "optimizer")
+        wrap(state, "average", "EMA")
         wrap(model, "embed", "embed")
         wrap(model.modulate, "forward", "embed")
-        for method in ("open", "close"):
-            wrap(Run, method, "route")
+        for method in ("open", "gather", "scatter"):
+            wrap(StackPass, method, "route")
         for method in ROUTE:
             if hasattr(Layout, method):
                 wrap(Layout, method, "route")
@@ -134,7 +144,7 @@ def attribute(events: list[Any], cuda: bool) -> dict[str, float]:
             part = made.get(task.sequence_nr, "draw, loss")
         if part == NORM and event.name == "aten::index_select":
             part = SCAN
-        totals["draw, loss" if part in ("forward", "backward") else part] += spent
+        totals[part] += spent
     return dict(totals)
 
 
@@ -145,7 +155,7 @@ def _touch(step: Step) -> None:
     faults would then count, as a sixth of the step, for the operations that make large tensors.
     """
     # Twice that: what the step left is free already. Never so much that the machine runs out.
-    torch.ones(min(2 * step_memory(step)[0], available_memory() // 2) // 4)
+    torch.ones(min(2 * step_memory(step, step.device)[0], available_memory() // 2) // 4)
 
 
 def profile(step: Step, rounds: int = 2) -> dict[str, float]:
@@ -165,3 +175,107 @@ def profile(step: Step, rounds: int = 2) -> dict[str, float]:
     totals = attribute(list(seen.events()), cuda)
     whole = sum(totals.values())
     return {part: totals.get(part, 0.0) / whole for part in PARTS}
+
+
+# --- the loop's own share ------------------------------------------------------------------------
+
+LOOP_STEPS = 24
+_QUIET = ("eval=none", "train.sample_every=0", "data=digits", "scale=tiny")
+
+
+class Stopwatch:
+    """Adds up the seconds between `start` and `stop`."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now, self.total, self._began = now, 0.0, 0.0
+
+    def start(self, *_: Any) -> None:
+        """Begin."""
+        self._began = self.now()
+
+    def stop(self, *_: Any) -> None:
+        """End."""
+        self.total += self.now() - self._began
+
+
+class TimedTrainer(Trainer):
+    """A run whose model, optimizer and saves are timed; the first `warm` steps do not count."""
+
+    def __init__(self, words: list[str], now: Callable[[], float], warm: int) -> None:
+        config = load(words)
+        config.folder.mkdir(parents=True)
+        super().__init__(config, make_accelerator(config), Console(quiet=True))
+        self.work, self.whole, self.saving = Stopwatch(now), Stopwatch(now), Stopwatch(now)
+        self.warm = warm
+        optimizer: Any = self.state.optimizer
+        for before, after in (
+            (self.model.register_forward_pre_hook, self.model.register_forward_hook),
+            (optimizer.register_step_pre_hook, optimizer.register_step_post_hook),
+        ):
+            before(self.work.start)
+            after(self.work.stop)
+
+    def one_step(self) -> None:
+        """Take one step."""
+        if self.state.step == self.warm:
+            self.work.total = 0.0
+            self.whole.start()
+        super().one_step()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradients."""
+        self.work.start()
+        super().backward(loss)
+        self.work.stop()
+
+    def save(self) -> None:
+        """Write a checkpoint."""
+        self.saving.start()
+        super().save()
+        self.saving.stop()
+
+    def evaluate(self, *_: Any, **__: Any) -> None:
+        """Leave out the pictures of the last step."""
+
+
+def loop_share(backbone: str, clock: str = "wall", steps: int = LOOP_STEPS) -> dict[str, Any]:
+    """Train a few steps and time the parts.
+
+    Args:
+        backbone: Family.
+        clock: `wall` or `cpu`.
+        steps: Timed steps; as many before them warm up.
+    """
+    now = time.process_time if clock == "cpu" else time.perf_counter
+    with tempfile.TemporaryDirectory() as folder:
+        words = [f"backbone={backbone}", "route=2-8", *_QUIET, f"train.steps={2 * steps}"]
+        run = TimedTrainer([*words, f"paths.runs={folder}"], now, steps)
+        run.fit()
+        run.whole.stop()
+    # The one save was that of the last step; a run has one in so many steps.
+    save_s = run.saving.total / run.config.train.save_every
+    step_s = (run.whole.total - run.saving.total) / steps + save_s
+    overhead_s = step_s - run.work.total / steps
+    return {
+        "backbone": backbone,
+        "step_s": step_s,
+        "overhead_s": overhead_s,
+        "overhead": overhead_s / step_s,
+        "save_s": run.saving.total,
+    }
+
+
+def first_step(backbone: str) -> float:
+    """Return the seconds from typing the main command to the end of its first step."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = str(ROOT / "experiments" / "run.py")
+        words = [f"backbone={backbone}", "route=2-8", *_QUIET, f"paths.runs={folder}"]
+        command = [sys.executable, script, *words, "train.steps=2", "train.log_every=1"]
+        began = time.monotonic()
+        quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        with subprocess.Popen(command, **quiet) as process:
+            while not any(p.stat().st_size for p in Path(folder).glob("*/metrics.jsonl")):
+                if process.poll() not in (None, 0):
+                    raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}")
+                time.sleep(0.02)
+            return time.monotonic() - began

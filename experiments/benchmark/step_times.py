@@ -1,35 +1,42 @@
-"""Training steps to be timed: those of `experiments.training.loop`, on random latents, no files.
+"""Training steps to be timed: `experiments.training.loop.Trainer` on random latents, no files.
 
-A step draws noise, times and subsets, runs the model forward and back, clips, and updates weights
-and EMA. Variants run in turn in one process, so that a busy machine slows all alike; what is
-reported is the median over rounds of ratios within a round.
+Variants run in turn in one process, so that a busy machine slows all alike; what is reported is the
+median over rounds of ratios within a round. A plain training loop leaves the C library's allocator
+as it is and ours does not (`experiments.runtime.memory`): on a CPU the plain step has a process of
+its own, where it is timed in turn with the others.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-import backbones
 from backbones.cost import Cost, cost
 from backbones.sizes import parse_size
 from experiments.benchmark.bench_options import BenchError, BenchOptions
-from experiments.benchmark.plain_dit import PlainDiT, PlainUpdate
-from experiments.diffusion import create_objective
+from experiments.benchmark.plain_dit import PlainDiT, PlainStep
+from experiments.config.schema import Config, TrainConfig
+from experiments.data.data_options import DataOptions
+from experiments.data.dataset import Batch, Dataset, Rows
+from experiments.runtime.console import Console
 from experiments.runtime.memory import check_fits
-from experiments.training.build import compile_blocks
-from routing import Draws, Route, Routing, Selection
+from experiments.training.loop import Trainer
+from routing.options import RoutingOptions
+from routing.rng import Draws
+from routing.route import Route, keep_count
 
 CLASSES = 1000
-LABEL_DROP = 0.1
 
 
 @dataclass(frozen=True)
@@ -55,10 +62,14 @@ class Case:
         """The family whose cost this is."""
         return "dit" if self.backbone == "plain" else self.backbone
 
+    @property
+    def side(self) -> int:
+        """Side of the latents."""
+        return math.isqrt(self.tokens) * parse_size(self.size).patch
+
     def cost(self, depth: int | None) -> Cost:
         """Count this step's forward pass."""
-        side = math.isqrt(self.tokens) * parse_size(self.size).patch
-        return cost(self.family, self.size, route=self.route, input_size=side, depth=depth)
+        return cost(self.family, self.size, route=self.route, input_size=self.side, depth=depth)
 
 
 def cases(o: BenchOptions, size: str, tokens: int) -> list[Case]:
@@ -74,109 +85,218 @@ def cases(o: BenchOptions, size: str, tokens: int) -> list[Case]:
     return found
 
 
-class Update:
-    """Fused AdamW and one foreach EMA, as the training loop has them."""
+# --- one step ------------------------------------------------------------------------------------
 
-    def __init__(self, model: torch.nn.Module, capturable: bool) -> None:
-        self.params: list[Tensor] = list(model.parameters())
-        self.ema = [p.detach().clone() for p in self.params]
-        options: dict[str, Any] = {"lr": 1e-4, "weight_decay": 0.0, "fused": True}
-        self.optimizer = torch.optim.AdamW(self.params, capturable=capturable, **options)
 
-    def step(self) -> None:
-        """Apply the gradients."""
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+class RandomLatents(Dataset):
+    """Normal latents (4, side, side) of 1000 classes in memory, as often as they are asked for."""
 
-    @torch.no_grad()
-    def average(self) -> None:
-        """Move the average towards the weights."""
-        torch._foreach_lerp_(self.ema, self.params, 1e-4)
+    fingerprint = ""
+    cannot_decode = "the benchmark's latents are random numbers"
+
+    def __init__(self, side: int, count: int, device: torch.device) -> None:
+        super().__init__(DataOptions("latents", sigma_data=1.0), device=device)
+        self.shape, self.num_classes, self.sizes = (4, side, side), CLASSES, {"train": None}
+        rows = torch.randn(count, *self.shape, generator=torch.Generator().manual_seed(1))
+        self.x, self.y = rows.to(device), torch.arange(count, device=device) % CLASSES
+
+    def batch(
+        self, index: Tensor, draws: Draws | None, split: str = "train", rows: Rows | None = None
+    ) -> Batch:
+        """Return latents and labels."""
+        at = (index % len(self.x)).to(self.device)
+        return Batch(self.x[at], self.y[at])
+
+    def to_pixels(self, x: Tensor) -> Tensor:
+        """Refuse."""
+        raise BenchError(self.cannot_decode)
 
 
 class Step:
-    """One variant, ready to run: call it for one training step.
-
-    Args:
-        case: What.
-        o: How.
-        device: Where.
-    """
+    """One variant of the real training step, ready to run: call it for one step."""
 
     def __init__(self, case: Case, o: BenchOptions, device: torch.device) -> None:
-        self.case, self.o, self.device = case, o, device
-        at_once = 0 if device.type == "cuda" else o.batch
-        check_fits(case.cost(o.depth), at_once, "a smaller size=, depth=, tokens= or batch=")
-        shape = parse_size(case.size, o.depth)
-        self.route = case.route.resolve(shape.depth)
-        side = math.isqrt(case.tokens) * shape.patch
-        torch.manual_seed(0)
-        if case.backbone == "plain":
-            segment = self.route.segments[0] if self.route else None
-            span = (segment.start, segment.end, segment.rate) if segment else None
-            size = (shape.depth, shape.width, shape.heads, shape.patch, side)
-            self.model: Any = PlainDiT(*size, classes=CLASSES, route=span).to(device)
-            self.update: Any = PlainUpdate(self.model)
-        else:
-            name, classes = case.backbone, CLASSES
-            self.model = backbones.create(
-                name, case.size, depth=o.depth, input_size=side, num_classes=classes
-            ).to(device)
-            self.model.stack.fp32_after = o.fp32_after
-            self.update = Update(self.model, o.graphs)
-            if o.compile == "blocks":
-                compile_blocks(self.model)
-        _open_gates(self.model)
-        self.objective = create_objective("flow")
-        self.selection, self.count = Selection(o.selection), 0
-        rows = torch.randn(o.batch, 4, side, side, generator=torch.Generator().manual_seed(1))
-        self.latents = rows.to(device)
-        self.labels = torch.arange(o.batch, device=device) % CLASSES
+        self.case, self.device = case, device
+        route, none = str(case.route), {"name": "none"}
+        config = Config(
+            seed=0, scale="bench", size=case.size, route=route, task="class",
+            backbone={"name": case.backbone, "depth": o.depth}, data={"name": "latents"},
+            objective={"name": "flow"}, sampler=none, guidance=none, eval=none,
+            routing=RoutingOptions(route, selection=o.selection, fp32_after=o.fp32_after),
+            train=TrainConfig(batch=o.batch, clip=1.0, precision=o.precision, compile=o.compile),
+        )  # fmt: skip
+        data = RandomLatents(case.side, o.batch, device)
+        # What a step asks of an `accelerate.Accelerator`.
+        alone = SimpleNamespace(device=device, num_processes=1, process_index=0)
+        self.trainer = Trainer(config, alone, Console(quiet=True), data)
+        self.model, self.state = self.trainer.model, self.trainer.state
+        self.params, self.ema = self.state.params, self.state.ema
         self.rows = torch.arange(o.batch, device=device)
+        open_gates(self.model)
 
     def loss(self) -> Tensor:
         """Draw and run the forward pass."""
-        draws = Draws(0, self.count, self.rows, device=self.device)
-        routing = Routing(self.route, self.selection, draws) if self.route else None
-        time = self.objective.times(draws)
-        noise = draws.normal("noise", tuple(self.latents.shape[1:]))
-        drop = draws.uniform("drop", 1)[:, 0] < LABEL_DROP
-        y = torch.where(drop, CLASSES, self.labels)
-        half = self.o.precision == "bf16"
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
-            terms = self.objective.loss(self.model, self.latents, noise, time, y=y, routing=routing)
-        return terms.float().mean()
+        return self.trainer.loss(self.rows)
 
     def __call__(self) -> None:
         """Take one step."""
-        with named("forward"):
-            loss = self.loss()
-        with named("backward"):
-            loss.backward()
-        with named("clip"):
-            torch.nn.utils.clip_grad_norm_(self.update.params, 1.0)
-        with named("optimizer"):
-            self.update.step()
-        with named("EMA"):
-            self.update.average()
-        self.count += 1
+        self.trainer.one_step()
+        self.state.step += 1
 
 
-@contextmanager
-def named(part: str) -> Iterator[None]:
-    """Name what runs inside for the profiler."""
-    with torch.profiler.record_function(f"part:{part}"):
-        yield
+def make_step(case: Case, o: BenchOptions, device: torch.device) -> Step | PlainStep:
+    """Return a variant's step: ours, or that of the plain reimplementation."""
+    at_once = 0 if device.type == "cuda" else o.batch
+    check_fits(case.cost(o.depth), at_once, "a smaller size=, depth=, tokens= or batch=")
+    if case.backbone != "plain":
+        return Step(case, o, device)
+    shape = parse_size(case.size, o.depth)
+    segments = case.route.resolve(shape.depth).segments
+    span = next(((s.start, s.end, s.rate) for s in segments), None)
+    torch.manual_seed(0)
+    model = PlainDiT(shape, case.side, CLASSES, span).to(device)
+    data = RandomLatents(case.side, o.batch, device)
+    step = PlainStep(model, data.x, data.y, o.precision == "bf16")
+    open_gates(model)
+    return step
 
 
 @torch.no_grad()
-def _open_gates(model: torch.nn.Module) -> None:
+def open_gates(model: torch.nn.Module) -> None:
     """Leave the zeros of adaLN-zero behind: multiplying by zero is no fair arithmetic."""
     generator = torch.Generator().manual_seed(2)
     for p in model.parameters():
         if p.requires_grad and not bool(p.any()):
             noise = torch.randn(p.shape, generator=generator) * 0.02
             p.copy_(noise.to(p.device))
+
+
+class BufferedDraws:
+    """Random numbers in fixed buffers, which `renew` fills with those of another step."""
+
+    def __init__(self, draws: Draws) -> None:
+        self.draws, self.kept = draws, dict[tuple[Any, ...], Tensor]()
+
+    def uniform(self, *args: Any) -> Tensor:
+        """As in `Draws`."""
+        return self._buffer("uniform", *args)
+
+    def normal(self, *args: Any) -> Tensor:
+        """As in `Draws`."""
+        return self._buffer("normal", *args)
+
+    def _buffer(self, kind: str, *args: Any) -> Tensor:
+        if (kind, *args) not in self.kept:
+            self.kept[kind, *args] = getattr(self.draws, kind)(*args).clone()
+        return self.kept[kind, *args]
+
+    def renew(self, draws: Draws) -> None:
+        """Write another step's numbers into all buffers."""
+        for (kind, *args), buffer in self.kept.items():
+            buffer.copy_(getattr(draws, kind)(*args))
+
+
+class GraphedStep:
+    """A `Step` on a CUDA device as one CUDA graph: drawn outside, replayed inside.
+
+    A route has one static number of tokens, so one graph serves all of its steps; what changes from
+    step to step (noise, times, label drops, which tokens stay) is written into fixed buffers first.
+    """
+
+    def __init__(self, step: Step) -> None:
+        self.trainer = trainer = step.trainer
+        self.rows = step.rows
+        for group in trainer.state.optimizer.param_groups:
+            group["capturable"] = True
+        draws = trainer.draws(self.rows)
+        self.draws: Any = BufferedDraws(draws)
+        self.batch = trainer.dataset.batch(self.rows.cpu(), None)
+        self.routing = trainer.routes.training(draws, 0.0)
+        self.ids = self._ids(draws)
+        if self.routing is not None:
+            self.routing = dataclasses.replace(self.routing, draws=None, ids=self.ids)
+        self.graph = self._capture()
+
+    def _ids(self, draws: Draws) -> list[Tensor]:
+        """Choose the tokens that stay in every segment."""
+        if self.routing is None:
+            return []
+        (height, width), selection = self.trainer.model.grid, self.routing.selection
+        keep = [keep_count(height * width, s.rate) for s in self.routing.route.segments]
+        return [selection.ids(draws, k, (height, width), n, None) for k, n in enumerate(keep)]
+
+    def body(self) -> None:
+        """What the graph holds: forward, backward, clipping, update."""
+        loss = self.trainer.loss_of(self.batch, self.draws, self.routing)
+        self.trainer.backward(loss)
+        self.trainer.update(loss.detach())
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                self.body()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.body()
+        return graph
+
+    def __call__(self) -> None:
+        """Draw and replay."""
+        draws = self.trainer.draws(self.rows)
+        self.draws.renew(draws)
+        for buffer, ids in zip(self.ids, self._ids(draws), strict=True):
+            buffer.copy_(ids)
+        self.trainer.state.step += 1
+        self.graph.replay()
+
+
+class StepElsewhere:
+    """A CPU step in a process of its own; a call returns the seconds that it took there."""
+
+    def __init__(self, case: Case, o: BenchOptions) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, far = context.Pipe()
+        threads = torch.get_num_threads()
+        self.process = context.Process(target=_serve, args=(far, case, o, threads), daemon=True)
+        self.process.start()
+        far.close()
+
+    def __call__(self) -> float:
+        """Take one training step.
+
+        Raises:
+            BenchError: The process has ended.
+        """
+        try:
+            self.pipe.send(True)
+            return float(self.pipe.recv())
+        except (EOFError, OSError):
+            raise BenchError(
+                f"the process of the plain step ended (exit code {self.process.exitcode}); type "
+                "plain=false to leave it out"
+            ) from None
+
+    def close(self) -> None:
+        """End the process."""
+        self.pipe.close()
+        self.process.join()
+
+
+def _serve(pipe: Connection, case: Case, o: BenchOptions, threads: int) -> None:
+    torch.set_num_threads(threads)
+    device = torch.device("cpu")
+    step, clock = make_step(case, o, device), Clock(device, o.clock)
+    try:
+        while pipe.recv():
+            pipe.send(clock(step))
+    except (EOFError, KeyboardInterrupt):
+        pass
+
+
+# --- clocks --------------------------------------------------------------------------------------
 
 
 class Clock:
@@ -188,22 +308,18 @@ class Clock:
     """
 
     def __init__(self, device: torch.device, kind: str) -> None:
-        self.cuda = device.type == "cuda"
-        if kind == "cpu" and self.cuda:
+        self.wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+        if kind == "cpu" and device.type == "cuda":
             raise BenchError("clock=cpu cannot see a GPU's work: type clock=wall")
         self.now = time.process_time if kind == "cpu" else time.perf_counter
 
     def __call__(self, run: Callable[[], Any]) -> float:
         """Run once and return the seconds; what ran elsewhere returns its own."""
-        self._wait()
+        self.wait()
         began = self.now()
         elsewhere = run()
-        self._wait()
+        self.wait()
         return elsewhere if isinstance(elsewhere, float) else self.now() - began
-
-    def _wait(self) -> None:
-        if self.cuda:
-            torch.cuda.synchronize()
 
 
 def peak(device: torch.device, precision: str) -> tuple[Callable[[], Any], int]:
@@ -272,69 +388,63 @@ def kept_bytes(run: Callable[[], Any], model: torch.nn.Module) -> int:
     return sum(held.values())
 
 
-def step_memory(step: Step) -> tuple[int, bool]:
+def step_memory(step: Step | PlainStep, device: torch.device) -> tuple[int, bool]:
     """Peak bytes of a training step, and whether measured (CUDA) or counted (kept and states)."""
-    if step.device.type == "cuda":
+    if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
         step()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated(), True
-    states = sum(p.numel() * p.element_size() for p in step.update.params) * 5
+    states = sum(p.numel() * p.element_size() for p in step.params) * 5
     return states + kept_bytes(step.loss, step.model), False
 
 
 def measure(o: BenchOptions, size: str, tokens: int, device: torch.device) -> list[dict[str, Any]]:
     """Time the variants of one size and number of tokens; return one row each."""
     variants = cases(o, size, tokens)
-    steps = [Step(case, o, device) for case in variants]
+    steps = [make_step(case, o, device) for case in variants]
     runs: list[Callable[[], Any]] = list(steps)
-    if o.graphs:
-        from experiments.benchmark.cuda_graphs import GraphedStep
-
-        runs = [GraphedStep(s) if s.case.backbone != "plain" else s for s in steps]
-    elsewhere = {}
-    if device.type == "cpu":
-        from experiments.benchmark.variant_process import StepElsewhere
-
-        plain = (i for i, case in enumerate(variants) if case.backbone == "plain")
-        elsewhere = {i: StepElsewhere(variants[i], o) for i in plain}
-    timed = interleave([elsewhere.get(i, run) for i, run in enumerate(runs)], o, device)
-    for step_elsewhere in elsewhere.values():
-        step_elsewhere.close()
+    elsewhere = []
+    for i, step in enumerate(steps):
+        if o.graphs and isinstance(step, Step):
+            runs[i] = GraphedStep(step)
+        elif device.type == "cpu" and isinstance(step, PlainStep):
+            elsewhere.append(StepElsewhere(variants[i], o))
+            runs[i] = elsewhere[-1]
+    timed = interleave(runs, o, device)
+    for process in elsewhere:
+        process.close()
     rows = []
     for i, (case, step) in enumerate(zip(variants, steps, strict=True)):
-        dense = next(j for j in range(i, -1, -1) if not variants[j].route)
         count = case.cost(o.depth)
         # Forward and twice as much backward; 2 FLOPs a MAC.
         flops = 2 * 3 * count.macs_routed * o.batch
-        memory, measured = step_memory(step)
+        memory, measured = step_memory(step, device)
+        seconds = timed.median(i)
         row: dict[str, Any] = {
             "backbone": case.backbone,
             "size": case.size,
             "tokens": case.tokens,
-            "route": str(step.route),
+            "route": str(case.route.resolve(parse_size(size, o.depth).depth)),
             "rate": case.rate,
             "device": device.type,
-            "seconds": timed.median(i),
-            "images_per_s": o.batch / timed.median(i),
-            "flops_per_s": flops / timed.median(i),
+            "seconds": seconds,
+            "images_per_s": o.batch / seconds,
+            "flops_per_s": flops / seconds,
             "share_of_peak": timed.share_of_peak(i, flops),
             "memory_bytes": memory,
             "memory_measured": measured,
             "macs_per_image": count.macs_routed,
             "rounds": timed.seconds[i],
         }
+        dense = next(j for j in range(i, -1, -1) if not variants[j].route)
         if dense != i:
             row["speedup"] = timed.ratio(dense, i)
             row["allowed"] = count.speedup
             row["of_allowed"] = row["speedup"] / row["allowed"]
         if case.backbone == "plain":
-            ours = next(
-                j
-                for j, c in enumerate(variants)
-                if c.backbone == "dit" and bool(c.route) == bool(case.route)
-            )
-            row["ours_faster_by"] = timed.ratio(i, ours)
+            same = (c.backbone == "dit" and bool(c.route) == bool(case.route) for c in variants)
+            row["ours_faster_by"] = timed.ratio(i, list(same).index(True))
         rows.append(row)
     rows[0]["matmul_flops_per_s"] = max(timed.peaks)
     return rows

@@ -11,7 +11,7 @@ from experiments.config.schema import (
     data_fingerprint,
     role,
 )
-from experiments.config.typed import ConfigError
+from experiments.config.validation import ConfigError
 
 __all__ = [
     "CONF",

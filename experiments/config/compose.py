@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.config.schema import CONF, GROUPS, Config
-from experiments.config.typed import ConfigError
+from experiments.config.validation import ConfigError
 from experiments.data.specs import describe, evaluation
 from routing.errors import suggest
 from routing.plain import check_word

@@ -136,7 +136,7 @@ def step_seconds(config: Config, arguments: dict[str, Any], samples: int) -> flo
     import backbones
     from experiments.data.specs import describe
     from experiments.training.routes import TrainingRoutes
-    from routing import Draws
+    from routing.rng import Draws
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = backbones.create(**arguments).to(device)

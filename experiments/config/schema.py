@@ -12,10 +12,17 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from experiments.config.ranges import check
-from experiments.config.typed import ConfigError, build
+from experiments.config.validation import (
+    ENCODERS,
+    ConfigError,
+    Key,
+    build,
+    check_groups,
+    check_ranges,
+    keys_of,
+)
 from routing.options import RoutingOptions
 from routing.schedule import RouteSchedule
 
@@ -23,53 +30,45 @@ CONF = Path(__file__).resolve().parents[1] / "conf"
 GROUPS = ("backbone", "data", "objective", "sampler", "guidance", "eval", "scale", "experiment")
 
 ROLES = ("learns", "routes", "scores", "reports")
-
-
-def _role(role: str, default: Any = dataclasses.MISSING, **parts: str) -> Any:
-    """Declare a key with its role; `parts` are keys below a group that have another one.
-
-    learns   decides what is learnt: other values are another experiment
-    routes   what is done to the tokens while training: the treatment that tables compare
-    scores   how samples are made and measured
-    reports  where and how a run computes and what it leaves on disk: the same run
-
-    Hash, grouping of runs, budgets and display names follow from the roles.
-    """
-    assert role in ROLES
-    return field(default=default, metadata={"role": role, "parts": parts})
+TASKS = ("class", "text", "none")
+TRACKERS = ("none", "tensorboard", "wandb", "trackio")
+# The OpenMP runtime ends the process where it cannot start as many as it is asked for.
+MOST_THREADS = 1024
+# Samples are counted in 64 bits: batch times steps must fit, with room.
+MOST_COUNTED = 10**9
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """Optimisation and bookkeeping of one run (TREAD: AdamW 1e-4, batch 256, EMA 0.9999)."""
 
-    steps: int = _role("reports", 1000)
-    batch: int = 64
-    micro_batch: int | str | None = _role("reports", None)
-    lr: float = 1e-4
-    warmup: int = 0
-    schedule: str = "constant"
+    steps: Annotated[int, Key("reports", least=1, most=MOST_COUNTED)] = 1000
+    batch: Annotated[int, Key(least=1, most=MOST_COUNTED)] = 64
+    micro_batch: Annotated[int | str | None, Key("reports")] = None
+    lr: Annotated[float, Key(above=0)] = 1e-4
+    warmup: Annotated[int, Key(least=0)] = 0
+    schedule: Annotated[str, Key(among=("constant", "cosine"))] = "constant"
     betas: tuple[float, ...] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    clip: float | None = None
-    ema: float = 0.9999
-    label_drop: float = 0.1
-    precision: str = "fp32"
-    tf32: bool = _role("reports", True)
-    threads: int | None = _role("reports", None)
-    compile: str = _role("reports", "none")
-    log_every: int = _role("reports", 10)
-    save_every: int = _role("reports", 200)
-    keep: int = _role("reports", 2)
-    keep_every: int = _role("reports", 0)
-    sample_every: int = _role("reports", 0)
-    max_bad_steps: int = _role("reports", 20)
-    rollback: int = _role("reports", 0)
-    loss: str = _role("routes", "plain")
-    mae_weight: float = _role("routes", 0.1)
-    encoder: str = _role("routes", "none")
-    align_weight: float = _role("routes", 0.5)
+    eps: Annotated[float, Key(above=0)] = 1e-8
+    weight_decay: Annotated[float, Key(least=0)] = 0.0
+    clip: Annotated[float | None, Key(above=0)] = None
+    ema: Annotated[float, Key(least=0, below=1)] = 0.9999
+    label_drop: Annotated[float, Key(least=0, most=1)] = 0.1
+    precision: Annotated[str, Key(among=("fp32", "bf16"))] = "fp32"
+    tf32: Annotated[bool, Key("reports")] = True
+    threads: Annotated[int | None, Key("reports")] = None
+    compile: Annotated[str, Key("reports", among=("none", "blocks"))] = "none"
+    log_every: Annotated[int, Key("reports", least=1)] = 10
+    save_every: Annotated[int, Key("reports", least=1)] = 200
+    keep: Annotated[int, Key("reports", least=1)] = 2
+    keep_every: Annotated[int, Key("reports", least=0)] = 0
+    sample_every: Annotated[int, Key("reports", least=0)] = 0
+    max_bad_steps: Annotated[int, Key("reports", least=0)] = 20
+    rollback: Annotated[int, Key("reports", least=0)] = 0
+    loss: Annotated[str, Key("routes", among=("plain", "ensemble"))] = "plain"
+    mae_weight: Annotated[float, Key("routes", least=0)] = 0.1
+    encoder: Annotated[str, Key("routes", among=("none", *ENCODERS))] = "none"
+    align_weight: Annotated[float, Key("routes", least=0)] = 0.5
 
 
 @dataclass(frozen=True)
@@ -85,25 +84,23 @@ class Config:
     """One run; groups with options of their own stay mappings, which their owners type."""
 
     seed: int
-    scale: str = _role("reports")
+    scale: Annotated[str, Key("reports")]
     size: str
-    route: str = _role("routes")
-    task: str
-    backbone: dict[str, Any] = _role("learns", decoder="routes", align="routes")
+    route: Annotated[str, Key("routes")]
+    task: Annotated[str, Key(among=TASKS)]
+    backbone: Annotated[dict[str, Any], Key(parts={"decoder": "routes", "align": "routes"})]
     data: dict[str, Any]
     objective: dict[str, Any]
-    sampler: dict[str, Any] = _role("scores")
-    guidance: dict[str, Any] = _role("scores")
-    eval: dict[str, Any] = _role("scores")
-    routing: RoutingOptions = field(
-        default_factory=RoutingOptions, metadata={"role": "routes"}
-    )
+    sampler: Annotated[dict[str, Any], Key("scores")]
+    guidance: Annotated[dict[str, Any], Key("scores")]
+    eval: Annotated[dict[str, Any], Key("scores")]
+    routing: Annotated[RoutingOptions, Key("routes")] = field(default_factory=RoutingOptions)
     train: TrainConfig = field(default_factory=TrainConfig)
-    paths: PathsConfig = field(default_factory=PathsConfig, metadata={"role": "reports"})
+    paths: Annotated[PathsConfig, Key("reports")] = field(default_factory=PathsConfig)
     init: str | None = None
-    log: str = _role("reports", "none")
-    dry: bool = _role("reports", False)
-    experiment: str | None = _role("reports", None)
+    log: Annotated[str, Key("reports", among=TRACKERS)] = "none"
+    dry: Annotated[bool, Key("reports")] = False
+    experiment: Annotated[str | None, Key("reports")] = None
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Config:
@@ -112,13 +109,51 @@ class Config:
         Raises:
             ConfigError: A key is unknown, a type is wrong or a value is out of range.
         """
-        _check_range(values, "")
+        _check_counted(values, "")
         config = build(cls, values)
         # The route is typed at the top (route=2-8); the routing options carry it to where it acts.
         routing = dataclasses.replace(config.routing, route=config.route)
         config = dataclasses.replace(config, routing=routing)
-        check(config)
+        config.check()
         return config
+
+    def check(self) -> None:
+        """Refuse what cannot be run, with one sentence (ranges, names, route against depth).
+
+        Raises:
+            ConfigError: See the message.
+        """
+        check_ranges(self)
+        train = self.train
+        if not 0 <= self.seed < 2**31:
+            raise ConfigError(f"seed={self.seed}: expected a whole number from 0 to {2**31 - 1}")
+        if not self.paths.runs.strip():
+            raise ConfigError(
+                "paths.runs= is empty: expected the folder for the runs, such as runs"
+            )
+        if len(train.betas) != 2 or not all(0 <= beta < 1 for beta in train.betas):
+            raise ConfigError(
+                f"train.betas={list(train.betas)}: expected two numbers from 0 to below 1, such as "
+                "[0.9,0.999]"
+            )
+        if train.threads is not None and not 1 <= train.threads <= MOST_THREADS:
+            raise ConfigError(
+                f"train.threads={train.threads}: expected null or a number of at least 1 and at "
+                f"most {MOST_THREADS}"
+            )
+        micro = train.micro_batch
+        if isinstance(micro, str) and micro != "auto" or isinstance(micro, int) and micro < 1:
+            raise ConfigError(
+                f"train.micro_batch={micro}: expected null, auto or a whole number of at least 1"
+            )
+        if self.routing.block < 1:
+            raise ConfigError(
+                f"routing.block={self.routing.block}: expected a number of at least 1"
+            )
+        for group in GROUPS[:6]:
+            if "name" not in getattr(self, group):
+                raise ConfigError(f"missing key {group}.name: choose one with {group}=NAME")
+        check_groups(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain, JSON-able values; `Config.from_dict` inverts it."""
@@ -191,12 +226,12 @@ class Config:
         return Path(self.paths.runs).expanduser() / self.name
 
 
-def _check_range(value: Any, where: str) -> None:
+def _check_counted(value: Any, where: str) -> None:
     """Refuse whole numbers that no counter and no tensor holds, wherever they stand."""
     if isinstance(value, Mapping | list | tuple):
         pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
         for key, item in pairs:
-            _check_range(item, f"{where}.{key}" if where else str(key))
+            _check_counted(item, f"{where}.{key}" if where else str(key))
     elif isinstance(value, int) and abs(value) >= 2**63:
         raise ConfigError(f"{where}={value}: expected a number below 2^63")
 
@@ -214,14 +249,15 @@ def role(key: str) -> str:
     Args:
         key: A leaf or a group; of a configuration of another version, it may be unknown.
     """
-    found, cls, parts = "learns", Config, {}
+    found, cls, parts = "learns", Config, dict[str, str]()
     for name in key.split("."):
-        declared = {f.name: f for f in dataclasses.fields(cls)}.get(name) if cls else None
-        if declared is None:
+        known = keys_of(cls) if dataclasses.is_dataclass(cls) else {}
+        if name not in known:
             return parts.get(name, found)
-        found, parts = declared.metadata.get("role", found), declared.metadata.get("parts", {})
-        made = declared.default_factory
-        cls = made if dataclasses.is_dataclass(made) else None
+        cls, declared = known[name]
+        # What a group is, its keys are, unless they say otherwise.
+        found = declared.role if declared.role != "learns" else found
+        parts = dict(declared.parts)
     return found
 
 

@@ -55,7 +55,7 @@ class DataOptions:
     name: str
     sigma_data: float = 0.5
 
-    sample_shape: ClassVar[tuple[int, int, int]]
+    sample_shape: ClassVar[tuple[int, int, int]] = (0, 0, 0)
     class_count: ClassVar[int] = 0
     caption_shape: ClassVar[tuple[int, int] | None] = None
     dataset: ClassVar[str]

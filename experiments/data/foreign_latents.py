@@ -195,7 +195,7 @@ class TarStore(Store):
         }
         # A read-only data set is normal: the list is then made at every start.
         with contextlib.suppress(OSError), atomic_path(self.path / _INDEX) as temporary:
-            np.savez(temporary, **index)
+            np.savez(temporary, allow_pickle=False, **index)
         return index
 
     def latents(self, index: Tensor, flip: Tensor | None = None) -> Tensor:

@@ -321,7 +321,7 @@ def create_guidance(
     resolved = options_of("guidance", options)
     guidance: Guidance = GUIDANCES[resolved.name](resolved)
     if isinstance(resolved, RoutedOptions | PathDropOptions):
-        from routing import Route
+        from routing.route import Route
 
         named = getattr(resolved, "route", None)
         chosen = Route.parse(route if named is None else named)

@@ -72,9 +72,9 @@ def setup_for(
         DiffusionError: A combination that this run cannot have.
     """
     from experiments.sampling.recipe import Setup
-    from experiments.training.checkpoint import Loaded
+    from experiments.training.checkpoint import TrainedModel
 
-    loaded = Loaded(model, config, step or 0, "", {})
+    loaded = TrainedModel(model, config, step or 0, "", {})
     return Setup.make(loaded, sampler or config.sampler, guidance or config.guidance)
 
 

@@ -45,6 +45,8 @@ def locked(folder: Path, wait_s: float = 0.0) -> Iterator[None]:
             "command again"
         ) from error
     except (OSError, NotImplementedError) as error:
+        if getattr(error, "filename", None):
+            raise  # the file itself cannot be opened, which the error says
         reason = getattr(error, "strerror", None) or error
         raise LockedError(
             f"{folder} cannot be locked ({reason}), so nothing would keep two processes apart: put "

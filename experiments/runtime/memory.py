@@ -1,19 +1,16 @@
-"""How many samples fit through the model at once."""
+"""Main memory and GPU memory: what is kept between steps, and how many samples fit at once."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
-from typing import TYPE_CHECKING
+import os
+from collections.abc import Callable
 
 import torch
 
+from backbones.cost import Cost
 from routing.errors import UserError
-
-if TYPE_CHECKING:
-    from backbones.cost import Cost
-    from experiments.config.schema import Config
-    from experiments.training.loop import Run
 
 
 class MemoryLimit(UserError):
@@ -34,6 +31,18 @@ def keep_freed_memory() -> bool:
     return all([mallopt(-4, 0), mallopt(-1, -1), mallopt(-2, 64 << 20)])
 
 
+def available_memory() -> int:
+    """Return the bytes of main memory that are free for use (Linux), or half of all elsewhere."""
+    try:
+        with open("/proc/meminfo") as handle:
+            for line in handle:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
 def is_oom(error: BaseException) -> bool:
     """Return whether an error says that memory ran out, on a GPU or on the CPU."""
     text = str(error)
@@ -44,75 +53,18 @@ def is_oom(error: BaseException) -> bool:
     )
 
 
-def out_of_memory(error: RuntimeError, config: Config, world: int) -> None:
-    """Turn an out-of-memory error into the value to type; return for any other error.
+def out_of_memory(error: RuntimeError, tried: int) -> None:
+    """Turn an out-of-memory error of `tried` samples into the value to type; return for any other.
 
     Raises:
         MemoryLimit: Memory ran out.
     """
     if is_oom(error):
-        tried = (
-            config.train.micro_batch
-            if isinstance(config.train.micro_batch, int)
-            else config.train.batch // world
-        )
         raise MemoryLimit(
             f"out of memory with {tried} samples at once: type "
             f"train.micro_batch={max(1, tried // 2)} (same result, "
             "accumulated) or train.micro_batch=auto"
         ) from error
-
-
-def micro_batches(run: Run, local: int) -> list[tuple[int, int]]:
-    """Return the [low, high) pieces in which a process takes its `local` samples."""
-    asked = run.config.train.micro_batch
-    if asked == "auto":
-        size = run.micro_batch
-        if not size:
-            size = run.micro_batch = _largest(run, local)
-    else:
-        size = min(local, int(asked) if asked else local)
-    return [(low, min(local, low + size)) for low in range(0, local, size)]
-
-
-def _largest(run: Run, local: int) -> int:
-    """Halve from `local` until a forward and backward pass fits, agreed by all processes."""
-    size = local
-    while True:
-        fits = _fits(run, size)
-        if run.accelerator.num_processes > 1:
-            answer = torch.tensor([int(fits)], device=run.device)
-            fits = bool(run.accelerator.gather(answer).min())
-        if fits:
-            break
-        if size == 1:
-            raise MemoryLimit(
-                "out of memory with one sample: take a smaller size= or routing.checkpoint=true"
-            )
-        size = (size + 1) // 2
-    if size < local:
-        run.console.say(
-            f"micro-batch {size}: the largest that fits; {local} samples are accumulated"
-        )
-    return size
-
-
-def _fits(run: Run, size: int) -> bool:
-    if run.device.type == "cpu":
-        # Trying would bring the machine down with swapping: predict instead.
-        return run.cost.training_bytes(size) < 0.8 * available_memory()
-    try:
-        with run.accelerator.no_sync(run.net):
-            run.loss(torch.arange(size, device=run.device)).backward()
-        return True
-    except RuntimeError as error:
-        if not is_oom(error):
-            raise
-        return False
-    finally:
-        run.optimizer.zero_grad(set_to_none=True)
-        gc.collect()
-        torch.cuda.empty_cache()
 
 
 def check_fits(cost: Cost, samples: int, what: str) -> None:
@@ -137,15 +89,36 @@ def check_fits(cost: Cost, samples: int, what: str) -> None:
         )
 
 
-def available_memory() -> int:
-    """Return the bytes of main memory that are free for use (Linux), or half of all elsewhere."""
-    import os
-
+def runs_in_memory(attempt: Callable[[], None], forget: Callable[[], None]) -> bool:
+    """Return whether `attempt` runs on the GPU without running out of memory; then `forget`."""
     try:
-        with open("/proc/meminfo") as handle:
-            for line in handle:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+        attempt()
+        return True
+    except RuntimeError as error:
+        if not is_oom(error):
+            raise
+        return False
+    finally:
+        forget()
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def largest_micro_batch(local: int, fits: Callable[[int], bool]) -> int:
+    """Halve from `local` samples until they fit.
+
+    Args:
+        local: Samples of this process in a step.
+        fits: Whether so many go through the model at once; the same answer on every process.
+
+    Raises:
+        MemoryLimit: Not even one does.
+    """
+    size = local
+    while not fits(size):
+        if size == 1:
+            raise MemoryLimit(
+                "out of memory with one sample: take a smaller size= or routing.checkpoint=true"
+            )
+        size = (size + 1) // 2
+    return size

@@ -2,7 +2,7 @@
 
 Neighbouring blocks and neighbouring sampling steps compute nearly the same (TREAD, Figure 4: the
 similarity that routing exploits in training). Blocks i..j run at every n-th evaluation only; in
-between, what they added to the tokens the last time is added again (`routing.reuse.Reuse`).
+between, what they added to the tokens the last time is added again (`routing.stack.Reuse`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ReusePlan:
     @contextlib.contextmanager
     def run(self, model: Any, evaluation: int, key: Hashable) -> Iterator[None]:
         """Let the passes of `model` in this block record or replay."""
-        from routing.reuse import Reuse
+        from routing.stack import Reuse
 
         reuse = self._kept.setdefault(key, Reuse(self.start, self.end))
         reuse = reuse.replay() if self.replays(evaluation, key) else reuse.record()
@@ -89,7 +89,7 @@ def plan_reuse(options: SamplerOptions, depth: int, sparse: bool = False) -> Reu
     """
     if options.reuse in (None, "none") or options.reuse_every == 1:
         return None
-    from routing import Route
+    from routing.route import Route
 
     segments = Route.parse(options.reuse).resolve(depth).segments
     if len(segments) != 1:

@@ -122,13 +122,14 @@ class Guided:
         """Return the `routing` argument of a pass; joined passes keep the same tokens."""
         tokens, rate = getattr(model, "num_tokens", None), item.rate
         if item.drop:
-            from routing import Route, Routing
+            from routing.route import Route
+            from routing.stack import Routing
 
             draws = self._draws(evaluation, copies, first)
             return {"routing": Routing(route=Route(), draws=draws, path_drop=1.0)}
         if rate <= 0 or (tokens and keep_count(tokens, rate) == tokens):
             return {}
-        from routing import Routing
+        from routing.stack import Routing
 
         nested = getattr(self.guidance.options, "subsets", "independent") == "nested"
         route = self.guidance.route.with_rate(rate).resolve(model.depth)

@@ -16,7 +16,7 @@ from experiments.sampling.generation import generate
 from experiments.sampling.sampling_cost import SamplingCost, model_cost, sampling_cost
 
 if TYPE_CHECKING:
-    from experiments.training.checkpoint import Loaded
+    from experiments.training.checkpoint import TrainedModel
 
 #: Images on which the error of reuse is measured.
 PROBES = 8
@@ -34,14 +34,14 @@ class Setup:
         weak: The weaker model, if guidance has one.
     """
 
-    loaded: Loaded
+    loaded: TrainedModel
     objective: Objective
     sampler: Sampler
     guidance: Guidance
     weak: Any = None
 
     @classmethod
-    def make(cls, loaded: Loaded, sampler: Any, guidance: Any) -> Setup:
+    def make(cls, loaded: TrainedModel, sampler: Any, guidance: Any) -> Setup:
         """Build the parts and refuse combinations that this run cannot have.
 
         Args:

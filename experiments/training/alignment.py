@@ -1,8 +1,7 @@
 """Frozen encoders for REPA (Yu et al. 2025): features of the clean image at the model's tokens.
 
 `random` is a fixed random convolution pyramid: a control, and for tests. `probe` is the network
-that reads scenes.
-`dinov2-vits14` and `dinov2-vitl14` are timm's, whose weights the user fetches
+that reads scenes. `dinov2-vits14` and `dinov2-vitl14` are timm's, whose weights the user fetches
 (eval.dinov2_weights or timm's own cache).
 """
 
@@ -10,18 +9,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from experiments.training.routes import ENCODERS
+from experiments.config.schema import Config
+from experiments.config.validation import ENCODERS
+from experiments.data import probe
+from experiments.data.dataset import Dataset
+from experiments.metrics.dinov2 import build_dinov2
 from routing.errors import UserError
-
-if TYPE_CHECKING:
-    from experiments.config.schema import Config
-    from experiments.data.dataset import Dataset
 
 Encoder = Callable[[Tensor], Tensor]
 
@@ -45,7 +44,14 @@ def make_encoder(
         raise UserError(
             f"train.encoder={name} looks at pictures, and there are none: {dataset.cannot_decode}"
         )
-    network = _networks(name, config).to(device).eval().requires_grad_(False)
+    network: nn.Module
+    if name == "random":
+        network = RandomPyramid(ENCODERS[name])
+    elif name == "probe":
+        network = ProbeMap()
+    else:
+        network = DINOMap(name, config.eval.get("dinov2_weights"))
+    network = network.to(device).eval().requires_grad_(False)
 
     @torch.no_grad()
     def encode(x: Tensor) -> Tensor:
@@ -58,20 +64,8 @@ def make_encoder(
     return encode
 
 
-def _networks(name: str, config: Config) -> nn.Module:
-    if name == "random":
-        return RandomPyramid(ENCODERS[name])
-    if name == "probe":
-        return ProbeMap()
-    return DINOMap(name, config.eval.get("dinov2_weights"))
-
-
 class RandomPyramid(nn.Module):
-    """Three fixed random convolutions; the same for every run.
-
-    Args:
-        channels: Width of the features.
-    """
+    """Three fixed random convolutions to `channels` features; the same for every run."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -95,10 +89,8 @@ class ProbeMap(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        from experiments.data.probe import load
-
         # A copy: the cached network stays on the device that scoring put it on.
-        self.network = copy.deepcopy(load())
+        self.network = copy.deepcopy(probe.load())
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return features (B, 96, 4, 4) of uint8 pictures (B, 3, 32, 32)."""
@@ -115,8 +107,6 @@ class DINOMap(nn.Module):
 
     def __init__(self, name: str, weights: str | None, pretrained: bool = True) -> None:
         super().__init__()
-        from experiments.metrics.dinov2 import build_dinov2
-
         self.network = build_dinov2(name, weights, pretrained)
         self.mean: Tensor
         self.std: Tensor

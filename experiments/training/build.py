@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor
 
+import backbones
+from experiments.config.schema import Config
+from experiments.data.dataset import Dataset, create
 from experiments.runtime.memory import check_fits, keep_freed_memory
 from experiments.training.routes import model_arguments, run_cost
 from routing.errors import UserError
 
-if TYPE_CHECKING:
-    from accelerate import Accelerator
 
-    from backbones import Backbone
-    from experiments.config.schema import Config
-    from experiments.data.dataset import Dataset
-    from experiments.diffusion import Objective
-
-
-def make_accelerator(config: Config) -> Accelerator:
-    """Start or join the processes of this run (one, or those of torchrun, accelerate or Slurm).
+def make_accelerator(config: Config) -> Any:
+    """Return this run's processes (one, or those of torchrun or Slurm): an `Accelerator`.
 
     Raises:
         UserError: The batch cannot be split over the processes.
@@ -50,16 +44,7 @@ def make_accelerator(config: Config) -> Accelerator:
 
 def make_dataset(config: Config, device: torch.device | str = "cpu") -> Dataset:
     """Return the run's data set."""
-    from experiments.data.dataset import create
-
     return create(config.data, task=config.task, device=device)
-
-
-def make_objective(config: Config) -> Objective:
-    """Return the run's objective."""
-    from experiments.diffusion import create_objective
-
-    return create_objective(config.objective)
 
 
 def describe_data(dataset: Dataset) -> dict[str, Any]:
@@ -76,15 +61,13 @@ def describe_data(dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def make_model(config: Config, info: dict[str, Any]) -> Backbone:
+def make_model(config: Config, info: dict[str, Any]) -> backbones.Backbone:
     """Return the model, initialised from the seed alone (the same for every route).
 
     Raises:
         UserError: Conditioning that the data do not have, options that do not fit, or a model that
             no memory here holds.
     """
-    import backbones
-
     if config.task == "class" and not info["num_classes"]:
         raise UserError(f"task=class: data={info['name']} has no classes; type task=none")
     if config.task == "text" and not info["text"]:
@@ -107,7 +90,7 @@ def make_model(config: Config, info: dict[str, Any]) -> Backbone:
     return model
 
 
-def compile_blocks(model: Backbone, **options: Any) -> None:
+def compile_blocks(model: backbones.Backbone, **options: Any) -> None:
     """Compile each block; all share one cache, with a graph for each number of tokens and scan.
 
     Args:
@@ -117,17 +100,3 @@ def compile_blocks(model: Backbone, **options: Any) -> None:
     torch._dynamo.config.recompile_limit = max(8, 4 * model.depth)
     for block in model.stack.blocks:
         block.compile(**options)
-
-
-def drop_condition(model: Any, y: Tensor | None, drop: Tensor) -> dict[str, Any]:
-    """Return `y` with the null class where `drop` is true, and the text mask: what the model takes.
-
-    Args:
-        model: Backbone, or anything with `num_classes`.
-        y: Labels (B,), or None.
-        drop: (B,) bool.
-    """
-    found: dict[str, Any] = {}
-    if y is not None and model.num_classes:
-        found["y"] = torch.where(drop, torch.full_like(y, model.num_classes), y)
-    return found

@@ -1,10 +1,8 @@
 """Checkpoints that are whole or absent, and the weights that a run leaves behind.
 
 A checkpoint is a folder `step-00001000` with `state.safetensors` (weights, EMA, optimizer),
-`state.json` (step,
-counters, generators, config) and `manifest.json` (sizes and SHA-256 of both). It is written under
-a temporary
-name, flushed and renamed; nothing in it is ever unpickled.
+`state.json` (step, counters, generators, config) and `manifest.json` (sizes and SHA-256 of both).
+It is written under a temporary name, flushed and renamed; nothing in it is ever unpickled.
 """
 
 from __future__ import annotations
@@ -12,22 +10,23 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+
+from backbones import Backbone, BackboneError
+from experiments.config.schema import Config
 from experiments.runtime.files import atomic_path, fsync_dir, sha256
 from routing.errors import UserError
 from routing.plain import json_of
 
-if TYPE_CHECKING:
-    import torch
-
-    from backbones import Backbone
-    from experiments.config.schema import Config
-
 FORMAT = "tread-suite/1"
+_FILES = ("state.safetensors", "state.json")
 
 
 class CheckpointError(UserError):
@@ -76,7 +75,7 @@ def save(
         fsync_dir(target.parent)
     except Exception as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        if not _is_io(error):
+        if not isinstance(error, _IO_ERRORS):
             raise
         last = max((s for s, _ in _listed(folder)), default=None)
         intact = (
@@ -86,36 +85,30 @@ def save(
         )
         raise CheckpointError(
             f"could not write the checkpoint of step {step} to {target.parent} "
-            f"({_reason(error)}); {intact}: "
-            "free some space and type the same command to go on"
+            f"({_reason(error)}); {intact}: free some space and type the same command to go on"
         ) from error
     _prune(folder, keep, keep_every)
     return target
 
 
 def _write(folder: Path, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
-    from safetensors.torch import save_file
-
-    save_file(
-        {k: v.detach().cpu().contiguous() for k, v in tensors.items()}, folder / "state.safetensors"
-    )
+    save_file(_portable(tensors), folder / "state.safetensors")
     (folder / "state.json").write_text(json.dumps(state))
-    names = ("state.safetensors", "state.json")
-    manifest = {
-        "format": FORMAT,
-        "files": {
-            n: {"bytes": (folder / n).stat().st_size, "sha256": sha256(folder / n)} for n in names
-        },
+    files = {
+        n: {"bytes": (folder / n).stat().st_size, "sha256": sha256(folder / n)} for n in _FILES
     }
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    for name in (*names, "manifest.json"):
+    (folder / "manifest.json").write_text(json.dumps({"format": FORMAT, "files": files}))
+    for name in (*_FILES, "manifest.json"):
         with (folder / name).open("rb") as handle:
             os.fsync(handle.fileno())
 
 
-def _is_io(error: Exception) -> bool:
-    # safetensors wraps the system's error in its own type.
-    return isinstance(error, OSError) or type(error).__name__ == "SafetensorError"
+# safetensors wraps the system's error in its own type.
+_IO_ERRORS = (OSError, SafetensorError)
+
+
+def _portable(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
 
 
 def _reason(error: Exception) -> str:
@@ -154,12 +147,13 @@ def damage(path: Path) -> str | None:
     try:
         manifest = json_of((path / "manifest.json").read_bytes())
         files = dict(manifest["files"])
-        for name in ("state.safetensors", "state.json"):
+        for name in _FILES:
             entry = files[name]
             if not (path / name).is_file():
                 return f"{name} is missing"
-            if (path / name).stat().st_size != entry["bytes"]:
-                return f"{name} has {(path / name).stat().st_size} bytes, expected {entry['bytes']}"
+            size = (path / name).stat().st_size
+            if size != entry["bytes"]:
+                return f"{name} has {size} bytes, expected {entry['bytes']}"
             if sha256(path / name) != entry["sha256"]:
                 return f"the checksum of {name} does not match"
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -167,13 +161,12 @@ def damage(path: Path) -> str | None:
     return None
 
 
-def newest(folder: Path, say: Any = print, up_to: int | None = None) -> Path | None:
-    """Return the newest checkpoint that verifies; set damaged ones aside, each with a message.
+def newest(
+    folder: Path, say: Callable[[str], object] = print, up_to: int | None = None
+) -> Path | None:
+    """Return the newest checkpoint that verifies, of no later step than `up_to`.
 
-    Args:
-        folder: The run folder.
-        say: Where messages go.
-        up_to: Look at no later step than this one.
+    Damaged ones are set aside, each with a message to `say`.
     """
     for stale in (folder / "checkpoints").glob(".step-*"):
         shutil.rmtree(stale, ignore_errors=True)
@@ -199,9 +192,6 @@ def read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     Raises:
         CheckpointError: A file is missing or not what it should be.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     try:
         state = json_of((path / "state.json").read_bytes())
         return load_file(path / "state.safetensors"), state
@@ -211,18 +201,15 @@ def read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 def difference(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """Return `key (saved X, asked Y)` for every hashed key in which two configurations differ."""
-    from experiments.config.compose import flatten
 
-    def flat(values: Mapping[str, Any]) -> dict[str, Any]:
-        found = {}
-        for key in flatten(values):
-            item: Any = values
-            for part in key.split("."):
-                item = item[part]
-            found[key] = item
-        return found
+    def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+        for key, value in values.items():
+            if isinstance(value, Mapping) and value:
+                yield from leaves(value, f"{prefix}{key}.")
+            else:
+                yield f"{prefix}{key}", value
 
-    a, b = flat(saved), flat(wanted)
+    a, b = dict(leaves(saved)), dict(leaves(wanted))
     return [
         f"{key} (saved {a.get(key)!r}, asked {b.get(key)!r})"
         for key in sorted(a.keys() | b.keys())
@@ -234,7 +221,7 @@ def difference(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]
 
 
 @dataclass(frozen=True)
-class Loaded:
+class TrainedModel:
     """A model ready for sampling.
 
     Attributes:
@@ -261,8 +248,6 @@ def export(
     info: Mapping[str, Any],
 ) -> None:
     """Write `model.safetensors`: weights, with config and model arguments as metadata."""
-    from safetensors.torch import save_file
-
     metadata = {
         "format": FORMAT,
         "step": str(step),
@@ -272,12 +257,8 @@ def export(
     }
     with atomic_path(path) as temporary:
         try:
-            save_file(
-                {k: v.detach().cpu().contiguous() for k, v in weights.items()}, temporary, metadata
-            )
-        except Exception as error:
-            if not _is_io(error):
-                raise
+            save_file(_portable(weights), temporary, metadata)
+        except _IO_ERRORS as error:
             raise CheckpointError(
                 f"could not write {path} ({_reason(error)}); every checkpoint is intact: free some "
                 "space and type the same command to go on"
@@ -289,7 +270,7 @@ def load_model(
     step: int | None = None,
     weights: str = "ema",
     device: str | torch.device | None = None,
-) -> Loaded:
+) -> TrainedModel:
     """Load a model from a run folder, one of its checkpoints or an exported file.
 
     Args:
@@ -320,9 +301,7 @@ def load_model(
     return _load_file(path, device)
 
 
-def _load_file(path: Path, device: Any) -> Loaded:
-    from safetensors import SafetensorError, safe_open
-
+def _load_file(path: Path, device: Any) -> TrainedModel:
     try:
         with safe_open(path, framework="pt") as handle:
             metadata = handle.metadata() or {}
@@ -344,7 +323,7 @@ def _load_file(path: Path, device: Any) -> Loaded:
     return _make(described, tensors, str(path), device)
 
 
-def _load_checkpoint(run: Path, step: int | None, weights: str, device: Any) -> Loaded:
+def _load_checkpoint(run: Path, step: int | None, weights: str, device: Any) -> TrainedModel:
     found = dict(_listed(run))
     if not found:
         raise CheckpointError(
@@ -372,13 +351,7 @@ def _load_checkpoint(run: Path, step: int | None, weights: str, device: Any) -> 
 
 def _make(
     described: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], source: str, device: Any
-) -> Loaded:
-    import torch
-
-    from backbones.hub import build
-    from backbones.sizes import BackboneError
-    from experiments.config.schema import Config
-
+) -> TrainedModel:
     try:
         config = Config.from_dict(described["config"])
         arguments = dict(described["model"])
@@ -390,7 +363,7 @@ def _make(
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise CheckpointError(f"{source} does not describe its model ({error!r})") from error
     try:
-        model = build(arguments, tensors, source)
+        model = Backbone.from_tensors(arguments, tensors, source)
     except BackboneError as error:
         raise CheckpointError(str(error)) from error
     for name, p in model.named_parameters():
@@ -407,4 +380,4 @@ def _make(
     except (RuntimeError, AssertionError) as error:
         reason = " ".join(str(error).split("\n")[0].split())
         raise CheckpointError(f"device={place} cannot be used ({reason}): try cpu") from error
-    return Loaded(model.eval(), config, step, source, info)
+    return TrainedModel(model.eval(), config, step, source, info)

@@ -3,125 +3,144 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
+from experiments.config.schema import Config
+from experiments.data.dataset import Dataset
+from experiments.metrics.scoring import score, setup_for
 from experiments.runtime import console
 from experiments.runtime.files import atomic_path
+from experiments.sampling import generate
+from experiments.sampling.pictures import image_grid, save_gif, save_png
 from experiments.training import checkpoint
-
-if TYPE_CHECKING:
-    from experiments.training.loop import Run
+from experiments.training.state import TrainingState
 
 COLUMNS = 8
 
 
-def due(run: Run) -> None:
-    """Sample and score what is due at this step and not on disk yet.
+class Evaluation:
+    """Samples and scores of a run's EMA weights, at the steps that its configuration names.
 
-    It is asked again after a restart, so that what a kill cut short is done once and wholly.
+    Args:
+        config: The run.
+        dataset: Its data.
+        state: Its weights and its step.
+        folder: Its folder.
+        accelerator: Its processes.
+        console: Where to print.
+
+    Attributes:
+        every: Every how many steps there are pictures or scores; after the last step are both.
     """
-    step, train = run.step, run.config.train
-    last = step == train.steps
-    if step and (last or (train.sample_every and step % train.sample_every == 0)):
-        pictures(run, last)
-    every = run.config.eval["every"]
-    if run.config.eval["name"] == "none" or not run.dataset.can_decode:
-        return
-    if step and (last or (every and step % every == 0)):
-        scores(run)
 
+    def __init__(
+        self,
+        config: Config,
+        dataset: Dataset,
+        state: TrainingState,
+        folder: Path,
+        accelerator: Any,
+        console: console.Console,
+    ) -> None:
+        self.config, self.folder, self.dataset, self.state = config, folder, dataset, state
+        self.accelerator, self.console = accelerator, console
+        self.scored = config.eval["name"] != "none" and dataset.can_decode
+        asked = (config.train.sample_every, config.eval["every"] if self.scored else 0)
+        self.every = [every for every in asked if every]
 
-def forget_after(run: Run) -> None:
-    """Drop what stands after the current step: lines, pictures and checkpoints of a lost branch."""
-    checkpoint.drop_after(run.folder, run.step)
-    console.cut_records(run.folder, run.step)
-    for picture in (run.folder / "samples").glob("step-*.png"):
-        if int(picture.stem.removeprefix("step-")) > run.step:
-            picture.unlink()
+    def run(self) -> None:
+        """Sample and score what is due at this step and not on disk yet.
 
+        It is asked again after a restart, so that what a kill cut short is done once and wholly.
+        """
+        step, last = self.state.step, self.state.step == self.config.train.steps
+        pictured, scored = self.config.train.sample_every, self.config.eval["every"]
+        if last or (pictured and step % pictured == 0):
+            self._pictures(last)
+        if self.scored and (last or (scored and step % scored == 0)):
+            self._scores()
 
-def pictures(run: Run, last: bool) -> None:
-    """Write `samples/step-*.png`, and at the end `samples/final.png` and `progress.gif`."""
-    folder = run.folder / "samples"
-    path = folder / f"step-{run.step:08d}.png"
-    final = folder / "final.png"
-    if path.exists() and (not last or (final.exists() and (run.folder / "progress.gif").exists())):
-        return
-    if not run.dataset.can_decode:
+    def _pictures(self, last: bool) -> None:
+        """Write `samples/step-*.png`, and at the end `samples/final.png` and `progress.gif`."""
+        folder, step = self.folder / "samples", self.state.step
+        path, final = folder / f"step-{step:08d}.png", folder / "final.png"
+        gif = self.folder / "progress.gif"
+        if path.exists() and (not last or (final.exists() and gif.exists())):
+            return
+        if not self.dataset.can_decode:
+            if last:
+                self.console.say(f"no sample pictures: {self.dataset.cannot_decode}")
+            return
+        images = self._samples()
+        if not self.accelerator.is_main_process:
+            return
+        picture = image_grid(images, columns=COLUMNS)
+        folder.mkdir(exist_ok=True)
+        save_png(picture, path)
         if last:
-            run.console.say(f"no sample pictures: {run.dataset.cannot_decode}")
-        return
-    from experiments.sampling.pictures import image_grid, save_gif, save_png
+            save_png(picture, final)
+            save_gif(sorted(folder.glob("step-*.png")), gif)
 
-    images = sample_grid(run)
-    if not run.accelerator.is_main_process:
-        return
-    picture = image_grid(images, columns=COLUMNS)
-    folder.mkdir(exist_ok=True)
-    save_png(picture, path)
-    if last:
-        save_png(picture, final)
-        frames = sorted(folder.glob("step-*.png"))
-        save_gif(frames, run.folder / "progress.gif")
+    def _samples(self) -> torch.Tensor:
+        """Return pictures of fixed seeds from the EMA, one row per class: uint8 (n, 3, H, W)."""
+        model, device = self.state.model, self.accelerator.device
+        rows = min(model.num_classes, 10) if model.num_classes else 4
+        count = rows * COLUMNS
+        seeds = torch.arange(count)
+        labels = torch.arange(rows).repeat_interleave(COLUMNS) if model.num_classes else None
+        text = self.dataset.prompts(seeds).text if model.prefix else None
+        with self.state.averaged():
+            setup = setup_for(model, self.config)
+            samples = generate(
+                model,
+                setup.objective,
+                setup.sampler,
+                setup.guidance,
+                seeds,
+                labels,
+                text=text,
+                batch=count,
+                device=device,
+                weak_model=setup.weak,
+            )
+        return self.dataset.to_pixels(samples.to(device)).cpu()
+
+    def _scores(self) -> None:
+        """Append this step's scores to `scores.jsonl` unless they stand there whole."""
+        path, step = self.folder / "scores.jsonl", self.state.step
+        found = [entry for entry in console.read_jsonl(path) if entry.get("step") == step]
+        if found and all(map(console.is_score, found)) and len(found) == found[0].get("of"):
+            return
+        if found:
+            console.cut_jsonl(path, step - 1)
+        with self.state.averaged() as model:
+            results = score(
+                model,
+                self.config,
+                self.dataset,
+                step=step,
+                samples=self.config.eval["samples"],
+                accelerator=self.accelerator,
+                progress=self.console,
+            )
+        if self.accelerator.is_main_process and results:
+            entries = [{**entry.to_dict(), "of": len(results)} for entry in results]
+            console.append_jsonl(path, entries)
+            if self.config.log != "none":
+                self.accelerator.log({e["metric"]: e["value"] for e in entries}, step=step)
+            text = "  ".join(f"{entry['metric']} {entry['value']:.4g}" for entry in entries)
+            self.console.say(f"step {console.grouped(step)}: {text}")
 
 
-def sample_grid(run: Run) -> torch.Tensor:
-    """Return pictures of fixed seeds from the EMA, one row per class: uint8 (n, 3, H, W)."""
-    from experiments.metrics.scoring import setup_for
-    from experiments.sampling import generate
-
-    classes = run.model.num_classes
-    rows = min(classes, 10) if classes else 4
-    count = rows * COLUMNS
-    seeds = torch.arange(count)
-    labels = torch.arange(rows).repeat_interleave(COLUMNS) if classes else None
-    text = run.dataset.prompts(torch.arange(count)).text if run.model.prefix else None
-    with run.averaged() as model:
-        setup = setup_for(model, run.config)
-        samples = generate(
-            model,
-            setup.objective,
-            setup.sampler,
-            setup.guidance,
-            seeds,
-            labels,
-            text=text,
-            batch=count,
-            device=run.device,
-            weak_model=setup.weak,
-        )
-    return run.dataset.to_pixels(samples.to(run.device)).cpu()
-
-
-def scores(run: Run) -> None:
-    """Append this step's scores to `scores.jsonl` unless they stand there whole."""
-    from experiments.metrics.scoring import score
-
-    path = run.folder / "scores.jsonl"
-    found = [entry for entry in console.read_jsonl(path) if entry.get("step") == run.step]
-    if found and all(map(console.is_score, found)) and len(found) == found[0].get("of"):
-        return
-    if found:
-        console.cut_jsonl(path, run.step - 1)
-    with run.averaged() as model:
-        results = score(
-            model,
-            run.config,
-            run.dataset,
-            step=run.step,
-            samples=run.config.eval["samples"],
-            accelerator=run.accelerator,
-            progress=run.console,
-        )
-    if run.accelerator.is_main_process and results:
-        entries = [{**entry.to_dict(), "of": len(results)} for entry in results]
-        console.append_jsonl(path, entries)
-        if run.config.log != "none":
-            run.accelerator.log({e["metric"]: e["value"] for e in entries}, step=run.step)
-        text = "  ".join(f"{entry['metric']} {entry['value']:.4g}" for entry in entries)
-        run.console.say(f"step {console.grouped(run.step)}: {text}")
+def forget_after(folder: Path, step: int) -> None:
+    """Drop checkpoints, lines and pictures beyond `step`, of a lost branch."""
+    checkpoint.drop_after(folder, step)
+    console.cut_records(folder, step)
+    for picture in (folder / "samples").glob("step-*.png"):
+        if int(picture.stem.removeprefix("step-")) > step:
+            picture.unlink()
 
 
 def draw_curve(folder: Path) -> str | None:
@@ -135,23 +154,16 @@ def draw_curve(folder: Path) -> str | None:
     if not entries:
         return None
     steps, losses = [e["step"] for e in entries], [e["loss"] for e in entries]
-    smooth, mean = [], None
+    smooth, mean = [], losses[0]
     for loss in losses:
-        mean = loss if mean is None else 0.7 * mean + 0.3 * loss
+        mean = 0.7 * mean + 0.3 * loss
         smooth.append(mean)
     figure = Figure(figsize=(6, 3.2), layout="constrained")
     axes = figure.subplots()
     axes.plot(steps, losses, color="#bbbbbb", linewidth=0.8, label="logged")
     dot = "o" if len(steps) == 1 else None  # a line through one point is invisible
-    axes.plot(
-        steps,
-        smooth,
-        marker=dot,
-        clip_on=dot is None,
-        color="#0072b2",
-        linewidth=1.6,
-        label="moving average",
-    )
+    style: dict[str, Any] = {"marker": dot, "clip_on": dot is None, "color": "#0072b2"}
+    axes.plot(steps, smooth, linewidth=1.6, label="moving average", **style)
     if min(losses) > 0 and max(losses) / min(losses) > 5:
         axes.set_yscale("log")
     axes.set(xlabel="step", ylabel="training loss", xlim=(0, max(steps)))

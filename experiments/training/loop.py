@@ -4,8 +4,8 @@
                          log | save | sample and score what is due | stop if a signal asked
 
 A sample's data, flip, sigma, noise, label drop and token subset are functions of (seed, step, its
-index in the
-global batch) alone: the same after a restart and for any number of processes and micro-batches.
+index in the global batch) alone: the same after a restart and for any number of processes and
+micro-batches.
 """
 
 from __future__ import annotations
@@ -14,82 +14,145 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from experiments.config.schema import Config
+from experiments.data.dataset import Batch, Dataset
 from experiments.data.prefetch import Prefetch
-from experiments.runtime import console, signals
+from experiments.data.sample_order import SampleOrder
+from experiments.diffusion import create_objective
+from experiments.runtime import console, memory, signals
 from experiments.runtime.command import Interrupted
-from experiments.runtime.memory import micro_batches, out_of_memory
-from experiments.training import checkpoint, evaluation
+from experiments.training import build, checkpoint
+from experiments.training.alignment import make_encoder
+from experiments.training.evaluation import Evaluation, forget_after
 from experiments.training.loss import training_loss
-from experiments.training.state import State
-from routing import Draws
+from experiments.training.routes import TrainingRoutes, run_cost
+from experiments.training.state import TrainingState
 from routing.errors import UserError
-
-if TYPE_CHECKING:
-    from experiments.config.schema import Config
-    from experiments.data.dataset import Batch
+from routing.rng import Draws
+from routing.stack import Routing
 
 
 class Diverged(UserError):
     """Too many steps in a row with a non-finite loss or gradient."""
 
 
-class Run(State):
-    """One training run: the loop over the state that a checkpoint holds."""
+class Trainer:
+    """The parts of one training run, and the loop over its steps.
+
+    Args:
+        config: What to train.
+        accelerator: This run's processes.
+        console: Where to print.
+        dataset: In place of the run's own.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        accelerator: Any,
+        console: console.Console,
+        dataset: Dataset | None = None,
+    ) -> None:
+        self.config, self.accelerator, self.console = config, accelerator, console
+        self.device, world = accelerator.device, accelerator.num_processes
+        self.dataset = build.make_dataset(config, self.device) if dataset is None else dataset
+        info = build.describe_data(self.dataset)
+        self.objective = create_objective(config.objective)
+        self.model = build.make_model(config, info).to(self.device)
+        self.routes = TrainingRoutes(config, self.model.config)
+        self.cost = run_cost(config, self.model.config)
+        self.encode = None
+        if config.train.encoder != "none":
+            self.encode = make_encoder(config, self.dataset, self.model.grid, self.device)
+        self.state = TrainingState(self.model, config.train, info)
+        self.order = SampleOrder(config.seed, self.dataset.size)
+        self.ahead: Iterator[Batch] | None = None
+        self.local = config.train.batch // world
+        self.first = self.local * accelerator.process_index
+        self.net: Any = accelerator.prepare_model(self.model) if world > 1 else self.model
+        if config.train.compile == "blocks":
+            build.compile_blocks(self.model)
 
     # --- one step --------------------------------------------------------------------------------
 
+    def one_step(self) -> None:
+        """Take one optimizer step on this process's share of the global batch."""
+        self.seed_torch()
+        batch = next(self.ahead) if self.ahead is not None else None
+        total = torch.zeros((), device=self.device)
+        for low, high in self.pieces:
+            rows = torch.arange(self.first + low, self.first + high, device=self.device)
+            with self.apart() if high < self.local else contextlib.nullcontext():
+                loss = self.loss(rows, batch and batch.rows(low, high))
+                loss = loss * ((high - low) / self.local)
+                self.backward(loss)
+            total += loss.detach()
+        self.update(total)
+
+    def loss(self, rows: Tensor, batch: Batch | None = None) -> Tensor:
+        """Return the mean loss of some rows of the global batch, which may have been read ahead."""
+        draws = self.draws(rows)
+        if batch is None:
+            batch = self.dataset.batch(self.samples(self.state.step, rows), draws)
+        routing = self.routes.training(draws, self.state.step / self.config.train.steps)
+        return self.loss_of(batch, draws, routing)
+
+    def loss_of(self, batch: Batch, draws: Draws, routing: Routing | None) -> Tensor:
+        """Return the mean loss of a batch under these random numbers and routes."""
+        train = self.config.train
+        bf16 = train.precision == "bf16"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
+            return training_loss(
+                self.net, self.model, self.objective, batch, draws, routing, train, self.encode
+            )
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of `loss` to the parameters'."""
+        loss.backward()
+
+    def update(self, loss: Tensor) -> None:
+        """Apply the gradients unless something is not finite; keep the tally on the device."""
+        state, optimizer, train = self.state, self.state.optimizer, self.config.train
+        norm = state.clip(train.clip or math.inf)
+        if self.accelerator.num_processes > 1:
+            loss = self.accelerator.reduce(loss, "mean")
+        bad = ~(torch.isfinite(loss) & torch.isfinite(norm))
+        optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
+        optimizer.grad_scale = None  # type: ignore[attr-defined]
+        for group in optimizer.param_groups:
+            group["lr"] = self.learning_rate()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        state.average(train.ema)
+        good = (~bad).double()
+        counted = torch.stack(
+            [torch.where(bad, 0.0, loss).double(), torch.where(bad, 0.0, norm).double(), good]
+        )
+        state.tally[:3] += counted
+        state.tally[3] += 1 - good
+        state.tally[4] = (state.tally[4] + 1) * (1 - good)
+
     def learning_rate(self) -> float:
         """Return the rate of the step about to be taken."""
-        train = self.config.train
-        rate = train.lr * min(1.0, (self.step + 1) / train.warmup) if train.warmup else train.lr
+        train, step = self.config.train, self.state.step
+        rate = train.lr * min(1.0, (step + 1) / train.warmup) if train.warmup else train.lr
         if train.schedule == "cosine":
-            rate *= 0.5 * (1 + math.cos(math.pi * self.step / train.steps))
+            rate *= 0.5 * (1 + math.cos(math.pi * step / train.steps))
         return rate
+
+    # --- what a step is made from ----------------------------------------------------------------
 
     def draws(self, rows: Tensor, step: int | None = None) -> Draws:
         """Return the random numbers of a step (this one) for these rows of the global batch."""
-        seed = self.config.seed + 1_000_003 * self.salt
-        return Draws(seed, self.step if step is None else step, rows, device=self.device)
-
-    def one_step(self) -> None:
-        """Take one optimizer step on this process's share of the global batch."""
-        config, world = self.config.train, self.accelerator.num_processes
-        # Torch's own generator, which a block of somebody else's may use (dropout), is a function
-        # of seed, step and rank as well: whatever scoring drew from it leaves no trace.
-        # The generator itself: torch.manual_seed asks after every kind of device, 1 ms a step.
-        seed = (
-            torch.default_generator.manual_seed if self.device.type == "cpu" else torch.manual_seed
-        )
-        seed(
-            (self.config.seed * 65_537 + self.step) * 4_099
-            + self.salt * 257
-            + self.accelerator.process_index
-        )
-        local = config.batch // world
-        first = local * self.accelerator.process_index
-        pieces = micro_batches(self, local)
-        total = torch.zeros((), device=self.device)
-        whole = next(self.ahead) if self.ahead is not None else None
-        for position, (low, high) in enumerate(pieces):
-            rows = torch.arange(first + low, first + high, device=self.device)
-            last = position == len(pieces) - 1
-            sync = (
-                contextlib.nullcontext()
-                if last or world == 1
-                else self.accelerator.no_sync(self.net)
-            )
-            with sync:
-                loss = self.loss(rows, whole and whole.rows(low, high)) * ((high - low) / local)
-                loss.backward()
-            total += loss.detach()
-        norm = torch.nn.utils.clip_grad_norm_(self.params, config.clip or math.inf)
-        self.update(self.reduce(total), norm)
+        seed = self.config.seed + 1_000_003 * self.state.rollbacks
+        return Draws(seed, self.state.step if step is None else step, rows, device=self.device)
 
     def samples(self, step: int, rows: Tensor) -> Tensor:
         """Return which samples stand in these rows of the global batch of `step`."""
@@ -97,56 +160,75 @@ class Run(State):
 
     def read_ahead(self) -> Iterator[Batch]:
         """Return this process's batches from the current step on, read from disk by a thread."""
-        local = self.config.train.batch // self.accelerator.num_processes
-        rows = local * self.accelerator.process_index + torch.arange(local)
+        rows = self.first + torch.arange(self.local)
         return iter(
             Prefetch(
                 self.dataset,
                 lambda step: (self.samples(step, rows), self.draws(rows, step)),
-                self.step,
+                self.state.step,
             )
         )
 
-    def loss(self, rows: Tensor, batch: Batch | None = None) -> Tensor:
-        """Return the mean loss of some rows of the global batch, which may have been read ahead."""
-        train = self.config.train
-        draws = self.draws(rows)
-        if batch is None:
-            batch = self.dataset.batch(self.samples(self.step, rows), draws)
-        routing = self.routes.training(draws, self.step / train.steps)
-        bf16 = train.precision == "bf16"
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
-            return training_loss(
-                self.net, self.model, self.objective, batch, draws, routing, train, self.encode
-            )
+    def seed_torch(self) -> None:
+        """Make torch's own generator a function of seed, step and rank as well.
 
-    def update(self, loss: Tensor, norm: Tensor) -> None:
-        """Apply the gradients unless something is not finite; keep the tally on the device."""
-        bad = ~(torch.isfinite(loss) & torch.isfinite(norm))
-        self.optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
-        self.optimizer.grad_scale = None  # type: ignore[attr-defined]
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate()
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        # Without this autograd remembers every average of parameters: 25 KB a step, for good.
-        with torch.no_grad():
-            torch._foreach_lerp_(self.ema, self.params, 1 - self.config.train.ema)
-        good = (~bad).double()
-        counted = torch.stack(
-            [torch.where(bad, 0.0, loss).double(), torch.where(bad, 0.0, norm).double(), good]
+        A block of somebody else's may use it (dropout); whatever scoring drew leaves no trace.
+        """
+        # The generator itself: torch.manual_seed asks after every kind of device, 1 ms a step.
+        on_cpu = self.device.type == "cpu"
+        seed = torch.default_generator.manual_seed if on_cpu else torch.manual_seed
+        seed(
+            (self.config.seed * 65_537 + self.state.step) * 4_099
+            + self.state.rollbacks * 257
+            + self.accelerator.process_index
         )
-        self.tally[:3] += counted
-        self.tally[3] += 1 - good
-        self.tally[4] = (self.tally[4] + 1) * (1 - good)
 
-    def reduce(self, value: Tensor) -> Tensor:
-        """Return the mean over processes."""
-        return (
-            self.accelerator.reduce(value, "mean") if self.accelerator.num_processes > 1 else value
-        )
+    def apart(self) -> Any:
+        """Return a context in which gradients are not reduced over processes yet."""
+        alone = self.accelerator.num_processes == 1
+        return contextlib.nullcontext() if alone else self.accelerator.no_sync(self.net)
+
+    @cached_property
+    def pieces(self) -> list[tuple[int, int]]:
+        """The [low, high) pieces in which this process takes its share of every batch."""
+        asked, local = self.config.train.micro_batch, self.local
+        size = min(local, int(asked or local)) if asked != "auto" else 0
+        if not size:
+            size = memory.largest_micro_batch(local, self.fits)
+            if size < local:
+                self.console.say(
+                    f"micro-batch {size}: the largest that fits; {local} samples are accumulated"
+                )
+        return [(low, min(local, low + size)) for low in range(0, local, size)]
+
+    def fits(self, size: int) -> bool:
+        """Return whether `size` samples go through the model at once, on every process."""
+        if self.device.type == "cpu":
+            # Trying would bring the machine down with swapping: predict instead.
+            found = self.cost.training_bytes(size) < 0.8 * memory.available_memory()
+        else:
+            rows = torch.arange(size, device=self.device)
+            with self.apart():
+                found = memory.runs_in_memory(
+                    lambda: self.backward(self.loss(rows)), self.state.optimizer.zero_grad
+                )
+        if self.accelerator.num_processes > 1:
+            answer = torch.tensor([int(found)], device=self.device)
+            found = bool(self.accelerator.gather(answer).min())
+        return found
 
     # --- the loop --------------------------------------------------------------------------------
+
+    @cached_property
+    def folder(self) -> Path:
+        """The run folder, whose name takes a moment to work out."""
+        return self.config.folder
+
+    @cached_property
+    def evaluation(self) -> Evaluation:
+        """What is sampled and scored on the way."""
+        places = (self.folder, self.accelerator, self.console)
+        return Evaluation(self.config, self.dataset, self.state, *places)
 
     def fit(self) -> None:
         """Train to the last step; save, sample and score on the way.
@@ -155,31 +237,38 @@ class Run(State):
             Interrupted: A signal asked for a stop; everything is saved.
             Diverged: Too many non-finite steps in a row.
         """
-        train, total = self.config.train, self.config.train.steps
+        train, state, total = self.config.train, self.state, self.config.train.steps
         self.model.train()
         if self.dataset.reads_disk:
             self.ahead = self.read_ahead()
-        with self.console.progress("step", total, self.step) as bar:
-            self.due(bar)
-            while self.step < total:
+        with self.console.progress("step", total, state.step) as bar:
+            if self.is_evaluated(state.step):
+                self.evaluate(bar)
+            while state.step < total:
                 began = time.perf_counter()
                 try:
                     self.one_step()
                 except RuntimeError as error:
-                    out_of_memory(error, self.config, self.accelerator.num_processes)
+                    memory.out_of_memory(error, self.pieces[0][1])
                     raise
-                self.step += 1
-                self.macs += self.routes.macs((self.step - 1) / total) * train.batch
-                self.seconds += time.perf_counter() - began
+                state.macs += self.routes.macs(state.step / total) * train.batch
+                state.step += 1
+                state.seconds += time.perf_counter() - began
                 reason = self.agreed_stop()
-                if self.step % train.log_every == 0 or self.step == total:
+                if state.step % train.log_every == 0 or state.step == total:
                     self.report(bar)
-                saved = self.step % train.save_every == 0 or self.step == total or reason
+                saved = state.step % train.save_every == 0 or state.step == total or reason
                 if saved:
                     self.save()
-                if reason and self.step < total:
-                    raise Interrupted(reason, self.step)
-                self.due(bar, saved=bool(saved))
+                if reason and state.step < total:
+                    raise Interrupted(reason, state.step)
+                if self.is_evaluated(state.step):
+                    self.evaluate(bar, saved=bool(saved))
+
+    def is_evaluated(self, step: int) -> bool:
+        """Return whether pictures or scores belong to this step."""
+        last = step == self.config.train.steps
+        return step > 0 and (last or any(step % every == 0 for every in self.evaluation.every))
 
     def agreed_stop(self) -> str | None:
         """Return the signal that any process got, the same on every process."""
@@ -190,100 +279,7 @@ class Run(State):
             reason = codes[int(self.accelerator.gather(mine).max())] or None
         return reason
 
-    def report(self, bar: console.Progress) -> None:
-        """Write one line of metrics, the heartbeat and the progress; stop a run that diverged."""
-        loss, norm, n, bad, streak = self.tally.tolist()
-        self.tally[:3] = 0
-        if streak > self.config.train.max_bad_steps:
-            self.diverged(int(streak))
-            return
-        loss, norm = (loss / n, norm / n) if n else (float("nan"), float("nan"))
-        if self.mean_loss is not None and loss > 4 * self.mean_loss:
-            self.spikes += 1
-            self.console.say(
-                f"loss spike at step {self.step}: {loss:.4g} against a running mean of "
-                f"{self.mean_loss:.4g}"
-            )
-        if n:
-            self.mean_loss = loss if self.mean_loss is None else 0.9 * self.mean_loss + 0.1 * loss
-        rate = self.step * self.config.train.batch / max(self.seconds, 1e-9)
-        entry = {
-            "step": self.step,
-            "loss": loss if n else None,
-            "lr": self.optimizer.param_groups[0]["lr"],
-            "grad_norm": norm if n else None,
-            "images_per_s": round(rate, 2),
-            "time": round(self.seconds, 3),
-            "macs": self.macs,
-            "skipped": int(bad),
-            "spikes": self.spikes,
-        }
-        eta = self.seconds / self.step * (self.config.train.steps - self.step)
-        if self.accelerator.is_main_process:
-            console.append_jsonl(self.folder / "metrics.jsonl", [entry])
-            console.write_status(
-                self.folder,
-                "running",
-                step=self.step,
-                steps=self.config.train.steps,
-                eta_s=round(eta),
-                images_per_s=entry["images_per_s"],
-            )
-        if self.config.log != "none":
-            self.accelerator.log({k: v for k, v in entry.items() if v is not None}, step=self.step)
-        memory = (
-            f"  {torch.cuda.max_memory_allocated() / 2**30:.1f} GB"
-            if self.device.type == "cuda"
-            else ""
-        )
-        skipped = f"  skipped {int(bad)}" if bad else ""
-        bar.update(
-            self.step, f"loss {loss:.4f}  grad {norm:.2f}  {rate:.0f} img/s{memory}{skipped}"
-        )
-
-    def diverged(self, streak: int) -> None:
-        """Roll back if the configuration allows it, else stop with what is known."""
-        self.accelerator.wait_for_everyone()
-        # Bad steps change no weights, but what leads to them may have: back to before the first.
-        before = self.step - streak
-        last = checkpoint.newest(self.folder, self.console.say, before)
-        if self.salt < self.config.train.rollback and last is not None:
-            salt, bad_step = self.salt + 1, self.step
-            self.resume(before)
-            self.salt = salt
-            # Only the streak is of the lost branch; the other counts are those of the checkpoint.
-            self.tally[4] = 0
-            if self.ahead is not None:
-                self.ahead = self.read_ahead()
-            if self.accelerator.is_main_process:
-                evaluation.forget_after(self)
-            self.accelerator.wait_for_everyone()
-            self.console.say(
-                f"{streak} non-finite steps up to {bad_step}: back to step {self.step} with "
-                "other random numbers"
-            )
-            return
-        rows, failed = torch.arange(self.config.train.batch), self.step - 1
-        draws, samples = self.draws(rows.to(self.device), failed), self.samples(failed, rows)
-        values = self.dataset.batch(samples, draws).x
-        holes = samples[~torch.isfinite(values).flatten(1).all(dim=1).cpu()].tolist()
-        if holes:
-            raise Diverged(
-                f"step {self.step}: {streak} steps in a row had a non-finite loss or gradient, and "
-                f"{len(holes)} of {len(samples)} samples are not finite themselves (samples "
-                f"{', '.join(map(str, holes[:8]))}...): the data hold NaN or infinity; make them "
-                "again, or take these samples out"
-            )
-        times = self.objective.times(draws)
-        raise Diverged(
-            f"step {self.step}: {streak} steps in a row had a non-finite loss or gradient (times "
-            f"{float(times.min()):.4g} to "
-            f"{float(times.max()):.4g}, samples {samples[:8].tolist()}...); last good checkpoint: "
-            f"{last or 'none'}; "
-            f"try train.lr={self.config.train.lr / 3:.1g} or train.clip=1"
-        )
-
-    def due(self, bar: console.Progress, saved: bool = True) -> None:
+    def evaluate(self, bar: console.Progress, saved: bool = True) -> None:
         """Sample and score what this step asks for and no earlier start has finished.
 
         A signal is answered between two passes of the sampler: the step is saved, and what was cut
@@ -295,25 +291,119 @@ class Run(State):
         began = time.monotonic()
         try:
             with signals.answered(self.accelerator.num_processes == 1):
-                evaluation.due(self)
+                self.evaluation.run()
         except signals.Asked as asked:
             if not saved:
                 self.save()
-            raise Interrupted(asked.reason, self.step) from None
+            raise Interrupted(asked.reason, self.state.step) from None
         bar.pause(time.monotonic() - began)
 
+    def report(self, bar: console.Progress) -> None:
+        """Write one line of metrics, the heartbeat and the progress; stop a run that diverged."""
+        state, train = self.state, self.config.train
+        loss, norm, n, bad, streak = state.tally.tolist()
+        state.tally[:3] = 0
+        if streak > train.max_bad_steps:
+            self.diverged(int(streak))
+            return
+        loss, norm = (loss / n, norm / n) if n else (float("nan"), float("nan"))
+        if state.mean_loss is not None and loss > 4 * state.mean_loss:
+            state.spikes += 1
+            self.console.say(
+                f"loss spike at step {state.step}: {loss:.4g} against a running mean of "
+                f"{state.mean_loss:.4g}"
+            )
+        if n:
+            last = state.mean_loss
+            state.mean_loss = loss if last is None else 0.9 * last + 0.1 * loss
+        rate = state.step * train.batch / max(state.seconds, 1e-9)
+        entry = {
+            "step": state.step,
+            "loss": loss if n else None,
+            "lr": state.optimizer.param_groups[0]["lr"],
+            "grad_norm": norm if n else None,
+            "images_per_s": round(rate, 2),
+            "time": round(state.seconds, 3),
+            "macs": state.macs,
+            "skipped": int(bad),
+            "spikes": state.spikes,
+        }
+        if self.accelerator.is_main_process:
+            eta = round(state.seconds / state.step * (train.steps - state.step))
+            progress = {"step": state.step, "steps": train.steps, "eta_s": eta}
+            speed = {"images_per_s": entry["images_per_s"]}
+            console.append_jsonl(self.folder / "metrics.jsonl", [entry])
+            console.write_status(self.folder, "running", **progress, **speed)
+        if self.config.log != "none":
+            self.accelerator.log({k: v for k, v in entry.items() if v is not None}, step=state.step)
+        text = f"loss {loss:.4f}  grad {norm:.2f}  {rate:.0f} img/s"
+        if self.device.type == "cuda":
+            text += f"  {torch.cuda.max_memory_allocated() / 2**30:.1f} GB"
+        bar.update(state.step, text + (f"  skipped {int(bad)}" if bad else ""))
 
-def train(config: Config, *, quiet: bool = False) -> Path:
-    """Train `config`, or go on where an earlier start stopped; return the run folder.
+    # --- saving and going back -------------------------------------------------------------------
 
-    Args:
-        config: A checked configuration (`experiments.config.load`).
-        quiet: Print nothing.
+    def save(self) -> None:
+        """Write a checkpoint (first process) and wait for it."""
+        if self.accelerator.is_main_process:
+            self.state.save(self.folder, self.config)
+        self.accelerator.wait_for_everyone()
 
-    Raises:
-        UserError: Anything a user can mend, in one sentence.
-        Interrupted: Stopped by a signal, after saving.
-    """
-    from experiments.training import session
+    def resume(self, up_to: int | None = None) -> bool:
+        """Go on from the newest whole checkpoint; return whether there was one.
 
-    return session.run(config, quiet=quiet)
+        Args:
+            up_to: No later step than this one.
+
+        Raises:
+            CheckpointError: It belongs to another configuration; the message says what differs.
+        """
+        with self.accelerator.main_process_first():
+            # The first process sets damaged checkpoints aside before the others look.
+            found = checkpoint.newest(self.folder, self.console.say, up_to)
+        if found is not None:
+            self.state.load(found, self.config.hashed())
+        return found is not None
+
+    def diverged(self, streak: int) -> None:
+        """Roll back if the configuration allows it, else stop with what is known."""
+        state, train = self.state, self.config.train
+        self.accelerator.wait_for_everyone()
+        # Bad steps change no weights, but what leads to them may have: back to before the first.
+        before = state.step - streak
+        last = checkpoint.newest(self.folder, self.console.say, before)
+        if state.rollbacks < train.rollback and last is not None:
+            rollbacks, bad_step = state.rollbacks + 1, state.step
+            self.resume(before)
+            state.rollbacks = rollbacks
+            # Only the streak is of the lost branch; the other counts are those of the checkpoint.
+            state.tally[4] = 0
+            if self.ahead is not None:
+                self.ahead = self.read_ahead()
+            if self.accelerator.is_main_process:
+                forget_after(self.folder, state.step)
+            self.accelerator.wait_for_everyone()
+            self.console.say(
+                f"{streak} non-finite steps up to {bad_step}: back to step {state.step} with "
+                "other random numbers"
+            )
+            return
+        rows, failed = torch.arange(train.batch), state.step - 1
+        draws, samples = self.draws(rows.to(self.device), failed), self.samples(failed, rows)
+        values = self.dataset.batch(samples, draws).x
+        holes = samples[~torch.isfinite(values).flatten(1).all(dim=1).cpu()].tolist()
+        if holes:
+            raise Diverged(
+                f"step {state.step}: {streak} steps in a row had a non-finite loss or gradient, "
+                f"and {len(holes)} of {len(samples)} samples are not finite themselves (samples "
+                f"{', '.join(map(str, holes[:8]))}...): the data hold NaN or infinity; make them "
+                "again, or take these samples out"
+            )
+        times = self.objective.times(draws)
+        raise Diverged(
+            f"step {state.step}: {streak} steps in a row had a non-finite loss or gradient (times "
+            f"{float(times.min()):.4g} to {float(times.max()):.4g}, samples "
+            f"{samples[:8].tolist()}...); last "
+            f"good checkpoint: {last or 'none'}; "
+            f"try train.lr={train.lr / 3:.1g} or train.clip=1"
+        )

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from torch import Tensor
 
+from backbones import Backbone
+from backbones.backbone import Output
+from experiments.config.schema import TrainConfig
+from experiments.data.dataset import Batch
+from experiments.diffusion import Objective
 from experiments.diffusion.auxiliary_losses import (
     alignment_loss,
     ensemble_loss,
@@ -15,15 +21,8 @@ from experiments.diffusion.auxiliary_losses import (
     patch_error,
     pixel_mask,
 )
-from experiments.training.build import drop_condition
-
-if TYPE_CHECKING:
-    from backbones import Backbone
-    from backbones.backbone import Output
-    from experiments.config.schema import TrainConfig
-    from experiments.data.dataset import Batch
-    from experiments.diffusion import Objective
-    from routing import Draws, Routing
+from routing.rng import Draws
+from routing.stack import Routing
 
 
 class Capture:
@@ -60,7 +59,7 @@ def training_loss(
         model: The model itself.
         objective: Corruption, target and weights.
         batch: Clean data and conditions.
-        draws: This step's random numbers for these samples: streams `sigma`, `noise`, `drop`.
+        draws: Of this step for these samples; streams `sigma`, `noise`, `drop`.
         routing: What to do about routes.
         train: Label drop and the kind of loss.
         encode: REPA's frozen encoder, (B, C, H, W) -> (B, N, E).
@@ -90,7 +89,10 @@ def conditions(model: Backbone, batch: Batch, draws: Draws, share: float) -> dic
     if not (model.num_classes or model.prefix):
         return {}
     drop = draws.uniform("drop", 1)[:, 0] < share
-    cond = drop_condition(model, batch.y, drop)
+    cond: dict[str, Any] = {}
+    if batch.y is not None and model.num_classes:
+        # The class after the last one is the null class.
+        cond["y"] = torch.where(drop, torch.full_like(batch.y, model.num_classes), batch.y)
     if model.prefix:
         cond |= {"text": batch.text, "text_drop": drop}
     return cond

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from backbones.cost import Cost, cost
 from backbones.sizes import parse_size
-from routing.route import Route, RouteError, Segment
+from experiments.config.schema import Config
+from experiments.config.validation import ENCODERS
+from experiments.data.specs import describe
+from routing.route import Route, Segment
+from routing.schedule import RouteSchedule
 
-if TYPE_CHECKING:
-    from backbones.cost import Cost
-    from experiments.config.schema import Config
-    from routing import Draws, Routing, Selection
-
-
-# Frozen encoders that REPA can align to, and the width of their features (`alignment.py`).
-ENCODERS = {
-    "random": 64, "probe": 96,
-    "dinov2-vits14": 384, "dinov2-vitb14": 768, "dinov2-vitl14": 1024,
-}  # fmt: skip
+if TYPE_CHECKING:  # both import torch
+    from routing.rng import Draws
+    from routing.stack import Routing
 
 
 class TrainingRoutes:
@@ -30,32 +28,30 @@ class TrainingRoutes:
     """
 
     def __init__(self, config: Config, model: dict[str, Any] | None = None) -> None:
-        self.config, self.options, self.depth = config, config.routing, config.depth
+        self.config = config
+        self.schedule = config.routing.resolve(config.depth)
         self._model = model
-        self._macs: dict[str, float] = {}
-
-    @property
-    def selection(self) -> Selection:
-        """How the tokens that stay are chosen."""
-        from routing.selection import Selection
-
-        return Selection(self.options.selection, self.options.shared, self.options.block)
+        self._macs: dict[Route, float] = {}
 
     def training(self, draws: Draws, progress: float) -> Routing | None:
         """Return what the step at `progress` (0 at the first, below 1 at the last) does."""
-        return self.options.routing(progress, draws, self.depth)
+        route = self.schedule.at(progress)
+        return dataclasses.replace(self._every_step, route=route, draws=draws) if route else None
+
+    @cached_property
+    def _every_step(self) -> Routing:
+        from routing.stack import Routing
+
+        return Routing.from_options(self.config.routing)
 
     def macs(self, progress: float) -> float:
         """Return the forward MACs of one image at `progress`: a mean where an end is drawn."""
-        route = self.options.at(progress, self.depth)
-        key = str(route)
-        if key not in self._macs:
+        route = self.schedule.at(progress)
+        if route not in self._macs:
             if self._model is None:
-                from experiments.data.specs import describe
-
                 self._model = model_arguments(self.config, describe(self.config.data))
-            self._macs[key] = float(run_cost(self.config, self._model, route).macs_routed)
-        return self._macs[key]
+            self._macs[route] = float(run_cost(self.config, self._model, route).macs_routed)
+        return self._macs[route]
 
 
 def first_route(config: Config) -> Route:
@@ -63,8 +59,6 @@ def first_route(config: Config) -> Route:
 
     It is what the banner, the costs, a learned span and routed guidance refer to.
     """
-    from routing.schedule import RouteSchedule
-
     return RouteSchedule.parse(config.route).resolve(config.depth).first
 
 
@@ -89,8 +83,7 @@ def learned_parts(config: Config) -> dict[str, Any]:
     """Return the arguments of what a variant adds: SPRINT's fusion, a router, REPA's projector."""
     parts: dict[str, Any] = {}
     if config.routing.learned != "none":
-        key = {"fuse": "fuse", "router": "router"}[config.routing.learned]
-        parts[key] = str(first_route(config))
+        parts[config.routing.learned] = str(first_route(config))
     if config.train.encoder != "none" and config.backbone.get("align") is None:
         width = int(config.backbone.get("width") or parse_size(config.size).width)
         # REPA aligns its eighth block of 24 or 28, and the fourth of 12.
@@ -110,8 +103,6 @@ def run_cost(config: Config, model: dict[str, Any], route: Route | None = None) 
         model: The arguments of `backbones.create` (a model's `config`).
         route: A resolved route; None takes the run's first one.
     """
-    from backbones.cost import cost
-
     options = config.routing
     if route is None:
         # Routed never, though the model has what a routed one has: SPRINT's dense fine-tune.
@@ -139,41 +130,3 @@ def run_cost(config: Config, model: dict[str, Any], route: Route | None = None) 
         macs_routed=round(full.macs_dense - saved),
         macs_routed_no_attention=round(full.macs_dense_no_attention - lean),
     )
-
-
-def check_routing(config: Config) -> None:
-    """Refuse routes and routing options that the model cannot have, before torch is imported.
-
-    Raises:
-        UserError: One sentence.
-    """
-    from experiments.data.specs import describe
-
-    _, height, width = describe(config.data)["shape"]
-    patch = parse_size(config.size).patch
-    name = f"{config.backbone['name']}-{config.size}"
-    config.routing.check(config.depth, (height // patch, width // patch), name)
-    if config.backbone.get("decoder") and config.objective["name"] == "ddpm":
-        raise RouteError(
-            "backbone.decoder with objective=ddpm: MaskDiT's reconstruction is of the denoised "
-            "image, where the noisiest steps enlarge an error 157 times; type objective=edm"
-        )
-    _check_align(config)
-
-
-def _check_align(config: Config) -> None:
-    from backbones.cost import ALIGN
-
-    given, encoder = config.backbone.get("align"), config.train.encoder
-    if not given:
-        return
-    if encoder == "none":
-        raise RouteError(
-            "backbone.align projects to an encoder's features and train.encoder=none has none; "
-            f"name one of {' '.join(ENCODERS)}"
-        )
-    channels = given.get("channels", ALIGN["channels"])
-    if channels != ENCODERS[encoder]:
-        raise RouteError(
-            f"backbone.align.channels={channels}: {encoder} has {ENCODERS[encoder]} features"
-        )

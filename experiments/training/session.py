@@ -1,4 +1,4 @@
-"""Around the training loop: lock, banner, resume, final scores, the files that a run leaves."""
+"""One start of a training run: lock, resume, banner, the loop, and the files that it leaves."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ import time
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import yaml
 
+from backbones import Cost
+from experiments.config.schema import Config
 from experiments.metrics import scoring
 from experiments.runtime import console as log
 from experiments.runtime import signals
@@ -23,18 +26,35 @@ from experiments.runtime.command import ROOT, Interrupted
 from experiments.runtime.files import atomic_write, code_commit
 from experiments.runtime.locks import locked
 from experiments.training import build, checkpoint, evaluation
-from experiments.training.loop import Run
+from experiments.training.loop import Trainer
+from experiments.training.routes import first_route
+from experiments.training.state import TrainingState
 from routing.plain import json_of
+from routing.route import Route
 
-if TYPE_CHECKING:
-    from experiments.config.schema import Config
+_PACKAGES = (
+    "torch", "numpy", "timm", "accelerate", "hydra-core", "mamba-ssm", "causal-conv1d", "fla-core",
+    "triton",
+)  # fmt: skip
+_COSTS = (
+    "params", "macs_dense", "macs_routed", "macs_dense_no_attention", "macs_routed_no_attention",
+)  # fmt: skip
 
 
-def run(config: Config, *, quiet: bool = False) -> Path:
-    """Train `config` in its folder; see `experiments.training.loop.train`."""
+def train(config: Config, *, quiet: bool = False) -> Path:
+    """Train `config`, or go on where an earlier start stopped; return the run folder.
+
+    Args:
+        config: A checked configuration (`experiments.config.load`).
+        quiet: Print nothing.
+
+    Raises:
+        UserError: Anything a user can mend, in one sentence.
+        Interrupted: Stopped by a signal, after saving.
+    """
     accelerator = build.make_accelerator(config)
     console = log.Console(quiet or not accelerator.is_main_process)
-    folder = config.folder
+    folder, steps = config.folder, config.train.steps
     done = finished(folder, config)
     if done is not None:
         console.say(
@@ -52,35 +72,25 @@ def run(config: Config, *, quiet: bool = False) -> Path:
                 _session(config, accelerator, console)
             except Interrupted as stop:
                 status = "stopped" if stop.reason == "SIGINT" else "preempted"
-                log.write_status(
-                    folder, status, step=stop.step, steps=config.train.steps, error=stop.reason
-                )
-                raise Interrupted(
-                    stop.reason,
-                    stop.step,
-                    f"{stop.reason}: saved step {stop.step}; type the same command to go on",
-                ) from None
+                log.write_status(folder, status, step=stop.step, steps=steps, error=stop.reason)
+                text = f"{stop.reason}: saved step {stop.step}; type the same command to go on"
+                raise Interrupted(stop.reason, stop.step, text) from None
             except BaseException as error:
                 last = " ".join(str(error).split())[:500]
-                _try_status(
-                    folder,
-                    "failed",
-                    error=f"{type(error).__name__}: {last}",
-                    steps=config.train.steps,
-                )
+                _write_failed(folder, error=f"{type(error).__name__}: {last}", steps=steps)
                 raise
     return folder
 
 
-def _try_status(folder: Path, status: str, **fields: Any) -> None:
+def _write_failed(folder: Path, **fields: Any) -> None:
     # On a full disk the first error counts, not that this one cannot be written down.
     try:
-        log.write_status(folder, status, **fields)
+        log.write_status(folder, "failed", **fields)
     except OSError:
         # There is no room for a second file, but the heartbeat has room of its own.
         with contextlib.suppress(OSError, ValueError):
             known = json_of((folder / "status.json").read_bytes())
-            (folder / "status.json").write_text(json.dumps({**known, "status": status}))
+            (folder / "status.json").write_text(json.dumps({**known, "status": "failed"}))
 
 
 def finished(folder: Path, config: Config) -> int | None:
@@ -107,75 +117,73 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
 
 
 def _session(config: Config, accelerator: Any, console: log.Console) -> None:
-    began = time.monotonic()
-    folder = config.folder
-    work = Run(config, accelerator, console)
-    resumed = work.resume()
+    began, folder, steps = time.monotonic(), config.folder, config.train.steps
+    trainer = Trainer(config, accelerator, console)
+    state = trainer.state
+    resumed = trainer.resume()
     if not resumed and config.init:
-        work.start_from(config.init)
+        state.start_from(config, console.say)
     if accelerator.is_main_process:
         (folder / "summary.json").unlink(missing_ok=True)
-        log.cut_records(folder, work.step)
-        write_about(folder, config)
-        log.write_status(folder, "running", step=work.step, steps=config.train.steps)
-    banner(console, config, work, resumed)
-    # Guidance and sampler are refused before training too, if they do not fit this model.
-    scoring.setup_for(work.model, config)
-    if config.eval["name"] != "none" and work.step < config.train.steps:
-        # What a score lacks (weights, a reference) is said now, not after the last step.
-        if work.dataset.can_decode:
-            for note in scoring.check(config, work.dataset, work.model, work.device):
-                console.once(note)
-        else:
-            # Without an autoencoder there is still a model to train, and to score elsewhere.
-            console.say(f"no pictures and no scores in this run: {work.dataset.cannot_decode}")
+        log.cut_records(folder, state.step)
+        atomic_write(folder / "config.yaml", yaml.safe_dump(config.to_dict(), sort_keys=False))
+        atomic_write(folder / "env.json", json.dumps(environment(), indent=1))
+        log.write_status(folder, "running", step=state.step, steps=steps)
+    for line in banner_lines(config, trainer.cost, trainer.model.describe()):
+        console.say(line)
+    about = f"resumed at step {state.step}" if resumed else "new; the same command resumes it"
+    if config.init and not resumed:
+        about += f"; weights from {config.init}"
+    console.say(f"run         {folder}   ({about})")
+    where, count = f"{accelerator.num_processes} x {trainer.device.type}", torch.get_num_threads()
+    threads = f"{count} thread{'s' if count > 1 else ''}"
+    console.say(f"device      {where}, {threads}, {config.train.precision}")
+    console.say()
+    _check_scores(trainer, console)
     log.open_tracker(config.log, folder, config.name, config.to_dict(), accelerator)
-    work.fit()
+    trainer.fit()
     if accelerator.is_main_process:
-        finish(work, time.monotonic() - began)
+        finish(config, state, trainer.cost, time.monotonic() - began)
     accelerator.wait_for_everyone()
     if config.log != "none":
         accelerator.end_training()
     show_results(console, folder)
 
 
+def _check_scores(trainer: Trainer, console: log.Console) -> None:
+    """Refuse before training what the run's pictures and scores cannot have."""
+    config, dataset = trainer.config, trainer.dataset
+    # Guidance and sampler are refused before training too, if they do not fit this model.
+    scoring.setup_for(trainer.model, config)
+    if config.eval["name"] == "none" or trainer.state.step >= config.train.steps:
+        return
+    if not dataset.can_decode:
+        # Without an autoencoder there is still a model to train, and to score elsewhere.
+        console.say(f"no pictures and no scores in this run: {dataset.cannot_decode}")
+        return
+    # What a score lacks (weights, a reference) is said now, not after the last step.
+    for note in scoring.check(config, dataset, trainer.model, trainer.device):
+        console.once(note)
+
+
 # --- files ---------------------------------------------------------------------------------------
-
-
-def write_about(folder: Path, config: Config) -> None:
-    """Write `config.yaml` and `env.json`."""
-    import yaml
-
-    atomic_write(folder / "config.yaml", yaml.safe_dump(config.to_dict(), sort_keys=False))
-    atomic_write(folder / "env.json", json.dumps(environment(), indent=1))
 
 
 def environment() -> dict[str, Any]:
     """Return versions, device and commit of this process."""
-    packages = (
-        "torch",
-        "numpy",
-        "timm",
-        "accelerate",
-        "hydra-core",
-        "mamba-ssm",
-        "causal-conv1d",
-        "fla-core",
-        "triton",
-    )
     versions: dict[str, str | None] = {}
-    for name in packages:
+    for name in _PACKAGES:
         try:
             versions[name] = version(name)
         except PackageNotFoundError:
             versions[name] = None
-    cuda = torch.cuda.is_available()
+    device = f"{processor()}, {os.cpu_count()} cores"
+    if torch.cuda.is_available():
+        device = torch.cuda.get_device_name()
     return {
         "python": platform.python_version(),
         "system": platform.platform(),
-        "device": torch.cuda.get_device_name()
-        if cuda
-        else f"{processor()}, {os.cpu_count()} cores",
+        "device": device,
         "threads": torch.get_num_threads(),
         "spins": os.environ.get("GOMP_SPINCOUNT"),
         "packages": versions,
@@ -193,19 +201,18 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def finish(work: Run, wall: float) -> None:
+def finish(config: Config, state: TrainingState, cost: Cost, wall: float) -> None:
     """Write the weights, the loss curve and, last, `summary.json`."""
-    config, folder, cost = work.config, work.folder, work.cost
-    weights = dict(zip(work.names, work.ema, strict=True))
-    weights |= {k: v for k, v in work.model.state_dict().items() if k not in weights}
-    checkpoint.export(
-        folder / "model.safetensors", work.model, weights, config, work.step, work.info
-    )
+    folder, model, step = config.folder, state.model, state.step
+    weights = dict(zip(state.names, state.ema, strict=True))
+    weights |= {k: v for k, v in model.state_dict().items() if k not in weights}
+    checkpoint.export(folder / "model.safetensors", model, weights, config, step, state.info)
     curve = evaluation.draw_curve(folder)
+    lines = log.read_jsonl(folder / "scores.jsonl")
     scores = {
-        s["metric"]: s["value"]
-        for s in log.read_jsonl(folder / "scores.jsonl")
-        if s.get("step") == work.step and log.is_score(s)
+        line["metric"]: line["value"]
+        for line in lines
+        if line.get("step") == step and log.is_score(line)
     }
     last = (log.read_metrics(folder) or [{}])[-1]
     summary = {
@@ -219,48 +226,24 @@ def finish(work: Run, wall: float) -> None:
         "route": config.resolved_route,
         "scale": config.scale,
         "seed": config.seed,
-        "step": work.step,
-        "params": cost.params,
-        "macs_dense": cost.macs_dense,
-        "macs_routed": cost.macs_routed,
-        "macs_dense_no_attention": cost.macs_dense_no_attention,
-        "macs_routed_no_attention": cost.macs_routed_no_attention,
-        "macs": work.macs,
-        "wall_s": round(work.seconds, 1),
+        "step": step,
+        **{key: getattr(cost, key) for key in _COSTS},
+        "macs": state.macs,
+        "wall_s": round(state.seconds, 1),
         "session_s": round(wall, 1),
-        "images_per_s": last.get("images_per_s"),
-        "loss": last.get("loss"),
-        "skipped": last.get("skipped"),
+        **{key: last.get(key) for key in ("images_per_s", "loss", "skipped")},
         "scores": scores,
         "loss_curve": curve,
     }
-    log.write_status(folder, "done", step=work.step, steps=config.train.steps)
+    log.write_status(folder, "done", step=step, steps=config.train.steps)
     atomic_write(folder / "summary.json", json.dumps(summary, indent=1))
 
 
 # --- terminal ------------------------------------------------------------------------------------
 
 
-def banner(console: log.Console, config: Config, work: Run, resumed: bool) -> None:
-    """Say what is about to be trained."""
-    for line in banner_lines(config, work.cost, work.model.describe()):
-        console.say(line)
-    state = f"resumed at step {work.step}" if resumed else "new; the same command resumes it"
-    if config.init and not resumed:
-        state += f"; weights from {config.init}"
-    where = f"{work.accelerator.num_processes} x {work.device.type}"
-    console.say(f"run         {work.folder}   ({state})")
-    count = torch.get_num_threads()
-    threads = f"{count} thread{'s' if count > 1 else ''}"
-    console.say(f"device      {where}, {threads}, {config.train.precision}")
-    console.say()
-
-
-def banner_lines(config: Config, cost: Any, kernels: Sequence[str]) -> list[str]:
+def banner_lines(config: Config, cost: Cost, kernels: Sequence[str]) -> list[str]:
     """Return the lines that describe a model and its route (see the README's picture)."""
-    from experiments.training.routes import first_route
-    from routing.route import Route
-
     route = Route() if config.routing.off_after == 0 else first_route(config)
     name = f"{config.backbone['name']}-{config.size}"
     flops = f"{log.big(cost.macs_dense)} MACs per image"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from routing.options import RoutingError
 TABLES = ("image_rotary_emb", "rotary_emb", "rope", "freqs_cis", "rotary_pos_emb")
 MASKS = ("attn_mask", "attention_mask")
 _TOKENS = ("hidden_states", "x")
-_TEXT = ("encoder_hidden_states",)
+_TEXT = "encoder_hidden_states"
 SHARED = (
     "these blocks share one rotary table in the batch, so samples cannot keep different tokens; "
     "try selection=Selection(shared=True)"
@@ -26,15 +26,11 @@ SHARED = (
 
 
 class AttachError(RoutingError):
-    """Blocks that tokens cannot be routed past, or a call that does not say enough."""
+    """Blocks that tokens cannot be routed past, or a call from which too little is known."""
 
 
 def inner(block: nn.Module) -> nn.Module:
-    """Return the module behind `torch.compile`'s wrapper.
-
-    Args:
-        block: A block, compiled or not.
-    """
+    """Return the module behind `torch.compile`'s wrapper, if it has one."""
     return getattr(block, "_orig_mod", block)
 
 
@@ -51,7 +47,7 @@ class Signature:
         self.places = {name: place for place, name in enumerate(names)}
         self.tokens = next((name for name in _TOKENS if name in self.places), names[0])
         self.tables = tuple(name for name in (*TABLES, *extra) if name in self.places)
-        self.text = next((name for name in _TEXT if name in self.places), None)
+        self.text = _TEXT if _TEXT in self.places else None
         self.name = type(inner(block)).__name__
         self.returned = _returned(inner(block), self.tokens)
         self.heads = {
@@ -63,23 +59,13 @@ class Signature:
 
 
 class Call:
-    """The arguments of one call of a block, read and replaced by name.
-
-    Args:
-        signature: Of the block.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-    """
+    """The arguments of one call of a block, read and replaced by their names in its signature."""
 
     def __init__(self, signature: Signature, args: tuple, kwargs: dict[str, Any]) -> None:
         self.signature, self.args, self.kwargs = signature, args, kwargs
 
     def get(self, name: str | None) -> Any:
-        """Return an argument, or None if it was not given.
-
-        Args:
-            name: Its name in the block's signature.
-        """
+        """Return an argument, or None if it was not given."""
         if name is None:
             return None
         if name in self.kwargs:
@@ -88,12 +74,7 @@ class Call:
         return self.args[place] if place < len(self.args) else None
 
     def put(self, name: str, value: Any) -> None:
-        """Replace an argument that was given.
-
-        Args:
-            name: Its name in the block's signature.
-            value: What to pass instead.
-        """
+        """Replace an argument that was given."""
         if name in self.kwargs:
             self.kwargs = {**self.kwargs, name: value}
         else:
@@ -117,65 +98,43 @@ class Call:
         self.put(self.signature.tokens, value)
 
     def lengths(self, tokens: int, prefix: int) -> set[int]:
-        """Return how many rows a per-token table may have.
-
-        Args:
-            tokens: Grid tokens outside the route.
-            prefix: Tokens before them in the same sequence.
-        """
+        """Return how many rows a per-token table may have, of all grid tokens and a prefix."""
         text = self.get(self.signature.text)
         joint = text.shape[1] if isinstance(text, Tensor) else 0
         return {tokens + front for front in (0, prefix, joint, prefix + joint)}
 
 
-def image_place(output: Any, call: Call) -> int | None:
-    """Return where a block's output has the image tokens; None if it is nothing but them.
+def replace_image(output: Any, call: Call, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return a block's output, a tensor `(B, T, D)` or a tuple, with its image tokens changed.
 
-    The row counts of its call tell, and where text has as many rows, the names that the block
-    returns.
-
-    Args:
-        output: What the block returned: a tensor `(B, T, D)` or a tuple with one.
-        call: The call that returned it.
-
-    Raises:
-        AttachError: If it has none of the call's shape, or several and nothing tells which.
-    """
-    name = call.signature.name
-    kept = call.tokens.shape[1]
-    several = isinstance(output, tuple | list)
-    places = [place for place, x in enumerate(output if several else [output]) if _like(x, call)]
-    if not places:
-        raise AttachError(
-            f"{name} returns nothing of the shape of its {kept} tokens (batch, tokens, width)"
-        )
-    if not several:
-        return None
-    if len(places) > 1:
-        if call.signature.returned not in places:
-            raise AttachError(
-                f"{name} returns {len(places)} sequences of {kept} tokens, and which one is the "
-                "image's cannot be told; use another rate, so that their lengths differ"
-            )
-        return call.signature.returned
-    return places[0]
-
-
-def _like(x: Any, call: Call) -> bool:
-    return isinstance(x, Tensor) and x.shape == call.tokens.shape
-
-
-def write_output(output: Any, place: int | None, tokens: Tensor) -> Any:
-    """Return a block's output with its image tokens replaced.
+    The image tokens have the shape of the call's; where text has it too, the names in the block's
+    `return` decide.
 
     Args:
         output: What the block returned.
-        place: Where the image tokens are in it; None if it is nothing but them.
-        tokens: The image tokens to return instead.
+        call: The call that returned it.
+        change: What to make of its image tokens.
+
+    Raises:
+        AttachError: If no tensor has the shape of the call's tokens, or several have it.
     """
-    if place is None:
-        return tokens
-    return type(output)((*output[:place], tokens, *output[place + 1 :]))
+    name, shape = call.signature.name, call.tokens.shape
+    several = isinstance(output, tuple | list)
+    items = list(output) if several else [output]
+    places = [i for i, x in enumerate(items) if isinstance(x, Tensor) and x.shape == shape]
+    if call.signature.returned in places:
+        places = [call.signature.returned]
+    if not places:
+        raise AttachError(
+            f"{name} returns nothing of the shape of its {shape[1]} tokens (batch, tokens, width)"
+        )
+    if len(places) > 1:
+        raise AttachError(
+            f"{name} returns {len(places)} sequences of {shape[1]} tokens, and which one is the "
+            "image's is unknown; use another rate, so that their lengths differ"
+        )
+    items[places[0]] = change(items[places[0]])
+    return type(output)(items) if several else items[0]
 
 
 def _returned(block: nn.Module, tokens: str) -> int | None:
@@ -240,13 +199,9 @@ def _token_dimension(table: Tensor, lengths: Collection[int], batch: int) -> int
 
 
 def batchless(table: Any, lengths: Collection[int], batch: int, heads: Collection[int]) -> bool:
-    """Whether a per-token table is not surely per sample, so that samples cannot differ in it.
+    """Whether a per-token table may be one of the whole batch, so that samples cannot differ in it.
 
-    Args:
-        table: A tensor or a tuple of them.
-        lengths: Lengths that a table may have.
-        batch: B.
-        heads: How many heads the block may have: `(heads, T, D)` is shared, also if B is as many.
+    Arguments as in `rows`; `(heads, T, D)` counts as shared, also where B is as many.
     """
     if isinstance(table, tuple | list):
         return any(batchless(item, lengths, batch, heads) for item in table)

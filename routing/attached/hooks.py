@@ -4,8 +4,8 @@
     ...                        # train as before; evaluation is dense
     attached.remove()          # no trace is left
 
-or, for as long as a `with` lasts, `with routing.attach(vit, "auto"): ...`. Handing over the model
-instead of its list of blocks also tells the grid and the prefix.
+or, for as long as a `with` lasts, `with routing.attach(vit, "auto"): ...`. A model, instead of its
+list of blocks, also determines the grid and the prefix.
 
 The work is done in hooks on the blocks. The hook before a route's first block gathers the tokens
 that stay and keeps the rest; the one after its last block puts them back. Per-token arguments
@@ -16,14 +16,15 @@ hooks themselves are never compiled: `torch.compile` breaks its graph there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from routing.attached.calls import (
     MASKS,
@@ -32,29 +33,22 @@ from routing.attached.calls import (
     Call,
     Signature,
     batchless,
-    image_place,
+    replace_image,
     rows,
-    write_output,
 )
-from routing.attached.passes import Pass, Passes
+from routing.attached.passes import ForwardPass, Passes
 from routing.attached.supported import (
     geometry,
     needs_prefix,
     refuse_positional,
     refuse_unknown_prefix,
 )
+from routing.errors import one_of
 from routing.layout import Layout
 from routing.moves import Move
 from routing.rng import Draws
 from routing.route import Route, keep_count
 from routing.selection import Selection
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch.utils.hooks import RemovableHandle
-
-__all__ = ["AttachError", "Attached", "attach"]
 
 _FREE = ("random", "stride")  # need no grid
 _WHOLE_GRAPH = "routing.attach moves tokens between compiled graphs; leave fullgraph=True out"
@@ -79,11 +73,11 @@ def attach(
             *m.single_transformer_blocks]`), or a diffusers or timm model that has them.
         route: Which blocks are skipped, counted in that list.
         grid: Rows and columns of tokens; needed by `rows`, `columns`, `blocks` and `quad`, and
-            known if a model was handed over.
+            known where a model was passed.
         selection: How the tokens that stay are chosen. A plain name is shared by the batch where
             the model's rotary tables are, else per sample; a `Selection` is taken as it is.
         prefix: Tokens before the image's that are never routed (class and register tokens, text
-            in the same sequence); needed where neither the model nor a call of it tells.
+            in the same sequence); needed where neither the model nor a call of it has it.
         seed: Of the draws; with the number of the pass and the sample's index it fixes a subset.
         when: `training` routes while the blocks are in training mode, `always` in evaluation
             too, `never` keeps the hooks silent.
@@ -96,31 +90,22 @@ def attach(
         AttachError: If the blocks mix tokens by position, or grid or prefix are needed and unknown.
         RouteError: If the route does not fit the blocks.
     """
-    found, whole = None, False
+    whole = False
     if isinstance(blocks, nn.Module) and not isinstance(blocks, nn.ModuleList | nn.Sequential):
-        blocks, found, inferred = geometry(blocks)
         whole = True
-        prefix = inferred if prefix is None else prefix
+        blocks, own_grid, own_prefix = geometry(blocks)
+        grid = own_grid if grid is None else grid
+        prefix = own_prefix if prefix is None else prefix
     members = list(blocks)
     resolved = Route.parse(route).resolve(len(members), "the list")
     for i in resolved.sparse_blocks:
         refuse_positional(members[i])
     if prefix is None and not whole and any(needs_prefix(block) for block in members):
         raise AttachError(
-            "the number of class and register tokens before the image's is unknown; hand over the "
-            "model instead of its blocks, or say prefix=1 (prefix=0 if there are none)"
+            "the number of class and register tokens before the image's is unknown; pass the "
+            "model instead of its blocks, or prefix=1 (prefix=0 if there are none)"
         )
-    return Attached(
-        members,
-        resolved,
-        found if grid is None else grid,
-        selection,
-        prefix,
-        seed,
-        when,
-        extra,
-        whole,
-    )
+    return Attached(members, resolved, grid, selection, prefix, seed, when, extra, whole)
 
 
 class Attached:
@@ -146,18 +131,17 @@ class Attached:
         whole: bool,
     ) -> None:
         self.route, self.grid, self.prefix, self.seed = route, grid, prefix or 0, seed
-        self._told, self._whole = prefix is not None, whole
+        self._prefix_known, self._whole = prefix is not None, whole
         self.automatic = isinstance(selection, str)
         self.selection = Selection(selection) if isinstance(selection, str) else selection
         self.when = when
         self.ids: Sequence[Tensor] | None = None
         self.inner: tuple[Layout, ...] = ()
-        if when not in WHEN:
-            raise AttachError(f"when {when!r}: expected one of {', '.join(WHEN)}")
+        one_of("when", when, WHEN, AttachError)
         if grid is None and self.selection.mode not in _FREE:
             raise AttachError(
                 f"selection {self.selection.mode} needs the grid of tokens; "
-                "say grid=(rows, columns)"
+                "pass grid=(rows, columns)"
             )
         if self.selection.mode == "unsorted":
             raise AttachError("selection unsorted shuffles scans, and these blocks have none")
@@ -206,11 +190,7 @@ class Attached:
 
     @contextmanager
     def mode(self, when: str) -> Iterator[Attached]:
-        """Route at other times for as long as a `with` lasts.
-
-        Args:
-            when: `training`, `always` or `never`.
-        """
+        """Route `training`, `always` or `never` for as long as a `with` lasts."""
         before, self.when = self.when, when
         try:
             yield self
@@ -256,27 +236,25 @@ class Attached:
         if now is None or k not in now.moves or i != self.route.segments[k].end:
             return None
         now.open = k
-        place = image_place(output, Call(self._signatures[i], args, kwargs))
-        tokens = output if place is None else output[place]
-        return write_output(output, place, now.close(tokens))
+        return replace_image(output, Call(self._signatures[i], args, kwargs), now.close)
 
-    def _decide(self, now: Pass, k: int, call: Call, block: nn.Module) -> None:
+    def _decide(self, now: ForwardPass, k: int, call: Call, block: nn.Module) -> None:
         """Decide which tokens stay in segment `k` of a pass."""
         x = call.tokens
         batch, tokens = x.shape[0], x.shape[1] - self.prefix
         grid = self.grid
-        if not self._told:
+        if not self._prefix_known:
             refuse_unknown_prefix(block, call, grid, self._whole)
         if grid is None or grid[0] * grid[1] != tokens:
             if self.selection.mode not in _FREE:
                 raise AttachError(
-                    f"{tokens} tokens come in where grid={grid} has another number; say the grid "
-                    "of tokens of this input, grid=(rows, columns)"
+                    f"{tokens} tokens come in where grid={grid} has another number; pass this "
+                    "input's grid of tokens, grid=(rows, columns)"
                 )
             grid = (1, tokens)
         for name in MASKS:
             if call.get(name) is not None:
-                raise AttachError(f"{name} is over all tokens, and only some are in the route")
+                raise AttachError(f"{name} spans all tokens, and only some are in the route")
         outer = Layout(grid, prefix=self.prefix, device=x.device)
         shared = self._shared(call, batch, tokens)
         if self.ids is not None:
@@ -307,7 +285,7 @@ class Attached:
             raise AttachError(SHARED)
         return must or self.selection.shared
 
-    def _gather_tables(self, now: Pass, k: int, call: Call) -> None:
+    def _gather_tables(self, now: ForwardPass, k: int, call: Call) -> None:
         move = now.rows[k]
         for name in call.signature.tables:
             table = call.get(name)

@@ -25,10 +25,11 @@ from routing.moves import Move
 _REMEMBERED = 4096  # block inputs; an entry is a weak reference and at most two passes
 _WAITING = 8  # passes without gradients yet; more than one is already ambiguous
 _KEPT = "routing.attach"
+_Address = tuple[int, int]  # of a tensor's storage, and the offset in it
 
 
 @dataclass(eq=False)
-class Pass:
+class ForwardPass:
     """What one forward pass decided.
 
     Attributes:
@@ -68,10 +69,7 @@ class Pass:
     tables: dict[tuple, tuple[Any, Any]] = field(default_factory=dict)
 
     def close(self, tokens: Tensor) -> Tensor:
-        """End the open segment: put its tokens back among the others, `(B, T, D)`.
-
-        Args:
-            tokens: The tokens that stayed, `(B, K, D)`.
+        """End the open segment: put its tokens `(B, K, D)` back among the others, `(B, T, D)`.
 
         Raises:
             AttachError: If this is a recomputation and the others are gone.
@@ -113,17 +111,17 @@ class Passes:
 
     def __init__(self) -> None:
         self.step = 0
-        self._forward: dict[int, Pass] = {}
-        self._replay: dict[int, Pass] = {}
-        self._seen: OrderedDict[tuple[int, int], tuple[StorageWeakRef, list[Pass]]] = OrderedDict()
-        self._waiting: list[Pass] = []
+        self._forward: dict[int, ForwardPass] = {}
+        self._replay: dict[int, ForwardPass] = {}
+        self._seen: OrderedDict[_Address, tuple[StorageWeakRef, list[ForwardPass]]] = OrderedDict()
+        self._waiting: list[ForwardPass] = []
 
-    def enter(self, i: int, x: Tensor, routed: bool) -> Pass | None:
+    def enter(self, i: int, x: Tensor, routed: bool) -> ForwardPass | None:
         """Return the pass that block `i` is being run for; None if it routes nothing.
 
         Args:
             i: Index of the block.
-            x: The block's input.
+            x: The block's input, which identifies a pass that is recomputed.
             routed: Whether a pass that begins here routes tokens.
         """
         if recomputing():
@@ -136,17 +134,17 @@ class Passes:
         now.last = i
         return now if now.routed else None
 
-    def current(self) -> Pass | None:
+    def current(self) -> ForwardPass | None:
         """Return the pass that the calling thread is in; None if it routes nothing."""
         now = (self._replay if recomputing() else self._forward).get(threading.get_ident())
         return now if now is not None and now.routed else None
 
-    def _advance(self, i: int, routed: bool) -> Pass:
+    def _advance(self, i: int, routed: bool) -> ForwardPass:
         """Continue the thread's pass, or begin one where the blocks begin again."""
         thread = threading.get_ident()
         now = self._forward.get(thread)
         if now is None or i <= now.last:
-            now = self._forward[thread] = Pass(self.step, routed, torch.is_grad_enabled())
+            now = self._forward[thread] = ForwardPass(self.step, routed, torch.is_grad_enabled())
             self._replay.pop(thread, None)  # a recomputation may stop early and keep its tokens
             for key in [key for key, (ref, _) in self._seen.items() if ref.expired()]:
                 del self._seen[key]  # nobody can recompute from an input that is gone
@@ -162,7 +160,7 @@ class Passes:
             now.after[now.last] = i
         return now
 
-    def _remember(self, x: Tensor, now: Pass) -> None:
+    def _remember(self, x: Tensor, now: ForwardPass) -> None:
         """Note that a pass got this input; dense passes too, as they are recomputed densely."""
         key, ref = _address(x)
         _, before = self._seen.pop(key, (ref, []))
@@ -171,7 +169,7 @@ class Passes:
         if len(self._seen) > _REMEMBERED:
             self._seen.popitem(last=False)
 
-    def _recompute(self, i: int, x: Tensor) -> Pass | None:
+    def _recompute(self, i: int, x: Tensor) -> ForwardPass | None:
         """Find the pass that is being run again."""
         thread, task = threading.get_ident(), torch._C._current_graph_task_id()
         found = self._find(x)
@@ -197,7 +195,7 @@ class Passes:
         self._replay[thread] = replace(found, open=None, task=task, bypass={}, tables={})
         return self._replay[thread]
 
-    def _find(self, x: Tensor) -> Pass | None:
+    def _find(self, x: Tensor) -> ForwardPass | None:
         """Return the pass that got this very tensor as the input of a block, if any did."""
         key, ref = _address(x)
         _, passes = self._seen.get(key, (ref, []))
@@ -210,7 +208,7 @@ class Passes:
         return waiting[0] if waiting else passes[-1] if passes else None
 
 
-def _address(x: Tensor) -> tuple[tuple[int, int], StorageWeakRef]:
+def _address(x: Tensor) -> tuple[_Address, StorageWeakRef]:
     """Return what identifies a tensor's memory for as long as the weak reference is held."""
     ref = StorageWeakRef(x.untyped_storage())
     return (ref.cdata, int(x.storage_offset())), ref

@@ -23,9 +23,6 @@ _TELL = "prefix=N if N text or class tokens come before the image's, prefix=0 if
 def refuse_positional(block: nn.Module) -> None:
     """Refuse a block that mixes tokens by their place in the sequence or image.
 
-    Args:
-        block: The block.
-
     Raises:
         AttachError: If it has convolutions over tokens, pooling, windows, a table of relative
             positions or a linear layer over tokens: none of them has a meaning for a subset of
@@ -77,7 +74,7 @@ def geometry(
             a timm transformer (`blocks`).
 
     Returns:
-        Blocks, grid and prefix, None for what the model does not say.
+        Blocks, grid and prefix, None for what is unknown.
 
     Raises:
         AttachError: If it has no list of blocks by those names, or further ones.
@@ -98,8 +95,8 @@ def geometry(
         more = isinstance(child, nn.ModuleList) and len(child) and key not in _CLASS_ONLY
         if more and key not in counted and re.search("(blocks|layers|refiner)$", key):
             raise AttachError(
-                f"{name} has {key} beside {' and '.join(counted)}, so block numbers would not say "
-                f"which are meant; attach to one list, with {_TELL}"
+                f"{name} has {key} beside {' and '.join(counted)}, so block numbers are ambiguous; "
+                f"attach to one list, with {_TELL}"
             )
     return blocks, _grid(model), prefix if prefix is None else int(prefix)
 
@@ -117,11 +114,7 @@ def _grid(model: nn.Module) -> tuple[int, int] | None:
 
 
 def needs_prefix(block: nn.Module) -> bool:
-    """Whether the block comes from a library whose sequences usually begin with a class token.
-
-    Args:
-        block: The block.
-    """
+    """Whether the block comes from a library whose sequences usually begin with a class token."""
     return type(inner(block)).__module__.startswith("timm.")
 
 
@@ -131,14 +124,14 @@ def refuse_unknown_prefix(
     """Refuse a call in which text may be in front of the image in the same sequence.
 
     Args:
-        block: The first block of a route, whose prefix nobody told.
+        block: The first block of a route with an unknown prefix.
         call: Its call.
         grid: Rows and columns of the image's tokens, if known.
-        whole: Whether a model was handed over, which is then expected to tell.
+        whole: Whether a model was attached to rather than a list of its blocks.
 
     Raises:
-        AttachError: If there are not as many tokens as in the grid, or nothing says how many of
-            them are the image's.
+        AttachError: If there are not as many tokens as in the grid, or how many of
+            them are the image's is unknown.
     """
     if isinstance(call.get(call.signature.text), Tensor):
         return  # text has an argument of its own
@@ -146,11 +139,11 @@ def refuse_unknown_prefix(
     if grid is not None and grid[0] * grid[1] != tokens:
         raise AttachError(
             f"{tokens} tokens come into {name} where the grid {grid[0]}x{grid[1]} has "
-            f"{grid[0] * grid[1]}; say {_TELL}"
+            f"{grid[0] * grid[1]}; pass {_TELL}"
         )
     single = "Single" in name and type(inner(block)).__module__.startswith("diffusers.")
     if grid is None and (whole or single):
         raise AttachError(
             f"how many of the {tokens} tokens that come into {name} are the image's is unknown; "
-            f"say {_TELL}"
+            f"pass {_TELL}"
         )

@@ -7,7 +7,7 @@ import backbones
 from backbones.cost import cost
 from backbones.sizes import BackboneError
 from routing.route import Route
-from routing.spec import Routing
+from routing.stack import Routing
 
 torch.set_num_threads(1)
 SHAPE = {"in_channels": 2, "input_size": 8, "num_classes": 3, "depth": 4, "width": 32, "heads": 2}
@@ -165,7 +165,7 @@ def test_cost_of_tokens_that_leave_late_or_for_good():
 def test_wrong_options():
     with pytest.raises(BackboneError, match="did you mean depth"):
         build(decoder={"dept": 1})
-    with pytest.raises(BackboneError, match="heads that divide"):
+    with pytest.raises(BackboneError, match="decoder: heads=5 does not divide"):
         build(decoder={"width": 32, "heads": 5})
     with pytest.raises(BackboneError, match="0..3"):
         build(align={"block": 4})

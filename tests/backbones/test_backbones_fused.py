@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from backbones import elementwise
+from backbones import elementwise, layers
 from routing.moves import Reorder, flat
 
 B, T, D = 5, 7, 12
@@ -23,12 +23,12 @@ def ordered(name, given, rows):
     take = lambda x, rows: torch.stack([x[b, row] for b, row in enumerate(rows)])  # noqa: E731
     return {
         "adaln": (
-            lambda x, shift, scale: elementwise.adaln(x, shift, scale, given),
+            lambda x, shift, scale: layers.adaln(x, shift, scale, given),
             lambda x, shift, scale: take(CASES["adaln"][1](x, shift, scale), rows),
             CASES["adaln"][2],
         ),
         "gated_sum": (
-            lambda x, gate, y: elementwise.gated_sum(x, gate, y, given),
+            lambda x, gate, y: layers.gated_sum(x, gate, y, given),
             lambda x, gate, y: x + gate * take(y, rows.argsort(1)),
             CASES["gated_sum"][2],
         ),
@@ -37,12 +37,12 @@ def ordered(name, given, rows):
 
 CASES = {
     "adaln": (
-        elementwise.adaln,
+        layers.adaln,
         lambda x, shift, scale: F.layer_norm(x, (D,), eps=1e-6) * (1 + scale) + shift,
         [(B, T, D), (B, 1, D), (B, 1, D)],
     ),
     "gated_sum": (
-        elementwise.gated_sum,
+        layers.gated_sum,
         lambda x, gate, y: x + gate * y,
         [(B, T, D), (B, 1, D), (B, T, D)],
     ),
@@ -73,7 +73,7 @@ def leaves(shapes, dtype=torch.float64):
 @pytest.mark.parametrize("piece", [1, 2 * T * D + 1, 1 << 16])
 @pytest.mark.parametrize("case", CASES)
 def test_equals_the_formula(case, piece, monkeypatch):
-    monkeypatch.setattr(elementwise, "PIECE", piece)
+    monkeypatch.setattr(layers, "PIECE", piece)
     ours, plain, shapes = CASES[case]
     given = leaves(shapes)
     got, want = ours(*given), plain(*given)
@@ -91,12 +91,13 @@ def test_the_plain_path_is_the_same(case, monkeypatch):
     ours, _, shapes = CASES[case]
     given = leaves(shapes)
     want = ours(*given)
-    monkeypatch.setattr(elementwise, "on_cpu", lambda *tensors: False)
+    for module in (elementwise, layers):
+        monkeypatch.setattr(module, "pieces", lambda *tensors: None)
     torch.testing.assert_close(ours(*given), want)
 
 
 def test_mixed_types_keep_the_stream():
     x, gate, y = leaves([(B, T, D), (B, 1, D), (B, T, D)], torch.float32)
-    out = elementwise.gated_sum(x, gate, y.bfloat16())
+    out = layers.gated_sum(x, gate, y.bfloat16())
     assert out.dtype == torch.float32
     torch.testing.assert_close(out, x + gate * y.bfloat16().float())

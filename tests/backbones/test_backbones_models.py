@@ -1,5 +1,6 @@
 """Registry, sizes, initialisation and what a model returns."""
 
+import dataclasses
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import backbones
+from backbones import registry
 from backbones.sizes import SIZES, BackboneError, parse_size
 
 torch.set_num_threads(1)
@@ -36,12 +38,34 @@ def stir(model, scale=0.2, seed=0):
 
 
 def test_no_torch_before_a_model_is_built():
-    code = (
-        "import sys, backbones, backbones.cost, backbones.registry\n"
-        "backbones.names(), backbones.parse_size('S/2'), backbones.cost.cost('mamba', 'S/2')\n"
-        "assert 'torch' not in sys.modules"
-    )
+    code = """
+import sys, backbones, backbones.cost
+from experiments.config import load
+backbones.names(), backbones.parse_size("S/2"), backbones.cost.cost("mamba", "S/2")
+for words, message in (
+    ["backbone=mamba", "backbone.scan=zigzg"], "did you mean zigzag",
+), (
+    ["backbone=dit", "backbone.rope=true", "backbone.width=48", "backbone.heads=8"], "head size",
+):
+    try:
+        load(words)
+    except backbones.BackboneError as error:
+        assert message in str(error)
+    else:
+        raise AssertionError(words)
+assert "torch" not in sys.modules
+"""
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_other_code_adds_a_family(monkeypatch):
+    dit = registry.find("dit")
+    monkeypatch.setattr(registry, "_SPECS", {"dit": dit})
+    backbones.register(dataclasses.replace(dit, name="mine"))
+    assert "mine" in backbones.names()
+    assert type(tiny("mine").stack.blocks[0]).__name__ == "DiTBlock"
+    with pytest.raises(BackboneError, match="registered already by backbones.dit:DiTBlock"):
+        backbones.register(dataclasses.replace(dit, name="mine", block="elsewhere:Block"))
 
 
 def test_names_and_suggestions():
@@ -143,7 +167,7 @@ def test_a_model_in_bf16_runs(name):
 def test_checkpointing_changes_nothing(name):
     """Activations recomputed inside a route: the same loss, the same gradients."""
     from routing.route import Route
-    from routing.spec import Routing
+    from routing.stack import Routing
 
     grads = []
     model = stir(tiny(name))
@@ -185,7 +209,7 @@ def test_learn_sigma_and_patches():
 
 
 def test_patches_are_a_convolution_and_back():
-    from backbones.layers import PatchEmbed, patchify, unpatchify
+    from backbones.embeddings import PatchEmbed, patchify, unpatchify
 
     embed = PatchEmbed(3, 2, 16)
     x = torch.randn(2, 3, 4, 6)
@@ -197,7 +221,7 @@ def test_patches_are_a_convolution_and_back():
 
 
 def test_positions_are_the_formula():
-    from backbones.layers import sincos_2d
+    from backbones.embeddings import sincos_2d
 
     table = sincos_2d(32, (2, 3))
     omega = 1 / 10000 ** (torch.arange(8) / 8)
@@ -248,18 +272,15 @@ def test_kernel_shapes_of_mamba(size, mixer):
 
 @pytest.mark.parametrize("name", backbones.names())
 def test_yaml_has_every_option_with_its_default(name):
-    from dataclasses import asdict
     from pathlib import Path
 
     import yaml
-
-    from backbones.registry import block_class
 
     text = (Path(__file__).parents[2] / f"experiments/conf/backbone/{name}.yaml").read_text()
     given = yaml.safe_load(text)
     common = {"name": name, "attention": 0, "depth": None, "width": None, "heads": None}
     common |= {"decoder": None, "align": None}
-    assert given == {**common, **asdict(block_class(name).Options())}
+    assert given == {**common, **dataclasses.asdict(registry.find(name).options())}
     assert all("#" in line for line in text.splitlines()[2:])
 
 

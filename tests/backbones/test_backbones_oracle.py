@@ -15,7 +15,7 @@ from routing.paths import Order
 from routing.rng import Draws
 from routing.route import Route
 from routing.selection import MODES, Selection
-from routing.spec import Routing
+from routing.stack import Routing
 
 torch.set_num_threads(1)
 GRID, BATCH, WIDTH, DEPTH = (4, 6), 2, 32, 4

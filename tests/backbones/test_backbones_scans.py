@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from backbones.ops import gla_scan, rwkv6_scan, rwkv7_scan
+from backbones.ops import matrix_state as scans
 
 B, H, K, V = 2, 2, 8, 6
 
@@ -23,9 +23,9 @@ def drawn(tokens, dtype=torch.float64, strength=1.0):
 
 
 OPS = {
-    "gla": (gla_scan.gla, gla_scan.reference, "qkvg"),
-    "rwkv6": (rwkv6_scan.rwkv6, rwkv6_scan.reference, "qkvgu"),
-    "rwkv7": (rwkv7_scan.rwkv7, rwkv7_scan.reference, "qgkvab"),
+    "gla": (scans.gla, scans.gla_reference, "qkvg"),
+    "rwkv6": (scans.rwkv6, scans.rwkv6_reference, "qkvgu"),
+    "rwkv7": (scans.rwkv7, scans.rwkv7_reference, "qgkvab"),
 }
 
 

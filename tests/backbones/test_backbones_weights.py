@@ -10,7 +10,7 @@ from torch import nn
 
 import backbones
 from backbones import Backbone, import_weights
-from backbones.layers import sincos_2d
+from backbones.embeddings import sincos_2d
 from backbones.sizes import BackboneError
 from experiments.diffusion import create_objective
 

@@ -165,7 +165,7 @@ def test_a_length_below_the_tokens_is_an_error():
 
 KERNEL = """
 import sys, torch
-sys.path[:0] = [sys.argv[1], sys.argv[1] + "/tests"]
+sys.path[:0] = [sys.argv[1], sys.argv[1] + "/tests/backbones"]
 from test_ops_biwkv import inputs, positions
 from backbones.ops import biwkv as op
 for tokens, channels in ((1, 3), (9, 3), (6, 70)):
@@ -199,7 +199,7 @@ def test_the_kernel_equals_the_reference_in_tritons_interpreter():
 
 COMPILE = """
 import sys
-sys.path[:0] = [sys.argv[1], sys.argv[1] + "/tests"]
+sys.path[:0] = [sys.argv[1], sys.argv[1] + "/tests/backbones"]
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource

@@ -145,7 +145,7 @@ class Pair(nn.Module):
         return both
 
 
-@pytest.mark.parametrize(("text", "rows", "part"), [(8, None, "cannot be told"), (6, 7, "of its 8 tokens")])
+@pytest.mark.parametrize(("text", "rows", "part"), [(8, None, "is unknown"), (6, 7, "of its 8 tokens")])
 def test_outputs_that_cannot_be_told_are_refused(text, rows, part):
     blocks = [Pair(), Pair(rows)]
     x, y = torch.randn(BATCH, IMAGE, 4), torch.randn(BATCH, text, 4)
@@ -166,7 +166,7 @@ def test_single_stream_blocks_need_the_length_of_their_text():
     model, inputs = flux2()
     dense = run(model, inputs)
     for blocks, route in ((model, "2-3"), (model.single_transformer_blocks, "1-2")):
-        with routing.attach(blocks, route, when="always"), pytest.raises(AttachError, match="say prefix=N"):
+        with routing.attach(blocks, route, when="always"), pytest.raises(AttachError, match="pass prefix=N"):
             run(model, inputs)
     with routing.attach(model, "0-2", when="always"), pytest.raises(AttachError, match="end it before"):
         run(model, inputs)
@@ -185,7 +185,7 @@ def test_block_lists_that_are_not_counted_are_refused():
     single = model.single_transformer_blocks
     with (
         routing.attach(single, "0-1", grid=(4, 4), when="always"),
-        pytest.raises(AttachError, match="grid 4x4 has 16; say prefix=N"),
+        pytest.raises(AttachError, match="grid 4x4 has 16; pass prefix=N"),
     ):
         run(model, inputs)
     dense = run(model, inputs)

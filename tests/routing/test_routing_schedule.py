@@ -6,12 +6,18 @@ import subprocess
 import sys
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
-from routing import Draws, Route, RouteSchedule, RoutingError, RoutingOptions, Schedule, UserError
+from routing import (
+    Route,
+    RouteSchedule,
+    Routing,
+    RoutingError,
+    RoutingOptions,
+    Schedule,
+    UserError,
+)
 
 factors = st.floats(0, 4)
 marks = st.floats(0, 1, exclude_min=True)
@@ -82,25 +88,17 @@ def test_route_schedules():
 def test_options_over_a_run():
     options = RoutingOptions("0-4+6-9@0.25", schedule="linear:1:0", off_after=0.9)
     options.check(12, (8, 8))
-    assert str(options.at(0, 12)) == "0-4+6-9@0.25"
-    assert str(options.at(0.5, 12)) == "0-4@0.25+6-9@0.125"
-    assert options.at(0.9, 12).is_none
-    draws = Draws(0, 0, torch.arange(2))
-    assert options.routing(0.95, draws, 12) is None
-    routing = RoutingOptions("auto", "blocks", block=4, shared=True).routing(0.3, draws, 12)
-    assert str(routing.route) == "2-8" and routing.selection.block == 4 and routing.selection.shared
-    assert RoutingOptions("2-8/0.5:none").routing(0.5, draws, 12) is None
-    assert RoutingOptions("2-8", schedule="linear:1:0").routing(1.0, draws, 12) is None
-
-
-def test_options_build_the_stack():
-    blocks = [nn.Identity() for _ in range(8)]
-    plain = RoutingOptions("auto", fp32_after=False, checkpoint=True).stack(blocks, 4)
-    assert plain.fuse is None and plain.router is None and plain.checkpoint and not plain.fp32_after
-    fused = RoutingOptions("auto@0.75", learned="fuse", path_drop=0.1)
-    fused.check(8)
-    assert fused.stack(blocks, 4).fuse.segment.end == 4
-    assert RoutingOptions("auto", learned="router").stack(blocks, 4).router.linear.in_features == 4
+    routes = options.resolve(12)
+    assert str(routes.at(0)) == "0-4+6-9@0.25"
+    assert str(routes.at(0.5)) == "0-4@0.25+6-9@0.125"
+    assert routes.at(0.9).is_none and routes.at(0.95).is_none
+    assert RoutingOptions("2-8/0.5:none").resolve(12).at(0.5).is_none
+    assert RoutingOptions("2-8", schedule="linear:1:0").resolve(12).at(1.0).is_none
+    always = RoutingOptions("auto", "blocks", block=4, shared=True)
+    routing = Routing.from_options(always)
+    constant = always.resolve(12)
+    assert str(constant.at(0.3)) == "2-8" and constant.at(0.3) is constant.at(0)  # parsed once
+    assert routing.selection.block == 4 and routing.selection.shared
 
 
 @pytest.mark.parametrize(
@@ -141,4 +139,5 @@ def test_a_good_config_is_checked_without_torch():
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     RoutingOptions("2-8@0.75", "quad").check(12, (8, 8))
+    RoutingOptions("auto@0.75", learned="fuse", path_drop=0.1).check(8)
     assert issubclass(RoutingError, UserError) and Route().is_none

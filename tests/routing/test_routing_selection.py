@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routing import MODES, Draws, RoutingError, Selection, SelectionError, keep_count, select
+from routing import MODES, Draws, RoutingError, Selection, SelectionError, select
 
 FREE = [mode for mode in MODES if mode != "quad"]
 
@@ -132,8 +132,8 @@ def test_choosing_among_some():
     [
         (lambda: Selection("row"), "did you mean rows"),
         (lambda: Selection(block=0), "try block=2"),
-        (lambda: Selection("quad").check((8, 8), 0.5), "2-8@0.75"),
-        (lambda: Selection("quad").check((7, 8), 0.75), "7x8 is odd"),
+        (lambda: select("quad", (8, 8), 32, torch.rand(1, 64)), "2-8@0.75"),
+        (lambda: select("quad", (7, 8), 14, torch.rand(1, 56)), "7x8 is odd"),
         (lambda: select("quad", (4, 4), 5, torch.rand(1, 16)), "not 5"),
         (lambda: select("random", (4, 4), 0, torch.rand(1, 16)), "keeps 1..16"),
         (lambda: select("random", (4, 4), 17, torch.rand(1, 16)), "keeps 1..16"),
@@ -144,9 +144,3 @@ def test_errors(make, part):
     with pytest.raises(RoutingError) as caught:
         make()
     assert part in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_check_accepts_what_fits():
-    Selection("quad").check((8, 8), 0.75)
-    Selection("rows").check((7, 5), 0.5)
-    assert keep_count(64, 0.75) == 16

@@ -133,9 +133,11 @@ def test_blocks_see_fewer_tokens_inside_and_only_there():
 def test_routed_tokens_arrive_bit_for_bit_and_prefix_is_never_routed():
     model = stack()
     x, cond, layout = inputs()
-    out = model(x, cond, layout, routing("2-5"), taps=(1, 2, 5), full_taps=True)
+    arrived = []
+    model.blocks[6].register_forward_pre_hook(lambda _, args: arrived.append(args[0]))
+    out = model(x, cond, layout, routing("2-5"), taps=(1,))
     skip = ~out.inner[0].mask()
-    before, after = out.taps[1], out.taps[5]
+    before, after = out.taps[1], arrived[0]
     assert torch.equal(after[:, PREFIX:][skip], before[:, PREFIX:][skip])
     assert (after[:, PREFIX:][~skip] != before[:, PREFIX:][~skip]).any(-1).all()
     assert (after[:, :PREFIX] != before[:, :PREFIX]).any(-1).all()
@@ -225,10 +227,6 @@ def test_taps():
     assert torch.equal(out.taps[7], out.x)
     assert out.taps[3].shape == (BATCH, PREFIX + 8, WIDTH)
     assert torch.equal(out.tap_layouts[3].ids, out.inner[0].ids) and out.tap_layouts[0].is_full
-    full = model(x, cond, layout, routing("2-5"), taps=(3, 5), full_taps=True)
-    assert full.taps[3].shape == x.shape and full.tap_layouts[3].is_full
-    move = layout.move_to(out.inner[0])
-    assert torch.equal(move.take(full.taps[3]), out.taps[3])
     for tap in (-2, 8):
         with pytest.raises(RoutingError, match=r"-1 \(the input\) or 0..7"):
             model(x, cond, layout, taps=(tap,))
@@ -257,17 +255,15 @@ def test_delayed_removal_and_the_control_without_removal():
     seen = lambda: [block.seen.pop()[0] for block in model.blocks]  # noqa: E731
     outs = {}
     for remove in ("start", "after:3", "after:5", "never"):
-        outs[remove] = model(
-            x, cond, layout, routing("2-5", remove=remove), taps=(1, 5), full_taps=True
-        )
+        outs[remove] = model(x, cond, layout, routing("2-5", remove=remove), taps=(1, 5))
         inside = {"start": 0, "after:3": 2, "after:5": 4, "never": 4}[remove]
         assert seen() == [18, 18] + [18] * inside + [10] * (4 - inside) + [18, 18]
         skip = ~outs[remove].inner[0].mask()
         state = model.blocks[6:]  # what block 6 got: routed tokens as they were before block 2
         assert len(state) == 2
-        end = layout.move_to(outs[remove].inner[0]).put(
-            outs[remove].taps[1], layout.move_to(outs[remove].inner[0]).take(outs[remove].taps[5])
-        )
+        move, tap = layout.move_to(outs[remove].inner[0]), outs[remove].taps[5]
+        assert outs[remove].tap_layouts[5].length == tap.shape[1] == (18 if inside == 4 else 10)
+        end = move.put(outs[remove].taps[1], move.take(tap) if inside == 4 else tap)
         for block in model.blocks[6:]:
             end = block(end, cond, layout)
             block.seen.clear()
@@ -422,7 +418,7 @@ def test_options_that_contradict():
         model(x, cond, layout, routing("2--3", remove="after:7"))
     with pytest.raises(RoutingError, match="contradict"):
         routing("2-5", remove="after:3", random_end=True)
-    with pytest.raises(RoutingError, match="neither draws nor ids"):
+    with pytest.raises(RoutingError, match="pass `draws` or `ids` to select tokens"):
         model(x, cond, layout, Routing(Route.parse("2-5")))
     for wrong in ({"draws": draws(index=BATCH - 1)}, {"ids": torch.arange(8).expand(2, 8)}):
         with pytest.raises(RoutingError, match="2 rows of ids for a batch of 3"):
@@ -467,7 +463,7 @@ with FakeTensorMode(), torch.device("cuda"):
         for shared in (False, True):
             route = Route.parse("1-5@0.75" if mode == "quad" else "0-2+4-6@0.75")
             routing = Routing(route, Selection(mode, shared), draws, random_end=True)
-            out = stack(x, cond, Layout((4, 4), prefix=2), routing, taps=(1, 3), full_taps=True)
+            out = stack(x, cond, Layout((4, 4), prefix=2), routing, taps=(1, 3))
             assert out.x.device.type == "cuda" and out.x.shape == x.shape
     assert draws.normal("noise", (4, 3)).device.type == "cuda"
 """

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,9 +13,19 @@ import torch
 from experiments import bench
 from experiments.benchmark import bench_report, block_times, step_times
 from experiments.benchmark.bench_options import BenchError, BenchOptions, help_text, parse
-from experiments.benchmark.step_profile import PARTS, profile
-from experiments.benchmark.step_times import Case, Clock, Step, Timed, cases, interleave, kept_bytes
-from experiments.benchmark.variant_process import StepElsewhere
+from experiments.benchmark.step_profile import PARTS, first_step, loop_share, profile
+from experiments.benchmark.step_times import (
+    Case,
+    Clock,
+    GraphedStep,
+    Step,
+    StepElsewhere,
+    Timed,
+    cases,
+    interleave,
+    kept_bytes,
+    make_step,
+)
 from experiments.runtime.command import run_command
 from routing import Route
 
@@ -139,8 +150,8 @@ def test_what_a_block_keeps_is_linear_in_tokens(name):
 
 def test_the_plain_model_is_a_dit_of_the_same_size():
     o = BenchOptions(depth=3, batch=2)
-    ours, plain = (Step(Case(name, "T/2", 16, Route(()), 0.0), o, CPU) for name in ("dit", "plain"))
-    count = [sum(p.numel() for p in s.update.params) for s in (ours, plain)]
+    ours, plain = (make_step(Case(name, "T/2", 16, Route(()), 0.0), o, CPU) for name in ("dit", "plain"))
+    count = [sum(p.numel() for p in s.params) for s in (ours, plain)]
     assert count[0] == count[1]
 
 
@@ -159,7 +170,7 @@ def test_a_step_elsewhere_is_timed_there_and_its_end_is_said():
 
 def test_the_plain_model_routes_the_same_share():
     o = BenchOptions(depth=4, batch=2)
-    step = Step(Case("plain", "T/2", 16, Route.parse("1-2@0.75"), 0.75), o, CPU)
+    step = make_step(Case("plain", "T/2", 16, Route.parse("1-2@0.75"), 0.75), o, CPU)
     seen = []
     for block in step.model.blocks:
         block.register_forward_hook(lambda m, a, y: seen.append(y.shape[1]))
@@ -170,15 +181,33 @@ def test_the_plain_model_routes_the_same_share():
 @pytest.mark.parametrize("name", ["dit", "mamba", "rwkv", "plain"])
 @pytest.mark.parametrize("route", ["none", "1-2"])
 def test_a_step_moves_every_weight_and_the_average(name, route):
-    step = Step(Case(name, "T/2", 16, Route.parse(route), 0.5), BenchOptions(depth=4, batch=2), CPU)
-    before = [p.detach().clone() for p in step.update.params]
+    step = make_step(Case(name, "T/2", 16, Route.parse(route), 0.5), BenchOptions(depth=4, batch=2), CPU)
+    before = [p.detach().clone() for p in step.params]
     step()
     step()
-    still = [tuple(p.shape) for p, b in zip(step.update.params, before, strict=True) if torch.equal(p, b)]
+    still = [tuple(p.shape) for p, b in zip(step.params, before, strict=True) if torch.equal(p, b)]
     assert not still
     # An average of 1e-4 of a step of 1e-4 is below float32's grain where weights are near 1.
-    changed = sum(not torch.equal(a, b) for a, b in zip(step.update.ema, before, strict=True))
+    changed = sum(not torch.equal(a, b) for a, b in zip(step.ema, before, strict=True))
     assert changed > len(before) / 2
+
+
+@pytest.mark.parametrize("name", ["dit", "mamba"])
+@pytest.mark.parametrize("route", ["none", "1-2"])
+def test_what_a_graph_replays_learns_what_the_step_learns(name, route):
+    class Eager(GraphedStep):
+        def _capture(self):
+            for group in self.trainer.state.optimizer.param_groups:
+                group["capturable"] = False
+            return SimpleNamespace(replay=self.body)
+
+    case = Case(name, "T/2", 16, Route.parse(route), 0.5)
+    plain, step = (Step(case, BenchOptions(depth=3, batch=2), CPU) for _ in range(2))
+    graphed = Eager(step)
+    for _ in range(3):
+        plain()
+        graphed()
+    assert all(torch.equal(a, b) for a, b in zip(plain.params, step.params, strict=True))
 
 
 # --- a small run of everything
@@ -236,9 +265,7 @@ def test_the_command_on_a_gpu(tmp_path, graphs, precision):
 
 
 def test_the_loop_is_timed_around_the_real_one():
-    from experiments.benchmark import bench_report, loop_share
-
-    found = loop_share.loop("dit", "cpu", steps=2)
+    found = loop_share("dit", "cpu", steps=2)
     assert 0 < found["overhead"] < 1
     assert found["overhead_s"] == pytest.approx(found["overhead"] * found["step_s"])
     text = bench_report.loop_table([found | {"first_step_s": 4.0}])
@@ -247,6 +274,4 @@ def test_the_loop_is_timed_around_the_real_one():
 
 @pytest.mark.slow
 def test_the_first_step_is_reached_by_the_real_command():
-    from experiments.benchmark import loop_share
-
-    assert loop_share.first_step("dit") > 0
+    assert first_step("dit") > 0

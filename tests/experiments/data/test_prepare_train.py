@@ -12,7 +12,7 @@ from experiments import prepare
 from experiments.config.compose import load
 from experiments.runtime import console
 from experiments.training import evaluation
-from experiments.training.loop import train
+from experiments.training.session import train
 
 TINY = (
     "backbone=dit",

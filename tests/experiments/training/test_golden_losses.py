@@ -10,7 +10,7 @@ from small import ROOT, small
 
 from experiments.runtime.console import Console
 from experiments.training import build
-from experiments.training.loop import Run
+from experiments.training.loop import Trainer
 
 GOLDEN = ROOT / "tests" / "data" / "golden_losses.txt"
 HEADER = "# digits, 4 blocks of width 32, batch 8, float32 on a CPU: the loss of steps 1 to 5\n"
@@ -21,14 +21,14 @@ RUN = ("train.steps=5", "train.warmup=0", "train.lr=0.01")
 def losses(folder, backbone, route):
     # The gates of adaLN-zero open with the first updates; a large step opens them within five.
     config = small(folder, f"backbone={backbone}", f"route={route}", *RUN)
-    run = Run(config, build.make_accelerator(config), Console(quiet=True))
+    run = Trainer(config, build.make_accelerator(config), Console(quiet=True))
     run.model.train()
     found = []
     for _ in range(config.train.steps):
-        run.tally.zero_()
+        run.state.tally.zero_()
         run.one_step()
-        run.step += 1
-        found.append(run.tally[0].item())
+        run.state.step += 1
+        found.append(run.state.tally[0].item())
     return found
 
 

@@ -13,7 +13,7 @@ from small import small
 
 from experiments.training import checkpoint
 from experiments.training.checkpoint import CheckpointError
-from experiments.training.loop import train
+from experiments.training.session import train
 
 
 def write(folder, step, **options):

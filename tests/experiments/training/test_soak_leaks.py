@@ -47,7 +47,7 @@ class Watch(threading.Thread):
 @pytest.mark.soak
 @pytest.mark.parametrize("route", ["none", "1--2"])
 def test_training_leaks_neither_memory_nor_files(tmp_path, route):
-    from experiments.training.loop import train
+    from experiments.training.session import train
 
     every = max(STEPS // 20, 10)
     config = small(
@@ -85,15 +85,16 @@ def test_training_leaks_neither_memory_nor_files(tmp_path, route):
 
 def test_the_average_of_weights_has_no_history(tmp_path, monkeypatch):
     """An average that autograd follows keeps something of every step: 25 KB each, for this tiny model."""
-    from experiments.training import loop as train
+    from experiments.training.loop import Trainer
+    from experiments.training.session import train
 
     looks = []
-    whole = train.Run.one_step
+    whole = Trainer.one_step
 
     def one_step(self):
         whole(self)
-        looks.append(any(t.requires_grad or t.grad_fn is not None for t in [*self.ema, self.tally]))
+        looks.append(any(t.requires_grad or t.grad_fn is not None for t in [*self.state.ema, self.state.tally]))
 
-    monkeypatch.setattr(train.Run, "one_step", one_step)
-    train.train(small(tmp_path, "train.steps=3"), quiet=True)
+    monkeypatch.setattr(Trainer, "one_step", one_step)
+    train(small(tmp_path, "train.steps=3"), quiet=True)
     assert looks == [False] * 3

@@ -22,14 +22,14 @@ from small import small
 from experiments.runtime import console, signals
 from experiments.runtime.command import Interrupted
 from experiments.training import build, checkpoint
-from experiments.training.loop import Diverged, Run, train
-from experiments.training.session import finished
+from experiments.training.loop import Diverged, Trainer
+from experiments.training.session import finished, train
 
 BACKBONES = ("dit", "mamba", "rwkv")
 
 
 def make_run(config):
-    return Run(config, build.make_accelerator(config), console.Console(quiet=True))
+    return Trainer(config, build.make_accelerator(config), console.Console(quiet=True))
 
 
 def weights(folder):
@@ -85,18 +85,19 @@ def test_micro_batch_auto_takes_all_where_it_fits_and_less_where_not(tmp_path, m
     from experiments.runtime import memory
 
     run = make_run(small(tmp_path, "train.micro_batch=auto"))
-    assert memory.micro_batches(run, 8) == [(0, 8)]
+    assert run.pieces == [(0, 8)]
     tight = make_run(small(tmp_path, "train.micro_batch=auto", "seed=1"))
     monkeypatch.setattr(memory, "available_memory", lambda: int(tight.cost.training_bytes(3) / 0.8))
-    assert memory.micro_batches(tight, 8) == [(0, 2), (2, 4), (4, 6), (6, 8)]
+    assert tight.pieces == [(0, 2), (2, 4), (4, 6), (6, 8)]
 
 
 def test_what_a_model_too_large_is_advised_is_taken(tmp_path, monkeypatch):
     from experiments.runtime import memory
 
+    run = make_run(small(tmp_path, "train.micro_batch=auto"))
     monkeypatch.setattr(memory, "available_memory", lambda: 0)
     with pytest.raises(memory.MemoryLimit, match="routing.checkpoint=") as caught:
-        memory.micro_batches(make_run(small(tmp_path, "train.micro_batch=auto")), 8)
+        assert run.pieces
     assert small(tmp_path, re.search(r"routing\.checkpoint=\w+", str(caught.value))[0])
 
 
@@ -106,7 +107,7 @@ def test_out_of_memory_names_the_value_to_type(tmp_path, monkeypatch):
             "DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes"
         )
 
-    monkeypatch.setattr(Run, "loss", fail)
+    monkeypatch.setattr(Trainer, "loss", fail)
     with pytest.raises(ValueError, match=r"train\.micro_batch=4 .*micro_batch=auto"):
         train(small(tmp_path), quiet=True)
     assert json.loads((small(tmp_path).folder / "status.json").read_text())["status"] == "failed"
@@ -114,11 +115,11 @@ def test_out_of_memory_names_the_value_to_type(tmp_path, monkeypatch):
 
 def test_random_numbers_of_a_sample_depend_on_seed_step_and_index_alone(tmp_path):
     run = make_run(small(tmp_path, "route=1-2"))
-    run.step = 5
+    run.state.step = 5
     whole, part = run.draws(torch.arange(8)), run.draws(torch.tensor([6, 3]))
     for stream, n in (("sigma", 1), ("noise", 64), ("drop", 1), ("route.0", 64)):
         assert torch.equal(whole.uniform(stream, n)[[6, 3]], part.uniform(stream, n))
-    run.step = 6
+    run.state.step = 6
     assert not torch.equal(
         run.draws(torch.arange(8)).uniform("noise", 64), whole.uniform("noise", 64)
     )
@@ -137,28 +138,28 @@ def test_routes_share_initialisation_data_and_noise(tmp_path):
 def test_a_non_finite_step_is_skipped_and_counted(tmp_path, monkeypatch):
     run = make_run(small(tmp_path))
     run.model.train()
-    honest = Run.loss
+    honest = Trainer.loss
     monkeypatch.setattr(
-        Run, "loss", lambda self, rows, batch=None: honest(self, rows) * float("nan")
+        Trainer, "loss", lambda self, rows, batch=None: honest(self, rows) * float("nan")
     )
-    before = [p.detach().clone() for p in run.params]
+    before = [p.detach().clone() for p in run.state.params]
     run.one_step()
-    assert all(torch.equal(a, b) for a, b in zip(before, run.params, strict=True))
-    assert run.tally[3] == 1 and run.tally[4] == 1
-    monkeypatch.setattr(Run, "loss", honest)
+    assert all(torch.equal(a, b) for a, b in zip(before, run.state.params, strict=True))
+    assert run.state.tally[3] == 1 and run.state.tally[4] == 1
+    monkeypatch.setattr(Trainer, "loss", honest)
     run.one_step()
     run.one_step()
-    assert not all(torch.equal(a, b) for a, b in zip(before, run.params, strict=True))
-    assert run.tally[3] == 1 and run.tally[4] == 0
+    assert not all(torch.equal(a, b) for a, b in zip(before, run.state.params, strict=True))
+    assert run.state.tally[3] == 1 and run.state.tally[4] == 0
 
 
 def test_a_run_that_diverges_stops_and_says_where(tmp_path, monkeypatch):
-    honest = Run.loss
+    honest = Trainer.loss
 
     def poison(self, rows, batch=None):
-        return honest(self, rows) * (float("inf") if self.step >= 4 else 1.0)
+        return honest(self, rows) * (float("inf") if self.state.step >= 4 else 1.0)
 
-    monkeypatch.setattr(Run, "loss", poison)
+    monkeypatch.setattr(Trainer, "loss", poison)
     config = small(tmp_path, "train.steps=20", "train.max_bad_steps=3")
     with pytest.raises(
         Diverged, match=r"step 8: .*steps in a row.*times .* samples .*step-0000000"
@@ -180,12 +181,12 @@ def test_data_that_are_not_finite_are_named_and_not_the_learning_rate(tmp_path):
 
 
 def test_roll_back_goes_on_with_other_numbers(tmp_path, monkeypatch):
-    honest = Run.loss
+    honest = Trainer.loss
 
     def poison(self, rows, batch=None):
-        return honest(self, rows) * (float("nan") if self.salt == 0 and self.step >= 4 else 1.0)
+        return honest(self, rows) * (float("nan") if self.state.rollbacks == 0 and self.state.step >= 4 else 1.0)
 
-    monkeypatch.setattr(Run, "loss", poison)
+    monkeypatch.setattr(Trainer, "loss", poison)
     config = small(
         tmp_path,
         "train.steps=12",
@@ -201,13 +202,13 @@ def test_roll_back_goes_on_with_other_numbers(tmp_path, monkeypatch):
 
 
 def test_roll_back_goes_to_before_the_first_bad_step(tmp_path, monkeypatch):
-    honest, went = Run.loss, []
+    honest, went = Trainer.loss, []
 
     def poison(self, rows, batch=None):
-        went.append((self.salt, self.step))
-        return honest(self, rows) * (float("nan") if self.salt == 0 and self.step >= 3 else 1.0)
+        went.append((self.state.rollbacks, self.state.step))
+        return honest(self, rows) * (float("nan") if self.state.rollbacks == 0 and self.state.step >= 3 else 1.0)
 
-    monkeypatch.setattr(Run, "loss", poison)
+    monkeypatch.setattr(Trainer, "loss", poison)
     config = small(
         tmp_path,
         "train.steps=9",
@@ -223,13 +224,13 @@ def test_roll_back_goes_to_before_the_first_bad_step(tmp_path, monkeypatch):
 
 
 def test_roll_back_keeps_the_count_of_what_was_skipped_before(tmp_path, monkeypatch):
-    honest = Run.loss
+    honest = Trainer.loss
 
     def poison(self, rows, batch=None):
-        bad = self.step == 1 or (self.salt == 0 and self.step >= 4)
+        bad = self.state.step == 1 or (self.state.rollbacks == 0 and self.state.step >= 4)
         return honest(self, rows) * (float("nan") if bad else 1.0)
 
-    monkeypatch.setattr(Run, "loss", poison)
+    monkeypatch.setattr(Trainer, "loss", poison)
     words = ("train.steps=9", "train.max_bad_steps=2", "train.rollback=1", "train.save_every=1")
     config = small(tmp_path, *words, "train.keep=9")
     train(config, quiet=True)
@@ -289,19 +290,19 @@ def test_a_disk_that_refuses_is_one_sentence_and_the_heartbeat_says_failed(
 
 def test_a_signal_saves_and_the_same_command_goes_on_bit_for_bit(tmp_path, monkeypatch):
     config = small(tmp_path / "a", "route=1-2", "train.save_every=100", "train.steps=7")
-    honest = Run.one_step
+    honest = Trainer.one_step
 
     def interrupted(self):
         honest(self)
-        if self.step == 4:
+        if self.state.step == 4:
             signals.request("SIGUSR2")
 
-    monkeypatch.setattr(Run, "one_step", interrupted)
+    monkeypatch.setattr(Trainer, "one_step", interrupted)
     with pytest.raises(Interrupted) as stop:
         train(config, quiet=True)
     assert (stop.value.reason, stop.value.step) == ("SIGUSR2", 5)
     assert json.loads((config.folder / "status.json").read_text())["status"] == "preempted"
-    monkeypatch.setattr(Run, "one_step", honest)
+    monkeypatch.setattr(Trainer, "one_step", honest)
     train(config, quiet=True)
     straight = train(
         small(tmp_path / "b", "route=1-2", "train.save_every=100", "train.steps=7"), quiet=True
@@ -330,9 +331,9 @@ def test_a_block_of_handlers_inside_another_forgets_no_signal():
 def test_ema_follows_the_weights(tmp_path):
     run = make_run(small(tmp_path, "train.ema=0.5"))
     run.model.train()
-    start = [p.detach().clone() for p in run.params]
+    start = [p.detach().clone() for p in run.state.params]
     run.one_step()
-    for before, now, average in zip(start, run.params, run.ema, strict=True):
+    for before, now, average in zip(start, run.state.params, run.state.ema, strict=True):
         torch.testing.assert_close(average, 0.5 * before + 0.5 * now.detach())
 
 
@@ -341,7 +342,7 @@ def test_learning_rate_warms_up_and_follows_its_schedule(tmp_path):
         small(tmp_path, "train.lr=1", "train.warmup=2", "train.schedule=cosine", "train.steps=8")
     )
     rates = []
-    for run.step in range(8):
+    for run.state.step in range(8):
         rates.append(run.learning_rate())
     assert rates[0] == pytest.approx(0.5) and rates[1] == pytest.approx(
         0.5 * (1 + math.cos(math.pi / 8))
@@ -354,14 +355,14 @@ def test_init_loads_the_parents_ema_and_is_another_run(tmp_path):
     child = small(tmp_path, f"init={parent}", "train.steps=1")
     assert child.folder != parent
     run = make_run(child)
-    run.start_from(child.init)
+    run.state.start_from(child, print)
     expected = weights(parent)
     assert all(
-        torch.equal(p.detach(), expected[n]) for n, p in zip(run.names, run.params, strict=True)
+        torch.equal(p.detach(), expected[n]) for n, p in zip(run.state.names, run.state.params, strict=True)
     )
     wrong = small(tmp_path, f"init={parent}", "backbone.width=48")
     with pytest.raises(ValueError, match="does not fit"):
-        make_run(wrong).start_from(wrong.init)
+        make_run(wrong).state.start_from(wrong, print)
 
 
 def test_routing_can_be_switched_off_after_a_fraction(tmp_path):

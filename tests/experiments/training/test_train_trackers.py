@@ -9,7 +9,7 @@ import pytest
 from small import overrides, run
 
 from experiments.runtime import console
-from experiments.training.loop import train
+from experiments.training.session import train
 
 # What accelerate calls of W&B and of trackio, written down instead of sent.
 SERVICE = """

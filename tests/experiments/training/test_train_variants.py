@@ -10,8 +10,8 @@ from small import small
 from test_train_loop import make_run
 
 from experiments.config.compose import load
-from experiments.training.loop import train
 from experiments.training.loss import Capture, training_loss
+from experiments.training.session import train
 
 VARIANTS = {
     "dropping": ["route=0--1", "routing.reinsert=none"],
@@ -70,7 +70,7 @@ def test_scenes_train_on_every_backbone(backbone, task, tmp_path):
 def one_loss(run, rows=None, **changes):
     rows = torch.arange(8) if rows is None else rows
     draws = run.draws(rows)
-    batch = run.dataset.batch(run.samples(run.step, rows), draws)
+    batch = run.dataset.batch(run.samples(run.state.step, rows), draws)
     routing = run.routes.training(draws, 0.0)
     return training_loss(
         run.model, run.model, run.objective, batch, draws, routing, run.config.train, run.encode
@@ -81,7 +81,7 @@ def perturbed(run):
     """Weights away from their zero gates, so that every token matters."""
     torch.manual_seed(0)
     with torch.no_grad():
-        for p in run.params:
+        for p in run.state.params:
             p.add_(0.05 * torch.randn_like(p))
     return run
 
@@ -211,7 +211,7 @@ def test_weights_of_another_objective_are_refused(tmp_path):
     parent = train(small(tmp_path), quiet=True)
     child = small(tmp_path, "objective=flow", "sampler=euler", f"init={parent}")
     with pytest.raises(ValueError, match="objective=edm"):
-        make_run(child).start_from(child.init)
+        make_run(child).state.start_from(child, print)
 
 
 def test_macs_of_a_run_follow_its_stages_and_its_drawn_ends(tmp_path):
