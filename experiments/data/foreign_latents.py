@@ -186,7 +186,7 @@ class TarStore(Store):
                     if len(labels) not in (0, len(offset)):
                         less, more = ("no cls", "one") if "cls" not in fields else ("a cls", "none")
                         raise DataError(f"{where} has {less}, and samples before it have {more}")
-        index = {
+        index: dict[str, Any] = {
             "tar": np.array(tar, np.int32),
             "offset": np.array(offset, np.int64),
             "labels": np.array(labels, np.int64),

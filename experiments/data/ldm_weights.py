@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from experiments.data.data_options import DataError
@@ -59,8 +60,7 @@ def load(path: Path) -> Any:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise DataError(
             f"{path} is no autoencoder of latent diffusion ({lines[-1].strip()}); expected "
-            "encoder.* "
-            "and decoder.* tensors as Stable Diffusion and VA-VAE publish them"
+            "encoder.* and decoder.* tensors as Stable Diffusion and VA-VAE publish them"
         ) from None
     return network
 
@@ -68,8 +68,6 @@ def load(path: Path) -> Any:
 def _state(path: Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
             found: Any = load_file(path)
         else:
             found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)

@@ -1,9 +1,8 @@
 """Read shape, colour, size and place back from a scene, to score what samples show.
 
 A small convolutional network looks at a picture and answers, for every quadrant, which shape,
-colour
-and size it holds (or none), and which background lies behind. Its weights come with the project, so
-that scores and Frechet distances (on its 128 features) are the same numbers on every machine;
+colour and size it holds (or none), and which background lies behind. Its weights come with the
+project, so that scores and Frechet distances (on its 128 features) are the same numbers everywhere;
 `python -m experiments.data.probe --train` made them, and without `--train` prints their accuracy.
 """
 
@@ -16,12 +15,17 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from experiments.data import scene_words as words
 from experiments.data.data_options import DataError
 from experiments.data.scene_words import Attributes
+from experiments.data.scenes import STREAMS, choose, draw
+from experiments.runtime.files import atomic_write
+from routing.rng import Draws
 
 WEIGHTS = Path(__file__).with_name("scenes_probe.safetensors")
 FEATURES = 128
@@ -79,9 +83,6 @@ def load(device: str = "cpu") -> Probe:
     Raises:
         DataError: The weights are missing or damaged.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     probe = Probe()
     try:
         state = {key: value.float() for key, value in load_file(WEIGHTS).items()}
@@ -166,9 +167,6 @@ def _caption_shares(seen: Attributes, asked: Attributes) -> dict[str, float]:
 
 
 def _pictures(split: str, start: int, count: int) -> tuple[Tensor, Attributes]:
-    from experiments.data.scenes import STREAMS, choose, draw
-    from routing.rng import Draws
-
     attributes, free = choose(Draws(0, STREAMS[split], torch.arange(start, start + count)))
     return draw(attributes, free), attributes
 
@@ -233,10 +231,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=2500, help="steps of training (2500)")
     given = parser.parse_args(arguments)
     if given.train:
-        from safetensors.torch import save
-
-        from experiments.runtime.files import atomic_write
-
         network = train(given.steps, log=True)
         state = {key: value.half().contiguous() for key, value in network.state_dict().items()}
         atomic_write(WEIGHTS, save(state))
