@@ -271,7 +271,9 @@ def _arrays(means: _Means, protocol: Protocol) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _described(loaded: TrainedModel, protocol: Protocol, run: str | Path, route: str) -> dict[str, Any]:
+def _described(
+    loaded: TrainedModel, protocol: Protocol, run: str | Path, route: str
+) -> dict[str, Any]:
     config = loaded.config
     return {
         "run": Path(run).name,

@@ -107,7 +107,7 @@ def check_ranges(config: Any, where: str = "") -> None:
     Raises:
         ConfigError: The first of them.
     """
-    for name, (kind, key) in keys_of(type(config)).items():
+    for name, (kind, key) in keys_of(config.__class__).items():
         value = getattr(config, name)
         if dataclasses.is_dataclass(kind):
             check_ranges(value, f"{where}{name}.")
