@@ -27,7 +27,7 @@ STAGE: dict[str, type] = {
     "refused": str,
 }  # fmt: skip
 GRID = STAGE | {"title": str, "makes": list, "note": str, "stages": list}
-_KINDS = {str: "a text", list: "a list", dict: "a mapping"}
+_KINDS: dict[type, str] = {str: "a text", list: "a list", dict: "a mapping"}
 
 
 def entries() -> dict[str, str]:
