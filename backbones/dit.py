@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.dit_spec import DiTOptions
+from backbones.elementwise import gelu
 from backbones.layers import Attention, Block
 from backbones.sizes import Size
 from routing.layout import Layout
@@ -24,4 +24,4 @@ class DiTBlock(Block):
 
     def mlp(self, x: Tensor, layout: Layout) -> Tensor:
         """Mix the channels of tokens (B, T, D)."""
-        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
+        return self.fc2(gelu(self.fc1(x)))

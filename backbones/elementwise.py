@@ -9,10 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from backbones.layers import pieces
+from backbones.ops import native
+from backbones.ops.shift import grid_shift
 
 
 def gated_rms_norm(y: Tensor, z: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     """RMSNorm(y silu(z)) weight over the channels of (B, T, C): Mamba-2 before its output."""
+    if native.takes(y, z):
+        return native.gated_rms_norm(y, z, weight, eps)
     weight = weight.to(y.dtype)
     if parts := pieces(y, z, weight):
         return _GatedRMSNorm.apply(y, z, weight, eps, parts)
@@ -52,6 +56,19 @@ class _GatedRMSNorm(torch.autograd.Function):
             slope = torch.addcmul(silu, silu, sigmoid, value=-1).add_(sigmoid)
             torch.mul(dgated.mul_(y[piece]), slope, out=dz[piece])
         return dy, dz, dweight, None, None
+
+
+def shift_mixtures(
+    x: Tensor,
+    neighbours: Tensor,
+    mix: Tensor,
+    grid: tuple[int, int] | None = None,
+    prefix: int = 0,
+) -> list[Tensor]:
+    """Mix every token with its shifted neighbours: `mixtures` of x and `grid_shift` of x."""
+    if native.takes(x):
+        return native.shift_mix(x, neighbours, mix)
+    return mixtures(x, grid_shift(x, neighbours, grid, prefix), mix)
 
 
 def mixtures(x: Tensor, other: Tensor, mix: Tensor) -> list[Tensor]:
@@ -96,8 +113,20 @@ class _Mixtures(torch.autograd.Function):
         return dx, dother, dmix, None
 
 
+def gelu(x: Tensor) -> Tensor:
+    """Return GELU in its tanh form."""
+    return native.gelu(x) if native.takes(x) else F.gelu(x, approximate="tanh")
+
+
+def sigmoid_gate(x: Tensor, y: Tensor) -> Tensor:
+    """Return sigmoid(x) y for tensors of one shape."""
+    return native.sigmoid_gate(x, y) if native.takes(x, y) else torch.sigmoid(x) * y
+
+
 def squared_relu(x: Tensor) -> Tensor:
     """Return relu(x)^2."""
+    if native.takes(x):
+        return native.squared_relu(x)
     return _SquaredReLU.apply(x) if pieces(x) else torch.relu(x).square()
 
 

@@ -14,10 +14,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from backbones.elementwise import mixtures, squared_relu
+from backbones.elementwise import shift_mixtures, sigmoid_gate, squared_relu
 from backbones.layers import Block
 from backbones.ops.biwkv import biwkv
-from backbones.ops.shift import grid_shift
 from backbones.rwkv_spec import RWKVOptions
 from backbones.sizes import Size
 from routing.layout import Layout
@@ -41,8 +40,8 @@ class Shift(nn.Module):
     def forward(self, x: Tensor, layout: Layout) -> list[Tensor]:
         """Return x mix + shifted (1 - mix) for each mix: tokens (B, T, D) each."""
         grid = layout.grid if layout.is_full else None
-        shifted = grid_shift(x, layout.neighbours(self.missing), grid, layout.prefix)
-        return mixtures(x, shifted, self.mix)
+        table = layout.neighbours(self.missing)
+        return shift_mixtures(x, table, self.mix, grid, layout.prefix)
 
 
 class SpatialMix(nn.Module):
@@ -67,7 +66,7 @@ class SpatialMix(nn.Module):
         """Mix tokens (B, T, D)."""
         to_key, to_value, to_receptance = self.shift(x, layout)
         k, v = self.key_norm(self.key(to_key)), self.value(to_value)
-        gate = torch.sigmoid(self.receptance(to_receptance))
+        receptance = self.receptance(to_receptance)
         # True distances and the full length make the routed layer the dense one with absent keys at
         # -inf; by rank, distances and the length shrink together, as in the released code.
         true = self.wkv == "true"
@@ -77,7 +76,8 @@ class SpatialMix(nn.Module):
         # order.
         k, v = layout.to_scan(k, "raster"), layout.to_scan(v, "raster")
         mixed = biwkv(k, v, self.decay, self.bonus, position, length, kernel=self.kernel)
-        return self.output(gate * layout.from_scan(mixed, "raster").to(gate.dtype))
+        mixed = layout.from_scan(mixed, "raster").to(receptance.dtype)
+        return self.output(sigmoid_gate(receptance, mixed))
 
 
 class ChannelMix(nn.Module):
@@ -94,7 +94,7 @@ class ChannelMix(nn.Module):
         """Mix channels of tokens (B, T, D)."""
         to_key, to_receptance = self.shift(x, layout)
         hidden = squared_relu(self.key(to_key))
-        return torch.sigmoid(self.receptance(to_receptance)) * self.value(hidden)
+        return sigmoid_gate(self.receptance(to_receptance), self.value(hidden))
 
     def initialise(self, index: int, depth: int) -> None:
         """Set the mixtures: early channels take more of their neighbours, deep blocks less."""

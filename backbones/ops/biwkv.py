@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from backbones.ops import native
 from backbones.ops.dispatch import KernelError, choose, full_precision, kernel_function, work_dtype
 
 MAX_DECAY = (
@@ -72,7 +73,7 @@ def biwkv(
         position: (T,) or (B, T) integer positions below `length`, ascending; None: 0..T-1 (rank
             distance, the released form if `length` is None too).
         length: The normaliser L; by default T.
-        kernel: auto | torch | reference | triton.
+        kernel: auto | torch | reference | triton | native.
 
     Returns:
         (B, T, C) in v's dtype. Computed in float32 at least.
@@ -93,6 +94,9 @@ def biwkv(
     bonus = torch.exp(u.to(dtype) / length)
     if name == "triton":
         return kernel_function("biwkv", "triton")(k, v, decay, bonus, position, length)
+    if name == "native" and dtype == torch.float32:
+        tokens = (k, v) if k.dtype == v.dtype else (k.float(), v.float())
+        return native.biwkv(*tokens, decay, bonus, position, length).to(v.dtype)
     run = _formula if torch.compiler.is_compiling() else _BiWKV.apply
     with full_precision(k):
         out = run(k.to(dtype), v.to(dtype), decay, bonus, position, length)

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from backbones.ops import native
 from backbones.ops.dispatch import choose, kernel_function
 
 
@@ -61,7 +62,7 @@ def causal_conv(
         bias: (C,) or None.
         position: (T,) or (B, T) strictly ascending coordinates along the full path: taps by true
             distance, dropped tokens count as 0. None: compact, the previous W-1 tokens present.
-        kernel: auto | torch | reference | causal-conv1d (compact only).
+        kernel: auto | torch | reference | causal-conv1d (compact only) | native.
         activation: None or "silu", applied to the result.
 
     Returns:
@@ -83,8 +84,10 @@ def causal_conv(
         return kernel_function("conv", "causal-conv1d")(
             channels, weight, bias, activation=activation
         ).transpose(1, 2)
-    rows = weight.to(x.dtype).t().flip(0).contiguous()  # (W, C), row j for distance j
     table = None if position is None else taps(position, weight.shape[1], x.shape[0])
+    if name == "native":
+        return native.conv(x, weight.t().flip(0), bias, table, activation == "silu")
+    rows = weight.to(x.dtype).t().flip(0).contiguous()  # (W, C), row j for distance j
     bias = None if bias is None else bias.to(x.dtype)
     if torch.compiler.is_compiling():
         y = _formula(x, rows, bias, table)
@@ -94,7 +97,9 @@ def causal_conv(
 
 
 def kernel_misfit(kernel: str, channels: int, width: int, compact: bool) -> str | None:
-    """What keeps causal-conv1d from these inputs, or None (its channels-last strides go by 8)."""
+    """What keeps a kernel from these inputs, or None (causal-conv1d's strides go by 8)."""
+    if kernel == "native":
+        return f"width {width} exceeds {native.TAPS}" if width > native.TAPS else None
     if not compact:
         return "it knows no positions (use conv=compact or conv=none for it)"
     if channels % 8:

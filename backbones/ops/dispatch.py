@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from backbones.ops import native
 from routing.errors import UserError, suggest
 
 INSTALL = {
@@ -25,14 +26,16 @@ INSTALL = {
     "causal-conv1d": 'pip install --no-build-isolation -e ".[kernels]" (after torch; needs nvcc)',
     "fla": 'pip install "fla-core>=0.4" triton',
     "triton": "pip install triton",
+    "native": "install g++ or clang++",
 }
-# In the order in which `auto` prefers them; torch and the reference run everywhere.
+# In the order in which `auto` prefers them; torch and the reference run everywhere. `native` is for
+# CPUs (`backbones.ops.native`), the others need CUDA.
 KERNELS = {
-    "ssd": ("mamba-ssm", "fla"),
+    "ssd": ("mamba-ssm", "fla", "native"),
     "selective_scan": ("mamba-ssm",),
-    "biwkv": ("triton",),
-    "conv": ("causal-conv1d",),
-    "shift": (),
+    "biwkv": ("triton", "native"),
+    "conv": ("causal-conv1d", "native"),
+    "shift": ("native",),
     "gla": ("fla",),
     "rwkv6": ("fla",),
     "rwkv7": ("fla",),
@@ -121,6 +124,10 @@ def kernel_function(op: str, kernel: str) -> Callable[..., Any]:
 
 
 def _probe(op: str, kernel: str) -> _Probe:
+    if kernel == "native":
+        library, reason = native.library()
+        function = {"shift": "shift_mix"}.get(op, op)
+        return _Probe(None if library is None else getattr(native, function), reason)
     if (op, kernel) == ("ssd", "mamba-ssm"):
         module = "mamba_ssm.ops.triton.ssd_combined"
         return _import_within(module, "mamba_chunk_scan_combined", "mamba-ssm")
@@ -142,7 +149,10 @@ def _probe(op: str, kernel: str) -> _Probe:
 
 def _refusal(op: str, kernel: str, device: str) -> str | None:
     """Why `kernel` cannot serve `op` on `device`, or None if it can."""
-    if device != "cuda" and not (kernel == "triton" and interpreted()):
+    if kernel == "native":
+        if device != "cpu":
+            return "native is for CPUs"
+    elif device != "cuda" and not (kernel == "triton" and interpreted()):
         return f"{kernel} needs a CUDA device"
     found = probe(op, kernel)
     return found.reason if found.function is None else None
@@ -180,13 +190,13 @@ def _resolve(op: str, requested: str, device: str) -> Choice:
         )
     if requested in ("torch", "reference"):
         return Choice(op, requested, "asked for")
-    if requested == "auto" and (device != "cuda" or not KERNELS[op]):
-        # Triton's interpreter is for tests: a thousand times slower, so never chosen here.
-        return Choice(
-            op, "torch", "kernels need a CUDA device" if KERNELS[op] else "needs no kernel"
-        )
+    # Triton's interpreter is for tests: a thousand times slower, so never chosen here.
+    here = [k for k in KERNELS[op] if (k == "native") == (device != "cuda")]
+    if requested == "auto" and not here:
+        why = "needs no kernel" if device == "cuda" else "kernels need a CUDA device"
+        return Choice(op, "torch", why)
     refusals = []
-    for kernel in KERNELS[op] if requested in ("auto", "kernel") else (requested,):
+    for kernel in here or KERNELS[op] if requested in ("auto", "kernel") else (requested,):
         reason = _refusal(op, kernel, device)
         if reason is None:
             return Choice(op, kernel, probe(op, kernel).reason)
@@ -198,11 +208,11 @@ def _resolve(op: str, requested: str, device: str) -> Choice:
 
 
 def _cannot(op: str, requested: str, refusals: list[tuple[str, str]]) -> str:
-    if not refusals:
-        return f"{op} has no kernel: type kernel=torch, which works everywhere"
     kernel, reason = refusals[0]
     if reason.endswith("CUDA device"):
-        return f"kernel={requested} for {op}: {reason} and none is here; type kernel=auto (torch)"
+        return f"kernel={requested} for {op}: {reason} and none is here; type kernel=auto"
+    if reason.endswith("CPUs"):
+        return f"kernel={requested} for {op}: {reason}; type kernel=auto"
     return f"kernel={requested} for {op}: {reason}; type {INSTALL[kernel]}, or kernel=auto (torch)"
 
 
@@ -220,10 +230,15 @@ def choose(
     Raises:
         KernelError: A kernel was asked for by name and the inputs do not fit it.
     """
+    if requested in ("auto", "native") and x.device.type == "cpu" and native.bypassed():
+        return "torch"
     name = resolve(op, requested, x.device.type).name
     if name in ("torch", "reference"):
         return name
-    wrong = "it has no float64" if x.dtype == torch.float64 else (fits(name) if fits else None)
+    if x.dtype == torch.float64 or (name == "native" and x.dtype not in native.TYPES):
+        wrong: str | None = f"it has no {str(x.dtype).removeprefix('torch.')}"
+    else:
+        wrong = fits(name) if fits else None
     if wrong is None:
         return name
     if requested == "auto":

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from backbones.ops import native
 from backbones.ops.chunks import SSD, formula
 from backbones.ops.dispatch import choose, full_precision, kernel_function, work_dtype
 
@@ -72,7 +73,7 @@ def ssd(
         C: (B, T, G, N) output projections.
         D: (H,) skip, or None.
         chunk: Tokens per chunk; need not divide T.
-        kernel: auto | torch | reference | mamba-ssm | fla.
+        kernel: auto | torch | reference | mamba-ssm | fla | native.
         decay_gap: (T,) or (B, T) distances that scale the decay but not the input; None is 1.
 
     Returns:
@@ -90,17 +91,18 @@ def ssd(
         return _mamba_ssm(x, dt, A, B, C, D, chunk, decay_gap)
     if name == "fla":
         return _fla(x, dt, A, B, C, D, decay_gap)
+    run = functools.partial(_one_group, name == "native", chunk=chunk, width=x.shape[3])
     if B.shape[2] == 1:
         packed = torch.cat((x.flatten(2), B.flatten(2), C.flatten(2)), -1)
-        return _torch(packed, dt, A, D, chunk, decay_gap, x.shape[3])
-    # The torch path knows one group: groups become samples.
+        return run(packed, dt, A, D, decay_gap=decay_gap)
+    # One group is all it knows: groups become samples.
     fold = functools.partial(_groups_to_samples, groups=B.shape[2])
     packed = torch.cat((fold(x), fold(B), fold(C)), -1)
     gap = decay_gap
     if gap is not None:
         gap = gap.expand(dt.shape[:2]).repeat_interleave(B.shape[2], 0)
     rates = A.view(B.shape[2], -1).repeat(x.shape[0], 1)
-    y = _torch(packed, fold(dt[..., None]), rates[:, None], None, chunk, gap, x.shape[3])
+    y = run(packed, fold(dt[..., None]), rates[:, None], None, decay_gap=gap)
     y = y.unflatten(0, (x.shape[0], -1)).transpose(1, 2).reshape(x.shape)
     return y if D is None else y + D.to(y.dtype)[:, None] * x
 
@@ -140,8 +142,9 @@ def ssd_packed(
     inner = dt.shape[2] * width
     state = (packed.shape[2] - inner) // 2
     fits = functools.partial(kernel_misfit, headdim=width, state=state)
-    if choose("ssd", kernel, packed, fits) == "torch":
-        return _torch(packed, dt, A, D, chunk, decay_gap, width)
+    name = choose("ssd", kernel, packed, fits)
+    if name in ("torch", "native"):
+        return _one_group(name == "native", packed, dt, A, D, chunk, decay_gap, width)
     x, B, C = packed.split([inner, state, state], -1)
     x, B, C = x.unflatten(-1, (-1, width)), B.unsqueeze(2), C.unsqueeze(2)
     return ssd(x, dt, A, B, C, D, chunk, kernel, decay_gap)
@@ -152,7 +155,8 @@ def _groups_to_samples(m: Tensor, groups: int) -> Tensor:
     return m.flatten(2).unflatten(-1, (groups, -1)).transpose(1, 2).flatten(0, 1)
 
 
-def _torch(
+def _one_group(
+    compiled: bool,
     packed: Tensor,
     dt: Tensor,
     A: Tensor,
@@ -161,15 +165,17 @@ def _torch(
     decay_gap: Tensor | None,
     width: int,
 ) -> Tensor:
-    """Run the chunked path on (B, T, H P + 2 N); A may be (H,) or one row per sample (B, 1, H)."""
+    """Run (B, T, H P + 2 N), natively or in chunks; A may be (H,) or a row per sample (B, 1, H)."""
     dtype = work_dtype(packed, dt)
     with full_precision(packed):
-        x, dt = packed.to(dtype), dt.to(dtype)
-        steps = dt
+        steps = dt = dt.to(dtype)
         if decay_gap is not None:
             steps = dt * decay_gap.to(dtype).expand(dt.shape[:2])[..., None]
         log_decay = steps * A.to(dtype)
-        tokens = x.shape[1]
+        D = None if D is None else D.to(dtype)
+        if compiled and dtype == torch.float32:
+            return native.ssd(packed, dt, log_decay, D, width)
+        x, tokens = packed.to(dtype), packed.shape[1]
         chunk = min(chunk, max(8, 1 << (tokens - 1).bit_length()))
         if packed.device.type == "cpu":
             # Work inside a chunk grows with its length, work between chunks with the head's width.
@@ -178,7 +184,7 @@ def _torch(
             # dt = 0 makes padding exact: no decay, no write.
             x, dt, log_decay = (F.pad(m, (0, 0, 0, missing)) for m in (x, dt, log_decay))
         run = formula if torch.compiler.is_compiling() else SSD.apply
-        y = run(x, dt, log_decay, None if D is None else D.to(dtype), chunk, width)
+        y = run(x, dt, log_decay, D, chunk, width)
         y = y[:, :tokens] if missing else y
     return y.to(packed.dtype)
 
@@ -186,7 +192,8 @@ def _torch(
 def kernel_misfit(kernel: str, headdim: int, state: int) -> str | None:
     """What keeps `kernel` from taking heads of width `headdim` with `state` states, or None.
 
-    Triton's tiles and their 16-byte loads want multiples of 8; fla's chunk kernels stop at 256.
+    Triton's tiles and their 16-byte loads want multiples of 8, as do native's tiles; fla's chunk
+    kernels stop at 256.
     """
     if headdim % 8 or state % 8:
         return f"head width {headdim} and state {state} must be multiples of 8"

@@ -166,11 +166,14 @@ def test_everything_adds_up():
 
 @pytest.mark.parametrize("name", backbones.names())
 @pytest.mark.parametrize("route", ["none", "1-2"])
-def test_activations_are_what_autograd_saves(name, route):
+def test_activations_are_what_autograd_saves(name, route, monkeypatch):
     """Bytes of the distinct storages that autograd keeps for the backward pass, within 15 %."""
+    from backbones.ops import native
     from routing.route import Route
     from routing.stack import Routing
 
+    # What every device keeps; the CPU's own kernels keep less of mamba.
+    monkeypatch.setattr(native, "bypassed", lambda: True)
     model = backbones.create(name, "S/2", depth=4, input_size=32)
     with torch.no_grad():
         for p in model.parameters():

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backbones.ops import conv, shift
+from backbones.ops import conv, dispatch, native, shift
 from backbones.ops.dispatch import KernelError, _Probe
 
 
@@ -206,38 +206,38 @@ def test_shift_refuses_what_it_cannot_split():
 
 
 def test_auto_never_raises_and_says_why():
-    from backbones.ops import dispatch
-
     for op in dispatch.KERNELS:
         choice = dispatch.resolve(op, "auto", "cpu")
-        assert choice.name == "torch"
+        assert choice.name == ("native" if "native" in dispatch.KERNELS[op] and native.library()[0] else "torch")
         assert choice.why
-        assert str(choice).startswith(f"{op}: torch (")
+        assert str(choice).startswith(f"{op}: {choice.name} (")
 
 
 @pytest.mark.parametrize(
     ("op", "requested", "message"),
     [
         ("ssd", "mamba-ssm", "needs a CUDA device and none is here; type kernel=auto"),
-        ("ssd", "kernel", "mamba-ssm needs a CUDA device"),
+        ("gla", "kernel", "fla needs a CUDA device"),
         ("conv", "causal-conv1d", "needs a CUDA device"),
         ("biwkv", "trition", "did you mean triton"),
-        ("shift", "kernel", "type kernel=torch"),
+        ("selective_scan", "native", "expected auto"),
         ("sdd", "auto", "did you mean ssd"),
     ],
 )
 def test_asking_for_what_is_not_there_is_one_sentence(op, requested, message):
-    from backbones.ops import dispatch
-
     with pytest.raises(KernelError, match=message) as caught:
         dispatch.resolve(op, requested, "cpu")
     assert "\n" not in str(caught.value)
 
 
+def test_native_is_for_cpus():
+    assert dispatch.resolve("shift", "auto", "cuda").name == "torch"
+    with pytest.raises(KernelError, match="native is for CPUs; type kernel=auto"):
+        dispatch.resolve("ssd", "native", "cuda")
+
+
 @pytest.mark.parametrize("requested", ["auto", "mamba-ssm"])
 def test_on_a_gpu_without_the_package_the_command_is_named(monkeypatch, requested):
-    from backbones.ops import dispatch
-
     monkeypatch.setattr(dispatch, "probe", lambda op, k: _Probe(None, f"{k} is not installed"))
     monkeypatch.setattr(dispatch, "_RESOLVED", {})
     if requested == "auto":
@@ -250,8 +250,6 @@ def test_on_a_gpu_without_the_package_the_command_is_named(monkeypatch, requeste
 
 
 def test_a_kernel_is_taken_when_it_fits_and_torch_when_it_does_not(monkeypatch):
-    from backbones.ops import dispatch
-
     monkeypatch.setattr(dispatch, "resolve", lambda *a: dispatch.Choice("ssd", "mamba-ssm", "found"))
     x = torch.zeros(1)
     assert dispatch.choose("ssd", "auto", x, lambda k: None) == "mamba-ssm"
@@ -264,8 +262,6 @@ def test_a_kernel_is_taken_when_it_fits_and_torch_when_it_does_not(monkeypatch):
 def test_the_ssd_of_mamba_ssm_loads_without_the_cuda_part(monkeypatch, tmp_path):
     """The package's __init__ raises, its Triton file does not: only the latter is wanted."""
     import sys
-
-    from backbones.ops import dispatch
 
     folder = tmp_path / "mamba_ssm" / "ops" / "triton"
     folder.mkdir(parents=True)

@@ -1,0 +1,413 @@
+"""CPU kernels in C++ (`native.cpp`), built on first use by the compiler that is there.
+
+A library's name is the hash of its source, its compiler and its CPU, so that another of either is
+another file. It is built under a lock, into a file of its own, and renamed when it is whole: what
+lies under the name can be loaded, whatever was killed. Without a compiler, or with
+`TREAD_NATIVE=0`, the torch path runs.
+
+Tokens are float32 or bfloat16; sums, parameters and statistics are float32. Results do not depend
+on the number of threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+SWITCH = "TREAD_NATIVE"
+SOURCE = Path(__file__).with_name("native.cpp")
+COMPILERS = ("c++", "g++", "clang++")
+# Neither errno nor floating-point traps are read; all else is IEEE: infinities and NaNs count.
+FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
+# The first that the compiler takes; ARM's call it -mcpu.
+TUNING = (("-march=native",), ("-mcpu=native",), ())
+PATIENCE = 120.0  # Seconds to wait for another process's build before building as well.
+TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+TAPS = 8  # As in the source: the widest convolution.
+
+_LOADED: list[tuple[ctypes.CDLL | None, str]] = []
+_FUNCTIONS: dict[tuple[str, torch.dtype], Any] = {}
+
+
+def library() -> tuple[ctypes.CDLL | None, str]:
+    """Return the library (None where there is none) and what it was built by, or what is wrong.
+
+    The first call builds it where it is not there yet: some seconds.
+    """
+    if not _LOADED:
+        _LOADED.append(_load())
+    return _LOADED[0]
+
+
+def _load() -> tuple[ctypes.CDLL | None, str]:
+    if os.environ.get(SWITCH, "1") == "0":
+        return None, f"{SWITCH}=0"
+    if os.name != "posix":
+        return _without(f"no build on {platform.system()}")
+    given = os.environ.get("CXX")
+    compiler = next(filter(None, map(shutil.which, [given] if given else COMPILERS)), None)
+    if compiler is None:
+        return _without(f"no C++ compiler found ({given or ', '.join(COMPILERS)})")
+    try:
+        version = _output(compiler, "--version").partition("\n")[0]
+        path = _built(compiler, version)
+        return ctypes.CDLL(str(path)), f"built by {version}"
+    except (OSError, subprocess.SubprocessError) as error:
+        failed = isinstance(error, subprocess.CalledProcessError) and error.stderr
+        said = str(failed or error).strip().splitlines()
+        line = next((line for line in said if "error" in line), said[0])
+        return _without(f"{compiler} cannot build them: {line[:200]}")
+
+
+def _without(reason: str) -> tuple[None, str]:
+    logging.getLogger(__name__).warning(
+        "%s: CPU kernels run as plain torch operations, about half as fast", reason
+    )
+    return None, reason
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=600, stdin=subprocess.DEVNULL
+    ).stdout
+
+
+def _cpu() -> str:
+    """What decides on the instructions that -march=native takes."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+        keys = ("flags", "Features", "model name", "CPU part", "model\t", "stepping")
+        return "\n".join(line for line in lines if line.startswith(keys))
+    return platform.processor()
+
+
+def _built(compiler: str, version: str) -> Path:
+    """Return the library's file, after building it if need be."""
+    source = SOURCE.read_bytes()
+    facts = (compiler, version, *FLAGS, str(TUNING), platform.platform(), _cpu())
+    name = hashlib.sha256(source + "\0".join(facts).encode()).hexdigest()[:24]
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = home / "tread-suite" / "native"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = folder / f"{name}.so"
+    if path.is_file():
+        return path
+    with _lock(folder / f"{name}.lock") as alone:
+        if path.is_file():
+            return path
+        if alone:  # What a killed build left behind.
+            for left in folder.glob(f"{name}.*.tmp"):
+                left.unlink(missing_ok=True)
+        handle, building = tempfile.mkstemp(".tmp", f"{name}.", folder)
+        try:
+            _compile(compiler, building)
+            os.fsync(handle)
+            os.replace(building, path)
+        finally:
+            os.close(handle)
+            Path(building).unlink(missing_ok=True)
+    return path
+
+
+def _compile(compiler: str, out: str) -> None:
+    for tuning in TUNING:
+        try:
+            _output(compiler, *FLAGS, *tuning, str(SOURCE), "-o", out)
+            return
+        except subprocess.CalledProcessError:
+            if not tuning:
+                raise
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[bool]:
+    """Hold a lock, which dies with its process; False where it cannot be had in time, or at all."""
+    import fcntl  # No Windows has it, and there nothing is built.
+
+    until = time.monotonic() + PATIENCE
+    with path.open("a") as handle:
+        alone = False
+        while not alone and time.monotonic() < until:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                alone = True
+            except BlockingIOError:
+                time.sleep(0.1)
+            except OSError:  # A file system without locks: the rename alone keeps files whole.
+                break
+        yield alone
+
+
+def bypassed() -> bool:
+    """Whether somebody looks at single operations: a compiler, or a mode that counts or traces."""
+    return torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
+
+
+def takes(*tensors: Tensor) -> bool:
+    """Say whether the kernels run for these token tensors, which have to be of one type."""
+    first = tensors[0]
+    return (
+        first.device.type == "cpu"
+        and not bypassed()
+        and first.dtype in TYPES
+        and all(t.dtype == first.dtype for t in tensors)
+        and first.numel() > 0
+        and library()[0] is not None
+    )
+
+
+def _argument(value: Tensor | list[Tensor] | float | None) -> Any:
+    if isinstance(value, Tensor):
+        return ctypes.c_void_p(value.data_ptr())
+    if isinstance(value, list):
+        return (ctypes.c_void_p * len(value))(*(t.data_ptr() for t in value))
+    if isinstance(value, float):
+        return ctypes.c_float(value)
+    return value if value is None else ctypes.c_int64(value)
+
+
+def _call(name: str, dtype: torch.dtype, *values: Tensor | list[Tensor] | float | None) -> None:
+    """Call a kernel; its last argument is the number of threads. Tensors must be contiguous."""
+    function = _FUNCTIONS.get((name, dtype))
+    if function is None:
+        found, why = library()
+        if found is None:
+            raise RuntimeError(f"no CPU kernels: {why}")
+        address = ctypes.c_void_p.in_dll(found, f"{name}_{TYPES[dtype]}").value
+        function = _FUNCTIONS[name, dtype] = ctypes.CFUNCTYPE(None)(address or 0)
+    function(*map(_argument, values), ctypes.c_int64(torch.get_num_threads()))
+
+
+def _table(table: Tensor | None, dims: int) -> tuple[Tensor | None, int]:
+    """Make an index table contiguous int64 with `dims` axes; say whether each sample has a row."""
+    if table is None:
+        return None, 0
+    table = (table if table.dim() == dims else table[None]).to(torch.int64).contiguous()
+    return table, int(len(table) > 1)
+
+
+class _Pointwise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, name: str, *inputs: Tensor) -> Tensor:
+        inputs = tuple(x.contiguous() for x in inputs)
+        ctx.save_for_backward(*inputs)
+        ctx.name, out = name, torch.empty_like(inputs[0])
+        _call(f"{name}_forward", out.dtype, *inputs, out, out.numel())
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        inputs = ctx.saved_tensors
+        grads = tuple(torch.empty_like(x) for x in inputs)
+        given = (grad.contiguous(), *inputs, *grads, grad.numel())
+        _call(f"{ctx.name}_backward", grad.dtype, *given)
+        return None, *grads
+
+
+def gelu(x: Tensor) -> Tensor:
+    """GELU in its tanh form, of any shape."""
+    return _Pointwise.apply("gelu", x)
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    """relu(x)^2, of any shape."""
+    return _Pointwise.apply("squared_relu", x)
+
+
+def sigmoid_gate(x: Tensor, y: Tensor) -> Tensor:
+    """sigmoid(x) y, both of one shape."""
+    return _Pointwise.apply("sigmoid_gate", x, y)
+
+
+class _GatedRMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
+        y, z, weight = y.contiguous(), z.contiguous(), weight.float().contiguous()
+        rows, out = y.numel() // y.shape[-1], torch.empty_like(y)
+        scale = torch.empty(rows)
+        shape = (rows, y.shape[-1])
+        _call("gated_rms_forward", y.dtype, y, z, weight, eps, *shape, out, scale)
+        ctx.save_for_backward(y, z, weight, scale)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        y, z, weight, scale = ctx.saved_tensors
+        dy, dz, dweight = torch.empty_like(y), torch.empty_like(z), torch.empty_like(weight)
+        shape = (len(scale), y.shape[-1])
+        given = (grad.contiguous(), y, z, weight, scale)
+        _call("gated_rms_backward", y.dtype, *given, *shape, dy, dz, dweight)
+        return dy, dz, dweight, None
+
+
+def gated_rms_norm(y: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm(y silu(z)) weight over the channels of (B, T, C)."""
+    return _GatedRMSNorm.apply(y, z, weight, eps)
+
+
+class _Conv(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        rows: Tensor,
+        bias: Tensor | None,
+        table: Tensor | None,
+        silu: bool,
+    ) -> Tensor:
+        x, rows = x.contiguous(), rows.float().contiguous()
+        bias = None if bias is None else bias.float().contiguous()
+        table, each = _table(table, 3)
+        ctx.save_for_backward(x, rows, bias, table)
+        ctx.given = (each, int(silu), *x.shape, len(rows))
+        y = torch.empty_like(x)
+        _call("conv_forward", x.dtype, x, rows, bias, table, *ctx.given, y)
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, rows, bias, table = ctx.saved_tensors
+        dx, drows = torch.empty_like(x), torch.empty_like(rows)
+        dbias = None if bias is None else torch.empty_like(bias)
+        given = (grad.contiguous(), x, rows, bias, table, *ctx.given)
+        _call("conv_backward", x.dtype, *given, dx, drows, dbias)
+        return dx, drows, dbias, None, None
+
+
+def conv(x: Tensor, rows: Tensor, bias: Tensor | None, table: Tensor | None, silu: bool) -> Tensor:
+    """Convolve tokens (B, T, C) with rows (W, C), row j for distance j; `table` as `conv.taps`."""
+    return _Conv.apply(x, rows, bias, table, silu)
+
+
+class _ShiftMix(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, neighbours: Tensor, mix: Tensor) -> tuple[Tensor, ...]:
+        x, mix = x.contiguous(), mix.float().contiguous()
+        table, each = _table(neighbours, 3)
+        outs = [torch.empty_like(x) for _ in mix]
+        shape = (*x.shape, len(mix))
+        _call("shift_mix_forward", x.dtype, x, table, each, mix, *shape, outs)
+        ctx.save_for_backward(x, table, mix)
+        ctx.each = each
+        return tuple(outs)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, table, mix = ctx.saved_tensors
+        dx, dmix = torch.empty_like(x), torch.empty_like(mix)
+        given = [g.contiguous() for g in grads]
+        shape = (*x.shape, len(mix))
+        _call("shift_mix_backward", x.dtype, given, x, table, ctx.each, mix, *shape, dx, dmix)
+        return dx, None, dmix
+
+
+def shift_mix(x: Tensor, neighbours: Tensor, mix: Tensor) -> list[Tensor]:
+    """Return x mix + shifted (1 - mix) for rows of `mix` (M, C); `neighbours` as `grid_shift`'s."""
+    return list(_ShiftMix.apply(x, neighbours, mix))
+
+
+class _BiWKV(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        k: Tensor,
+        v: Tensor,
+        decay: Tensor,
+        bonus: Tensor,
+        position: Tensor | None,
+        length: int,
+        save: bool,
+    ) -> Tensor:
+        k, v, decay, bonus = (m.contiguous() for m in (k, v, decay, bonus))
+        position, each = _table(position, 2)
+        out = torch.empty_like(v)
+        y = top = inverse = slope = None
+        if save:
+            inverse, slope = (torch.empty(v.shape) for _ in range(2))
+            top = torch.empty(k.shape[0], k.shape[2])
+            y = None if v.dtype == torch.float32 else torch.empty(v.shape)
+        given = (k, v, decay, bonus, position, each)
+        _call("biwkv_forward", k.dtype, *given, *k.shape, out, y, inverse, slope, top)
+        if save:
+            kept = (out if y is None else y, inverse, slope, top)
+            ctx.save_for_backward(k, v, decay, bonus, position, *kept)
+            ctx.given = (each, length, *k.shape)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        k, v, decay, bonus, position, *kept = ctx.saved_tensors
+        outs = tuple(torch.empty_like(m) for m in (k, v, decay, bonus))
+        given = (grad.contiguous(), k, v, decay, bonus, position, *ctx.given)
+        _call("biwkv_backward", k.dtype, *given, *kept, *outs)
+        return *outs, None, None, None
+
+
+def biwkv(
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    bonus: Tensor,
+    position: Tensor | None,
+    length: int,
+) -> Tensor:
+    """`biwkv.biwkv` on decay w / length and bonus exp(u / length), both float32 (C,)."""
+    return _BiWKV.apply(k, v, decay, bonus, position, length, torch.is_grad_enabled())
+
+
+class _SSD(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        packed: Tensor,
+        dt: Tensor,
+        log_decay: Tensor,
+        D: Tensor | None,
+        width: int,
+    ) -> Tensor:
+        packed, dt, log_decay = (m.contiguous() for m in (packed, dt, log_decay))
+        D = None if D is None else D.contiguous()
+        shape = (*dt.shape, width, (packed.shape[2] - dt.shape[2] * width) // 2)
+        out = packed.new_empty(*dt.shape, width)
+        y = out if out.dtype == torch.float32 else torch.empty(out.shape)
+        _call("ssd_forward", packed.dtype, packed, dt, log_decay, D, *shape, out, y)
+        ctx.save_for_backward(packed, dt, log_decay, D, y)
+        ctx.shape = shape
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        packed, dt, log_decay, D, y = ctx.saved_tensors
+        outs = [None if m is None else torch.empty_like(m) for m in (packed, dt, log_decay, D)]
+        given = (grad.contiguous(), packed, dt, log_decay, D, y)
+        _call("ssd_backward", packed.dtype, *given, *ctx.shape, *outs)
+        return *outs, None
+
+
+def ssd(packed: Tensor, dt: Tensor, log_decay: Tensor, D: Tensor | None, width: int) -> Tensor:
+    """Run SSD on (B, T, H width + 2 N), N a multiple of 8; all else is float32.
+
+    `dt` and `log_decay` are (B, T, H); the result is (B, T, H, width).
+    """
+    return _SSD.apply(packed, dt, log_decay, D, width)

@@ -1,0 +1,353 @@
+"""The C++ kernels against the float64 references, on odd shapes; the build under kills and without a compiler."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import backbones
+from backbones import elementwise
+from backbones.ops import biwkv, conv, dispatch, native, shift, ssd
+from routing.layout import Layout
+
+ROOT = Path(__file__).resolve().parents[2]
+compiled = pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+# Tokens and channels around the widths of vectors (8, 16) and of blocks (16, 32).
+SHAPES = [(1, 1, 4), (2, 5, 20), (3, 33, 36), (2, 17, 64), (40, 3, 68)]
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def kept(batch, tokens, shared, seed=0):
+    """Ascending positions with gaps, below twice the number of tokens."""
+    g = torch.Generator().manual_seed(seed)
+    rows = [torch.randperm(2 * tokens, generator=g)[:tokens].sort()[0] for _ in range(batch)]
+    return rows[0] if shared else torch.stack(rows)
+
+
+def subset(tokens, batch, missing, shared):
+    """Neighbours of a routed subset of a grid, one table or one for each sample."""
+    grid = (3, tokens)
+    rows = kept(1 if shared else batch, tokens, False)
+    table = Layout(grid, rows).neighbours(missing)
+    return table[0] if shared and table.dim() == 3 else table
+
+
+def ssd_of(run):
+    def call(packed, dt, A, D, gap=None):
+        heads, width = dt.shape[2], (packed.shape[2] - 16) // dt.shape[2]
+        x, B, C = packed.split([heads * width, 8, 8], -1)
+        return run(
+            x.unflatten(-1, (heads, width)), dt, A, B[:, :, None], C[:, :, None], D, decay_gap=gap
+        )
+
+    return call
+
+
+def case(name, batch, tokens, channels):
+    """Return the operation, its float64 definition, token inputs and parameters."""
+    x, y = draw(batch, tokens, channels), draw(batch, tokens, channels, seed=1)
+    row = lambda n, seed: draw(n, channels, seed=seed) if n else draw(channels, seed=seed)  # noqa: E731
+    kind, _, how = name.partition(" ")
+    place = None if how in ("", "rank") else kept(batch, tokens, how == "shared")
+    if kind == "gelu":
+        return elementwise.gelu, lambda x: F.gelu(x, approximate="tanh"), [x], []
+    if kind == "squared_relu":
+        return elementwise.squared_relu, lambda x: x.clamp(min=0).square(), [x], []
+    if kind == "sigmoid_gate":
+        return elementwise.sigmoid_gate, lambda x, y: x.sigmoid() * y, [x, y], []
+    if kind == "gated_rms_norm":
+        plain = lambda y, z, w: F.rms_norm(y * F.silu(z), w.shape, w, 1e-6)  # noqa: E731
+        return elementwise.gated_rms_norm, plain, [x, y], [row(0, 2)]
+    if kind == "conv":
+        silu = {"position": place, "activation": "silu"}
+        return (
+            lambda x, w, b: conv.causal_conv(x, w, b, **silu),
+            lambda x, w, b: conv.reference(x, w, b, **silu),
+            [x],
+            [row(4, 2).t(), row(0, 3)],
+        )
+    if kind == "shift":
+        table = subset(tokens, batch, how.split(",")[0], "shared" in how)
+        plain = lambda x, mix: torch.stack(elementwise.mixtures(x, shift.reference(x, table), mix))  # noqa: E731
+        return (
+            lambda x, mix: torch.stack(elementwise.shift_mixtures(x, table, mix)),
+            plain,
+            [x],
+            [row(3, 2)],
+        )
+    if kind == "biwkv":
+        length = tokens if place is None else 2 * tokens
+        return (
+            lambda k, v, w, u: biwkv.biwkv(k, v, w, u, place, length),
+            lambda k, v, w, u: biwkv.reference(k, v, w, u, place, length),
+            [x, y],
+            [4 * row(0, 2), row(0, 3)],
+        )
+    packed = draw(batch, tokens, 3 * channels + 16)
+    dt, rates = F.softplus(draw(batch, tokens, 3, seed=4) - 2), -draw(3, seed=5).exp()
+    gap = None if place is None else draw(batch, tokens, seed=6).exp()
+    skip = [] if how == "no skip" else [draw(3, seed=7)]
+    call = lambda run: lambda p, d, A, D=None: ssd_of(run)(p, d, A, D, gap)  # noqa: E731
+    return call(ssd.ssd), call(ssd.reference), [packed], [dt, rates, *skip]
+
+
+CASES = [
+    "gelu", "squared_relu", "sigmoid_gate", "gated_rms_norm", "conv", "conv shared", "conv own", "shift self", "shift zero", "shift nearest,shared",
+    "biwkv rank", "biwkv shared", "biwkv own", "ssd", "ssd no skip", "ssd own",
+]  # fmt: skip
+
+
+def typed(values, dtype, strided):
+    found = []
+    for m in values:
+        m = m.to(dtype)
+        # The same numbers, every second of a longer row.
+        found.append((m.repeat_interleave(2, -1)[..., ::2] if strided else m).requires_grad_())
+    return found
+
+
+def run(function, values):
+    out = function(*values)
+    probe = draw(*out.shape, seed=9).bfloat16().to(out.dtype)
+    return [out, *torch.autograd.grad(out, values, probe)]
+
+
+def close(ours, exact, tolerance):
+    """Each tensor as a whole: sums over all samples have no error relative to a single entry."""
+    for a, b in zip(ours, exact, strict=True):
+        assert torch.isfinite(a).all()
+        assert (a.double() - b).norm() <= tolerance * b.norm() + 1e-6, (a.shape, a.double() - b)
+
+
+@compiled
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_equals_the_float64_definition(name, shape):
+    fast, plain, tokens, parameters = case(name, *shape)
+    if name.startswith("ssd") and shape[2] % 8:
+        shape = (*shape[:2], 8 * (shape[2] // 16 + 1))
+        fast, plain, tokens, parameters = case(name, *shape)
+    exact = run(plain, typed([*tokens, *parameters], torch.float64, False))
+    for strided in (False, True):
+        ours = run(fast, typed([*tokens, *parameters], torch.float32, strided))
+        assert "native" in calls_of(fast, typed([*tokens, *parameters], torch.float32, strided))
+        close(ours, exact, 1e-5)
+    # bfloat16 tokens with float32 parameters; the definition gets the same rounded tokens.
+    halves = typed(tokens, torch.bfloat16, False)
+    given = [*halves, *typed(parameters, torch.float32, False)]
+    exact = run(plain, typed([m.detach().double() for m in given], torch.float64, False))
+    ours = run(fast, given)
+    assert [m.dtype for m in ours[1:]] == [m.dtype for m in given]
+    close(ours, exact, 6e-3)
+
+
+def calls_of(function, values):
+    """The names of the graph's nodes: which implementation ran."""
+    node, seen = function(*values).grad_fn, []
+    while node is not None:
+        seen.append(
+            type(node).__module__
+            + type(node).__name__
+            + str(getattr(type(node), "_forward_cls", ""))
+        )
+        node = node.next_functions[0][0] if node.next_functions else None
+    return " ".join(seen)
+
+
+@compiled
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.filterwarnings("ignore:Input .* requires gradient and is not a double")
+def test_gradcheck(name):
+    """Differences of float32 values over a wide step: good to a percent, which a wrong formula is not."""
+    fast, _, tokens, parameters = case(name, 2, 3, 8)
+    values = typed([*tokens, *parameters], torch.float32, False)
+    assert torch.autograd.gradcheck(fast, values, eps=1e-2, atol=3e-2, rtol=1e-2)
+
+
+@compiled
+@pytest.mark.parametrize("name", CASES)
+def test_threads_change_nothing(name):
+    fast, _, tokens, parameters = case(name, 37, 40, 64)
+    values = typed([*tokens, *parameters], torch.float32, False)
+    alone = run(fast, values)
+    torch.set_num_threads(3)
+    try:
+        together = run(fast, values)
+    finally:
+        torch.set_num_threads(1)
+    assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
+
+
+@compiled
+@pytest.mark.parametrize("name", CASES)
+def test_a_second_derivative_is_refused(name):
+    fast, _, tokens, parameters = case(name, 2, 3, 16)
+    values = typed([*tokens, *parameters], torch.float32, False)
+    first = torch.autograd.grad(fast(*values).square().sum(), values, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first[0].sum().backward()
+
+
+@compiled
+def test_what_else_takes_the_plain_path():
+    x = draw(2, 5, 16)
+    assert native.takes(x.float(), x.float())
+    assert not native.takes(x)
+    assert not native.takes(x.half())
+    assert not native.takes(x.float(), x.bfloat16())
+    assert not native.takes(x.float()[:0])
+    assert not native.takes(x.float().to("meta"))
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False):  # It counts operations: they have to be there.
+        assert not native.takes(x.float())
+    seen = []
+    torch.compile(lambda x: seen.append(native.takes(x)), backend="eager")(x.float())
+    assert seen == [False]
+    with pytest.raises(dispatch.KernelError, match="it has no float64"):
+        ssd.ssd_packed(
+            draw(1, 4, 24), draw(1, 4, 1).exp(), -draw(1).exp(), width=8, kernel="native"
+        )
+
+
+@compiled
+def test_infinite_keys_and_lost_numbers():
+    k, v, w, u = (
+        m.float()
+        for m in (draw(2, 9, 20), draw(2, 9, 20, seed=1), draw(20, seed=2), draw(20, seed=3))
+    )
+    k[:, 4] = -torch.inf
+    rest = torch.tensor([0, 1, 2, 3, 5, 6, 7, 8])
+    with_key = biwkv.biwkv(k, v, w, u, None, 9)[:, rest]
+    torch.testing.assert_close(with_key, biwkv.biwkv(k[:, rest], v[:, rest], w, u, rest, 9))
+    for function, given in (
+        (elementwise.gelu, [k]),
+        (elementwise.gated_rms_norm, [k, v, w]),
+        (lambda *a: biwkv.biwkv(*a), [k, v, w, u]),
+    ):
+        given[0] = torch.full_like(given[0], torch.nan)
+        for dtype in (torch.float32, torch.bfloat16):
+            assert function(*(m.to(dtype) if m.dim() == 3 else m for m in given)).isnan().all()
+
+
+@compiled
+@pytest.mark.parametrize("kept_tokens", [None, 11])
+@pytest.mark.parametrize("name", ["dit", "mamba", "rwkv"])
+def test_a_block_is_itself_in_float64(name, kept_tokens):
+    """Values, gradients, activation checkpointing and bfloat16 branches beside a float32 stream."""
+    torch.manual_seed(0)
+    block = backbones.create(name, "T/2", input_size=12, depth=2, num_classes=0).stack.blocks[1]
+    layout = Layout((6, 6))
+    if kept_tokens:
+        layout = layout.subset(
+            torch.stack([torch.randperm(36)[:kept_tokens].sort()[0] for _ in range(3)])
+        )
+    cond = tuple(draw(3, 6, 1, 64, seed=n).float() / 2 for n in range(2))
+    x = draw(3, kept_tokens or 36, 64, seed=5).float().requires_grad_()
+
+    def gradients(x, cond, checkpoint=False, half=False):
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            if checkpoint:
+                y = torch.utils.checkpoint.checkpoint(block, x, cond, layout, use_reentrant=False)
+            else:
+                y = block(x, cond, layout)
+        return [y, *torch.autograd.grad(y.square().sum(), [x, *block.parameters()])]
+
+    plain, again, half = gradients(x, cond), gradients(x, cond, True), gradients(x, cond, half=True)
+    assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
+    block.double()
+    exact = gradients(x.detach().double().requires_grad_(), [c.double() for c in cond])
+    close(plain, exact, 1e-4)
+    close(half, exact, 0.1)
+
+
+# --- the build
+
+
+LOAD = (
+    "import torch; torch.set_num_threads(1); from backbones import fused;"
+    "from backbones.ops import native; print(fused.gelu(torch.ones(3)).tolist(), native.library()[0] is not None)"
+)
+ONES = "[0.8411920070648193, 0.8411920070648193, 0.8411920070648193]"
+
+
+def start(folder, **changes):
+    env = {
+        **os.environ,
+        "XDG_CACHE_HOME": str(folder),
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        **changes,
+    }
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", LOAD],
+        env=env,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process):
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    return out.strip(), err.strip()
+
+
+@compiled
+def test_many_processes_build_once_and_a_killed_build_leaves_nothing(tmp_path):
+    compiler, slow = tmp_path / "c++", tmp_path / "slow"
+    # While `slow` is there, this compiler stops after half a library.
+    compiler.write_text(
+        f"#!/bin/sh\n[ $1 = --version ] && exec {shutil.which('c++')} --version\n"
+        f"echo built >> {tmp_path}/log\nfor out; do :; done\n"
+        f'if [ -e {slow} ]; then echo half > $out; sleep 600; fi\nexec {shutil.which("c++")} "$@"\n'
+    )
+    compiler.chmod(0o755)
+    cache = tmp_path / "tread-suite" / "native"
+    slow.touch()
+    victim = start(tmp_path, CXX=str(compiler))
+    until = time.monotonic() + 120
+    while not any(f.read_text() for f in cache.glob("*.tmp")):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    os.killpg(victim.pid, signal.SIGKILL)
+    victim.communicate()
+    slow.unlink()
+    assert not list(cache.glob("*.so"))
+    (tmp_path / "log").unlink()
+    found = [start(tmp_path, CXX=str(compiler)) for _ in range(4)]
+    assert [finish(process) for process in found] == [(f"{ONES} True", "")] * 4
+    assert (tmp_path / "log").read_text() == "built\n"
+    (library,) = cache.glob("*.so")
+    assert not list(cache.glob("*.tmp"))
+    # Another compiler is another library, never that one.
+    assert finish(start(tmp_path))[0] == f"{ONES} True"
+    assert len(list(cache.glob("*.so"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"PATH": "/nowhere", "CXX": ""}, ["no C++ compiler found (c++, g++, clang++)"]),
+        ({"CXX": "false"}, ["false", "cannot build them"]),
+        ({"TREAD_NATIVE": "0"}, []),
+    ],
+)
+def test_without_a_library_torch_runs_and_one_line_says_so(tmp_path, changes, said):
+    out, err = finish(start(tmp_path, **changes))
+    assert out.endswith("False")
+    assert len(err.splitlines()) == bool(said), err
+    assert all(part in err for part in said)

@@ -1,0 +1,111 @@
+"""What the C++ kernels gain: python tests/tools/native_speed.py [ops] [steps] [tokens=64] [batch=64] [rounds=9] ...
+
+Each variant in turn with and without them, in one process; medians over rounds of the ratio of
+process CPU times (clock=wall: of elapsed times, for threads=2).
+"""
+
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parents[2])
+OPTIONS = {
+    "size": "T/2", "tokens": "64", "batch": "64", "rounds": "9", "threads": "1", "clock": "cpu",
+    "backbone": "mamba,rwkv,dit", "precision": "fp32", "against": "fp32",
+} | dict(word.split("=") for word in sys.argv[1:] if "=" in word)  # fmt: skip
+os.environ["OMP_NUM_THREADS"] = OPTIONS["threads"]
+
+import torch  # noqa: E402
+
+from backbones import elementwise  # noqa: E402
+from backbones.ops import biwkv, conv, dispatch, native, ssd  # noqa: E402
+from backbones.sizes import parse_size  # noqa: E402
+from experiments.benchmark.bench_options import BenchOptions  # noqa: E402
+from experiments.benchmark.step_times import Case, Step  # noqa: E402
+from experiments.runtime.memory import keep_freed_memory  # noqa: E402
+from routing.layout import Layout  # noqa: E402
+from routing.route import Route  # noqa: E402
+
+SIZE = parse_size(OPTIONS["size"])
+TOKENS, BATCH, ROUNDS = (int(OPTIONS[key]) for key in ("tokens", "batch", "rounds"))
+LIBRARY = native.library()
+keep_freed_memory()
+
+
+def switch(on):
+    native._LOADED[:] = [LIBRARY if on else (None, "off")]
+    dispatch._PROBED.clear()
+    dispatch._RESOLVED.clear()
+
+
+def compare(label, plain, fast):
+    now = time.process_time if OPTIONS["clock"] == "cpu" else time.perf_counter
+    seconds = [], []
+    for n in range(ROUNDS + 2):
+        for on, run in enumerate((plain, fast)):
+            switch(bool(on))
+            began = now()
+            run()
+            if n > 1:
+                seconds[on].append(now() - began)
+    ratio = statistics.median(a / b for a, b in zip(*seconds, strict=True))
+    before, after = (1000 * statistics.median(s) for s in seconds)
+    print(f"{label:34} {before:9.2f} {after:9.2f} ms {ratio:6.2f}x", flush=True)
+
+
+def ops():
+    dtype = torch.float32 if OPTIONS["precision"] == "fp32" else torch.bfloat16
+    width, heads, state = SIZE.width, 2 * SIZE.width // SIZE.headdim, SIZE.state
+    draw = lambda *s, t=dtype: torch.randn(*s).to(t).requires_grad_()  # noqa: E731
+    side = int(TOKENS**0.5)
+    rows = torch.stack([torch.randperm(TOKENS)[: TOKENS // 2].sort()[0] for _ in range(BATCH)])
+    for label, layout in (
+        ("", Layout((side, side))),
+        (", half of the tokens", Layout((side, side), rows)),
+    ):
+        n = TOKENS // 2 if label else TOKENS
+        place = layout.positions("raster") if label else None
+        tokens = lambda c, n=n: draw(BATCH, n, c)  # noqa: E731
+        inner, f32 = 2 * width, torch.float32
+        mixed = inner + 2 * state
+        cases = {
+            "biwkv": (lambda k, v, w, u, p=place: biwkv.biwkv(k, v, w, u, p, TOKENS),
+                      [tokens(width), tokens(width), draw(width, t=f32), draw(width, t=f32)]),
+            "ssd": (lambda p, d, a, s: ssd.ssd_packed(p, d.sigmoid(), -a.exp(), s, width=SIZE.headdim),
+                    [tokens(mixed), draw(BATCH, n, heads, t=f32), draw(heads, t=f32), draw(heads, t=f32)]),
+            "gated RMS norm": (elementwise.gated_rms_norm, [tokens(inner), tokens(inner), draw(inner, t=f32)]),
+            "convolution + SiLU": (lambda x, w, b, p=place: conv.causal_conv(x, w, b, p, activation="silu"),
+                                   [tokens(mixed), draw(mixed, 4, t=f32), draw(mixed, t=f32)]),
+            "shift + mix": (lambda x, m, y=layout: torch.stack(elementwise.shift_mixtures(
+                                x, y.neighbours(), m, y.grid if y.is_full else None)),
+                            [tokens(width), draw(3, width, t=f32)]),
+            "GELU": (elementwise.gelu, [tokens(4 * width)]),
+            "squared ReLU": (elementwise.squared_relu, [tokens(4 * width)]),
+            "sigmoid gate": (elementwise.sigmoid_gate, [tokens(width), tokens(width)]),
+        }  # fmt: skip
+        for name, (function, given) in cases.items():
+            probe = torch.randn_like(function(*given))
+
+            def run(function=function, given=given, probe=probe):
+                torch.autograd.grad(function(*given), given, probe)
+
+            compare(name + label, run, run)
+
+
+def steps():
+    for backbone in OPTIONS["backbone"].split(","):
+        for route in (Route(()), Route.parse("2-8")):
+            case = Case(backbone, OPTIONS["size"], TOKENS, route, 0.5 if route else 0.0)
+            plain, fast = (
+                Step(case, BenchOptions(batch=BATCH, precision=OPTIONS[key]), torch.device("cpu"))
+                for key in ("against", "precision")
+            )
+            compare(f"{backbone} {OPTIONS['size']} {'routed' if route else 'dense'}", plain, fast)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(int(OPTIONS["threads"]))
+    for part in {"ops", "steps"} & set(sys.argv[1:]) or ("ops", "steps"):
+        {"ops": ops, "steps": steps}[part]()
