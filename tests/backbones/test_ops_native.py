@@ -275,8 +275,8 @@ def test_a_block_is_itself_in_float64(name, kept_tokens):
 
 
 LOAD = (
-    "import torch; torch.set_num_threads(1); from backbones import fused;"
-    "from backbones.ops import native; print(fused.gelu(torch.ones(3)).tolist(), native.library()[0] is not None)"
+    "import torch; torch.set_num_threads(1); from backbones import elementwise;"
+    "from backbones.ops import native; print(elementwise.gelu(torch.ones(3)).tolist(), native.library()[0] is not None)"
 )
 ONES = "[0.8411920070648193, 0.8411920070648193, 0.8411920070648193]"
 
