@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import subprocess
@@ -12,7 +13,7 @@ from small import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
-_NAME = re.compile(r"(\.?[\w*-]+/|\.?[\w*-]+(\.[\w-]+)+|\.\w+|Makefile|LICENSE)")
+PACKAGES = ("routing", "backbones", "experiments", "sweeps", "analysis")
 
 
 def label(page: Path) -> str:
@@ -63,26 +64,38 @@ def tracked() -> list[str]:
     return done.stdout.splitlines()
 
 
-def children(folder: str) -> set[str]:
-    """Tracked entries of a folder ("" is the root); subfolders end in a slash."""
-    inside = [path.removeprefix(folder) for path in tracked() if path.startswith(folder)]
-    return {path.split("/")[0] + "/" if "/" in path else path for path in inside}
+def rooms() -> set[str]:
+    """Tracked folders of the packages, and what else of the top level the README shows."""
+    folders = {str(Path(path).parent) + "/" for path in tracked() if path.endswith((".py", ".yaml"))}
+    return {f for f in folders if f.count("/") <= 2 and f.split("/")[0] in PACKAGES}
 
 
-def tree() -> dict[str, list[str]]:
-    """The README's tree: folder -> entries that it shows there; a folder without any is not opened."""
+def tree() -> set[str]:
+    """The folders that the README's tree shows."""
     text = (ROOT / "README.md").read_text(encoding="utf-8").split("## Where things are")[1]
-    shown: dict[str, list[str]] = {"": []}
-    where = ""
+    shown, top = set(), ""
     for line in _FENCE.findall(text)[0][2].splitlines():
         names = []
         for word in line.split():
-            if not _NAME.fullmatch(word):
+            if not word.endswith("/"):
                 break
             names.append(word)
         if line[0] != " ":
-            where = names[-1]
-            shown[""] += names
+            top = names[-1]
+            shown |= set(names)
         else:
-            shown.setdefault(where, []).extend(names)
+            shown |= {top + name for name in names}
     return shown
+
+
+def files() -> str:
+    """Every module of the packages with the first line of its docstring, as a Markdown list."""
+    lines = []
+    for path in sorted(map(Path, tracked())):
+        if path.parts[0] in PACKAGES and path.suffix == ".py" and "notebooks" not in path.parts:
+            said = (ast.get_docstring(ast.parse((ROOT / path).read_text())) or "").split("\n")[0]
+            if path.name not in ("__init__.py", "__main__.py"):
+                lines.append(f"- `{path}`: {said}")
+            elif path.name == "__init__.py":
+                lines.append(f"\n**`{path.parent}/`** {said}\n")
+    return "\n".join(lines).replace("\n\n\n", "\n\n").strip() + "\n"
