@@ -86,12 +86,12 @@ class BenchOptions:
         for name in self.backbone:
             _among("backbone", name, names())
         for size in self.size:
-            # Said before anything is measured.
-            Route.parse(self.route).resolve(parse_size(size, self.depth).depth)
+            parse_size(size, self.depth)
+        Route.parse(self.route)
         for key, most in (("batch", 10**6), ("rounds", 10**6), ("threads", MOST_THREADS)):
             value = getattr(self, key)
             if value is not None and not 1 <= value <= most:
-                raise BenchError(f"{key}={value}: expected a whole number from 1 to {most}")
+                raise BenchError(f"{key}={value}: expected 1 or more, at most {most}")
         for count in (*self.tokens, *self.block_tokens):
             if count > 4096**2:
                 raise BenchError(f"tokens={count}: expected at most {4096**2}")

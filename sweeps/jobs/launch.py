@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from experiments.runtime.locks import locked
+from routing.errors import UserError
 from sweeps.errors import SweepError
 from sweeps.jobs import code_snapshot, pool, slurm, submit
 from sweeps.jobs.cluster_resources import Resources
-from sweeps.jobs.job import REQUEUE, STOPPED, execute
+from sweeps.jobs.job import REQUEUE, STOPPED, GivenUp, execute
+from sweeps.jobs.job_process import RunFailed
 from sweeps.jobs.sweep_folder import Batch, Sweep
 from sweeps.planning.plan import Plan, Run
 from sweeps.view import standing
@@ -192,7 +194,9 @@ def _here(
             traceback.print_exception(error, file=text)
             sweep.logs.mkdir(parents=True, exist_ok=True)
             (sweep.logs / f"{batch.name}_{run.name}.err").write_text(text.getvalue())
+            # What a run says of itself is a sentence; the place in the code is in the log.
+            own = isinstance(error, UserError | RunFailed | GivenUp)
             with contextlib.suppress(OSError):
-                sys.stderr.write(text.getvalue())
+                sys.stderr.write(f"error: {error}\n" if own else text.getvalue())
             found.failed.append(run.name)
     return found

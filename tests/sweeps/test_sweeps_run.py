@@ -161,6 +161,14 @@ def test_stages_follow_each_other_in_this_process(shop):
     assert "nothing to submit" in shop("launch", "cluster=debug", "n=4", "w=2,5")
 
 
+def test_a_command_that_refuses_its_words_is_a_sentence_here_and_a_traceback_in_the_log(shop):
+    shop.grid = write_grid(shop.folder, command="seven", args=["x"], base={}, seeds=[0])
+    text = shop("launch", "cluster=debug", code=1)
+    assert "error: stub_command:seven returned 7" in text and "Traceback" not in text
+    (log,) = shop.sweep.logs.glob("*.err")
+    assert "Traceback" in log.read_text()
+
+
 def test_jobs_choose_for_themselves_how_long_threads_spin(monkeypatch):
     monkeypatch.setattr(experiments.runtime.command, "_OWN", {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "0"})
     monkeypatch.setenv("GOMP_SPINCOUNT", "10000")  # chosen for this process
