@@ -1,4 +1,4 @@
-"""Layers of every family: adaLN-zero around two branches, attention, the gated MLP.
+"""Layers of all families: adaLN-zero, the block of two branches (in scan order), attention, MLP.
 
 A block (DiT, arXiv 2212.09748, section 3.2) is
 

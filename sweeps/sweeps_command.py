@@ -176,10 +176,10 @@ def _launch(chosen: argparse.Namespace) -> int:
 
 def _have_data(made: plan.Plan) -> None:
     # A plan needs no data, so that it can be looked at anywhere; hundreds of jobs do.
-    from experiments.config.schema import data_fingerprint
+    from experiments.data.specs import fingerprint
 
     for config in made.configs.values():
-        if data_fingerprint(config.data) == "absent":
+        if fingerprint(config.data) == "absent":
             path = config.data.get("path")
             raise SweepError(
                 f"data={config.data['name']} needs data.path=FOLDER "

@@ -1,4 +1,4 @@
-"""What tables and figures draw from: a study of runs, its bases, and their cells over seeds.
+"""Runs of one setting and route at one number of steps (a cell), paired by seed.
 
 A cell is the runs of one base under one treatment, and the steps they are read after. Steps are no
 part of a run's identity: grids that share a folder leave runs of unequal length side by side, and a

@@ -8,7 +8,6 @@ from experiments.config.schema import (
     Config,
     PathsConfig,
     TrainConfig,
-    data_fingerprint,
     role,
 )
 from experiments.config.validation import ConfigError
@@ -21,7 +20,6 @@ __all__ = [
     "ConfigError",
     "PathsConfig",
     "TrainConfig",
-    "data_fingerprint",
     "flatten",
     "load",
     "options_of",

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from experiments.config.parent import parent_digest
 from experiments.config.schema import CONF, GROUPS, Config
 from experiments.config.validation import ConfigError
 from experiments.data.specs import describe, evaluation
@@ -46,8 +47,6 @@ def load(overrides: Sequence[str] = ()) -> Config:
     config = Config.from_dict(_compose(overrides))
     if config.init:
         # Only where a run is about to start: a saved configuration may outlive its parent.
-        from experiments.config.parent import parent_digest
-
         parent_digest(config.init)
     describe(config.data)  # refuses latents that are not of data.shape
     return config

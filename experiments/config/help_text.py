@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from experiments.config.compose import options_of
-from experiments.config.schema import CONF, GROUPS
-
-if TYPE_CHECKING:
-    from experiments.config.schema import Config
+from experiments.config.schema import CONF, GROUPS, Config
+from experiments.data.specs import describe
+from experiments.runtime import console
+from experiments.training.routes import TrainingRoutes, model_arguments, run_cost
 
 HEAD = """\
 Train a diffusion model whose tokens skip blocks (TREAD), sample from it, score it.
@@ -57,9 +57,6 @@ def help_text() -> str:
 
 def facts(config: Config) -> tuple[dict[str, Any], Any]:
     """Return a run's model arguments and cost, without its data and without building it."""
-    from experiments.data.specs import describe
-    from experiments.training.routes import model_arguments, run_cost
-
     arguments = model_arguments(config, describe(config.data))
     return arguments, run_cost(config, arguments)
 
@@ -102,7 +99,6 @@ def _time_line(config: Config, arguments: dict[str, Any], work: float) -> str:
     """Predict the training time: from a timed step where one takes a moment, else from FLOPs."""
     import torch
 
-    from experiments.runtime import console
     from experiments.runtime.memory import keep_freed_memory
 
     train = config.train
@@ -134,8 +130,6 @@ def step_seconds(config: Config, arguments: dict[str, Any], samples: int) -> flo
     import torch
 
     import backbones
-    from experiments.data.specs import describe
-    from experiments.training.routes import TrainingRoutes
     from routing.rng import Draws
 
     device = "cuda" if torch.cuda.is_available() else "cpu"

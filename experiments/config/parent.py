@@ -1,4 +1,4 @@
-"""`init=RUN[@STEP]`: start a new run from another one's EMA weights (no torch here)."""
+"""`init=RUN[@STEP]` read and resolved: the parent's files, the digest of its weights (no torch)."""
 
 from __future__ import annotations
 

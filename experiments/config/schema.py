@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+from backbones.sizes import parse_size
+from experiments.config.parent import parent_digest
 from experiments.config.validation import (
     ENCODERS,
     ConfigError,
@@ -23,6 +25,7 @@ from experiments.config.validation import (
     check_ranges,
     keys_of,
 )
+from experiments.data.specs import fingerprint
 from routing.options import RoutingOptions
 from routing.schedule import RouteSchedule
 
@@ -162,8 +165,6 @@ class Config:
     @property
     def depth(self) -> int:
         """Number of blocks of the backbone."""
-        from backbones.sizes import parse_size
-
         return int(self.backbone.get("depth") or parse_size(self.size).depth)
 
     @property
@@ -195,10 +196,8 @@ class Config:
             # Not set, they leave runs that are older than these keys their names.
             if values[group].get(key) is None:
                 values[group].pop(key, None)
-        values["data_fingerprint"] = data_fingerprint(self.data)
+        values["data_fingerprint"] = fingerprint(self.data)
         if self.init:
-            from experiments.config.parent import parent_digest
-
             values["init"] = parent_digest(self.init)
         if values["route"] == "none":
             # A dense run has no use for these: two dense runs that differ in them are one run.
@@ -234,13 +233,6 @@ def _check_counted(value: Any, where: str) -> None:
             _check_counted(item, f"{where}.{key}" if where else str(key))
     elif isinstance(value, int) and abs(value) >= 2**63:
         raise ConfigError(f"{where}={value}: expected a number below 2^63")
-
-
-def data_fingerprint(options: Mapping[str, Any]) -> str:
-    """Return what identifies the content of a data set: a version, or a manifest's checksum."""
-    from experiments.data.specs import fingerprint
-
-    return fingerprint(options)
 
 
 def role(key: str) -> str:

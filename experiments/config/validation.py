@@ -16,7 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backbones.head_options import AlignOptions
+from backbones.registry import find, names
 from backbones.sizes import parse_size
+from experiments.data import specs
+from experiments.diffusion.diffusion_options import options_of
+from experiments.metrics.eval_options import EvalOptions
 from routing.errors import UserError, suggest
 from routing.route import RouteError
 
@@ -205,11 +209,6 @@ def check_groups(config: Any) -> None:
     Raises:
         UserError: One sentence from the owner of the option.
     """
-    from backbones.registry import find, names
-    from experiments.data import specs as data
-    from experiments.diffusion.diffusion_options import options_of
-    from experiments.metrics.eval_options import EvalOptions
-
     known = names()
     if config.backbone["name"] not in known:
         raise UserError(
@@ -229,7 +228,7 @@ def check_groups(config: Any) -> None:
         if value is not None and not isinstance(value, Mapping):
             raise UserError(f"backbone.{key}={value!r}: expected null or a mapping such as {{}}")
     with _naming("data"):
-        data.parse(config.data)
+        specs.parse(config.data)
     _check_routing(config)
     for kind in ("objective", "sampler", "guidance"):
         with _naming(kind):
@@ -254,9 +253,7 @@ def _naming(group: str) -> Iterator[None]:
 
 def _check_routing(config: Any) -> None:
     """Refuse routes and routing options that the model cannot have."""
-    from experiments.data.specs import describe
-
-    _, height, width = describe(config.data)["shape"]
+    _, height, width = specs.describe(config.data)["shape"]
     patch = parse_size(config.size).patch
     name = f"{config.backbone['name']}-{config.size}"
     config.routing.check(config.depth, (height // patch, width // patch), name)

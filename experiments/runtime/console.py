@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.runtime.files import atomic_write
+from routing.errors import UserError
 from routing.plain import json_of
 
 PLAIN_EVERY_S = 10.0
@@ -249,8 +250,6 @@ def open_tracker(
     Raises:
         UserError: Its package is not installed, or it does not start (no key, no network).
     """
-    from routing.errors import UserError
-
     if name == "none":
         return
     import importlib.util

@@ -1,4 +1,4 @@
-"""The one training loop.
+"""The one training loop: a step, logging, saving, what is due, stopping, going back.
 
     while step < steps:  draw -> corrupt -> predict (routed) -> loss -> clip -> AdamW -> EMA
                          log | save | sample and score what is due | stop if a signal asked

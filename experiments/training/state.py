@@ -1,4 +1,4 @@
-"""What a checkpoint holds: weights, average, moments and counts; how they come back."""
+"""What a checkpoint holds: weights, average, moments, counts; loaded, or taken from `init=`."""
 
 from __future__ import annotations
 
