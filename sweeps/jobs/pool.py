@@ -21,17 +21,16 @@ from typing import Any
 from experiments.runtime.command import environment_of_jobs
 from experiments.runtime.files import atomic_write
 from experiments.runtime.locks import is_locked, locked
-from sweeps.errors import SweepError
-from sweeps.jobs import run_folder
+from sweeps import SweepError, run_folder
 from sweeps.jobs.cluster_resources import Resources
-from sweeps.jobs.job import REQUEUE
-from sweeps.jobs.submit import job_of, python_path
+from sweeps.jobs.code_snapshot import python_path
+from sweeps.jobs.job import REQUEUE, Job
 from sweeps.jobs.sweep_folder import Sweep
-from sweeps.planning.plan import Run
+from sweeps.planning.planned_runs import PlannedRun
 
 
 def start(
-    sweep: Sweep, runs: Sequence[Run], resources: Resources, code: Path, batch: str, cwd: Path
+    sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, code: Path, batch: str, cwd: Path
 ) -> dict[str, str]:
     """Start a pool for `runs` and return ids by run; it goes on when this process ends.
 
@@ -52,18 +51,14 @@ def start(
         )
     folder = sweep.path / "pools" / batch
     folder.mkdir(parents=True)
-    files = {}
+    files = {run.name: str(folder / f"{run.name}.json") for run in runs}
     for run in runs:
-        job = job_of(sweep, run, code, batch, cwd, resources)
-        atomic_write(folder / f"{run.name}.json", json.dumps(job.__dict__))
-        files[run.name] = str(folder / f"{run.name}.json")
-    share = [
-        gpus[i * resources.gpus : (i + 1) * resources.gpus] if resources.gpus else None
-        for i in range(resources.workers)
-    ]
-    atomic_write(
-        folder / "pool.json", json.dumps({"jobs": files, "workers": share, "logs": str(sweep.logs)})
-    )
+        job = Job.of(sweep, run, code, batch, cwd, resources)
+        atomic_write(files[run.name], json.dumps(job.__dict__))
+    each = resources.gpus
+    share = [gpus[i * each : (i + 1) * each] if each else None for i in range(resources.workers)]
+    values = {"jobs": files, "workers": share, "logs": str(sweep.logs)}
+    atomic_write(folder / "pool.json", json.dumps(values))
     environment = environment_of_jobs() | {"PYTHONPATH": python_path(code)}
     # Side by side the runs share the cores; `train.threads` and OMP_NUM_THREADS say otherwise.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -74,16 +69,12 @@ def start(
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
     process.returncode = 0  # it outlives this command on purpose: no warning about that
-    _until_alive(folder)
-    return {run.name: f"{batch}/{run.name}" for run in runs}
-
-
-def _until_alive(folder: Path) -> None:
     end = time.monotonic() + 60
     while not (folder / "state.json").is_file():
         if time.monotonic() > end:
             raise SweepError(f"the pool did not start; see {folder / 'pool.log'}")
         time.sleep(0.02)
+    return {run.name: f"{batch}/{run.name}" for run in runs}
 
 
 def visible_gpus() -> list[str]:
@@ -97,8 +88,7 @@ def visible_gpus() -> list[str]:
         )
     except (OSError, subprocess.SubprocessError):
         return []
-    found = [line for line in done.stdout.splitlines() if line.startswith("GPU")]
-    return [str(i) for i in range(len(found))]
+    return [str(i) for i in range(sum(x.startswith("GPU") for x in done.stdout.splitlines()))]
 
 
 def states(sweep: Sweep, batch: str) -> dict[str, str]:
@@ -141,9 +131,7 @@ class Pool:
         """Work until the queue is empty or TERM has come."""
         signal.signal(signal.SIGTERM, self._stop)
         self.write()
-        threads = [
-            threading.Thread(target=self._work, args=(gpus,), daemon=True) for gpus in self.workers
-        ]
+        threads = [threading.Thread(target=self._work, args=(w,), daemon=True) for w in self.workers]
         for thread in threads:
             thread.start()
         while any(thread.is_alive() for thread in threads):
@@ -157,9 +145,8 @@ class Pool:
 
     def _cancel(self) -> None:
         with self.guard:
-            wanted = (
-                list(self.jobs) if self.stopping else [p.stem for p in self.folder.glob("*.cancel")]
-            )
+            cancelled = [path.stem for path in self.folder.glob("*.cancel")]
+            wanted = list(self.jobs) if self.stopping else cancelled
             for run in wanted:
                 (self.folder / f"{run}.cancel").unlink(missing_ok=True)
                 if run in self.queue:
@@ -194,11 +181,8 @@ class Pool:
         if gpus is not None:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         self.logs.mkdir(parents=True, exist_ok=True)
-        name = f"{self.folder.name}_{run}"
-        with (
-            (self.logs / f"{name}.out").open("ab") as out,
-            (self.logs / f"{name}.err").open("ab") as err,
-        ):
+        log = str(self.logs / f"{self.folder.name}_{run}")
+        with open(f"{log}.out", "ab") as out, open(f"{log}.err", "ab") as err:
             return subprocess.Popen(
                 [sys.executable, "-u", "-m", "sweeps.jobs.job", self.jobs[run]],
                 env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err,

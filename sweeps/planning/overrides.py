@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from routing.plain import check_word
-from sweeps.errors import SweepError
+from sweeps import SweepError
 
 _KEY = re.compile(r"[A-Za-z_][\w.]*\Z")
 

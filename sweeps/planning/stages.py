@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from routing.errors import suggest
-from routing.plain import Malformed, whole, yaml_of
-from sweeps.errors import SweepError
+from routing.errors import one_of, suggest
+from routing.plain import whole
+from sweeps import SweepError
 from sweeps.planning.overrides import same, show
 
 SCALES = ("tiny", "small", "paper")
@@ -57,6 +58,22 @@ class Stage:
     where: Mapping[str, Any] = field(default_factory=dict)
     trains: bool = True  # a cell is a run folder's training rather than another command
 
+    @property
+    def rows(self) -> int:
+        """The number of cells that it makes of each parent."""
+        sizes = [len(self.cells), *map(len, self.axes.values())]
+        sizes += [len(column) for column in [*self.zip.values()][:1]]
+        return math.prod(sizes) * (1 if self.seeds is None else len(self.seeds))
+
+    def combinations(self) -> Iterator[dict[str, Any]]:
+        """Yield what varies, by key; seeds are the outermost loop."""
+        columns = list(zip(*self.zip.values(), strict=True)) or [()]
+        seeds = [{}] if self.seeds is None else [{"seed": seed} for seed in self.seeds]
+        product = itertools.product(*self.axes.values())
+        for seed, row, column, values in itertools.product(seeds, self.cells, columns, product):
+            zipped = dict(zip(self.zip, column, strict=True))
+            yield {**row, **zipped, **dict(zip(self.axes, values, strict=True)), **seed}
+
     def set_keys(self) -> set[str]:
         """Return the keys that the stage sets."""
         return {key for row in (*self.cells, self.base, self.axes, self.zip) for key in row}
@@ -89,11 +106,7 @@ def read(grid: str, raw: Any, scale: str) -> Stage | None:
         raise SweepError(f"grid {grid}: cells must be a list of mappings such as {{route: 2-8}}")
     command = merged.get("command", "train")
     known = entries()
-    if command not in known:
-        raise SweepError(
-            f"grid {grid}: command {command!r}; expected {', '.join(known)}"
-            f"{suggest(str(command), known)}"
-        )
+    one_of(f"grid {grid}: command", command, list(known), SweepError)
     for key in ("base", "axes", "zip", "where"):
         _texts(grid, key, merged.get(key) or {})
     _texts(grid, "fits", merged.get("fits") or ())
@@ -105,7 +118,6 @@ def read(grid: str, raw: Any, scale: str) -> Stage | None:
     seeds = merged.get("seeds")
     if seeds is None and raw.get("of") is None and command == "train":
         seeds = [0]
-    where = f"grid {grid}: seeds: "
     return Stage(
         name=str(raw.get("name") or command),
         entry=known[command],
@@ -114,7 +126,7 @@ def read(grid: str, raw: Any, scale: str) -> Stage | None:
         cells=tuple(rows),
         axes=axes,
         zip=zipped,
-        seeds=None if seeds is None else tuple(whole(s, where, SweepError) for s in seeds),
+        seeds=None if seeds is None else tuple(whole(s, f"grid {grid}: seeds: ", SweepError) for s in seeds),
         fits=tuple(merged.get("fits") or ()),
         of=raw.get("of"),
         where=merged.get("where") or {},
@@ -141,27 +153,9 @@ def refuse_unknown(grid: str, raw: Any, keys: Mapping[str, type]) -> None:
             f"grid {grid}: expected a mapping with keys {', '.join(sorted(keys))}, got {raw!r}"
         )
     for key, value in raw.items():
-        if key not in keys:
-            raise SweepError(
-                f"grid {grid}: unknown key {key!r}; expected {', '.join(sorted(keys))}"
-                f"{suggest(key, keys)}"
-            )
+        one_of(f"grid {grid}: unknown key", key, sorted(keys), SweepError)
         if value is not None and not isinstance(value, keys[key]):
             raise SweepError(f"grid {grid}: {key} must be {_KINDS[keys[key]]}, got {value!r}")
-
-
-def read_yaml(path: Path, what: str) -> Any:
-    """Return the values of a YAML file.
-
-    Raises:
-        SweepError: It is not one, or holds more than any grid does.
-    """
-    try:
-        return yaml_of(path.read_text(encoding="utf-8"), what)
-    except UnicodeDecodeError:
-        raise SweepError(f"{what} is not YAML (not UTF-8)") from None
-    except Malformed as error:
-        raise SweepError(str(error)) from None
 
 
 def applied(grid: str, stage: Stage, user: Mapping[str, Sequence[Any]], theirs: set[str]) -> Stage:
@@ -187,12 +181,13 @@ def applied(grid: str, stage: Stage, user: Mapping[str, Sequence[Any]], theirs: 
             _picked(grid, key, missing, list(zipped[key]))
             rows = [i for i, z in enumerate(zipped[key]) if any(same(z, v) for v in values)]
             zipped = {k: tuple(column[i] for i in rows) for k, column in zipped.items()}
-        elif key not in base and (stage.of is not None or key in theirs or _elsewhere(stage, key)):
+        elif key not in base and (stage.of is not None or key in theirs):
             continue  # it says nothing to this command, or is inherited from the parent
+        elif key not in base and key == "paths.runs" and not stage.trains:
+            continue  # where training puts its run folders, which no other command knows
         else:
             base, axes = _set(base, axes, key, values)
-    return Stage(stage.name, stage.entry, stage.args, base, cells, axes, zipped, seeds, stage.fits,
-                 stage.of, stage.where, stage.trains)  # fmt: skip
+    return replace(stage, base=base, axes=axes, cells=cells, zip=zipped, seeds=seeds)
 
 
 def _picks_nothing(cells: Sequence[Mapping[str, Any]], key: str, values: Sequence[Any]) -> bool:
@@ -206,11 +201,6 @@ def _set(
     if len(values) > 1:
         return {k: v for k, v in base.items() if k != key}, {**axes, key: tuple(values)}
     return {**base, key: values[0]}, axes
-
-
-def _elsewhere(stage: Stage, key: str) -> bool:
-    # Where training puts its run folders is nothing that another command knows.
-    return not stage.trains and key == "paths.runs"
 
 
 def _picked(grid: str, key: str, missing: Sequence[Any], known: Sequence[Any]) -> None:

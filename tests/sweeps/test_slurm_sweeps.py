@@ -21,7 +21,7 @@ from slurm_lab import (  # noqa: F401
 from sweeps import sweeps_command
 from sweeps.jobs import slurm
 from sweeps.jobs.sweep_folder import Sweep
-from sweeps.view import standing
+from sweeps.view import run_status
 
 pytestmark = pytest.mark.slurm
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,7 +58,7 @@ class Shop:
         return out.out + out.err
 
     def rows(self):
-        return {int(r.run.varies["seed"]): r for r in standing.stand(self.sweep)[0]}
+        return {int(r.run.varies["seed"]): r for r in run_status.statuses(self.sweep)[0]}
 
     def states(self):
         return {seed: row.state for seed, row in self.rows().items()}
@@ -86,7 +86,7 @@ class Shop:
     def log(self, seed, kind="err"):
         name = self.rows()[seed].run.name
         batch = [b for b in self.sweep.batches() if name in b.runs][-1]
-        return standing.log_of(self.sweep, batch, name, kind).read_text()
+        return self.sweep.log(batch, name, kind).read_text()
 
 
 @pytest.fixture

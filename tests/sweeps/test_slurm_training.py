@@ -13,7 +13,7 @@ from slurm_lab import lab, named_nodes, squeue, until  # noqa: F401
 from sweeps import sweeps_command
 from sweeps.jobs import slurm
 from sweeps.jobs.sweep_folder import Sweep
-from sweeps.view import standing
+from sweeps.view import run_status
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slurm
@@ -45,7 +45,7 @@ class Lab:
 
     @property
     def row(self):
-        return standing.stand(self.sweep)[0][0]
+        return run_status.statuses(self.sweep)[0][0]
 
     def starts(self):
         return [e for e in self.sweep.attempts(self.row.run.name).events() if e["event"] == "start"]

@@ -5,7 +5,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeps.errors import SweepError
+from sweeps import SweepError
 from sweeps.planning import grid, overrides
 from sweeps.planning.overrides import Typed
 
@@ -134,7 +134,7 @@ def test_a_grid_may_refuse_a_scale_with_its_reason(tmp_path):
         ({"cells": {"a": 1}}, "cells must be a list, got"),
         ({"command": "trian"}, "did you mean train"),
         ({"command": "call", "entry": "subprocess:call"}, "unknown key 'entry'"),
-        ({"command": "call"}, "command 'call'; expected train, evaluate, bench, analysis$"),
+        ({"command": "call"}, "command 'call': expected one of train, evaluate, bench, analysis$"),
         ({"where": 5}, "where must be a mapping, got 5"),
         ({"base": []}, "base must be a mapping"),
         ({"fits": [5]}, "fits has the key 5"),
