@@ -10,7 +10,6 @@ import traceback
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from experiments.runtime.locks import locked
 from sweeps import SweepError
@@ -54,7 +53,7 @@ def launch(made: Plan, resources: Resources, say: Say = print) -> Launched:
         batch = _note(sweep, runs, resources)
         if batch.kind != "debug":
             return _send(sweep, runs, batch, resources, say)
-    return _run_here(sweep, runs, batch, resources, say)
+    return _run_here(sweep, runs, batch, say)
 
 
 def missing(sweep: Sweep, runs: Sequence[PlannedRun], say: Say) -> list[PlannedRun]:
@@ -99,7 +98,7 @@ def retry(
         batch = _note(sweep, chosen, resources)
         if batch.kind != "debug":
             return _send(sweep, chosen, batch, resources, say)
-    return _run_here(sweep, chosen, batch, resources, say)
+    return _run_here(sweep, chosen, batch, say)
 
 
 def cancel(sweep: Sweep, runs: Sequence[PlannedRun], say: Say = print) -> int:
@@ -135,7 +134,7 @@ def _note(sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources) -> Job
     batch = JobBatch(
         f"{sweep.name}.{uuid.uuid4().hex[:8]}", resources.name, resources.kind,
         [run.name for run in runs], time.time(),
-        "" if debug else code_snapshot.take(sweep.root / ".sweeps" / "code").name,
+        "" if debug else code_snapshot.take(sweep.snapshots).name,
         dataclasses.asdict(resources),
     )  # fmt: skip
     sweep.intend(batch)
@@ -146,9 +145,8 @@ def _send(
     sweep: Sweep, runs: Sequence[PlannedRun], batch: JobBatch, resources: Resources, say: Say
 ) -> Launched:
     """Hand runs to Slurm or to a pool."""
-    code, on_slurm = sweep.root / ".sweeps" / "code" / batch.code, batch.kind == "slurm"
-    start = slurm.submit if on_slurm else pool.start
-    ids = start(sweep, runs, resources, code, batch.name, Path.cwd())
+    on_slurm = batch.kind == "slurm"
+    ids = (slurm.submit if on_slurm else pool.start)(sweep, runs, resources, batch)
     sweep.submitted(batch.name, ids)
     if on_slurm:
         place = f"job {', '.join(sorted({i.split('_')[0] for i in ids.values()}, key=int))}"
@@ -160,16 +158,13 @@ def _send(
     return Launched([run.name for run in runs])
 
 
-def _run_here(
-    sweep: Sweep, runs: Sequence[PlannedRun], batch: JobBatch, resources: Resources, say: Say
-) -> Launched:
+def _run_here(sweep: Sweep, runs: Sequence[PlannedRun], batch: JobBatch, say: Say) -> Launched:
     """Run one after the other in this process; a failure is shown and the next one starts."""
     found = Launched([run.name for run in runs])
     for number, run in enumerate(runs, 1):
         say(f"--- {number}/{len(runs)}  {run.name}  {run.label}")
-        job = Job.of(sweep, run, None, batch.name, Path.cwd(), resources)
         try:
-            execute(job)
+            execute(Job.of(sweep, run, batch))
         except SystemExit as exit_:
             if exit_.code in (REQUEUE, STOPPED):
                 say("stopped; the same command goes on")

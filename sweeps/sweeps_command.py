@@ -186,8 +186,8 @@ def _dry_run(made: Plan, place: cluster_resources.Resources) -> None:
         "nothing was submitted"
     )
     if place.kind == "slurm" and made.runs:
-        code = made.root / ".sweeps" / "code" / "SNAPSHOT"
-        print(slurm.script(Sweep(made.root, made.grid.name), place, len(made.runs), code))
+        sweep = Sweep(made.root, made.grid.name)
+        print(slurm.script(sweep, place, len(made.runs), sweep.snapshots / "SNAPSHOT"))
 
 
 def _sweep(chosen: argparse.Namespace) -> tuple[Sweep, list[PlannedRun], CommandWords]:

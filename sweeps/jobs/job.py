@@ -32,9 +32,8 @@ from experiments.runtime import signals
 from experiments.runtime.command import EXIT_CODES, ROOT, Interrupted, choose_spinning
 from routing.errors import UserError
 from sweeps import run_folder
-from sweeps.jobs.cluster_resources import Resources
 from sweeps.jobs.code_snapshot import python_path
-from sweeps.jobs.sweep_folder import FRUITLESS, Attempts, Sweep
+from sweeps.jobs.sweep_folder import FRUITLESS, Attempts, JobBatch, Sweep
 from sweeps.planning.planned_runs import PlannedRun
 
 # Exit codes: a local worker asks for a place at the end of the queue (EX_TEMPFAIL) ...
@@ -68,14 +67,12 @@ class Job:
     signal_s: int = 180
 
     @classmethod
-    def of(
-        cls, sweep: Sweep, run: PlannedRun, code: Path | None, batch: str, cwd: Path,
-        resources: Resources,
-    ) -> Job:  # fmt: skip
-        """Return the job of one of a sweep's runs; `code` is the snapshot that it imports."""
+    def of(cls, sweep: Sweep, run: PlannedRun, batch: JobBatch) -> Job:
+        """Return the job of one of a sweep's runs, for the folder that this process is in."""
+        code = str(sweep.snapshots / batch.code) if batch.code else None
         return cls(
-            run.to_dict(), str(sweep.root), sweep.name, str(cwd), code and str(code), batch,
-            resources.kind, resources.signal_s,
+            run.to_dict(), str(sweep.root), sweep.name, os.getcwd(), code, batch.name,
+            batch.kind, batch.resources["signal_s"],
         )  # fmt: skip
 
     @property
@@ -183,8 +180,8 @@ def _call(run: PlannedRun) -> str | None:
         if code == number and run.trains:
             return reason
     if code not in (0, None):
-        error = run_folder.read(Path(run.folder) / "status.json").get("error") if run.folder else None
-        why = error or "see the lines above in this log"
+        status = run_folder.read(Path(run.folder) / "status.json") if run.folder else {}
+        why = status.get("error") or "see the lines above in this log"
         raise RunFailed(f"{run.entry} returned {code}: {why}")
     if run.trains and not run.finished:
         raise RunFailed(
@@ -275,7 +272,7 @@ def _requeue(job_id: str) -> None:
         raise RunFailed(f"scontrol requeue {job_id}: {reason}; launch the sweep again to go on")
 
 
-# --- the process: its code, its node, its rank -----------------------------------------------------
+# --- the process: its code, its node, its rank ----------------------------------------------------
 
 
 def check_code(code: Path) -> None:

@@ -25,12 +25,12 @@ from sweeps import SweepError, run_folder
 from sweeps.jobs.cluster_resources import Resources
 from sweeps.jobs.code_snapshot import python_path
 from sweeps.jobs.job import REQUEUE, Job
-from sweeps.jobs.sweep_folder import Sweep
+from sweeps.jobs.sweep_folder import JobBatch, Sweep
 from sweeps.planning.planned_runs import PlannedRun
 
 
 def start(
-    sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, code: Path, batch: str, cwd: Path
+    sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, batch: JobBatch
 ) -> dict[str, str]:
     """Start a pool for `runs` and return ids by run; it goes on when this process ends.
 
@@ -49,12 +49,11 @@ def start(
             f"{resources.workers * resources.gpus} GPUs, {len(gpus)} are visible; "
             f"try cluster.workers={max(1, len(gpus) // resources.gpus)}"
         )
-    folder = sweep.path / "pools" / batch
+    folder, code = sweep.pool(batch.name), sweep.snapshots / batch.code
     folder.mkdir(parents=True)
     files = {run.name: str(folder / f"{run.name}.json") for run in runs}
     for run in runs:
-        job = Job.of(sweep, run, code, batch, cwd, resources)
-        atomic_write(files[run.name], json.dumps(job.__dict__))
+        atomic_write(files[run.name], json.dumps(Job.of(sweep, run, batch).__dict__))
     each = resources.gpus
     share = [gpus[i * each : (i + 1) * each] if each else None for i in range(resources.workers)]
     values = {"jobs": files, "workers": share, "logs": str(sweep.logs)}
@@ -74,7 +73,7 @@ def start(
         if time.monotonic() > end:
             raise SweepError(f"the pool did not start; see {folder / 'pool.log'}")
         time.sleep(0.02)
-    return {run.name: f"{batch}/{run.name}" for run in runs}
+    return {run.name: f"{batch.name}/{run.name}" for run in runs}
 
 
 def visible_gpus() -> list[str]:
@@ -93,7 +92,7 @@ def visible_gpus() -> list[str]:
 
 def states(sweep: Sweep, batch: str) -> dict[str, str]:
     """Return PENDING, RUNNING or ENDED of a pool's runs, by run; {} if the pool is gone."""
-    folder = sweep.path / "pools" / batch
+    folder = sweep.pool(batch)
     if not is_locked(folder):
         return {}
     return {k: str(v) for k, v in run_folder.read(folder / "state.json").get("runs", {}).items()}
@@ -101,7 +100,7 @@ def states(sweep: Sweep, batch: str) -> dict[str, str]:
 
 def cancel(sweep: Sweep, batch: str, runs: Sequence[str]) -> None:
     """Take runs out of a pool: those that wait leave its queue, those that run get TERM."""
-    folder = sweep.path / "pools" / batch
+    folder = sweep.pool(batch)
     for run in runs:
         atomic_write(folder / f"{run}.cancel", "")
 
@@ -131,8 +130,9 @@ class Pool:
         """Work until the queue is empty or TERM has come."""
         signal.signal(signal.SIGTERM, self._stop)
         self.write()
-        threads = [threading.Thread(target=self._work, args=(w,), daemon=True) for w in self.workers]
+        threads = [threading.Thread(target=self._work, args=(w,)) for w in self.workers]
         for thread in threads:
+            thread.daemon = True
             thread.start()
         while any(thread.is_alive() for thread in threads):
             self._cancel()

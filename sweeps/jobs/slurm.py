@@ -20,7 +20,7 @@ from sweeps import SweepError
 from sweeps.jobs.cluster_resources import Resources
 from sweeps.jobs.code_snapshot import python_path
 from sweeps.jobs.job import Job
-from sweeps.jobs.sweep_folder import Sweep
+from sweeps.jobs.sweep_folder import JobBatch, Sweep
 from sweeps.planning.planned_runs import PlannedRun
 
 LIVE = {
@@ -139,7 +139,7 @@ def max_array() -> int:
     return 1001
 
 
-# --- submission ------------------------------------------------------------------------------------
+# --- submission -----------------------------------------------------------------------------------
 
 
 def parameters(resources: Resources, batch: str, code: Path) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def script(sweep: Sweep, resources: Resources, runs: int, code: Path) -> str:
 
 
 def submit(
-    sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, code: Path, batch: str, cwd: Path
+    sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, batch: JobBatch
 ) -> dict[str, str]:
     """Submit runs as one array (several in sequence beyond MaxArraySize); return ids by run.
 
@@ -201,15 +201,15 @@ def submit(
             "srun is not on PATH: this is no Slurm login node; use cluster=local or cluster=debug"
         ) from None
     ids: dict[str, str] = {}
-    limit, after = max_array(), ""
+    code, limit, after = sweep.snapshots / batch.code, max_array(), ""
     for start in range(0, len(runs), limit):
         part = runs[start : start + limit]
-        options = parameters(resources, batch, code)
+        options = parameters(resources, batch.name, code)
         if after:
             # The throttle counts per array, so a second one starts when the first has ended.
             options["dependency"] = f"afterany:{after}"
         executor.update_parameters(**options)
-        jobs = [Job.of(sweep, run, code, batch, cwd, resources) for run in part]
+        jobs = [Job.of(sweep, run, batch) for run in part]
         try:
             # submitit prints what sbatch says; it is in the exception too.
             with _environment(code), contextlib.redirect_stderr(io.StringIO()), executor.batch():

@@ -57,6 +57,15 @@ class Sweep:
         """Where the jobs' output goes."""
         return self.path / "logs"
 
+    @property
+    def snapshots(self) -> Path:
+        """Where copies of the code are, shared by all sweeps of one folder of runs."""
+        return self.root / ".sweeps" / "code"
+
+    def pool(self, batch: str) -> Path:
+        """Return the folder of a pool of workers on this machine."""
+        return self.path / "pools" / batch
+
     def log(self, batch: JobBatch, run: str, kind: str) -> Path | None:
         """Return the path of a run's log in a batch (`kind` is out or err), None without a job."""
         if batch.kind == "slurm":

@@ -84,22 +84,19 @@ class Grid:
 
 @dataclass(frozen=True)
 class GridCell:
-    """One thing to run: an entry point, its overrides, and what sets it apart."""
+    """One thing to run: a stage's command, its overrides, and what sets it apart."""
 
-    stage: str
-    entry: str
-    args: tuple[str, ...]
+    stage: Stage
     overrides: Mapping[str, Any]
     varies: Mapping[str, Any]
-    trains: bool = True
-    fits: tuple[str, ...] = ()
     parent: int | None = None  # index of the cell whose run this one starts from
 
     @property
     def label(self) -> str:
         """What sets the cell apart, as typed on a command line."""
         text = " ".join(f"{k}={show(v)}" for k, v in self.varies.items())
-        return text if self.stage == "train" else f"{self.stage}: {text}".rstrip(": ")
+        name = self.stage.name
+        return text if name == "train" else f"{name}: {text}".rstrip(": ")
 
 
 def names() -> list[str]:
@@ -187,7 +184,9 @@ def expand(
         parents: list[int | None] = [None]
         if stage.of is not None:
             parents = [
-                i for i, c in enumerate(cells) if c.stage == stage.of and _matches(c, stage.where)
+                i
+                for i, cell in enumerate(cells)
+                if cell.stage.name == stage.of and _matches(cell, stage.where)
             ]
             if not parents and not user:
                 raise SweepError(
@@ -204,10 +203,7 @@ def expand(
             for varies in stage.combinations():
                 start = {"scale": Typed(scale)} if stage.trains else {}
                 overrides = {**start, **base, **stage.base, **varies}
-                cells.append(
-                    GridCell(stage.name, stage.entry, stage.args, overrides, {**inherited, **varies},
-                         stage.trains, stage.fits, parent)
-                )  # fmt: skip
+                cells.append(GridCell(stage, overrides, {**inherited, **varies}, parent))
     if not cells:
         raise SweepError(f"grid {grid.name}: no cell is left at scale {scale} with these overrides")
     return cells

@@ -116,7 +116,8 @@ def plan(
         if parent is not None and not parent.finished:
             made.waiting.append((cell.label, parent.name))
             continue
-        run = _train(made, cell, parent, budget) if cell.trains else _command(made, cell, parent)
+        trains = cell.stage.trains
+        run = _train(made, cell, parent, budget) if trains else _command(made, cell, parent)
         if run is None:
             continue
         if run.name in seen:
@@ -137,7 +138,7 @@ def runs_root(user: Mapping[str, Sequence[Typed]]) -> Path:
 
 
 def _words(made: Plan, cell: GridCell, parent: PlannedRun | None) -> list[str]:
-    words = {**cell.overrides, **({"paths.runs": str(made.root)} if cell.trains else {})}
+    words = {**cell.overrides, **({"paths.runs": str(made.root)} if cell.stage.trains else {})}
     return [f"{k}={show(_filled(v, parent))}" for k, v in words.items()]
 
 
@@ -160,12 +161,12 @@ def _train(
             config = load_config(words)
     except UserError as error:
         fits = {"route": RouteError, "data": ShapeError}
-        if any(isinstance(error, fits[kind]) for kind in cell.fits if kind in fits):
+        if any(isinstance(error, fits[kind]) for kind in cell.stage.fits if kind in fits):
             made.left_out.append((cell.label, str(error)))
             return None
         raise SweepError(f"{cell.label or 'the cell'}: {error}") from None
     run = PlannedRun(
-        config.name, cell.stage, cell.label, cell.entry, tuple(words), True,
+        config.name, cell.stage.name, cell.label, cell.stage.entry, tuple(words), True,
         str(made.root / config.name), config.train.steps,
         {k: show(v) for k, v in cell.varies.items()},
     )  # fmt: skip
@@ -175,19 +176,19 @@ def _train(
 
 def _command(made: Plan, cell: GridCell, parent: PlannedRun | None) -> PlannedRun:
     """Fill `{parent}`, `{out}` and `{key}` in a command's arguments; other keys follow as words."""
-    used = {key for key in cell.overrides for arg in cell.args if f"{{{key}}}" in arg}
+    used = {key for key in cell.overrides for arg in cell.stage.args if f"{{{key}}}" in arg}
     args = []
-    for arg in cell.args:
+    for arg in cell.stage.args:
         for key in used:
             arg = arg.replace(f"{{{key}}}", show(cell.overrides[key]).strip('"'))
         args.append(str(_filled(arg, parent)))
     args += [w for w in _words(made, cell, parent) if w.split("=", 1)[0] not in used]
-    text = json.dumps([cell.entry, args, parent.name if parent else None])
-    name = f"{cell.stage}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    text = json.dumps([cell.stage.entry, args, parent.name if parent else None])
+    name = f"{cell.stage.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     out = made.root / ".sweeps" / made.grid.name / "outputs" / name
     filled = tuple(a.replace("{out}", str(out)) for a in args)
     return PlannedRun(
-        name, cell.stage, cell.label, cell.entry, filled, False,
+        name, cell.stage.name, cell.label, cell.stage.entry, filled, False,
         parent.folder if parent else "", None, {k: show(v) for k, v in cell.varies.items()},
     )  # fmt: skip
 

@@ -28,7 +28,7 @@ STAGE: dict[str, type] = {
     "refused": str,
 }  # fmt: skip
 GRID = STAGE | {"title": str, "makes": list, "note": str, "stages": list}
-_KINDS = {str: "a text", list: "a list", dict: "a mapping"}
+_KINDS: dict[type, str] = {str: "a text", list: "a list", dict: "a mapping"}
 
 
 def entries() -> dict[str, str]:
@@ -118,6 +118,8 @@ def read(grid: str, raw: Any, scale: str) -> Stage | None:
     seeds = merged.get("seeds")
     if seeds is None and raw.get("of") is None and command == "train":
         seeds = [0]
+    elif seeds is not None:
+        seeds = [whole(seed, f"grid {grid}: seeds: ", SweepError) for seed in seeds]
     return Stage(
         name=str(raw.get("name") or command),
         entry=known[command],
@@ -126,7 +128,7 @@ def read(grid: str, raw: Any, scale: str) -> Stage | None:
         cells=tuple(rows),
         axes=axes,
         zip=zipped,
-        seeds=None if seeds is None else tuple(whole(s, f"grid {grid}: seeds: ", SweepError) for s in seeds),
+        seeds=None if seeds is None else tuple(seeds),
         fits=tuple(merged.get("fits") or ()),
         of=raw.get("of"),
         where=merged.get("where") or {},

@@ -38,7 +38,7 @@ def test_two_steps_of_every_cell_at_tiny(name, tmp_path):
     assert code == 0, said.getvalue()[-4000:]
     rows, _ = run_status.statuses(Sweep(runs, name))
     assert {row.state for row in rows} == {"done"}
-    expected = {cell.stage for cell in grid.expand(grid.load(name))}
+    expected = {cell.stage.name for cell in grid.expand(grid.load(name))}
     assert {row.run.stage for row in rows} == expected
 
     # From these runs alone, without those of another grid.
@@ -54,7 +54,7 @@ def test_two_steps_of_every_cell_at_tiny(name, tmp_path):
 def cells(name):
     """The overrides of a grid's training cells at paper scale, parents aside."""
     for cell in grid.expand(grid.load(name), "paper"):
-        if cell.trains:
+        if cell.stage.trains:
             yield [f"{k}={overrides.show(v)}" for k, v in cell.overrides.items() if k != "init"]
 
 

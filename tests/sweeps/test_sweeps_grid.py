@@ -107,13 +107,13 @@ def test_later_stages_start_from_the_runs_they_name(tmp_path):
         ],
     )  # fmt: skip
     cells = grid.expand(made)
-    assert [c.stage for c in cells] == ["train", "train", "finetune", "score", "score"]
+    assert [c.stage.name for c in cells] == ["train", "train", "finetune", "score", "score"]
     fine = cells[2]
     assert (
         fine.parent == 1 and fine.overrides["train.lr"] == 2 and fine.overrides["route"] == "none"
     )
-    assert overrides.show(fine.overrides["scale"]) == "tiny" and fine.trains
-    assert cells[4].parent == 2 and cells[4].args == ("{parent}",) and not cells[4].trains
+    assert overrides.show(fine.overrides["scale"]) == "tiny" and fine.stage.trains
+    assert cells[4].parent == 2 and cells[4].stage.args == ("{parent}",) and not cells[4].stage.trains
     assert dict(cells[4].overrides) == {"w": 2}
 
 
