@@ -276,8 +276,8 @@ def _show(chosen: argparse.Namespace) -> None:
 
 
 def _list(chosen: argparse.Namespace) -> None:
-    names = grid.names()
-    for name in names:
-        print(f"{name:<{max(map(len, names))}}  {grid.load(name).title}")
+    titles = {name: grid.load(name).title for name in grid.names()}
+    for name, title in titles.items():
+        print(f"{name:<{max(map(len, titles))}}  {title}")
     for sweep in all_sweeps(CommandWords(chosen.words).root):
         print(f"launched: {sweep.name}  {status_table.counts(statuses(sweep)[0])}")

@@ -103,6 +103,11 @@ class Job:
         """The record of this run's starts and ends."""
         return self.folder.attempts(self.run["name"])
 
+    def note_end(self, how: str, **values: Any) -> None:
+        """Note how this start ended, with the step that is saved."""
+        step = PlannedRun.from_dict(self.run).saved_step
+        self.attempts.note("end", how=how, step=step, job=self.id, **values)
+
 
 def execute(job: Job) -> dict[str, Any]:
     """Run a job in this process: note the attempt, call the entry, answer signals.
@@ -111,15 +116,15 @@ def execute(job: Job) -> dict[str, Any]:
         GivenUp: This would be the fourth start from the same step.
         RunFailed: The command returned another code than 0.
     """
-    run, attempts = PlannedRun.from_dict(job.run), job.attempts
+    run = PlannedRun.from_dict(job.run)
     rank = export_ranks() if job.id else int(os.environ.get("RANK", 0))
     step = run.saved_step
-    with _failures(job, run, rank):
+    with _failures(job, rank):
         if rank == 0:
-            _guard(attempts, step)
-            attempts.note(
+            _guard(job.attempts, step)
+            job.attempts.note(
                 "start", step=step, job=job.id, pid=os.getpid(),
-                code=Path(job.code).name if job.code else None, host=host(), batch=job.batch,
+                code=job.code and Path(job.code).name, host=host(), batch=job.batch,
                 restart=int(os.environ.get("SLURM_RESTART_COUNT", 0)),
             )  # fmt: skip
         with _watchdog(job, run, rank):
@@ -129,7 +134,7 @@ def execute(job: Job) -> dict[str, Any]:
     if rank == 0:
         if not run.trains:
             job.folder.mark_done(run.name)
-        attempts.note("end", how="done", step=run.saved_step)
+        job.note_end("done")
     return {"run": run.name, "how": "done"}
 
 
@@ -142,20 +147,18 @@ def _guard(attempts: Attempts, step: int) -> None:
 
 
 @contextlib.contextmanager
-def _failures(job: Job, run: PlannedRun, rank: int) -> Iterator[None]:
+def _failures(job: Job, rank: int) -> Iterator[None]:
     """Note an exception with its place before it goes on to Slurm."""
     try:
         yield
     except KeyboardInterrupt:
-        job.attempts.note("end", how="stopped", rank=rank, step=run.saved_step)
+        job.note_end("stopped", rank=rank)
         raise
     except Exception as error:
         own = isinstance(error, GivenUp | RunFailed | UserError)
         text = str(error) if own else f"{type(error).__name__}: {error}"
-        job.attempts.note(
-            "end", how="given up" if isinstance(error, GivenUp) else "failed", rank=rank,
-            job=job.id, step=run.saved_step, error=text[:2000], where="" if own else place(error),
-        )  # fmt: skip
+        how = "given up" if isinstance(error, GivenUp) else "failed"
+        job.note_end(how, rank=rank, error=text[:2000], where="" if own else place(error))
         raise
 
 
@@ -223,10 +226,7 @@ def _watchdog(job: Job, run: PlannedRun, rank: int) -> Iterator[None]:
             elif since is None:
                 since = time.monotonic()
             elif time.monotonic() - since > 0.7 * job.signal_s:
-                job.attempts.note(
-                    "end", how="requeued", step=run.saved_step, job=job.id,
-                    signal="USR2, not answered in time",
-                )  # fmt: skip
+                job.note_end("requeued", signal="USR2, not answered in time")
                 subprocess.run(["scontrol", "requeue", str(job.id)], timeout=120, check=False)
                 return
 
@@ -240,22 +240,20 @@ def _watchdog(job: Job, run: PlannedRun, rank: int) -> Iterator[None]:
 
 def _interrupted(job: Job, run: PlannedRun, rank: int, asked: str) -> dict[str, Any]:
     """Requeue, or wait for what Slurm has decided; what can be saved is saved on every rank."""
-    attempts, step, requeue = job.attempts, run.saved_step, "USR" in asked
+    step, requeue = run.saved_step, "USR" in asked
     if rank == 0:
         # Given up here already rather than after another wait in the queue.
         if requeue:
-            with _failures(job, run, rank):
-                _guard(attempts, step)
-        attempts.note(
-            "end", how="requeued" if requeue else "stopped", step=step, signal=asked, job=job.id
-        )
+            with _failures(job, rank):
+                _guard(job.attempts, step)
+        job.note_end("requeued" if requeue else "stopped", signal=asked)
     if job.id is None:
         raise SystemExit(REQUEUE if requeue else STOPPED)
     ended: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _frame: ended.append(number))
     if requeue and rank == 0:
         print(f"saved step {step}; requeueing {job.id}", flush=True)
-        with _failures(job, run, rank):
+        with _failures(job, rank):
             _requeue(job.id)
     over = time.monotonic() + 900.0
     while not ended and time.monotonic() < over:  # Slurm's TERM; its KILL would come later

@@ -28,6 +28,7 @@ STAGE: dict[str, type] = {
     "refused": str,
 }  # fmt: skip
 GRID = STAGE | {"title": str, "makes": list, "note": str, "stages": list}
+Rows = tuple[Mapping[str, Any], ...]
 _KINDS: dict[type, str] = {str: "a text", list: "a list", dict: "a mapping"}
 
 
@@ -49,9 +50,9 @@ class Stage:
     entry: str
     args: tuple[str, ...] = ()
     base: Mapping[str, Any] = field(default_factory=dict)
-    cells: tuple[Mapping[str, Any], ...] = ({},)
+    cells: Rows = ({},)
     axes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    zip: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    zip: Rows = ({},)  # its columns, as rows
     seeds: tuple[int, ...] | None = None
     fits: tuple[str, ...] = ()
     of: str | None = None
@@ -61,22 +62,19 @@ class Stage:
     @property
     def rows(self) -> int:
         """The number of cells that it makes of each parent."""
-        sizes = [len(self.cells), *map(len, self.axes.values())]
-        sizes += [len(column) for column in [*self.zip.values()][:1]]
+        sizes = [len(self.cells), len(self.zip), *map(len, self.axes.values())]
         return math.prod(sizes) * (1 if self.seeds is None else len(self.seeds))
 
     def combinations(self) -> Iterator[dict[str, Any]]:
         """Yield what varies, by key; seeds are the outermost loop."""
-        columns = list(zip(*self.zip.values(), strict=True)) or [()]
         seeds = [{}] if self.seeds is None else [{"seed": seed} for seed in self.seeds]
         product = itertools.product(*self.axes.values())
-        for seed, row, column, values in itertools.product(seeds, self.cells, columns, product):
-            zipped = dict(zip(self.zip, column, strict=True))
+        for seed, row, zipped, values in itertools.product(seeds, self.cells, self.zip, product):
             yield {**row, **zipped, **dict(zip(self.axes, values, strict=True)), **seed}
 
     def set_keys(self) -> set[str]:
         """Return the keys that the stage sets."""
-        return {key for row in (*self.cells, self.base, self.axes, self.zip) for key in row}
+        return {key for row in (*self.cells, *self.zip, self.base, self.axes) for key in row}
 
 
 def read(grid: str, raw: Any, scale: str) -> Stage | None:
@@ -127,7 +125,10 @@ def read(grid: str, raw: Any, scale: str) -> Stage | None:
         base=merged["base"],
         cells=tuple(rows),
         axes=axes,
-        zip=zipped,
+        zip=tuple(
+            dict(zip(zipped, values, strict=True)) for values in zip(*zipped.values(), strict=True)
+        )
+        or ({},),
         seeds=None if seeds is None else tuple(seeds),
         fits=tuple(merged.get("fits") or ()),
         of=raw.get("of"),
@@ -162,9 +163,12 @@ def refuse_unknown(grid: str, raw: Any, keys: Mapping[str, type]) -> None:
 
 def applied(grid: str, stage: Stage, user: Mapping[str, Sequence[Any]], theirs: set[str]) -> Stage:
     """Return the stage with a user's values; `theirs` are keys of other commands alone."""
-    base, axes, cells, zipped = dict(stage.base), dict(stage.axes), stage.cells, dict(stage.zip)
+    base, axes, cells, zipped = dict(stage.base), dict(stage.axes), stage.cells, stage.zip
     seeds = stage.seeds
     for key, values in user.items():
+        inherited = stage.of is not None or key in theirs
+        # Where training puts its run folders is nothing that another command knows.
+        foreign = key == "paths.runs" and not stage.trains
         if key == "seed" and seeds is not None:
             seeds = tuple(whole(show(v), "seed=", SweepError) for v in values)
         elif key in axes:
@@ -173,28 +177,29 @@ def applied(grid: str, stage: Stage, user: Mapping[str, Sequence[Any]], theirs: 
             # An option such as sampler.steps=5 is set in every row; backbone=... picks rows.
             cells = tuple({k: v for k, v in row.items() if k != key} for row in cells)
             base, axes = _set(base, axes, key, values)
-        elif key in {k for row in cells for k in row}:
-            picked = tuple(r for r in cells if key not in r or any(same(r[key], v) for v in values))
-            missing = [v for v in values if not any(same(r.get(key), v) for r in cells)]
-            _picked(grid, key, missing, [r[key] for r in cells if key in r])
-            cells = picked
-        elif key in zipped:
-            missing = [v for v in values if not any(same(z, v) for z in zipped[key])]
-            _picked(grid, key, missing, list(zipped[key]))
-            rows = [i for i, z in enumerate(zipped[key]) if any(same(z, v) for v in values)]
-            zipped = {k: tuple(column[i] for i in rows) for k, column in zipped.items()}
-        elif key not in base and (stage.of is not None or key in theirs):
-            continue  # it says nothing to this command, or is inherited from the parent
-        elif key not in base and key == "paths.runs" and not stage.trains:
-            continue  # where training puts its run folders, which no other command knows
-        else:
+        elif any(key in row for row in cells):
+            cells = _picked(grid, cells, key, values)
+        elif any(key in row for row in zipped):
+            zipped = _picked(grid, zipped, key, values)
+        elif key in base or not (inherited or foreign):
             base, axes = _set(base, axes, key, values)
     return replace(stage, base=base, axes=axes, cells=cells, zip=zipped, seeds=seeds)
 
 
-def _picks_nothing(cells: Sequence[Mapping[str, Any]], key: str, values: Sequence[Any]) -> bool:
-    have = [row[key] for row in cells if key in row]
+def _picks_nothing(rows: Rows, key: str, values: Sequence[Any]) -> bool:
+    have = [row[key] for row in rows if key in row]
     return bool(have) and not any(same(value, v) for value in have for v in values)
+
+
+def _picked(grid: str, rows: Rows, key: str, values: Sequence[Any]) -> Rows:
+    for value in values:
+        if not any(same(row.get(key), value) for row in rows):
+            known = list(dict.fromkeys(show(row[key]) for row in rows if key in row))
+            raise SweepError(
+                f"grid {grid}: {key}={show(value)} is in none of its cells; expected "
+                f"{', '.join(known)}{suggest(show(value), known)}"
+            )
+    return tuple(r for r in rows if key not in r or any(same(r[key], v) for v in values))
 
 
 def _set(
@@ -203,13 +208,3 @@ def _set(
     if len(values) > 1:
         return {k: v for k, v in base.items() if k != key}, {**axes, key: tuple(values)}
     return {**base, key: values[0]}, axes
-
-
-def _picked(grid: str, key: str, missing: Sequence[Any], known: Sequence[Any]) -> None:
-    if missing:
-        options = list(dict.fromkeys(show(v) for v in known))
-        word = show(missing[0])
-        raise SweepError(
-            f"grid {grid}: {key}={word} is in none of its cells; expected {', '.join(options)}"
-            f"{suggest(word, options)}"
-        )

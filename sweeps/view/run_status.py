@@ -166,17 +166,18 @@ def _done(row: RunStatus) -> RunStatus:
 
 
 def _running(row: RunStatus, events: list[dict[str, Any]]) -> RunStatus:
-    started = max((e["time"] for e in events if e["event"] == "start"), default=None)
-    beat = run_folder.read(Path(row.run.folder) / "status.json") if row.run.trains else {}
-    row.state = "starting" if started is None else "running"
+    run, started = row.run, max((e["time"] for e in events if e["event"] == "start"), default=None)
+    row.state = "starting" if started is None or run.trains else "running"
+    if started is None or not run.trains:
+        return row
+    beat = run_folder.read(Path(run.folder) / "status.json")
     now = number(beat, "time") or 0.0
-    if started is not None and now >= started:
-        row.step, row.speed = number(beat, "step"), number(beat, "images_per_s")
-        row.eta = number(beat, "eta_s")
-        row.beat = max(0.0, time.time() - now)
-    elif started is not None:
-        row.step = row.run.saved_step if row.run.trains else None
-        row.state = "running" if not row.run.trains else "starting"
+    if now < started:  # of an earlier attempt
+        row.step = run.saved_step
+        return row
+    row.state, row.beat = "running", max(0.0, time.time() - now)
+    row.step, row.speed = number(beat, "step"), number(beat, "images_per_s")
+    row.eta = number(beat, "eta_s")
     return row
 
 
@@ -185,13 +186,14 @@ def _ended(
     job: slurm.QueueJob | None, trouble: str,
 ) -> RunStatus:  # fmt: skip
     last = events[-1] if events else {}
-    failed = next((e for e in reversed(events) if e["event"] == "end" and e.get("rank") == 0), last)
+    of_rank_0 = [e for e in events if e["event"] == "end" and e.get("rank") == 0]
     if last.get("event") in ("retry", "cancelled"):
         cancelled, last = last["event"] == "cancelled", {}
     else:
         cancelled = found == "CANCELLED"
     if last.get("how") in ("failed", "given up"):
-        told = failed if failed.get("how") in ("failed", "given up") else last
+        # Other ranks fail because the first one does.
+        told = next((e for e in of_rank_0[-1:] if e.get("how") in ("failed", "given up")), last)
         row.state, where = "failed", told.get("where")
         row.why = " ".join(str(told.get("error", "")).split()) + (f"  ({where})" if where else "")
     elif last.get("how") == "done":
