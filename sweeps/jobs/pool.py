@@ -11,9 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -113,68 +111,62 @@ class Pool:
         self.folder = folder
         self.jobs: dict[str, str] = values["jobs"]
         self.logs = Path(values["logs"])
-        self.workers: list[list[str] | None] = values["workers"]
-        self.queue = deque(self.jobs)
-        self.live: dict[str, subprocess.Popen[bytes]] = {}
+        self.idle: list[list[str] | None] = values["workers"]  # GPUs of each worker without a run
+        self.queue = list(self.jobs)
+        self.live: dict[str, tuple[subprocess.Popen[bytes], list[str] | None]] = {}
         self.ended: set[str] = set()
         self.stopping = False
-        self.guard = threading.RLock()
 
     def write(self) -> None:
         """Write who runs and who waits."""
-        found = {run: "PENDING" for run in self.queue} | {run: "RUNNING" for run in self.live}
-        found |= {run: "ENDED" for run in self.ended if run not in found}
+        found = dict.fromkeys(self.ended, "ENDED") | dict.fromkeys(self.queue, "PENDING")
+        found |= dict.fromkeys(self.live, "RUNNING")
         atomic_write(self.folder / "state.json", json.dumps({"pid": os.getpid(), "runs": found}))
 
     def run(self) -> None:
         """Work until the queue is empty or TERM has come."""
         signal.signal(signal.SIGTERM, self._stop)
-        self.write()
-        threads = [threading.Thread(target=self._work, args=(w,)) for w in self.workers]
-        for thread in threads:
-            thread.daemon = True
-            thread.start()
-        while any(thread.is_alive() for thread in threads):
-            self._cancel()
-            time.sleep(0.2)
+        while self.queue or self.live:
+            if any([self._cancel(), self._collect(), self._fill()]):
+                self.write()
+            time.sleep(0.1)
         self.write()
 
     def _stop(self, _number: int, _frame: Any) -> None:
-        # No lock in a handler: the flag is read by the main loop.
+        # A handler may come anywhere: the flag is read by the loop.
         self.stopping = True
 
-    def _cancel(self) -> None:
-        with self.guard:
-            cancelled = [path.stem for path in self.folder.glob("*.cancel")]
-            wanted = list(self.jobs) if self.stopping else cancelled
-            for run in wanted:
-                (self.folder / f"{run}.cancel").unlink(missing_ok=True)
-                if run in self.queue:
-                    self.queue.remove(run)
-                    self.ended.add(run)
-                elif run in self.live and run not in self.ended:
-                    self.live[run].send_signal(signal.SIGTERM)
-                    self.ended.add(run)
-            if wanted:
-                self.write()
+    def _cancel(self) -> bool:
+        cancelled = [path.stem for path in self.folder.glob("*.cancel")]
+        wanted = list(self.jobs) if self.stopping else cancelled
+        for run in wanted:
+            (self.folder / f"{run}.cancel").unlink(missing_ok=True)
+            if run in self.queue:
+                self.queue.remove(run)
+            elif run in self.live and run not in self.ended:
+                self.live[run][0].send_signal(signal.SIGTERM)
+            self.ended.add(run)
+        return bool(wanted)
 
-    def _work(self, gpus: list[str] | None) -> None:
-        while True:
-            with self.guard:
-                if not self.queue:
-                    return
-                run = self.queue.popleft()
-                process = self._begin(run, gpus)
-                self.live[run] = process
-                self.write()
-            code = process.wait()
-            with self.guard:
-                del self.live[run]
-                if code == REQUEUE and run not in self.ended:
-                    self.queue.append(run)
-                else:
-                    self.ended.add(run)
-                self.write()
+    def _collect(self) -> bool:
+        """Take in the runs that ended; one that asks for a requeue waits behind the others."""
+        over = [run for run, (process, _) in self.live.items() if process.poll() is not None]
+        for run in over:
+            process, gpus = self.live.pop(run)
+            self.idle.append(gpus)
+            if process.returncode == REQUEUE and run not in self.ended:
+                self.queue.append(run)
+            else:
+                self.ended.add(run)
+        return bool(over)
+
+    def _fill(self) -> bool:
+        started = 0
+        while self.queue and self.idle:
+            run, gpus = self.queue.pop(0), self.idle.pop(0)
+            self.live[run] = self._begin(run, gpus), gpus
+            started += 1
+        return bool(started)
 
     def _begin(self, run: str, gpus: list[str] | None) -> subprocess.Popen[bytes]:
         environment = environment_of_jobs()

@@ -23,7 +23,7 @@ SMALL = [
 ]  # fmt: skip
 
 
-class Lab:
+class OneRunSweep:
     """One sweep of one real run below `folder`."""
 
     def __init__(self, folder, **resources):
@@ -89,7 +89,7 @@ def learnt(folder):
 
 
 def test_a_pre_empted_run_ends_bitwise_as_an_undisturbed_one(tmp_path):
-    calm, shaken = Lab(tmp_path / "calm"), Lab(tmp_path / "shaken")
+    calm, shaken = OneRunSweep(tmp_path / "calm"), OneRunSweep(tmp_path / "shaken")
     calm.launch()
     shaken.launch()
     shaken.interrupt(step=4)
@@ -103,7 +103,7 @@ def test_a_pre_empted_run_ends_bitwise_as_an_undisturbed_one(tmp_path):
 
 @pytest.mark.usefixtures("named_nodes")
 def test_four_ranks_on_two_nodes_agree_save_and_go_on(tmp_path):
-    one = Lab(tmp_path / "one", nodes=2, tasks=2)
+    one = OneRunSweep(tmp_path / "one", nodes=2, tasks=2)
     one.launch()
     one.interrupt(step=3)
     folder = one.done()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from slurm_lab import STUB, until, use_stubs, write_grid
+from slurm_lab import STUB, Launcher, until, use_stubs, write_grid
 
 import experiments.runtime.command
 from experiments.runtime.console import append_jsonl, read_jsonl
@@ -25,35 +25,6 @@ from sweeps.view import run_status, status_table
 ROOT = Path(code_snapshot.__file__).resolve().parents[2]
 
 
-class Shop:
-    def __init__(self, folder, capsys):
-        self.folder, self.capsys = folder, capsys
-        self.runs = folder / "runs"
-        self.runs.mkdir()
-        self.sweep = Sweep(self.runs, "count")
-        self.grid = write_grid(folder, seeds=[0, 1])
-        self.stub({"sleep": 0})
-
-    def stub(self, everywhere, **by_seed):
-        values = {"*": everywhere} | {k.removeprefix("seed"): v for k, v in by_seed.items()}
-        (self.runs / "stub.json").write_text(json.dumps(values))
-
-    def __call__(self, command, *words, code=0):
-        self.capsys.readouterr()
-        assert sweeps_command.main([command, self.grid, f"paths.runs={self.runs}", *words]) == code
-        out = self.capsys.readouterr()
-        return out.out + out.err
-
-    def rows(self):
-        return {int(r.run.varies["seed"]): r for r in run_status.statuses(self.sweep)[0]}
-
-    def states(self):
-        return {seed: row.state for seed, row in self.rows().items()}
-
-    def events(self, seed):
-        return self.sweep.attempts(self.rows()[seed].run.name).events()
-
-
 @pytest.fixture(autouse=True)
 def stubs(monkeypatch):
     monkeypatch.syspath_prepend(str(STUB))
@@ -62,7 +33,7 @@ def stubs(monkeypatch):
 
 @pytest.fixture
 def shop(tmp_path, capsys):
-    return Shop(tmp_path, capsys)
+    return Launcher(tmp_path, capsys)
 
 
 # --- in this process -------------------------------------------------------------------------------------------
