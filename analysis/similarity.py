@@ -47,7 +47,7 @@ from experiments.training.build import make_dataset
 from experiments.training.checkpoint import TrainedModel, load_model
 from routing import Draws, Routing, Selection
 from routing.errors import UserError
-from routing.plain import json_of
+from routing.parsing import json_of
 from routing.route import Route, keep_count
 
 # Noise levels sigma / alpha in units of the data's standard deviation: from almost clean to almost

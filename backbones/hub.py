@@ -22,7 +22,7 @@ from torch import Tensor
 
 from backbones.sizes import BackboneError, parse_size
 from routing.errors import suggest
-from routing.plain import json_of
+from routing.parsing import json_of
 
 FORMAT = "tread-suite/1"
 # 4096 x 4096: a table of positions beyond that is a mistake in the file.

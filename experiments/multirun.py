@@ -17,7 +17,7 @@ from experiments.config.compose import load, register_evaluation
 from experiments.config.schema import CONF
 from experiments.runtime.command import Interrupted, print_error
 from routing.errors import UserError
-from routing.plain import check_word
+from routing.parsing import check_word
 
 _sweeping = 0  # the process whose jobs run one after another in it
 _failed: list[str] = []

@@ -1,7 +1,5 @@
 """`python -m sweeps`: see `sweeps.sweeps_command`."""
 
-from __future__ import annotations
-
 import sys
 
 from sweeps.sweeps_command import main

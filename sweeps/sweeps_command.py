@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from experiments.data.specs import fingerprint
+from experiments.runtime.command import run_command
 from routing.errors import Parser, suggest
-from sweeps.errors import SweepError
-from sweeps.jobs import cluster_resources as resources
-from sweeps.jobs import submit
+from sweeps import SweepError
+from sweeps.jobs import cluster_resources, slurm
 from sweeps.jobs.sweep_folder import Sweep, all_sweeps
-from sweeps.planning import grid as grids
-from sweeps.planning import overrides, plan
+from sweeps.launch import Launched, cancel, launch, retry
+from sweeps.planning import budget, grid, overrides
 from sweeps.planning.overrides import Typed
-from sweeps.planning.plan import Run
-from sweeps.view import standing, status_table
+from sweeps.planning.planned_runs import Plan, PlannedRun, plan, runs_root
+from sweeps.view import status_table
+from sweeps.view.run_status import RunStatus, statuses
 
 HELP = """\
 Many runs, one grid per table or figure of the paper.
@@ -33,136 +36,122 @@ in sweeps/resources or a path; cluster.KEY=VALUE sets one of its keys.
 """
 
 
+COMMANDS = {
+    "launch": "submit what is missing of a grid, and leave",
+    "status": "where every run of a sweep stands",
+    "retry": "submit failed and stopped runs again",
+    "cancel": "cancel what is in the queue or running",
+    "show": "one grid, or one run: attempts, logs, overrides",
+    "list": "the grids, and what was launched",
+}
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the command-line parser."""
     made = Parser(
         "python -m sweeps", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    def command(name: str, help_: str, grid: bool = True) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=help_, description=help_)
-        if grid:
-            sub.add_argument("grid", metavar="GRID", help="a grid's name or a .yaml file")
-        sub.add_argument(
+    sub = {}
+    for name, what in COMMANDS.items():
+        sub[name] = commands.add_parser(name, help=what, description=what)
+        if name != "list":
+            sub[name].add_argument("grid", metavar="GRID", help="a grid's name or a .yaml file")
+        sub[name].add_argument(
             "words", nargs="*", metavar="KEY=VALUE", help="overrides, or a filter of runs"
         )
-        return sub
-
-    launch = command("launch", "submit what is missing of a grid, and leave")
-    launch.add_argument(
+    sub["launch"].add_argument(
         "--dry-run", action="store_true", help="print runs, cost and the script; submit nothing"
     )
-    launch.add_argument("--throttle", type=int, metavar="N", help="at most N runs at once")
-    launch.add_argument(
-        "--compare-at",
-        default="steps",
-        metavar="WAY",
+    for name in ("launch", "retry"):
+        sub[name].add_argument("--throttle", type=int, metavar="N", help="at most N runs at once")
+    sub["launch"].add_argument(
+        "--compare-at", default="steps", metavar="WAY",
         help="equal steps (default), flops or hours for each cell",
-    )
-    state = command("status", "where every run of a sweep stands")
-    state.add_argument(
+    )  # fmt: skip
+    sub["status"].add_argument(
         "--once", action="store_true", help="print the table once, also on a terminal"
     )
-    retry = command("retry", "submit failed and stopped runs again")
-    retry.add_argument("--throttle", type=int, metavar="N", help="at most N runs at once")
-    command("cancel", "cancel what is in the queue or running")
-    show = command("show", "one grid, or one run: attempts, logs, overrides")
-    show.add_argument("--run", metavar="NAME", help="part of a run's name")
-    command("list", "the grids, and what was launched", grid=False)
+    sub["show"].add_argument("--run", metavar="NAME", help="part of a run's name")
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return 0, 1 (a run failed in this process) or 2 (wrong input)."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    from experiments.runtime.command import run_command
-
-    return run_command(_dispatch, words)
+    return run_command(_dispatch, list(sys.argv[1:] if argv is None else argv))
 
 
-def _dispatch(words: list[str]) -> int:
+def _dispatch(words: list[str]) -> int | None:
+    if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+        raise SweepError(
+            f"no command {words[0]!r}; expected {', '.join(COMMANDS)}{suggest(words[0], COMMANDS)}"
+        )
     made = parser()
-    if words and not words[0].startswith("-"):
-        known = ("launch", "status", "retry", "cancel", "show", "list")
-        if words[0] not in known:
-            raise SweepError(
-                f"no command {words[0]!r}; expected {', '.join(known)}{suggest(words[0], known)}"
-            )
-    chosen = _parse(made, words)
-    commands: dict[str, Callable[[argparse.Namespace], int]] = {
-        "launch": _launch, "status": _status, "retry": _retry,
-        "cancel": _cancel, "show": _show, "list": _list,
-    }  # fmt: skip
-    return commands[chosen.command](chosen)
-
-
-def _parse(made: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
     # argparse cannot mix flags and positionals under a subcommand: overrides may stand after flags.
     chosen, rest = made.parse_known_args(words)
     for word in rest:
         if word.startswith("-"):
             made.error(f"unrecognized argument: {word}")
         chosen.words.append(word)
-    return chosen
+    commands: dict[str, Callable[[argparse.Namespace], int | None]] = {
+        "launch": _launch, "status": _status, "retry": _retry,
+        "cancel": _cancel, "show": _show, "list": _list,
+    }  # fmt: skip
+    return commands[chosen.command](chosen)
 
 
-class Request:
+class CommandWords:
     """A command's words, sorted: scale, cluster and its keys, and overrides of the runs."""
 
     def __init__(self, words: Sequence[str]) -> None:
-        found = overrides.parse(words)
-        self.scale = _one(found, "scale", "tiny")
-        self.cluster = _one(found, "cluster", "")
-        self.cluster_keys = {
-            key.removeprefix("cluster."): _one(found, key, "")
-            for key in list(found)
-            if key.startswith("cluster.")
-        }
-        self.user = found
-        self.root = plan.runs_root(found).expanduser().absolute()
+        self.overrides = overrides.parse(words)
+        self.scale = self._one("scale", "tiny")
+        self.cluster = self._one("cluster", "")
+        keys = [key for key in self.overrides if key.startswith("cluster.")]
+        self.cluster_keys = {key.removeprefix("cluster."): self._one(key, "") for key in keys}
+        self.root = runs_root(self.overrides)
 
-    def resources(self, throttle: int | None = None, default: str = "debug") -> resources.Resources:
-        """Return the resources that were asked for."""
-        return resources.load(self.cluster or default, self.scale, self.keys(throttle))
+    def _one(self, key: str, default: str) -> str:
+        values = self.overrides.pop(key, [Typed(default)])
+        if len(values) > 1:
+            raise SweepError(
+                f"{key} takes one value, got {', '.join(v.text for v in values)}; "
+                "launch once for each"
+            )
+        return values[0].text.strip("'\"")
 
     def keys(self, throttle: int | None) -> dict[str, str]:
         """Return the `cluster.KEY=VALUE` words by key."""
         return self.cluster_keys | ({} if throttle is None else {"throttle": str(throttle)})
 
+    def resources(self, throttle: int | None, default: str) -> cluster_resources.Resources:
+        """Return the resources that were asked for."""
+        return cluster_resources.load(self.cluster or default, self.scale, self.keys(throttle))
 
-def _one(found: dict[str, list[Typed]], key: str, default: str) -> str:
-    values = found.pop(key, None)
-    if values is None:
-        return default
-    if len(values) > 1:
-        raise SweepError(
-            f"{key} takes one value, got {', '.join(v.text for v in values)}; launch once for each"
-        )
-    return values[0].text.strip("'\"")
+
+def _default_cluster() -> str:
+    return "slurm" if shutil.which("sbatch") else "local"
 
 
 def _launch(chosen: argparse.Namespace) -> int:
-    from sweeps.jobs.launch import launch
-    from sweeps.planning import budget
-
-    request = Request(chosen.words)
-    if "dry" in request.user:
+    words = CommandWords(chosen.words)
+    if "dry" in words.overrides:
         raise SweepError(
             "dry= is for single runs, here it would train nothing; type --dry-run to see the plan"
         )
-    found = grids.load(chosen.grid)
-    place = request.resources(chosen.throttle, "slurm" if chosen.dry_run else _default_cluster())
+    found = grid.load(chosen.grid)
+    place = words.resources(chosen.throttle, "slurm" if chosen.dry_run else _default_cluster())
     way = budget.budget(chosen.compare_at)
     while True:
-        made = plan.plan(found, request.scale, request.user, budget=way)
+        made = plan(found, words.scale, words.overrides, way)
         for label, why in made.left_out:
             print(f"left out: {label} ({why})")
         if chosen.dry_run:
-            return _dry(made, place)
-        _have_data(made)
+            _dry_run(made, place)
+            return 0
+        _check_data(made)
         done = launch(made, place)
-        if done.failed or done.stopped:
+        if _failed(done):
             print(
                 f"{len(done.failed)} of {len(done.submitted)} failed" if done.failed else "stopped"
             )
@@ -174,33 +163,21 @@ def _launch(chosen: argparse.Namespace) -> int:
         return 0
 
 
-def _have_data(made: plan.Plan) -> None:
-    # A plan needs no data, so that it can be looked at anywhere; hundreds of jobs do.
-    from experiments.data.specs import fingerprint
+def _failed(done: Launched) -> bool:
+    return bool(done.failed or done.stopped)
 
+
+def _check_data(made: Plan) -> None:
+    # A plan needs no data, so that it can be looked at anywhere; hundreds of jobs do.
     for config in made.configs.values():
         if fingerprint(config.data) == "absent":
             path = config.data.get("path")
-            raise SweepError(
-                f"data={config.data['name']} needs data.path=FOLDER "
-                + (
-                    f"({path} is not there)"
-                    if path
-                    else "(python experiments/prepare.py makes one)"
-                )
-            )
+            why = f"{path} is not there" if path else "python experiments/prepare.py makes one"
+            raise SweepError(f"data={config.data['name']} needs data.path=FOLDER ({why})")
 
 
-def _default_cluster() -> str:
-    import shutil
-
-    return "slurm" if shutil.which("sbatch") else "local"
-
-
-def _dry(made: plan.Plan, place: resources.Resources) -> int:
-    from sweeps.planning import budget
-
-    for line in budget.estimate(made, place):
+def _dry_run(made: Plan, place: cluster_resources.Resources) -> None:
+    for line in budget.estimate(made, place.tflops):
         print(line)
     for label, why in made.waiting:
         print(f"waiting: {label} (for {why})")
@@ -210,52 +187,49 @@ def _dry(made: plan.Plan, place: resources.Resources) -> int:
     )
     if place.kind == "slurm" and made.runs:
         sweep = Sweep(made.root, made.grid.name)
-        print(
-            submit.script(sweep, place, len(made.runs), made.root / ".sweeps" / "code" / "SNAPSHOT")
-        )
-    return 0
+        print(slurm.script(sweep, place, len(made.runs), sweep.snapshots / "SNAPSHOT"))
 
 
-def _sweep(chosen: argparse.Namespace) -> tuple[Sweep, list[Run], Request]:
-    """Return the sweep, those of its runs that match the words, and the request."""
-    request = Request([w for w in chosen.words if not w.startswith("scale=")])
-    wanted = overrides.parse(chosen.words)
-    name = grids.check_name(Path(chosen.grid).name.removesuffix(".yaml"))
-    sweep = Sweep(request.root, name)
+def _sweep(chosen: argparse.Namespace) -> tuple[Sweep, list[PlannedRun], CommandWords]:
+    """Return the sweep, those of its runs that match the words, and the words."""
+    # Here `scale` is a filter like any other key.
+    scales = [word for word in chosen.words if word.startswith("scale=")]
+    words = CommandWords([word for word in chosen.words if word not in scales])
+    wanted = words.overrides | overrides.parse(scales)
+    wanted.pop("paths.runs", None)
+    name = grid.check_name(Path(chosen.grid).name.removesuffix(".yaml"))
+    sweep = Sweep(words.root, name)
     if not sweep.exists():
-        known = [s.name for s in all_sweeps(request.root)]
+        known = [s.name for s in all_sweeps(words.root)]
         what = f"expected {', '.join(known)}{suggest(name, known)}" if known else "none was"
-        raise SweepError(f"no sweep {name!r} was launched below {request.root}; {what}")
-    for key in ("cluster", "paths.runs"):
-        wanted.pop(key, None)
-    wanted = {k: v for k, v in wanted.items() if not k.startswith("cluster.")}
+        raise SweepError(f"no sweep {name!r} was launched below {words.root}; {what}")
     runs = [run for run in sweep.runs().values() if _matches(run, wanted)]
     if not runs:
         raise SweepError(f"sweep {name}: none of its runs has {' '.join(chosen.words)}")
-    return sweep, runs, request
+    return sweep, runs, words
 
 
-def _matches(run: Run, wanted: Mapping[str, Sequence[Typed]]) -> bool:
+def _matches(run: PlannedRun, wanted: Mapping[str, Sequence[Typed]]) -> bool:
     have = dict(word.split("=", 1) for word in run.args if "=" in word) | dict(run.varies)
     return all(
-        any(have.get(key, "").strip("'\"") == v.text.strip("'\"") for v in values)
+        any(overrides.same(Typed(have.get(key, "")), value) for value in values)
         for key, values in wanted.items()
     )
 
 
-def _status(chosen: argparse.Namespace) -> int:
+def _status(chosen: argparse.Namespace) -> None:
     sweep, runs, _ = _sweep(chosen)
-    names = [run.name for run in runs]
 
-    def ask() -> tuple[list[standing.Standing], str]:
-        known = sweep.runs()
-        return standing.stand(sweep, [known[name] for name in names])
+    def ask() -> tuple[list[RunStatus], str]:
+        known = sweep.runs()  # another launch may have changed their steps
+        return statuses(sweep, [known[run.name] for run in runs])
 
-    if sys.stdout.isatty() and not chosen.once:
+    terminal = sys.stdout.isatty()
+    if terminal and not chosen.once:
         status_table.watch(sweep.name, ask)
-        return 0
+        return
     rows, trouble = ask()
-    if sys.stdout.isatty():
+    if terminal:
         from rich.console import Console
 
         console = Console()
@@ -264,44 +238,46 @@ def _status(chosen: argparse.Namespace) -> int:
         print("\n".join([*status_table.plain(rows), status_table.counts(rows)]))
     if trouble:
         print(trouble, file=sys.stderr)
-    return 0
 
 
 def _retry(chosen: argparse.Namespace) -> int:
-    from sweeps.jobs.launch import retry
-
-    sweep, runs, request = _sweep(chosen)
+    sweep, runs, words = _sweep(chosen)
     before = sweep.batches()
-    if request.cluster or not before:
-        place = request.resources(chosen.throttle, _default_cluster())
+    if words.cluster or not before:
+        place = words.resources(chosen.throttle, _default_cluster())
     else:
-        place = resources.again(before[-1].resources, request.keys(chosen.throttle))
-    done = retry(sweep, runs, place)
-    return 1 if done.failed or done.stopped else 0
+        place = cluster_resources.again(before[-1].resources, words.keys(chosen.throttle))
+    return int(_failed(retry(sweep, runs, place)))
 
 
-def _cancel(chosen: argparse.Namespace) -> int:
-    from sweeps.jobs.launch import cancel
-
+def _cancel(chosen: argparse.Namespace) -> None:
     sweep, runs, _ = _sweep(chosen)
     cancel(sweep, runs)
-    return 0
 
 
-def _show(chosen: argparse.Namespace) -> int:
-    from sweeps.view import details as show
-
-    if chosen.run is None:
-        lines = show.grid(grids.load(chosen.grid), Request(chosen.words))
-    else:
+def _show(chosen: argparse.Namespace) -> None:
+    if chosen.run is not None:
         sweep, runs, _ = _sweep(chosen)
-        lines = show.run(sweep, runs, chosen.run)
-    print("\n".join(lines))
-    return 0
+        print("\n".join(status_table.details(sweep, runs, chosen.run)))
+        return
+    words, found = CommandWords(chosen.words), grid.load(chosen.grid)
+    made = plan(found, words.scale, words.overrides)
+    print(f"{found.name}: {found.title}")
+    print(f"makes: {', '.join(found.makes) or 'nothing of its own'}")
+    if found.raw.get("note"):
+        print(" ".join(str(found.raw["note"]).split()))
+    for run in made.runs:
+        print(f"  {run.name}  {run.label}")
+    for label, why in made.waiting:
+        print(f"  waits for {why}: {label}")
+    for label, why in made.left_out:
+        print(f"  left out: {label} ({why})")
+    print(f"{len(made.runs)} runs at scale {words.scale}, {len(made.waiting)} waiting")
 
 
-def _list(chosen: argparse.Namespace) -> int:
-    from sweeps.view import details as show
-
-    print("\n".join(show.grids_and_sweeps(Request(chosen.words).root)))
-    return 0
+def _list(chosen: argparse.Namespace) -> None:
+    titles = {name: grid.load(name).title for name in grid.names()}
+    for name, title in titles.items():
+        print(f"{name:<{max(map(len, titles))}}  {title}")
+    for sweep in all_sweeps(CommandWords(chosen.words).root):
+        print(f"launched: {sweep.name}  {status_table.counts(statuses(sweep)[0])}")

@@ -418,17 +418,17 @@ def read_runs(folder):
 
 
 def make_sweep(folder):
-    from sweeps.jobs.sweep_folder import Batch, Sweep
-    from sweeps.planning.plan import Run
+    from sweeps.jobs.sweep_folder import JobBatch, Sweep
+    from sweeps.planning.planned_runs import PlannedRun
 
     runs = []
     for seed in range(2):
-        run = Run(f"r{seed}", "train", f"seed={seed}", "experiments.run:main", (), True, str(folder / f"r{seed}"), 10, {"seed": str(seed)})  # fmt: skip
+        run = PlannedRun(f"r{seed}", "train", f"seed={seed}", "experiments.run:main", (), True, str(folder / f"r{seed}"), 10, {"seed": str(seed)})  # fmt: skip
         runs.append(run)
         (folder / run.name).mkdir()
     sweep = Sweep(folder, "g")
     sweep.add("g", runs)
-    sweep.intend(Batch("b", "debug", "debug", ["r0", "r1"], 0.0, "c"))
+    sweep.intend(JobBatch("b", "debug", "debug", ["r0", "r1"], 0.0, "c"))
     sweep.submitted("b", {"r0": "1", "r1": "2"})
     for run in runs:
         sweep.attempts(run.name).note("start", step=0, rank=0, pid=1)
@@ -444,13 +444,13 @@ def read_sweep(folder):
     from rich.console import Console
 
     from sweeps.jobs.sweep_folder import all_sweeps
-    from sweeps.view import standing, status_table
+    from sweeps.view import run_status, status_table
 
     for sweep in all_sweeps(folder):
-        rows, _ = standing.stand(sweep)
+        rows, _ = run_status.statuses(sweep)
         status_table.plain(rows)
         Console(file=io.StringIO(), width=100).print(status_table.table("g", rows, 100))
-    standing.live_anywhere(folder)
+    run_status.live_anywhere(folder)
 
 
 def make_grid(folder):

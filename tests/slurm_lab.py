@@ -1,6 +1,7 @@
 """A real Slurm cluster for the tests: two node daemons on this machine, fake GPUs, no accounting."""
 
 import contextlib
+import json
 import os
 import shutil
 import socket
@@ -12,6 +13,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+from sweeps import sweeps_command
+from sweeps.jobs.sweep_folder import Sweep
+from sweeps.view import run_status
 
 TOOLS = Path(__file__).parent / "tools"
 STUB = TOOLS / "stub"
@@ -161,3 +166,39 @@ def write_grid(folder, name="count", **changes):
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump({**raw, **changes}))
     return str(path)
+
+
+class Launcher:
+    """One folder of runs, and the commands on it; called with a command's words."""
+
+    def __init__(self, folder, capsys, seeds=(0, 1), sleep=0):
+        self.folder, self.capsys = folder, capsys
+        self.runs = folder / "runs"
+        self.runs.mkdir()
+        self.sweep = Sweep(self.runs, "count")
+        self.grid = write_grid(folder, seeds=list(seeds))
+        self.place = []  # words of `launch` and `retry`
+        self.stub({"sleep": sleep})
+
+    def stub(self, everywhere, **by_seed):
+        values = {"*": everywhere} | {k.removeprefix("seed"): v for k, v in by_seed.items()}
+        (self.runs / "stub.json").write_text(json.dumps(values))
+
+    def words(self, command, *words):
+        place = self.place if command in ("launch", "retry") else []
+        return [command, self.grid, *place, f"paths.runs={self.runs}", *words]
+
+    def __call__(self, command, *words, code=0):
+        self.capsys.readouterr()
+        assert sweeps_command.main(self.words(command, *words)) == code
+        out = self.capsys.readouterr()
+        return out.out + out.err
+
+    def rows(self):
+        return {int(r.run.varies["seed"]): r for r in run_status.statuses(self.sweep)[0]}
+
+    def states(self):
+        return {seed: row.state for seed, row in self.rows().items()}
+
+    def events(self, seed):
+        return self.sweep.attempts(self.rows()[seed].run.name).events()

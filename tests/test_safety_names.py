@@ -246,7 +246,7 @@ def test_values_arrive_verbatim(cluster, tmp_path, monkeypatch):
 )
 def test_the_batch_script_runs_none_of_a_name(name, tmp_path):
     """The script that sbatch gets, run by a real shell with a stand-in for srun."""
-    from sweeps.jobs import cluster_resources, submit
+    from sweeps.jobs import cluster_resources, slurm
     from sweeps.jobs.sweep_folder import Sweep
 
     for program in ("srun", "scontrol"):
@@ -254,7 +254,7 @@ def test_the_batch_script_runs_none_of_a_name(name, tmp_path):
         (tmp_path / program).chmod((tmp_path / program).stat().st_mode | stat.S_IXUSR)
     place = cluster_resources.load("slurm", "tiny", {"account": "a"})
     sweep = Sweep(tmp_path / name, "g")
-    text = submit.script(sweep, place, 2, tmp_path / name / "code")
+    text = slurm.script(sweep, place, 2, tmp_path / name / "code")
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run(

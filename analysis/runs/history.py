@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis.runs.run_files import PROTOCOL, Damaged, is_number, is_score, read_lines
 from analysis.runs.run_records import load
-from routing.plain import json_of
+from routing.parsing import json_of
 
 _SCORE = ("metric", "key", "features", "guidance", "sampler", "macs_per_sample")
 Read = Callable[[Mapping[Any, Any]], tuple[list[dict[str, Any]], list[str]]]

@@ -16,7 +16,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from routing.plain import Malformed, json_of, yaml_of
+from routing.parsing import Malformed, json_of, yaml_of
 
 # A few lines of YAML whose aliases hold aliases stand for more values than any memory.
 _MOST_VALUES = 100_000

@@ -11,7 +11,7 @@ from analysis.runs.statistics import ratio
 from analysis.tables import paper
 from analysis.tables.score_entries import OTHER_MACHINE, paper_notes
 from analysis.tables.table import Column, Entry, Table, build, exact, missing, not_run, ours, words
-from routing.plain import json_of
+from routing.parsing import json_of
 
 # What `experiments/bench.py` and the sweep `bench` write below a runs folder.
 _PLACES = ("bench*.json", ".sweeps/*/outputs/*.json")

@@ -11,7 +11,7 @@ from backbones.registry import names
 from backbones.sizes import parse_size
 from experiments.config.schema import MOST_THREADS
 from routing.errors import UserError, suggest
-from routing.plain import whole
+from routing.parsing import whole
 from routing.route import Route
 
 PARTS = ("steps", "profile", "blocks", "loop")

@@ -14,7 +14,7 @@ from experiments.config.schema import CONF, GROUPS, Config
 from experiments.config.validation import ConfigError
 from experiments.data.specs import describe, evaluation
 from routing.errors import suggest
-from routing.plain import check_word
+from routing.parsing import check_word
 
 
 def load(overrides: Sequence[str] = ()) -> Config:

@@ -17,7 +17,7 @@ from typing import Any
 
 from experiments.data.data_options import DataError
 from experiments.data.tars import Member, group, list_tar, read_label
-from routing.plain import json_of
+from routing.parsing import json_of
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 # Names of columns on the Hugging Face hub, the likeliest first.

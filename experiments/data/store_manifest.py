@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.data.data_options import DataError
-from routing.plain import json_of
+from routing.parsing import json_of
 
 FORMAT = "tread-latents/1"
 MANIFEST = "manifest.json"

@@ -30,7 +30,7 @@ from experiments.data.picture_sources import PictureSource, RawPicture
 from experiments.data.store_manifest import FORMAT, MANIFEST, Manifest
 from experiments.data.text_encoder import TextEncoder
 from experiments.runtime.files import atomic_write
-from routing.plain import Malformed, json_of
+from routing.parsing import Malformed, json_of
 from routing.rng import Draws
 
 PLAN = "plan.json"

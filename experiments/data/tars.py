@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from experiments.data.data_options import DataError
-from routing.plain import whole
+from routing.parsing import whole
 
 
 @dataclass(frozen=True)

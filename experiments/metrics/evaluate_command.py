@@ -33,7 +33,7 @@ from experiments.sampling.request import chosen_options, parse_overrides
 from experiments.training import build
 from experiments.training.checkpoint import load_model
 from routing.errors import suggest
-from routing.plain import yaml_of
+from routing.parsing import yaml_of
 
 #: Options of an evaluation that have an argument of their own name.
 _OPTIONS = ("metrics", "features", "reference", "batch", "inception_weights", "dinov2_weights")

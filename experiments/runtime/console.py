@@ -7,6 +7,7 @@ The terminal and the optional trackers show the same numbers.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -18,7 +19,7 @@ from typing import Any
 
 from experiments.runtime.files import atomic_write
 from routing.errors import UserError
-from routing.plain import json_of
+from routing.parsing import json_of
 
 PLAIN_EVERY_S = 10.0
 
@@ -88,11 +89,20 @@ def _number(value: object) -> bool:
 
 
 def append_jsonl(path: Path, entries: Iterable[Mapping[str, Any]]) -> None:
-    """Append whole lines in one write and flush them to disk."""
-    text = "".join(json.dumps(entry) + "\n" for entry in entries)
-    with path.open("a") as handle:
-        handle.write(text)
-        handle.flush()
+    """Append whole lines in one write, flushed to disk; writers may share the file.
+
+    Raises:
+        OSError: The disk is full.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = "".join(json.dumps(entry) + "\n" for entry in entries).encode()
+    with path.open("a+b", buffering=0) as handle:
+        end = handle.seek(0, os.SEEK_END)
+        if data and end and os.pread(handle.fileno(), 1, end - 1) != b"\n":
+            # A writer died inside its line: ours must not become the rest of it.
+            data = b"\n" + data
+        if handle.write(data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         os.fsync(handle.fileno())
 
 

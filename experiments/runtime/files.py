@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from routing.plain import json_of
+from routing.parsing import json_of
 
 
 def fsync_dir(path: Path) -> None:

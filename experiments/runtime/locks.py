@@ -13,7 +13,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from routing.errors import UserError
-from routing.plain import json_of
+from routing.parsing import json_of
 
 
 class LockedError(UserError):

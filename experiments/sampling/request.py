@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.diffusion.diffusion_options import DiffusionError, options_of
 from routing.errors import suggest
-from routing.plain import Malformed, yaml_of
+from routing.parsing import Malformed, yaml_of
 
 #: Groups of a run's configuration that may be changed for sampling: `guidance.scale=2`.
 GROUPS = ("sampler", "guidance", "data")

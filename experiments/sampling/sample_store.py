@@ -27,7 +27,7 @@ from experiments.diffusion.diffusion_options import DiffusionError
 from experiments.runtime.files import atomic_path, atomic_write
 from experiments.sampling.generation import Progress, labels_from_seeds
 from experiments.sampling.pipeline import SamplingPipeline
-from routing.plain import json_of
+from routing.parsing import json_of
 
 FORMAT = "tread-suite-samples/1"
 SHARD = 512

@@ -23,7 +23,7 @@ from backbones import Backbone, BackboneError
 from experiments.config.schema import Config
 from experiments.runtime.files import atomic_path, fsync_dir, sha256
 from routing.errors import UserError
-from routing.plain import json_of
+from routing.parsing import json_of
 
 FORMAT = "tread-suite/1"
 _FILES = ("state.safetensors", "state.json")

@@ -30,7 +30,7 @@ from experiments.training import build, checkpoint, evaluation
 from experiments.training.loop import Trainer
 from experiments.training.routes import first_route
 from experiments.training.state import TrainingState
-from routing.plain import json_of
+from routing.parsing import json_of
 from routing.route import Route
 
 _PACKAGES = (

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from routing.errors import suggest
-from routing.plain import yaml_of
-from sweeps.errors import SweepError
-from sweeps.planning.stages import read_yaml
+from routing.errors import one_of
+from routing.parsing import yaml_of
+from sweeps import SweepError
+from sweeps.planning.grid import named_yaml
 
 FOLDER = Path(__file__).parents[1] / "resources"
 KINDS = ("slurm", "local", "debug")
@@ -53,43 +53,23 @@ class Resources:
         return minutes(self.time)
 
 
-def names() -> list[str]:
-    """Return the names of the resource files that come with the project."""
-    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
-
-
 def load(name: str, scale: str = "tiny", overrides: Mapping[str, str] | None = None) -> Resources:
     """Read resources by name or path, with a scale's section and `cluster.KEY=VALUE`.
 
     Raises:
         SweepError: No such file, an unknown key, or a value of the wrong type or range.
     """
-    path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
-    if not path.is_file():
-        known = names()
-        raise SweepError(
-            f"no cluster {name!r}; expected a .yaml file or one of {', '.join(known)}"
-            f"{suggest(name, known)}"
-        )
-    raw = read_yaml(path, f"resources {path}") or {}
-    if not isinstance(raw, dict):
-        raise SweepError(
-            f"resources {path}: expected a mapping with keys such as kind, partition, time"
-        )
-    scales = raw.get("scales") or {}
+    path, raw = named_yaml("cluster", name, FOLDER, "kind, partition, time")
+    where, scales = f"resources {path.stem}", raw.get("scales") or {}
     section = (scales.get(scale) or {}) if isinstance(scales, dict) else None
     if not isinstance(section, dict):
-        raise SweepError(f"resources {path.stem}: scales must map tiny, small, paper to mappings")
+        raise SweepError(f"{where}: scales must map tiny, small, paper to mappings")
     values = {**raw, **section, **_typed(overrides or {})}
     known = [f.name for f in dataclasses.fields(Resources) if f.name != "name"]
     for key in values:
-        if key not in known:
-            raise SweepError(
-                f"resources {path.stem}: unknown key {key!r}; "
-                f"expected {', '.join(known)}{suggest(key, known)}"
-            )
+        one_of(f"{where}: unknown key", key, known, SweepError)
     if values.get("kind") is None:
-        raise SweepError(f"resources {path.stem}: kind is missing; expected slurm, local or debug")
+        raise SweepError(f"{where}: kind is missing; expected slurm, local or debug")
     # A file of the user's is remembered by its place, for a retry from another folder.
     name = str(path.resolve()) if path.parent != FOLDER else path.stem
     return _checked(Resources(name=name, **{k: v for k, v in values.items() if v is not None}))
@@ -99,8 +79,7 @@ def again(values: Mapping[str, Any], overrides: Mapping[str, str]) -> Resources:
     """Return the resources of an earlier submission, with `cluster.KEY=VALUE` overrides."""
     known = {f.name for f in dataclasses.fields(Resources)}
     for key in overrides:
-        if key not in known:
-            raise SweepError(f"unknown key cluster.{key}{suggest(key, known)}")
+        one_of("unknown key of cluster:", key, sorted(known), SweepError)
     kept = {k: v for k, v in values.items() if k in known}
     return _checked(Resources(**kept | _typed(overrides)))
 
@@ -119,8 +98,7 @@ _SAFE = re.compile(r"[\w.,:&|*@\-\[\]()/ +=%]+\Z")
 
 def _checked(found: Resources) -> Resources:
     where = f"resources {found.name}"
-    if found.kind not in KINDS:
-        raise SweepError(f"{where}: kind={found.kind!r}; expected slurm, local or debug")
+    one_of(f"{where}: kind", found.kind, KINDS, SweepError)
     for key, least in _WHOLE.items():
         value = getattr(found, key)
         if type(value) is not int or not least <= value <= _MOST:

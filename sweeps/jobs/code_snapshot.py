@@ -10,10 +10,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from experiments.runtime.command import PACKAGES, ROOT
 from experiments.runtime.files import atomic_write, code_commit
 
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("routing", "backbones", "experiments", "sweeps", "analysis")
 _SKIP = {"__pycache__", ".ipynb_checkpoints", "notebooks", ".mypy_cache", ".ruff_cache"}
 
 
@@ -55,3 +54,9 @@ def take(where: Path, root: Path = ROOT) -> Path:
     except OSError:  # the same code was copied by another shell in the meantime
         shutil.rmtree(building, ignore_errors=True)
     return target
+
+
+def python_path(code: Path) -> str:
+    """Return PYTHONPATH with the snapshot as the first place that Python looks in."""
+    rest = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and p != str(code)]
+    return os.pathsep.join([str(code), *rest])

@@ -14,30 +14,38 @@ import contextlib
 import importlib
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from experiments.runtime import signals
+from experiments.runtime.command import EXIT_CODES, ROOT, Interrupted, choose_spinning
 from routing.errors import UserError
-from sweeps.jobs import run_folder, slurm
-from sweeps.jobs.job_process import RunFailed, check_code, export_ranks, host, place
-from sweeps.jobs.sweep_folder import FRUITLESS, Attempts, Sweep
-from sweeps.planning.plan import Run
+from sweeps import run_folder
+from sweeps.jobs.code_snapshot import python_path
+from sweeps.jobs.sweep_folder import FRUITLESS, Attempts, JobBatch, Sweep
+from sweeps.planning.planned_runs import PlannedRun
 
-REQUEUE = (
-    75  # exit code by which a local worker asks for its place at the end of the queue (EX_TEMPFAIL)
-)
-STOPPED = 76  # exit code of a run that saved and stopped because it was told to
+# Exit codes: a local worker asks for a place at the end of the queue (EX_TEMPFAIL) ...
+REQUEUE = 75
+STOPPED = 76  # ... or has saved and stopped because it was told to
 
 
-class Early(BaseException):
+class RunFailed(RuntimeError):
+    """A run's command returned a code other than 0, or ran other code than was submitted."""
+
+
+class EarlySignal(BaseException):
     """A signal that came while nothing could be saved."""
 
 
@@ -58,10 +66,19 @@ class Job:
     kind: str = "slurm"
     signal_s: int = 180
 
+    @classmethod
+    def of(cls, sweep: Sweep, run: PlannedRun, batch: JobBatch) -> Job:
+        """Return the job of one of a sweep's runs, for the folder that this process is in."""
+        code = str(sweep.snapshots / batch.code) if batch.code else None
+        return cls(
+            run.to_dict(), str(sweep.root), sweep.name, os.getcwd(), code, batch.name,
+            batch.kind, batch.resources["signal_s"],
+        )  # fmt: skip
+
     @property
     def id(self) -> str | None:
         """The id that Slurm's commands take for this job; None in a pool."""
-        return slurm.own_id() if self.kind == "slurm" else None
+        return own_id() if self.kind == "slurm" else None
 
     def __call__(self) -> dict[str, Any]:
         """Run it (submitit calls this in every task of the job)."""
@@ -77,9 +94,19 @@ class Job:
         return submitit.helpers.DelayedSubmission(self)
 
     @property
+    def folder(self) -> Sweep:
+        """The folder of the sweep that it belongs to."""
+        return Sweep(Path(self.root), self.sweep)
+
+    @property
     def attempts(self) -> Attempts:
         """The record of this run's starts and ends."""
-        return Sweep(Path(self.root), self.sweep).attempts(self.run["name"])
+        return self.folder.attempts(self.run["name"])
+
+    def note_end(self, how: str, **values: Any) -> None:
+        """Note how this start ended, with the step that is saved."""
+        step = PlannedRun.from_dict(self.run).saved_step
+        self.attempts.note("end", how=how, step=step, job=self.id, **values)
 
 
 def execute(job: Job) -> dict[str, Any]:
@@ -89,15 +116,15 @@ def execute(job: Job) -> dict[str, Any]:
         GivenUp: This would be the fourth start from the same step.
         RunFailed: The command returned another code than 0.
     """
-    run, attempts = Run.from_dict(job.run), job.attempts
+    run = PlannedRun.from_dict(job.run)
     rank = export_ranks() if job.id else int(os.environ.get("RANK", 0))
-    step = saved_step(run)
-    with _failures(job, run, rank):
+    step = run.saved_step
+    with _failures(job, rank):
         if rank == 0:
-            _guard(attempts, step)
-            attempts.note(
+            _guard(job.attempts, step)
+            job.attempts.note(
                 "start", step=step, job=job.id, pid=os.getpid(),
-                code=Path(job.code).name if job.code else None, host=host(), batch=job.batch,
+                code=job.code and Path(job.code).name, host=host(), batch=job.batch,
                 restart=int(os.environ.get("SLURM_RESTART_COUNT", 0)),
             )  # fmt: skip
         with _watchdog(job, run, rank):
@@ -106,14 +133,9 @@ def execute(job: Job) -> dict[str, Any]:
         return _interrupted(job, run, rank, asked)
     if rank == 0:
         if not run.trains:
-            _mark_done(job, run)
-        attempts.note("end", how="done", step=saved_step(run))
+            job.folder.mark_done(run.name)
+        job.note_end("done")
     return {"run": run.name, "how": "done"}
-
-
-def saved_step(run: Run) -> int:
-    """Return the step that survives a kill now; 0 for a command that saves nothing."""
-    return run_folder.saved_step(run.folder) if run.trains else 0
 
 
 def _guard(attempts: Attempts, step: int) -> None:
@@ -125,31 +147,27 @@ def _guard(attempts: Attempts, step: int) -> None:
 
 
 @contextlib.contextmanager
-def _failures(job: Job, run: Run, rank: int) -> Iterator[None]:
+def _failures(job: Job, rank: int) -> Iterator[None]:
     """Note an exception with its place before it goes on to Slurm."""
     try:
         yield
     except KeyboardInterrupt:
-        job.attempts.note("end", how="stopped", rank=rank, step=saved_step(run))
+        job.note_end("stopped", rank=rank)
         raise
     except Exception as error:
         own = isinstance(error, GivenUp | RunFailed | UserError)
         text = str(error) if own else f"{type(error).__name__}: {error}"
-        job.attempts.note(
-            "end", how="given up" if isinstance(error, GivenUp) else "failed", rank=rank,
-            job=job.id, step=saved_step(run), error=text[:2000], where="" if own else place(error),
-        )  # fmt: skip
+        how = "given up" if isinstance(error, GivenUp) else "failed"
+        job.note_end(how, rank=rank, error=text[:2000], where="" if own else place(error))
         raise
 
 
-def _call(run: Run) -> str | None:
+def _call(run: PlannedRun) -> str | None:
     """Call the entry point; return the signal that interrupted it, None if it is done.
 
     Raises:
         RunFailed: It returned another code than 0, or left no finished run.
     """
-    from experiments.runtime.command import EXIT_CODES, Interrupted, choose_spinning
-
     choose_spinning()
     module, _, name = run.entry.partition(":")
     try:
@@ -159,14 +177,16 @@ def _call(run: Run) -> str | None:
         code = exit_.code
     except Interrupted as error:
         return error.reason
-    except Early as error:
+    except EarlySignal as error:
         return str(error)
     for reason, number in EXIT_CODES.items():
         if code == number and run.trains:
             return reason
     if code not in (0, None):
-        raise RunFailed(f"{run.entry} returned {code}: {_why(run)}")
-    if run.trains and not run_folder.finished(run.folder, run.steps):
+        status = run_folder.read(Path(run.folder) / "status.json") if run.folder else {}
+        why = status.get("error") or "see the lines above in this log"
+        raise RunFailed(f"{run.entry} returned {code}: {why}")
+    if run.trains and not run.finished:
         raise RunFailed(
             f"{run.entry} returned, but {run.folder} holds no finished run of {run.steps} steps"
         )
@@ -178,10 +198,9 @@ def _early() -> Iterator[None]:
     """Unwind on USR2 and TERM until training puts its own handlers in their place."""
 
     def unwind(number: int, _frame: FrameType | None) -> None:
-        if (
-            os.getpid() == owner
-        ):  # a forked data worker inherits the handler and gets the signal too
-            raise Early(signal.Signals(number).name)
+        # A forked data worker inherits the handler and gets the signal too.
+        if os.getpid() == owner:
+            raise EarlySignal(signal.Signals(number).name)
 
     owner, kept = os.getpid(), {}
     for number in (signal.SIGUSR2, signal.SIGTERM):
@@ -195,13 +214,11 @@ def _early() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _watchdog(job: Job, run: Run, rank: int) -> Iterator[None]:
+def _watchdog(job: Job, run: PlannedRun, rank: int) -> Iterator[None]:
     """Requeue from the last checkpoint if USR2 is not answered in time (in a long evaluation)."""
     over = threading.Event()
 
     def watch() -> None:
-        from experiments.runtime import signals
-
         since = None
         while not over.wait(0.5):
             if "USR" not in (signals.requested() or ""):
@@ -209,13 +226,7 @@ def _watchdog(job: Job, run: Run, rank: int) -> Iterator[None]:
             elif since is None:
                 since = time.monotonic()
             elif time.monotonic() - since > 0.7 * job.signal_s:
-                job.attempts.note(
-                    "end",
-                    how="requeued",
-                    step=saved_step(run),
-                    job=job.id,
-                    signal="USR2, not answered in time",
-                )
+                job.note_end("requeued", signal="USR2, not answered in time")
                 subprocess.run(["scontrol", "requeue", str(job.id)], timeout=120, check=False)
                 return
 
@@ -227,31 +238,26 @@ def _watchdog(job: Job, run: Run, rank: int) -> Iterator[None]:
         over.set()
 
 
-def _why(run: Run) -> str:
-    error = run_folder.read(Path(run.folder) / "status.json").get("error") if run.folder else None
-    return str(error or "see the lines above in this log")
-
-
-def _interrupted(job: Job, run: Run, rank: int, asked: str) -> dict[str, Any]:
+def _interrupted(job: Job, run: PlannedRun, rank: int, asked: str) -> dict[str, Any]:
     """Requeue, or wait for what Slurm has decided; what can be saved is saved on every rank."""
-    attempts, step, requeue = job.attempts, saved_step(run), "USR" in asked
+    step, requeue = run.saved_step, "USR" in asked
     if rank == 0:
         # Given up here already rather than after another wait in the queue.
         if requeue:
-            with _failures(job, run, rank):
-                _guard(attempts, step)
-        attempts.note(
-            "end", how="requeued" if requeue else "stopped", step=step, signal=asked, job=job.id
-        )
+            with _failures(job, rank):
+                _guard(job.attempts, step)
+        job.note_end("requeued" if requeue else "stopped", signal=asked)
     if job.id is None:
         raise SystemExit(REQUEUE if requeue else STOPPED)
     ended: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _frame: ended.append(number))
     if requeue and rank == 0:
         print(f"saved step {step}; requeueing {job.id}", flush=True)
-        with _failures(job, run, rank):
+        with _failures(job, rank):
             _requeue(job.id)
-    _wait(ended, 900.0)
+    over = time.monotonic() + 900.0
+    while not ended and time.monotonic() < over:  # Slurm's TERM; its KILL would come later
+        time.sleep(0.1)
     raise SystemExit(128 + signal.SIGTERM)
 
 
@@ -264,30 +270,76 @@ def _requeue(job_id: str) -> None:
         raise RunFailed(f"scontrol requeue {job_id}: {reason}; launch the sweep again to go on")
 
 
-def _wait(ended: list[int], seconds: float) -> None:
-    """Sleep until Slurm's TERM (its KILL would come later)."""
-    end = time.monotonic() + seconds
-    while not ended and time.monotonic() < end:
-        time.sleep(0.1)
+# --- the process: its code, its node, its rank ----------------------------------------------------
 
 
-def _mark_done(job: Job, run: Run) -> None:
-    from experiments.runtime.files import atomic_write
+def check_code(code: Path) -> None:
+    """Make sure that this process runs the snapshot, and that its children will.
 
-    path = done_mark(Path(job.root), job.sweep, run.name)
-    atomic_write(path, json.dumps({"run": run.name, "time": time.time()}))
+    Raises:
+        RunFailed: The `sweeps` package came from somewhere else.
+    """
+    if code.resolve() != ROOT:
+        raise RunFailed(
+            f"the job imported sweeps from {ROOT}, not from its snapshot {code}: "
+            "PYTHONPATH or a .pth file of this environment comes first"
+        )
+    os.environ["PYTHONPATH"] = python_path(code)
+    if str(code) not in sys.path:
+        sys.path.insert(0, str(code))
 
 
-def done_mark(root: Path, sweep: str, name: str) -> Path:
-    """Return the file that says that a command which is no training run has ended well."""
-    return Sweep(root, sweep).path / "done" / f"{name}.json"
+def place(error: BaseException) -> str:
+    """Return `file:line` of the innermost frame that is neither of this package nor installed."""
+    frames = traceback.extract_tb(error.__traceback__)
+    for frame in reversed(frames):
+        path = Path(frame.filename)
+        if "site-packages" not in path.parts and not path.is_relative_to(ROOT / "sweeps"):
+            shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name
+            return f"{shown}:{frame.lineno}"
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+
+
+def host() -> str:
+    """Return the node's name as Slurm calls it (several nodes may share a host name)."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def export_ranks() -> int:
+    """Give torch.distributed its variables in a job of several tasks; return the rank."""
+    tasks = int(os.environ.get("SLURM_NTASKS", 1))
+    if tasks == 1:
+        return 0
+    import submitit
+
+    env = submitit.JobEnvironment()
+    # Another port after a requeue: the old one may linger.
+    seed = f"{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_RESTART_COUNT', 0)}"
+    os.environ.update(
+        RANK=str(env.global_rank),
+        WORLD_SIZE=str(tasks),
+        LOCAL_RANK=str(env.local_rank),
+        LOCAL_WORLD_SIZE=str(tasks // env.num_nodes),
+        MASTER_ADDR=str(env.hostnames[0]),
+        MASTER_PORT=str(random.Random(seed).randint(20000, 30000)),
+    )
+    return int(env.global_rank)
+
+
+def own_id() -> str | None:
+    """Return the id that `scontrol requeue` needs for this process's job, None outside Slurm.
+
+    The raw job id is wrong for the one task of an array whose raw id equals the array's: it means
+    them all.
+    """
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")
 
 
 def main(words: list[str] | None = None) -> int:
     """Run the job in a JSON file: `python -m sweeps.jobs.job FILE` (what a local worker starts)."""
     (path,) = sys.argv[1:] if words is None else words
-    job = Job(**json.loads(Path(path).read_text()))
-    job()
+    Job(**json.loads(Path(path).read_text()))()
     return 0
 
 

@@ -11,9 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,17 +19,16 @@ from typing import Any
 from experiments.runtime.command import environment_of_jobs
 from experiments.runtime.files import atomic_write
 from experiments.runtime.locks import is_locked, locked
-from sweeps.errors import SweepError
-from sweeps.jobs import run_folder
+from sweeps import SweepError, run_folder
 from sweeps.jobs.cluster_resources import Resources
-from sweeps.jobs.job import REQUEUE
-from sweeps.jobs.submit import job_of, python_path
-from sweeps.jobs.sweep_folder import Sweep
-from sweeps.planning.plan import Run
+from sweeps.jobs.code_snapshot import python_path
+from sweeps.jobs.job import REQUEUE, Job
+from sweeps.jobs.sweep_folder import JobBatch, Sweep
+from sweeps.planning.planned_runs import PlannedRun
 
 
 def start(
-    sweep: Sweep, runs: Sequence[Run], resources: Resources, code: Path, batch: str, cwd: Path
+    sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, batch: JobBatch
 ) -> dict[str, str]:
     """Start a pool for `runs` and return ids by run; it goes on when this process ends.
 
@@ -50,20 +47,15 @@ def start(
             f"{resources.workers * resources.gpus} GPUs, {len(gpus)} are visible; "
             f"try cluster.workers={max(1, len(gpus) // resources.gpus)}"
         )
-    folder = sweep.path / "pools" / batch
+    folder, code = sweep.pool(batch.name), sweep.snapshots / batch.code
     folder.mkdir(parents=True)
-    files = {}
+    files = {run.name: str(folder / f"{run.name}.json") for run in runs}
     for run in runs:
-        job = job_of(sweep, run, code, batch, cwd, resources)
-        atomic_write(folder / f"{run.name}.json", json.dumps(job.__dict__))
-        files[run.name] = str(folder / f"{run.name}.json")
-    share = [
-        gpus[i * resources.gpus : (i + 1) * resources.gpus] if resources.gpus else None
-        for i in range(resources.workers)
-    ]
-    atomic_write(
-        folder / "pool.json", json.dumps({"jobs": files, "workers": share, "logs": str(sweep.logs)})
-    )
+        atomic_write(files[run.name], json.dumps(Job.of(sweep, run, batch).__dict__))
+    each = resources.gpus
+    share = [gpus[i * each : (i + 1) * each] if each else None for i in range(resources.workers)]
+    values = {"jobs": files, "workers": share, "logs": str(sweep.logs)}
+    atomic_write(folder / "pool.json", json.dumps(values))
     environment = environment_of_jobs() | {"PYTHONPATH": python_path(code)}
     # Side by side the runs share the cores; `train.threads` and OMP_NUM_THREADS say otherwise.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -74,16 +66,12 @@ def start(
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
     process.returncode = 0  # it outlives this command on purpose: no warning about that
-    _until_alive(folder)
-    return {run.name: f"{batch}/{run.name}" for run in runs}
-
-
-def _until_alive(folder: Path) -> None:
     end = time.monotonic() + 60
     while not (folder / "state.json").is_file():
         if time.monotonic() > end:
             raise SweepError(f"the pool did not start; see {folder / 'pool.log'}")
         time.sleep(0.02)
+    return {run.name: f"{batch.name}/{run.name}" for run in runs}
 
 
 def visible_gpus() -> list[str]:
@@ -97,13 +85,12 @@ def visible_gpus() -> list[str]:
         )
     except (OSError, subprocess.SubprocessError):
         return []
-    found = [line for line in done.stdout.splitlines() if line.startswith("GPU")]
-    return [str(i) for i in range(len(found))]
+    return [str(i) for i in range(sum(x.startswith("GPU") for x in done.stdout.splitlines()))]
 
 
 def states(sweep: Sweep, batch: str) -> dict[str, str]:
     """Return PENDING, RUNNING or ENDED of a pool's runs, by run; {} if the pool is gone."""
-    folder = sweep.path / "pools" / batch
+    folder = sweep.pool(batch)
     if not is_locked(folder):
         return {}
     return {k: str(v) for k, v in run_folder.read(folder / "state.json").get("runs", {}).items()}
@@ -111,7 +98,7 @@ def states(sweep: Sweep, batch: str) -> dict[str, str]:
 
 def cancel(sweep: Sweep, batch: str, runs: Sequence[str]) -> None:
     """Take runs out of a pool: those that wait leave its queue, those that run get TERM."""
-    folder = sweep.path / "pools" / batch
+    folder = sweep.pool(batch)
     for run in runs:
         atomic_write(folder / f"{run}.cancel", "")
 
@@ -124,81 +111,70 @@ class Pool:
         self.folder = folder
         self.jobs: dict[str, str] = values["jobs"]
         self.logs = Path(values["logs"])
-        self.workers: list[list[str] | None] = values["workers"]
-        self.queue = deque(self.jobs)
-        self.live: dict[str, subprocess.Popen[bytes]] = {}
+        self.idle: list[list[str] | None] = values["workers"]  # GPUs of each worker without a run
+        self.queue = list(self.jobs)
+        self.live: dict[str, tuple[subprocess.Popen[bytes], list[str] | None]] = {}
         self.ended: set[str] = set()
         self.stopping = False
-        self.guard = threading.RLock()
 
     def write(self) -> None:
         """Write who runs and who waits."""
-        found = {run: "PENDING" for run in self.queue} | {run: "RUNNING" for run in self.live}
-        found |= {run: "ENDED" for run in self.ended if run not in found}
+        found = dict.fromkeys(self.ended, "ENDED") | dict.fromkeys(self.queue, "PENDING")
+        found |= dict.fromkeys(self.live, "RUNNING")
         atomic_write(self.folder / "state.json", json.dumps({"pid": os.getpid(), "runs": found}))
 
     def run(self) -> None:
         """Work until the queue is empty or TERM has come."""
         signal.signal(signal.SIGTERM, self._stop)
-        self.write()
-        threads = [
-            threading.Thread(target=self._work, args=(gpus,), daemon=True) for gpus in self.workers
-        ]
-        for thread in threads:
-            thread.start()
-        while any(thread.is_alive() for thread in threads):
-            self._cancel()
-            time.sleep(0.2)
+        while self.queue or self.live:
+            if any([self._cancel(), self._collect(), self._fill()]):
+                self.write()
+            time.sleep(0.1)
         self.write()
 
     def _stop(self, _number: int, _frame: Any) -> None:
-        # No lock in a handler: the flag is read by the main loop.
+        # A handler may come anywhere: the flag is read by the loop.
         self.stopping = True
 
-    def _cancel(self) -> None:
-        with self.guard:
-            wanted = (
-                list(self.jobs) if self.stopping else [p.stem for p in self.folder.glob("*.cancel")]
-            )
-            for run in wanted:
-                (self.folder / f"{run}.cancel").unlink(missing_ok=True)
-                if run in self.queue:
-                    self.queue.remove(run)
-                    self.ended.add(run)
-                elif run in self.live and run not in self.ended:
-                    self.live[run].send_signal(signal.SIGTERM)
-                    self.ended.add(run)
-            if wanted:
-                self.write()
+    def _cancel(self) -> bool:
+        cancelled = [path.stem for path in self.folder.glob("*.cancel")]
+        wanted = list(self.jobs) if self.stopping else cancelled
+        for run in wanted:
+            (self.folder / f"{run}.cancel").unlink(missing_ok=True)
+            if run in self.queue:
+                self.queue.remove(run)
+            elif run in self.live and run not in self.ended:
+                self.live[run][0].send_signal(signal.SIGTERM)
+            self.ended.add(run)
+        return bool(wanted)
 
-    def _work(self, gpus: list[str] | None) -> None:
-        while True:
-            with self.guard:
-                if not self.queue:
-                    return
-                run = self.queue.popleft()
-                process = self._begin(run, gpus)
-                self.live[run] = process
-                self.write()
-            code = process.wait()
-            with self.guard:
-                del self.live[run]
-                if code == REQUEUE and run not in self.ended:
-                    self.queue.append(run)
-                else:
-                    self.ended.add(run)
-                self.write()
+    def _collect(self) -> bool:
+        """Take in the runs that ended; one that asks for a requeue waits behind the others."""
+        over = [run for run, (process, _) in self.live.items() if process.poll() is not None]
+        for run in over:
+            process, gpus = self.live.pop(run)
+            self.idle.append(gpus)
+            if process.returncode == REQUEUE and run not in self.ended:
+                self.queue.append(run)
+            else:
+                self.ended.add(run)
+        return bool(over)
+
+    def _fill(self) -> bool:
+        started = 0
+        while self.queue and self.idle:
+            run, gpus = self.queue.pop(0), self.idle.pop(0)
+            self.live[run] = self._begin(run, gpus), gpus
+            started += 1
+        return bool(started)
 
     def _begin(self, run: str, gpus: list[str] | None) -> subprocess.Popen[bytes]:
         environment = environment_of_jobs()
         if gpus is not None:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         self.logs.mkdir(parents=True, exist_ok=True)
-        name = f"{self.folder.name}_{run}"
-        with (
-            (self.logs / f"{name}.out").open("ab") as out,
-            (self.logs / f"{name}.err").open("ab") as err,
-        ):
+        log = str(self.logs / f"{self.folder.name}_{run}")
+        with open(f"{log}.out", "ab") as out, open(f"{log}.err", "ab") as err:
             return subprocess.Popen(
                 [sys.executable, "-u", "-m", "sweeps.jobs.job", self.jobs[run]],
                 env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err,

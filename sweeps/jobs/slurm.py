@@ -1,15 +1,27 @@
-"""What Slurm knows about jobs: one squeue call, and one sacct call for those it has forgotten."""
+"""Slurm: what it knows about jobs (one squeue, one sacct call), and submission through submitit."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
+import shlex
 import shutil
 import subprocess
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from sweeps.errors import SweepError
+from experiments.runtime.command import environment_of_jobs
+from sweeps import SweepError
+from sweeps.jobs.cluster_resources import Resources
+from sweeps.jobs.code_snapshot import python_path
+from sweeps.jobs.job import Job
+from sweeps.jobs.sweep_folder import JobBatch, Sweep
+from sweeps.planning.planned_runs import PlannedRun
 
 LIVE = {
     "PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD",
@@ -85,18 +97,9 @@ def history(ids: Iterable[str]) -> dict[str, QueueJob]:
     bases = sorted({i.split("_")[0] for i in ids}, key=int)
     if not bases or shutil.which("sacct") is None:
         return {}
-    words = [
-        "sacct",
-        "-X",
-        "-n",
-        "-P",
-        "-o",
-        "JobID,State,ExitCode,NodeList",
-        "-j",
-        ",".join(bases),
-    ]
+    columns = "JobID,State,ExitCode,NodeList"
     try:
-        text = call(words)
+        text = call(["sacct", "-X", "-n", "-P", "-o", columns, "-j", ",".join(bases)])
     except SweepError:
         return {}
     jobs = {}
@@ -136,11 +139,98 @@ def max_array() -> int:
     return 1001
 
 
-def own_id() -> str | None:
-    """Return the id that `scontrol requeue` needs for this process's job, None outside Slurm.
+# --- submission -----------------------------------------------------------------------------------
 
-    The raw job id is wrong for the one task of an array whose raw id equals the array's: it means
-    them all.
+
+def parameters(resources: Resources, batch: str, code: Path) -> dict[str, Any]:
+    """Return submitit's Slurm parameters for a batch."""
+    extra: dict[str, Any] = {"requeue": True, "chdir": str(code), **resources.extra}
+    chosen: dict[str, Any] = {
+        "job_name": batch,
+        "time": resources.minutes,
+        "nodes": resources.nodes,
+        "ntasks_per_node": resources.tasks,
+        "cpus_per_task": resources.cpus,
+        "signal_delay_s": resources.signal_s,
+        "array_parallelism": resources.throttle,
+        "additional_parameters": extra,
+        # A rank that dies takes the others with it: they would wait in a collective for ever.
+        "srun_args": ["--kill-on-bad-exit=1"],
+        "partition": resources.partition,
+        "account": resources.account,
+        "qos": resources.qos,
+        "constraint": resources.constraint,
+        "exclude": resources.exclude,
+        "gpus_per_node": resources.gpus or None,
+        "mem": resources.memory_gb and f"{round(resources.memory_gb * 1024)}M",
+    }
+    return {key: value for key, value in chosen.items() if value is not None}
+
+
+def script(sweep: Sweep, resources: Resources, runs: int, code: Path) -> str:
+    """Return the sbatch script that `submit` would hand over (no Slurm needed).
+
+    Raises:
+        SweepError: The installed submitit renders scripts in another way.
     """
-    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")
+    from submitit.slurm import slurm as renderer
+
+    make = getattr(renderer, "_make_sbatch_string", None)
+    if make is None:
+        raise SweepError("this submitit cannot render a script; pip install 'submitit>=1.5,<1.6'")
+    command = shlex.join([sys.executable, "-u", "-m", "submitit.core._submit", str(sweep.logs)])
+    options = parameters(resources, f"{sweep.name}.BATCH", code)
+    count = {"map_count": runs} if runs > 1 else {}
+    return str(make(command=command, folder=sweep.logs, **count, **options))
+
+
+def submit(
+    sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, batch: JobBatch
+) -> dict[str, str]:
+    """Submit runs as one array (several in sequence beyond MaxArraySize); return ids by run.
+
+    Raises:
+        SweepError: sbatch refused; its reason is in the message.
+    """
+    import submitit
+
+    try:
+        executor = submitit.SlurmExecutor(folder=sweep.logs, max_num_timeout=10_000)
+    except RuntimeError:
+        raise SweepError(
+            "srun is not on PATH: this is no Slurm login node; use cluster=local or cluster=debug"
+        ) from None
+    ids: dict[str, str] = {}
+    code, limit, after = sweep.snapshots / batch.code, max_array(), ""
+    for start in range(0, len(runs), limit):
+        part = runs[start : start + limit]
+        options = parameters(resources, batch.name, code)
+        if after:
+            # The throttle counts per array, so a second one starts when the first has ended.
+            options["dependency"] = f"afterany:{after}"
+        executor.update_parameters(**options)
+        jobs = [Job.of(sweep, run, batch) for run in part]
+        try:
+            # submitit prints what sbatch says; it is in the exception too.
+            with _environment(code), contextlib.redirect_stderr(io.StringIO()), executor.batch():
+                handles = [executor.submit(job) for job in jobs]
+        except (submitit.core.utils.FailedJobError, subprocess.CalledProcessError) as error:
+            reason = " ".join(str(getattr(error, "stderr", None) or error).split())
+            raise SweepError(f"sbatch refused: {reason[-400:]}") from None
+        ids |= {run.name: handle.job_id for run, handle in zip(part, handles, strict=True)}
+        after = handles[0].job_id.split("_")[0]
+    return ids
+
+
+@contextlib.contextmanager
+def _environment(code: Path) -> Iterator[None]:
+    """Let sbatch pass the snapshot on, and nothing that was chosen for this process."""
+    before = dict(os.environ)
+    for name in before.keys() - environment_of_jobs().keys():
+        del os.environ[name]
+    os.environ["PYTHONPATH"] = python_path(code)
+    try:
+        yield
+    finally:
+        del os.environ["PYTHONPATH"]
+        os.environ.update(before)

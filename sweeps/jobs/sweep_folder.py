@@ -9,26 +9,23 @@ outputs/          of commands that are no training run
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from experiments.runtime.console import append_jsonl, read_jsonl
 from experiments.runtime.files import atomic_write
-from routing.plain import json_of
-from sweeps.errors import SweepError
-from sweeps.jobs import run_folder
-from sweeps.planning.plan import Run
+from sweeps import SweepError, run_folder
+from sweeps.planning.planned_runs import PlannedRun
 
 FRUITLESS = 3  # attempts that start from the same step before a run is given up
 
 
 @dataclass
-class Batch:
+class JobBatch:
     """One submission: which runs, where, and the ids they got (none if it was cut off)."""
 
     name: str
@@ -60,27 +57,42 @@ class Sweep:
         """Where the jobs' output goes."""
         return self.path / "logs"
 
+    @property
+    def snapshots(self) -> Path:
+        """Where copies of the code are, shared by all sweeps of one folder of runs."""
+        return self.root / ".sweeps" / "code"
+
+    def pool(self, batch: str) -> Path:
+        """Return the folder of a pool of workers on this machine."""
+        return self.path / "pools" / batch
+
+    def log(self, batch: JobBatch, run: str, kind: str) -> Path | None:
+        """Return the path of a run's log in a batch (`kind` is out or err), None without a job."""
+        if batch.kind == "slurm":
+            return self.logs / f"{batch.ids[run]}_0_log.{kind}" if run in batch.ids else None
+        return self.logs / f"{batch.name}_{run}.{kind}"
+
     def exists(self) -> bool:
         """Whether anything was launched here."""
         return (self.path / "sweep.json").is_file()
 
-    def runs(self) -> dict[str, Run]:
+    def runs(self) -> dict[str, PlannedRun]:
         """Return the runs of every launch so far, by name."""
         values = run_folder.read(self.path / "sweep.json").get("runs", {})
         if not isinstance(values, dict):
             raise SweepError(f"{self.path / 'sweep.json'} is damaged; launch the grid again")
-        return {name: Run.from_dict(run) for name, run in values.items()}
+        return {name: PlannedRun.from_dict(run) for name, run in values.items()}
 
-    def add(self, title: str, runs: Iterable[Run]) -> None:
+    def add(self, title: str, runs: Iterable[PlannedRun]) -> None:
         """Write runs into the sweep's file; a name that is there gets the new one's steps."""
         known = self.runs() | {run.name: run for run in runs}
         values = {"format": 1, "title": title, "runs": {n: r.to_dict() for n, r in known.items()}}
         atomic_write(self.path / "sweep.json", json.dumps(values, indent=1))
 
-    def batches(self) -> list[Batch]:
+    def batches(self) -> list[JobBatch]:
         """Return the submissions in order, each with its ids if they were written."""
-        found: dict[str, Batch] = {}
-        for line in lines(self.path / "batches.jsonl"):
+        found: dict[str, JobBatch] = {}
+        for line in read_jsonl(self.path / "batches.jsonl"):
             name = line.get("batch")
             if not isinstance(name, str):
                 continue
@@ -93,14 +105,30 @@ class Sweep:
                 found[name].note = str(line.get("note", found[name].note))
         return list(found.values())
 
-    def intend(self, batch: Batch) -> None:
+    def latest_batches(self) -> dict[str, JobBatch]:
+        """Return the last submission of each run, by the run's name."""
+        return {run: batch for batch in self.batches() for run in batch.runs}
+
+    def intend(self, batch: JobBatch) -> None:
         """Note a submission before it is made, so that the queue tells of one that is cut off."""
         values = {k: v for k, v in batch.__dict__.items() if k not in ("name", "ids", "note")}
-        append(self.path / "batches.jsonl", {"batch": batch.name, **values})
+        append_jsonl(self.path / "batches.jsonl", [{"batch": batch.name, **values}])
 
     def submitted(self, batch: str, ids: Mapping[str, str], note: str = "") -> None:
         """Note the ids that runs of a submission got."""
-        append(self.path / "batches.jsonl", {"batch": batch, "ids": dict(ids), "note": note})
+        line = {"batch": batch, "ids": dict(ids), "note": note}
+        append_jsonl(self.path / "batches.jsonl", [line])
+
+    def is_done(self, run: PlannedRun) -> bool:
+        """Whether nothing is left to do for a run."""
+        return run.finished if run.trains else self._done_mark(run.name).is_file()
+
+    def mark_done(self, run: str) -> None:
+        """Note that a command which is no training run has ended well."""
+        atomic_write(self._done_mark(run), json.dumps({"run": run, "time": time.time()}))
+
+    def _done_mark(self, run: str) -> Path:
+        return self.path / "done" / f"{run}.json"
 
     def attempts(self, run: str) -> Attempts:
         """Return the record of a run's starts and ends."""
@@ -117,13 +145,13 @@ class Attempts:
         """Return all events, oldest first."""
         return [
             line
-            for line in lines(self.path)
+            for line in read_jsonl(self.path)
             if isinstance(line.get("event"), str) and isinstance(line.get("time"), int | float)
         ]
 
     def note(self, event: str, **values: Any) -> None:
         """Append an event with the time."""
-        append(self.path, {"event": event, "time": time.time(), **values})
+        append_jsonl(self.path, [{"event": event, "time": time.time(), **values}])
 
     def fruitless(self, step: int) -> int:
         """Count the last starts that began at `step` too, since the last retry by hand."""
@@ -143,51 +171,15 @@ def all_sweeps(root: Path) -> list[Sweep]:
     return [Sweep(root, p.parent.name) for p in sorted((root / ".sweeps").glob("*/sweep.json"))]
 
 
-def _batch(name: str, line: Mapping[str, Any]) -> Batch | None:
+def _batch(name: str, line: Mapping[str, Any]) -> JobBatch | None:
     """Return the submission that a line notes, or None if something else stands there."""
     values = [line.get(key) for key in ("cluster", "kind", "code")]
     runs, when, resources = line["runs"], line.get("time"), line.get("resources", {})
     good = isinstance(runs, list) and all(isinstance(text, str) for text in [*runs, *values])
     if not (good and isinstance(when, int | float) and isinstance(resources, dict)):
         return None
-    return Batch(name, line["cluster"], line["kind"], runs, when, line["code"], resources)
+    return JobBatch(name, line["cluster"], line["kind"], runs, when, line["code"], resources)
 
 
 def _texts(values: object) -> bool:
     return isinstance(values, dict) and all(isinstance(v, str) for v in values.values())
-
-
-def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects of a file that may be growing: a half-written line is passed over."""
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return
-    for line in content.splitlines():
-        try:
-            values = json_of(line)
-        except ValueError:
-            continue
-        if isinstance(values, dict):
-            yield values
-
-
-def append(path: Path, values: Mapping[str, Any]) -> None:
-    """Append one JSON line in a single write, flushed to disk.
-
-    Raises:
-        OSError: The disk is full.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    data = (json.dumps(values) + "\n").encode()
-    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
-    try:
-        end = os.lseek(fd, 0, os.SEEK_END)
-        if end and os.pread(fd, 1, end - 1) != b"\n":
-            # A writer died inside its line: ours must not become the rest of it.
-            data = b"\n" + data
-        if os.write(fd, data) < len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        os.fsync(fd)
-    finally:
-        os.close(fd)

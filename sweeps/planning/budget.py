@@ -9,33 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from routing.errors import suggest
-from sweeps.errors import SweepError
-from sweeps.jobs import run_folder
-from sweeps.jobs.cluster_resources import Resources
-from sweeps.planning.plan import Budget, Plan
-
-if TYPE_CHECKING:
-    from backbones.cost import Cost
-    from experiments.config.schema import Config
-
-WAYS = ("steps", "flops", "hours")
+from backbones.cost import Cost
+from experiments.config import Config, load, role
+from experiments.data.specs import describe
+from experiments.runtime.console import big
+from experiments.training.routes import TrainingRoutes, model_arguments, run_cost
+from routing.errors import one_of
+from sweeps import SweepError, run_folder
+from sweeps.planning.planned_runs import Budget, Plan
 
 
 def costs(config: Config) -> Cost:
     """Return the `backbones.cost.Cost` of a run, with its way of removing tokens."""
-    from experiments.data.specs import describe
-    from experiments.training.routes import model_arguments, run_cost
-
     return run_cost(config, model_arguments(config, describe(config.data)))
 
 
 def training_macs(config: Config) -> float:
     """Return the forward MACs of a whole run, schedules of the route included."""
-    from experiments.training.routes import TrainingRoutes
-
     routes, steps = TrainingRoutes(config), config.train.steps
     routing = config.routing
     plain = routing.schedule == "constant" and routing.off_after >= 1 and "/" not in config.route
@@ -51,15 +42,13 @@ def budget(way: str) -> Budget | None:
     Raises:
         SweepError: `way` is none of steps, flops, hours.
     """
-    if way not in WAYS:
-        raise SweepError(f"--compare-at {way}: expected steps, flops or hours{suggest(way, WAYS)}")
-    return {"steps": None, "flops": _flops, "hours": _hours}[way]
+    ways: dict[str, Budget | None] = {"steps": None, "flops": _flops, "hours": _hours}
+    one_of("--compare-at", way, list(ways), SweepError)
+    return ways[way]
 
 
 def dense_of(words: Sequence[str]) -> Config:
     """Return the dense run that a run of these words is compared with."""
-    from experiments.config import load, role
-
     return load([w for w in words if role(w.partition("=")[0]) != "routes"] + ["route=none"])
 
 
@@ -87,44 +76,33 @@ def _hours(config: Config, words: Sequence[str]) -> int | None:
     return max(1, round(config.train.steps * found[0] / found[1]))
 
 
-def estimate(made: Plan, resources: Resources) -> list[str]:
-    """Return what the runs of a plan will cost, one line each and their sum."""
+def estimate(made: Plan, tflops: float | None) -> list[str]:
+    """Return what the runs of a plan will cost, one line each and their sum.
+
+    Args:
+        made: Checked runs.
+        tflops: What one GPU reaches, in TFLOP/s; None: no hours are estimated.
+    """
     lines, total = [], 0.0
     for run in made.runs:
         config = made.configs.get(run.name)
         if config is None:
             lines.append(f"{run.name}  {run.label}")
             continue
-        flops = 6 * training_macs(
-            config
-        )  # forward and backward are three forwards; 2 FLOPs per MAC
+        # Forward and backward are three forwards; 2 FLOPs per MAC.
+        flops = 6 * training_macs(config)
         total += flops
         cost = costs(config)
-        share = (
-            ""
-            if config.resolved_route == "none"
-            else f", {cost.speedup:.2f}x fewer per image than dense"
-        )
+        dense = config.resolved_route == "none"
+        share = "" if dense else f", {cost.speedup:.2f}x fewer per image than dense"
         lines.append(
             f"{run.name}  {run.label}  {config.train.steps} steps  {big(cost.params)} parameters  "
-            f"{big(flops)}FLOPs{share}{_hours_text(flops, resources)}"
+            f"{big(flops)} FLOPs{share}{_hours_text(flops, tflops)}"
         )
-    if total:
-        lines.append(f"together: {big(total)}FLOPs{_hours_text(total, resources)}")
-    return lines
+    return [*lines, f"together: {big(total)} FLOPs{_hours_text(total, tflops)}"] if total else lines
 
 
-def _hours_text(flops: float, resources: Resources) -> str:
-    if resources.tflops is None:
+def _hours_text(flops: float, tflops: float | None) -> str:
+    if tflops is None:
         return ""
-    hours = flops / (resources.tflops * 1e12) / 3600
-    return f", about {hours:.3g} GPU hours at {resources.tflops:g} TFLOP/s"
-
-
-def big(value: float) -> str:
-    """Return a number with a decimal prefix: 130.3 M, 1.2 E."""
-    for unit in ("", "k", "M", "G", "T", "P", "E", "Z"):
-        if abs(value) < 999.5 or unit == "Z":
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    raise AssertionError("unreachable")
+    return f", about {flops / (tflops * 1e12) / 3600:.3g} GPU hours at {tflops:g} TFLOP/s"

@@ -22,27 +22,17 @@ short has whole tables of fewer seeds rather than a part of one table.
 
 from __future__ import annotations
 
-import itertools
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from routing.errors import suggest
-from sweeps.errors import SweepError
+from routing.errors import one_of, suggest
+from routing.parsing import Malformed, yaml_of
+from sweeps import SweepError
 from sweeps.planning.overrides import Typed, same, show
-from sweeps.planning.stages import (
-    GRID,
-    SCALES,
-    STAGE,
-    Stage,
-    applied,
-    read,
-    read_yaml,
-    refuse_unknown,
-)
+from sweeps.planning.stages import GRID, SCALES, STAGE, Stage, applied, read, refuse_unknown
 
 FOLDER = Path(__file__).parents[1] / "grids"
 # Each is composed and checked before the first is submitted, ten a second.
@@ -73,8 +63,7 @@ class Grid:
         Raises:
             SweepError: The scale is unknown, or the grid refuses it and says why.
         """
-        if scale not in SCALES:
-            raise SweepError(f"scale={scale}: expected {', '.join(SCALES)}{suggest(scale, SCALES)}")
+        one_of("scale", scale, SCALES, SweepError)
         first = {k: v for k, v in self.raw.items() if k in STAGE}
         raws = [{"name": first.get("command", "train"), **first}, *self.raw.get("stages", [])]
         stages = [stage for raw in raws if (stage := read(self.name, raw, scale)) is not None]
@@ -94,23 +83,20 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One thing to run: an entry point, its overrides, and what sets it apart."""
+class GridCell:
+    """One thing to run: a stage's command, its overrides, and what sets it apart."""
 
-    stage: str
-    entry: str
-    args: tuple[str, ...]
+    stage: Stage
     overrides: Mapping[str, Any]
     varies: Mapping[str, Any]
-    trains: bool = True
-    fits: tuple[str, ...] = ()
     parent: int | None = None  # index of the cell whose run this one starts from
 
     @property
     def label(self) -> str:
         """What sets the cell apart, as typed on a command line."""
         text = " ".join(f"{k}={show(v)}" for k, v in self.varies.items())
-        return text if self.stage == "train" else f"{self.stage}: {text}".rstrip(": ")
+        name = self.stage.name
+        return text if name == "train" else f"{name}: {text}".rstrip(": ")
 
 
 def names() -> list[str]:
@@ -138,32 +124,52 @@ def load(name: str) -> Grid:
     Raises:
         SweepError: There is no such grid, or its file is not one.
     """
-    path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
-    if not path.is_file():
-        known = names()
-        raise SweepError(
-            f"no grid {name!r}; expected a .yaml file or one of {', '.join(known)}"
-            f"{suggest(name, known)}"
-        )
+    path, raw = named_yaml("grid", name, FOLDER, "base, axes, seeds")
     check_name(path.stem)
-    raw = read_yaml(path, f"grid {path}")
-    if not isinstance(raw, dict):
-        raise SweepError(f"grid {path}: expected a mapping with keys such as base, axes, seeds")
     refuse_unknown(path.stem, raw, GRID)
     return Grid(path.stem, raw, path)
 
 
+def named_yaml(kind: str, name: str, folder: Path, keys: str) -> tuple[Path, dict[Any, Any]]:
+    """Return the path and the values of a YAML file: by its path, or by its name in `folder`.
+
+    Args:
+        kind: grid or cluster, for the messages.
+        name: A path if it ends in .yaml or .yml.
+        folder: Holds the files that come with the project.
+        keys: Some of the keys that its mapping may have.
+
+    Raises:
+        SweepError: There is no such file, or it holds something else or more than any of ours does.
+    """
+    path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
+    if not path.is_file():
+        known = sorted(path.stem for path in folder.glob("*.yaml"))
+        raise SweepError(
+            f"no {kind} {name!r}; expected a .yaml file or one of {', '.join(known)}"
+            f"{suggest(name, known)}"
+        )
+    try:
+        raw = yaml_of(path.read_text(encoding="utf-8"), f"{kind} {path}")
+    except UnicodeDecodeError:
+        raise SweepError(f"{kind} {path} is not YAML (not UTF-8)") from None
+    except Malformed as error:
+        raise SweepError(str(error)) from None
+    if not isinstance(raw, dict):
+        raise SweepError(f"{kind} {path}: expected a mapping with keys such as {keys}")
+    return path, raw
+
+
 def expand(
     grid: Grid, scale: str = "tiny", user: Mapping[str, Sequence[Any]] | None = None
-) -> list[Cell]:
+) -> list[GridCell]:
     """Expand a grid at a scale, with a user's overrides, to cells (not checked yet).
 
     Args:
         grid: From `load`.
         scale: tiny, small or paper.
         user: Values by key: they replace an axis (or `seed`), pick rows of `cells` and `zip`,
-        become a new
-            axis if there are several, and an override of every cell otherwise.
+            become a new axis if there are several, and an override of every cell otherwise.
 
     Raises:
         SweepError: A value picks no row, the grid refuses the scale, or nothing is left.
@@ -173,58 +179,38 @@ def expand(
     theirs = {key for stage in raw if not stage.trains for key in stage.set_keys()} - {"seed"}
     ours = {key for stage in raw if stage.trains for key in stage.set_keys()}
     stages = [applied(grid.name, stage, user or {}, theirs - ours) for stage in raw]
-    cells: list[Cell] = []
+    cells: list[GridCell] = []
     for stage in stages:
         parents: list[int | None] = [None]
         if stage.of is not None:
             parents = [
-                i for i, c in enumerate(cells) if c.stage == stage.of and _matches(c, stage.where)
+                i
+                for i, cell in enumerate(cells)
+                if cell.stage.name == stage.of and _matches(cell, stage.where)
             ]
             if not parents and not user:
                 raise SweepError(
                     f"grid {grid.name}: stage {stage.name!r} has no parent at scale {scale}"
                 )
         for parent in parents:
-            if len(cells) + rows_of(stage) > MOST_CELLS:
+            if len(cells) + stage.rows > MOST_CELLS:
                 raise SweepError(
                     f"grid {grid.name}: stage {stage.name!r} makes more than {MOST_CELLS} cells; "
                     "launch it in parts, with fewer values of its axes each"
                 )
             base = dict(cells[parent].overrides) if parent is not None and stage.trains else {}
             inherited = dict(cells[parent].varies) if parent is not None else {}
-            for varies in _rows(stage):
+            for varies in stage.combinations():
                 start = {"scale": Typed(scale)} if stage.trains else {}
                 overrides = {**start, **base, **stage.base, **varies}
-                cells.append(
-                    Cell(stage.name, stage.entry, stage.args, overrides, {**inherited, **varies},
-                         stage.trains, stage.fits, parent)
-                )  # fmt: skip
+                cells.append(GridCell(stage, overrides, {**inherited, **varies}, parent))
     if not cells:
         raise SweepError(f"grid {grid.name}: no cell is left at scale {scale} with these overrides")
     return cells
 
 
-def rows_of(stage: Stage) -> int:
-    """Return the number of cells that a stage makes of each parent."""
-    sizes = [len(stage.cells), *map(len, stage.axes.values())]
-    sizes += [len(column) for column in [*stage.zip.values()][:1]]
-    return math.prod(sizes) * (1 if stage.seeds is None else len(stage.seeds))
-
-
-def _rows(stage: Stage) -> Iterator[dict[str, Any]]:
-    """Yield what varies, seeds outermost."""
-    columns = list(zip(*stage.zip.values(), strict=True)) or [()]
-    for seed in stage.seeds if stage.seeds is not None else (None,):
-        for row, column in itertools.product(stage.cells, columns):
-            for values in itertools.product(*stage.axes.values()):
-                varies = {**row, **dict(zip(stage.zip, column, strict=True))}
-                varies |= dict(zip(stage.axes, values, strict=True))
-                yield varies if seed is None else {**varies, "seed": seed}
-
-
-def _matches(cell: Cell, where: Mapping[str, Any]) -> bool:
-    for key, want in where.items():
-        wanted = want if isinstance(want, list) else [want]
-        if not any(same(cell.overrides.get(key), value) for value in wanted):
-            return False
-    return True
+def _matches(cell: GridCell, where: Mapping[str, Any]) -> bool:
+    return all(
+        any(same(cell.overrides.get(key), v) for v in (want if isinstance(want, list) else [want]))
+        for key, want in where.items()
+    )

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from routing.plain import check_word
-from sweeps.errors import SweepError
+from routing.parsing import check_word
+from sweeps import SweepError
 
 _KEY = re.compile(r"[A-Za-z_][\w.]*\Z")
 

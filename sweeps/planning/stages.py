@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from routing.errors import suggest
-from routing.plain import Malformed, whole, yaml_of
-from sweeps.errors import SweepError
+from routing.errors import one_of, suggest
+from routing.parsing import whole
+from sweeps import SweepError
 from sweeps.planning.overrides import same, show
 
 SCALES = ("tiny", "small", "paper")
@@ -27,6 +28,7 @@ STAGE: dict[str, type] = {
     "refused": str,
 }  # fmt: skip
 GRID = STAGE | {"title": str, "makes": list, "note": str, "stages": list}
+Rows = tuple[Mapping[str, Any], ...]
 _KINDS: dict[type, str] = {str: "a text", list: "a list", dict: "a mapping"}
 
 
@@ -48,18 +50,31 @@ class Stage:
     entry: str
     args: tuple[str, ...] = ()
     base: Mapping[str, Any] = field(default_factory=dict)
-    cells: tuple[Mapping[str, Any], ...] = ({},)
+    cells: Rows = ({},)
     axes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    zip: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    zip: Rows = ({},)  # its columns, as rows
     seeds: tuple[int, ...] | None = None
     fits: tuple[str, ...] = ()
     of: str | None = None
     where: Mapping[str, Any] = field(default_factory=dict)
     trains: bool = True  # a cell is a run folder's training rather than another command
 
+    @property
+    def rows(self) -> int:
+        """The number of cells that it makes of each parent."""
+        sizes = [len(self.cells), len(self.zip), *map(len, self.axes.values())]
+        return math.prod(sizes) * (1 if self.seeds is None else len(self.seeds))
+
+    def combinations(self) -> Iterator[dict[str, Any]]:
+        """Yield what varies, by key; seeds are the outermost loop."""
+        seeds = [{}] if self.seeds is None else [{"seed": seed} for seed in self.seeds]
+        product = itertools.product(*self.axes.values())
+        for seed, row, zipped, values in itertools.product(seeds, self.cells, self.zip, product):
+            yield {**row, **zipped, **dict(zip(self.axes, values, strict=True)), **seed}
+
     def set_keys(self) -> set[str]:
         """Return the keys that the stage sets."""
-        return {key for row in (*self.cells, self.base, self.axes, self.zip) for key in row}
+        return {key for row in (*self.cells, *self.zip, self.base, self.axes) for key in row}
 
 
 def read(grid: str, raw: Any, scale: str) -> Stage | None:
@@ -89,11 +104,7 @@ def read(grid: str, raw: Any, scale: str) -> Stage | None:
         raise SweepError(f"grid {grid}: cells must be a list of mappings such as {{route: 2-8}}")
     command = merged.get("command", "train")
     known = entries()
-    if command not in known:
-        raise SweepError(
-            f"grid {grid}: command {command!r}; expected {', '.join(known)}"
-            f"{suggest(str(command), known)}"
-        )
+    one_of(f"grid {grid}: command", command, list(known), SweepError)
     for key in ("base", "axes", "zip", "where"):
         _texts(grid, key, merged.get(key) or {})
     _texts(grid, "fits", merged.get("fits") or ())
@@ -105,7 +116,8 @@ def read(grid: str, raw: Any, scale: str) -> Stage | None:
     seeds = merged.get("seeds")
     if seeds is None and raw.get("of") is None and command == "train":
         seeds = [0]
-    where = f"grid {grid}: seeds: "
+    elif seeds is not None:
+        seeds = [whole(seed, f"grid {grid}: seeds: ", SweepError) for seed in seeds]
     return Stage(
         name=str(raw.get("name") or command),
         entry=known[command],
@@ -113,8 +125,11 @@ def read(grid: str, raw: Any, scale: str) -> Stage | None:
         base=merged["base"],
         cells=tuple(rows),
         axes=axes,
-        zip=zipped,
-        seeds=None if seeds is None else tuple(whole(s, where, SweepError) for s in seeds),
+        zip=tuple(
+            dict(zip(zipped, values, strict=True)) for values in zip(*zipped.values(), strict=True)
+        )
+        or ({},),
+        seeds=None if seeds is None else tuple(seeds),
         fits=tuple(merged.get("fits") or ()),
         of=raw.get("of"),
         where=merged.get("where") or {},
@@ -141,34 +156,19 @@ def refuse_unknown(grid: str, raw: Any, keys: Mapping[str, type]) -> None:
             f"grid {grid}: expected a mapping with keys {', '.join(sorted(keys))}, got {raw!r}"
         )
     for key, value in raw.items():
-        if key not in keys:
-            raise SweepError(
-                f"grid {grid}: unknown key {key!r}; expected {', '.join(sorted(keys))}"
-                f"{suggest(key, keys)}"
-            )
+        one_of(f"grid {grid}: unknown key", key, sorted(keys), SweepError)
         if value is not None and not isinstance(value, keys[key]):
             raise SweepError(f"grid {grid}: {key} must be {_KINDS[keys[key]]}, got {value!r}")
 
 
-def read_yaml(path: Path, what: str) -> Any:
-    """Return the values of a YAML file.
-
-    Raises:
-        SweepError: It is not one, or holds more than any grid does.
-    """
-    try:
-        return yaml_of(path.read_text(encoding="utf-8"), what)
-    except UnicodeDecodeError:
-        raise SweepError(f"{what} is not YAML (not UTF-8)") from None
-    except Malformed as error:
-        raise SweepError(str(error)) from None
-
-
 def applied(grid: str, stage: Stage, user: Mapping[str, Sequence[Any]], theirs: set[str]) -> Stage:
     """Return the stage with a user's values; `theirs` are keys of other commands alone."""
-    base, axes, cells, zipped = dict(stage.base), dict(stage.axes), stage.cells, dict(stage.zip)
+    base, axes, cells, zipped = dict(stage.base), dict(stage.axes), stage.cells, stage.zip
     seeds = stage.seeds
     for key, values in user.items():
+        inherited = stage.of is not None or key in theirs
+        # Where training puts its run folders is nothing that another command knows.
+        foreign = key == "paths.runs" and not stage.trains
         if key == "seed" and seeds is not None:
             seeds = tuple(whole(show(v), "seed=", SweepError) for v in values)
         elif key in axes:
@@ -177,27 +177,29 @@ def applied(grid: str, stage: Stage, user: Mapping[str, Sequence[Any]], theirs: 
             # An option such as sampler.steps=5 is set in every row; backbone=... picks rows.
             cells = tuple({k: v for k, v in row.items() if k != key} for row in cells)
             base, axes = _set(base, axes, key, values)
-        elif key in {k for row in cells for k in row}:
-            picked = tuple(r for r in cells if key not in r or any(same(r[key], v) for v in values))
-            missing = [v for v in values if not any(same(r.get(key), v) for r in cells)]
-            _picked(grid, key, missing, [r[key] for r in cells if key in r])
-            cells = picked
-        elif key in zipped:
-            missing = [v for v in values if not any(same(z, v) for z in zipped[key])]
-            _picked(grid, key, missing, list(zipped[key]))
-            rows = [i for i, z in enumerate(zipped[key]) if any(same(z, v) for v in values)]
-            zipped = {k: tuple(column[i] for i in rows) for k, column in zipped.items()}
-        elif key not in base and (stage.of is not None or key in theirs or _elsewhere(stage, key)):
-            continue  # it says nothing to this command, or is inherited from the parent
-        else:
+        elif any(key in row for row in cells):
+            cells = _picked(grid, cells, key, values)
+        elif any(key in row for row in zipped):
+            zipped = _picked(grid, zipped, key, values)
+        elif key in base or not (inherited or foreign):
             base, axes = _set(base, axes, key, values)
-    return Stage(stage.name, stage.entry, stage.args, base, cells, axes, zipped, seeds, stage.fits,
-                 stage.of, stage.where, stage.trains)  # fmt: skip
+    return replace(stage, base=base, axes=axes, cells=cells, zip=zipped, seeds=seeds)
 
 
-def _picks_nothing(cells: Sequence[Mapping[str, Any]], key: str, values: Sequence[Any]) -> bool:
-    have = [row[key] for row in cells if key in row]
+def _picks_nothing(rows: Rows, key: str, values: Sequence[Any]) -> bool:
+    have = [row[key] for row in rows if key in row]
     return bool(have) and not any(same(value, v) for value in have for v in values)
+
+
+def _picked(grid: str, rows: Rows, key: str, values: Sequence[Any]) -> Rows:
+    for value in values:
+        if not any(same(row.get(key), value) for row in rows):
+            known = list(dict.fromkeys(show(row[key]) for row in rows if key in row))
+            raise SweepError(
+                f"grid {grid}: {key}={show(value)} is in none of its cells; expected "
+                f"{', '.join(known)}{suggest(show(value), known)}"
+            )
+    return tuple(r for r in rows if key not in r or any(same(r[key], v) for v in values))
 
 
 def _set(
@@ -206,18 +208,3 @@ def _set(
     if len(values) > 1:
         return {k: v for k, v in base.items() if k != key}, {**axes, key: tuple(values)}
     return {**base, key: values[0]}, axes
-
-
-def _elsewhere(stage: Stage, key: str) -> bool:
-    # Where training puts its run folders is nothing that another command knows.
-    return not stage.trains and key == "paths.runs"
-
-
-def _picked(grid: str, key: str, missing: Sequence[Any], known: Sequence[Any]) -> None:
-    if missing:
-        options = list(dict.fromkeys(show(v) for v in known))
-        word = show(missing[0])
-        raise SweepError(
-            f"grid {grid}: {key}={word} is in none of its cells; expected {', '.join(options)}"
-            f"{suggest(word, options)}"
-        )

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 from slurm_lab import started, until, which
-from test_slurm_sweeps import Shop
+from test_slurm_sweeps import SlurmLauncher
 
 from sweeps.jobs import slurm
 
@@ -30,7 +30,7 @@ def shop(accounted, tmp_path, capsys, monkeypatch):
     from slurm_lab import use_stubs
 
     use_stubs(monkeypatch)
-    yield Shop(tmp_path, capsys)
+    yield SlurmLauncher(tmp_path, capsys)
     subprocess.run(["scancel", "--user", str(os.getuid())], check=False)
     until(lambda: not any(job.live for job in slurm.queue().values()), what="an empty queue")
 

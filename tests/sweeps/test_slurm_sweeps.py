@@ -10,61 +10,32 @@ import pytest
 import yaml
 from slurm_lab import (  # noqa: F401
     STUB,
+    Launcher,
     lab,
     named_nodes,
     squeue,
     until,
     use_stubs,
-    write_grid,
 )
 
 from sweeps import sweeps_command
 from sweeps.jobs import slurm
-from sweeps.jobs.sweep_folder import Sweep
-from sweeps.view import standing
 
 pytestmark = pytest.mark.slurm
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class Shop:
-    """One folder of runs, and the commands on it."""
+class SlurmLauncher(Launcher):
+    """The commands on the cluster of this machine."""
 
     def __init__(self, folder, capsys):
-        self.folder, self.capsys = folder, capsys
-        self.runs = folder / "runs"
-        self.runs.mkdir()
-        self.sweep = Sweep(self.runs, "count")
-        self.grid = write_grid(folder)
+        super().__init__(folder, capsys, seeds=(0, 1, 2, 3), sleep=0.02)
+        self.place = [f"cluster={folder / 'lab.yaml'}"]
         self.resources(throttle=8)
-        self.stub({"sleep": 0.02})
 
     def resources(self, **changes):
         values = {"kind": "slurm", "time": "1:00:00", "signal_s": 60, **changes}
         (self.folder / "lab.yaml").write_text(yaml.safe_dump(values))
-
-    def stub(self, everywhere, **by_seed):
-        values = {"*": everywhere} | {k.removeprefix("seed"): v for k, v in by_seed.items()}
-        (self.runs / "stub.json").write_text(json.dumps(values))
-
-    def words(self, command, *words):
-        place = [f"cluster={self.folder / 'lab.yaml'}"] if command in ("launch", "retry") else []
-        return [command, self.grid, *place, f"paths.runs={self.runs}", *words]
-
-    def __call__(self, command, *words, code=0):
-        self.capsys.readouterr()
-        assert sweeps_command.main(self.words(command, *words)) == code
-        out = self.capsys.readouterr()
-        return out.out + out.err
-
-    def rows(self):
-        return {int(r.run.varies["seed"]): r for r in standing.stand(self.sweep)[0]}
-
-    def states(self):
-        return {seed: row.state for seed, row in self.rows().items()}
-
-    def events(self, seed):
-        return self.sweep.attempts(self.rows()[seed].run.name).events()
 
     def starts(self, seed):
         return [e for e in self.events(seed) if e["event"] == "start"]
@@ -86,7 +57,7 @@ class Shop:
     def log(self, seed, kind="err"):
         name = self.rows()[seed].run.name
         batch = [b for b in self.sweep.batches() if name in b.runs][-1]
-        return standing.log_of(self.sweep, batch, name, kind).read_text()
+        return self.sweep.log(batch, name, kind).read_text()
 
 
 @pytest.fixture
@@ -94,7 +65,7 @@ def shop(lab, tmp_path, capsys, monkeypatch):  # noqa: F811
     for key, value in lab.environment().items():
         monkeypatch.setenv(key, value)
     use_stubs(monkeypatch)
-    made = Shop(tmp_path, capsys)
+    made = SlurmLauncher(tmp_path, capsys)
     yield made
     subprocess.run(["scancel", "--user", str(os.getuid())], check=False)
     until(

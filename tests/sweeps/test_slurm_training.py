@@ -13,7 +13,7 @@ from slurm_lab import lab, named_nodes, squeue, until  # noqa: F401
 from sweeps import sweeps_command
 from sweeps.jobs import slurm
 from sweeps.jobs.sweep_folder import Sweep
-from sweeps.view import standing
+from sweeps.view import run_status
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slurm
@@ -23,7 +23,7 @@ SMALL = [
 ]  # fmt: skip
 
 
-class Lab:
+class OneRunSweep:
     """One sweep of one real run below `folder`."""
 
     def __init__(self, folder, **resources):
@@ -45,7 +45,7 @@ class Lab:
 
     @property
     def row(self):
-        return standing.stand(self.sweep)[0][0]
+        return run_status.statuses(self.sweep)[0][0]
 
     def starts(self):
         return [e for e in self.sweep.attempts(self.row.run.name).events() if e["event"] == "start"]
@@ -89,7 +89,7 @@ def learnt(folder):
 
 
 def test_a_pre_empted_run_ends_bitwise_as_an_undisturbed_one(tmp_path):
-    calm, shaken = Lab(tmp_path / "calm"), Lab(tmp_path / "shaken")
+    calm, shaken = OneRunSweep(tmp_path / "calm"), OneRunSweep(tmp_path / "shaken")
     calm.launch()
     shaken.launch()
     shaken.interrupt(step=4)
@@ -103,7 +103,7 @@ def test_a_pre_empted_run_ends_bitwise_as_an_undisturbed_one(tmp_path):
 
 @pytest.mark.usefixtures("named_nodes")
 def test_four_ranks_on_two_nodes_agree_save_and_go_on(tmp_path):
-    one = Lab(tmp_path / "one", nodes=2, tasks=2)
+    one = OneRunSweep(tmp_path / "one", nodes=2, tasks=2)
     one.launch()
     one.interrupt(step=3)
     folder = one.done()

@@ -8,7 +8,7 @@ import pytest
 from sweeps import sweeps_command
 from sweeps.jobs.sweep_folder import Sweep
 from sweeps.planning import budget, grid, overrides
-from sweeps.view import standing
+from sweeps.view import run_status
 
 pytestmark = pytest.mark.slow
 # Two steps and a few samples: what comes out means nothing, that it comes out is what is tested.
@@ -36,9 +36,9 @@ def test_two_steps_of_every_cell_at_tiny(name, tmp_path):
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         code = sweeps_command.main(["launch", name, "cluster=debug", f"paths.runs={runs}", *words])
     assert code == 0, said.getvalue()[-4000:]
-    rows, _ = standing.stand(Sweep(runs, name))
+    rows, _ = run_status.statuses(Sweep(runs, name))
     assert {row.state for row in rows} == {"done"}
-    expected = {cell.stage for cell in grid.expand(grid.load(name))}
+    expected = {cell.stage.name for cell in grid.expand(grid.load(name))}
     assert {row.run.stage for row in rows} == expected
 
     # From these runs alone, without those of another grid.
@@ -54,7 +54,7 @@ def test_two_steps_of_every_cell_at_tiny(name, tmp_path):
 def cells(name):
     """The overrides of a grid's training cells at paper scale, parents aside."""
     for cell in grid.expand(grid.load(name), "paper"):
-        if cell.trains:
+        if cell.stage.trains:
             yield [f"{k}={overrides.show(v)}" for k, v in cell.overrides.items() if k != "init"]
 
 

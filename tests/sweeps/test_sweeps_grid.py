@@ -5,7 +5,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeps.errors import SweepError
+from sweeps import SweepError
 from sweeps.planning import grid, overrides
 from sweeps.planning.overrides import Typed
 
@@ -107,13 +107,13 @@ def test_later_stages_start_from_the_runs_they_name(tmp_path):
         ],
     )  # fmt: skip
     cells = grid.expand(made)
-    assert [c.stage for c in cells] == ["train", "train", "finetune", "score", "score"]
+    assert [c.stage.name for c in cells] == ["train", "train", "finetune", "score", "score"]
     fine = cells[2]
     assert (
         fine.parent == 1 and fine.overrides["train.lr"] == 2 and fine.overrides["route"] == "none"
     )
-    assert overrides.show(fine.overrides["scale"]) == "tiny" and fine.trains
-    assert cells[4].parent == 2 and cells[4].args == ("{parent}",) and not cells[4].trains
+    assert overrides.show(fine.overrides["scale"]) == "tiny" and fine.stage.trains
+    assert cells[4].parent == 2 and cells[4].stage.args == ("{parent}",) and not cells[4].stage.trains
     assert dict(cells[4].overrides) == {"w": 2}
 
 
@@ -134,7 +134,7 @@ def test_a_grid_may_refuse_a_scale_with_its_reason(tmp_path):
         ({"cells": {"a": 1}}, "cells must be a list, got"),
         ({"command": "trian"}, "did you mean train"),
         ({"command": "call", "entry": "subprocess:call"}, "unknown key 'entry'"),
-        ({"command": "call"}, "command 'call'; expected train, evaluate, bench, analysis$"),
+        ({"command": "call"}, "command 'call': expected one of train, evaluate, bench, analysis$"),
         ({"where": 5}, "where must be a mapping, got 5"),
         ({"base": []}, "base must be a mapping"),
         ({"fits": [5]}, "fits has the key 5"),

@@ -11,55 +11,18 @@ from pathlib import Path
 
 import pytest
 import yaml
-from slurm_lab import STUB, until, use_stubs, write_grid
+from slurm_lab import STUB, Launcher, until, use_stubs, write_grid
 
 import experiments.runtime.command
+from experiments.runtime.console import append_jsonl, read_jsonl
 from experiments.runtime.files import code_commit
-from sweeps import sweeps_command
-from sweeps.errors import SweepError
-from sweeps.jobs import (
-    cluster_resources,
-    code_snapshot,
-    job,
-    pool,
-    run_folder,
-    slurm,
-    submit,
-)
-from sweeps.jobs.sweep_folder import Batch, Sweep, append
-from sweeps.planning.plan import Run
-from sweeps.view import standing, status_table
+from sweeps import SweepError, run_folder, sweeps_command
+from sweeps.jobs import cluster_resources, code_snapshot, job, pool, slurm
+from sweeps.jobs.sweep_folder import JobBatch, Sweep
+from sweeps.planning.planned_runs import PlannedRun
+from sweeps.view import run_status, status_table
 
 ROOT = Path(code_snapshot.__file__).resolve().parents[2]
-
-
-class Shop:
-    def __init__(self, folder, capsys):
-        self.folder, self.capsys = folder, capsys
-        self.runs = folder / "runs"
-        self.runs.mkdir()
-        self.sweep = Sweep(self.runs, "count")
-        self.grid = write_grid(folder, seeds=[0, 1])
-        self.stub({"sleep": 0})
-
-    def stub(self, everywhere, **by_seed):
-        values = {"*": everywhere} | {k.removeprefix("seed"): v for k, v in by_seed.items()}
-        (self.runs / "stub.json").write_text(json.dumps(values))
-
-    def __call__(self, command, *words, code=0):
-        self.capsys.readouterr()
-        assert sweeps_command.main([command, self.grid, f"paths.runs={self.runs}", *words]) == code
-        out = self.capsys.readouterr()
-        return out.out + out.err
-
-    def rows(self):
-        return {int(r.run.varies["seed"]): r for r in standing.stand(self.sweep)[0]}
-
-    def states(self):
-        return {seed: row.state for seed, row in self.rows().items()}
-
-    def events(self, seed):
-        return self.sweep.attempts(self.rows()[seed].run.name).events()
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +33,7 @@ def stubs(monkeypatch):
 
 @pytest.fixture
 def shop(tmp_path, capsys):
-    return Shop(tmp_path, capsys)
+    return Launcher(tmp_path, capsys)
 
 
 # --- in this process -------------------------------------------------------------------------------------------
@@ -153,7 +116,7 @@ def test_stages_follow_each_other_in_this_process(shop):
                  "base": {"n": 3}, "axes": {"w": [1, 2]}}],
     )  # fmt: skip
     shop("launch", "cluster=debug", "n=4", "w=2,5")
-    rows, _ = standing.stand(shop.sweep)
+    rows, _ = run_status.statuses(shop.sweep)
     assert len(rows) == 6 and all(row.state == "done" for row in rows)
     scores = [json.loads(p.read_text()) for p in (shop.sweep.path / "outputs").iterdir()]
     assert sorted(words[-1] for words in scores) == ["w=2", "w=2", "w=5", "w=5"]
@@ -175,7 +138,7 @@ def test_jobs_choose_for_themselves_how_long_threads_spin(monkeypatch):
     monkeypatch.setenv("KMP_BLOCKTIME", "3")  # the user's
     monkeypatch.delenv("PYTHONPATH", raising=False)
     before = dict(os.environ)
-    with submit._environment(Path("code")):
+    with slurm._environment(Path("code")):
         assert "GOMP_SPINCOUNT" not in os.environ and os.environ["KMP_BLOCKTIME"] == "3"
         assert os.environ["PYTHONPATH"] == "code"
     assert dict(os.environ) == before
@@ -197,7 +160,7 @@ def test_a_pool_runs_with_its_limit_from_the_snapshot(shop, monkeypatch):
     assert threads == {str(max(1, len(os.sched_getaffinity(0)) // 2))}
     batch = shop.sweep.batches()[0]
     assert {e["code"] for e in shop.events(0) if e["event"] == "start"} == {batch.code}
-    assert (shop.runs / ".sweeps" / "code" / batch.code / "sweeps" / "job.py").is_file()
+    assert (shop.runs / ".sweeps" / "code" / batch.code / "sweeps" / "jobs" / "job.py").is_file()
     assert "3 of 3 done" in shop("launch", "cluster=local", "seed=0,1,2")
 
 
@@ -255,7 +218,7 @@ def make_run(root, name="r", **changes):
         "name": name, "stage": "train", "label": f"name={name}", "entry": "stub_training:main", "args": [],
         "trains": True, "folder": str(root / name), "steps": 10, "varies": {"seed": "0"},
     }  # fmt: skip
-    return Run.from_dict({**values, **changes})
+    return PlannedRun.from_dict({**values, **changes})
 
 
 def test_attempts_without_progress_are_counted_since_the_last_retry(tmp_path):
@@ -309,12 +272,12 @@ def test_a_job_that_imports_other_code_than_its_snapshot_refuses(tmp_path):
 def test_the_id_for_requeueing_is_the_array_tasks(monkeypatch):
     for key in ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"):
         monkeypatch.delenv(key, raising=False)
-    assert slurm.own_id() is None
+    assert job.own_id() is None
     monkeypatch.setenv("SLURM_JOB_ID", "18")
-    assert slurm.own_id() == "18"
+    assert job.own_id() == "18"
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "18")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "5")
-    assert slurm.own_id() == "18_5"
+    assert job.own_id() == "18_5"
 
 
 def test_a_job_survives_submitits_pickle(tmp_path):
@@ -330,13 +293,13 @@ def test_a_job_survives_submitits_pickle(tmp_path):
 
 def test_half_written_and_foreign_lines_are_passed_over(tmp_path):
     sweep = Sweep(tmp_path, "g")
-    sweep.intend(Batch("b", "slurm", "slurm", ["r"], 1.0, "c"))
+    sweep.intend(JobBatch("b", "slurm", "slurm", ["r"], 1.0, "c"))
     sweep.submitted("b", {"r": "18"})
     with (sweep.path / "batches.jsonl").open("a") as handle:
         handle.write('[1]\nnot json\n{"batch": "z", "ids": {"r": "1"}}\n{"batch": "b", "id')
     (batch,) = sweep.batches()
     assert batch.ids == {"r": "18"} and batch.code == "c"
-    append(sweep.path / "x.jsonl", {"a": 1})
+    append_jsonl(sweep.path / "x.jsonl", [{"a": 1}])
     assert (sweep.path / "x.jsonl").read_text() == '{"a": 1}\n'
 
 
@@ -390,7 +353,7 @@ def test_the_script_asks_for_what_the_resources_say(tmp_path):
         "gpus": "4",
     }
     place = cluster_resources.load("slurm", "paper", {**keys, "extra": "{mail-type: END}", "throttle": "3"})
-    text = submit.script(Sweep(tmp_path / "a b", "g"), place, 5, tmp_path / "code")
+    text = slurm.script(Sweep(tmp_path / "a b", "g"), place, 5, tmp_path / "code")
     for line in (
         "--partition=gpu", "--account=me", "--qos=long", "--constraint=h100", "--nodes=2", "--ntasks-per-node=4",
         "--gpus-per-node=4", "--array=0-4%3", "--time=2880", "--signal=USR2@300", "--requeue", "--mail-type=END",
@@ -411,7 +374,7 @@ def fake_sweep(root, count, monkeypatch):
     sweep = Sweep(root, "many")
     runs = [make_run(root, f"r{i:04}", varies={"seed": str(i)}) for i in range(count)]
     sweep.add("Many", runs)
-    sweep.intend(Batch("many.b", "slurm", "slurm", [r.name for r in runs], 1.0, "c"))
+    sweep.intend(JobBatch("many.b", "slurm", "slurm", [r.name for r in runs], 1.0, "c"))
     sweep.submitted("many.b", {r.name: f"18_{i}" for i, r in enumerate(runs)})
     queue = {}
     # Flushing 2,000 files to disk is not what is looked at here.
@@ -466,7 +429,7 @@ def test_every_state_is_told_from_disk_and_two_calls(tmp_path, monkeypatch):
     (sweep.logs / "18_4_0_log.err").write_text(
         "Traceback\nMemoryError: all of it\nslurmstepd: error: killed\n\n"
     )
-    rows = {r.run.name: r for r in standing.stand(sweep)[0]}
+    rows = {r.run.name: r for r in run_status.statuses(sweep)[0]}
     assert [rows[f"r{i:04}"].state for i in range(7)] == [
         "done", "running", "pending", "failed", "failed", "requeued", "stopped"
     ]  # fmt: skip
@@ -489,7 +452,7 @@ def test_a_silent_scheduler_is_said_and_launching_is_refused(tmp_path, monkeypat
         raise SweepError("squeue gave no answer in 60 s")
 
     monkeypatch.setattr(slurm, "queue", silent)
-    rows, trouble = standing.stand(sweep)
+    rows, trouble = run_status.statuses(sweep)
     assert "no answer" in trouble and {r.state for r in rows} >= {
         "done",
         "failed",
@@ -497,14 +460,14 @@ def test_a_silent_scheduler_is_said_and_launching_is_refused(tmp_path, monkeypat
         "starting",
     }
     with pytest.raises(SweepError, match="nobody knows which runs are live"):
-        standing.live_anywhere(tmp_path)
+        run_status.live_anywhere(tmp_path)
 
 
 def test_two_thousand_runs_are_one_table(tmp_path, monkeypatch):
     sweep, queue = fake_sweep(tmp_path, 2000, monkeypatch)
     monkeypatch.setattr(slurm, "queue", lambda: queue)
     monkeypatch.setattr(slurm, "history", lambda ids: {})
-    rows, _ = standing.stand(sweep)
+    rows, _ = run_status.statuses(sweep)
     assert len(rows) == 2000 and len(status_table.plain(rows)) == 2000
     text = draw(status_table.table("many", rows, 100, room=40), 100)
     assert "286 running" in text and "not shown" in text and len(text.splitlines()) <= 40
@@ -526,20 +489,12 @@ def test_the_table_fits_the_terminal(tmp_path, monkeypatch, width):
     sweep, queue = fake_sweep(tmp_path, 14, monkeypatch)
     monkeypatch.setattr(slurm, "queue", lambda: queue)
     monkeypatch.setattr(slurm, "history", lambda ids: {})
-    text = draw(status_table.table("many", standing.stand(sweep)[0], width), width)
+    text = draw(status_table.table("many", run_status.statuses(sweep)[0], width), width)
     lines = [line.rstrip() for line in text.splitlines()]
     assert max(map(len, lines)) <= width
     # One line a run, and nothing that tells runs apart is cut.
     assert sum("running" in line and "4/10" in line and "1:15" in line for line in lines) == 2
     assert any(line.split()[:2] == ["failed", "3"] and "ValueError" in line for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(None, ""), (7, "7 s"), (75, "1:15"), (7325, "2:02:05"), (100000, "1 d 3 h")],
-)
-def test_clock(seconds, text):
-    assert status_table.clock(seconds) == text
 
 
 # --- the command line ------------------------------------------------------------------------------------------
@@ -552,7 +507,7 @@ def test_clock(seconds, text):
         (["launch", "route_placment"], "did you mean route_placement"),
         (["launch", "route_placement", "cluster=slrum"], "did you mean slurm"),
         (["launch", "route_placement", "cluster.gpu=1"], "did you mean gpus"),
-        (["launch", "route_placement", "scale=huge"], "expected tiny, small, paper"),
+        (["launch", "route_placement", "scale=huge"], "expected one of tiny, small, paper"),
         (["launch", "route_placement", "scale=tiny,small"], "scale takes one value"),
         (["launch", "route_placement", "--compare-at", "hour"], "did you mean hours"),
         (["launch", "route_placement", "backbone=mmaba"], "did you mean backbone=mamba"),
@@ -615,8 +570,6 @@ def test_grids_and_resources_are_yaml_in_the_package():
     ],
 )
 def test_tasks_that_never_started_share_a_record_of_accounting(name, ids):
-    from sweeps.jobs import slurm
-
     assert slurm.tasks(name) == ids
 
 
@@ -635,12 +588,10 @@ def test_clients_without_a_cluster_say_where_to_go(tmp_path, monkeypatch):
 
 
 def test_a_line_after_a_half_written_one_is_whole(tmp_path):
-    from sweeps.jobs.sweep_folder import append, lines
-
     file = tmp_path / "batches.jsonl"
-    append(file, {"batch": "a"})
+    append_jsonl(file, [{"batch": "a"}])
     with file.open("a") as handle:
         handle.write('{"batch": "b", "ru')
-    append(file, {"batch": "c"})
-    append(file, {"batch": "d"})
-    assert [line["batch"] for line in lines(file)] == ["a", "c", "d"]
+    append_jsonl(file, [{"batch": "c"}])
+    append_jsonl(file, [{"batch": "d"}])
+    assert [line["batch"] for line in read_jsonl(file)] == ["a", "c", "d"]

@@ -18,7 +18,7 @@ from slurm_lab import STUB, Lab, squeue, write_grid  # noqa: E402
 
 from sweeps import sweeps_command  # noqa: E402
 from sweeps.jobs.sweep_folder import Sweep  # noqa: E402
-from sweeps.view import standing  # noqa: E402
+from sweeps.view import run_status  # noqa: E402
 
 
 def main(count):
@@ -50,7 +50,7 @@ def measure(folder, count):
     print(f"plan and submit    {submitted - began:7.1f} s   {count} runs, each composed and checked")
     while True:
         asked = time.perf_counter()
-        rows, _ = standing.stand(sweep)
+        rows, _ = run_status.statuses(sweep)
         answered = time.perf_counter()
         if not any(row.live for row in rows):
             break

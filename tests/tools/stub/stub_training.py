@@ -14,7 +14,7 @@ from experiments.runtime import signals
 from experiments.runtime.command import Interrupted
 from experiments.runtime.files import atomic_write
 from experiments.runtime.locks import locked
-from sweeps.jobs import run_folder
+from sweeps import run_folder
 
 
 def agreed(reason):

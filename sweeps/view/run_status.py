@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sweeps.errors import SweepError
+from sweeps import SweepError, run_folder
 from sweeps.jobs import pool, slurm
-from sweeps.jobs import run_folder as state
-from sweeps.jobs.job import done_mark
-from sweeps.jobs.sweep_folder import Batch, Sweep, all_sweeps
-from sweeps.planning.plan import Run
+from sweeps.jobs.sweep_folder import JobBatch, Sweep, all_sweeps
+from sweeps.planning.planned_runs import PlannedRun
 
-ORDER = ("running", "starting", "failed", "requeued", "pending", "stopped", "new", "done")
+# In the order of the table.
+STATES = ("running", "starting", "failed", "requeued", "pending", "stopped", "new", "done")
 # Beyond it no step, speed or time is one; NaN is not below it.
 _LARGEST = 1e15
 LIVE = ("running", "starting", "requeued", "pending")
 
 
 @dataclass
-class Standing:
+class RunStatus:
     """One line of the status table."""
 
-    run: Run
+    run: PlannedRun
     state: str
     step: int | None = None
     steps: int | None = None
@@ -45,55 +44,42 @@ class Standing:
 
 
 @dataclass
-class Jobs:
-    """What the schedulers say now; one call each, made when first needed."""
+class JobStates:
+    """What the schedulers say now."""
 
-    queued: dict[str, slurm.QueueJob] | None = None
-    known: dict[str, slurm.QueueJob] | None = None
-    pools: dict[tuple[str, str], dict[str, str]] | None = None
+    queued: dict[str, slurm.QueueJob] = field(default_factory=dict)
+    known: dict[str, slurm.QueueJob] = field(default_factory=dict)  # by accounting
+    pools: dict[str, dict[str, str]] = field(default_factory=dict)  # by batch and run
     trouble: str = ""
 
 
-def is_done(sweep: Sweep, run: Run) -> bool:
-    """Whether nothing is left to do for a run."""
-    if run.trains:
-        return state.finished(run.folder, run.steps)
-    return done_mark(sweep.root, sweep.name, run.name).is_file()
-
-
-def stand(sweep: Sweep, runs: Iterable[Run] | None = None) -> tuple[list[Standing], str]:
-    """Return where runs stand, and what is wrong with the scheduler ("" if nothing)."""
-    batches = sweep.batches()
-    latest = {run: batch for batch in batches for run in batch.runs}
+def statuses(sweep: Sweep, runs: Iterable[PlannedRun] | None = None) -> tuple[list[RunStatus], str]:
+    """Return where runs are, and what is wrong with the scheduler ("" if nothing)."""
+    latest = sweep.latest_batches()
     jobs = ask(sweep, latest)
     chosen = list(sweep.runs().values() if runs is None else runs)
-    rows = [_standing(sweep, run, latest.get(run.name), jobs) for run in chosen]
-    return sorted(rows, key=lambda row: ORDER.index(row.state)), jobs.trouble
+    rows = [_status(sweep, run, latest.get(run.name), jobs) for run in chosen]
+    return sorted(rows, key=lambda row: STATES.index(row.state)), jobs.trouble
 
 
-def ask(sweep: Sweep, latest: dict[str, Batch], history: bool = True) -> Jobs:
+def ask(sweep: Sweep, latest: Mapping[str, JobBatch], history: bool = True) -> JobStates:
     """Ask Slurm (two calls at most) and the pools about the latest jobs of runs."""
-    jobs = Jobs({}, {}, {})
+    jobs = JobStates()
     found = {id(batch): batch for batch in latest.values()}.values()
     if any(batch.kind == "slurm" for batch in found):
         try:
             jobs.queued = slurm.queue()
         except SweepError as error:
             jobs.trouble = str(error)
-        adopt(sweep, found, jobs.queued or {})
+        adopt(sweep, found, jobs.queued)
         ids = [b.ids[r] for r, b in latest.items() if b.kind == "slurm" and r in b.ids]
-        gone = [i for i in ids if i not in (jobs.queued or {})]
+        gone = [i for i in ids if i not in jobs.queued]
         jobs.known = slurm.history(gone) if history and gone and not jobs.trouble else {}
-    for batch in found:
-        if batch.kind == "local":
-            jobs.pools = {
-                **(jobs.pools or {}),
-                (sweep.name, batch.name): pool.states(sweep, batch.name),
-            }
+    jobs.pools = {b.name: pool.states(sweep, b.name) for b in found if b.kind == "local"}
     return jobs
 
 
-def adopt(sweep: Sweep, batches: Iterable[Batch], queued: dict[str, slurm.QueueJob]) -> None:
+def adopt(sweep: Sweep, batches: Iterable[JobBatch], queued: dict[str, slurm.QueueJob]) -> None:
     """Give a batch whose submission was cut off the ids of the jobs that bear its name."""
     for batch in batches:
         if batch.kind != "slurm" or batch.ids:
@@ -111,53 +97,47 @@ def live_anywhere(root: Path) -> dict[str, str]:
     """Return the runs below `root` that have a live job in any sweep, with that sweep's name."""
     found = {}
     for sweep in all_sweeps(root):
-        latest = {run: batch for batch in sweep.batches() for run in batch.runs}
+        latest = sweep.latest_batches()
         jobs = ask(sweep, latest, history=False)
         if jobs.trouble:
             raise SweepError(f"{jobs.trouble} (without the queue nobody knows which runs are live)")
         for run, batch in latest.items():
-            if _job_state(sweep, batch, run, jobs)[0] in ("PENDING", "RUNNING"):
+            if _job_state(batch, run, jobs)[0] in ("PENDING", "RUNNING"):
                 found[run] = sweep.name
     return found
 
 
-def _job_state(
-    sweep: Sweep, batch: Batch, run: str, jobs: Jobs
-) -> tuple[str, slurm.QueueJob | None]:
+def _job_state(batch: JobBatch, run: str, jobs: JobStates) -> tuple[str, slurm.QueueJob | None]:
     """Return PENDING, RUNNING, another Slurm state, or "" for a run's latest job."""
-    if batch.kind == "local":
-        return (jobs.pools or {}).get((sweep.name, batch.name), {}).get(run, ""), None
-    if batch.kind == "debug":
-        return "", None
-    job = (jobs.queued or {}).get(batch.ids.get(run, ""))
+    if batch.kind != "slurm":
+        return jobs.pools.get(batch.name, {}).get(run, ""), None
+    job = jobs.queued.get(batch.ids.get(run, ""))
     # Another job may bear the same id after a cluster was set up anew: the name tells.
     if job is not None and job.name == batch.name:
         if job.live:
             return ("RUNNING" if job.state in slurm.RUNNING else "PENDING"), job
         return job.state, job
-    job = (jobs.known or {}).get(batch.ids.get(run, ""))
+    job = jobs.known.get(batch.ids.get(run, ""))
     return (job.state if job else ""), job
 
 
-def _standing(sweep: Sweep, run: Run, batch: Batch | None, jobs: Jobs) -> Standing:
-    row = Standing(run, "new", steps=run.steps)
+def _status(sweep: Sweep, run: PlannedRun, batch: JobBatch | None, jobs: JobStates) -> RunStatus:
+    row = RunStatus(run, "new", steps=run.steps)
     events = sweep.attempts(run.name).events() if batch else []
     row.attempts = sum(e["event"] == "start" for e in events)
-    if is_done(sweep, run):
+    if sweep.is_done(run):
         return _done(row)
     if batch is None:
         return row
     row.job = batch.ids.get(run.name, "")
-    found, job = _job_state(sweep, batch, run.name, jobs)
+    found, job = _job_state(batch, run.name, jobs)
     row.node = job.node if job else ""
     if found == "RUNNING":
         return _running(row, events)
-    row.step = state.saved_step(run.folder) if run.trains else None
+    row.step = run.saved_step if run.trains else None
     if found == "PENDING":
         row.state = "requeued" if row.attempts else "pending"
-        row.why = (
-            job.reason if job and job.reason != "None" else "waits for a worker" if not job else ""
-        )
+        row.why = "waits for a worker" if job is None else job.reason.replace("None", "")
         return row
     return _ended(sweep, row, batch, events, found, job, jobs.trouble)
 
@@ -170,10 +150,10 @@ def number(values: Mapping[str, Any], key: str) -> Any:
     return value if abs(value) < _LARGEST else None
 
 
-def _done(row: Standing) -> Standing:
+def _done(row: RunStatus) -> RunStatus:
     row.state = "done"
     if row.run.trains:
-        summary = state.read(Path(row.run.folder) / "summary.json")
+        summary = run_folder.read(Path(row.run.folder) / "summary.json")
         row.step, row.speed = number(summary, "step"), number(summary, "images_per_s")
         scores = summary.get("scores")
         if isinstance(scores, dict):
@@ -185,33 +165,35 @@ def _done(row: Standing) -> Standing:
     return row
 
 
-def _running(row: Standing, events: list[dict[str, Any]]) -> Standing:
-    started = max((e["time"] for e in events if e["event"] == "start"), default=None)
-    beat = state.read(Path(row.run.folder) / "status.json") if row.run.trains else {}
-    row.state = "starting" if started is None else "running"
+def _running(row: RunStatus, events: list[dict[str, Any]]) -> RunStatus:
+    run, started = row.run, max((e["time"] for e in events if e["event"] == "start"), default=None)
+    row.state = "starting" if started is None or run.trains else "running"
+    if started is None or not run.trains:
+        return row
+    beat = run_folder.read(Path(run.folder) / "status.json")
     now = number(beat, "time") or 0.0
-    if started is not None and now >= started:
-        row.step, row.speed = number(beat, "step"), number(beat, "images_per_s")
-        row.eta = number(beat, "eta_s")
-        row.beat = max(0.0, time.time() - now)
-    elif started is not None:
-        row.step = state.saved_step(row.run.folder) if row.run.trains else None
-        row.state = "running" if not row.run.trains else "starting"
+    if now < started:  # of an earlier attempt
+        row.step = run.saved_step
+        return row
+    row.state, row.beat = "running", max(0.0, time.time() - now)
+    row.step, row.speed = number(beat, "step"), number(beat, "images_per_s")
+    row.eta = number(beat, "eta_s")
     return row
 
 
 def _ended(
-    sweep: Sweep, row: Standing, batch: Batch, events: list[dict[str, Any]], found: str,
+    sweep: Sweep, row: RunStatus, batch: JobBatch, events: list[dict[str, Any]], found: str,
     job: slurm.QueueJob | None, trouble: str,
-) -> Standing:  # fmt: skip
+) -> RunStatus:  # fmt: skip
     last = events[-1] if events else {}
-    failed = next((e for e in reversed(events) if e["event"] == "end" and e.get("rank") == 0), last)
+    of_rank_0 = [e for e in events if e["event"] == "end" and e.get("rank") == 0]
     if last.get("event") in ("retry", "cancelled"):
         cancelled, last = last["event"] == "cancelled", {}
     else:
         cancelled = found == "CANCELLED"
     if last.get("how") in ("failed", "given up"):
-        told = failed if failed.get("how") in ("failed", "given up") else last
+        # Other ranks fail because the first one does.
+        told = next((e for e in of_rank_0[-1:] if e.get("how") in ("failed", "given up")), last)
         row.state, where = "failed", told.get("where")
         row.why = " ".join(str(told.get("error", "")).split()) + (f"  ({where})" if where else "")
     elif last.get("how") == "done":
@@ -219,35 +201,19 @@ def _ended(
     elif cancelled or last.get("how") == "stopped":
         row.state, row.why = "stopped", "cancelled" if cancelled else str(last.get("signal", ""))
     elif trouble and batch.kind == "slurm":
-        row.state, row.why = (
-            "starting" if row.attempts else "pending",
-            "unknown: Slurm does not answer",
-        )
+        row.state = "starting" if row.attempts else "pending"
+        row.why = "unknown: Slurm does not answer"
     elif not batch.ids and not events:
         row.state, row.why = "new", "its submission was cut off"
     elif not last and not found:
         # A task that is cancelled while it waits leaves no trace where there is no accounting.
         row.state, row.why = "stopped", "its job is gone"
     else:
-        row.state = "failed"
-        row.why = _death(sweep, row, batch, found, job)
+        exit_code = f" {job.exit}" if job and job.exit not in ("", "0:0") else ""
+        said = tail(sweep.log(batch, row.run.name, "err"))
+        row.state, row.why = "failed", f"{found or 'its job is gone'}{exit_code}, saved step "
+        row.why += f"{row.step or 0}" + (f": {said}" if said else "")
     return row
-
-
-def _death(
-    sweep: Sweep, row: Standing, batch: Batch, found: str, job: slurm.QueueJob | None
-) -> str:
-    exit_code = f" {job.exit}" if job and job.exit not in ("", "0:0") else ""
-    what = f"{found or 'its job is gone'}{exit_code}"
-    said = tail(log_of(sweep, batch, row.run.name, "err"))
-    return f"{what}, saved step {row.step or 0}" + (f": {said}" if said else "")
-
-
-def log_of(sweep: Sweep, batch: Batch, run: str, kind: str) -> Path | None:
-    """Return the path of a run's log in a batch: `kind` is out or err."""
-    if batch.kind == "slurm":
-        return sweep.logs / f"{batch.ids[run]}_0_log.{kind}" if run in batch.ids else None
-    return sweep.logs / f"{batch.name}_{run}.{kind}"
 
 
 def tail(path: Path | None, size: int = 4096) -> str:

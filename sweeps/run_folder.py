@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from routing.plain import json_of
+from routing.parsing import json_of
 
 _STEP = re.compile(r"step-(\d+)\Z")
 

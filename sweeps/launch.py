@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
 import sys
 import time
 import traceback
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from experiments.runtime.locks import locked
 from routing.errors import UserError
-from sweeps.errors import SweepError
-from sweeps.jobs import code_snapshot, pool, slurm, submit
+from sweeps import SweepError
+from sweeps.jobs import code_snapshot, pool, slurm
 from sweeps.jobs.cluster_resources import Resources
-from sweeps.jobs.job import REQUEUE, STOPPED, GivenUp, execute
-from sweeps.jobs.job_process import RunFailed
-from sweeps.jobs.sweep_folder import Batch, Sweep
-from sweeps.planning.plan import Plan, Run
-from sweeps.view import standing
+from sweeps.jobs.job import REQUEUE, STOPPED, GivenUp, Job, RunFailed, execute
+from sweeps.jobs.sweep_folder import JobBatch, Sweep
+from sweeps.planning.planned_runs import Plan, PlannedRun
+from sweeps.view import run_status
 
 Say = Callable[[str], None]
 
@@ -33,7 +31,6 @@ class Launched:
     submitted: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)  # in this process only
     stopped: bool = False
-    note: str = ""
 
 
 def launch(made: Plan, resources: Resources, say: Say = print) -> Launched:
@@ -54,38 +51,34 @@ def launch(made: Plan, resources: Resources, say: Say = print) -> Launched:
         if not runs:
             say("nothing to submit")
             return Launched()
-        if resources.kind != "debug":
-            return _send(sweep, runs, resources, say)
-        batch = _batch(sweep, runs, resources, "")
-    return _here(sweep, runs, batch, resources, say)
+        batch = _note(sweep, runs, resources)
+        if batch.kind != "debug":
+            return _send(sweep, runs, batch, resources, say)
+    return _run_here(sweep, runs, batch, say)
 
 
-def missing(sweep: Sweep, runs: Sequence[Run], say: Say) -> list[Run]:
+def missing(sweep: Sweep, runs: Sequence[PlannedRun], say: Say) -> list[PlannedRun]:
     """Return the runs that need a job, and say how many do not and why."""
-    elsewhere = standing.live_anywhere(sweep.root)
-    rows, trouble = standing.stand(sweep, runs)
+    elsewhere = run_status.live_anywhere(sweep.root)
+    rows, trouble = run_status.statuses(sweep, runs)
     if trouble:
         raise SweepError(f"{trouble} (without the queue nobody knows which runs are live)")
-    wanted, counted = set(), {"done": 0, "live": 0, "failed": 0}
-    for row in rows:
-        if row.state == "done":
-            counted["done"] += 1
-        elif row.live or row.run.name in elsewhere:
-            counted["live"] += 1
-        elif row.state == "failed":
-            counted["failed"] += 1
-        else:
-            wanted.add(row.run.name)
-    for what, count in counted.items():
-        if count:
-            hint = f": python -m sweeps retry {sweep.name}" if what == "failed" else ""
-            where = "in the queue or running" if what == "live" else what
-            say(f"{count} of {len(runs)} {where}{hint}")
-    return [run for run in runs if run.name in wanted]
+    found = {row.run.name: "live" if row.live else row.state for row in rows}
+    found |= {name: "live" for name in found if found[name] != "done" and name in elsewhere}
+    for what, text in (
+        ("done", "done"),
+        ("live", "in the queue or running"),
+        ("failed", f"failed: python -m sweeps retry {sweep.name}"),
+    ):
+        if count := list(found.values()).count(what):
+            say(f"{count} of {len(runs)} {text}")
+    return [run for run in runs if found[run.name] not in ("done", "live", "failed")]
 
 
-def retry(sweep: Sweep, runs: Sequence[Run], resources: Resources, say: Say = print) -> Launched:
-    """Submit failed and stopped runs again; each goes on from its last checkpoint.
+def retry(
+    sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, say: Say = print
+) -> Launched:
+    """Submit failed and stopped runs of a sweep again; each goes on from its last checkpoint.
 
     Args:
         sweep: The sweep's folder.
@@ -94,8 +87,8 @@ def retry(sweep: Sweep, runs: Sequence[Run], resources: Resources, say: Say = pr
         say: Takes one line at a time.
     """
     with locked(sweep.locked_folder, wait_s=60.0):
-        elsewhere = standing.live_anywhere(sweep.root)
-        rows, _ = standing.stand(sweep, runs)
+        elsewhere = run_status.live_anywhere(sweep.root)
+        rows, _ = run_status.statuses(sweep, runs)
         names = {r.run.name for r in rows if r.state in ("failed", "stopped")} - set(elsewhere)
         chosen = [run for run in runs if run.name in names]
         if not chosen:
@@ -103,19 +96,19 @@ def retry(sweep: Sweep, runs: Sequence[Run], resources: Resources, say: Say = pr
             return Launched()
         for run in chosen:
             sweep.attempts(run.name).note("retry")
-        if resources.kind != "debug":
-            return _send(sweep, chosen, resources, say)
-        batch = _batch(sweep, chosen, resources, "")
-    return _here(sweep, chosen, batch, resources, say)
+        batch = _note(sweep, chosen, resources)
+        if batch.kind != "debug":
+            return _send(sweep, chosen, batch, resources, say)
+    return _run_here(sweep, chosen, batch, say)
 
 
-def cancel(sweep: Sweep, runs: Sequence[Run], say: Say = print) -> int:
+def cancel(sweep: Sweep, runs: Sequence[PlannedRun], say: Say = print) -> int:
     """Cancel live runs (what they have saved stays); return how many."""
     with locked(sweep.locked_folder, wait_s=60.0):
-        rows, trouble = standing.stand(sweep, runs)
+        rows, trouble = run_status.statuses(sweep, runs)
         if trouble:
             raise SweepError(trouble)
-        latest = {run: batch for batch in sweep.batches() for run in batch.runs}
+        latest = sweep.latest_batches()
         ids: list[str] = []
         pools: dict[str, list[str]] = {}
         for row in rows:
@@ -136,53 +129,43 @@ def cancel(sweep: Sweep, runs: Sequence[Run], say: Say = print) -> int:
     return count
 
 
-def _batch(sweep: Sweep, runs: Sequence[Run], resources: Resources, code: str) -> Batch:
-    batch = Batch(
-        submit.new_batch(sweep.name),
-        resources.name,
-        resources.kind,
-        [r.name for r in runs],
-        time.time(),
-        code,
+def _note(sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources) -> JobBatch:
+    """Note a submission before it is made; its name, also the jobs', finds one that is cut off."""
+    debug = resources.kind == "debug"
+    batch = JobBatch(
+        f"{sweep.name}.{uuid.uuid4().hex[:8]}", resources.name, resources.kind,
+        [run.name for run in runs], time.time(),
+        "" if debug else code_snapshot.take(sweep.snapshots).name,
         dataclasses.asdict(resources),
-    )
+    )  # fmt: skip
     sweep.intend(batch)
     return batch
 
 
-def _send(sweep: Sweep, runs: Sequence[Run], resources: Resources, say: Say) -> Launched:
+def _send(
+    sweep: Sweep, runs: Sequence[PlannedRun], batch: JobBatch, resources: Resources, say: Say
+) -> Launched:
     """Hand runs to Slurm or to a pool."""
-    code = code_snapshot.take(sweep.root / ".sweeps" / "code")
-    batch = _batch(sweep, runs, resources, code.name)
-    start = submit.submit if resources.kind == "slurm" else pool.start
-    ids = start(sweep, runs, resources, code, batch.name, Path.cwd())
+    on_slurm = batch.kind == "slurm"
+    ids = (slurm.submit if on_slurm else pool.start)(sweep, runs, resources, batch)
     sweep.submitted(batch.name, ids)
-    where = (
-        sorted({i.split("_")[0] for i in ids.values()}, key=int)
-        if resources.kind == "slurm"
-        else []
-    )
-    place = (
-        f"job {', '.join(where)}"
-        if where
-        else f"{min(resources.workers, len(runs))} workers on this machine"
-    )
-    at_once = f", at most {resources.throttle} at once" if where and len(runs) > 1 else ""
-    say(f"submitted {len(runs)} runs as {place}{at_once}; code {code.name}")
+    if on_slurm:
+        place = f"job {', '.join(sorted({i.split('_')[0] for i in ids.values()}, key=int))}"
+        place += f", at most {resources.throttle} at once" if len(runs) > 1 else ""
+    else:
+        place = f"{min(resources.workers, len(runs))} workers on this machine"
+    say(f"submitted {len(runs)} runs as {place}; code {batch.code}")
     say(f"python -m sweeps status {sweep.name}")
     return Launched([run.name for run in runs])
 
 
-def _here(
-    sweep: Sweep, runs: Sequence[Run], batch: Batch, resources: Resources, say: Say
-) -> Launched:
+def _run_here(sweep: Sweep, runs: Sequence[PlannedRun], batch: JobBatch, say: Say) -> Launched:
     """Run one after the other in this process; a failure is shown and the next one starts."""
     found = Launched([run.name for run in runs])
     for number, run in enumerate(runs, 1):
         say(f"--- {number}/{len(runs)}  {run.name}  {run.label}")
-        job = submit.job_of(sweep, run, None, batch.name, Path.cwd(), resources)
         try:
-            execute(job)
+            execute(Job.of(sweep, run, batch))
         except SystemExit as exit_:
             if exit_.code in (REQUEUE, STOPPED):
                 say("stopped; the same command goes on")
@@ -190,13 +173,12 @@ def _here(
                 break
             raise
         except Exception as error:
-            text = io.StringIO()
-            traceback.print_exception(error, file=text)
+            text = "".join(traceback.format_exception(error))
             sweep.logs.mkdir(parents=True, exist_ok=True)
-            (sweep.logs / f"{batch.name}_{run.name}.err").write_text(text.getvalue())
+            (sweep.logs / f"{batch.name}_{run.name}.err").write_text(text)
             # What a run says of itself is a sentence; the place in the code is in the log.
             own = isinstance(error, UserError | RunFailed | GivenUp)
             with contextlib.suppress(OSError):
-                sys.stderr.write(f"error: {error}\n" if own else text.getvalue())
+                sys.stderr.write(f"error: {error}\n" if own else text)
             found.failed.append(run.name)
     return found

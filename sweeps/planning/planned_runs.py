@@ -5,20 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from experiments.config import PathsConfig
+from experiments.config import load as load_config
+from experiments.data.data_options import ShapeError
 from routing.errors import UserError
-from sweeps.errors import SweepError
-from sweeps.jobs import run_folder
-from sweeps.planning.grid import Cell, Grid, expand
+from routing.route import RouteError
+from sweeps import SweepError, run_folder
+from sweeps.planning.grid import Grid, GridCell, expand
 from sweeps.planning.overrides import Typed, show
 from sweeps.planning.stages import entries
 
 
 @dataclass(frozen=True)
-class Run:
+class PlannedRun:
     """One job of a sweep, ready to be submitted; plain values only, so it can stand in a file."""
 
     name: str
@@ -31,12 +34,22 @@ class Run:
     steps: int | None
     varies: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def finished(self) -> bool:
+        """Whether its run folder holds a finished run of as many steps."""
+        return run_folder.finished(self.folder, self.steps)
+
+    @property
+    def saved_step(self) -> int:
+        """The step that survives a kill now; 0 for a command that saves nothing."""
+        return run_folder.saved_step(self.folder) if self.trains else 0
+
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-able values; `from_dict` inverts it."""
         return {**self.__dict__, "args": list(self.args), "varies": dict(self.varies)}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Run:
+    def from_dict(cls, values: Mapping[str, Any]) -> PlannedRun:
         """Build a run from the values in a sweep's file.
 
         Raises:
@@ -64,12 +77,11 @@ class Plan:
     grid: Grid
     scale: str
     root: Path  # the folder of run folders
-    runs: list[Run] = field(default_factory=list)
+    runs: list[PlannedRun] = field(default_factory=list)
     configs: dict[str, Any] = field(default_factory=dict)
-    waiting: list[tuple[str, str]] = field(
-        default_factory=list
-    )  # (label, name of the parent or why)
-    left_out: list[tuple[str, str]] = field(default_factory=list)  # (label, reason)
+    # (label, name of the parent or reason)
+    waiting: list[tuple[str, str]] = field(default_factory=list)
+    left_out: list[tuple[str, str]] = field(default_factory=list)
 
 
 Budget = Callable[[Any, Sequence[str]], int | None]
@@ -79,10 +91,7 @@ def plan(
     grid: Grid,
     scale: str = "tiny",
     user: Mapping[str, Sequence[Typed]] | None = None,
-    *,
     budget: Budget | None = None,
-    root: Path | None = None,
-    done: Callable[[Run], bool] | None = None,
 ) -> Plan:
     """Compose and check every cell of a grid.
 
@@ -91,32 +100,28 @@ def plan(
         scale: tiny, small or paper.
         user: Overrides by key, each with one or several values.
         budget: Gives a cell's number of steps from its config and overrides; None keeps the
-        config's own.
-        root: Folder of run folders; default: `paths.runs` of the overrides or of the configuration.
-        done: Whether a parent is finished; default: looks into its run folder.
+            config's own.
 
     Raises:
         SweepError: A cell cannot be composed, or two cells are the same run at this scale.
     """
-    made = Plan(grid, scale, (root or runs_root(user)).expanduser().absolute())
-    finished = done or (lambda run: run_folder.finished(run.folder, run.steps))
-    seen: dict[str, Cell] = {}
-    planned: dict[int, Run] = {}
+    made = Plan(grid, scale, runs_root(user or {}))
+    seen: dict[str, GridCell] = {}
+    planned: dict[int, PlannedRun] = {}
     for index, cell in enumerate(expand(grid, scale, user)):
         parent = planned.get(cell.parent) if cell.parent is not None else None
         if cell.parent is not None and parent is None:
             made.waiting.append((cell.label, "its parent, which is waiting or left out"))
             continue
-        if parent is not None and not finished(parent):
+        if parent is not None and not parent.finished:
             made.waiting.append((cell.label, parent.name))
             continue
-        run = _train(made, cell, parent, budget) if cell.trains else _command(made, cell, parent)
+        trains = cell.stage.trains
+        run = _train(made, cell, parent, budget) if trains else _command(made, cell, parent)
         if run is None:
             continue
         if run.name in seen:
-            raise SweepError(
-                _coincide(grid, scale, seen[run.name], cell, made.configs.get(run.name))
-            )
+            raise SweepError(_coincide(made, seen[run.name], cell, run.name))
         seen[run.name] = cell
         planned[index] = run
         made.runs.append(run)
@@ -126,51 +131,42 @@ def plan(
     return made
 
 
-def runs_root(user: Mapping[str, Sequence[Typed]] | None = None) -> Path:
-    """Return the folder of run folders that `paths.runs` names, as typed or by default."""
-    from experiments.config.schema import PathsConfig
-
-    if user and "paths.runs" in user:
-        return Path(user["paths.runs"][0].text.strip("'\""))
-    return Path(PathsConfig().runs)
+def runs_root(user: Mapping[str, Sequence[Typed]]) -> Path:
+    """Return the absolute folder of run folders, as typed in `paths.runs` or by default."""
+    typed = user["paths.runs"][0].text.strip("'\"") if "paths.runs" in user else PathsConfig().runs
+    return Path(typed).expanduser().absolute()
 
 
-def _words(made: Plan, cell: Cell, parent: Run | None) -> list[str]:
-    words = (
-        {**cell.overrides, "paths.runs": str(made.root)} if cell.trains else dict(cell.overrides)
-    )
+def _words(made: Plan, cell: GridCell, parent: PlannedRun | None) -> list[str]:
+    words = {**cell.overrides, **({"paths.runs": str(made.root)} if cell.stage.trains else {})}
     return [f"{k}={show(_filled(v, parent))}" for k, v in words.items()]
 
 
-def _filled(value: Any, parent: Run | None) -> Any:
+def _filled(value: Any, parent: PlannedRun | None) -> Any:
     if parent is None or not isinstance(value, str):
         return value
     return value.replace("{parent}", parent.folder)
 
 
-def _train(made: Plan, cell: Cell, parent: Run | None, budget: Budget | None) -> Run | None:
-    from experiments.config import load
-    from experiments.data.data_options import ShapeError
-    from routing.route import RouteError
-
+def _train(
+    made: Plan, cell: GridCell, parent: PlannedRun | None, budget: Budget | None
+) -> PlannedRun | None:
     words = _words(made, cell, parent)
     try:
-        config = load(words)
+        config = load_config(words)
         steps = budget(config, words) if budget else None
         if steps is not None and steps != config.train.steps:
-            words = [w for w in words if not w.startswith("train.steps=")] + [
-                f"train.steps={steps}"
-            ]
-            config = load(words)
-    except (RouteError, ShapeError) as error:
-        if ("route" if isinstance(error, RouteError) else "data") not in cell.fits:
-            raise SweepError(f"{cell.label or 'the cell'}: {error}") from None
-        made.left_out.append((cell.label, str(error)))
-        return None
+            words = [w for w in words if not w.startswith("train.steps=")]
+            words.append(f"train.steps={steps}")
+            config = load_config(words)
     except UserError as error:
+        fits = {"route": RouteError, "data": ShapeError}
+        if any(isinstance(error, fits[kind]) for kind in cell.stage.fits if kind in fits):
+            made.left_out.append((cell.label, str(error)))
+            return None
         raise SweepError(f"{cell.label or 'the cell'}: {error}") from None
-    run = Run(
-        config.name, cell.stage, cell.label, cell.entry, tuple(words), True,
+    run = PlannedRun(
+        config.name, cell.stage.name, cell.label, cell.stage.entry, tuple(words), True,
         str(made.root / config.name), config.train.steps,
         {k: show(v) for k, v in cell.varies.items()},
     )  # fmt: skip
@@ -178,45 +174,37 @@ def _train(made: Plan, cell: Cell, parent: Run | None, budget: Budget | None) ->
     return run
 
 
-def _command(made: Plan, cell: Cell, parent: Run | None) -> Run:
+def _command(made: Plan, cell: GridCell, parent: PlannedRun | None) -> PlannedRun:
     """Fill `{parent}`, `{out}` and `{key}` in a command's arguments; other keys follow as words."""
-    used = {key for key in cell.overrides for arg in cell.args if f"{{{key}}}" in arg}
+    used = {key for key in cell.overrides for arg in cell.stage.args if f"{{{key}}}" in arg}
     args = []
-    for arg in cell.args:
+    for arg in cell.stage.args:
         for key in used:
             arg = arg.replace(f"{{{key}}}", show(cell.overrides[key]).strip('"'))
         args.append(str(_filled(arg, parent)))
     args += [w for w in _words(made, cell, parent) if w.split("=", 1)[0] not in used]
-    text = json.dumps([cell.entry, args, parent.name if parent else None])
-    name = f"{cell.stage}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    text = json.dumps([cell.stage.entry, args, parent.name if parent else None])
+    name = f"{cell.stage.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     out = made.root / ".sweeps" / made.grid.name / "outputs" / name
     filled = tuple(a.replace("{out}", str(out)) for a in args)
-    return Run(
-        name, cell.stage, cell.label, cell.entry, filled, False,
+    return PlannedRun(
+        name, cell.stage.name, cell.label, cell.stage.entry, filled, False,
         parent.folder if parent else "", None, {k: show(v) for k, v in cell.varies.items()},
     )  # fmt: skip
 
 
-def _coincide(grid: Grid, scale: str, first: Cell, second: Cell, config: Any) -> str:
-    keys = [k for k in {**first.varies, **second.varies} if k in first.varies or k in second.varies]
+def _coincide(made: Plan, first: GridCell, second: GridCell, name: str) -> str:
     differ = [
-        f"{k}={show(first.varies.get(k))} and {k}={show(second.varies.get(k))}"
-        for k in keys
-        if show(first.varies.get(k)) != show(second.varies.get(k))
+        f"{key}={show(first.varies.get(key))} and {key}={show(second.varies.get(key))}"
+        for key in {**first.varies, **second.varies}
+        if show(first.varies.get(key)) != show(second.varies.get(key))
     ]
+    what = f"{' with '.join(differ)} make one and the same run"
+    config, why = made.configs.get(name), ""
     if not differ:
         what = f"'{first.label}' stands twice"
-    else:
-        what = f"{' with '.join(differ)} make one and the same run"
-    why = ""
-    if config is not None and any(d.startswith("route=") for d in differ):
+    if config is not None and any(text.startswith("route=") for text in differ):
         why = f": both are route {config.resolved_route} at depth {config.depth}"
     elif config is not None and config.resolved_route == "none":
         why = ": a dense run does not depend on how tokens are routed"
-    return f"grid {grid.name}: cells coincide at scale {scale}, {what}{why}"
-
-
-def with_steps(run: Run, steps: int) -> Run:
-    """Return the run with another number of steps."""
-    args = [a for a in run.args if not a.startswith("train.steps=")] + [f"train.steps={steps}"]
-    return replace(run, args=tuple(args), steps=steps)
+    return f"grid {made.grid.name}: cells coincide at scale {made.scale}, {what}{why}"
