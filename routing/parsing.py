@@ -74,15 +74,18 @@ def yaml_of(text: str, what: str = "the text") -> Any:
     """
     import yaml
 
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    fast = hasattr(yaml, "CSafeLoader")  # libyaml, where PyYAML was built with it
     try:
         depth = 0
-        for event in yaml.parse(text, Loader=loader):
+        for event in yaml.parse(text, Loader=yaml.CSafeLoader if fast else yaml.SafeLoader):
             opens = isinstance(event, yaml.CollectionStartEvent)
             depth += opens - isinstance(event, yaml.CollectionEndEvent)
             if depth > DEPTH:
                 raise ValueError(f"nested deeper than {DEPTH}")
-        value = yaml.load(text, Loader=loader)
+        if fast:
+            value = yaml.load(text, Loader=yaml.CSafeLoader)
+        else:
+            value = yaml.load(text, Loader=yaml.SafeLoader)
         _check(value, VALUES)
         return value
     except (

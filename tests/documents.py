@@ -12,6 +12,8 @@ from pathlib import Path
 from small import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# The list of files quotes their first lines, which are no examples.
+_FILES = re.compile(r"<!-- files -->.*?<!-- end -->", re.DOTALL)
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 PACKAGES = ("routing", "backbones", "experiments", "sweeps", "analysis")
 
@@ -32,7 +34,7 @@ def blocks(page: Path, *languages: str) -> list[str]:
 
 def spans(page: Path) -> list[str]:
     """Inline code outside of fenced blocks, line breaks inside taken out."""
-    prose = _FENCE.sub("", page.read_text(encoding="utf-8"))
+    prose = _FENCE.sub("", _FILES.sub("", page.read_text(encoding="utf-8")))
     return [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", prose)]
 
 

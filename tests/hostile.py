@@ -196,7 +196,7 @@ def read_metadata(folder):
 
 
 def make_foreign_weights(folder):
-    from test_backbones_weights import published
+    from published_weights import published
 
     state = published("dit")
     torch.save({"model": state}, folder / "weights.pt")

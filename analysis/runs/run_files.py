@@ -86,7 +86,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
         try:
-            value = json_of(line)
+            value = json.loads(line)
         except (ValueError, RecursionError):
             value = None
         if isinstance(value, dict):

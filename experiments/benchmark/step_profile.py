@@ -77,9 +77,14 @@ def _scopes(step: Step) -> Iterator[None]:
 
         for block in model.stack.blocks:
             scope(block, NORM)
-            wrap(block, "first", "mixer")
             # A Mamba block's second branch is another mixer.
-            wrap(block, "second", "mixer" if hasattr(block, "two") else "mlp")
+            parts = ("mixer", "mixer" if hasattr(block, "two") else "mlp")
+            for name, part in zip(block.branches, parts, strict=True):
+                branch = getattr(block, name)
+                if isinstance(branch, torch.nn.Module):
+                    scope(branch, part)
+                else:
+                    wrap(block, name, part)
         scope(model.head, "head")
         wrap(state, "clip", "clip")
         wrap(state.optimizer, "step", "optimizer")

@@ -8,7 +8,7 @@ import pytest
 FOLDER = Path(__file__).parents[2] / "analysis"
 FILES = sorted(path for path in FOLDER.rglob("*.py") if "notebooks" not in path.parts)
 # Sizes, costs and the route grammar are plain Python tables: no torch, no training.
-PLAIN = {"routing.errors", "routing.options", "routing.route", "backbones.sizes", "backbones.cost"}
+PLAIN = {"routing.errors", "routing.options", "routing.parsing", "routing.route", "backbones.sizes", "backbones.cost"}
 
 
 def imported(path):

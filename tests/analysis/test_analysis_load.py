@@ -88,8 +88,8 @@ def test_damaged_and_unfinished_folders_are_listed_and_not_fatal(tmp_path):
 
 
 BAD = [
-    ("config.yaml", "[" * 40_000, "nested more than"),
-    ("config.yaml", "- " * 40_000 + "1", "nested more than"),
+    ("config.yaml", "[" * 40_000, "nested deeper than"),
+    ("config.yaml", "- " * 40_000 + "1", "nested deeper than"),
     ("config.yaml", r'{"backbone": {"name": "dit\0"}, "a": 1}', "no text"),
     ("summary.json", r'{"status": "done", "step": 1, "name": "a\u0000"}', "no text"),
     ("summary.json", r'{"status": "done", "step": 1, "name": "a\ud800"}', "no text"),
