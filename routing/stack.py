@@ -363,6 +363,7 @@ class StackPass:
         self.segments = {s.start: (k, s) for k, s in enumerate(self._segments())}
         self.span: Span | None = None
         self.inner: list[Layout] = []
+        self.prepared: Layout | None = None
         self.returns = self.routing.reinsert != "none"
         self.fp32_next = False
 
@@ -391,9 +392,8 @@ class StackPass:
         # Picked here, and tables made here: a block that did it would be compiled once for every
         # index, and once more for the tables that are there already.
         cond = self.cond[i] if type(self.cond) is tuple else self.cond
-        prepare: Any = getattr(block, "prepare", None)
-        if prepare is not None:
-            prepare(self.layout)
+        if self.layout is not self.prepared:
+            self._prepare(i)
         fp32, self.fp32_next = self.fp32_next, False
         device = self.x.device.type
         scope: Any = nullcontext()
@@ -407,6 +407,16 @@ class StackPass:
                 self.x, self.state = checkpoint(_call, *args, use_reentrant=False)
             else:
                 self.x, self.state = _call(*args)
+
+    def _prepare(self, i: int) -> None:
+        """Tell the blocks from `i` on that will see this layout, once for all of them."""
+        inside = self.span is not None and self.span.gathered
+        end = self.span.segment.end + 1 if inside and self.span is not None else self.stack.depth
+        for block in self.stack.blocks[i:end]:
+            prepare: Any = getattr(block, "prepare", None)
+            if prepare is not None:
+                prepare(self.layout)
+        self.prepared = self.layout
 
     def scatter(self, span: Span, left_out: bool) -> None:
         """Leave a span: put the processed tokens back among the routed ones.
