@@ -189,7 +189,8 @@ def test_a_block_compiles_without_a_graph_break(name):
     model = stir(tiny(name))
     block, layout = model.stack.blocks[0], model.layout()
     tokens = torch.randn(2, 16, 32)
-    mods = tuple(m.detach() for m in model.modulate(torch.randn(2, 32)))
+    mods = model.modulate(torch.randn(2, 32))[0].detach()
+    block.prepare(layout)
     extra = ({},) if getattr(block, "carries", ()) else ()
     compiled = torch.compile(
         lambda z: block(z, mods, layout, *extra), backend="aot_eager", fullgraph=True
