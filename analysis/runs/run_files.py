@@ -58,8 +58,10 @@ def read_json(path: Path) -> dict[str, Any]:
         Damaged: if it cannot be read, holds no mapping or a character that is no text.
     """
     try:
-        value = json_of(bytes_of(path))
+        value = json_of(bytes_of(path), path.name)
         text = json.dumps(value, ensure_ascii=False)
+    except Malformed as error:
+        raise Damaged(str(error)) from None
     except (OSError, ValueError, RecursionError) as error:
         raise Damaged(f"{path.name} cannot be read ({type(error).__name__})") from None
     if not isinstance(value, dict):
