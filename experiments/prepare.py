@@ -74,8 +74,10 @@ def parser() -> argparse.ArgumentParser:
 def _check(given: argparse.Namespace) -> None:
     for name in ("size", "batch", "shard", "threads", "captions_per_image", "text_length"):
         value = getattr(given, name)
-        if value < 1:
-            raise DataError(f"--{name.replace('_', '-')} {value}: must be at least 1")
+        if not 1 <= value <= 10**7:
+            raise DataError(
+                f"--{name.replace('_', '-')} {value}: must be at least 1, at most 10000000"
+            )
     if given.limit is not None and given.limit < 1:
         raise DataError(f"--limit {given.limit}: must be at least 1")
     if given.captions is not None and given.text is None:

@@ -8,9 +8,11 @@ gigabytes of a few lines. Nothing that this suite writes comes near the bounds h
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 from routing.errors import UserError
@@ -39,6 +41,17 @@ def whole(text: object, what: str = "", error: type[UserError] = Malformed) -> i
     if not re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", str(text)):
         raise error(f"{what}{_brief(text)}: expected a whole number of at most 18 digits")
     return int(str(text))
+
+
+def bytes_of(path: Path) -> bytes:
+    """Return the bytes of a file; a pipe or a device, which may have no end, is refused.
+
+    Raises:
+        OSError: It cannot be read, or is no file.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EEXIST, "it is no file", str(path))
+    return path.read_bytes()
 
 
 def json_of(text: str | bytes, what: str = "the text") -> Any:
@@ -76,11 +89,20 @@ def yaml_of(text: str, what: str = "the text") -> Any:
 
     fast = hasattr(yaml, "CSafeLoader")  # libyaml, where PyYAML was built with it
     try:
-        depth = 0
+        open_ones: list[list[str | None] | None] = []  # of each mapping its keys and values in turn
         for event in yaml.parse(text, Loader=yaml.CSafeLoader if fast else yaml.SafeLoader):
-            opens = isinstance(event, yaml.CollectionStartEvent)
-            depth += opens - isinstance(event, yaml.CollectionEndEvent)
-            if depth > DEPTH:
+            if isinstance(event, yaml.CollectionEndEvent):
+                turns = open_ones.pop()
+                keys = [key for key in (turns or [])[::2] if key is not None]
+                if len(set(keys)) < len(keys):
+                    twice = next(key for key in keys if keys.count(key) > 1)
+                    raise ValueError(f"{twice!r} stands twice in a mapping")
+            elif isinstance(event, yaml.NodeEvent):
+                if open_ones and (inside := open_ones[-1]) is not None:
+                    inside.append(event.value if isinstance(event, yaml.ScalarEvent) else None)
+                if isinstance(event, yaml.CollectionStartEvent):
+                    open_ones.append([] if isinstance(event, yaml.MappingStartEvent) else None)
+            if len(open_ones) > DEPTH:
                 raise ValueError(f"nested deeper than {DEPTH}")
         if fast:
             value = yaml.load(text, Loader=yaml.CSafeLoader)
@@ -120,8 +142,12 @@ def check_word(word: str) -> None:
     """Refuse a `key=value` word that another parser (Hydra's) would trip over.
 
     Raises:
-        Malformed: It nests deeper than `DEPTH` or has a number of more than `DIGITS` digits.
+        Malformed: It nests deeper than `DEPTH`, has a number of more than `DIGITS` digits, or bytes
+            that are not UTF-8.
     """
+    if any("\ud800" <= sign <= "\udfff" for sign in word):
+        said = word.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+        raise Malformed(f"{_brief(said)}: expected UTF-8; rename what has other bytes in its name")
     depth = deepest = 0
     for sign in word:
         depth += (sign in "[{(") - (sign in "]})")

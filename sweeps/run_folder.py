@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from routing.parsing import json_of
+from routing.parsing import bytes_of, json_of
 
 _STEP = re.compile(r"step-(\d+)\Z")
 
@@ -14,7 +14,7 @@ _STEP = re.compile(r"step-(\d+)\Z")
 def read(path: str | Path) -> dict[str, Any]:
     """Return the JSON object in a file; an empty one if it is absent, half written or none."""
     try:
-        values = json_of(Path(path).read_bytes())
+        values = json_of(bytes_of(Path(path)))
     except (OSError, ValueError):
         return {}
     return values if isinstance(values, dict) else {}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import numpy as np
 import pytest
+from hostile import deadline
 from small import small
 
 from experiments.runtime.command import run_command
@@ -213,6 +215,11 @@ TABLE: list[tuple[str, str, str]] = [
             ("-m seed=range(0,10000000000)", "10,000,000,000 runs"),
             ("-m seed=range(0,3,0)", "makes 0 runs"),
             ("-m backbone=glob(zz*)", "makes 0 runs"),
+            ("init=", "init= is empty"),
+            ("eval.reference=5", "expected a file or null"),
+            ("guidance=cfg guidance.channels=99 sampler.steps=1", "the model has 1"),
+            ("paths.runs=bad\udcff", "expected UTF-8"),
+            ("data=latents data.path={bad}/pipe", "it is no file"),
         ]
     ],
     # --- sample
@@ -250,6 +257,8 @@ TABLE: list[tuple[str, str, str]] = [
             (f"{{run}} sampler.steps={'[' * 5000}", "whole number"),
             ("{run} sampler.steps=1000000000000", "at most 100 000"),
             ("{run} data.test_fraction=[1]", "wrong type"),
+            ("{run} --guidance cfg guidance.channels=9", "the model has 1"),
+            ("{run} sampler.steps=true", "a whole number"),
         ]
     ],
     # --- evaluate
@@ -283,6 +292,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("{tmp} {tmp}/out --size x", "--size"),
             ("{tmp} {tmp}/out --nope 3", "--help"),
             ("{tmp} {tmp}/out --files /abs/*", "--files"),
+            (f"{{tmp}} {{tmp}}/out --batch {'9' * 30}", "at most 10000000"),
         ]
     ],
     # --- sweeps
@@ -307,6 +317,10 @@ TABLE: list[tuple[str, str, str]] = [
             ("launch route_placement cluster.workers=1000000000 --dry-run", "from 1 to 100000"),
             (f"launch route_placement cluster.time={'9' * 50} --dry-run", "days-hours"),
             ("launch route_placement seed=x --dry-run", "seed=x: expected a whole number"),
+            ("launch {bad}/fits.yaml --dry-run", "fits 'rout': expected one of route, data"),
+            ("launch {bad}/where.yaml --dry-run", "say which with of"),
+            ("launch {bad}/twice.yaml --dry-run", "'seeds' stands twice"),
+            ("launch route_placement cluster.extra={array: 0-5} --dry-run", "the sweep itself sets"),
         ]
     ],
     # --- analysis
@@ -327,6 +341,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("notebooks --runs {tmp}/none", "holds no runs"),
             ("tables {run} --out {run}/config.yaml", "cannot be used"),
             ("publish {run}/.. --out /proc/x", "cannot be used"),
+            ("report {run}/.. --out {bad}/pipe/manifest.json", "it is no file"),
         ]
     ],
     # --- bench
@@ -369,6 +384,11 @@ def places(tmp_path_factory):
     np.savez(bad / "pickle.npz", arr_0=np.array([{"a": 1}], dtype=object))
     (bad / "grid.yaml").write_text("axes: [")
     (bad / "...yaml").write_text("title: t")
+    (bad / "fits.yaml").write_text("fits: [rout]")
+    (bad / "where.yaml").write_text("where: {route: none}")
+    (bad / "twice.yaml").write_text("seeds: [0]\nseeds: [1]")
+    (bad / "pipe").mkdir()
+    os.mkfifo(bad / "pipe" / "manifest.json")
     empty = root / "empty"
     empty.mkdir()
     return {"run": str(run), "bad": str(bad), "tmp": str(empty)}
@@ -425,6 +445,18 @@ def test_links_that_loop_are_one_sentence(tmp_path, capsys):
         (tmp_path / name).symlink_to(name)
         assert run_command(use, []) == 2
         assert f"{tmp_path / name} cannot be used" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "summary.json", "metrics.jsonl"])
+def test_a_pipe_in_a_run_folder_does_not_hang_analysis(name, places, tmp_path, capsys):
+    folder = tmp_path / "run"
+    shutil.copytree(places["run"], folder)
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with deadline(20):
+        code = call(ANALYSIS, ["list", str(tmp_path)])
+    said = "".join(capsys.readouterr())
+    assert code == 0 and (name == "metrics.jsonl" or f"{name} cannot be read" in said), said
 
 
 def test_notebooks_name_the_package_that_they_lack(monkeypatch, capsys, tmp_path):

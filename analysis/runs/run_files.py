@@ -16,7 +16,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from routing.parsing import Malformed, json_of, yaml_of
+from routing.parsing import Malformed, bytes_of, json_of, yaml_of
 
 # A few lines of YAML whose aliases hold aliases stand for more values than any memory.
 _MOST_VALUES = 100_000
@@ -58,8 +58,10 @@ def read_json(path: Path) -> dict[str, Any]:
         Damaged: if it cannot be read, holds no mapping or a character that is no text.
     """
     try:
-        value = json_of(path.read_bytes())
+        value = json_of(bytes_of(path), path.name)
         text = json.dumps(value, ensure_ascii=False)
+    except Malformed as error:
+        raise Damaged(str(error)) from None
     except (OSError, ValueError, RecursionError) as error:
         raise Damaged(f"{path.name} cannot be read ({type(error).__name__})") from None
     if not isinstance(value, dict):
@@ -78,7 +80,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         Damaged: if a line before the last is no JSON object.
     """
     try:
-        lines = path.read_bytes().splitlines()
+        lines = bytes_of(path).splitlines()
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -103,7 +105,7 @@ def read_config(path: Path) -> dict[str, Any]:
         Damaged: if it cannot be read or is no configuration.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = bytes_of(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise Damaged(f"config.yaml cannot be read ({type(error).__name__})") from None
     row: dict[str, Any] = {}

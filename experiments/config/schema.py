@@ -134,6 +134,8 @@ class Config:
             raise ConfigError(
                 "paths.runs= is empty: expected the folder for the runs, such as runs"
             )
+        if self.init is not None and not self.init.strip():
+            raise ConfigError("init= is empty: expected a run, such as init=runs/NAME, or null")
         if len(train.betas) != 2 or not all(0 <= beta < 1 for beta in train.betas):
             raise ConfigError(
                 f"train.betas={list(train.betas)}: expected two numbers from 0 to below 1, such as "

@@ -9,6 +9,7 @@ network's own error alone.
 from __future__ import annotations
 
 import importlib.util
+import math
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +94,14 @@ class Autoencoder:
         config = network.config
         self.channels = int(config.latent_channels)
         self.factor = 2 ** (len(config.block_out_channels) - 1)
-        self.scale_factor = float(config.scaling_factor)
-        self.shift_factor = float(getattr(config, "shift_factor", None) or 0.0)
+        scale, shift = config.scaling_factor, getattr(config, "shift_factor", None) or 0.0
+        numbers = all(isinstance(x, int | float) and math.isfinite(x) for x in (scale, shift))
+        if not numbers or scale <= 0:
+            raise DataError(
+                f"the VAE {name} has scaling_factor={scale!r} and shift_factor={shift!r}; expected "
+                "numbers, the first above 0 (Stable Diffusion's has 0.18215 and null)"
+            )
+        self.scale_factor, self.shift_factor = float(scale), float(shift)
 
     @torch.inference_mode()
     def encode(self, images: Tensor) -> Tensor:

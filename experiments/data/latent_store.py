@@ -25,6 +25,7 @@ from torch import Tensor
 from experiments.data.data_options import DataError
 from experiments.data.store_manifest import MANIFEST, Manifest
 from experiments.runtime.files import sha256
+from routing.parsing import bytes_of
 
 
 class Store(abc.ABC):
@@ -259,6 +260,6 @@ class LatentStore(Store):
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return bytes_of(path)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None

@@ -14,6 +14,7 @@ from safetensors import safe_open
 
 from experiments.data.data_options import DataError, DataOptions, ShapeError, one_of, require
 from experiments.data.store_manifest import MANIFEST, Manifest
+from routing.parsing import bytes_of
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def _times(shape: list[int]) -> str:
 
 def _read_manifest(folder: Path) -> Manifest | None:
     try:
-        return Manifest.loads((folder / MANIFEST).read_bytes(), folder / MANIFEST)
+        return Manifest.loads(bytes_of(folder / MANIFEST), folder / MANIFEST)
     except (OSError, DataError):
         # Opening the data set for real names what is wrong with it.
         return None

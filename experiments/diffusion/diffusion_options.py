@@ -127,7 +127,7 @@ class SamplerOptions:
 
     def __post_init__(self) -> None:
         require(
-            isinstance(self.steps, int) and 1 <= self.steps <= 10**5,
+            type(self.steps) is int and 1 <= self.steps <= 10**5,
             f"sampler.steps={self.steps}: a whole number of 1 or more is needed, at most 100 000",
         )
         positive("sampler.shift", self.shift)

@@ -128,6 +128,11 @@ class Guidance:
                 f"guidance={self.name} needs a model with classes or text, and this one has "
                 "neither; use guidance=none, routed or autoguidance"
             )
+        guided = getattr(self.options, "channels", None) or 0
+        if guided > (there := getattr(model, "config", {}).get("in_channels", guided)):
+            raise DiffusionError(
+                f"guidance.channels={guided}: the model has {there}; type null to guide all of them"
+            )
         if self.needs_weak and weak_model is None:
             raise DiffusionError(
                 f"guidance={self.name} needs a second, weaker model; "

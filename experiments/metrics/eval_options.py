@@ -232,6 +232,9 @@ class EvalOptions:
                 f"eval.labels={self.labels}: choose {' or '.join(LABELS)}"
                 f"{suggest(self.labels, LABELS)}"
             )
+        for name in ("reference", "inception_weights", "dinov2_weights"):
+            if not isinstance(getattr(self, name), str | None):
+                raise MetricError(f"eval.{name}={getattr(self, name)!r}: expected a file or null")
         floors = {
             "every": 0, "samples": 2, "seed": 0, "batch": 1,
             "neighbours": 1, "kid_subsets": 1, "kid_subset_size": 2,

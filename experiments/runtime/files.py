@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -36,6 +37,8 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         OSError: The disk is full or refuses, also where safetensors says so in a type of its own.
     """
     target = Path(path)
+    if target.exists() and not target.is_file():  # a rename would take a device's place
+        raise OSError(errno.EEXIST, "it is no file", str(target))
     target.parent.mkdir(parents=True, exist_ok=True)
     # Open, and locked, as long as this process lives: that tells a killed writer's from a slow one.
     handle, temporary = _temporary(target)

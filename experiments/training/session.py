@@ -30,7 +30,7 @@ from experiments.training import build, checkpoint, evaluation
 from experiments.training.loop import Trainer
 from experiments.training.routes import first_route
 from experiments.training.state import TrainingState
-from routing.parsing import json_of
+from routing.parsing import bytes_of, json_of
 from routing.route import Route
 
 _PACKAGES = (
@@ -105,7 +105,7 @@ def finished(folder: Path, config: Config) -> int | None:
 def read_summary(folder: Path) -> dict[str, Any] | None:
     """Return what a finished run says of itself, or None: it is not done, or that is damaged."""
     try:
-        summary = json_of((folder / "summary.json").read_bytes())
+        summary = json_of(bytes_of(folder / "summary.json"))
         good = summary["status"] == "done" and type(summary["step"]) is int
         good = good and isinstance(summary["name"], str)
         numbers = [summary["wall_s"], *dict(summary["scores"]).values()]

@@ -93,6 +93,7 @@ def _typed(words: Mapping[str, str]) -> dict[str, Any]:
 _TEXT = ("partition", "account", "qos", "constraint", "exclude", "time")
 _WHOLE = {"nodes": 1, "tasks": 1, "gpus": 0, "cpus": 1, "signal_s": 5, "throttle": 1, "workers": 1}
 _MOST = 100_000
+_OURS = {"array", "chdir", "error", "job-name", "open-mode", "output", "requeue", "signal", "wrap"}
 _SAFE = re.compile(r"[\w.,:&|*@\-\[\]()/ +=%]+\Z")
 
 
@@ -121,6 +122,8 @@ def _checked(found: Resources) -> Resources:
             f"{where}: extra must map sbatch's long options to plain values, "
             "such as {mail-type: END}"
         )
+    if taken := sorted(_OURS & set(found.extra)):
+        raise SweepError(f"{where}: extra sets {', '.join(taken)}, which the sweep itself sets")
     if found.minutes * 60 <= found.signal_s:
         raise SweepError(
             f"{where}: signal_s={found.signal_s} is not shorter than time={found.time}; "

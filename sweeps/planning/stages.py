@@ -107,7 +107,10 @@ def read(grid: str, raw: Any, scale: str) -> Stage | None:
     one_of(f"grid {grid}: command", command, list(known), SweepError)
     for key in ("base", "axes", "zip", "where"):
         _texts(grid, key, merged.get(key) or {})
-    _texts(grid, "fits", merged.get("fits") or ())
+    for kind in merged.get("fits") or ():
+        one_of(f"grid {grid}: fits", kind, ("route", "data"), SweepError)
+    if merged.get("where") and not merged.get("of"):
+        raise SweepError(f"grid {grid}: where picks runs of an earlier stage; say which with of")
     for row in rows:
         _texts(grid, "cells", row)
     for word in merged.get("args") or ():

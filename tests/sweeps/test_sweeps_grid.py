@@ -137,7 +137,7 @@ def test_a_grid_may_refuse_a_scale_with_its_reason(tmp_path):
         ({"command": "call"}, "command 'call': expected one of train, evaluate, bench, analysis$"),
         ({"where": 5}, "where must be a mapping, got 5"),
         ({"base": []}, "base must be a mapping"),
-        ({"fits": [5]}, "fits has the key 5"),
+        ({"fits": [5]}, "fits 5: expected one of route, data"),
         ({"axes": {3: [1]}}, "axes has the key 3"),
         ({"seeds": ["9" * 5000]}, "seeds: 9{40}.*at most 18 digits"),
         ({"stages": [{"name": []}]}, "name must be a text"),

@@ -2,6 +2,7 @@ import errno
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -682,3 +683,12 @@ def test_the_full_architecture_once(folder, tmp_path, capsys):
             f"\n2 pictures of 256x256: encoded in {encoded:.1f} s, decoded in "
             f"{time.monotonic() - start:.1f} s"
         )
+
+
+@pytest.mark.parametrize("wrong", [{"scaling_factor": float("nan")}, {"shift_factor": [1]}, {"scaling_factor": 0}])
+def test_a_vae_without_a_scale_is_refused(wrong, folder, tmp_path, vae, capsys):
+    shutil.copytree(vae, tmp_path / "vae")
+    config = tmp_path / "vae" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **wrong}))
+    assert run(folder, tmp_path / "out", tmp_path / "vae") == 2
+    assert "expected numbers" in capsys.readouterr().err
