@@ -89,7 +89,7 @@ def test_list_shows_every_folder_with_its_state(runs, capsys):
     assert (
         "2 done, 1 unfinished, 1 damaged" in out
         and "preempted" in out
-        and "summary.json cannot be read" in out
+        and "summary.json is not JSON" in out
     )
 
 

@@ -615,7 +615,7 @@ def test_a_typo_is_answered_without_a_traceback(tmp_path):
     script = ROOT / "experiments/prepare.py"
     call = [sys.executable, str(script), "x", "y", "--size", "0"]
     done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr == "error: --size 0: must be at least 1\n"
+    assert done.returncode == 2 and done.stderr == "error: --size 0: must be at least 1, at most 10000000\n"
 
 
 @pytest.mark.slow
