@@ -258,13 +258,14 @@ def test_npz_is_what_adms_evaluator_reads(tmp_path):
 @pytest.mark.slow
 def test_sigkill_at_any_moment_costs_one_shard(tmp_path):
     code = f"""
-        import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
+        import sys; sys.path[:0] = [{str(ROOT)!r}, {str(Path(__file__).parent)!r}]
         from test_diffusion_generate import make
         make({str(tmp_path / "a")!r}, n=400)
     """
     for wait in (1.0, 0.5, 0.3):
         process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
         while not list((tmp_path / "a").glob("shard-*.npz")):
+            assert process.poll() is None, "it ended before its first shard"
             time.sleep(0.02)
         time.sleep(wait)
         os.kill(process.pid, signal.SIGKILL)
