@@ -74,7 +74,7 @@ constraints:  ## write constraints.txt anew from today's newest versions (PYTHON
 	build/constraints/bin/python -m pip install --disable-pip-version-check -q ".[test]"
 	{ sed '/^[^#]/,$$d' constraints.txt; \
 	  build/constraints/bin/python -m pip freeze --disable-pip-version-check | sed 's/+.*//' \
-	  | grep -vE '^(nvidia|cuda|triton|tread)|@' | sort -f; } > build/constraints.txt
+	  | grep -vE '^(nvidia|cuda|tread)|@' | sort -f; } > build/constraints.txt
 	mv build/constraints.txt constraints.txt
 	rm -rf build/constraints
 
