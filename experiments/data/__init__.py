@@ -1,4 +1,4 @@
-"""Data sets: digits (embedded), scenes (procedural, captioned), latents (ImageNet, COCO).
+"""Data sets by name: pictures in memory, procedural scenes with captions, latents on disk.
 
 Every data set answers `batch(index, draws)` with tensors that depend on the arguments alone, so
 that the same run gives the same batches on any number of processes and after any restart.
@@ -18,8 +18,12 @@ _HOME = {
     "DataError": "data_options",
     "DataOptions": "data_options",
     "DigitsOptions": "digits_spec",
+    "FashionOptions": "fashion_spec",
+    "IconsOptions": "icons_spec",
     "LatentsOptions": "latents_spec",
+    "MnistOptions": "mnist_spec",
     "ScenesOptions": "scenes_spec",
+    "TorchvisionOptions": "torchvision_spec",
     "parse": "specs",
     "SampleOrder": "sample_order",
     "Prefetch": "prefetch",

@@ -50,6 +50,11 @@ class DataOptions:
         caption_shape: (L, E) of caption embeddings, or None without captions.
         dataset: Module and name of the class that makes the batches.
         evaluation: What scores it: a file of experiments/conf/eval.
+        patch: Side of a patch at scale `tiny`.
+        p_mean: Mean of ln(sigma) in EDM's training; the more pixels say the same, the more noise
+            it takes to hide what a picture shows. The paper's for latents.
+        places: Options that say where the files are, of a set whose files are checked against the
+            published checksums: no part of what a run is.
     """
 
     name: str
@@ -60,6 +65,9 @@ class DataOptions:
     caption_shape: ClassVar[tuple[int, int] | None] = None
     dataset: ClassVar[str]
     evaluation: ClassVar[str] = "none"
+    patch: ClassVar[int] = 2
+    p_mean: ClassVar[float] = -1.2
+    places: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         require(
@@ -81,9 +89,37 @@ class DataOptions:
             "text": list(self.caption_shape) if self.caption_shape else None,
         }
 
+    def check(self) -> None:
+        """Refuse files that are not there, as far as that needs no reading of them.
+
+        Raises:
+            DataError: Says what to type.
+        """
+
     def fingerprint(self) -> str:
         """Return what changes when the data change while the options stay: part of a run's name.
 
         A data set that is a function of its options is `embedded`; one that is not there `absent`.
         """
         return "embedded"
+
+
+@dataclass(frozen=True)
+class SplitOptions(DataOptions):
+    """Options of labelled images that come as one set and are split here.
+
+    Args:
+        test_fraction: Share of every class that is held out from training.
+        split_seed: Which samples are held out.
+    """
+
+    test_fraction: float = 0.2
+    split_seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            0.01 <= self.test_fraction <= 0.9,
+            f"data.test_fraction={self.test_fraction}: must lie in 0.01..0.9; try "
+            "data.test_fraction=0.2",
+        )

@@ -183,12 +183,13 @@ class Dataset(abc.ABC):
                 f"data={self.name} has no {split} split: expected {' or '.join(self.sizes)}"
             )
         size = self.sizes[split]
-        if index.numel() and size is not None and index.device.type == "cpu":
+        if index.numel() and index.device.type == "cpu":
             low, high = int(index.min()), int(index.max())
-            if low < 0 or high >= size:
+            if low < 0 or (size is not None and high >= size):
+                held = "counts from 0" if size is None else f"has {size} samples"
                 raise DataError(
                     f"sample {low if low < 0 else high} is outside the {split} split of "
-                    f"data={self.name}, which has {size} samples"
+                    f"data={self.name}, which {held}"
                 )
 
 

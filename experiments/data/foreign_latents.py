@@ -21,14 +21,13 @@ from torch import Tensor
 
 from experiments.data.data_options import DataError
 from experiments.data.latent_store import LatentStore, Shards, Store, TensorFile
-from experiments.data.store_manifest import MANIFEST
+from experiments.data.latents_spec import IMAGES, layout
 from experiments.data.tars import Member, group, list_tar, read_label
 from experiments.runtime.files import atomic_path
 
 _INDEX = ".latent-index.npz"
 _STATISTICS = "latents_stats.pt"
 _HEADER_LIMIT = 4096
-_IMAGES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".parquet", ".arrow"}
 
 
 def open_store(path: str | os.PathLike[str], *, kind: str = "auto", verify: bool = False) -> Store:
@@ -43,40 +42,10 @@ def open_store(path: str | os.PathLike[str], *, kind: str = "auto", verify: bool
         DataError: Nothing there, a layout that is not read (named), or a damaged file.
     """
     folder = Path(path).expanduser()
-    if not folder.is_dir():
-        raise DataError(f"{folder} is no folder; data.path expects the folder of a latent store")
-    names = sorted(entry.name for entry in folder.iterdir())
-    if MANIFEST in names:
+    found = layout(folder)
+    if found == "prepared":
         return LatentStore(folder, verify)
-    if "plan.json" in names:
-        raise DataError(
-            f"{folder}: prepare has not finished here; run the same command again to continue it"
-        )
-    if any(name.endswith(".tar") for name in names):
-        return TarStore(folder, kind)
-    if any(name.endswith(".safetensors") for name in names):
-        return LightningStore(folder, kind)
-    raise DataError(f"{folder}: {_describe(folder, names)}")
-
-
-def _describe(folder: Path, names: list[str]) -> str:
-    suffixes = {Path(name).suffix.lower() for name in names}
-    below = {p.suffix.lower() for p in list(folder.glob("*/*"))[:64]}
-    pack = (
-        "WebDataset tars as latent.npy and cls, or run python experiments/prepare.py on the "
-        "pictures"
-    )
-    if "data.mdb" in names:
-        return f"this is an LMDB, which is not read; write its records to {pack}"
-    if (suffixes | below) & _IMAGES:
-        return f"this holds pictures, not latents; run python experiments/prepare.py {folder} OUT"
-    if suffixes & {".npy", ".pt", ".pth", ".pkl"}:
-        return f"loose .npy or .pt files are not read; pack them into {pack}"
-    listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-    return (
-        "no latents found; expected manifest.json (from prepare), *.tar (latent.npy and cls) or "
-        f"*.safetensors (latents, labels); found {listed or 'nothing'}"
-    )
+    return TarStore(folder, kind) if found == "tars" else LightningStore(folder, kind)
 
 
 def _moments_or_sample(stored: tuple[int, ...], kind: str, where: str) -> tuple[str, Any]:
@@ -225,7 +194,7 @@ def _latent_field(where: str, fields: dict[str, Member]) -> Member:
         if name in fields:
             return fields[name]
     hint = ""
-    if any(f".{name.rsplit('.', 1)[-1]}" in _IMAGES for name in fields):
+    if any(f".{name.rsplit('.', 1)[-1]}" in IMAGES for name in fields):
         hint = "; these are pictures: run python experiments/prepare.py on them"
     raise DataError(f"{where} has no latent.npy; found {', '.join(sorted(fields))}{hint}")
 

@@ -41,8 +41,8 @@ class Latents(LatentSpace):
         self, options: LatentsOptions, task: str = "class", device: torch.device | str = "cpu"
     ) -> None:
         super().__init__(options, task, device)
-        if not options.path:
-            raise DataError("data=latents needs the folder of a store: data.path=FOLDER")
+        options.check()
+        assert options.path
         store = open_store(options.path, kind=options.kind, verify=options.verify)
         self._stores = {"train": store}
         # Rows of the store that a split has; a split that is not named has all of them.
@@ -157,11 +157,13 @@ class Latents(LatentSpace):
 
     def rows(self, index: Tensor, draws: Draws | None, split: str = "train") -> Rows:
         """Read latents, labels, captions; flips are drawn here, for flipped rows may be stored."""
+        # On the CPU, and in another thread: numbers drawn on a GPU would wait for its work.
+        draws = draws and draws.on("cpu")
         at, store = self._find(index, split)
         flip = torch.zeros(len(at), dtype=torch.bool)
         random = draws if split == "train" else None
         if random is not None and self.options.flip != "none":
-            flip = random.uniform("flip", 1)[:, 0].cpu() < 0.5
+            flip = random.uniform("flip", 1)[:, 0] < 0.5
         stored = self.options.flip == "auto" and store.has_flips
         tensors = {"latents": store.latents(at, flip if stored else None)}
         if self.options.flip == "mirror":
@@ -185,7 +187,7 @@ class Latents(LatentSpace):
             assert store.text is not None
             which = torch.zeros(len(at), dtype=torch.int64)
             if random is not None:
-                which = (random.uniform("caption", 1)[:, 0].cpu() * store.text[0]).long()
+                which = (random.uniform("caption", 1)[:, 0] * store.text[0]).long()
             text, captions = store.text_rows(at, which)
             return Condition(text=text, captions=captions)
         return Condition()

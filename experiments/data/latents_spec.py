@@ -16,6 +16,8 @@ from experiments.data.data_options import DataError, DataOptions, ShapeError, on
 from experiments.data.store_manifest import MANIFEST, Manifest
 from routing.parsing import bytes_of
 
+IMAGES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".parquet", ".arrow"}
+
 
 @dataclass(frozen=True)
 class LatentsOptions(DataOptions):
@@ -128,6 +130,14 @@ class LatentsOptions(DataOptions):
             known["num_classes"] = self.num_classes
         return known
 
+    def check(self) -> None:
+        """Refuse stores that are not there, or whose manifest is damaged."""
+        require(bool(self.path), "data=latents needs the folder of a store: data.path=FOLDER")
+        for path in filter(None, (self.path, self.test)):
+            folder = Path(path).expanduser()
+            if layout(folder) == "prepared":
+                Manifest.loads(bytes_of(folder / MANIFEST), folder / MANIFEST)
+
     def fingerprint(self) -> str:
         """Return a checksum of the manifest, or of the names and sizes of a foreign store's files.
 
@@ -141,6 +151,48 @@ class LatentsOptions(DataOptions):
         files = sorted(p for p in folder.iterdir() if p.is_file() and p.name[0] != ".")
         listed = "".join(f"{path.name} {path.stat().st_size}\n" for path in files)
         return hashlib.sha256(listed.encode()).hexdigest()[:16]
+
+
+def layout(folder: Path) -> str:
+    """Return how a folder holds latents: prepared, tars or shards (LightningDiT's).
+
+    Raises:
+        DataError: Nothing there, or a layout that is not read (named).
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder} is no folder; data.path expects the folder of a latent store")
+    names = sorted(entry.name for entry in folder.iterdir())
+    if MANIFEST in names:
+        return "prepared"
+    if "plan.json" in names:
+        raise DataError(
+            f"{folder}: prepare has not finished here; run the same command again to continue it"
+        )
+    if any(name.endswith(".tar") for name in names):
+        return "tars"
+    if any(name.endswith(".safetensors") for name in names):
+        return "shards"
+    raise DataError(f"{folder}: {_describe(folder, names)}")
+
+
+def _describe(folder: Path, names: list[str]) -> str:
+    suffixes = {Path(name).suffix.lower() for name in names}
+    below = {p.suffix.lower() for p in list(folder.glob("*/*"))[:64]}
+    pack = (
+        "WebDataset tars as latent.npy and cls, or run python experiments/prepare.py on the "
+        "pictures"
+    )
+    if "data.mdb" in names:
+        return f"this is an LMDB, which is not read; write its records to {pack}"
+    if (suffixes | below) & IMAGES:
+        return f"this holds pictures, not latents; run python experiments/prepare.py {folder} OUT"
+    if suffixes & {".npy", ".pt", ".pth", ".pkl"}:
+        return f"loose .npy or .pt files are not read; pack them into {pack}"
+    listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    return (
+        "no latents found; expected manifest.json (from prepare), *.tar (latent.npy and cls) or "
+        f"*.safetensors (latents, labels); found {listed or 'nothing'}"
+    )
 
 
 def _times(shape: list[int]) -> str:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from experiments.data.data_options import DataError
 from routing.errors import suggest
+from routing.paths import table
 
 SHAPES = ("circle", "square", "triangle", "ring", "cross")
 COLOURS = ("red", "green", "blue", "yellow", "purple", "cyan")
@@ -93,8 +94,8 @@ class Attributes:
         count = (self.shape > 0).sum(1)
         parts = [_lookup(SIZES, self.size), _lookup(COLOURS, self.colour)]
         parts.append(_lookup(SHAPES, self.shape))
-        vertical = torch.tensor([_INDEX[place.split()[0]] for place in PLACES], device=device)
-        horizontal = torch.tensor([_INDEX[place.split()[1]] for place in PLACES], device=device)
+        places = tuple(zip(*([_INDEX[w] for w in place.split()] for place in PLACES), strict=True))
+        vertical, horizontal = constant(places, torch.int64, device)
         phrase = torch.full((len(self), 4, 9), _INDEX["a"], device=device)
         phrase[..., 1:4] = torch.stack(parts, -1)
         phrase[..., 4], phrase[..., 5] = _INDEX["at"], _INDEX["the"]
@@ -111,6 +112,12 @@ class Attributes:
         tail[:, 2] = _INDEX[BACKGROUNDS[0]] + self.background
         wide = torch.cat((ids, torch.zeros_like(ids)), 1).scatter(1, end, tail)
         return wide[:, :LENGTH]
+
+
+@table
+def constant(values: tuple, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return constants on a device, copied there once: each copy would wait for the device."""
+    return torch.tensor(values, dtype=dtype, device=device)
 
 
 def _lookup(words: tuple[str, ...], values: Tensor) -> Tensor:
@@ -184,13 +191,14 @@ def tokenize(captions: Sequence[str]) -> Tensor:
 
 def embed(ids: Tensor) -> Tensor:
     """Return (B, 32, 64) float32 embeddings of word indices (B, 32)."""
-    table = _hadamard(WIDTH).to(ids.device)
-    place = table[WIDTH - LENGTH :]
-    return (table[ids] + place) / 2**0.5
+    vectors = _hadamard(WIDTH, ids.device)
+    place = vectors[WIDTH - LENGTH :]
+    return (vectors[ids] + place) / 2**0.5
 
 
-def _hadamard(n: int) -> Tensor:
-    matrix = torch.ones(1, 1)
+@table
+def _hadamard(n: int, device: torch.device) -> Tensor:
+    matrix = torch.ones(1, 1, device=device)
     while len(matrix) < n:
         matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
     return matrix

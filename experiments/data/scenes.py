@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from experiments.data import scene_words as words
-from experiments.data.data_options import DataError
 from experiments.data.dataset import Batch, Condition, Dataset, Rows, to_uint8
 from experiments.data.scene_words import Attributes
 from experiments.data.scenes_spec import ScenesOptions
-from routing.rng import Draws
+from routing.rng import Draws, widest
 
 SIDE = 32
 _CELL = SIDE // 2
@@ -84,7 +83,7 @@ def draw(attributes: Attributes, free: Tensor) -> Tensor:
         attributes: What is in each picture.
         free: (B, 4, 7) uniform numbers from `choose`.
     """
-    radii = free.new_tensor(((0.0, 0.0), *_RADIUS))[attributes.size]
+    radii = words.constant(((0.0, 0.0), *_RADIUS), free.dtype, free.device)[attributes.size]
     radius = radii[..., 0] + free[..., 0] * (radii[..., 1] - radii[..., 0])
     # Half a pixel of air keeps shapes of neighbouring quadrants apart.
     room = _CELL / 2 - 0.5 - radius
@@ -94,9 +93,10 @@ def draw(attributes: Attributes, free: Tensor) -> Tensor:
     y = axis[:, None] - centre[..., 1, None, None]
     distance = _distance(attributes.shape[..., None, None], x, y, radius[..., None, None])
     cover = (0.5 - distance).clamp(0, 1) * (attributes.shape > 0)[..., None, None]
-    ink = free.new_tensor(((0.0,) * 3, *_INK))[attributes.colour]
+    ink = words.constant(((0.0,) * 3, *_INK), free.dtype, free.device)[attributes.colour]
     ink = ink * (0.85 + 0.15 * free[..., 3:4]) + 0.1 * (free[..., 4:7] - 0.5)
-    ground = free.new_tensor(_GROUND)[attributes.background] + 0.1 * (free[:, 0, 6] - 0.5)
+    ground = words.constant(_GROUND, free.dtype, free.device)[attributes.background]
+    ground = ground + 0.1 * (free[:, 0, 6] - 0.5)
     ground = ground.view(-1, 1, 1, 1, 1)
     cells = ground + (ink.clamp(0, 1)[..., None, None] - ground) * cover[:, :, None]
     picture = cells.view(-1, 2, 2, 3, _CELL, _CELL).permute(0, 3, 1, 4, 2, 5)
@@ -127,8 +127,8 @@ class Scenes(Dataset):
 
     def _choose(self, index: Tensor, split: str) -> tuple[Attributes, Tensor]:
         # float64 is missing on Apple's GPUs: pictures are then made on the CPU and moved.
-        device = torch.device("cpu") if self.device.type == "mps" else self.device
-        draws = Draws(self.options.seed, STREAMS[split], index.to(device))
+        device = torch.device("cpu") if widest(self.device) != torch.float64 else self.device
+        draws = Draws(self.options.seed, STREAMS[split], index, device)
         return choose(draws, self.options.max_shapes)
 
     def attributes(self, index: Tensor, split: str = "train") -> Attributes:
@@ -144,8 +144,6 @@ class Scenes(Dataset):
     ) -> Batch:
         """Return pictures with labels or captions; the index alone decides what is in them."""
         self._check(index, split)
-        if index.device.type == "cpu" and bool((index < 0).any()):
-            raise DataError(f"sample {int(index.min())} of data=scenes: indices start at 0")
         attributes, free = self._choose(index, split)
         x = self.from_pixels(draw(attributes, free).to(self.device))
         asked = self._condition(attributes, in_words=split != "train")

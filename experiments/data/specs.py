@@ -69,6 +69,16 @@ def fingerprint(options: DataOptions | Mapping[str, Any]) -> str:
     return parse(options).fingerprint()
 
 
+def suited(name: str, key: str) -> Any:
+    """Return a value of a run's configuration that a data set wants: its `patch` or `p_mean`."""
+    return getattr(options_class(name), key)
+
+
 def evaluation(name: str) -> str:
     """Return the file of experiments/conf/eval that scores a data set where none is chosen."""
     return options_class(name).evaluation if name in names() else "none"
+
+
+def places(name: str) -> tuple[str, ...]:
+    """Return the options that say where a data set's files are, and nothing of what they hold."""
+    return options_class(name).places if name in names() else ()

@@ -10,7 +10,7 @@ LABELS = [k % 4 for k in range(8)]
 
 
 @pytest.mark.parametrize(
-    ("name", "task"), [("digits", "class"), ("scenes", "class"), ("scenes", "text")]
+    ("name", "task"), [("digits", "class"), ("mnist", "class"), ("scenes", "class"), ("scenes", "text")]
 )
 def test_embedded_data_are_as_described(name, task):
     known, data = describe({"name": name}), create({"name": name}, task=task)
@@ -20,6 +20,13 @@ def test_embedded_data_are_as_described(name, task):
     else:
         assert tuple(known["text"]) == data.text
     assert fingerprint({"name": name}) == "embedded"
+
+
+def test_the_patch_of_scale_tiny_follows_the_data():
+    sizes = {name: load([f"data={name}", "scale=tiny"]).size for name in ("digits", "mnist", "scenes")}
+    assert sizes == {"digits": "T/1", "mnist": "T/4", "scenes": "T/2"}
+    assert load(["data=mnist", "size=T/2"]).size == "T/2"
+    assert load(["data=mnist", "scale=small"]).size == "M/2"
 
 
 def test_a_data_set_names_what_scores_it(monkeypatch):

@@ -1,0 +1,172 @@
+import gzip
+import hashlib
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from data_tools import idx
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.config import load
+from experiments.data import DataError, create, fashion, idx_files, published_files
+from experiments.metrics import create_features
+from experiments.metrics.scoring import default_cache
+from experiments.runtime.locks import locked
+
+REAL = Path("/usr/share/datasets/fashion-mnist")  # of Debian's package dataset-fashion-mnist
+installed = pytest.mark.skipif(not REAL.is_dir(), reason="needs apt install dataset-fashion-mnist")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The four files, written by hand, with their checksums in the place of the published ones."""
+    random = np.random.default_rng(0)
+    files, sums = {}, {}
+    for (images, labels), n in zip(idx_files.NAMES.values(), (30, 20), strict=True):
+        files[images] = idx(random.integers(0, 256, (n, 28, 28)))
+        files[labels] = idx(np.arange(n) % 10)
+    for k, (name, data) in enumerate(files.items()):
+        sums[name] = hashlib.sha256(data).hexdigest()
+        if k % 2:
+            (tmp_path / name).write_bytes(data)
+        else:
+            (tmp_path / f"{name}.gz").write_bytes(gzip.compress(data))
+    monkeypatch.setattr(fashion, "SHA256", sums)
+    return tmp_path
+
+
+def test_packed_and_unpacked_files_are_one_data_set(folder, tmp_path_factory):
+    data = create({"name": "fashion", "path": str(folder)})
+    assert data.sizes == {"train": 30, "test": 20} and data.shape == (1, 32, 32)
+    batch = data.batch(torch.arange(20), None, "test")
+    assert batch.y.tolist() == list(range(10)) * 2 and data.class_names[9] == "Ankle boot"
+    pixels = data.to_pixels(batch.x)[:, 0]
+    packed = gzip.decompress((folder / "t10k-images-idx3-ubyte.gz").read_bytes())
+    assert pixels[:, 2:-2, 2:-2].numpy().tobytes() == packed[16:]
+    assert pixels.sum() == pixels[:, 2:-2, 2:-2].sum()
+    x = data.batch(torch.arange(30), None).x.double()
+    assert abs(float(x.mean())) < 1e-6 and abs(float(x.std(correction=0)) - 0.5) < 1e-6
+    plain = tmp_path_factory.mktemp("plain")
+    for name in fashion.SHA256:
+        path = folder / name
+        there = path.is_file()
+        (plain / name).write_bytes(
+            path.read_bytes() if there else gzip.decompress((folder / f"{name}.gz").read_bytes())
+        )
+    again = create({"name": "fashion", "path": str(plain)}, task="none")
+    assert again.fingerprint == data.fingerprint and again.batch(torch.arange(3), None).y is None
+
+
+IMAGES, LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        (IMAGES, None, "there is no train-images-idx3-ubyte or train-images-idx3-ubyte.gz in"),
+        (LABELS, None, "there is no train-labels-idx1-ubyte or"),
+        (IMAGES, lambda data: data[:-9], "is damaged or cannot be read"),
+        (IMAGES, lambda data: b"", "is cut short or is not what was published"),
+        (IMAGES, lambda data: b"\x1f\x8b" + data[3:], "is damaged or cannot be read"),
+        (LABELS, lambda data: data[:-1], "is cut short or is not what was published"),
+        (LABELS, lambda data: data[:-1] + b"\7", "is cut short or is not what was published"),
+    ],
+)
+def test_a_file_that_is_not_as_published_is_one_sentence(folder, name, change, words):
+    path = folder / name
+    data = path.read_bytes()
+    path.unlink()
+    if change:
+        path.write_bytes(change(data))
+    with pytest.raises(DataError, match=words) as error:
+        create({"name": "fashion", "path": str(folder)})
+    said = str(error.value)
+    assert "\n" not in said and "data.path=FOLDER" in said and "leave data.path out" in said
+
+
+def test_what_is_missing_is_downloaded_once(folder, server, tmp_path_factory, monkeypatch, capsys):
+    from torchvision.datasets import FashionMNIST
+
+    (served, address), cache = server, tmp_path_factory.mktemp("cache")
+    for name in fashion.SHA256:
+        path = folder / name
+        data = gzip.compress(path.read_bytes()) if path.is_file() else None
+        (served / f"{name}.gz").write_bytes(data or (folder / f"{name}.gz").read_bytes())
+    files = {p.name: hashlib.md5(p.read_bytes()).hexdigest() for p in served.iterdir()}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setattr(FashionMNIST, "resources", list(files.items()))
+    monkeypatch.setattr(FashionMNIST, "mirrors", [f"{address}nowhere/"])
+    with pytest.raises(DataError, match=r"cannot download .*give data\.path=FOLDER") as error:
+        create({"name": "fashion"})
+    assert "\n" not in str(error.value)
+    monkeypatch.setattr(FashionMNIST, "mirrors", [address])
+    data = create({"name": "fashion"})
+    assert data.fingerprint == create({"name": "fashion", "path": str(folder)}).fingerprint
+    for path in served.iterdir():
+        path.unlink()
+    capsys.readouterr()
+    assert create({"name": "fashion"}).fingerprint == data.fingerprint
+    assert "download" not in "".join(capsys.readouterr())
+
+
+def test_what_another_process_downloads_is_waited_for(tmp_path):
+    path = tmp_path / "file"
+    waiting = threading.Thread(
+        target=published_files.fetch, args=(["http://127.0.0.1:9/"], path, "0")
+    )
+    with locked(tmp_path):
+        waiting.start()
+        waiting.join(0.2)
+        assert waiting.is_alive()
+        path.write_bytes(b"whole")
+    waiting.join(20)
+    assert not waiting.is_alive() and path.read_bytes() == b"whole"
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=3), st.data())
+def test_idx_is_read_within_its_bounds(sizes, data):
+    values = np.arange(np.prod(sizes)).reshape(sizes)
+    packed = idx(values)
+    assert (idx_files.array(packed, len(sizes), "x") == values).all()
+    wrong = data.draw(
+        st.one_of(
+            st.integers(0, len(packed) - 1).map(lambda n: packed[:n]),
+            st.binary(min_size=1, max_size=9).map(lambda more: packed + more),
+            st.just(packed[:4] + b"\xff" * (len(packed) - 4)),
+            st.just(b"\0\0\x0d" + packed[3:]),
+        )
+    )
+    with pytest.raises(DataError):
+        idx_files.array(wrong, len(sizes), "x")
+
+
+def test_images_and_labels_of_different_lengths(tmp_path):
+    with pytest.raises(DataError, match="3 images and 2 labels"):
+        idx_files.images_and_labels(idx(np.zeros((3, 2, 2))), idx(np.zeros(2)), "x")
+
+
+def test_where_the_files_are_does_not_name_the_run():
+    one, other = (load(["data=fashion", f"data.path={path}"]) for path in ("/a", "/b"))
+    assert one.name == other.name == load(["data=fashion"]).name and "T4-fashion" in one.name
+
+
+@installed
+def test_the_published_data_set():
+    data = create({"name": "fashion", "path": str(REAL)})
+    assert data.sizes == {"train": 60000, "test": 10000}
+    for split, each in (("train", 6000), ("test", 1000)):
+        y = torch.cat([data.batch(i, None, split).y for i in torch.arange(10 * each).split(5000)])
+        assert y.bincount().tolist() == [each] * 10
+    # The mean that is published for the images without their margin: 72.94.
+    assert abs(data._mean * 32**2 / 28**2 - 72.94) < 0.01
+
+
+@installed
+@pytest.mark.slow
+def test_the_classifier_is_as_good_as_a_small_network_gets_in_a_minute():
+    data = create({"name": "fashion", "path": str(REAL)})
+    found = create_features("fashion-classifier", cache=default_cache(), dataset=data)
+    assert found.quality >= 0.88 and found.dim == 64

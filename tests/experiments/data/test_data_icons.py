@@ -1,0 +1,123 @@
+import json
+import shutil
+import subprocess
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import matplotlib
+import pytest
+import torch
+
+from experiments.data import DataError, create, icons, published_files
+
+FONT = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
+# Letters play icons: two fonts with the same drawings, variants of a name, and a brand.
+LISTED = {"cup": "41", "cup-bold": "42", "cup-red-fill": "43", "key": "0x44", "key-line": "45", "dot": "46", "google-key": "47"}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A package folder as qtawesome's, with fonts of one handwritten list, and a cache of its own."""
+    fonts = tmp_path / "package" / "fonts"
+    fonts.mkdir(parents=True)
+    for font in ("one", "two", "acme-brands"):
+        shutil.copy(FONT, fonts / f"{font}-webfont-1.0.ttf")
+        extra = {"logos-a": "48", "logos-b": "49"} if "brands" in font else {}
+        text = json.dumps({**LISTED, **extra})
+        (fonts / f"{font}-webfont-charmap-1.0.json").write_text(text)
+    spec = ModuleSpec("qtawesome", None)
+    spec.submodule_search_locations = [str(fonts.parent)]
+    monkeypatch.setattr(published_files, "find_spec", lambda name: spec)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return fonts
+
+
+def test_each_drawing_is_there_once_with_its_first_word(folder):
+    splits, words = icons._kept(folder, 2)
+    assert words == ["cup", "key"]
+    labels = sorted(int(y) for split in ("train", "test") for y in splits[f"{split}-y"])
+    assert labels == [0, 0, 0, 1, 1]
+    images = [x for split in ("train", "test") for x in splits[f"{split}-x"]]
+    assert len({x.tobytes() for x in images}) == 5
+    for image in images:
+        assert image.shape == (1, 28, 28) and image.dtype == "uint8"
+        rows, columns = image[0].any(1).nonzero()[0], image[0].any(0).nonzero()[0]
+        for ink in (rows, columns):  # in the middle, give or take the pixel that is cut in half
+            assert abs(ink[0] - (27 - ink[-1])) <= 1
+
+
+def test_what_is_wider_than_the_canvas_is_shrunk():
+    font = icons.ImageFont.truetype(str(FONT), icons._DRAWN)
+    image = icons.draw(font, "\u2014\u2014")
+    assert image.shape == (28, 28) and image.any() and image[:, :1].max() == image[:, -1:].max()
+
+
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [("bell-ring-outline", "bell-ring"), ("bell-bold", "bell"), ("box-alt-o", "box"), ("circle", "circle"), ("circle-fill", "circle"), ("light-bulb", "light-bulb")],
+)  # fmt: skip
+def test_variants_share_a_base_name(name, base):
+    assert icons.base(name) == base
+
+
+def test_they_are_drawn_once(folder, monkeypatch):
+    splits, words = icons._kept(folder, 2)
+    (kept,) = folder.parents[1].glob("cache/tread-suite/icons/*.safetensors")
+    draws, real = [], icons.drawn
+    monkeypatch.setattr(icons, "drawn", lambda *a: draws.append(1) or real(*a))
+    for damage in (False, True):
+        if damage:
+            kept.write_bytes(kept.read_bytes()[:-30])
+        again, names = icons._kept(folder, 2)
+        assert names == words and len(draws) == damage
+        assert all((again[key] == array).all() for key, array in splits.items())
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("one-webfont-1.0.ttf", b""),
+        ("one-webfont-1.0.ttf", None),
+        ("two-webfont-charmap-1.0.json", b"{"),
+        ("two-webfont-charmap-1.0.json", b"[1]"),
+        ("two-webfont-charmap-1.0.json", b'{"cup": "x"}'),
+        ("two-webfont-charmap-1.0.json", b'{"cup": 65}'),
+        ("two-webfont-charmap-1.0.json", b'{"cup": "ffffffffff"}'),
+    ],
+)
+def test_damaged_fonts_are_one_sentence(folder, file, content):
+    (folder / file).unlink()
+    if content is not None:
+        (folder / file).write_bytes(content)
+    with pytest.raises(
+        DataError, match="data=icons: cannot read the fonts.*--force-reinstall"
+    ) as error:
+        create({"name": "icons"})
+    assert "\n" not in str(error.value)
+
+
+def test_without_the_package(folder, monkeypatch):
+    shutil.rmtree(folder)
+    with pytest.raises(DataError, match="cannot read the fonts.*there is none"):
+        create({"name": "icons"})
+    monkeypatch.setattr(published_files, "find_spec", lambda name: None)
+    with pytest.raises(DataError, match="not installed; type pip install qtawesome"):
+        create({"name": "icons"})
+
+
+@pytest.mark.slow
+def test_the_icons_of_the_real_fonts():
+    data = create({"name": "icons"})
+    assert (
+        sum(data.sizes.values()) > 5000
+        and 0.15 < data.sizes["test"] / sum(data.sizes.values()) < 0.25
+    )
+    rows = {k: data.batch(torch.arange(n), None, k) for k, n in data.sizes.items()}
+    assert all((batch.y.bincount(minlength=50) >= 5).all() for batch in rows.values())
+    assert len(torch.cat([b.x for b in rows.values()]).flatten(1).unique(dim=0)) == sum(
+        data.sizes.values()
+    )
+    code = "import sys, experiments.data as d; d.create({'name': 'icons'}); print({'qtawesome', 'qtpy'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

