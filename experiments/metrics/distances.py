@@ -15,6 +15,7 @@ from torch import Tensor
 
 from experiments.metrics.eval_options import MetricError
 from routing.errors import UserError
+from routing.rng import widest
 
 _ROWS = 4096  # rows of a distance matrix at a time: 4096 x 50K float32 are 800 MB
 
@@ -34,7 +35,7 @@ class Moments:
 
     def __init__(self, dim: int, device: torch.device | str | None = None) -> None:
         device = torch.device(device or "cpu")
-        if device.type == "mps":
+        if widest(device) != torch.float64:
             device = torch.device("cpu")
         self.n = 0
         self.mean = torch.zeros(dim, dtype=torch.float64, device=device)
@@ -229,7 +230,7 @@ def kernel_distance(
     size = min(subset_size, len(samples), len(reference))
     if size < 2:
         raise MetricError(f"a kernel distance needs at least 2 images on both sides, got {size}")
-    a, b = samples.double().cpu(), reference.double().cpu()
+    a, b = samples.cpu().double(), reference.cpu().double()
     rng = np.random.default_rng(seed)
     total = 0.0
     for _ in range(subsets):

@@ -31,7 +31,7 @@ class Metric:
         label: How it is written in a score's name; features may rename it (FD on Inception is FID).
         needs: What must be there: `moments`, `rows` (all feature vectors), `logits`, `spatial`,
             `labels`, `inception` (means something on Inception only), `pixels` (works on images,
-            without a network), `probe` (scenes).
+            without a network), `probe` (scenes), `model` (works on a model, without samples).
         better: `lower` or `higher`.
     """
 
@@ -57,10 +57,20 @@ METRICS: dict[str, Metric] = {
     # distance to the nearest training image over that to the nearest held-out image
     "memorisation": Metric("memorisation", ("rows", "train"), "higher"),
     "memorisation_pixels": Metric("memorisation-pixels", ("pixels", "train"), "higher"),
+    # the objective's own loss of a dense pass on held-out data, and of the routed pass
+    "heldout_loss": Metric("heldout-loss", ("model",), "lower"),
 }
+
+#: Needs of metrics that look at nothing through a feature extractor.
+UNSEEN = {"probe", "pixels", "model"}
 
 FEATURES: dict[str, str] = {
     "digits-classifier": "a small network trained on the digits' training split (8x8)",
+    "fashion-classifier": "the same for fashion (32x32)",
+    "mnist-classifier": "the same for mnist (32x32)",
+    "icons-classifier": "the same for icons (32x32)",
+    "torchvision-classifier": "the same for any set of data=torchvision (32x32)",
+    "autoencoder": "a small autoencoder trained on the data set's training images, without labels",
     "scenes-probe": "the network that reads rendered scenes, which comes with the project (32x32)",
     "inception-adm": "Inception v3 of 2015 as ADM uses it: FID, sFID, IS, precision, recall",
     "dinov2-vitl14": "DINOv2 ViT-L/14 at 224 pixels: FD-DINOv2",
@@ -197,7 +207,8 @@ class EvalOptions:
         labels: `balanced` (class i mod classes) or `random` (drawn per seed).
         seed: Seed of the first sample; sample i has seed `seed + i`.
         batch: Images per sampling batch and process.
-        reference: Statistics (`.npz`) to compare with; None: the data set's held-out split.
+        reference: Statistics (`.npz`) of the first features to compare with; further features, and
+            all with None: the data set's held-out split.
         neighbours: k of precision and recall.
         kid_subsets: Number of subsets that the kernel distance averages over.
         kid_subset_size: Samples in each of them, at most.

@@ -18,12 +18,12 @@ import torch
 
 from experiments.data.dataset import create
 from experiments.metrics import reference, scoring
-from experiments.metrics.classifier import checksum
 from experiments.metrics.collect import collect
 from experiments.metrics.collectives import share, world
 from experiments.metrics.eval_options import EvalOptions, MetricError, Score, defaults_for
 from experiments.metrics.features import create_features
 from experiments.metrics.images import Images, own_images
+from experiments.metrics.kept_network import checksum
 from experiments.metrics.meters import labelled_data, prepare
 from experiments.runtime import console as log
 from experiments.runtime.files import atomic_write
@@ -127,6 +127,19 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
     folder = args.out or (source if source.is_dir() else source.parent) / "evaluations"
     for guidance in guidances:
         pipeline = SamplingPipeline.make(loaded.model, config, sampler, guidance)
+        about = {
+            "source": str(source),
+            "step": step,
+            "kind": args.weights,
+            "weights": weights,
+            "guidance": dataclasses.asdict(pipeline.guidance.options),
+            "sampler": dataclasses.asdict(pipeline.sampler.options),
+        }
+        path, _ = _record(folder, f"step-{step:08d}", about, options)
+        if path.is_file() and not (args.write_samples or args.keep_samples):
+            # A command that was cut short goes on with the guidances that are missing.
+            console.say(f"record      {path}  (scored before; delete it to score again)")
+            continue
         scores, store = scoring.sample_and_score(
             pipeline,
             config,
@@ -139,14 +152,6 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
             identity=weights,
             console=console,
         )
-        about = {
-            "source": str(source),
-            "step": step,
-            "kind": args.weights,
-            "weights": weights,
-            "guidance": dataclasses.asdict(pipeline.guidance.options),
-            "sampler": dataclasses.asdict(pipeline.sampler.options),
-        }
         _finish(folder, f"step-{step:08d}", about, options, scores, console)
         assert store is not None, "samples are kept until they are scored"
         if world()[0]:
@@ -178,6 +183,8 @@ def _images(
         raise MetricError(
             f"{args.changes[0]} is for sampling from a run, and {source} holds images"
         )
+    if "heldout_loss" in (args.metrics or ()):
+        raise MetricError(f"heldout_loss is a model's own loss, and {source} holds images")
     images = Images(source)
     n = images.n if args.samples is None else args.samples
     if n > images.n:
@@ -214,7 +221,7 @@ def _defaults(args: argparse.Namespace, n: int) -> EvalOptions:
     if args.metrics is None:
         # The conditions of images are unknown, and a short list suits every extractor.
         values["metrics"] = ["fd", "precision", "recall"] if args.features else [
-            m for m in values["metrics"] if m not in ("accuracy", "adherence")
+            m for m in values["metrics"] if m not in ("accuracy", "adherence", "heldout_loss")
         ]  # fmt: skip
     given = {name: getattr(args, name) for name in _OPTIONS if getattr(args, name) is not None}
     return EvalOptions(**{**values, **given, "samples": n})
@@ -234,7 +241,7 @@ def _write(
     console: log.Console,
 ) -> int:
     """Write the statistics of real images for one extractor."""
-    if len(options.features) != 1:
+    if len(options.features) != 1 and args.features:
         raise MetricError("--write-reference writes one kind of features; give one --features")
     path = Path(args.write_reference)
     if path.suffix != ".npz":
@@ -251,6 +258,15 @@ def _write(
     return 0
 
 
+def _record(
+    folder: Path, name: str, about: dict[str, Any], options: EvalOptions
+) -> tuple[Path, dict[str, Any]]:
+    """Return the file of an evaluation and the settings that it is named after."""
+    settings = {**about, "eval": dict(vars(options))}
+    text = json.dumps(settings, sort_keys=True, default=str)
+    return folder / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json", settings
+
+
 def _finish(
     folder: Path | None,
     name: str,
@@ -265,9 +281,7 @@ def _finish(
     console.table(f"{name}  {how}".rstrip(), rows, ["score", "value", "against"])
     if folder is None or world()[0]:
         return
-    settings = {**about, "eval": dict(vars(options))}
-    text = json.dumps(settings, sort_keys=True, default=str)
-    path = folder / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"
+    path, settings = _record(folder, name, about, options)
     record = {**settings, "time": time.time(), "scores": [s.to_dict() for s in scores]}
     atomic_write(path, json.dumps(record, indent=1, default=str) + "\n")
     console.say(f"record      {path}")

@@ -14,12 +14,16 @@ import torch
 from torch import Tensor
 
 from experiments.data import probe
-from experiments.metrics.classifier import TrainedClassifier, load_or_train
+from experiments.metrics import classifier, small_autoencoder
 from experiments.metrics.collectives import main_first
 from experiments.metrics.eval_options import FEATURES, EvalOptions, MetricError, check_features
-from experiments.metrics.images import check_images, labelled_images
+from experiments.metrics.images import check_images, labelled_images, split_images
+from experiments.metrics.kept_network import KeptNetwork
 from experiments.metrics.pretrained import DinoFeatures, InceptionFeatures
 from experiments.runtime.files import sha256
+
+# Wider images need a larger network, and minutes of training.
+_LARGEST = 64
 
 
 class Features(Protocol):
@@ -77,37 +81,31 @@ class PixelFeatures:
         return {"features": images.flatten(1).float() / 255}
 
 
-class ClassifierFeatures:
-    """The small classifier of an embedded data set."""
-
-    provides: tuple[str, ...] = ("features", "logits")
+class TrainedFeatures:
+    """A small network that was trained on the data set itself: its classifier or autoencoder."""
 
     def __init__(
-        self, name: str, trained: TrainedClassifier, size: int, device: torch.device | str = "cpu"
+        self, name: str, kept: KeptNetwork, size: int, said: str, device: torch.device | str = "cpu"
     ) -> None:
-        self.name = name
+        self.name, self.size, self.quality = name, size, kept.quality
         self.device = torch.device(device)
-        self.model = trained.model.to(device)
-        self.dim = self.model.neck.out_features
-        self.checksum = trained.checksum
-        self.accuracy = trained.accuracy
-        self.size = size
-        origin = "trained now, kept in" if trained.fresh else "from"
-        self.note = (
-            f"{name}: {trained.accuracy:.1%} of held-out images right, {origin} {trained.path}"
-        )
+        self.model: Any = kept.model.to(device)
+        self.dim: int = self.model.dim
+        self.provides: tuple[str, ...] = self.model.provides
+        self.checksum = kept.checksum
+        origin = "trained now, kept in" if kept.fresh else "from"
+        self.note = f"{name}: {kept.quality:.1%} of {said}, {origin} {kept.path}"
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
-        """Return features and logits; see `Features`."""
+        """Return features, and logits of a classifier; see `Features`."""
         check_images(images)
         if images.shape[-2:] != (self.size, self.size):
             raise MetricError(
                 f"{self.name} takes images of {self.size}x{self.size} pixels, "
                 f"got {images.shape[-1]}x{images.shape[-2]}; choose other features"
             )
-        features, logits = self.model(images.to(self.device))
-        return {"features": features, "logits": logits}
+        return dict(zip(self.provides, self.model(images.to(self.device)), strict=True))
 
 
 class ProbeFeatures:
@@ -159,12 +157,14 @@ def create_features(
         return DinoFeatures(name, options.dinov2_weights, device=device)
     if name == "scenes-probe":
         return ProbeFeatures(device)
+    if name == "autoencoder":
+        return _autoencoder(Path(cache), dataset, device)
     return _classifier(name, Path(cache), dataset, device)
 
 
 def _classifier(
     name: str, cache: Path, dataset: Any, device: torch.device | str
-) -> ClassifierFeatures:
+) -> TrainedFeatures:
     wanted = name.removesuffix("-classifier")
     if dataset is None or dataset.name != wanted:
         have = "no data set" if dataset is None else f"the data set {dataset.name}"
@@ -174,8 +174,31 @@ def _classifier(
         )
     size = dataset.shape[-1]
     with main_first():
-        trained = load_or_train(
+        trained = classifier.load_or_train(
             dataset.name, dataset.fingerprint, size, dataset.num_classes,
             lambda split: labelled_images(dataset, split), cache,
+            classifier.recipe_for(dataset.sizes["train"]),
         )  # fmt: skip
-    return ClassifierFeatures(name, trained, size, device)
+    return TrainedFeatures(name, trained, size, "held-out images right", device)
+
+
+def _autoencoder(cache: Path, dataset: Any, device: torch.device | str) -> TrainedFeatures:
+    if dataset is None:
+        raise MetricError(
+            "the autoencoder is trained on a data set's images, here is none; pass --data NAME or "
+            "choose other features"
+        )
+    # Latents have another side than the images that they are decoded to.
+    size = next(split_images(dataset, "train", torch.arange(1))).shape[-1]
+    if size > _LARGEST:
+        raise MetricError(
+            f"the autoencoder is for images up to {_LARGEST} pixels wide, these are {size}; "
+            "choose other features, such as inception-adm"
+        )
+    with main_first():
+        trained = small_autoencoder.load_or_train(
+            dataset.name, dataset.fingerprint, size,
+            lambda split: torch.cat([x.cpu() for x in split_images(dataset, split)]), cache,
+        )  # fmt: skip
+    said = "the held-out images' variance explained"
+    return TrainedFeatures("autoencoder", trained, size, said, device)

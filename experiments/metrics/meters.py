@@ -28,6 +28,7 @@ from experiments.metrics.distances import (
 from experiments.metrics.eval_options import (
     FEATURES,
     METRICS,
+    UNSEEN,
     EvalOptions,
     MetricError,
     Score,
@@ -45,7 +46,7 @@ _ALONE = ("accuracy", "is")
 _KEEP = {need: need for need in ("moments", "spatial", "rows", "logits")} | {"pixels": "rows"}
 
 
-def _score(
+def scored(
     key: str,
     value: float,
     n: int,
@@ -54,6 +55,7 @@ def _score(
     reference: str | None,
     record: dict[str, Any],
 ) -> Score:
+    """Return a score with its full name and its better end."""
     name = full_name(key, n, features)
     return Score(name, key, value, n, identity, reference, better=direction(key), **record)
 
@@ -61,7 +63,7 @@ def _score(
 def measurable(metric: str, features: str) -> bool:
     """Return whether `metric` has a meaning on the extractor called `features`."""
     needs = METRICS[metric].needs
-    if "probe" in needs or "pixels" in needs:
+    if UNSEEN & set(needs):
         return False
     if "spatial" in needs or "inception" in needs:
         return features == "inception-adm"
@@ -74,7 +76,7 @@ def assign(metrics: Sequence[str], features: Sequence[str]) -> dict[str, tuple[s
     Raises:
         MetricError: A metric can be measured on none of the extractors.
     """
-    alone = [m for m in metrics if {"probe", "pixels"} & set(METRICS[m].needs)]
+    alone = [m for m in metrics if UNSEEN & set(METRICS[m].needs)]
     plan = {f: tuple(m for m in metrics if measurable(m, f)) for f in features}
     for metric in metrics:
         if metric not in alone and not any(metric in found for found in plan.values()):
@@ -136,7 +138,7 @@ class Meter:
         weights = None if pixels else identity(self.features)
         label = None if self.reference is None else self.reference.label
         return [
-            _score(key, value, found.n, name, weights, None if key in _ALONE else label, record)
+            scored(key, value, found.n, name, weights, None if key in _ALONE else label, record)
             for key, value in values.items()
         ]
 
@@ -189,23 +191,16 @@ def pixel_meter(dataset: Any, options: EvalOptions, device: torch.device | str =
     moments = torch.zeros(0).numpy()
     label = f"{dataset.name}-test", identity(features), len(held)
     reference = Reference(*label, moments, moments, None, None, rows, dataset.fingerprint)
-    train, metrics = train_rows(dataset, features), ("memorisation_pixels",)
-    return Meter(features, metrics, options, reference, train, device)
+    _refuse_endless(dataset)
+    train = collect(features, own_images(dataset, "train"), ("rows",)).rows
+    return Meter(features, ("memorisation_pixels",), options, reference, train, device)
 
 
-def train_rows(dataset: Any, features: Features) -> Tensor:
-    """Return features of the training images, `(T, d)`; a collective call.
-
-    Raises:
-        MetricError: The training set is endless: there is nothing to memorise.
-    """
+def _refuse_endless(dataset: Any) -> None:
     if dataset.sizes["train"] is None:
         raise MetricError(
             f"data={dataset.name} is endless: nothing can be memorised; leave out memorisation"
         )
-    rows = collect(features, own_images(dataset, "train"), ("rows",)).rows
-    assert rows is not None
-    return rows
 
 
 class AdherenceMeter:
@@ -232,7 +227,7 @@ class AdherenceMeter:
         main, n = next(iter(self._sums)), int(total[0])
         names = ["adherence" if key == main else f"adherence_{key}" for key in self._sums]
         return [
-            _score(name, value, n, "scenes-probe", None, None, record)
+            scored(name, value, n, "scenes-probe", None, None, record)
             for name, value in zip(names, shares, strict=True)
         ]
 
@@ -287,7 +282,7 @@ def prepare(
     """
     plan = assign(options.metrics, options.features)
     alone = [m for m in options.metrics if {"probe", "pixels"} & set(METRICS[m].needs)]
-    if dataset is not None and dataset.cannot_decode:
+    if dataset is not None and dataset.cannot_decode and (alone or any(plan.values())):
         raise MetricError(f"scores are taken on pixels: {dataset.cannot_decode}")
     if not labelled and {"accuracy", "adherence"} & set(options.metrics):
         raise MetricError(
@@ -333,7 +328,8 @@ def _meter(
     real = None
     if needs & {"moments", "rows", "spatial"}:
         spatial = "spatial" in needs
-        if options.reference is not None:
+        # A file holds the statistics of one extractor: the main one's.
+        if options.reference is not None and features.name == options.features[0]:
             real = reference.load(
                 options.reference, features, rows="rows" in needs, spatial=spatial
             )
@@ -350,5 +346,6 @@ def _meter(
             raise MetricError(
                 "memorisation compares with training images: pass --data NAME or leave it out"
             )
-        train = train_rows(dataset, features)
+        _refuse_endless(dataset)
+        train = reference.heldout(dataset, features, cache, split="train").rows
     return Meter(features, metrics, options, real, train, device)

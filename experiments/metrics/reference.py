@@ -186,6 +186,7 @@ def heldout(
     cache: str | os.PathLike[str],
     *,
     spatial: bool = False,
+    split: str = "test",
 ) -> Reference:
     """Return the statistics of a data set's held-out split, from the cache or computed now.
 
@@ -194,13 +195,14 @@ def heldout(
         features: The extractor.
         cache: Folder of the cache.
         spatial: With ADM's spatial features.
+        split: Another split (`train`, for memorisation).
 
     Raises:
         MetricError: There is no such split, or it cannot be turned into pixels.
     """
-    n = len(split_indices(dataset, "test"))
+    n = len(split_indices(dataset, split))
     of = identity(features).replace("@", "-")
-    key = f"{dataset.name}-{dataset.fingerprint}-test{n}-{of}"
+    key = f"{dataset.name}-{dataset.fingerprint}-{split}{n}-{of}"
     path = Path(cache) / "references" / f"{key}{'-spatial' if spatial else ''}.npz"
     kept = _load_kept(path, features, spatial)
     # All processes decide alike, whichever of them saw the file first.
@@ -208,9 +210,9 @@ def heldout(
     if kept is not None and found_by_all:
         return kept
     wanted = ("moments", "rows", "spatial") if spatial else ("moments", "rows")
-    found = collect(features, own_images(dataset, "test"), wanted)
+    found = collect(features, own_images(dataset, split), wanted)
     if not world()[0]:
-        save(path, features, found, f"{dataset.name}-test")
+        save(path, features, found, f"{dataset.name}-{split}")
     with main_first():
         return load(path, features, rows=True, spatial=spatial)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,18 +22,15 @@ from torch import Tensor
 
 from experiments.config.schema import Config
 from experiments.diffusion.diffusion_options import DiffusionError
+from experiments.metrics import heldout
 from experiments.metrics.collectives import gather_rows, main_first, share, world
 from experiments.metrics.eval_options import EvalOptions, MetricError, Score, defaults_for
 from experiments.metrics.meters import prepare
 from experiments.runtime.console import Console
+from experiments.runtime.files import default_cache
 from experiments.sampling.generation import labels_from_seeds
 from experiments.sampling.pipeline import SamplingPipeline, described
 from experiments.sampling.sample_store import SampleStore
-
-
-def default_cache() -> Path:
-    """Return the user's cache folder: `$XDG_CACHE_HOME/tread-suite` or `~/.cache/tread-suite`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tread-suite"
 
 
 def cache_of(config: Config) -> Path:
@@ -173,10 +169,14 @@ def sample_and_score(
         }  # fmt: skip
         store = _open_store(out, about)
     done, labels = 0, []
-    for note in meters.notes:
+    losses = "heldout_loss" in options.metrics
+    missing = heldout.no_split(dataset) if losses else ""
+    for note in (*meters.notes, *([f"heldout_loss is missing: {missing}"] if missing else [])):
         console.once(note)
+    # A loss alone needs no samples.
+    pieces = sample_pieces(pipeline, dataset, options, device, store) if meters.meters else ()
     with console.progress("sample", total) as bar:
-        for piece in sample_pieces(pipeline, dataset, options, device, store):
+        for piece in pieces:
             meters.update(piece.images, piece.labels, piece.captions)
             if piece.labels is not None:
                 labels.append(piece.labels.cpu())
@@ -186,7 +186,11 @@ def sample_and_score(
     requested = gather_rows(torch.cat(labels)) if labels else None
     macs = pipeline.cost().macs
     record = {**made, "seed": options.seed, "step": step, "macs_per_sample": macs}
-    return meters.results(requested, **record), store
+    results = meters.results(requested, **record)
+    if losses and not missing:
+        parts = (pipeline.model, config, dataset, pipeline.objective, device)
+        results += heldout.scores(heldout.HeldOut(*parts), options.batch, **record)
+    return results, store
 
 
 # --- the samples ---------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ import torch
 from small import small
 
 from experiments.metrics import scoring
-from experiments.metrics.classifier import checksum
 from experiments.metrics.eval_options import MetricError, Score
+from experiments.metrics.kept_network import checksum
 from experiments.runtime.console import Console
 from experiments.sampling import pipeline, read_shards
 from experiments.sampling.pipeline import SamplingPipeline
@@ -35,7 +35,8 @@ class Case:
 
     def score(self, **changes: Any) -> dict[str, Any]:
         found = scoring.score(self.model, self.config, self.dataset, step=7, **changes)
-        return {s.key: s for s in found}
+        # In the first features, where a metric is measured in several.
+        return {s.key: s for s in reversed(found)}
 
     def run(
         self, out: Path | None = None, **changes: Any
@@ -71,6 +72,28 @@ def test_a_score_says_all_that_is_needed_to_read_it(case: Case) -> None:
     assert fd["macs_per_sample"] == 6 * cost(**case.model.config).macs_dense
     assert found["accuracy"].reference is None
     assert found["accuracy"].better == "higher"
+
+
+def test_one_set_of_samples_is_scored_in_every_feature_space(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    generate = SamplingPipeline.generate
+    monkeypatch.setattr(
+        SamplingPipeline, "generate", lambda *a, **k: made.append(len(a[1])) or generate(*a, **k)
+    )
+    with pytest.warns(UserWarning, match="singular"):
+        found, _ = case.run(metrics=("fd", "accuracy", "precision"))
+    assert sum(made) == 48  # 40 samples in batches of 16
+    assert [s.metric for s in found] == [
+        f"{name} ({space})"
+        for space, names in (
+            ("digits-classifier", ("FD-40", "accuracy-40", "precision-40")),
+            ("autoencoder", ("FD-40", "precision-40")),
+        )
+        for name in names
+    ]
+    assert len({s.features for s in found}) == 2
 
 
 def test_scores_are_repeatable_and_seeds_matter(case: Case) -> None:
@@ -202,8 +225,8 @@ def test_scenes_are_scored_by_class_and_by_caption(tmp_path: Path) -> None:
 
 
 def test_what_a_run_will_need_can_be_checked_at_its_start(case: Case, tmp_path: Path) -> None:
-    (note,) = scoring.check(case.config, case.dataset)
-    assert "held-out images right" in note
+    right, explained = scoring.check(case.config, case.dataset)
+    assert "held-out images right" in right and "variance explained" in explained
     missing = small(tmp_path, "eval=inception", f"eval.inception_weights={tmp_path / 'none.pth'}")
     with pytest.raises(MetricError, match="no such file"):
         scoring.check(missing, case.dataset)

@@ -1,8 +1,10 @@
-"""Feature extractors: the digits classifier, and the real Inception and DINOv2 with random weights."""
+"""Feature extractors: the data set's own two networks, and the real Inception and DINOv2 with random weights."""
 
 from __future__ import annotations
 
 import io
+import threading
+import time
 import urllib.error
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,15 +20,19 @@ from experiments.metrics import (
     create_features,
     frechet_distance,
     pretrained,
+    small_autoencoder,
 )
-from experiments.metrics.classifier import Recipe, SmallClassifier, checksum, load_or_train, train
+from experiments.metrics import classifier as classifiers
+from experiments.metrics.classifier import Recipe, SmallClassifier
 from experiments.metrics.collect import collect
 from experiments.metrics.eval_options import MetricError
 from experiments.metrics.features import identity
 from experiments.metrics.images import labelled_images, split_images, split_indices
+from experiments.metrics.kept_network import checksum, load_or_make
 from experiments.metrics.meters import Meter
 from experiments.metrics.reference import heldout, load, save
 from experiments.metrics.scoring import default_cache
+from experiments.metrics.small_autoencoder import CodeRecipe, SmallAutoencoder
 
 
 def noise(n: int, side: int, seed: int = 0) -> torch.Tensor:
@@ -52,52 +58,102 @@ def test_the_classifier_is_right_on_held_out_digits(digits: object, classifier: 
     found = classifier(pixels)
     share = (found["logits"].argmax(1) == labels).double().mean().item()
     assert share >= 0.97
-    assert share == classifier.accuracy
+    assert share == classifier.quality
     assert f"{share:.1%} of held-out images right" in classifier.note
     # No dead feature: the covariance of the held-out split has full rank.
     rank = torch.linalg.matrix_rank(torch.cov(found["features"].double().T)).item()
     assert rank == classifier.dim == 64
 
 
-def test_the_classifier_is_kept_and_taken_again(digits: object, classifier: object) -> None:
-    again = create_features("digits-classifier", cache=default_cache(), dataset=digits)
+@pytest.fixture(scope="module")
+def autoencoder(digits: object) -> object:
+    return create_features("autoencoder", cache=default_cache(), dataset=digits)
+
+
+def test_the_autoencoder_draws_held_out_digits_again(digits: object, autoencoder: object) -> None:
+    assert autoencoder.quality > 0.9
+    assert "of the held-out images' variance explained" in autoencoder.note
+    codes = torch.cat([autoencoder(x)["features"] for x in split_images(digits, "train")])
+    # A code half as long as the image; no number of it outweighs the others, none is dead.
+    assert codes.shape[1] == autoencoder.dim == 32
+    assert 0.5 < codes.var(dim=0).min() < codes.var(dim=0).max() < 2
+
+
+@pytest.mark.parametrize("name", ["digits-classifier", "autoencoder"])
+def test_a_network_is_kept_and_taken_again(digits: object, name: str) -> None:
+    first, again = (create_features(name, cache=default_cache(), dataset=digits) for _ in range(2))
     assert "trained now" not in again.note
-    assert identity(again) == identity(classifier)
+    assert identity(again) == identity(first)
 
 
-def test_training_is_repeatable_and_ignores_the_global_state() -> None:
+def _classifier(folder: Path, fingerprint: str, splits: object) -> object:
     recipe = Recipe(epochs=1, width=4)
-    pixels, labels = noise(48, 8), torch.arange(48) % 10
+    return classifiers.load_or_train("digits", fingerprint, 8, 10, splits, folder, recipe)
+
+
+def _autoencoder(folder: Path, fingerprint: str, splits: object) -> object:
+    recipe = CodeRecipe(steps=3, width=4, batch=16)
+    images = lambda split: splits(split)[0]  # noqa: E731
+    return small_autoencoder.load_or_train("digits", fingerprint, 8, images, folder, recipe)
+
+
+KINDS = pytest.mark.parametrize("get", [_classifier, _autoencoder])
+
+
+@KINDS
+def test_training_is_repeatable_and_ignores_the_global_state(tmp_path: Path, get: object) -> None:
+    def splits(name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        return noise(48, 8), torch.arange(48) % 10
+
     torch.manual_seed(1)
-    first = train(pixels, labels, 10, recipe)
+    first = get(tmp_path / "a", "a", splits)
     torch.manual_seed(2)
     state = torch.get_rng_state()
-    second = train(pixels, labels, 10, recipe)
-    assert checksum(first) == checksum(second)
+    second = get(tmp_path / "b", "a", splits)
+    assert first.fresh and second.fresh
+    assert first.checksum == second.checksum == checksum(first.model)
     assert torch.equal(torch.get_rng_state(), state)
-    assert not first.training
+    assert not first.model.training
 
 
-def test_a_broken_or_foreign_cache_file_is_made_again(tmp_path: Path) -> None:
-    recipe = Recipe(epochs=1, width=4)
+@KINDS
+def test_a_broken_or_foreign_cache_file_is_made_again(tmp_path: Path, get: object) -> None:
     calls = []
 
     def splits(name: str) -> tuple[torch.Tensor, torch.Tensor]:
         calls.append(name)
         return noise(24, 8), torch.arange(24) % 10
 
-    def get(fingerprint: str = "a") -> object:
-        return load_or_train("digits", fingerprint, 8, 10, splits, tmp_path, recipe)
-
-    first = get()
+    first = get(tmp_path, "a", splits)
     assert first.fresh
-    assert not get().fresh
-    assert get("b").path != first.path
+    assert not get(tmp_path, "a", splits).fresh
+    assert get(tmp_path, "b", splits).path != first.path
     calls.clear()
     first.path.write_bytes(first.path.read_bytes()[:100])
-    assert get().fresh
+    assert get(tmp_path, "a", splits).fresh
     assert calls == ["train", "test"]
-    assert get().checksum == first.checksum
+    assert get(tmp_path, "a", splits).checksum == first.checksum
+
+
+def test_of_two_that_want_a_network_one_trains_it(tmp_path: Path) -> None:
+    trained = []
+
+    def make() -> tuple[torch.nn.Module, float]:
+        trained.append(time.sleep(0.3))
+        return torch.nn.Linear(2, 2), 0.5
+
+    def get() -> None:
+        found.append(load_or_make(tmp_path, "x", [1], lambda: torch.nn.Linear(2, 2), make))
+
+    found: list = []
+    threads = [threading.Thread(target=get) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(trained) == 1
+    assert sorted(kept.fresh for kept in found) == [False, True]
+    assert len({kept.checksum for kept in found}) == 1
 
 
 def test_other_images_and_other_data_are_refused(digits: object, classifier: object) -> None:
@@ -110,6 +166,8 @@ def test_other_images_and_other_data_are_refused(digits: object, classifier: obj
         create_features("digits-classifier", cache="x", dataset=other)
     with pytest.raises(MetricError, match="did you mean digits-classifier"):
         create_features("digit-classifier", cache="x", dataset=digits)
+    with pytest.raises(MetricError, match="trained on a data set's images, here is none"):
+        create_features("autoencoder", cache="x")
 
 
 def test_held_out_reference_is_computed_once(
@@ -125,22 +183,27 @@ def test_held_out_reference_is_computed_once(
     assert np.array_equal(heldout(digits, classifier, tmp_path).mu, first.mu)
 
 
-def test_held_out_digits_score_better_than_noise(digits: object, classifier: object) -> None:
-    real = heldout(digits, classifier, default_cache())
-    metrics = ("fd", "accuracy", "precision", "recall", "kid")
+@pytest.mark.parametrize("space", ["classifier", "autoencoder"])
+def test_held_out_digits_score_better_than_noise(
+    digits: object, space: str, request: pytest.FixtureRequest
+) -> None:
+    features = request.getfixturevalue(space)
+    real = heldout(digits, features, default_cache())
+    metrics = ("fd", "precision", "recall", "kid") + ("accuracy",) * (space == "classifier")
     values = {}
     pixels, labels = labelled_images(digits, "train")
     for name, sample in (("train", pixels), ("noise", noise(300, 8))):
-        meter = Meter(classifier, metrics, EvalOptions(), real)
+        meter = Meter(features, metrics, EvalOptions(), real)
         for part in sample.split(128):
             meter.update(part)
         asked = labels if name == "train" else torch.arange(300) % 10
         values[name] = {r.key: r.value for r in meter.results(asked)}
     assert values["train"]["fd"] < 5 < values["noise"]["fd"]
-    assert values["train"]["accuracy"] > 0.97 > 0.4 > values["noise"]["accuracy"]
     assert values["train"]["precision"] > 0.8 > values["noise"]["precision"]
     assert values["train"]["recall"] > 0.8 > values["noise"]["recall"]
     assert values["train"]["kid"] < values["noise"]["kid"]
+    if space == "classifier":
+        assert values["train"]["accuracy"] > 0.97 > 0.4 > values["noise"]["accuracy"]
 
 
 def test_an_even_selection_of_a_split(digits: object) -> None:
@@ -153,10 +216,16 @@ def test_an_even_selection_of_a_split(digits: object) -> None:
         split_indices(digits, "validation")
 
 
-def test_larger_images_have_a_classifier_too() -> None:
+def test_larger_images_have_networks_too() -> None:
     features, logits = SmallClassifier(32, 5, Recipe(width=4))(noise(2, 32))
     assert features.shape == (2, 64)
     assert logits.shape == (2, 5)
+    # Whatever side a data set has: halved while it is even.
+    for side, dim in ((32, 64), (28, 64), (12, 64), (8, 32)):
+        model = SmallAutoencoder(side, CodeRecipe(width=4)).eval()
+        (codes,) = model(noise(2, side))
+        assert codes.shape == (2, dim)
+        assert model.decoder(codes).shape == (2, 3, side, side)
 
 
 # --- weights ------------------------------------------------------------------------------------

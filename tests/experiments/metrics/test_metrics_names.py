@@ -11,7 +11,15 @@ import pytest
 import yaml
 
 from experiments.metrics import EvalOptions
-from experiments.metrics.eval_options import FEATURES, METRICS, MetricError, Score, full_name
+from experiments.metrics.eval_options import (
+    FEATURES,
+    METRICS,
+    UNSEEN,
+    MetricError,
+    Score,
+    defaults_for,
+    full_name,
+)
 from experiments.metrics.meters import assign, measurable
 
 CONF = Path(__file__).resolve().parents[3] / "experiments" / "conf" / "eval"
@@ -40,15 +48,17 @@ def test_yaml_has_every_option_with_a_comment(path: Path) -> None:
     text = path.read_text()
     values = yaml.safe_load(text)
     if "defaults" in values:
-        # Another name of a file that stands beside it.
-        assert values == {"defaults": ["inception"]} and (CONF / "inception.yaml").is_file()
+        # What it does not say itself stands in a file beside it.
+        (parent,) = values.pop("defaults")
+        assert EvalOptions(**defaults_for(path.stem)) == EvalOptions(
+            **defaults_for(parent) | values
+        )
         return
     assert set(values) == {f.name for f in dataclasses.fields(EvalOptions)}
     assert values["name"] == path.stem
     options = EvalOptions(**values)
     assert all(
-        any(measurable(m, f) for f in options.features)
-        or {"probe", "pixels"} & set(METRICS[m].needs)
+        any(measurable(m, f) for f in options.features) or UNSEEN & set(METRICS[m].needs)
         for m in options.metrics
     )
     lines = text.splitlines()
@@ -86,7 +96,7 @@ def test_a_metric_needs_features_that_can_measure_it() -> None:
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_every_metric_can_be_measured_on_something(metric: str) -> None:
-    alone = {"probe", "pixels"} & set(METRICS[metric].needs)
+    alone = UNSEEN & set(METRICS[metric].needs)
     assert alone or any(measurable(metric, f) for f in FEATURES)
 
 
@@ -109,5 +119,5 @@ def test_the_options_that_fit_a_data_set_are_options(data: str | None) -> None:
     from experiments.metrics.eval_options import EvalOptions, defaults_for
 
     found = EvalOptions(**defaults_for(data))
-    own = {"digits": "digits-classifier", "scenes": "scenes-probe"}
-    assert found.features == (own.get(str(data), "inception-adm"),)
+    own = {"digits": ("digits-classifier", "autoencoder"), "scenes": ("scenes-probe",)}
+    assert found.features == own.get(str(data), ("inception-adm",))

@@ -1,0 +1,150 @@
+"""The set of scores side by side, and how it responds to guidance: tables and figure."""
+
+import json
+
+import pytest
+from analysis_runs import score, write
+
+import analysis
+from analysis.runs.cells import Study
+from analysis.tables.guidance_table import setting
+from analysis.tables.main_table import score_set
+
+SPACES = ("digits-classifier@1f2e3d4c", "autoencoder@99887766")
+# Name, key, features and better end of every score beside the first distance.
+MORE = [
+    ("FD-500 (autoencoder)", "fd", SPACES[1], "lower"),
+    ("precision-500 (autoencoder)", "precision", SPACES[1], "higher"),
+    ("recall-500 (digits-classifier)", "recall", SPACES[0], "higher"),
+    ("precision-500 (digits-classifier)", "precision", SPACES[0], "higher"),
+    ("heldout-loss-360", "heldout_loss", None, "lower"),
+    ("heldout-loss-routed-360", "heldout_loss_routed", None, "lower"),
+    ("KD-500 (digits-classifier)", "kid", SPACES[0], "lower"),
+]
+GUIDES = {
+    "cfg scale=1.25": "CFG 1.25",
+    "cfg scale=1.5": "CFG 1.5",
+    "cfg scale=3.0": "CFG 3",
+    "routed scale=1.5 strong=0 weak=0.5 route=auto": "SG 1.5",
+    "routed scale=1.0 route=auto": "routed",
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two backbones with their set: dense scores v + seed, routed ones 10 lower, 1 less a guide."""
+    root = tmp_path_factory.mktemp("response")
+    for backbone in ("dit", "mamba"):
+        for seed in range(3):
+            for place, route in enumerate(("none", "2-8")):
+                folder = write(root, backbone, route, seed, guidance__name="none")
+                own = json.loads((folder / "scores.jsonl").read_text().splitlines()[-1])
+                assert own["step"] == 400
+                guides = {"none scale=1.0": 0, **{g: i for i, g in enumerate(GUIDES, 1)}}
+                rows = [
+                    score(
+                        {}, 400, 50 + seed * (1 + place) - 10 * place - less,
+                        name, key=key, features=features, better=better, guidance=guide,
+                    )
+                    for guide, less in guides.items()
+                    for name, key, features, better in [
+                        ("FD-500 (digits-classifier)", "fd", SPACES[0], "lower"),
+                        ("accuracy-500 (digits-classifier)", "accuracy", SPACES[0], "higher"),
+                        *(MORE if less < 4 else MORE[:4]),
+                    ]
+                ]  # fmt: skip
+                (folder / "scores.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+                if backbone == "dit":
+                    scales = [
+                        {"pair": "dense", "level": 1.5, "plain": 9.0, "instrumented": 9.0},
+                        {"pair": "dense", "level": None, "plain": 1 + place, "instrumented": 0.9},
+                        {"pair": "routed", "level": None, "plain": 9.0, "instrumented": 9.0},
+                    ]
+                    about = {"step": 400, "samples": 360, "rows": scales}
+                    (folder / "guidance_scale.json").write_text(json.dumps(about))
+    return Study.of(root)
+
+
+def test_the_set_of_a_base_begins_with_its_own_metric_and_space(runs):
+    dit, mamba = runs.bases
+    names = list(score_set(runs, dit))
+    assert names == [
+        "FD-500 (digits-classifier)",
+        "FD-500 (autoencoder)",
+        "precision-500 (digits-classifier)",
+        "precision-500 (autoencoder)",
+        "recall-500 (digits-classifier)",
+        "accuracy-500 (digits-classifier)",
+        "heldout-loss-360",
+        "heldout-loss-routed-360",
+        "w_eff (plain)",
+        "w_eff (instrumented)",
+    ]
+    assert list(score_set(runs, mamba)) == names[:8]
+
+
+def test_the_main_table_has_dense_routed_and_their_paired_difference_for_each_metric(runs):
+    table = analysis.tables.make("main", runs)
+    assert [c.label for c in table.columns] == ["Metric", "Dense", "+ TREAD", "\u0394"]
+    group = table.groups[0]
+    assert "1.03M parameters, route 2-8" in group and group.endswith("after 400 steps")
+    rows = {row.entries[0].text: row.entries[1:] for row in table.rows if row.group == group}
+    assert list(rows)[0] == "FD-500 (digits-classifier) \u2193"
+    assert "precision-500 (autoencoder) \u2191" in rows
+    for name in ("FD-500 (autoencoder) \u2193", "heldout-loss-360 \u2193"):
+        dense, routed, change = rows[name]
+        # Seeds 50, 51, 52 and 40, 42, 44: differences -10, -9, -8.
+        assert (dense.value, routed.value, change.value) == (51.0, 42.0, -9.0)
+        assert change.n == 3 and change.low < -9 < change.high
+    plain = rows["w_eff (plain)"]
+    assert [entry.value for entry in plain] == [1.0, 2.0, 1.0]
+    assert "Paper" in list(rows)[-1] and rows[list(rows)[-1]][0].value == 43.47
+    # What others run is told where nothing is ours, and nowhere else.
+    assert not any(row.group not in [table.groups[0], table.groups[1]] for row in table.rows)
+
+
+@pytest.mark.parametrize(
+    "text, place",
+    [
+        *GUIDES.items(),
+        ("none scale=1.0", "CFG 1"),
+        ("cfg scale=1.5 low=0.3", None),
+        ("interval scale=1.5 low=0.3", None),
+        ("routed scale=1.5", None),
+        ("routed scale=1.5 strong=0 weak=0.8", None),
+        ("routed scale=1.0 strong=0.3", None),
+        ("routed scale=1.5 strong=0 weak=0.5 null_class=True", None),
+        ("routed scale=1.5 strong=0 weak=cosine:0.6:0", None),
+        ("apg scale=4.0", None),
+    ],
+)
+def test_where_a_guidance_stands_on_the_curve(text, place):
+    assert setting(text) == place
+
+
+def test_the_response_has_every_metric_under_every_setting(runs):
+    table = analysis.tables.make("response", runs)
+    settings = ["CFG 1", *GUIDES.values()]
+    assert [c.label for c in table.columns] == ["Metric", "Tokens", *settings]
+    assert table.groups[0].endswith(": after 400 steps, n = 3") and len(table.groups) == 2
+    rows = {tuple(e.text for e in row.entries[:2]): row.entries[2:] for row in table.rows}
+    dense = rows["FD-500 (autoencoder) \u2193", "dense"]
+    assert [entry.value for entry in dense] == [51.0, 50.0, 49.0, 48.0, 47.0, 46.0]
+    assert dense[0].std == pytest.approx(1.0)
+    routed = rows["FD-500 (autoencoder) \u2193", "2-8"]
+    assert [entry.value for entry in routed] == [42.0, 41.0, 40.0, 39.0, 38.0, 37.0]
+    assert not any("heldout" in metric or "KD" in metric for metric, _ in rows)
+
+    plot = analysis.figures.make("response", runs)
+    # Both distances, and the shares in the features of the first.
+    assert len(plot.data) == 2 * 2 * 6 * 5 and set(plot.data["n"]) == {3}
+    labels = {text.get_text() for text in plot.figure.legends[0].get_texts()}
+    assert labels == {"dense", "dit, 2-8", "mamba, 2-8"}
+    ticks = [text.get_text() for text in plot.figure.axes[-1].get_xticklabels()]
+    assert ticks == ["CFG 1", "1.25", "1.5", "3", "SG 1.5", "routed"]
+
+
+def test_without_three_settings_there_is_no_curve(tmp_path):
+    write(tmp_path, route="2-8", guidance=False)
+    assert analysis.figures.make("response", tmp_path) is None
+    assert not analysis.tables.make("response", tmp_path).covered
