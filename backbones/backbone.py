@@ -93,6 +93,7 @@ class Backbone(nn.Module, Pretrained):
     Attributes:
         grid: Patches (H, W).
         num_tokens: H W, without prefix tokens.
+        residual: Type of the residual stream in a training pass under autocast; None keeps float32.
         prefix: Number of prefix (text) tokens.
         config: Every argument, json-able; `create(**config)` builds the same model again.
 
@@ -131,6 +132,7 @@ class Backbone(nn.Module, Pretrained):
         self.grid = patch_grid(input_size, shape.patch)
         self.num_tokens = self.grid[0] * self.grid[1]
         self.prefix = int(text[0]) if text else 0
+        self.residual: torch.dtype | None = None
         self.config: dict[str, Any] = {
             "name": name,
             "size": str(size),
@@ -258,6 +260,8 @@ class Backbone(nn.Module, Pretrained):
             The prediction (B, C_out, H p, W p), or `Output`.
         """
         tokens, c = self.embed(x, t, y, text, text_drop)
+        if self.residual is not None and self.training and torch.is_autocast_enabled(x.device.type):
+            tokens = tokens.to(self.residual)
         align = self.align if return_output else None
         wanted = {*taps} if align is None else {*taps, align.block}
         layout = self.layout()

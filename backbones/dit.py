@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from backbones.dit_spec import DiTOptions
-from backbones.elementwise import gelu
 from backbones.layers import Attention, Block
+from backbones.ops.native import gelu
 from backbones.sizes import Size
 from routing.layout import Layout
 

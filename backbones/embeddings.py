@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from routing.rng import widest
+
 
 def sincos_2d(width: int, grid: tuple[int, int]) -> Tensor:
     """Return the fixed position table (H W, D): half of the channels for the column, then the row.
@@ -37,7 +39,7 @@ class TimeEmbedder(nn.Module):
     def forward(self, t: Tensor) -> Tensor:
         """Embed times (B,); the sinusoids in float32 or wider, whatever the weights are in."""
         t = t.to(torch.promote_types(t.dtype, torch.float32))
-        steps = torch.arange(self.waves, device=t.device, dtype=torch.float64) / self.waves
+        steps = torch.arange(self.waves, device=t.device, dtype=widest(t.device)) / self.waves
         angles = t[:, None] * torch.exp(-math.log(10000.0) * steps).to(t.dtype)
         waves = torch.cat([angles.cos(), angles.sin()], dim=1)
         first: nn.Linear = self.mlp[0]  # type: ignore[assignment]

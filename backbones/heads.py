@@ -18,7 +18,8 @@ from backbones.dit import DiTBlock
 from backbones.dit_spec import DiTOptions
 from backbones.embeddings import sincos_2d
 from backbones.head_options import AlignOptions, DecoderOptions
-from backbones.layers import Modulation, RMSNorm, adaln
+from backbones.layers import Modulation, RMSNorm
+from backbones.ops.native import adaln
 from backbones.sizes import Size
 from routing.layout import Layout
 from routing.moves import Move

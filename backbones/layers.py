@@ -5,19 +5,14 @@ A block (DiT, arXiv 2212.09748, section 3.2) is
     x = x + gate1 * first(adaLN(x; shift1, scale1))
     x = x + gate2 * second(adaLN(x; shift2, scale2))
 
-on tokens x (B, T, D), with shifts, scales and gates from the conditioning vector c (B, D). Next to
-the matmuls, a block on a CPU spends its time streaming activations through memory: every
-element-wise operation reads and writes all of them. `adaln` and `gated_sum` (and the chains in
-`elementwise`) walk over pieces that stay in the cache, forward and backward, and save one tensor
-where autograd would save several; they also put tokens into scan order and back, which is then no
-pass of its own. On other devices, and under `torch.compile`, they are the plain formula, which
-compilers fuse.
+on tokens x (B, T, D), with shifts, scales and gates from the conditioning vector c (B, D). What is
+element-wise in it is one pass over memory on a CPU (`ops.native`); elsewhere, and under
+`torch.compile`, it is the plain formula, which compilers fuse.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,150 +20,11 @@ from torch import Tensor, nn
 
 from backbones.dit_spec import DiTOptions
 from backbones.ops.dispatch import resolve
+from backbones.ops.native import adaln, gated_sum
 from routing.layout import Layout
-from routing.moves import Reorder, permute
+from routing.moves import Reorder
 
 EPS = 1e-6
-PIECE = 1 << 17  # Values in a piece: 512 KiB in float32.
-
-
-def pieces(x: Tensor, *others: Tensor) -> list[slice] | None:
-    """Split the batch of x (B, T, D) into samples that stay in the cache together.
-
-    None where the plain formula runs: off the CPU, under a compiler and for mixed types.
-    """
-    same = all(other.dtype == x.dtype for other in others)
-    if not same or x.device.type != "cpu" or torch.compiler.is_compiling():
-        return None
-    step = max(1, PIECE // max(x.shape[1:].numel(), 1))
-    return [slice(i, i + step) for i in range(0, x.shape[0], step)]
-
-
-def _reordered(x: Tensor, piece: slice, index: Tensor) -> Tensor:
-    """Gather a piece of (B, T, D) in the order of one half of a `Reorder`."""
-    length = x.shape[1]
-    if index.numel() == length:
-        return x[piece].index_select(1, index)
-    index = index[piece.start * length : piece.stop * length]
-    return x.flatten(0, 1).index_select(0, index).unflatten(0, (-1, length))
-
-
-def _read(x: Tensor, piece: slice, index: Tensor | None) -> Tensor:
-    return x[piece] if index is None else _reordered(x, piece, index)
-
-
-def adaln(
-    x: Tensor, shift: Tensor, scale: Tensor, order: Reorder | None = None, eps: float = 1e-6
-) -> Tensor:
-    """Normalise tokens (B, T, D), then scale and shift them per sample: (B, 1, D) each.
-
-    Args:
-        x: The tokens.
-        shift: What to add.
-        scale: What to multiply by, less 1.
-        order: Put the result into this order.
-        eps: Added to the variance.
-    """
-    if parts := pieces(x, shift, scale):
-        return _AdaLN.apply(x, shift, scale, eps, parts, *(order or (None, None)))
-    unit = F.layer_norm(x, x.shape[-1:], eps=eps)
-    return permute(torch.addcmul(shift, unit, scale + 1), order)
-
-
-class _AdaLN(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        shift: Tensor,
-        scale: Tensor,
-        eps: float,
-        parts: list[slice],
-        perm: Tensor | None,
-        inv: Tensor | None,
-    ) -> Tensor:
-        out, size = torch.empty_like(x), x.shape[-1:]
-        mean, rstd = (x.new_empty(*x.shape[:-1], 1) for _ in range(2))
-        factor, ctx.parts = scale + 1, parts
-        for piece in parts:
-            unit, mean[piece], rstd[piece] = torch.native_layer_norm(
-                _read(x, piece, perm), size, None, None, eps
-            )
-            torch.addcmul(shift[piece], unit, factor[piece], out=out[piece])
-        mean, rstd = (_read(t, slice(0, x.shape[0]), inv) for t in (mean, rstd))
-        ctx.save_for_backward(x, factor, mean, rstd, inv)
-        return out
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, factor, mean, rstd, inv = ctx.saved_tensors
-        grad = grad.contiguous()
-        dx, dshift, dscale = (torch.empty_like(t) for t in (x, factor, factor))
-        backward, size = torch.ops.aten.native_layer_norm_backward, x.shape[-1:]
-        if x[0].numel() * 2 >= PIECE:
-            # One sample has one scale and shift: to torch's kernel, LayerNorm's own weights.
-            for i in range(x.shape[0]):
-                g = _read(grad, slice(i, i + 1), inv)[0]
-                given = (g, x[i], size, mean[i], rstd[i], factor[i, 0], factor[i, 0])
-                dx[i], dscale[i, 0], dshift[i, 0] = backward(*given, [True, True, True])
-            return dx, dshift, dscale, None, None, None, None
-        for piece in ctx.parts:
-            g, statistics = _read(grad, piece, inv), (mean[piece], rstd[piece])
-            torch.sum(g, 1, keepdim=True, out=dshift[piece])
-            product = (x[piece] - statistics[0]).mul_(statistics[1]).mul_(g)
-            torch.sum(product, 1, keepdim=True, out=dscale[piece])
-            inner = torch.mul(g, factor[piece], out=product)
-            given = (inner, x[piece], size, *statistics, None, None)
-            dx[piece] = backward(*given, [True, False, False])[0]
-        return dx, dshift, dscale, None, None, None, None
-
-
-def gated_sum(x: Tensor, gate: Tensor, y: Tensor, order: Reorder | None = None) -> Tensor:
-    """Return x + gate y for tokens (B, T, D) and a gate per sample (B, 1, D).
-
-    Args:
-        x: The residual stream.
-        gate: The gate.
-        y: A branch's output.
-        order: The order that y is in, against x.
-    """
-    if parts := pieces(x, gate, y):
-        return _GatedSum.apply(x, gate, y, parts, *(order or (None, None)))
-    return torch.addcmul(x, gate, permute(y, order and order.inverse()).to(x.dtype))
-
-
-class _GatedSum(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        gate: Tensor,
-        y: Tensor,
-        parts: list[slice],
-        perm: Tensor | None,
-        inv: Tensor | None,
-    ) -> Tensor:
-        ctx.parts = parts
-        ctx.save_for_backward(gate, y, perm)
-        if inv is None:
-            return torch.addcmul(x, gate, y)
-        out, y = torch.empty_like(x), y.contiguous()
-        for piece in parts:
-            torch.addcmul(x[piece], gate[piece], _reordered(y, piece, inv), out=out[piece])
-        return out
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        gate, y, perm = ctx.saved_tensors
-        dy, dgate = torch.empty_like(y), torch.empty_like(gate)
-        grad = grad.contiguous()
-        for piece in ctx.parts:
-            g = _read(grad, piece, perm)
-            torch.sum(g * y[piece], 1, keepdim=True, out=dgate[piece])
-            torch.mul(g, gate[piece], out=dy[piece])
-        return grad, dgate, dy, None, None, None
 
 
 class Modulation(nn.Module):
@@ -308,6 +164,21 @@ def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
     return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2)
 
 
+# Up to here torch's fused kernel for bfloat16 on CPUs loses to two products: 2.5 times as slow at
+# 64 tokens, ahead at 1024.
+SHORT = 512
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Softmax attention of (B, heads, T, size), all of one type."""
+    short = q.device.type == "cpu" and q.dtype == torch.bfloat16 and q.shape[2] <= SHORT
+    if not short:
+        return F.scaled_dot_product_attention(q, k, v)
+    with torch.autocast("cpu", enabled=False):
+        scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
+        return torch.softmax(scores, -1) @ v
+
+
 class Attention(nn.Module):
     """Multi-head self-attention through torch's fused kernel: order means nothing to it.
 
@@ -342,7 +213,7 @@ class Attention(nn.Module):
         if self.angles is not None:
             cos_sin = rotation(self.angles, layout)
             q, k = rotate(q, cos_sin), rotate(k, cos_sin)
-        out = F.scaled_dot_product_attention(q.to(v.dtype), k.to(v.dtype), v)
+        out = attend(q.to(v.dtype), k.to(v.dtype), v)
         return self.proj(out.transpose(1, 2).flatten(2))
 
 

@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.elementwise import gated_rms_norm
 from backbones.layers import Block
 from backbones.mamba_spec import MambaOptions, step_rank
 from backbones.ops.conv import causal_conv
+from backbones.ops.native import gated_rms_norm
 from backbones.ops.selective_scan import selective_scan
 from backbones.ops.ssd import ssd_packed
 from backbones.sizes import Size

@@ -6,12 +6,18 @@ A family `NAME` is two files, here or in `more/`: `NAME.py` with its block class
     register(Spec("NAME", NAMEOptions, block_cost, "backbones.NAME:NAMEBlock"))
 
 `names()` reads file names alone, so that a typo in `backbone=` is answered at once.
+
+A family of somebody else's is one file anywhere that does both and ends in `register`; every
+command knows it where the environment variable TREAD_BACKBONES names that file (several are joined
+as in PATH). The files are code, so no configuration and no run folder can name them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
+import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,8 +56,8 @@ class Spec:
         name: As in `backbone=`.
         options: Dataclass of its options and their defaults, which checks their values.
         cost: `cost(size, options, index)` counts block `index` of a stack.
-        block: Where its class is, as "module:Class": a `backbones.layers.Block` that is built as
-            `Class(size, index, grid, options)`.
+        block: Where its class is, as "module:Class" (in a file of its own, f"{__name__}:Class"): a
+            `backbones.layers.Block` that is built as `Class(size, index, grid, options)`.
         check: `check(size, options)` raises `BackboneError` where the two do not fit.
         weighted_norms: Normalise by RMSNorms with weights, the model's head too, and not by
             LayerNorms without.
@@ -87,6 +93,7 @@ class Spec:
 
 
 _SPECS: dict[str, Spec] = {}
+OUTSIDE = "TREAD_BACKBONES"
 
 
 def register(spec: Spec) -> None:
@@ -111,8 +118,32 @@ def _files() -> dict[str, str]:
     }
 
 
+def _import_outside() -> None:
+    """Import the files that TREAD_BACKBONES names; each registers its families."""
+    for text in filter(None, os.environ.get(OUTSIDE, "").split(os.pathsep)):
+        path = Path(text).expanduser().resolve()
+        if path.suffix != ".py" or not path.is_file():
+            raise BackboneError(
+                f"{OUTSIDE}={text}: there is no such Python file; give the path of one that calls "
+                "backbones.register"
+            )
+        if str(path.parent) not in sys.path:
+            sys.path.append(str(path.parent))
+        found = importlib.import_module(path.stem).__file__
+        if found is None or Path(found).resolve() != path:
+            raise BackboneError(
+                f"{OUTSIDE}={text}: Python has another module {path.stem!r} ({found}); rename the "
+                "file"
+            )
+
+
 def names() -> list[str]:
-    """Return the names of all families, sorted."""
+    """Return the names of all families, sorted.
+
+    Raises:
+        BackboneError: TREAD_BACKBONES names a file that cannot be imported by its name.
+    """
+    _import_outside()
     return sorted({*_files(), *_SPECS})
 
 
@@ -123,14 +154,14 @@ def find(name: str) -> Spec:
         BackboneError: No such family; the message names the closest one.
     """
     if name not in _SPECS:
-        module = _files().get(name)
-        if module is None:
-            known = names()
+        known, module = names(), _files().get(name)
+        if name not in known:
             raise BackboneError(
                 f"backbone {name!r} is not known: backbones are {', '.join(known)}"
-                + suggest(name, known)
+                f"{suggest(name, known)} (one of your own: {OUTSIDE}=FILE.py)"
             )
-        importlib.import_module(module)
+        if module is not None:
+            importlib.import_module(module)
     return _SPECS[name]
 
 

@@ -14,9 +14,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from backbones.elementwise import shift_mixtures, sigmoid_gate, squared_relu
 from backbones.layers import Block
 from backbones.ops.biwkv import biwkv
+from backbones.ops.native import shift_mix, sigmoid_gate, squared_relu
 from backbones.rwkv_spec import RWKVOptions
 from backbones.sizes import Size
 from routing.layout import Layout
@@ -41,7 +41,7 @@ class Shift(nn.Module):
         """Return x mix + shifted (1 - mix) for each mix: tokens (B, T, D) each."""
         grid = layout.grid if layout.is_full else None
         table = layout.neighbours(self.missing)
-        return shift_mixtures(x, table, self.mix, grid, layout.prefix)
+        return shift_mix(x, table, self.mix, grid, layout.prefix)
 
 
 class SpatialMix(nn.Module):

@@ -17,9 +17,32 @@ class UserError(ValueError):
 
 
 def suggest(word: str, options: Iterable[str]) -> str:
-    """Return `"; did you mean X?"` for the option closest to `word`, or an empty string."""
-    close = difflib.get_close_matches(str(word), [str(o) for o in options], n=1, cutoff=0.55)
-    return f"; did you mean {close[0]}?" if close else ""
+    """Return `"; did you mean X?"` for the options closest to `word`, or an empty string."""
+    ranks = {str(option): _likeness(str(word).lower(), str(option).lower()) for option in options}
+    best = max(ranks.values(), default=0.0)
+    close = [option for option, rank in ranks.items() if rank == best >= 0.55]
+    return f"; did you mean {' or '.join(close[:3])}?" if close else ""
+
+
+def _likeness(word: str, option: str) -> float:
+    """How alike two keys or values are, 0 to 1: in their letters, beginning, end or initials.
+
+    `backbon` is like `backbone`, `train.learning_rate` like `train.lr`, `max_steps` like `steps`.
+    """
+    (group, _, typed), (other, _, name) = word.rpartition("."), option.rpartition(".")
+    alike = difflib.SequenceMatcher(None, name, typed).ratio()
+    short, long = sorted((typed, name), key=len)
+    if len(short) > 1 and short == "".join(part[:1] for part in long.split("_")):
+        alike = 0.9
+    elif len(short) > 2 and long.startswith(short):
+        alike = max(alike, 0.87)
+    elif len(short) > 2 and long.endswith(f"_{short}"):
+        alike = max(alike, 0.83)
+    if group == other:
+        return alike
+    # A bare name may mean a key of any group, less likely than one without a group.
+    letters = difflib.SequenceMatcher(None, option, word).ratio()
+    return max(letters, alike - (0.3 if group else 0.02))
 
 
 def one_of(

@@ -10,8 +10,10 @@ int64 torch operations; the key is a hash of (seed, stream), the counter is
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import math
-from functools import lru_cache
+from collections.abc import Callable
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -21,6 +23,7 @@ from routing.paths import table
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 _WORD = 0xFFFFFFFF
+WITHOUT_FLOAT64 = ("mps",)  # Apple's GPUs
 _ROUNDS = 10
 
 
@@ -77,13 +80,34 @@ def _key(seed: int, stream: str) -> tuple[int, int]:
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
+def widest(device: torch.device) -> torch.dtype:
+    """Return float64, or float32 where the device has no wider one."""
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
+
+
+def _moved(x: Tensor, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Move a tensor; to a GPU without waiting for it (the other way there is no choice)."""
+    return x.to(device, dtype, non_blocking=device.type == "cuda")
+
+
+@lru_cache(maxsize=1)
+def kernel() -> Callable[..., Tensor] | None:
+    """Return the kernel that draws words in one launch on a GPU, or None without one or Triton."""
+    if not torch.cuda.is_available() or importlib.util.find_spec("triton") is None:
+        return None
+    from routing.philox_triton import words  # Triton takes a second to import
+
+    return words
+
+
 class Draws:
     """The random numbers of one step for a batch of samples.
 
     Args:
         seed: The run's seed.
         step: The step, from 0.
-        index: Which samples of the global batch these are, int64 of shape `(B,)`.
+        index: Which samples of the global batch these are, int64 of shape `(B,)`; on the CPU, where
+            a device would have to be waited for to read it.
         device: Where numbers are wanted; the index's device if not given.
     """
 
@@ -92,8 +116,19 @@ class Draws:
     ) -> None:
         self.seed, self.step = int(seed), int(step)
         self.device = torch.device(device) if device is not None else index.device
-        self.index = index.to(self.device, torch.int64)
+        self._given = index
         self._rows: int | None = None
+
+    @cached_property
+    def index(self) -> Tensor:
+        """Which samples these are, on the device."""
+        return _moved(self._given, self.device)
+
+    def on(self, device: torch.device | str) -> Draws:
+        """The same numbers on another device."""
+        draws = Draws(self.seed, self.step, self._given, device)
+        draws._rows = self._rows
+        return draws
 
     def uniform(self, stream: str, n: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Uniform numbers in [0, 1), shape `(B, n)`; a larger n leaves the first ones unchanged.
@@ -133,28 +168,30 @@ class Draws:
 
     def shared(self) -> Draws:
         """The same row for the whole batch, that of sample 0."""
-        draws = Draws(self.seed, self.step, self.index.new_zeros(1), self.device)
+        draws = Draws(self.seed, self.step, self._given.new_zeros(1), self.device)
         draws._rows = self.rows
         return draws
 
     @property
     def rows(self) -> int:
         """The batch size B."""
-        return self.index.shape[0] if self._rows is None else self._rows
+        return self._given.shape[0] if self._rows is None else self._rows
 
     def _words(self, stream: str, n: int) -> Tensor:
         """Return 32-bit words as int64, shape `(B, n)` (one row where shared)."""
         # float64 is needed and Apple's GPUs have none.
-        device = torch.device("cpu") if self.device.type == "mps" else self.device
-        index = self.index.to(device)
+        device = torch.device("cpu") if self.device.type in WITHOUT_FLOAT64 else self.device
+        index, key = _moved(self._given, device), _key(self.seed, stream)
+        if device.type == "cuda" and (launch := kernel()):
+            return launch(index, n, self.step & _WORD, key)
         blocks = torch.arange((n + 3) // 4, device=device)
         even = torch.stack(torch.broadcast_tensors(blocks, (index >> 32).unsqueeze(1) & _WORD))
         odd = torch.empty_like(even)
         odd[0] = (index & _WORD).unsqueeze(1)
         odd[1] = self.step & _WORD
-        even, odd = philox_words(even, odd, _key(self.seed, stream))
+        even, odd = philox_words(even, odd, key)
         return torch.stack((even[0], odd[0], even[1], odd[1]), -1).flatten(1)[:, :n]
 
     def _out(self, values: Tensor) -> Tensor:
-        values = values.to(self.device)
+        values = _moved(values, self.device, values.dtype)
         return values if self._rows is None else values.expand(self._rows, *values.shape[1:])

@@ -397,7 +397,7 @@ class StackPass:
         fp32, self.fp32_next = self.fp32_next, False
         device = self.x.device.type
         scope: Any = nullcontext()
-        x, state = self.x, self.state
+        x, state, stream = self.x, self.state, self.x.dtype
         if fp32 and torch.is_autocast_enabled(device):
             scope = torch.autocast(device_type=device, enabled=False)
             x, cond, state = _float(x), _float(cond), _float(state)
@@ -407,6 +407,7 @@ class StackPass:
                 self.x, self.state = checkpoint(_call, *args, use_reentrant=False)
             else:
                 self.x, self.state = _call(*args)
+        self.x = self.x.to(stream)
 
     def _prepare(self, i: int) -> None:
         """Tell the blocks from `i` on that will see this layout, once for all of them."""

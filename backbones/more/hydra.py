@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.elementwise import gated_rms_norm
 from backbones.layers import Block
 from backbones.mamba import REVERSED, Direction
 from backbones.more.hydra_spec import HydraOptions
 from backbones.ops.conv import causal_conv
+from backbones.ops.native import gated_rms_norm
 from backbones.ops.ssd import ssd
 from backbones.sizes import Size
 from routing.layout import Layout

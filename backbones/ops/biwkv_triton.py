@@ -1,10 +1,11 @@
-"""Bidirectional WKV as a Triton kernel: linear in tokens, true gaps, state and sums in float32.
+"""Bidirectional WKV as Triton kernels over chunks of tokens: linear, true gaps, sums in float32.
 
-One program owns a block of channels of one sample and walks the tokens twice, forward and back,
-with the two running sums (numerator and denominator) in registers. Between two tokens at distance g
-the sums shrink by exp(-decay g), and the token left behind enters with exp(-decay (g - 1)). The
-backward pass is the same walk over the gradients (the operator is symmetric), and uses what the
-forward pass left: the denominator, and the slope (before_N - y before_D) / D.
+Between the two scalings of `biwkv` the operator K is a prefix sum and a suffix sum, so chunks of
+tokens are independent but for what they hand on. Both passes take two launches: every chunk's own
+sums, then (after a running sum over the few chunks) every chunk's tokens, with scans of CHUNK steps
+inside. Sums are exclusive without any subtraction: a token's neighbour is loaded in its place. The
+backward pass applies the same K to the gradients (it is symmetric), and uses what the forward pass
+left: the denominator, and the slope (before_N - y before_D) / D.
 
 The oracle is `biwkv.reference`. TRITON_INTERPRET=1, set before triton is imported, runs it on the
 CPU.
@@ -23,167 +24,172 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-CHANNELS = 64  # Per program: one full line of bfloat16, two warps.
+CHANNELS = 32  # Per program; with 64 the backward kernel spills registers on an H100 (cuobjdump).
+CHUNK = 32  # Tokens of a program: a tile of both is held in registers several times.
 
 
 @triton.jit
-def _step(sum_n, sum_d, last_n, last_d, gap, decay):
-    """Move the sums on by one token."""
-    fade = tl.exp(-decay * (gap - 1.0))
-    once = fade * tl.exp(-decay)
-    return sum_n * once + last_n * fade, sum_d * once + last_d * fade
+def _pair(one_ptr, two_ptr, three_ptr, at, top, live, BACKWARD: tl.constexpr):
+    """What K is applied to: (e^k v, e^k), and in the backward pass (g / D, -y g / D)."""
+    if BACKWARD:
+        a = tl.load(one_ptr + at, mask=live, other=0.0).to(tl.float32)
+        a /= tl.load(two_ptr + at, mask=live, other=1.0)
+        return a, -a * tl.load(three_ptr + at, mask=live, other=0.0)
+    e = tl.exp(tl.load(one_ptr + at, mask=live, other=float("-inf")).to(tl.float32) - top)
+    return e * tl.load(two_ptr + at, mask=live, other=0.0).to(tl.float32), e
+
+
+@triton.jit
+def _place(position_ptr, stride, t, there, decay, centre):
+    """Return the factors exp((p + 1/2) d) and exp((1/2 - p) d) of tokens `t`, p from the centre."""
+    at = position_ptr + tl.program_id(0) * stride + t
+    p = (tl.load(at, mask=there, other=0).to(tl.float32) - centre)[:, None]
+    return tl.exp((p + 0.5) * decay[None, :]), tl.exp((0.5 - p) * decay[None, :]), p
+
+
+@triton.jit
+def _chunk_sums(
+    one_ptr, two_ptr, three_ptr, top_ptr, decay_ptr, position_ptr, sums_ptr,
+    tokens, channels, stride, centre,
+    BACKWARD: tl.constexpr, T: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """Write each chunk's four sums: both values, scaled for later and for earlier tokens."""
+    sample, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    c = tl.program_id(2) * C + tl.arange(0, C)
+    t = chunk * T + tl.arange(0, T)
+    there = t < tokens
+    live = there[:, None] & (c < channels)[None, :]
+    at = (sample * tokens + t)[:, None] * channels + c[None, :]
+    top = tl.load(top_ptr + sample * channels + c, mask=c < channels, other=0.0)[None, :]
+    decay = tl.load(decay_ptr + c, mask=c < channels, other=0.0)
+    up, down, _ = _place(position_ptr, stride, t, there, decay, centre)
+    first, second = _pair(one_ptr, two_ptr, three_ptr, at, top, live, BACKWARD)
+    out = sums_ptr + (sample * tl.num_programs(1) + chunk) * 4 * channels + c
+    tl.store(out, tl.sum(tl.where(live, up * first, 0.0), 0), mask=c < channels)
+    tl.store(out + channels, tl.sum(tl.where(live, up * second, 0.0), 0), mask=c < channels)
+    tl.store(out + 2 * channels, tl.sum(tl.where(live, down * first, 0.0), 0), mask=c < channels)
+    tl.store(out + 3 * channels, tl.sum(tl.where(live, down * second, 0.0), 0), mask=c < channels)
+
+
+@triton.jit
+def _halves(
+    one_ptr, two_ptr, three_ptr, top, carry_ptr, position_ptr, stride, decay, centre,
+    base, chunk, c, tokens, channels, BACKWARD: tl.constexpr, T: tl.constexpr,
+):  # fmt: skip
+    """Return what earlier tokens add to both values at each token of a chunk, and later ones."""
+    i = tl.arange(0, T)
+    t = chunk * T + i
+    _, down, _ = _place(position_ptr, stride, t, t < tokens, decay, centre)
+    up, _, _ = _place(position_ptr, stride, t, t < tokens, decay, centre)
+    some = (c < channels)[None, :]
+    carry = carry_ptr + c
+    # The neighbour before each token stands in its place; the chunk's first gets the carry.
+    there = (i > 0) & (t <= tokens)
+    live = there[:, None] & some
+    before, _, _ = _place(position_ptr, stride, t - 1, there, decay, centre)
+    at = base + (t - 1)[:, None] * channels + c[None, :]
+    first, second = _pair(one_ptr, two_ptr, three_ptr, at, top, live, BACKWARD)
+    first = tl.cumsum(tl.where(live, before * first, 0.0), 0)
+    second = tl.cumsum(tl.where(live, before * second, 0.0), 0)
+    earlier_1 = down * (first + tl.load(carry, mask=c < channels, other=0.0)[None, :])
+    earlier_2 = down * (second + tl.load(carry + channels, mask=c < channels, other=0.0)[None, :])
+    # And the neighbour after each.
+    there = (i < T - 1) & (t + 1 < tokens)
+    live = there[:, None] & some
+    _, after, _ = _place(position_ptr, stride, t + 1, there, decay, centre)
+    at = base + (t + 1)[:, None] * channels + c[None, :]
+    first, second = _pair(one_ptr, two_ptr, three_ptr, at, top, live, BACKWARD)
+    first = tl.cumsum(tl.where(live, after * first, 0.0), 0, reverse=True)
+    second = tl.cumsum(tl.where(live, after * second, 0.0), 0, reverse=True)
+    carry += 2 * channels
+    later_1 = up * (first + tl.load(carry, mask=c < channels, other=0.0)[None, :])
+    later_2 = up * (second + tl.load(carry + channels, mask=c < channels, other=0.0)[None, :])
+    return earlier_1, earlier_2, later_1, later_2
 
 
 @triton.jit
 def _forward(
-    k_ptr,
-    v_ptr,
-    decay_ptr,
-    bonus_ptr,
-    position_ptr,
-    y_ptr,
-    slope_ptr,
-    below_ptr,
-    top_ptr,
-    tokens,
-    channels,
-    position_stride,
-    BLOCK: tl.constexpr,
-):
-    sample = tl.program_id(0).to(tl.int64)
-    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    live = c < channels
-    base = sample * tokens * channels + c
-    position_ptr += sample * position_stride
-    decay = tl.load(decay_ptr + c, mask=live, other=0.0)
-    bonus = tl.load(bonus_ptr + c, mask=live, other=1.0)
-
-    top = tl.full((BLOCK,), float("-inf"), tl.float32)
-    for t in range(tokens):
-        top = tl.maximum(
-            top, tl.load(k_ptr + base + t * channels, mask=live, other=0.0).to(tl.float32)
-        )
-    tl.store(top_ptr + sample * channels + c, top, mask=live)
-
-    sum_n = tl.zeros((BLOCK,), tl.float32)
-    sum_d = tl.zeros((BLOCK,), tl.float32)
-    last_n = tl.zeros((BLOCK,), tl.float32)
-    last_d = tl.zeros((BLOCK,), tl.float32)
-    place = tl.load(position_ptr).to(tl.float32) - 1.0
-    for t in range(tokens):
-        here = tl.load(position_ptr + t).to(tl.float32)
-        sum_n, sum_d = _step(sum_n, sum_d, last_n, last_d, here - place, decay)
-        place = here
-        at = base + t * channels
-        tl.store(slope_ptr + at, sum_n, mask=live)
-        tl.store(below_ptr + at, sum_d, mask=live)
-        last_d = tl.exp(tl.load(k_ptr + at, mask=live, other=0.0).to(tl.float32) - top)
-        last_n = last_d * tl.load(v_ptr + at, mask=live, other=0.0).to(tl.float32)
-
-    tl.debug_barrier()
-    sum_n = tl.zeros((BLOCK,), tl.float32)
-    sum_d = tl.zeros((BLOCK,), tl.float32)
-    last_n = tl.zeros((BLOCK,), tl.float32)
-    last_d = tl.zeros((BLOCK,), tl.float32)
-    place += 1.0
-    for i in range(tokens):
-        t = tokens - 1 - i
-        here = tl.load(position_ptr + t).to(tl.float32)
-        sum_n, sum_d = _step(sum_n, sum_d, last_n, last_d, place - here, decay)
-        place = here
-        at = base + t * channels
-        last_d = tl.exp(tl.load(k_ptr + at, mask=live, other=0.0).to(tl.float32) - top)
-        last_n = last_d * tl.load(v_ptr + at, mask=live, other=0.0).to(tl.float32)
-        before_n = tl.load(slope_ptr + at, mask=live, other=0.0)
-        before_d = tl.load(below_ptr + at, mask=live, other=1.0)
-        below = before_d + sum_d + bonus * last_d
-        y = (before_n + sum_n + bonus * last_n) / below
-        tl.store(y_ptr + at, y, mask=live)
-        tl.store(below_ptr + at, below, mask=live)
-        tl.store(slope_ptr + at, (before_n - y * before_d) / below, mask=live)
+    k_ptr, v_ptr, top_ptr, carry_ptr, decay_ptr, bonus_ptr, position_ptr,
+    y_ptr, slope_ptr, below_ptr, tokens, channels, stride, centre,
+    T: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    sample, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    c = tl.program_id(2) * C + tl.arange(0, C)
+    t = chunk * T + tl.arange(0, T)
+    live = (t < tokens)[:, None] & (c < channels)[None, :]
+    base = sample * tokens * channels
+    at = base + t[:, None] * channels + c[None, :]
+    top = tl.load(top_ptr + sample * channels + c, mask=c < channels, other=0.0)[None, :]
+    decay = tl.load(decay_ptr + c, mask=c < channels, other=0.0)
+    bonus = tl.load(bonus_ptr + c, mask=c < channels, other=1.0)[None, :]
+    carry = carry_ptr + (sample * tl.num_programs(1) + chunk) * 4 * channels
+    before_n, before_d, after_n, after_d = _halves(
+        k_ptr, v_ptr, v_ptr, top, carry, position_ptr, stride, decay, centre,
+        base, chunk, c, tokens, channels, False, T,
+    )  # fmt: skip
+    own_n, own_d = _pair(k_ptr, v_ptr, v_ptr, at, top, live, False)
+    below = before_d + after_d + bonus * own_d
+    y = (before_n + after_n + bonus * own_n) / below
+    tl.store(y_ptr + at, y, mask=live)
+    tl.store(below_ptr + at, below, mask=live)
+    tl.store(slope_ptr + at, (before_n - y * before_d) / below, mask=live)
 
 
 @triton.jit
 def _backward(
-    grad_ptr,
-    k_ptr,
-    v_ptr,
-    decay_ptr,
-    bonus_ptr,
-    position_ptr,
-    y_ptr,
-    slope_ptr,
-    below_ptr,
-    top_ptr,
-    dk_ptr,
-    dv_ptr,
-    ddecay_ptr,
-    dbonus_ptr,
-    tokens,
-    channels,
-    position_stride,
-    centre,
-    BLOCK: tl.constexpr,
-):
-    sample = tl.program_id(0).to(tl.int64)
-    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    live = c < channels
-    base = sample * tokens * channels + c
-    position_ptr += sample * position_stride
-    decay = tl.load(decay_ptr + c, mask=live, other=0.0)
-    bonus = tl.load(bonus_ptr + c, mask=live, other=1.0)
-    top = tl.load(top_ptr + sample * channels + c, mask=live, other=0.0)
+    grad_ptr, k_ptr, v_ptr, top_ptr, carry_ptr, decay_ptr, bonus_ptr, position_ptr,
+    y_ptr, slope_ptr, below_ptr, dk_ptr, dv_ptr, ddecay_ptr, dbonus_ptr,
+    tokens, channels, stride, centre,
+    T: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    sample, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    c = tl.program_id(2) * C + tl.arange(0, C)
+    t = chunk * T + tl.arange(0, T)
+    live = (t < tokens)[:, None] & (c < channels)[None, :]
+    base = sample * tokens * channels
+    at = base + t[:, None] * channels + c[None, :]
+    top = tl.load(top_ptr + sample * channels + c, mask=c < channels, other=0.0)[None, :]
+    decay = tl.load(decay_ptr + c, mask=c < channels, other=0.0)
+    bonus = tl.load(bonus_ptr + c, mask=c < channels, other=1.0)[None, :]
+    carry = carry_ptr + (sample * tl.num_programs(1) + chunk) * 4 * channels
+    before_a, before_b, after_a, after_b = _halves(
+        grad_ptr, below_ptr, y_ptr, top, carry, position_ptr, stride, decay, centre,
+        base, chunk, c, tokens, channels, True, T,
+    )  # fmt: skip
+    _, _, p = _place(position_ptr, stride, t, t < tokens, decay, centre)
+    e = tl.exp(tl.load(k_ptr + at, mask=live, other=float("-inf")).to(tl.float32) - top)
+    v = tl.load(v_ptr + at, mask=live, other=0.0).to(tl.float32)
+    a, b = _pair(grad_ptr, below_ptr, y_ptr, at, top, live, True)
+    total_a = before_a + after_a + bonus * a
+    total_b = before_b + after_b + bonus * b
+    tl.store(dv_ptr + at, e * total_a, mask=live)
+    tl.store(dk_ptr + at, e * (v * total_a + total_b), mask=live)
+    g = tl.load(grad_ptr + at, mask=live, other=0.0).to(tl.float32)
+    y = tl.load(y_ptr + at, mask=live, other=0.0)
+    slope = tl.load(slope_ptr + at, mask=live, other=0.0)
+    own = a * e * (v - y)
+    # d/dd of exp(-d (|p_t - p_s| - 1)), with p_t - p_s split into the tokens' own positions.
+    moment = 2.0 * g * slope + bonus * own + e * (v * (before_a - after_a) + (before_b - after_b))
+    out = (sample * tl.num_programs(1) + chunk) * channels + c
+    ddecay = tl.sum(tl.where(live, moment * p + bonus * own, 0.0), 0)
+    tl.store(ddecay_ptr + out, -ddecay, mask=c < channels)
+    tl.store(dbonus_ptr + out, tl.sum(tl.where(live, own, 0.0), 0), mask=c < channels)
 
-    sum_a = tl.zeros((BLOCK,), tl.float32)
-    sum_b = tl.zeros((BLOCK,), tl.float32)
-    a = tl.zeros((BLOCK,), tl.float32)
-    b = tl.zeros((BLOCK,), tl.float32)
-    place = tl.load(position_ptr).to(tl.float32) - 1.0
-    for t in range(tokens):
-        here = tl.load(position_ptr + t).to(tl.float32)
-        sum_a, sum_b = _step(sum_a, sum_b, a, b, here - place, decay)
-        place = here
-        at = base + t * channels
-        tl.store(dv_ptr + at, sum_a, mask=live)
-        tl.store(dk_ptr + at, sum_b, mask=live)
-        a = tl.load(grad_ptr + at, mask=live, other=0.0).to(tl.float32)
-        a /= tl.load(below_ptr + at, mask=live, other=1.0)
-        b = -a * tl.load(y_ptr + at, mask=live, other=0.0).to(tl.float32)
 
-    tl.debug_barrier()
-    sum_a = tl.zeros((BLOCK,), tl.float32)
-    sum_b = tl.zeros((BLOCK,), tl.float32)
-    a = tl.zeros((BLOCK,), tl.float32)
-    b = tl.zeros((BLOCK,), tl.float32)
-    ddecay = tl.zeros((BLOCK,), tl.float32)
-    dbonus = tl.zeros((BLOCK,), tl.float32)
-    place += 1.0
-    for i in range(tokens):
-        t = tokens - 1 - i
-        here = tl.load(position_ptr + t).to(tl.float32)
-        sum_a, sum_b = _step(sum_a, sum_b, a, b, place - here, decay)
-        place = here
-        at = base + t * channels
-        g = tl.load(grad_ptr + at, mask=live, other=0.0).to(tl.float32)
-        y = tl.load(y_ptr + at, mask=live, other=0.0).to(tl.float32)
-        v = tl.load(v_ptr + at, mask=live, other=0.0).to(tl.float32)
-        e = tl.exp(tl.load(k_ptr + at, mask=live, other=0.0).to(tl.float32) - top)
-        a = g / tl.load(below_ptr + at, mask=live, other=1.0)
-        b = -a * y
-        before_a = tl.load(dv_ptr + at, mask=live, other=0.0)
-        before_b = tl.load(dk_ptr + at, mask=live, other=0.0)
-        total_a = before_a + sum_a + bonus * a
-        total_b = before_b + sum_b + bonus * b
-        tl.store(dv_ptr + at, e * total_a, mask=live)
-        tl.store(dk_ptr + at, e * (v * total_a + total_b), mask=live)
-        own = a * e * (v - y)
-        slope = tl.load(slope_ptr + at, mask=live, other=0.0)
-        moment = 2.0 * g * slope + bonus * own
-        moment += e * (v * (before_a - sum_a) + (before_b - sum_b))
-        ddecay -= moment * (here - centre) + bonus * own
-        dbonus += own
-    tl.store(ddecay_ptr + sample * channels + c, ddecay, mask=live)
-    tl.store(dbonus_ptr + sample * channels + c, dbonus, mask=live)
+def _carries(pair: tuple[Tensor, ...], top: Tensor, where: tuple[Any, ...], back: bool) -> Tensor:
+    """Return what enters each chunk from before and from after it: (B, chunks, 2, 2, C)."""
+    decay, position, stride, centre = where
+    batch, tokens, channels = pair[0].shape
+    chunks = triton.cdiv(tokens, CHUNK)
+    sums = torch.empty(batch, chunks, 2, 2, channels, dtype=torch.float32, device=top.device)
+    _chunk_sums[batch, chunks, triton.cdiv(channels, CHANNELS)](
+        *pair, top, decay, position, sums, tokens, channels, stride, centre,
+        BACKWARD=back, T=CHUNK, C=CHANNELS,
+    )  # fmt: skip
+    carries = torch.zeros_like(sums)
+    torch.cumsum(sums[:, :-1, 0], 1, out=carries[:, 1:, 0])
+    carries[:, :-1, 1] = sums[:, 1:, 1].flip(1).cumsum(1).flip(1)
+    return carries
 
 
 class _BiWKV(torch.autograd.Function):
@@ -201,16 +207,16 @@ class _BiWKV(torch.autograd.Function):
         batch, tokens, channels = k.shape
         # float32 although v may be bfloat16: a rounded y would shift every gradient of k.
         y = torch.empty(k.shape, dtype=torch.float32, device=k.device)
-        slope = torch.empty_like(y)
-        below = torch.empty_like(y)
-        top = torch.empty(batch, channels, dtype=torch.float32, device=k.device)
-        grid = (batch, triton.cdiv(channels, CHANNELS))
-        _forward[grid](
-            k, v, decay, bonus, position, y, slope, below, top, tokens, channels, stride,
-            BLOCK=CHANNELS, num_warps=2,
+        slope, below = torch.empty_like(y), torch.empty_like(y)
+        top = k.amax(1).float()
+        where = (decay, position, stride, (length - 1) / 2)
+        carries = _carries((k, v, v), top, where, False)
+        _forward[batch, carries.shape[1], triton.cdiv(channels, CHANNELS)](
+            k, v, top, carries, decay, bonus, position, y, slope, below,
+            tokens, channels, stride, where[-1], T=CHUNK, C=CHANNELS,
         )  # fmt: skip
         ctx.save_for_backward(k, v, decay, bonus, position, y, slope, below, top)
-        ctx.stride, ctx.length = stride, length
+        ctx.where = where[2:]
         return y
 
     @staticmethod
@@ -218,21 +224,22 @@ class _BiWKV(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         k, v, decay, bonus, position, y, slope, below, top = ctx.saved_tensors
         batch, tokens, channels = k.shape
+        grad = grad.contiguous()
+        carries = _carries((grad, below, y), top, (decay, position, *ctx.where), True)
         dk, dv = torch.empty_like(slope), torch.empty_like(slope)
-        ddecay, dbonus = torch.empty_like(top), torch.empty_like(top)
-        grid = (batch, triton.cdiv(channels, CHANNELS))
-        _backward[grid](
-            grad.contiguous(), k, v, decay, bonus, position, y, slope, below, top,
-            dk, dv, ddecay, dbonus, tokens, channels, ctx.stride, (ctx.length - 1) / 2,
-            BLOCK=CHANNELS, num_warps=2,
+        ddecay, dbonus = (carries.new_empty(*carries.shape[:2], channels) for _ in range(2))
+        _backward[batch, carries.shape[1], triton.cdiv(channels, CHANNELS)](
+            grad, k, v, top, carries, decay, bonus, position, y, slope, below,
+            dk, dv, ddecay, dbonus, tokens, channels, *ctx.where, T=CHUNK, C=CHANNELS,
         )  # fmt: skip
-        return dk.to(k.dtype), dv.to(v.dtype), ddecay.sum(0), dbonus.sum(0), None, None, None
+        sums = (x.sum((0, 1)) for x in (ddecay, dbonus))
+        return dk.to(k.dtype), dv.to(v.dtype), *sums, None, None, None
 
 
 def biwkv_triton(
     k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, position: Tensor | None, length: int
 ) -> Tensor:
-    """Run the kernel.
+    """Run the kernels.
 
     Args:
         k: (B, T, C) keys, any float type.

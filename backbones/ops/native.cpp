@@ -256,6 +256,129 @@ void sigmoid_gate_backward(const T* grad, const T* x, const T* y, T* dx, T* dy, 
   });
 }
 
+// ---------------------------------------------------------------- adaLN and the gated residual
+
+// Where token t of a scan order lies in the stream: `perm` is (T,), or (B T,) rows of all samples.
+struct Order {
+  const int64_t* perm;
+  int64_t each, tokens;
+  int64_t at(int64_t sample, int64_t t) const {
+    if (!perm) return sample * tokens + t;
+    return each ? perm[sample * tokens + t] : sample * tokens + perm[t];
+  }
+};
+
+inline Vec first(Vec v, int64_t n) {
+  for (int64_t i = n; i < W; i++) v[i] = 0.f;
+  return v;
+}
+
+// LayerNorm(x) (1 + scale) + shift of a float stream, in the scan order and the branch's type. Row
+// `sample` of the shift and of the scale lies `stride` behind the one before.
+template <class T>
+void adaln_forward(const float* x, const float* shift, const float* scale, int64_t stride, float eps,
+                   const int64_t* perm, int64_t each, int64_t B, int64_t tokens, int64_t C, T* out,
+                   float* mean, float* rstd, int64_t threads) {
+  Order order{perm, each, tokens};
+  parallel(B, threads, [&](int64_t sample) {
+    const float *add = shift + sample * stride, *factor = scale + sample * stride;
+    for (int64_t t = 0; t < tokens; t++) {
+      int64_t source = order.at(sample, t);
+      const float* row = x + source * C;
+      T* into = out + (sample * tokens + t) * C;
+      Vec total{}, power{};
+      for (int64_t c = 0; c < C; c += W) total += load<false>(row + c, C - c);
+      float m = mean[source] = sum(total) / C;
+      for (int64_t c = 0; c < C; c += W) {
+        Vec v = first(load<false>(row + c, C - c) - m, C - c);
+        power += v * v;
+      }
+      float r = rstd[source] = 1.f / std::sqrt(sum(power) / C + eps);
+      for (int64_t c = 0; c < C; c += W) {
+        Vec unit = (load<false>(row + c, C - c) - m) * r;
+        Vec v = unit * (1.f + load<false>(factor + c, C - c)) + load<false>(add + c, C - c);
+        store<false>(into + c, v, C - c);
+      }
+    }
+  });
+}
+
+template <class T>
+void adaln_backward(const T* grad, const float* x, const float* scale, int64_t stride,
+                    const int64_t* perm, int64_t each, const float* mean, const float* rstd,
+                    int64_t B, int64_t tokens, int64_t C, float* dx, float* dshift, float* dscale,
+                    int64_t threads) {
+  Order order{perm, each, tokens};
+  parallel(B, threads, [&](int64_t sample) {
+    int64_t wide = (C + W - 1) / W * W;
+    float *sums = scratch(4 * wide), *products = sums + wide, *units = products + wide;
+    float* inners = units + wide;
+    const float* factor = scale + sample * stride;
+    std::fill(sums, sums + 2 * wide, 0.f);
+    for (int64_t t = 0; t < tokens; t++) {
+      int64_t source = order.at(sample, t);
+      float m = mean[source], r = rstd[source];
+      Vec total{}, along{};
+      for (int64_t c = 0; c < C; c += W) {
+        Vec g = load<false>(grad + (sample * tokens + t) * C + c, C - c);
+        Vec unit = (load<false>(x + source * C + c, C - c) - m) * r;
+        Vec product = g * unit, gain = 1.f + load<false>(factor + c, C - c), inner = g * gain;
+        store<true>(sums + c, load<true>(sums + c) + g);
+        store<true>(products + c, load<true>(products + c) + product);
+        store<true>(units + c, unit);
+        store<true>(inners + c, inner);
+        total += inner;
+        along += product * gain;
+      }
+      float shared = sum(total) / C, slope = sum(along) / C;
+      for (int64_t c = 0; c < C; c += W) {
+        Vec v = load<true>(inners + c) - shared - load<true>(units + c) * slope;
+        store<false>(dx + source * C + c, v * r, C - c);
+      }
+    }
+    std::copy(sums, sums + C, dshift + sample * C);
+    std::copy(products, products + C, dscale + sample * C);
+  });
+}
+
+// x + gate y: a float stream, and a branch in the scan order and a type of its own.
+template <class T>
+void gated_sum_forward(const float* x, const float* gate, int64_t stride, const T* y,
+                       const int64_t* perm, int64_t each, int64_t B, int64_t tokens, int64_t C,
+                       float* out, int64_t threads) {
+  Order order{perm, each, tokens};
+  parallel(B, threads, [&](int64_t sample) {
+    for (int64_t t = 0; t < tokens; t++) {
+      int64_t target = order.at(sample, t) * C, source = (sample * tokens + t) * C;
+      for (int64_t c = 0; c < C; c += W) {
+        Vec v = load<false>(gate + sample * stride + c, C - c) * load<false>(y + source + c, C - c);
+        store<false>(out + target + c, load<false>(x + target + c, C - c) + v, C - c);
+      }
+    }
+  });
+}
+
+template <class T>
+void gated_sum_backward(const float* grad, const float* gate, int64_t stride, const T* y,
+                        const int64_t* perm, int64_t each, int64_t B, int64_t tokens, int64_t C,
+                        float* dgate, T* dy, int64_t threads) {
+  Order order{perm, each, tokens};
+  parallel(B, threads, [&](int64_t sample) {
+    int64_t wide = (C + W - 1) / W * W;
+    float* sums = scratch(wide);
+    std::fill(sums, sums + wide, 0.f);
+    for (int64_t t = 0; t < tokens; t++) {
+      int64_t target = order.at(sample, t) * C, source = (sample * tokens + t) * C;
+      for (int64_t c = 0; c < C; c += W) {
+        Vec g = load<false>(grad + target + c, C - c), v = load<false>(y + source + c, C - c);
+        store<true>(sums + c, load<true>(sums + c) + g * v);
+        store<false>(dy + source + c, g * load<false>(gate + sample * stride + c, C - c), C - c);
+      }
+    }
+    std::copy(sums, sums + C, dgate + sample * C);
+  });
+}
+
 // ---------------------------------------------------------------- RMSNorm(y silu(z)) weight
 
 template <class T>
@@ -344,6 +467,7 @@ struct Conv {
   int64_t C, left;
   Vec w[WIDTH ? WIDTH : TAPS][K], bias[K];
   int64_t width() const { return WIDTH ? WIDTH : taps.taps; }
+  int vectors() const { return FULL ? K : int((left + W - 1) / W); }
   Conv(const T* x, const Taps& taps, const float* rows, const float* bias_row, int64_t C, int64_t c)
       : x(x + c), taps(taps), C(C), left(C - c) {
     for (int k = 0; k < K; k++) {
@@ -357,11 +481,11 @@ struct Conv {
   // The convolution at one token, and the tokens at its taps.
   void at(int64_t sample, int64_t t, int64_t* source, Vec* out) const {
     source[0] = t;
-    for (int k = 0; k < K; k++) out[k] = bias[k] + w[0][k] * token(sample, t, k);
+    for (int k = 0; k < vectors(); k++) out[k] = bias[k] + w[0][k] * token(sample, t, k);
     for (int j = 1; j < width(); j++) {
       source[j] = taps.at(sample, j, t);
       if (source[j] == taps.T) continue;
-      for (int k = 0; k < K; k++) out[k] += w[j][k] * token(sample, source[j], k);
+      for (int k = 0; k < vectors(); k++) out[k] += w[j][k] * token(sample, source[j], k);
     }
   }
 };
@@ -378,16 +502,16 @@ void conv_forward(const T* x, const float* rows, const float* bias, const int64_
       int64_t source[TAPS];
       Vec v[K];
       conv.at(sample, t, source, v);
-      for (int k = 0; k < K; k++)
+      for (int k = 0; k < conv.vectors(); k++)
         store<FULL>(y + (sample * tokens + t) * C + c + k * W, silu ? v[k] * sigmoid(v[k]) : v[k],
                     C - c - k * W);
     }
   };
   parallel(B * blocks(C), threads, [&](int64_t task) {
     int64_t c = task % blocks(C) * BLOCK, sample = task / blocks(C);
-    if (c + BLOCK > C) block(std::false_type{}, Known<0>{}, sample, c);
-    else width == 4 ? block(std::true_type{}, Known<4>{}, sample, c)
-                    : block(std::true_type{}, Known<0>{}, sample, c);
+    if (width != 4) block(std::false_type{}, Known<0>{}, sample, c);
+    else c + BLOCK > C ? block(std::false_type{}, Known<4>{}, sample, c)
+                       : block(std::true_type{}, Known<4>{}, sample, c);
   });
 }
 
@@ -410,7 +534,7 @@ void conv_backward(const T* grad, const T* x, const float* rows, const float* bi
         int64_t source[TAPS];
         Vec v[K];
         conv.at(sample, t, source, v);
-        for (int k = 0; k < K; k++) {
+        for (int k = 0; k < conv.vectors(); k++) {
           Vec g = load<FULL>(grad + (sample * tokens + t) * C + c + k * W, C - c - k * W);
           if (silu) {
             Vec s = sigmoid(v[k]);
@@ -422,28 +546,28 @@ void conv_backward(const T* grad, const T* x, const float* rows, const float* bi
         for (int j = 0; j < conv.width(); j++) {
           if (source[j] == tokens) continue;
           float* into = sums + source[j] * BLOCK;
-          for (int k = 0; k < K; k++) {
+          for (int k = 0; k < conv.vectors(); k++) {
             dw[j][k] += v[k] * conv.token(sample, source[j], k);
             store<true>(into + k * W, load<true>(into + k * W) + v[k] * conv.w[j][k]);
           }
         }
       }
       for (int64_t t = 0; t < tokens; t++)
-        for (int k = 0; k < K; k++)
+        for (int k = 0; k < conv.vectors(); k++)
           store<FULL>(dx + (sample * tokens + t) * C + c + k * W,
                       load<true>(sums + t * BLOCK + k * W), C - c - k * W);
     }
     float* row = partial.data() + part * (width + 1) * C + c;  // the last one is the bias
-    for (int k = 0; k < K; k++) {
+    for (int k = 0; k < conv.vectors(); k++) {
       for (int j = 0; j < conv.width(); j++) store<FULL>(row + j * C + k * W, dw[j][k], C - c - k * W);
       store<FULL>(row + width * C + k * W, db[k], C - c - k * W);
     }
   };
   parallel(parts.count * blocks(C), threads, [&](int64_t task) {
     int64_t c = task % blocks(C) * BLOCK, part = task / blocks(C);
-    if (c + BLOCK > C) block(std::false_type{}, Known<0>{}, part, c);
-    else width == 4 ? block(std::true_type{}, Known<4>{}, part, c)
-                    : block(std::true_type{}, Known<0>{}, part, c);
+    if (width != 4) block(std::false_type{}, Known<0>{}, part, c);
+    else c + BLOCK > C ? block(std::false_type{}, Known<4>{}, part, c)
+                       : block(std::true_type{}, Known<4>{}, part, c);
   });
   std::vector<float> total((width + 1) * C);
   add_parts(partial.data(), parts.count, (width + 1) * C, total.data());
@@ -904,6 +1028,10 @@ EXPORT(squared_relu_forward)
 EXPORT(squared_relu_backward)
 EXPORT(sigmoid_gate_forward)
 EXPORT(sigmoid_gate_backward)
+EXPORT(adaln_forward)
+EXPORT(adaln_backward)
+EXPORT(gated_sum_forward)
+EXPORT(gated_sum_backward)
 EXPORT(gated_rms_forward)
 EXPORT(gated_rms_backward)
 EXPORT(conv_forward)

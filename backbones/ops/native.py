@@ -1,5 +1,11 @@
 """CPU kernels in C++ (`native.cpp`), built on first use by the compiler that is there.
 
+Next to the matmuls, a block on a CPU spends its time streaming activations through memory: every
+element-wise operation reads and writes all of them. Here a chain of them is one pass over memory,
+forward and backward, that saves one tensor where autograd would save several; a scan order is
+entered and left in such a pass too. Elsewhere, under `torch.compile` and in float64 the functions
+are their plain formula (`biwkv`, `conv` and `ssd` are chosen by `dispatch`).
+
 A library's name is the hash of its source, its compiler and its CPU, so that another of either is
 another file. It is built under a lock, into a file of its own, and renamed when it is whole: what
 lies under the name can be loaded, whatever was killed. Without a compiler, or with
@@ -26,8 +32,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from backbones.ops.shift import grid_shift
+from routing.moves import Reorder, permute
 
 SWITCH = "TREAD_NATIVE"
 SOURCE = Path(__file__).with_name("native.cpp")
@@ -222,17 +232,121 @@ class _Pointwise(torch.autograd.Function):
 
 def gelu(x: Tensor) -> Tensor:
     """GELU in its tanh form, of any shape."""
-    return _Pointwise.apply("gelu", x)
+    return _Pointwise.apply("gelu", x) if takes(x) else F.gelu(x, approximate="tanh")
 
 
 def squared_relu(x: Tensor) -> Tensor:
     """relu(x)^2, of any shape."""
-    return _Pointwise.apply("squared_relu", x)
+    return _Pointwise.apply("squared_relu", x) if takes(x) else torch.relu(x).square()
 
 
 def sigmoid_gate(x: Tensor, y: Tensor) -> Tensor:
     """sigmoid(x) y, both of one shape."""
-    return _Pointwise.apply("sigmoid_gate", x, y)
+    return _Pointwise.apply("sigmoid_gate", x, y) if takes(x, y) else torch.sigmoid(x) * y
+
+
+def _takes_stream(x: Tensor, *rows: Tensor) -> bool:
+    """Say whether the kernels run for a stream (B, T, D) and its rows (B, 1, D), all float32."""
+    shape = (x.shape[0], 1, x.shape[-1])
+    return x.dtype == torch.float32 and takes(x, *rows) and all(r.shape == shape for r in rows)
+
+
+def _rows(*rows: Tensor) -> tuple[list[Tensor], int]:
+    """Return rows (B, 1, D), which may be slices of one tensor, and how far apart they are."""
+    if len({row.stride(0) for row in rows}) > 1 or any(row.stride(-1) != 1 for row in rows):
+        rows = tuple(row.contiguous() for row in rows)
+    return [*rows], rows[0].stride(0)
+
+
+def _order(perm: Tensor | None, tokens: int) -> tuple[Tensor | None, int]:
+    return perm, int(perm is not None and perm.numel() != tokens)
+
+
+def adaln(
+    x: Tensor, shift: Tensor, scale: Tensor, order: Reorder | None = None, eps: float = 1e-6
+) -> Tensor:
+    """Normalise tokens (B, T, D), then scale and shift them per sample: (B, 1, D) each.
+
+    Args:
+        x: The tokens.
+        shift: What to add.
+        scale: What to multiply by, less 1.
+        order: Put the result into this order.
+        eps: Added to the variance.
+
+    Returns:
+        Tokens (B, T, D); where a kernel runs, in the type that autocast gives to matmuls.
+    """
+    if _takes_stream(x, shift, scale):
+        half = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") in TYPES
+        dtype = torch.get_autocast_dtype("cpu") if half else x.dtype
+        return _AdaLN.apply(x, shift, scale, eps, None if order is None else order.perm, dtype)
+    unit = F.layer_norm(x, x.shape[-1:], eps=eps)
+    return permute(torch.addcmul(shift, unit, scale + 1), order)
+
+
+class _AdaLN(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        shift: Tensor,
+        scale: Tensor,
+        eps: float,
+        perm: Tensor | None,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        x, ((shift, scale), stride) = x.contiguous(), _rows(shift, scale)
+        out, mean, rstd = x.new_empty(x.shape, dtype=dtype), *x.new_empty(2, *x.shape[:2])
+        order = _order(perm, x.shape[1])
+        given = (x, shift, scale, stride, eps, *order, *x.shape)
+        _call("adaln_forward", dtype, *given, out, mean, rstd)
+        ctx.save_for_backward(x, scale, perm, mean, rstd)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, scale, perm, mean, rstd = ctx.saved_tensors
+        dx, (dshift, dscale) = torch.empty_like(x), x.new_empty(2, len(x), 1, x.shape[-1])
+        given = (grad.contiguous(), x, scale, scale.stride(0), *_order(perm, x.shape[1]))
+        _call("adaln_backward", grad.dtype, *given, mean, rstd, *x.shape, dx, dshift, dscale)
+        return dx, dshift, dscale, None, None, None
+
+
+def gated_sum(x: Tensor, gate: Tensor, y: Tensor, order: Reorder | None = None) -> Tensor:
+    """Return x + gate y for tokens (B, T, D) and a gate per sample (B, 1, D), in the type of x.
+
+    Args:
+        x: The residual stream.
+        gate: The gate.
+        y: A branch's output, of another type under autocast.
+        order: The order that y is in, against x.
+    """
+    if y.dtype in TYPES and y.shape == x.shape and _takes_stream(x, gate):
+        return _GatedSum.apply(x, gate, y, None if order is None else order.perm)
+    y = permute(y, order and order.inverse()).to(x.dtype)
+    return torch.addcmul(x, gate.to(x.dtype), y)
+
+
+class _GatedSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gate: Tensor, y: Tensor, perm: Tensor | None) -> Tensor:
+        x, y, ((gate,), stride) = x.contiguous(), y.contiguous(), _rows(gate)
+        out = torch.empty_like(x)
+        given = (x, gate, stride, y, *_order(perm, x.shape[1]), *x.shape)
+        _call("gated_sum_forward", y.dtype, *given, out)
+        ctx.save_for_backward(gate, y, perm)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        gate, y, perm = ctx.saved_tensors
+        grad, dy, dgate = grad.contiguous(), torch.empty_like(y), grad.new_empty(gate.shape)
+        given = (grad, gate, gate.stride(0), y, *_order(perm, y.shape[1]), *y.shape)
+        _call("gated_sum_backward", y.dtype, *given, dgate, dy)
+        return grad, dgate, dy, None
 
 
 class _GatedRMSNorm(torch.autograd.Function):
@@ -257,9 +371,11 @@ class _GatedRMSNorm(torch.autograd.Function):
         return dy, dz, dweight, None
 
 
-def gated_rms_norm(y: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm(y silu(z)) weight over the channels of (B, T, C)."""
-    return _GatedRMSNorm.apply(y, z, weight, eps)
+def gated_rms_norm(y: Tensor, z: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+    """RMSNorm(y silu(z)) weight over the channels of (B, T, C): Mamba-2 before its output."""
+    if takes(y, z):
+        return _GatedRMSNorm.apply(y, z, weight, eps)
+    return F.rms_norm(y * F.silu(z), weight.shape, weight.to(y.dtype), eps)
 
 
 class _Conv(torch.autograd.Function):
@@ -320,9 +436,18 @@ class _ShiftMix(torch.autograd.Function):
         return dx, None, dmix
 
 
-def shift_mix(x: Tensor, neighbours: Tensor, mix: Tensor) -> list[Tensor]:
-    """Return x mix + shifted (1 - mix) for rows of `mix` (M, C); `neighbours` as `grid_shift`'s."""
-    return list(_ShiftMix.apply(x, neighbours, mix))
+def shift_mix(
+    x: Tensor,
+    neighbours: Tensor,
+    mix: Tensor,
+    grid: tuple[int, int] | None = None,
+    prefix: int = 0,
+) -> list[Tensor]:
+    """Return x mix + shifted (1 - mix) for rows of `mix` (M, C); the rest as for `grid_shift`."""
+    if takes(x):
+        return list(_ShiftMix.apply(x, neighbours, mix))
+    other = grid_shift(x, neighbours, grid, prefix)
+    return [torch.lerp(other, x, row) for row in mix.to(x.dtype)]
 
 
 class _BiWKV(torch.autograd.Function):

@@ -44,7 +44,7 @@ class BenchOptions:
         precision: fp32 or bf16 (autocast).
         tf32: TF32 matmuls on CUDA.
         fp32_after: The block after the route in float32 under autocast, as in the released code.
-        compile: none or blocks (torch.compile, block by block).
+        compile: none or blocks (torch.compile, block by block, of the plain DiT too).
         graphs: Replay a step as a CUDA graph.
         threads: CPU threads; null for torch's own choice.
         clock: `wall`, or `cpu` for the process's own seconds: on a busy machine, with threads=1.

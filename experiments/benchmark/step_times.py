@@ -8,7 +8,6 @@ its own, where it is timed in turn with the others.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import multiprocessing
 import statistics
@@ -31,10 +30,12 @@ from experiments.data.data_options import DataOptions
 from experiments.data.dataset import Batch, Dataset, Rows
 from experiments.runtime.console import Console
 from experiments.runtime.memory import check_fits
+from experiments.training.build import compile_blocks
+from experiments.training.cuda_graphs import EAGER
 from experiments.training.loop import Trainer
 from routing.options import RoutingOptions
 from routing.rng import Draws
-from routing.route import Route, keep_count
+from routing.route import Route
 
 CLASSES = 1000
 
@@ -104,7 +105,7 @@ class RandomLatents(Dataset):
         self, index: Tensor, draws: Draws | None, split: str = "train", rows: Rows | None = None
     ) -> Batch:
         """Return latents and labels."""
-        at = (index % len(self.x)).to(self.device)
+        at = (index % len(self.x)).to(self.device, non_blocking=True)
         return Batch(self.x[at], self.y[at])
 
     def to_pixels(self, x: Tensor) -> Tensor:
@@ -123,7 +124,9 @@ class Step:
             backbone={"name": case.backbone, "depth": o.depth}, data={"name": "latents"},
             objective={"name": "flow"}, sampler=none, guidance=none, eval=none,
             routing=RoutingOptions(route, selection=o.selection, fp32_after=o.fp32_after),
-            train=TrainConfig(batch=o.batch, clip=1.0, precision=o.precision, compile=o.compile),
+            train=TrainConfig(
+                batch=o.batch, clip=1.0, precision=o.precision, compile=o.compile, graphs=o.graphs
+            ),
         )  # fmt: skip
         data = RandomLatents(case.side, o.batch, device)
         # What a step asks of an `accelerate.Accelerator`.
@@ -131,7 +134,7 @@ class Step:
         self.trainer = Trainer(config, alone, Console(quiet=True), data)
         self.model, self.state = self.trainer.model, self.trainer.state
         self.params, self.ema = self.state.params, self.state.ema
-        self.rows = torch.arange(o.batch, device=device)
+        self.rows = torch.arange(o.batch)
         open_gates(self.model)
 
     def loss(self) -> Tensor:
@@ -155,6 +158,8 @@ def make_step(case: Case, o: BenchOptions, device: torch.device) -> Step | Plain
     span = next(((s.start, s.end, s.rate) for s in segments), None)
     torch.manual_seed(0)
     model = PlainDiT(shape, case.side, CLASSES, span).to(device)
+    if o.compile == "blocks":
+        compile_blocks(model.blocks)
     data = RandomLatents(case.side, o.batch, device)
     step = PlainStep(model, data.x, data.y, o.precision == "bf16")
     open_gates(model)
@@ -169,88 +174,6 @@ def open_gates(model: torch.nn.Module) -> None:
         if p.requires_grad and not bool(p.any()):
             noise = torch.randn(p.shape, generator=generator) * 0.02
             p.copy_(noise.to(p.device))
-
-
-class BufferedDraws:
-    """Random numbers in fixed buffers, which `renew` fills with those of another step."""
-
-    def __init__(self, draws: Draws) -> None:
-        self.draws, self.kept = draws, dict[tuple[Any, ...], Tensor]()
-
-    def uniform(self, *args: Any) -> Tensor:
-        """As in `Draws`."""
-        return self._buffer("uniform", *args)
-
-    def normal(self, *args: Any) -> Tensor:
-        """As in `Draws`."""
-        return self._buffer("normal", *args)
-
-    def _buffer(self, kind: str, *args: Any) -> Tensor:
-        if (kind, *args) not in self.kept:
-            self.kept[kind, *args] = getattr(self.draws, kind)(*args).clone()
-        return self.kept[kind, *args]
-
-    def renew(self, draws: Draws) -> None:
-        """Write another step's numbers into all buffers."""
-        for (kind, *args), buffer in self.kept.items():
-            buffer.copy_(getattr(draws, kind)(*args))
-
-
-class GraphedStep:
-    """A `Step` on a CUDA device as one CUDA graph: drawn outside, replayed inside.
-
-    A route has one static number of tokens, so one graph serves all of its steps; what changes from
-    step to step (noise, times, label drops, which tokens stay) is written into fixed buffers first.
-    """
-
-    def __init__(self, step: Step) -> None:
-        self.trainer = trainer = step.trainer
-        self.rows = step.rows
-        for group in trainer.state.optimizer.param_groups:
-            group["capturable"] = True
-        draws = trainer.draws(self.rows)
-        self.draws: Any = BufferedDraws(draws)
-        self.batch = trainer.dataset.batch(self.rows.cpu(), None)
-        self.routing = trainer.routes.training(draws, 0.0)
-        self.ids = self._ids(draws)
-        if self.routing is not None:
-            self.routing = dataclasses.replace(self.routing, draws=None, ids=self.ids)
-        self.graph = self._capture()
-
-    def _ids(self, draws: Draws) -> list[Tensor]:
-        """Choose the tokens that stay in every segment."""
-        if self.routing is None:
-            return []
-        (height, width), selection = self.trainer.model.grid, self.routing.selection
-        keep = [keep_count(height * width, s.rate) for s in self.routing.route.segments]
-        return [selection.ids(draws, k, (height, width), n, None) for k, n in enumerate(keep)]
-
-    def body(self) -> None:
-        """What the graph holds: forward, backward, clipping, update."""
-        loss = self.trainer.loss_of(self.batch, self.draws, self.routing)
-        self.trainer.backward(loss)
-        self.trainer.update(loss.detach())
-
-    def _capture(self) -> torch.cuda.CUDAGraph:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                self.body()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.body()
-        return graph
-
-    def __call__(self) -> None:
-        """Draw and replay."""
-        draws = self.trainer.draws(self.rows)
-        self.draws.renew(draws)
-        for buffer, ids in zip(self.ids, self._ids(draws), strict=True):
-            buffer.copy_(ids)
-        self.trainer.state.step += 1
-        self.graph.replay()
 
 
 class StepElsewhere:
@@ -406,12 +329,10 @@ def measure(o: BenchOptions, size: str, tokens: int, device: torch.device) -> li
     runs: list[Callable[[], Any]] = list(steps)
     elsewhere = []
     for i, step in enumerate(steps):
-        if o.graphs and isinstance(step, Step):
-            runs[i] = GraphedStep(step)
-        elif device.type == "cpu" and isinstance(step, PlainStep):
+        if device.type == "cpu" and isinstance(step, PlainStep):
             elsewhere.append(StepElsewhere(variants[i], o))
             runs[i] = elsewhere[-1]
-    timed = interleave(runs, o, device)
+    timed = interleave(runs, o, device, warm=EAGER + 1 if o.graphs else 2)
     for process in elsewhere:
         process.close()
     rows = []

@@ -19,7 +19,8 @@ def make_accelerator(config: Config) -> Any:
     """Return this run's processes (one, or those of torchrun or Slurm): an `Accelerator`.
 
     Raises:
-        UserError: The batch cannot be split over the processes.
+        UserError: They cannot do what is asked for (`Config.check_processes`), or there is no such
+            device.
     """
     from accelerate import Accelerator
 
@@ -29,14 +30,16 @@ def make_accelerator(config: Config) -> Any:
     if config.log != "none":
         options.update(log_with=config.log, project_dir=str(config.folder))
     accelerator = Accelerator(**options)
+    try:
+        torch.empty(0, device=accelerator.device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise UserError(
+            f"ACCELERATE_TORCH_DEVICE={accelerator.device} is not there; "
+            "unset it to train on what is"
+        ) from None
     if accelerator.device.type == "cpu":
         keep_freed_memory()
-    world = accelerator.num_processes
-    if config.train.batch % world:
-        raise UserError(
-            f"train.batch={config.train.batch} cannot be split over {world} processes: "
-            f"try train.batch={max(1, round(config.train.batch / world)) * world}"
-        )
+    config.check_processes(accelerator.num_processes, accelerator.device.type == "cuda")
     if config.train.tf32 and torch.cuda.is_available():
         torch.set_float32_matmul_precision("high")
     return accelerator
@@ -68,35 +71,30 @@ def make_model(config: Config, info: dict[str, Any]) -> backbones.Backbone:
         UserError: Conditioning that the data do not have, options that do not fit, or a model that
             no memory here holds.
     """
-    if config.task == "class" and not info["num_classes"]:
-        raise UserError(f"task=class: data={info['name']} has no classes; type task=none")
-    if config.task == "text" and not info["text"]:
-        raise UserError(
-            f"task=text: data={info['name']} has no captions; type task=class or data=scenes"
-        )
     arguments = model_arguments(config, info)
     world, micro = max(1, int(os.environ.get("WORLD_SIZE", "1"))), config.train.micro_batch
     samples = 1 if micro == "auto" else int(micro or config.train.batch // world)
     check_fits(
         run_cost(config, arguments),
         0 if torch.cuda.is_available() else samples,
-        "a smaller size=, backbone.depth=, backbone.width= or train.micro_batch=",
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = backbones.create(**arguments)
+    if config.train.residual == "bf16":
+        model.residual = torch.bfloat16
     model.stack.fp32_after = config.routing.fp32_after
     model.stack.checkpoint = config.routing.checkpoint
     return model
 
 
-def compile_blocks(model: backbones.Backbone, **options: Any) -> None:
+def compile_blocks(blocks: Any, **options: Any) -> None:
     """Compile each block; all share one cache, with a graph for each number of tokens and scan.
 
     Args:
-        model: Its blocks are compiled in place.
+        blocks: A model's (an `nn.ModuleList`), compiled in place.
         **options: Of `torch.compile`.
     """
-    torch._dynamo.config.recompile_limit = max(8, 4 * model.depth)
-    for block in model.stack.blocks:
+    torch._dynamo.config.recompile_limit = max(8, 4 * len(blocks))
+    for block in blocks:
         block.compile(**options)

@@ -77,7 +77,7 @@ def save(
         shutil.rmtree(temporary, ignore_errors=True)
         if not isinstance(error, _IO_ERRORS):
             raise
-        last = max((s for s, _ in _listed(folder)), default=None)
+        last = max((s for s, _ in listed(folder)), default=None)
         intact = (
             "no checkpoint was written yet"
             if last is None
@@ -99,7 +99,7 @@ def _write(folder: Path, tensors: Mapping[str, torch.Tensor], state: Mapping[str
     }
     (folder / "manifest.json").write_text(json.dumps({"format": FORMAT, "files": files}))
     for name in (*_FILES, "manifest.json"):
-        with (folder / name).open("rb") as handle:
+        with (folder / name).open("r+b") as handle:
             os.fsync(handle.fileno())
 
 
@@ -117,13 +117,14 @@ def _reason(error: Exception) -> str:
 
 
 def _prune(folder: Path, keep: int, keep_every: int) -> None:
-    found = _listed(folder)
+    found = listed(folder)
     for step, path in found[:-keep] if keep else []:
         if not (keep_every and step % keep_every == 0):
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _listed(folder: Path) -> list[tuple[int, Path]]:
+def listed(folder: Path) -> list[tuple[int, Path]]:
+    """Return step and folder of every checkpoint of a run, in order."""
     found = []
     for path in (folder / "checkpoints").glob("step-*"):
         digits = path.name.removeprefix("step-")
@@ -137,7 +138,7 @@ def _listed(folder: Path) -> list[tuple[int, Path]]:
 
 def drop_after(folder: Path, step: int) -> None:
     """Remove the checkpoints later than `step`, of a branch that was given up."""
-    for later, path in _listed(folder):
+    for later, path in listed(folder):
         if later > step:
             shutil.rmtree(path, ignore_errors=True)
 
@@ -170,7 +171,7 @@ def newest(
     """
     for stale in (folder / "checkpoints").glob(".step-*"):
         shutil.rmtree(stale, ignore_errors=True)
-    for step, path in reversed(_listed(folder)):
+    for step, path in reversed(listed(folder)):
         if up_to is not None and step > up_to:
             continue
         problem = damage(path)
@@ -324,7 +325,7 @@ def _load_file(path: Path, device: Any) -> TrainedModel:
 
 
 def _load_checkpoint(run: Path, step: int | None, weights: str, device: Any) -> TrainedModel:
-    found = dict(_listed(run))
+    found = dict(listed(run))
     if not found:
         raise CheckpointError(
             f"{run} has no checkpoints: give a run folder that trained for a while"

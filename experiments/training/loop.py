@@ -30,6 +30,7 @@ from experiments.runtime import console, memory, signals
 from experiments.runtime.command import Interrupted
 from experiments.training import build, checkpoint
 from experiments.training.alignment import make_encoder
+from experiments.training.cuda_graphs import GraphedSteps
 from experiments.training.evaluation import Evaluation, forget_after
 from experiments.training.loss import training_loss
 from experiments.training.routes import TrainingRoutes, run_cost
@@ -74,21 +75,26 @@ class Trainer:
         self.state = TrainingState(self.model, config.train, info)
         self.order = SampleOrder(config.seed, self.dataset.size)
         self.ahead: Iterator[Batch] | None = None
+        self.evaluated: list[float] = []  # seconds that each evaluation of this start took
         self.local = config.train.batch // world
         self.first = self.local * accelerator.process_index
         self.net: Any = accelerator.prepare_model(self.model) if world > 1 else self.model
         if config.train.compile == "blocks":
-            build.compile_blocks(self.model)
+            build.compile_blocks(self.model.stack.blocks)
 
     # --- one step --------------------------------------------------------------------------------
 
     def one_step(self) -> None:
         """Take one optimizer step on this process's share of the global batch."""
         self.seed_torch()
+        self.set_learning_rate()
         batch = next(self.ahead) if self.ahead is not None else None
+        if self.config.train.graphs:
+            self.graphed_steps(batch)
+            return
         total = torch.zeros((), device=self.device)
         for low, high in self.pieces:
-            rows = torch.arange(self.first + low, self.first + high, device=self.device)
+            rows = torch.arange(self.first + low, self.first + high)
             with self.apart() if high < self.local else contextlib.nullcontext():
                 loss = self.loss(rows, batch and batch.rows(low, high))
                 loss = loss * ((high - low) / self.local)
@@ -97,7 +103,10 @@ class Trainer:
         self.update(total)
 
     def loss(self, rows: Tensor, batch: Batch | None = None) -> Tensor:
-        """Return the mean loss of some rows of the global batch, which may have been read ahead."""
+        """Return the mean loss of some rows of the global batch, which may have been read ahead.
+
+        Rows and sample numbers stay on the CPU: asking a GPU for them would wait for its work.
+        """
         draws = self.draws(rows)
         if batch is None:
             batch = self.dataset.batch(self.samples(self.state.step, rows), draws)
@@ -126,18 +135,29 @@ class Trainer:
         bad = ~(torch.isfinite(loss) & torch.isfinite(norm))
         optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
         optimizer.grad_scale = None  # type: ignore[attr-defined]
-        for group in optimizer.param_groups:
-            group["lr"] = self.learning_rate()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         state.average(train.ema)
-        good = (~bad).double()
+        good, wide = (~bad).to(state.tally), state.tally.dtype
         counted = torch.stack(
-            [torch.where(bad, 0.0, loss).double(), torch.where(bad, 0.0, norm).double(), good]
+            [torch.where(bad, 0.0, loss).to(wide), torch.where(bad, 0.0, norm).to(wide), good]
         )
         state.tally[:3] += counted
         state.tally[3] += 1 - good
         state.tally[4] = (state.tally[4] + 1) * (1 - good)
+
+    @cached_property
+    def graphed_steps(self) -> GraphedSteps:
+        """The steps as CUDA graphs, once they are asked for."""
+        return GraphedSteps(self)
+
+    def set_learning_rate(self) -> None:
+        """Give the optimizer the rate of the step about to be taken."""
+        for group in self.state.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):  # where a graph reads it
+                group["lr"].fill_(self.learning_rate())
+            else:
+                group["lr"] = self.learning_rate()
 
     def learning_rate(self) -> float:
         """Return the rate of the step about to be taken."""
@@ -156,7 +176,7 @@ class Trainer:
 
     def samples(self, step: int, rows: Tensor) -> Tensor:
         """Return which samples stand in these rows of the global batch of `step`."""
-        return self.order.lookup(step * self.config.train.batch + rows.cpu())
+        return self.order.lookup(step * self.config.train.batch + rows)
 
     def read_ahead(self) -> Iterator[Batch]:
         """Return this process's batches from the current step on, read from disk by a thread."""
@@ -207,7 +227,7 @@ class Trainer:
             # Trying would bring the machine down with swapping: predict instead.
             found = self.cost.training_bytes(size) < 0.8 * memory.available_memory()
         else:
-            rows = torch.arange(size, device=self.device)
+            rows = torch.arange(size)
             with self.apart():
                 found = memory.runs_in_memory(
                     lambda: self.backward(self.loss(rows)), self.state.optimizer.zero_grad
@@ -265,6 +285,11 @@ class Trainer:
                 if self.is_evaluated(state.step):
                     self.evaluate(bar, saved=bool(saved))
 
+    @cached_property
+    def hosts(self) -> Any:
+        """The processes as a group that talks from CPU to CPU: no GPU is waited for."""
+        return torch.distributed.new_group(backend="gloo")
+
     def is_evaluated(self, step: int) -> bool:
         """Return whether pictures or scores belong to this step."""
         last = step == self.config.train.steps
@@ -275,8 +300,9 @@ class Trainer:
         reason = signals.requested()
         if self.accelerator.num_processes > 1:
             codes = ["", *signals.NAMES]
-            mine = torch.tensor([codes.index(reason or "")], device=self.device)
-            reason = codes[int(self.accelerator.gather(mine).max())] or None
+            code = torch.tensor(codes.index(reason or ""))
+            torch.distributed.all_reduce(code, torch.distributed.ReduceOp.MAX, self.hosts)
+            reason = codes[int(code)] or None
         return reason
 
     def evaluate(self, bar: console.Progress, saved: bool = True) -> None:
@@ -296,7 +322,8 @@ class Trainer:
             if not saved:
                 self.save()
             raise Interrupted(asked.reason, self.state.step) from None
-        bar.pause(time.monotonic() - began)
+        self.evaluated.append(time.monotonic() - began)
+        bar.pause(self.evaluated[-1])
 
     def report(self, bar: console.Progress) -> None:
         """Write one line of metrics, the heartbeat and the progress; stop a run that diverged."""
@@ -320,7 +347,7 @@ class Trainer:
         entry = {
             "step": state.step,
             "loss": loss if n else None,
-            "lr": state.optimizer.param_groups[0]["lr"],
+            "lr": float(state.optimizer.param_groups[0]["lr"]),
             "grad_norm": norm if n else None,
             "images_per_s": round(rate, 2),
             "time": round(state.seconds, 3),
@@ -329,8 +356,12 @@ class Trainer:
             "spikes": state.spikes,
         }
         if self.accelerator.is_main_process:
-            eta = round(state.seconds / state.step * (train.steps - state.step))
-            progress = {"step": state.step, "steps": train.steps, "eta_s": eta}
+            eta = state.seconds / state.step * (train.steps - state.step)
+            if self.evaluated:
+                every = self.evaluation.every
+                due = 1 + sum((train.steps - 1) // n - state.step // n for n in every)
+                eta += due * sum(self.evaluated) / len(self.evaluated)
+            progress = {"step": state.step, "steps": train.steps, "eta_s": round(eta)}
             speed = {"images_per_s": entry["images_per_s"]}
             console.append_jsonl(self.folder / "metrics.jsonl", [entry])
             console.write_status(self.folder, "running", **progress, **speed)
@@ -363,6 +394,8 @@ class Trainer:
             found = checkpoint.newest(self.folder, self.console.say, up_to)
         if found is not None:
             self.state.load(found, self.config.hashed())
+            # Graphs write to the moments that they were recorded with.
+            self.__dict__.pop("graphed_steps", None)
         return found is not None
 
     def diverged(self, streak: int) -> None:
@@ -389,7 +422,7 @@ class Trainer:
             )
             return
         rows, failed = torch.arange(train.batch), state.step - 1
-        draws, samples = self.draws(rows.to(self.device), failed), self.samples(failed, rows)
+        draws, samples = self.draws(rows, failed), self.samples(failed, rows)
         values = self.dataset.batch(samples, draws).x
         holes = samples[~torch.isfinite(values).flatten(1).all(dim=1).cpu()].tolist()
         if holes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ from backbones.sizes import parse_size
 from experiments.config.schema import Config
 from experiments.config.validation import ENCODERS
 from experiments.data.specs import describe
+from experiments.runtime.console import big
+from routing.errors import UserError
 from routing.route import Route, Segment
 from routing.schedule import RouteSchedule
 
@@ -62,8 +65,29 @@ def first_route(config: Config) -> Route:
     return RouteSchedule.parse(config.route).resolve(config.depth).first
 
 
+def routed_pass(config: Config, draws: Draws | None) -> Routing | None:
+    """Return what a routed pass of a run's model does outside of training; None for a dense run.
+
+    It takes the run's first route, and its tokens from `draws`.
+    """
+    if config.routing.off_after == 0 or not (route := first_route(config)):
+        return None
+    every = TrainingRoutes(config)._every_step
+    return dataclasses.replace(every, route=route, draws=draws)
+
+
 def model_arguments(config: Config, info: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `backbones.create` for a run on data with this `info`."""
+    """Return the arguments of `backbones.create` for a run on data with this `info`.
+
+    Raises:
+        UserError: Conditioning that the data do not have.
+    """
+    if config.task == "class" and not info["num_classes"]:
+        raise UserError(f"task=class: data={info['name']} has no classes; type task=none")
+    if config.task == "text" and not info["text"]:
+        raise UserError(
+            f"task=text: data={info['name']} has no captions; type task=class or data=scenes"
+        )
     channels, height, width = info["shape"]
     # Keys that are null in the YAML take the family's or the size's own value.
     options = {k: v for k, v in config.backbone.items() if v is not None}
@@ -77,6 +101,24 @@ def model_arguments(config: Config, info: dict[str, Any]) -> dict[str, Any]:
         "learn_sigma": bool(config.objective.get("learn_sigma", False)),
         **learned_parts(config),
     }
+
+
+def banner_lines(config: Config, cost: Cost, kernels: Sequence[str]) -> list[str]:
+    """Return the lines that describe a model and its route (see the README's picture)."""
+    route = Route() if config.routing.off_after == 0 else first_route(config)
+    name = f"{config.backbone['name']}-{config.size}"
+    flops = f"{big(cost.macs_dense)} MACs per image"
+    if route:
+        share = 1 - cost.macs_routed / cost.macs_dense
+        flops += f" dense -> {big(cost.macs_routed)} routed (-{share:.0%})"
+    tokens = f"tokens {max(cost.tokens)}"
+    if route:
+        tokens += f" -> {min(cost.tokens)} inside, chosen by {config.routing.selection}"
+    return [
+        f"{name}   {big(cost.params)} parameters   {flops}   route {config.resolved_route}",
+        f"blocks      {route.ruler(config.depth)}   {tokens}",
+        *(f"kernel      {line}" for line in kernels),
+    ]
 
 
 def learned_parts(config: Config) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -28,10 +27,10 @@ from experiments.runtime.locks import locked
 from experiments.sampling.pipeline import SamplingPipeline
 from experiments.training import build, checkpoint, evaluation
 from experiments.training.loop import Trainer
-from experiments.training.routes import first_route
+from experiments.training.precision import settled
+from experiments.training.routes import banner_lines
 from experiments.training.state import TrainingState
 from routing.parsing import bytes_of, json_of
-from routing.route import Route
 
 _PACKAGES = (
     "torch", "numpy", "timm", "accelerate", "hydra-core", "mamba-ssm", "causal-conv1d", "fla-core",
@@ -53,6 +52,8 @@ def train(config: Config, *, quiet: bool = False) -> Path:
         UserError: Anything a user can mend, in one sentence.
         Interrupted: Stopped by a signal, after saving.
     """
+    if config.train.precision == "auto":
+        config = settled(config, quiet=quiet)
     accelerator = build.make_accelerator(config)
     console = log.Console(quiet or not accelerator.is_main_process)
     folder, steps = config.folder, config.train.steps
@@ -138,7 +139,9 @@ def _session(config: Config, accelerator: Any, console: log.Console) -> None:
     console.say(f"run         {folder}   ({about})")
     where, count = f"{accelerator.num_processes} x {trainer.device.type}", torch.get_num_threads()
     threads = f"{count} thread{'s' if count > 1 else ''}"
-    console.say(f"device      {where}, {threads}, {config.train.precision}")
+    mac = trainer.device.type == "cpu" and torch.backends.mps.is_available()
+    other = "   (this Mac's GPU is untested: ACCELERATE_TORCH_DEVICE=mps tries it)" if mac else ""
+    console.say(f"device      {where}, {threads}, {config.train.precision}{other}")
     console.say()
     _check_scores(trainer, console)
     log.open_tracker(config.log, folder, config.name, config.to_dict(), accelerator)
@@ -241,24 +244,6 @@ def finish(config: Config, state: TrainingState, cost: Cost, wall: float) -> Non
 
 
 # --- terminal ------------------------------------------------------------------------------------
-
-
-def banner_lines(config: Config, cost: Cost, kernels: Sequence[str]) -> list[str]:
-    """Return the lines that describe a model and its route (see the README's picture)."""
-    route = Route() if config.routing.off_after == 0 else first_route(config)
-    name = f"{config.backbone['name']}-{config.size}"
-    flops = f"{log.big(cost.macs_dense)} MACs per image"
-    if route:
-        share = 1 - cost.macs_routed / cost.macs_dense
-        flops += f" dense -> {log.big(cost.macs_routed)} routed (-{share:.0%})"
-    tokens = f"tokens {max(cost.tokens)}"
-    if route:
-        tokens += f" -> {min(cost.tokens)} inside, chosen by {config.routing.selection}"
-    return [
-        f"{name}   {log.big(cost.params)} parameters   {flops}   route {config.resolved_route}",
-        f"blocks      {route.ruler(config.depth)}   {tokens}",
-        *(f"kernel      {line}" for line in kernels),
-    ]
 
 
 def show_results(console: log.Console, folder: Path) -> None:

@@ -15,6 +15,7 @@ from experiments.config.parent import split
 from experiments.config.schema import Config, TrainConfig
 from experiments.training import checkpoint
 from routing.errors import UserError
+from routing.rng import widest
 
 # Attributes in a checkpoint's `state.json`; the number of roll-backs is called `salt` there.
 _COUNTS = {"salt": "rollbacks"} | {k: k for k in ("seconds", "macs", "mean_loss", "spikes")}
@@ -56,7 +57,8 @@ class TrainingState:
         self.step, self.rollbacks, self.spikes = 0, 0, 0
         self.seconds, self.macs = 0.0, 0.0
         self.mean_loss: float | None = None
-        self.tally = torch.zeros(5, dtype=torch.float64, device=self.params[0].device)
+        device = self.params[0].device
+        self.tally = torch.zeros(5, dtype=widest(device), device=device)
 
     def clip(self, limit: float) -> Tensor:
         """Scale the gradients down to a norm of `limit`; return their norm before it."""

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 import backbones
 from backbones import registry
 from backbones.sizes import SIZES, BackboneError, parse_size
+from routing.route import Route
+from routing.stack import Routing
 
 torch.set_num_threads(1)
 TINY = {"in_channels": 1, "input_size": 4, "num_classes": 3, "depth": 4, "width": 32, "heads": 2}
@@ -297,3 +299,25 @@ def test_initial_steps_are_little_moved_by_the_input(name):
     ]
     inside = [float(((s > 1e-3) & (s < 1e-1)).float().mean()) for s in steps]
     assert sum(inside) / len(inside) > 0.83  # 0.89 for mamba-ssm's weights, 0.76 for Xavier's
+
+
+@pytest.mark.parametrize("name", ["dit", "mamba", "rwkv"])
+def test_a_bfloat16_residual_stays_so_through_the_route_and_changes_little(name):
+    torch.manual_seed(0)
+    model = backbones.create(name, "T/2", depth=4, input_size=16, num_classes=3)
+    for p in model.parameters():
+        p.data.add_(torch.randn_like(p), alpha=0.02)
+    x, t, y = torch.randn(2, 4, 16, 16), torch.rand(2), torch.tensor([0, 2])
+    routing = Routing(Route.parse("1-2@0.5").resolve(4), ids=[torch.arange(0, 64, 2)])
+
+    def run(residual):
+        model.residual = residual
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x, t, y, routing=routing, taps=range(-1, 4))
+
+    full, half = run(None), run(torch.bfloat16)
+    assert {tap.dtype for tap in full.taps.values()} == {torch.float32}
+    assert {tap.dtype for tap in half.taps.values()} == {torch.bfloat16}
+    assert (half.sample - full.sample).norm() < 0.03 * full.sample.norm()
+    model.eval()  # inference keeps float32
+    assert run(torch.bfloat16).taps[0].dtype == torch.float32

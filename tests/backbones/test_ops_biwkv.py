@@ -168,12 +168,13 @@ import sys, torch
 sys.path[:0] = [sys.argv[1], sys.argv[1] + "/tests/backbones"]
 from test_ops_biwkv import inputs, positions
 from backbones.ops import biwkv as op
-for tokens, channels in ((1, 3), (9, 3), (6, 70)):
+# One token, one chunk, three chunks of which the last is ragged, and more channels than a program.
+for tokens, channels in ((1, 3), (9, 3), (70, 3), (33, 40)):
     for kind in ("rank", "shared", "own"):
         values = inputs(2, tokens, channels, torch.float32)
-        position = positions(kind, 2, tokens, 24)
-        fast = op.biwkv(*values, position, 24, kernel="triton")
-        plain = op.reference(*[m.double() for m in values], position, 24)
+        position = positions(kind, 2, tokens, 96)
+        fast = op.biwkv(*values, position, 96, kernel="triton")
+        plain = op.reference(*[m.double() for m in values], position, 96)
         torch.testing.assert_close(fast.double(), plain, rtol=0, atol=1e-5)
         g = torch.randn_like(fast)
         for a, b in zip(torch.autograd.grad(fast, values, g), torch.autograd.grad(plain, values, g.double())):
@@ -204,14 +205,16 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 import backbones.ops.biwkv_triton as kernels
-TYPES = {"position_ptr": "*i32", "centre": "fp32", "BLOCK": "constexpr"}
-for fn in (kernels._forward, kernels._backward):
+TYPES = {"position_ptr": "*i32", "centre": "fp32", "BACKWARD": "constexpr", "T": "constexpr", "C": "constexpr"}
+for fn, back in ((kernels._chunk_sums, 0), (kernels._chunk_sums, 1), (kernels._forward, 0), (kernels._backward, 1)):
+    half = ("k_ptr", "v_ptr") if fn is not kernels._chunk_sums else () if back else ("one_ptr", "two_ptr")
     types = {
-        n: TYPES.get(n) or ("*bf16" if n[:2] in ("k_", "v_") else "*fp32" if n.endswith("_ptr") else "i32")
+        n: TYPES.get(n) or ("*bf16" if n in half else "*fp32" if n.endswith("_ptr") else "i32")
         for n in fn.arg_names
     }
-    source = ASTSource(fn=fn, signature=types, constexprs={"BLOCK": kernels.CHANNELS})
-    binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 2})
+    constants = {"BACKWARD": bool(back), "T": kernels.CHUNK, "C": kernels.CHANNELS}
+    source = ASTSource(fn=fn, signature=types, constexprs={k: v for k, v in constants.items() if k in types})
+    binary = triton.compile(source, target=GPUTarget("cuda", 90, 32))
     assert len(binary.asm["cubin"]) > 1000
 print("compiled")
 """

@@ -82,7 +82,7 @@ def test_all_blocks_share_a_graph_for_each_number_of_tokens(name):
     model = backbones.create(name, "T/2", input_size=8, width=32, depth=12, num_classes=0)
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
-    compile_blocks(model, backend="aot_eager")
+    compile_blocks(model.stack.blocks, backend="aot_eager")
     graphs = []
     for step in range(5):
         route = Route() if step < 2 else Route.parse("2-8")

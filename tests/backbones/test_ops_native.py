@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 
 import backbones
-from backbones import elementwise
 from backbones.ops import biwkv, conv, dispatch, native, shift, ssd
 from routing.layout import Layout
+from routing.moves import Reorder, flat
 
 ROOT = Path(__file__).resolve().parents[2]
 compiled = pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
@@ -42,6 +42,15 @@ def subset(tokens, batch, missing, shared):
     return table[0] if shared and table.dim() == 3 else table
 
 
+def reorder(batch, tokens, how):
+    """A scan order shared by the batch, or one for each sample; also as rows (B or 1, T, 1)."""
+    if how == "":
+        return None, torch.arange(tokens)[None, :, None]
+    rows = torch.stack([torch.randperm(tokens) for _ in range(batch if how == "own" else 1)])
+    form = (lambda m: flat(m, tokens)) if how == "own" else (lambda m: m[0])
+    return Reorder(form(rows), form(rows.argsort(1))), rows[:, :, None]
+
+
 def ssd_of(run):
     def call(packed, dt, A, D, gap=None):
         heads, width = dt.shape[2], (packed.shape[2] - 16) // dt.shape[2]
@@ -58,16 +67,33 @@ def case(name, batch, tokens, channels):
     x, y = draw(batch, tokens, channels), draw(batch, tokens, channels, seed=1)
     row = lambda n, seed: draw(n, channels, seed=seed) if n else draw(channels, seed=seed)  # noqa: E731
     kind, _, how = name.partition(" ")
+    if kind in ("adaln", "gated_sum"):
+        order, rows = reorder(batch, tokens, how)
+        cond = draw(batch, 6, 1, channels, seed=2).unbind(1)
+        if kind == "adaln":
+            unit = lambda x: F.layer_norm(x, x.shape[-1:], eps=1e-6)  # noqa: E731
+            return (
+                lambda x, a, b: native.adaln(x, a, b, order),
+                lambda x, a, b: (unit(x) * (1 + b) + a).gather(1, rows.expand(x.shape)),
+                [],
+                [x, *cond[1:3]],
+            )
+        return (
+            lambda x, gate, y: native.gated_sum(x, gate, y, order),
+            lambda x, gate, y: x + (gate * y).gather(1, rows.argsort(1).expand(x.shape)),
+            [],
+            [x, cond[0], y],
+        )
     place = None if how in ("", "rank") else kept(batch, tokens, how == "shared")
     if kind == "gelu":
-        return elementwise.gelu, lambda x: F.gelu(x, approximate="tanh"), [x], []
+        return native.gelu, lambda x: F.gelu(x, approximate="tanh"), [x], []
     if kind == "squared_relu":
-        return elementwise.squared_relu, lambda x: x.clamp(min=0).square(), [x], []
+        return native.squared_relu, lambda x: x.clamp(min=0).square(), [x], []
     if kind == "sigmoid_gate":
-        return elementwise.sigmoid_gate, lambda x, y: x.sigmoid() * y, [x, y], []
+        return native.sigmoid_gate, lambda x, y: x.sigmoid() * y, [x, y], []
     if kind == "gated_rms_norm":
         plain = lambda y, z, w: F.rms_norm(y * F.silu(z), w.shape, w, 1e-6)  # noqa: E731
-        return elementwise.gated_rms_norm, plain, [x, y], [row(0, 2)]
+        return native.gated_rms_norm, plain, [x, y], [row(0, 2)]
     if kind == "conv":
         silu = {"position": place, "activation": "silu"}
         return (
@@ -78,9 +104,9 @@ def case(name, batch, tokens, channels):
         )
     if kind == "shift":
         table = subset(tokens, batch, how.split(",")[0], "shared" in how)
-        plain = lambda x, mix: torch.stack(elementwise.mixtures(x, shift.reference(x, table), mix))  # noqa: E731
+        plain = lambda x, mix: torch.stack([shift.reference(x, table).lerp(x, m) for m in mix])  # noqa: E731
         return (
-            lambda x, mix: torch.stack(elementwise.shift_mixtures(x, table, mix)),
+            lambda x, mix: torch.stack(native.shift_mix(x, table, mix)),
             plain,
             [x],
             [row(3, 2)],
@@ -103,7 +129,7 @@ def case(name, batch, tokens, channels):
 
 CASES = [
     "gelu", "squared_relu", "sigmoid_gate", "gated_rms_norm", "conv", "conv shared", "conv own", "shift self", "shift zero", "shift nearest,shared",
-    "biwkv rank", "biwkv shared", "biwkv own", "ssd", "ssd no skip", "ssd own",
+    "adaln", "adaln shared", "adaln own", "gated_sum", "gated_sum shared", "gated_sum own", "biwkv rank", "biwkv shared", "biwkv own", "ssd", "ssd no skip", "ssd own",
 ]  # fmt: skip
 
 
@@ -149,6 +175,34 @@ def test_equals_the_float64_definition(name, shape):
     ours = run(fast, given)
     assert [m.dtype for m in ours[1:]] == [m.dtype for m in given]
     close(ours, exact, 6e-3)
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if not n.startswith(("ssd", "conv", "biwkv"))])
+def test_the_plain_path_is_the_definition(name):
+    fast, plain, tokens, parameters = case(name, 3, 5, 12)
+    given = typed([*tokens, *parameters], torch.float64, False)
+    for ours, exact in zip(run(fast, given), run(plain, given), strict=True):
+        torch.testing.assert_close(ours, exact)
+    torch.autograd.gradcheck(fast, given)
+
+
+@compiled
+def test_a_float32_stream_has_bfloat16_branches():
+    for how in ("", "own"):
+        order, rows = reorder(3, 7, how)
+        x, y = draw(3, 7, 20).float(), draw(3, 7, 20, seed=1).bfloat16()
+        shift, scale, gate = draw(3, 6, 1, 20, seed=2).float().unbind(1)[:3]
+        given = [m.requires_grad_() for m in (x, y, shift, scale, gate)]
+
+        def both(x, y, shift, scale, gate, order=order):
+            with torch.autocast("cpu", torch.bfloat16):
+                h = native.adaln(x, shift, scale, order)
+            assert h.dtype == (torch.bfloat16 if x.dtype == torch.float32 else x.dtype)
+            return native.gated_sum(x, gate, h + y, order)
+
+        assert both(*given).dtype == torch.float32
+        exact = run(both, typed([m.detach().double() for m in given], torch.float64, False))
+        close(run(both, given), exact, 6e-3)
 
 
 def calls_of(function, values):
@@ -231,8 +285,8 @@ def test_infinite_keys_and_lost_numbers():
     with_key = biwkv.biwkv(k, v, w, u, None, 9)[:, rest]
     torch.testing.assert_close(with_key, biwkv.biwkv(k[:, rest], v[:, rest], w, u, rest, 9))
     for function, given in (
-        (elementwise.gelu, [k]),
-        (elementwise.gated_rms_norm, [k, v, w]),
+        (native.gelu, [k]),
+        (native.gated_rms_norm, [k, v, w]),
         (lambda *a: biwkv.biwkv(*a), [k, v, w, u]),
     ):
         given[0] = torch.full_like(given[0], torch.nan)
@@ -275,8 +329,8 @@ def test_a_block_is_itself_in_float64(name, kept_tokens):
 
 
 LOAD = (
-    "import torch; torch.set_num_threads(1); from backbones import elementwise;"
-    "from backbones.ops import native; print(elementwise.gelu(torch.ones(3)).tolist(), native.library()[0] is not None)"
+    "import torch; torch.set_num_threads(1); from backbones.ops import native;"
+    "print(native.gelu(torch.ones(3)).tolist(), native.library()[0] is not None)"
 )
 ONES = "[0.8411920070648193, 0.8411920070648193, 0.8411920070648193]"
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -125,3 +129,63 @@ def test_scalar_needs_no_tensor():
     assert all(0 <= value < 1 for value in values)
     assert math.isclose(sum(values) / 400, 0.5, abs_tol=0.06)
     assert Draws(0, 3, torch.arange(5)).scalar("end.0") == values[3]
+
+
+INTERPRETED = """
+import sys, torch
+sys.path[0] = sys.argv[1]
+from routing import rng
+from routing.philox_triton import words
+index = torch.tensor([0, 5, 2**31, 2**32 + 7, 2**40 + 3])
+for n, step in ((1, 1), (3, 2**32 - 1), (1030, 16)):
+    for key in ((0, 1), (0xFFFFFFFF, 0x9E3779B9)):
+        got = words(index, n, step, key).tolist()
+        for sample, row in zip(index.tolist(), got):
+            for block in {0, (n - 1) // 4}:
+                counter = (block, sample & 0xFFFFFFFF, sample >> 32, step)
+                have = row[4 * block : 4 * block + 4]
+                assert have == list(rng.philox(counter, key))[: len(have)]
+print("equal")
+"""
+COMPILED = """
+import sys
+sys.path[0] = sys.argv[1]
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from routing.philox_triton import _words
+types = {"index_ptr": "*i64", "out_ptr": "*i64", "SIZE": "constexpr"}
+types = {name: types.get(name, "i64") for name in _words.arg_names}
+source = ASTSource(fn=_words, signature=types, constexprs={"SIZE": 256})
+assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
+assert {p.annotation_type for p in _words.params if p.name in ("step", "key0", "key1")} == {"i64"}
+print("equal")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="triton's assembler is in its Linux wheels")
+@pytest.mark.parametrize(("code", "interpret"), [(INTERPRETED, "1"), (COMPILED, "0")])
+def test_the_kernel_draws_the_same_words(code, interpret, tmp_path):
+    pytest.importorskip("triton")
+    # Triton reads the variable when it is imported: a process of its own.
+    env = {**os.environ, "TRITON_INTERPRET": interpret, "TRITON_CACHE_DIR": str(tmp_path)}
+    root = str(Path(__file__).resolve().parents[2])
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code, root], env=env, capture_output=True, text=True)
+    assert done.stdout.strip() == "equal", done.stderr
+
+
+def test_a_device_that_is_not_asked_for_is_not_used():
+    index = torch.arange(3)
+    draws = Draws(1, 2, index, "meta").on("cpu")
+    assert torch.equal(draws.normal("noise", 5), Draws(1, 2, index).normal("noise", 5))
+    shared = Draws(1, 2, index, "meta").shared().on("cpu")
+    assert torch.equal(shared.uniform("x", 4), Draws(1, 2, index).shared().uniform("x", 4))
+
+
+@pytest.mark.gpu
+def test_a_gpu_draws_what_the_cpu_draws():
+    index = torch.tensor([0, 3, 2**33])
+    here, there = Draws(7, 90001, index), Draws(7, 90001, index, "cuda")
+    assert torch.equal(there.uniform("a", 1000).cpu(), here.uniform("a", 1000))
+    assert torch.equal(there.integers("b", 9, 10).cpu(), here.integers("b", 9, 10))
+    torch.testing.assert_close(there.normal("c", (3, 64)).cpu(), here.normal("c", (3, 64)), rtol=0, atol=3e-7)

@@ -23,7 +23,7 @@ def write(folder, step, **options):
 
 
 def steps(folder):
-    return [step for step, _ in checkpoint._listed(folder)]
+    return [step for step, _ in checkpoint.listed(folder)]
 
 
 def test_newest_is_read_back(tmp_path):
@@ -61,7 +61,7 @@ def test_a_damaged_checkpoint_is_set_aside_with_a_message_and_the_one_before_tak
     assert (tmp_path / "checkpoints" / "damaged-step-00000002").is_dir()
 
 
-def test_a_half_written_checkpoint_is_never_listed(tmp_path):
+def test_a_half_written_checkpoint_is_neverlisted(tmp_path):
     write(tmp_path, 1)
     half = tmp_path / "checkpoints" / ".step-00000002.tmp99"
     half.mkdir()

@@ -1,0 +1,202 @@
+"""`make gpu`: everything that wants a GPU, in one command, as a page ready to commit.
+
+    python -m experiments.benchmark.gpu_report [out=results/gpu] [size=S/2,B/2,L/2,XL/2] [steps=200]
+
+It runs the tests marked `gpu`, times training steps of the three backbones, dense and routed, at
+the paper's sizes (bfloat16, compiled blocks, with and without CUDA graphs) beside a big matmul,
+trains for a moment through the main command, and writes OUT/DEVICE.json and OUT/DEVICE.md. What
+fails is written down as failed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from backbones.sizes import parse_size
+from experiments.benchmark import step_times
+from experiments.benchmark.bench_options import BenchError, parse
+from experiments.benchmark.bench_report import steps_table
+from experiments.runtime.command import ROOT, run_command
+from experiments.runtime.files import atomic_write
+from experiments.training.session import environment
+from routing.errors import UserError, suggest
+from routing.parsing import whole
+
+DEFAULTS = {"out": "results/gpu", "size": "S/2,B/2,L/2,XL/2", "steps": "200", "tests": "true"}
+# Samples of a step by width: enough work for an H100, and no more than its memory.
+_SAMPLES = ((384, 256), (768, 128), (1024, 64), (10**6, 32))
+# What is timed: name, and the benchmark's keys.
+_VARIANTS = {
+    "compiled blocks": ["compile=blocks"],
+    "compiled blocks, CUDA graphs": ["compile=blocks", "graphs=true", "plain=false"],
+}
+_TRAINING = [
+    "route=2-8", "scale=small", "train.precision=bf16", "train.compile=blocks",
+    "train.log_every=50", "eval=none",
+]  # fmt: skip
+_BACKBONES = ("dit", "mamba", "rwkv")
+
+
+def devices() -> list[dict[str, Any]]:
+    """Return each CUDA device's name, memory in bytes and compute capability."""
+    found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return [
+        {"name": p.name, "memory_bytes": p.total_memory, "capability": f"{p.major}.{p.minor}"}
+        for p in found
+    ]
+
+
+def run_tests() -> dict[str, Any]:
+    """Run the tests marked `gpu`; return the exit code, pytest's last line and the seconds."""
+    began = time.perf_counter()
+    words = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--color=no", "tests"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    lines = [*done.stdout.strip().splitlines(), *done.stderr.strip().splitlines()] or ["no output"]
+    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+    last = next((line for line in reversed(lines) if re.search(r"\d+ \w+ in ", line)), lines[-1])
+    return {
+        "rc": done.returncode,
+        "last": last.strip("= "),
+        "failed": failed,
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def time_steps(size: str, words: list[str], device: torch.device) -> dict[str, Any]:
+    """Time one size; halve the batch until it fits. Return rows, or what was in the way."""
+    batch = next(samples for width, samples in _SAMPLES if parse_size(size).width <= width)
+    while True:
+        o = parse([f"size={size}", f"batch={batch}", "precision=bf16", "rounds=5", *words])
+        try:
+            rows = step_times.measure(o, size, o.tokens[0], device)
+            return {"batch": batch, "rows": rows}
+        except torch.cuda.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            if batch == 1:
+                return {"error": "out of memory with one sample"}
+            batch //= 2
+        except Exception as error:  # the page says what failed; the other sizes are timed
+            return {"error": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
+
+
+def train(backbone: str, steps: int, runs: Path) -> dict[str, Any]:
+    """Train through the main command at scale small; return its last metrics."""
+    words = [f"backbone={backbone}", f"train.steps={steps}", *_TRAINING]
+    command = [sys.executable, "experiments/run.py", *words, f"paths.runs={runs}"]
+    began = time.perf_counter()
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    found: dict[str, Any] = {"words": words, "rc": done.returncode}
+    found["seconds"] = time.perf_counter() - began
+    if done.returncode:
+        found["error"] = (done.stderr.strip().splitlines() or ["no message"])[-1][:200]
+        return found
+    folder = max(runs.glob(f"{backbone}-*"), key=lambda path: path.stat().st_mtime)
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return found | {"last": json.loads(lines[-1])}
+
+
+def page(found: dict[str, Any]) -> str:
+    """Return the Markdown page of what was found."""
+    env, own = found["environment"], found["devices"][0]
+    commit = env["git"] or "unknown"
+    lines = [
+        f"# {own['name']}",
+        "",
+        f"{own['memory_bytes'] / 2**30:.0f} GiB, compute capability {own['capability']}, "
+        f"{len(found['devices'])} in the machine; torch {env['packages']['torch']}, Python "
+        f"{env['python']}, commit {commit}. Written by `make gpu`.",
+        "",
+        "## Tests",
+        "",
+    ]
+    tests = found.get("tests")
+    if tests is None:
+        lines.append("Not run (tests=false).")
+    else:
+        verdict = "passed" if tests["rc"] == 0 else f"failed (exit code {tests['rc']})"
+        lines.append(f"`pytest -m gpu` {verdict}: {tests['last']}.")
+        lines += [f"- `{line}`" for line in tests["failed"]]
+    lines += ["", "## Training steps", ""]
+    lines.append(
+        "bfloat16, 256 tokens, the guideline's route, medians of 5 interleaved rounds; of peak: "
+        "the share of a big matmul's FLOP/s in the same rounds."
+    )
+    for entry in found["steps"]:
+        lines += ["", f"### {entry['size']}, {entry['variant']}", ""]
+        if "error" in entry:
+            lines.append(f"Failed: {entry['error']}.")
+        else:
+            lines += [f"Batch {entry['batch']}.", "", "```", steps_table(entry["rows"]), "```"]
+    lines += ["", "## A short training", ""]
+    for entry in found["training"]:
+        words = " ".join(entry["words"])
+        if "error" in entry:
+            lines.append(f"- `{words}`: failed, {entry['error']}")
+        else:
+            last = entry["last"]
+            lines.append(
+                f"- `{words}`: loss {last['loss']:.4f} at step {last['step']}, "
+                f"{last['images_per_s']:.0f} images/s, {entry['seconds']:.0f} s in all"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; return 0 if everything passed, 1 if something failed.
+
+    Raises:
+        UserError: There is no GPU, or a word that does not exist.
+    """
+    words = dict(DEFAULTS)
+    for word in argv:
+        key, equals, value = word.partition("=")
+        if not equals or key not in words:
+            raise UserError(f"{word}: expected {' '.join(DEFAULTS)}{suggest(key, DEFAULTS)}")
+        words[key] = value
+    sizes = words["size"].split(",")
+    for size in sizes:
+        parse_size(size)
+    try:
+        steps = whole(words["steps"])
+    except ValueError:
+        raise BenchError(f"steps={words['steps']}: expected a whole number") from None
+    listed = devices()
+    if not listed:
+        raise UserError(
+            "make gpu: torch sees no CUDA device here; run it on a machine with one, or type "
+            "python experiments/bench.py device=cpu"
+        )
+    device, out = torch.device("cuda" if torch.cuda.is_available() else "cpu"), Path(words["out"])
+    found: dict[str, Any] = {"devices": listed, "environment": environment()}
+    if words["tests"] == "true":
+        print("tests marked gpu ...", flush=True)
+        found["tests"] = run_tests()
+        print(found["tests"]["last"], flush=True)
+    found["steps"], found["training"] = [], []
+    for size in sizes:
+        for variant, keys in _VARIANTS.items():
+            print(f"{size}, {variant} ...", flush=True)
+            entry = time_steps(size, keys, device)
+            print(entry.get("error") or steps_table(entry["rows"]), flush=True)
+            found["steps"].append({"size": size, "variant": variant, **entry})
+    for backbone in _BACKBONES:
+        print(f"training {backbone} for {steps} steps ...", flush=True)
+        found["training"].append(train(backbone, steps, out / "runs"))
+    name = re.sub(r"[^a-z0-9]+", "-", listed[0]["name"].lower()).strip("-")
+    atomic_write(out / f"{name}.json", json.dumps(found, indent=1) + "\n")
+    atomic_write(out / f"{name}.md", page(found))
+    print(f"written: {out / name}.md and .json")
+    failed = [e for e in (*found["steps"], *found["training"]) if "error" in e]
+    return 1 if failed or found.get("tests", {}).get("rc") else 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, computes=True))

@@ -1,0 +1,55 @@
+"""Families that are not in the package: a file that TREAD_BACKBONES names."""
+
+import subprocess
+import sys
+
+import pytest
+from small import ROOT
+
+OWN = """
+from dataclasses import dataclass
+from backbones.registry import BlockCost, Spec, register
+@dataclass(frozen=True)
+class Options:
+    taps: int = 3
+register(Spec("mine", Options, lambda *_: BlockCost(1, 1, lambda n: n, 1), f"{__name__}:Mine"))
+"""
+
+
+def python(code, **environment):
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True
+    )
+    return done.stdout.strip() or done.stderr.strip().splitlines()[-1]
+
+
+def test_a_registered_family_is_composed_from_its_options_defaults(tmp_path):
+    (tmp_path / "mine.py").write_text(OWN)
+    code = (
+        "import sys; from experiments.config import load; "
+        "print(load(['backbone=mine', 'backbone.taps=5', 'route=2-8']).backbone, "
+        "'torch' in sys.modules)"
+    )
+    said = python(code, TREAD_BACKBONES=str(tmp_path / "mine.py"))
+    shared = "'attention': 0, 'depth': None, 'width': None, 'heads': None, 'decoder': None"
+    assert said == f"{{'name': 'mine', 'taps': 5, {shared}, 'align': None}} False"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("gone.py", "there is no such Python file"),
+        ("mine.txt", "there is no such Python file"),
+        ("json.py", "Python has another module 'json'"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_by_its_name_is_refused(tmp_path, name, said):
+    if name != "gone.py":
+        (tmp_path / name).write_text(OWN)
+    code = "from backbones.registry import names; names()"
+    assert said in python(code, TREAD_BACKBONES=str(tmp_path / name))
+
+
+def test_an_unknown_family_says_how_one_of_ones_own_gets_known():
+    code = "from backbones.registry import find; find('mine')"
+    assert "TREAD_BACKBONES=FILE.py" in python(code)

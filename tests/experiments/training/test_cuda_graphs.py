@@ -1,0 +1,67 @@
+"""`train.graphs`: what a graph replays learns what the plain step learns.
+
+Off the GPU "replaying" runs the recorded body again: on the same buffers, with the same route.
+"""
+
+import pytest
+import torch
+
+from experiments.config.compose import load
+from experiments.config.validation import ConfigError
+from experiments.runtime.console import Console
+from experiments.training import cuda_graphs
+from experiments.training.build import make_accelerator
+from experiments.training.loop import Trainer
+from routing.errors import UserError
+
+TINY = ["data=digits", "backbone.depth=4", "train.batch=8", "train.steps=12", "train.warmup=3", "train.schedule=cosine"]
+
+
+def trained(words, steps, graphs):
+    config = load([*TINY, *words])
+    accelerator = make_accelerator(config)
+    if graphs:
+        config = load([*TINY, *words, "train.graphs=true"])
+    trainer = Trainer(config, accelerator, Console(quiet=True))
+    for _ in range(steps):
+        trainer.one_step()
+        trainer.state.step += 1
+    return trainer
+
+
+CASES = {
+    "dense": ["backbone=dit"],
+    "routed, then dense": ["backbone=dit", "route=1-2", "routing.off_after=0.5"],
+    "mamba, unsorted": ["backbone=mamba", "route=1-2", "routing.selection=unsorted"],
+    "rwkv, shared": ["backbone=rwkv", "route=1-2", "routing.shared=true"],
+}
+
+
+@pytest.mark.parametrize("words", CASES.values(), ids=CASES)
+def test_a_replay_learns_what_the_step_learns(words, monkeypatch):
+    recorded = []
+    monkeypatch.setattr(cuda_graphs, "record", lambda body: recorded.append(body) or body)
+    monkeypatch.setattr(cuda_graphs, "beside", lambda body: body())
+    plain, graphed = (trained(words, 12, graphs) for graphs in (False, True))
+    assert len(recorded) == (2 if "routing.off_after=0.5" in words else 1)
+    for a, b in zip(plain.state.params + plain.state.ema, graphed.state.params + graphed.state.ema, strict=True):
+        # The rate is a float32 on the device, and a double in the plain step.
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(plain.state.tally, graphed.state.tally, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("words", CASES.values(), ids=CASES)
+def test_a_graph_on_a_gpu_learns_what_the_step_learns(words):
+    plain, graphed = (trained(words, 12, graphs) for graphs in (False, True))
+    for a, b in zip(plain.state.params, graphed.state.params, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_what_has_no_graph_is_refused():
+    for word in ("train.micro_batch=4", "routing.random_end=true"):
+        with pytest.raises(ConfigError, match="type train.micro_batch=null"):
+            load([*TINY, "route=1-2", "train.graphs=true", word])
+    if not torch.cuda.is_available():
+        with pytest.raises(UserError, match="one process on a GPU, and here are 1 on cpu"):
+            make_accelerator(load([*TINY, "train.graphs=true"]))

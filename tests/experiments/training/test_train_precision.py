@@ -1,0 +1,66 @@
+"""train.precision=auto: settled once, by measuring; the same run as with the precision typed."""
+
+import json
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from small import small
+
+from experiments.config.validation import ConfigError
+from experiments.training import build, precision
+from experiments.training.session import train
+
+
+def test_auto_is_the_run_of_the_precision_that_it_takes_and_goes_on_in_it(
+    tmp_path, monkeypatch, capsys
+):
+    folder = train(small(tmp_path / "a", "train.precision=auto", "train.steps=2"))
+    said = capsys.readouterr().out
+    found = json.loads((folder / "precision.json").read_text())
+    took = found["precision"]
+    assert took == ("bf16" if found["bf16_speed"] > 1.05 else "fp32")
+    assert f"precision   {took}: bf16 is {found['bf16_speed']:.2f} times as fast" in said
+    assert yaml.safe_load((folder / "config.yaml").read_text())["train"]["precision"] == took
+    typed = train(small(tmp_path / "b", f"train.precision={took}", "train.steps=2"), quiet=True)
+    assert typed.name == folder.name
+    one, other = (load_file(path / "model.safetensors") for path in (folder, typed))
+    assert all(torch.equal(one[key], other[key]) for key in one)
+    # Another machine measures something else: nothing is measured again.
+    monkeypatch.setattr(precision, "bf16_speed", lambda *given: 1 / found["bf16_speed"])
+    assert train(small(tmp_path / "a", "train.precision=auto", "train.steps=4")) == folder
+    assert json.loads((folder / "summary.json").read_text())["step"] == 4
+    assert f"precision   {took}: settled by an earlier start" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("ratio", "took"), [(1.3, "bf16"), (1.02, "fp32"), (0.5, "fp32")])
+def test_bf16_has_to_gain_something(tmp_path, monkeypatch, ratio, took):
+    monkeypatch.setattr(precision, "bf16_speed", lambda *given: ratio)
+    config = precision.settled(small(tmp_path, "train.precision=auto"), quiet=True)
+    assert config.train.precision == took
+    assert [p.name for p in tmp_path.glob("*/precision.json")] == ["precision.json"]
+    assert (config.folder / "precision.json").exists()
+
+
+def test_the_slower_precision_measures_slower(tmp_path, monkeypatch):
+    """Each timed pass runs in its own precision: a loss that idles under autocast makes it slow."""
+    import time
+
+    honest = precision.Trainer.loss_of
+
+    def idle(self, *given):
+        time.sleep(0.3 if self.config.train.precision == "bf16" else 0)
+        return honest(self, *given)
+
+    monkeypatch.setattr(precision.Trainer, "loss_of", idle)
+    config = precision.settled(small(tmp_path, "train.precision=auto"), quiet=True)
+    assert config.train.precision == "fp32"
+
+
+def test_a_run_that_is_only_named_says_what_to_type(tmp_path):
+    config = small(tmp_path, "train.precision=auto")
+    for name in ("name", "folder", "hash"):
+        with pytest.raises(ConfigError, match="type train.precision=fp32 or bf16"):
+            getattr(config, name)
+    assert build.make_accelerator(config).num_processes == 1
