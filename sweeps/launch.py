@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
+import shutil
 import sys
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from experiments.runtime.files import atomic_write
 from experiments.runtime.locks import locked
 from routing.errors import UserError
 from sweeps import SweepError
@@ -18,7 +22,9 @@ from sweeps.jobs import code_snapshot, pool, slurm
 from sweeps.jobs.cluster_resources import Resources
 from sweeps.jobs.job import REQUEUE, STOPPED, GivenUp, Job, RunFailed, execute
 from sweeps.jobs.sweep_folder import JobBatch, Sweep
+from sweeps.planning.grid import Grid
 from sweeps.planning.planned_runs import Plan, PlannedRun
+from sweeps.planning.stages import ENTRIES
 from sweeps.view import run_status
 
 Say = Callable[[str], None]
@@ -47,37 +53,70 @@ def launch(made: Plan, resources: Resources, say: Say = print) -> Launched:
     sweep = Sweep(made.root, made.grid.name)
     with locked(sweep.locked_folder, wait_s=60.0):
         runs = missing(sweep, made.runs, say)
-        sweep.add(made.grid.title, made.runs)
-        if not runs:
-            say("nothing to submit")
-            return Launched()
-        batch = _note(sweep, runs, resources)
-        if batch.kind != "debug":
-            return _send(sweep, runs, batch, resources, say)
+        with _taken_back(sweep, ()):
+            sweep.add(made.grid.title, made.runs)
+            if not runs:
+                say("nothing to submit")
+                return Launched()
+            batch = _note(sweep, runs, resources, made.grid.code)
+            if batch.kind != "debug":
+                return _send(sweep, runs, batch, resources, say)
     return _run_here(sweep, runs, batch, say)
+
+
+@contextlib.contextmanager
+def _taken_back(sweep: Sweep, runs: Sequence[PlannedRun]) -> Iterator[None]:
+    """Leave the disk as it was if a submission is refused; the caller holds the lock."""
+    files = [sweep.path / "sweep.json", sweep.path / "batches.jsonl"]
+    files += [sweep.attempts(run.name).path for run in runs]
+    before = {path: path.read_bytes() if path.is_file() else None for path in files}
+    code = set(sweep.snapshots.glob("*"))
+    try:
+        yield
+    except slurm.Unsure:
+        raise
+    except SweepError:
+        for path, content in before.items():
+            if content is None:
+                path.unlink(missing_ok=True)
+            else:
+                atomic_write(path, content)
+        # What submitit had prepared: of a job it is renamed after its id, or a link to that.
+        prepared = re.compile(r"(\.submission_file_)?[0-9a-f]{32}\.(pkl|sh)")
+        for path in sweep.logs.glob("*"):
+            if prepared.fullmatch(path.name) and not path.is_symlink():
+                path.unlink()
+        for path in set(sweep.snapshots.glob("*")) - code:
+            shutil.rmtree(path)
+        for folder in (sweep.logs, sweep.path, sweep.snapshots):
+            with contextlib.suppress(OSError):  # not empty, or never there
+                folder.rmdir()
+        raise
 
 
 def missing(sweep: Sweep, runs: Sequence[PlannedRun], say: Say) -> list[PlannedRun]:
     """Return the runs that need a job, and say how many do not and why."""
-    elsewhere = run_status.live_anywhere(sweep.root)
     rows, trouble = run_status.statuses(sweep, runs)
     if trouble:
         raise SweepError(f"{trouble} (without the queue nobody knows which runs are live)")
-    found = {row.run.name: "live" if row.live else row.state for row in rows}
-    found |= {name: "live" for name in found if found[name] != "done" and name in elsewhere}
-    for what, text in (
-        ("done", "done"),
-        ("live", "in the queue or running"),
-        ("failed", f"failed: python -m sweeps retry {sweep.name}"),
-    ):
+    said = {"done": "done", "live": "in the queue or running"}
+    said["failed"] = f"failed: python -m sweeps retry {sweep.name}"
+    found = {}
+    for row in rows:
+        found[row.run.name] = "live" if row.live else row.state
+        if row.sweep:
+            found[row.run.name] = f"by {row.sweep}"
+            said[f"by {row.sweep}"] = f"{row.why}: python -m sweeps status {row.sweep}"
+    for what, text in said.items():
         if count := list(found.values()).count(what):
             say(f"{count} of {len(runs)} {text}")
-    return [run for run in runs if found[run.name] not in ("done", "live", "failed")]
+    return [run for run in runs if found[run.name] not in said]
 
 
 def retry(
-    sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, say: Say = print
-) -> Launched:
+    sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, say: Say = print,
+    found: Grid | None = None,
+) -> Launched:  # fmt: skip
     """Submit failed and stopped runs of a sweep again; each goes on from its last checkpoint.
 
     Args:
@@ -85,20 +124,32 @@ def retry(
         runs: Which of its runs may be retried.
         resources: Where and with what they run.
         say: Takes one line at a time.
+        found: Its grid, if that is one in Python.
+
+    Raises:
+        SweepError: The sweep's file names code that neither this suite nor the grid has.
     """
+    known = {*ENTRIES.values(), *(found.commands.values() if found else ())}
+    if others := {run.entry for run in runs} - known:
+        raise SweepError(
+            f"sweep {sweep.name} runs {', '.join(sorted(others))}, a command of a grid in Python; "
+            f"type python -m sweeps retry PATH/{sweep.name}.py"
+        )
     with locked(sweep.locked_folder, wait_s=60.0):
-        elsewhere = run_status.live_anywhere(sweep.root)
-        rows, _ = run_status.statuses(sweep, runs)
-        names = {r.run.name for r in rows if r.state in ("failed", "stopped")} - set(elsewhere)
+        rows, trouble = run_status.statuses(sweep, runs)
+        if trouble:
+            raise SweepError(f"{trouble} (without the queue nobody knows which runs are live)")
+        names = {row.run.name for row in rows if row.state in ("failed", "stopped")}
         chosen = [run for run in runs if run.name in names]
         if not chosen:
             say("nothing has failed or stopped")
             return Launched()
-        for run in chosen:
-            sweep.attempts(run.name).note("retry")
-        batch = _note(sweep, chosen, resources)
-        if batch.kind != "debug":
-            return _send(sweep, chosen, batch, resources, say)
+        with _taken_back(sweep, chosen):
+            for run in chosen:
+                sweep.attempts(run.name).note("retry")
+            batch = _note(sweep, chosen, resources, found.code if found else None)
+            if batch.kind != "debug":
+                return _send(sweep, chosen, batch, resources, say)
     return _run_here(sweep, chosen, batch, say)
 
 
@@ -112,7 +163,9 @@ def cancel(sweep: Sweep, runs: Sequence[PlannedRun], say: Say = print) -> int:
         ids: list[str] = []
         pools: dict[str, list[str]] = {}
         for row in rows:
-            if not row.live:
+            if row.sweep and row.live:
+                say(f"{row.run.name}: {row.why}: python -m sweeps cancel {row.sweep}")
+            if row.sweep or not row.live:
                 continue
             batch = latest[row.run.name]
             sweep.attempts(row.run.name).note("cancelled")
@@ -129,13 +182,15 @@ def cancel(sweep: Sweep, runs: Sequence[PlannedRun], say: Say = print) -> int:
     return count
 
 
-def _note(sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources) -> JobBatch:
+def _note(
+    sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, code: Path | None
+) -> JobBatch:
     """Note a submission before it is made; its name, also the jobs', finds one that is cut off."""
     debug = resources.kind == "debug"
     batch = JobBatch(
         f"{sweep.name}.{uuid.uuid4().hex[:8]}", resources.name, resources.kind,
         [run.name for run in runs], time.time(),
-        "" if debug else code_snapshot.take(sweep.snapshots).name,
+        "" if debug else code_snapshot.take(sweep.snapshots, own=code).name,
         dataclasses.asdict(resources),
     )  # fmt: skip
     sweep.intend(batch)

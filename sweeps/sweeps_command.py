@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import json
+import re
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from experiments.data.specs import fingerprint
+from experiments.config.help_text import check_ready
+from experiments.config.schema import GROUPS
 from experiments.runtime.command import run_command
-from routing.errors import Parser, suggest
+from experiments.runtime.memory import visible_gpus
+from routing.errors import Parser, one_of, suggest
 from sweeps import SweepError
 from sweeps.jobs import cluster_resources, slurm
 from sweeps.jobs.sweep_folder import Sweep, all_sweeps
@@ -18,27 +24,34 @@ from sweeps.launch import Launched, cancel, launch, retry
 from sweeps.planning import budget, grid, overrides
 from sweeps.planning.overrides import Typed
 from sweeps.planning.planned_runs import Plan, PlannedRun, plan, runs_root
+from sweeps.search import Search
+from sweeps.search import summary as search_summary
 from sweeps.view import status_table
-from sweeps.view.run_status import RunStatus, statuses
+from sweeps.view.run_status import RunStatus, queue_once, statuses
 
 HELP = """\
 Many runs, one grid per table or figure of the paper.
 
-  python -m sweeps list                                             the grids, and what was launched
-  python -m sweeps launch route_placement --dry-run                 runs, cost and the sbatch script
+  python -m sweeps list                              the grids, and what was launched
+  python -m sweeps launch route_placement --dry-run  runs, cost, the sbatch script
   python -m sweeps launch route_placement cluster=debug train.steps=20
-  python -m sweeps launch route_placement backbone=dit,mamba,rwkv cluster=slurm scale=paper
-  python -m sweeps status route_placement                           any shell, later
+  python -m sweeps launch route_placement backbone=dit,mamba cluster=slurm \\
+      scale=paper
+  python -m sweeps launch search_route --trials 20   optuna proposes, runs answer
+  python -m sweeps launch mygrid.py                  a grid in Python (executed)
+  python -m sweeps status                            all sweeps, any shell, later
+  python -m sweeps status route_placement            one, run by run
 
-The same launch again submits only what is missing. A word is an override (key=value); a comma makes
-a list: it replaces that axis of the grid, picks rows of it, or adds an axis. cluster= names a file
-in sweeps/resources or a path; cluster.KEY=VALUE sets one of its keys.
+The same launch again submits only what is missing. A word is an override
+(key=value); a comma makes a list: it replaces that axis of the grid, picks rows
+of it, or adds an axis. cluster= names a file in sweeps/resources or a path;
+cluster.KEY=VALUE sets one of its keys.
 """
 
 
 COMMANDS = {
     "launch": "submit what is missing of a grid, and leave",
-    "status": "where every run of a sweep stands",
+    "status": "where every run of a sweep stands; without a grid, all sweeps",
     "retry": "submit failed and stopped runs again",
     "cancel": "cancel what is in the queue or running",
     "show": "one grid, or one run: attempts, logs, overrides",
@@ -56,21 +69,32 @@ def parser() -> argparse.ArgumentParser:
     for name, what in COMMANDS.items():
         sub[name] = commands.add_parser(name, help=what, description=what)
         if name != "list":
-            sub[name].add_argument("grid", metavar="GRID", help="a grid's name or a .yaml file")
+            sub[name].add_argument(
+                "grid", metavar="GRID", help="a grid's name, a .yaml or a .py file",
+                nargs="?" if name == "status" else None,
+            )  # fmt: skip
         sub[name].add_argument(
             "words", nargs="*", metavar="KEY=VALUE", help="overrides, or a filter of runs"
         )
     sub["launch"].add_argument(
-        "--dry-run", action="store_true", help="print runs, cost and the script; submit nothing"
-    )
+        "--dry-run", action="store_true",
+        help="or dry=true: print runs, cost and the script, refuse what a launch would refuse",
+    )  # fmt: skip
     for name in ("launch", "retry"):
         sub[name].add_argument("--throttle", type=int, metavar="N", help="at most N runs at once")
     sub["launch"].add_argument(
         "--compare-at", default="steps", metavar="WAY",
         help="equal steps (default), flops or hours for each cell",
     )  # fmt: skip
+    sub["launch"].add_argument(
+        "--trials", type=int, metavar="N", help="of a grid with a search section: N in all"
+    )
     sub["status"].add_argument(
         "--once", action="store_true", help="print the table once, also on a terminal"
+    )
+    sub["status"].add_argument("--json", action="store_true", help="print plain values instead")
+    sub["show"].add_argument(
+        "--follow", action="store_true", help="print a run's log as it grows, until the run ends"
     )
     sub["show"].add_argument("--run", metavar="NAME", help="part of a run's name")
     return made
@@ -82,6 +106,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(words: list[str]) -> int | None:
+    if not words:
+        launched = [sweep.name for sweep in all_sweeps(runs_root({}))]
+        step = f"status {launched[-1]}" if launched else "launch route_placement --dry-run"
+        print(f"{HELP}\nNext: python -m sweeps {step}\n      python -m sweeps COMMAND --help")
+        return 0
     if words and not words[0].startswith("-") and words[0] not in COMMANDS:
         raise SweepError(
             f"no command {words[0]!r}; expected {', '.join(COMMANDS)}{suggest(words[0], COMMANDS)}"
@@ -110,6 +139,11 @@ class CommandWords:
         keys = [key for key in self.overrides if key.startswith("cluster.")]
         self.cluster_keys = {key.removeprefix("cluster."): self._one(key, "") for key in keys}
         self.root = runs_root(self.overrides)
+        self.dry = self._one("dry", "false")
+        one_of("dry", self.dry, ("true", "false", "full"), SweepError)
+        for key in self.overrides:  # a run has no such keys, so that it could not suggest them
+            if (guess := suggest(key, (*GROUPS, "cluster", "seed"))).endswith(" cluster?"):
+                raise SweepError(f"unknown key {key}{guess}")
 
     def _one(self, key: str, default: str) -> str:
         values = self.overrides.pop(key, [Typed(default)])
@@ -135,21 +169,28 @@ def _default_cluster() -> str:
 
 def _launch(chosen: argparse.Namespace) -> int:
     words = CommandWords(chosen.words)
-    if "dry" in words.overrides:
-        raise SweepError(
-            "dry= is for single runs, here it would train nothing; type --dry-run to see the plan"
-        )
+    dry = "true" if chosen.dry_run and words.dry == "false" else words.dry
     found = grid.load(chosen.grid)
-    place = words.resources(chosen.throttle, "slurm" if chosen.dry_run else _default_cluster())
+    place = words.resources(chosen.throttle, "slurm" if dry != "false" else _default_cluster())
     way = budget.budget(chosen.compare_at)
+    searching = bool(found.raw.get("search"))
+    if chosen.trials is not None and not searching:
+        raise SweepError(f"--trials: grid {found.name} has no search section (see search_route)")
+    if searching:
+        planned = functools.partial(_plan, words, way)
+        space = Search(found, planned, words.overrides, chosen.trials)
+        print(f"search: {space.trials} trials over {', '.join(space.space)}")
+    if searching and dry == "false":
+        _check_ready(space.corner, place)
+        return space.work(place)
     while True:
-        made = plan(found, words.scale, words.overrides, way)
+        made = _plan(words, way, found)
         for label, why in made.left_out:
             print(f"left out: {label} ({why})")
-        if chosen.dry_run:
-            _dry_run(made, place)
+        if dry != "false":
+            _dry_run(made, place, full=dry == "full")
             return 0
-        _check_data(made)
+        _check_ready(made, place)
         done = launch(made, place)
         if _failed(done):
             print(
@@ -163,31 +204,36 @@ def _launch(chosen: argparse.Namespace) -> int:
         return 0
 
 
+def _plan(words: CommandWords, way: budget.Budget | None, found: grid.Grid) -> Plan:
+    return plan(found, words.scale, words.overrides, way)
+
+
 def _failed(done: Launched) -> bool:
     return bool(done.failed or done.stopped)
 
 
-def _check_data(made: Plan) -> None:
-    # A plan needs no data, so that it can be looked at anywhere; hundreds of jobs do.
+def _check_ready(made: Plan, place: cluster_resources.Resources) -> None:
+    on_slurm = place.kind == "slurm"  # whose nodes are known to it alone
+    on_gpu = on_slurm or bool(visible_gpus())
     for config in made.configs.values():
-        if fingerprint(config.data) == "absent":
-            path = config.data.get("path")
-            why = f"{path} is not there" if path else "python experiments/prepare.py makes one"
-            raise SweepError(f"data={config.data['name']} needs data.path=FOLDER ({why})")
+        check_ready(config, place.nodes * place.tasks if on_slurm else 1, on_gpu)
 
 
-def _dry_run(made: Plan, place: cluster_resources.Resources) -> None:
+def _dry_run(made: Plan, place: cluster_resources.Resources, full: bool) -> None:
     for line in budget.estimate(made, place.tflops):
         print(line)
     for label, why in made.waiting:
         print(f"waiting: {label} (for {why})")
+    for run in made.runs if full else ():
+        print(f"{run.entry} {shlex.join(run.args)}")
     print(
         f"{len(made.runs)} runs on cluster={place.name}, {len(made.waiting)} waiting; "
-        "nothing was submitted"
+        "nothing was submitted" + ("" if full else " (dry=full adds the words of every run)")
     )
     if place.kind == "slurm" and made.runs:
         sweep = Sweep(made.root, made.grid.name)
         print(slurm.script(sweep, place, len(made.runs), sweep.snapshots / "SNAPSHOT"))
+    _check_ready(made, place)
 
 
 def _sweep(chosen: argparse.Namespace) -> tuple[Sweep, list[PlannedRun], CommandWords]:
@@ -197,7 +243,7 @@ def _sweep(chosen: argparse.Namespace) -> tuple[Sweep, list[PlannedRun], Command
     words = CommandWords([word for word in chosen.words if word not in scales])
     wanted = words.overrides | overrides.parse(scales)
     wanted.pop("paths.runs", None)
-    name = grid.check_name(Path(chosen.grid).name.removesuffix(".yaml"))
+    name = grid.check_name(re.sub(r"\.(yaml|yml|py)\Z", "", Path(chosen.grid).name))
     sweep = Sweep(words.root, name)
     if not sweep.exists():
         known = [s.name for s in all_sweeps(words.root)]
@@ -210,20 +256,25 @@ def _sweep(chosen: argparse.Namespace) -> tuple[Sweep, list[PlannedRun], Command
 
 
 def _matches(run: PlannedRun, wanted: Mapping[str, Sequence[Typed]]) -> bool:
-    have = dict(word.split("=", 1) for word in run.args if "=" in word) | dict(run.varies)
     return all(
-        any(overrides.same(Typed(have.get(key, "")), value) for value in values)
+        any(overrides.same(Typed(run.values.get(key, "")), value) for value in values)
         for key, values in wanted.items()
     )
 
 
 def _status(chosen: argparse.Namespace) -> None:
+    if chosen.grid is None or "=" in chosen.grid:
+        _all_sweeps(chosen)
+        return
     sweep, runs, _ = _sweep(chosen)
 
     def ask() -> tuple[list[RunStatus], str]:
         known = sweep.runs()  # another launch may have changed their steps
         return statuses(sweep, [known[run.name] for run in runs])
 
+    if chosen.json:
+        print(json.dumps(status_table.as_json(sweep, *ask()), indent=1))
+        return
     terminal = sys.stdout.isatty()
     if terminal and not chosen.once:
         status_table.watch(sweep.name, ask)
@@ -235,19 +286,42 @@ def _status(chosen: argparse.Namespace) -> None:
         console = Console()
         console.print(status_table.table(sweep.name, rows, console.width))
     else:
-        print("\n".join([*status_table.plain(rows), status_table.counts(rows)]))
+        sums = filter(None, (status_table.counts(rows), status_table.to_go(rows)))
+        print("\n".join([*status_table.plain(rows), "   ".join(sums)]))
+    for line in search_summary(sweep):
+        print(line)
     if trouble:
+        print(trouble, file=sys.stderr)
+
+
+def _all_sweeps(chosen: argparse.Namespace, before: str = "") -> None:
+    wanted = overrides.parse([*filter(None, [getattr(chosen, "grid", None)]), *chosen.words])
+    root, queue, found, told = runs_root(wanted), queue_once(), [], []
+    wanted.pop("paths.runs", None)
+    for sweep in all_sweeps(root):
+        runs = [run for run in sweep.runs().values() if _matches(run, wanted)]
+        if runs:
+            rows, trouble = statuses(sweep, runs, queue)
+            found.append(before + status_table.overview(sweep, rows))
+            told.append(status_table.as_json(sweep, rows, trouble))
+    if getattr(chosen, "json", False):
+        print(json.dumps(told, indent=1))
+    elif found or not before:
+        print("\n".join(found) or f"no sweep was launched below {root}")
+    for trouble in {str(one["trouble"]) for one in told} - {""}:
         print(trouble, file=sys.stderr)
 
 
 def _retry(chosen: argparse.Namespace) -> int:
     sweep, runs, words = _sweep(chosen)
     before = sweep.batches()
+    words.scale = runs[0].values.get("scale", words.scale)
     if words.cluster or not before:
         place = words.resources(chosen.throttle, _default_cluster())
     else:
         place = cluster_resources.again(before[-1].resources, words.keys(chosen.throttle))
-    return int(_failed(retry(sweep, runs, place)))
+    found = grid.load(chosen.grid) if chosen.grid.endswith(".py") else None
+    return int(_failed(retry(sweep, runs, place, found=found)))
 
 
 def _cancel(chosen: argparse.Namespace) -> None:
@@ -256,9 +330,13 @@ def _cancel(chosen: argparse.Namespace) -> None:
 
 
 def _show(chosen: argparse.Namespace) -> None:
-    if chosen.run is not None:
+    if chosen.run is not None or chosen.follow:
         sweep, runs, _ = _sweep(chosen)
-        print("\n".join(status_table.details(sweep, runs, chosen.run)))
+        one = status_table.one_run(runs, chosen.run or "")
+        if chosen.follow:
+            status_table.follow(sweep, one)
+        else:
+            print("\n".join(status_table.details(sweep, one)))
         return
     words, found = CommandWords(chosen.words), grid.load(chosen.grid)
     made = plan(found, words.scale, words.overrides)
@@ -279,5 +357,4 @@ def _list(chosen: argparse.Namespace) -> None:
     titles = {name: grid.load(name).title for name in grid.names()}
     for name, title in titles.items():
         print(f"{name:<{max(map(len, titles))}}  {title}")
-    for sweep in all_sweeps(CommandWords(chosen.words).root):
-        print(f"launched: {sweep.name}  {status_table.counts(statuses(sweep)[0])}")
+    _all_sweeps(chosen, before="launched: ")

@@ -1,7 +1,8 @@
 """Where a sweep runs: one YAML file per cluster (by name or path), `cluster.KEY=...`.
 
 `kind` is slurm, local or debug. Everything a Slurm site needs (partition, account, time, GPUs,
-constraint) stands in that one file; `extra` passes any other sbatch option through.
+constraint) stands in that one file; `extra` passes any other sbatch option through, `setup`, `srun`
+and `python` say what comes before and around a run. docs/cluster.md lists the keys.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ KINDS = ("slurm", "local", "debug")
 
 @dataclass(frozen=True)
 class Resources:
-    """What one run gets. `gpus` and `tasks` are per node; a task is one process of the run."""
+    """What one run gets. `gpus` and `tasks` are per node; a task is one process of the run.
+
+    `setup` are lines of the job's script before the run, `srun` further options of srun, `python`
+    the command that starts Python in the job.
+    """
 
     name: str
     kind: str
@@ -36,7 +41,7 @@ class Resources:
     exclude: str | None = None
     nodes: int = 1
     tasks: int = 1
-    gpus: int = 0
+    gpus: int | str = 0  # a number, or Slurm's TYPE:NUMBER
     cpus: int = 1
     memory_gb: float | None = None
     time: str = "4:00:00"
@@ -44,6 +49,9 @@ class Resources:
     throttle: int = 16
     workers: int = 1
     tflops: float | None = None
+    setup: list[str] = field(default_factory=list)
+    srun: list[str] = field(default_factory=list)
+    python: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     scales: Mapping[str, Any] = field(default_factory=dict)
 
@@ -51,6 +59,11 @@ class Resources:
     def minutes(self) -> int:
         """The time limit in whole minutes."""
         return minutes(self.time)
+
+    @property
+    def gpu_count(self) -> int:
+        """GPUs per node, of whatever type."""
+        return int(str(self.gpus).rpartition(":")[2])
 
 
 def load(name: str, scale: str = "tiny", overrides: Mapping[str, str] | None = None) -> Resources:
@@ -76,10 +89,20 @@ def load(name: str, scale: str = "tiny", overrides: Mapping[str, str] | None = N
 
 
 def again(values: Mapping[str, Any], overrides: Mapping[str, str]) -> Resources:
-    """Return the resources of an earlier submission, with `cluster.KEY=VALUE` overrides."""
+    """Return the resources of an earlier submission, with `cluster.KEY=VALUE` overrides.
+
+    Raises:
+        SweepError: It had lines of a shell: a folder of runs, which may come from anywhere, names
+            no code.
+    """
     known = {f.name for f in dataclasses.fields(Resources)}
     for key in overrides:
         one_of("unknown key of cluster:", key, sorted(known), SweepError)
+    if code := [key for key in _CODE if values.get(key)]:
+        raise SweepError(
+            f"the last launch had cluster.{code[0]}, and what runs code is not taken from a folder "
+            f"of runs: type cluster= again (it was cluster={values.get('name')})"
+        )
     kept = {k: v for k, v in values.items() if k in known}
     return _checked(Resources(**kept | _typed(overrides)))
 
@@ -87,14 +110,24 @@ def again(values: Mapping[str, Any], overrides: Mapping[str, str]) -> Resources:
 def _typed(words: Mapping[str, str]) -> dict[str, Any]:
     if "scales" in words:
         raise SweepError("cluster.scales is the file's; type cluster.KEY=VALUE for one launch")
-    return {k: v if k in _TEXT else yaml_of(v, f"cluster.{k}={v}") for k, v in words.items()}
+    texts = (*_TEXT, "python")
+    return {k: v if k in texts else yaml_of(v, f"cluster.{k}={v}") for k, v in words.items()}
 
 
 _TEXT = ("partition", "account", "qos", "constraint", "exclude", "time")
-_WHOLE = {"nodes": 1, "tasks": 1, "gpus": 0, "cpus": 1, "signal_s": 5, "throttle": 1, "workers": 1}
+_CODE = ("setup", "srun", "python")
+_WHOLE = {"nodes": 1, "tasks": 1, "cpus": 1, "signal_s": 5, "throttle": 1, "workers": 1}
 _MOST = 100_000
 _OURS = {"array", "chdir", "error", "job-name", "open-mode", "output", "requeue", "signal", "wrap"}
-_SAFE = re.compile(r"[\w.,:&|*@\-\[\]()/ +=%]+\Z")
+# Options with a key of their own, which other parts of a sweep read too.
+_KEYS = {"nodes": "nodes", "ntasks": "tasks", "ntasks-per-node": "tasks", "time": "time"}
+_SAFE = re.compile(r"[\w.,:&|*@\-\[\]()/ +=%!?~]+\Z")
+
+
+_EXAMPLES = {
+    "setup": "[module load cuda/12.4, export NCCL_DEBUG=WARN]",
+    "srun": "[--container-image=/images/torch.sqsh]",
+}
 
 
 def _checked(found: Resources) -> Resources:
@@ -106,6 +139,29 @@ def _checked(found: Resources) -> Resources:
             raise SweepError(
                 f"{where}: {key}={value!r}; expected a whole number from {least} to {_MOST}"
             )
+    if not re.fullmatch(r"([A-Za-z][\w.-]*:)?\d{1,4}", str(found.gpus), re.ASCII):
+        raise SweepError(
+            f"{where}: gpus={found.gpus!r}; expected a whole number or TYPE:NUMBER, such as a100:2"
+        )
+    for key in ("setup", "srun"):
+        lines = getattr(found, key)
+        if not isinstance(lines, list) or not all(
+            isinstance(line, str) and line.strip() and line.isprintable() for line in lines
+        ):
+            raise SweepError(
+                f"{where}: {key} must be a list of texts of one line each, such as "
+                f"{_EXAMPLES[key]}, got {lines!r} (a text with ': ' in it needs quotes)"
+            )
+    python = found.python
+    if python is not None and not (isinstance(python, str) and python.isprintable() and python):
+        raise SweepError(
+            f"{where}: python={python!r}; expected the command that starts Python in a job, "
+            "such as 'apptainer exec --nv /images/torch.sif python'"
+        )
+    if odd := [word for word in found.srun if not word.startswith("-")]:
+        raise SweepError(f"{where}: srun has {odd[0]!r}; expected options, --NAME=VALUE in one")
+    if found.kind != "slurm" and (given := [key for key in _CODE if getattr(found, key)]):
+        raise SweepError(f"{where}: {given[0]} is for kind: slurm; here the shell's own counts")
     for key in ("memory_gb", "tflops"):
         value = getattr(found, key)
         if value is not None and (not isinstance(value, int | float) or not 0 < value < math.inf):
@@ -124,6 +180,8 @@ def _checked(found: Resources) -> Resources:
         )
     if taken := sorted(_OURS & set(found.extra)):
         raise SweepError(f"{where}: extra sets {', '.join(taken)}, which the sweep itself sets")
+    if taken := sorted(_KEYS.keys() & set(found.extra)):
+        raise SweepError(f"{where}: extra sets {taken[0]}; expected the key {_KEYS[taken[0]]}")
     if found.minutes * 60 <= found.signal_s:
         raise SweepError(
             f"{where}: signal_s={found.signal_s} is not shorter than time={found.time}; "

@@ -26,17 +26,20 @@ def files(root: Path = ROOT) -> Iterator[Path]:
                     yield (Path(folder) / name).relative_to(root)
 
 
-def take(where: Path, root: Path = ROOT) -> Path:
+def take(where: Path, root: Path = ROOT, own: Path | None = None) -> Path:
     """Copy the code to `where/<hash of its content>` unless it is there, and return that folder.
 
     Args:
         where: Folder that holds the snapshots.
         root: Folder that holds the packages.
+        own: A grid in Python, kept beside the packages.
     """
-    listed = list(files(root))
+    listed = {path: root / path for path in files(root)}
+    if own is not None:
+        listed[Path(own.name)] = own
     digest = hashlib.sha256()
-    for path in listed:
-        content = (root / path).read_bytes()
+    for path, source in listed.items():
+        content = source.read_bytes()
         digest.update(f"{path}\0{len(content)}\0".encode())
         digest.update(content)
     target = where / digest.hexdigest()[:12]
@@ -44,9 +47,9 @@ def take(where: Path, root: Path = ROOT) -> Path:
         return target
     building = where / f".{target.name}-{os.getpid()}"
     shutil.rmtree(building, ignore_errors=True)
-    for path in listed:
+    for path, source in listed.items():
         (building / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(root / path, building / path)
+        shutil.copy2(source, building / path)
     facts = {"commit": code_commit(root), "hash": target.name, "time": time.time()}
     atomic_write(building / "snapshot.json", json.dumps(facts, indent=1))
     try:

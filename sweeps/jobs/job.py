@@ -15,6 +15,7 @@ import importlib
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -30,6 +31,7 @@ from typing import Any
 
 from experiments.runtime import signals
 from experiments.runtime.command import EXIT_CODES, ROOT, Interrupted, choose_spinning
+from experiments.runtime.files import atomic_write
 from routing.errors import UserError
 from sweeps import run_folder
 from sweeps.jobs.code_snapshot import python_path
@@ -39,6 +41,8 @@ from sweeps.planning.planned_runs import PlannedRun
 # Exit codes: a local worker asks for a place at the end of the queue (EX_TEMPFAIL) ...
 REQUEUE = 75
 STOPPED = 76  # ... or has saved and stopped because it was told to
+# What a run that SIGKILL ended cannot say itself.
+KILLED = "killed by signal 9 (out of memory?)"
 
 
 class RunFailed(RuntimeError):
@@ -203,8 +207,10 @@ def _early() -> Iterator[None]:
             raise EarlySignal(signal.Signals(number).name)
 
     owner, kept = os.getpid(), {}
-    for number in (signal.SIGUSR2, signal.SIGTERM):
-        with contextlib.suppress(ValueError):  # handlers belong to the main thread
+    for name in ("SIGUSR2", "SIGTERM"):
+        # Windows has no USR2, and handlers belong to the main thread.
+        with contextlib.suppress(AttributeError, ValueError):
+            number = getattr(signal, name)
             kept[number] = signal.signal(number, unwind)
     try:
         yield
@@ -227,7 +233,11 @@ def _watchdog(job: Job, run: PlannedRun, rank: int) -> Iterator[None]:
                 since = time.monotonic()
             elif time.monotonic() - since > 0.7 * job.signal_s:
                 job.note_end("requeued", signal="USR2, not answered in time")
-                subprocess.run(["scontrol", "requeue", str(job.id)], timeout=120, check=False)
+                with contextlib.suppress(RunFailed):
+                    try:
+                        _requeue(job)
+                    except SystemExit:
+                        os._exit(REQUEUE)
                 return
 
     if rank == 0 and job.id is not None and run.trains:
@@ -254,20 +264,22 @@ def _interrupted(job: Job, run: PlannedRun, rank: int, asked: str) -> dict[str, 
     if requeue and rank == 0:
         print(f"saved step {step}; requeueing {job.id}", flush=True)
         with _failures(job, rank):
-            _requeue(job.id)
+            _requeue(job)
     over = time.monotonic() + 900.0
     while not ended and time.monotonic() < over:  # Slurm's TERM; its KILL would come later
         time.sleep(0.1)
     raise SystemExit(128 + signal.SIGTERM)
 
 
-def _requeue(job_id: str) -> None:
-    done = subprocess.run(
-        ["scontrol", "requeue", job_id], capture_output=True, text=True, timeout=120, check=False
-    )
+def _requeue(job: Job) -> None:
+    if shutil.which("scontrol") is None:  # in a container: the job's script, outside, looks for it
+        atomic_write(job.folder.logs / f"{job.id}.requeue", "")
+        raise SystemExit(REQUEUE)
+    words = ["scontrol", "requeue", str(job.id)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     if done.returncode:
         reason = " ".join(done.stderr.split())
-        raise RunFailed(f"scontrol requeue {job_id}: {reason}; launch the sweep again to go on")
+        raise RunFailed(f"scontrol requeue {job.id}: {reason}; launch the sweep again to go on")
 
 
 # --- the process: its code, its node, its rank ----------------------------------------------------

@@ -19,10 +19,11 @@ from typing import Any
 from experiments.runtime.command import environment_of_jobs
 from experiments.runtime.files import atomic_write
 from experiments.runtime.locks import is_locked, locked
+from experiments.runtime.memory import visible_gpus
 from sweeps import SweepError, run_folder
 from sweeps.jobs.cluster_resources import Resources
 from sweeps.jobs.code_snapshot import python_path
-from sweeps.jobs.job import REQUEUE, Job
+from sweeps.jobs.job import KILLED, REQUEUE, Job
 from sweeps.jobs.sweep_folder import JobBatch, Sweep
 from sweeps.planning.planned_runs import PlannedRun
 
@@ -40,19 +41,20 @@ def start(
             "cluster=local gives a run one process; for several GPUs per run use "
             "torchrun experiments/run.py, for several nodes cluster=slurm"
         )
-    gpus = visible_gpus() if resources.gpus else []
-    if resources.gpus and len(gpus) < resources.workers * resources.gpus:
+    each = resources.gpu_count
+    gpus = visible_gpus() if each else []
+    gpus.sort(key=_busy(sweep).__contains__)  # a search has a pool for each of its trials
+    if each and len(gpus) < resources.workers * each:
         raise SweepError(
             f"cluster.workers={resources.workers} with cluster.gpus={resources.gpus} needs "
-            f"{resources.workers * resources.gpus} GPUs, {len(gpus)} are visible; "
-            f"try cluster.workers={max(1, len(gpus) // resources.gpus)}"
+            f"{resources.workers * each} GPUs, {len(gpus)} are visible; "
+            f"try cluster.workers={max(1, len(gpus) // each)}"
         )
     folder, code = sweep.pool(batch.name), sweep.snapshots / batch.code
     folder.mkdir(parents=True)
     files = {run.name: str(folder / f"{run.name}.json") for run in runs}
     for run in runs:
         atomic_write(files[run.name], json.dumps(Job.of(sweep, run, batch).__dict__))
-    each = resources.gpus
     share = [gpus[i * each : (i + 1) * each] if each else None for i in range(resources.workers)]
     values = {"jobs": files, "workers": share, "logs": str(sweep.logs)}
     atomic_write(folder / "pool.json", json.dumps(values))
@@ -74,18 +76,11 @@ def start(
     return {run.name: f"{batch.name}/{run.name}" for run in runs}
 
 
-def visible_gpus() -> list[str]:
-    """Return the GPUs that this shell may use, as CUDA_VISIBLE_DEVICES names them (no torch)."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:
-        return [g for g in named.split(",") if g.strip()]
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [str(i) for i in range(sum(x.startswith("GPU") for x in done.stdout.splitlines()))]
+def _busy(sweep: Sweep) -> set[str]:
+    """Return the GPUs that the sweep's live pools have given to runs."""
+    live = [folder for folder in sweep.path.glob("pools/*") if is_locked(folder)]
+    shares = [run_folder.read(folder / "state.json").get("gpus", []) for folder in live]
+    return {str(gpu) for share in shares for gpu in share}
 
 
 def states(sweep: Sweep, batch: str) -> dict[str, str]:
@@ -121,7 +116,9 @@ class Pool:
         """Write who runs and who waits."""
         found = dict.fromkeys(self.ended, "ENDED") | dict.fromkeys(self.queue, "PENDING")
         found |= dict.fromkeys(self.live, "RUNNING")
-        atomic_write(self.folder / "state.json", json.dumps({"pid": os.getpid(), "runs": found}))
+        taken = [gpu for _, gpus in self.live.values() for gpu in gpus or ()]
+        values = {"pid": os.getpid(), "runs": found, "gpus": taken}
+        atomic_write(self.folder / "state.json", json.dumps(values))
 
     def run(self) -> None:
         """Work until the queue is empty or TERM has come."""
@@ -137,7 +134,7 @@ class Pool:
         self.stopping = True
 
     def _cancel(self) -> bool:
-        cancelled = [path.stem for path in self.folder.glob("*.cancel")]
+        cancelled = [path.stem for path in self.folder.glob("[!.]*.cancel")]  # whole files
         wanted = list(self.jobs) if self.stopping else cancelled
         for run in wanted:
             (self.folder / f"{run}.cancel").unlink(missing_ok=True)
@@ -154,6 +151,10 @@ class Pool:
         for run in over:
             process, gpus = self.live.pop(run)
             self.idle.append(gpus)
+            if process.returncode == -9 and run not in self.ended:
+                # SIGKILL: it could leave no word itself.
+                job = Job(**run_folder.read(self.jobs[run]))
+                job.note_end("failed", rank=0, error=KILLED)
             if process.returncode == REQUEUE and run not in self.ended:
                 self.queue.append(run)
             else:

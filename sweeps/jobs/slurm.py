@@ -33,6 +33,10 @@ RUNNING = {"RUNNING", "COMPLETING", "CONFIGURING", "SIGNALING", "STAGE_OUT", "SU
 _NO_CLUSTER = ("establish a configuration source", "Unable to contact slurm controller")
 
 
+class Unsure(SweepError):
+    """A submission that failed when jobs of it are, or may be, in the queue."""
+
+
 @dataclass(frozen=True)
 class QueueJob:
     """One job or array task as Slurm reports it."""
@@ -142,9 +146,10 @@ def max_array() -> int:
 # --- submission -----------------------------------------------------------------------------------
 
 
-def parameters(resources: Resources, batch: str, code: Path) -> dict[str, Any]:
+def parameters(resources: Resources, batch: str, code: Path, logs: Path) -> dict[str, Any]:
     """Return submitit's Slurm parameters for a batch."""
-    extra: dict[str, Any] = {"requeue": True, "chdir": str(code), **resources.extra}
+    extra: dict[str, Any] = {"requeue": True, "chdir": str(code)}
+    extra |= {k: v for k, v in resources.extra.items() if v is not None and v is not False}
     chosen: dict[str, Any] = {
         "job_name": batch,
         "time": resources.minutes,
@@ -155,16 +160,43 @@ def parameters(resources: Resources, batch: str, code: Path) -> dict[str, Any]:
         "array_parallelism": resources.throttle,
         "additional_parameters": extra,
         # A rank that dies takes the others with it: they would wait in a collective for ever.
-        "srun_args": ["--kill-on-bad-exit=1"],
+        "srun_args": ["--kill-on-bad-exit=1", *resources.srun],
+        "setup": resources.setup or None,
+        "teardown": [_teardown(logs)],
         "partition": resources.partition,
         "account": resources.account,
         "qos": resources.qos,
         "constraint": resources.constraint,
         "exclude": resources.exclude,
-        "gpus_per_node": resources.gpus or None,
+        "gpus_per_node": resources.gpus if resources.gpu_count else None,
         "mem": resources.memory_gb and f"{round(resources.memory_gb * 1024)}M",
     }
-    return {key: value for key, value in chosen.items() if value is not None}
+    # Asked for in the site's own way: a second request would be refused, or added to the first.
+    taken = {key for key, others in _ASKED_BY.items() if others & extra.keys()}
+    if "cpus_per_task" not in taken:  # since 22.05 srun does not take it over from the job
+        chosen["srun_args"].append(f"--cpus-per-task={resources.cpus}")
+    found = {k: value for k, value in chosen.items() if value is not None and k not in taken}
+    return {**found, "wckey": None}  # submitit's own is refused where a site keeps such keys
+
+
+_ASKED_BY = {
+    "gpus_per_node": {"gres", "gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task"},
+    "mem": {"mem", "mem-per-cpu", "mem-per-gpu"},
+    "cpus_per_task": {"cpus-per-gpu", "cpus-per-task"},
+}
+
+
+def _teardown(logs: Path) -> str:
+    """Return the line that requeues a run in a container without scontrol, which leaves a file."""
+    # The id of one task: the raw id of an array's last one would mean them all.
+    one = "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
+    asked = f'{shlex.quote(str(logs))}/"$one".requeue'
+    return f'code=$?; one={one}; rm {asked} 2>/dev/null && scontrol requeue "$one"; exit $code'
+
+
+def python(resources: Resources) -> str:
+    """Return what starts Python in a job: this interpreter unless the resources name another."""
+    return resources.python or shlex.quote(sys.executable)
 
 
 def script(sweep: Sweep, resources: Resources, runs: int, code: Path) -> str:
@@ -178,8 +210,9 @@ def script(sweep: Sweep, resources: Resources, runs: int, code: Path) -> str:
     make = getattr(renderer, "_make_sbatch_string", None)
     if make is None:
         raise SweepError("this submitit cannot render a script; pip install 'submitit>=1.5,<1.6'")
-    command = shlex.join([sys.executable, "-u", "-m", "submitit.core._submit", str(sweep.logs)])
-    options = parameters(resources, f"{sweep.name}.BATCH", code)
+    logs = shlex.quote(str(sweep.logs))
+    command = f"{python(resources)} -u -m submitit.core._submit {logs}"
+    options = parameters(resources, f"{sweep.name}.BATCH", code, sweep.logs)
     count = {"map_count": runs} if runs > 1 else {}
     return str(make(command=command, folder=sweep.logs, **count, **options))
 
@@ -195,7 +228,9 @@ def submit(
     import submitit
 
     try:
-        executor = submitit.SlurmExecutor(folder=sweep.logs, max_num_timeout=10_000)
+        executor = submitit.SlurmExecutor(
+            folder=sweep.logs, max_num_timeout=10_000, python=python(resources)
+        )
     except RuntimeError:
         raise SweepError(
             "srun is not on PATH: this is no Slurm login node; use cluster=local or cluster=debug"
@@ -204,10 +239,11 @@ def submit(
     code, limit, after = sweep.snapshots / batch.code, max_array(), ""
     for start in range(0, len(runs), limit):
         part = runs[start : start + limit]
-        options = parameters(resources, batch.name, code)
+        options = parameters(resources, batch.name, code, sweep.logs)
         if after:
             # The throttle counts per array, so a second one starts when the first has ended.
-            options["dependency"] = f"afterany:{after}"
+            ours = {"dependency": f"afterany:{after}"}
+            options["additional_parameters"] = options["additional_parameters"] | ours
         executor.update_parameters(**options)
         jobs = [Job.of(sweep, run, batch) for run in part]
         try:
@@ -215,8 +251,18 @@ def submit(
             with _environment(code), contextlib.redirect_stderr(io.StringIO()), executor.batch():
                 handles = [executor.submit(job) for job in jobs]
         except (submitit.core.utils.FailedJobError, subprocess.CalledProcessError) as error:
-            reason = " ".join(str(getattr(error, "stderr", None) or error).split())
-            raise SweepError(f"sbatch refused: {reason[-400:]}") from None
+            reason = " ".join(str(getattr(error, "stderr", None) or error).split())[-400:]
+            if ids:
+                sweep.submitted(batch.name, ids)
+                raise Unsure(
+                    f"sbatch took {len(ids)} of {len(runs)} runs and refused the next array: "
+                    f"{reason}; the same launch submits the others"
+                ) from None
+            if "timed out" in reason:  # its controller may have the jobs: their name tells
+                raise Unsure(
+                    f"sbatch had no answer ({reason}); status tells what came through"
+                ) from None
+            raise SweepError(f"sbatch refused: {reason}") from None
         ids |= {run.name: handle.job_id for run, handle in zip(part, handles, strict=True)}
         after = handles[0].job_id.split("_")[0]
     return ids

@@ -16,6 +16,14 @@
       - {name: finetune, of: train, where: {route: auto}, base: {init: "{parent}", route: none}}
       - {name: score, of: train, command: evaluate, args: ["{parent}", --samples, "500"]}
 
+A file in Python has the same keys as names of its own, and its `cells` may be a function that
+yields mappings; `commands` maps further commands to `module:function` or to functions of the file.
+
+`search` makes the grid a space that `sweeps.search` looks through, one cell per trial:
+
+    base: {route: "{start}-{end}"}        # {name} is filled in; another name is the key itself
+    search: {metric: fd, trials: 20, over: {start: {low: 0, high: 4}, end: [8, 9], train.lr: ...}}
+
 Cells are `cells x zip x axes`, once per seed; seeds are the outermost loop, so a sweep that is cut
 short has whole tables of fewer seeds rather than a part of one table.
 """
@@ -23,8 +31,11 @@ short has whole tables of fewer seeds rather than a part of one table.
 from __future__ import annotations
 
 import re
+import runpy
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +43,16 @@ from routing.errors import one_of, suggest
 from routing.parsing import Malformed, yaml_of
 from sweeps import SweepError
 from sweeps.planning.overrides import Typed, same, show
-from sweeps.planning.stages import GRID, SCALES, STAGE, Stage, applied, read, refuse_unknown
+from sweeps.planning.stages import (
+    ENTRIES,
+    GRID,
+    SCALES,
+    STAGE,
+    Stage,
+    applied,
+    read,
+    refuse_unknown,
+)
 
 FOLDER = Path(__file__).parents[1] / "grids"
 # Each is composed and checked before the first is submitted, ten a second.
@@ -46,6 +66,12 @@ class Grid:
     name: str
     raw: Mapping[str, Any]
     path: Path
+    commands: Mapping[str, str] = field(default_factory=dict)  # of a grid in Python
+
+    @property
+    def code(self) -> Path | None:
+        """The file, if it is code that jobs may need."""
+        return self.path if self.path.suffix == ".py" else None
 
     @property
     def title(self) -> str:
@@ -64,9 +90,15 @@ class Grid:
             SweepError: The scale is unknown, or the grid refuses it and says why.
         """
         one_of("scale", scale, SCALES, SweepError)
+        if self.raw.get("search"):
+            # A search is planned, and its cost estimated, at one corner of its space.
+            over = self.raw["search"].get("over") or {}
+            return self.at({k: _corner(self.name, k, v) for k, v in over.items()}).stages(scale)
         first = {k: v for k, v in self.raw.items() if k in STAGE}
         raws = [{"name": first.get("command", "train"), **first}, *self.raw.get("stages", [])]
-        stages = [stage for raw in raws if (stage := read(self.name, raw, scale)) is not None]
+        known = ENTRIES | dict(self.commands)
+        found = (read(self.name, raw, scale, known) for raw in raws)
+        stages = [stage for stage in found if stage is not None]
         seen: set[str] = set()
         for stage in stages:
             if stage.name in seen:
@@ -80,6 +112,31 @@ class Grid:
                 )
             seen.add(stage.name)
         return stages
+
+
+    def at(self, values: Mapping[str, Any]) -> Grid:
+        """Return the grid at one point of its search space: values by name."""
+        rows, base = dict(values), dict(self.raw.get("base") or {})
+        for key, text in base.items():
+            used = [name for name in values if isinstance(text, str) and f"{{{name}}}" in text]
+            for name in used:
+                base[key] = base[key].replace(f"{{{name}}}", show(values[name]))
+                rows.pop(name, None)
+            if used:
+                rows[key] = base[key]
+        kept = {k: v for k, v in self.raw.items() if k != "search"}
+        return replace(self, raw={**kept, "base": base, "cells": [rows]})
+
+
+def _corner(grid: str, key: Any, space: Any) -> Any:
+    if isinstance(space, list) and space:
+        return space[0]
+    if isinstance(space, Mapping) and {"low", "high"} <= space.keys():
+        return space["low"]
+    raise SweepError(
+        f"grid {grid}: search over {key}: expected a list of values or {{low: 1, high: 4}}, "
+        f"with step: or log: true, got {space!r}"
+    )
 
 
 @dataclass(frozen=True)
@@ -115,19 +172,45 @@ def check_name(name: str) -> str:
             f"no grid {name!r}: expected letters, digits, _ - and . after the first, as in "
             "my_grid.yaml, since a folder gets the name"
         )
+    if name.lower() in ("code", "lock"):
+        raise SweepError(f"a grid cannot be named {name}: the folder of sweeps has one; rename it")
     return name
 
 
 def load(name: str) -> Grid:
-    """Read the grid `name`, or the YAML file at the path `name`.
+    """Read the grid `name`, or the YAML file at the path `name`; a `.py` file is executed.
 
     Raises:
         SweepError: There is no such grid, or its file is not one.
     """
+    if name.endswith(".py"):
+        return _python(Path(name))
     path, raw = named_yaml("grid", name, FOLDER, "base, axes, seeds")
     check_name(path.stem)
     refuse_unknown(path.stem, raw, GRID)
     return Grid(path.stem, raw, path)
+
+
+def _python(path: Path) -> Grid:
+    check_name(path.stem)
+    if not path.is_file():
+        raise SweepError(f"no grid {str(path)!r}: there is no such file")
+    print(f"{path} is code: it is executed, and kept with what it submits", file=sys.stderr)
+    # What it names as commands is found beside it, and by a job in the snapshot of the code.
+    sys.path.append(str(path.resolve().parent))
+    try:
+        found = runpy.run_path(str(path), run_name=path.stem)
+        raw = {key: found[key] for key in GRID if key in found}
+        if callable(raw.get("cells")):
+            raw["cells"] = [dict(row) for row in islice(raw["cells"](), MOST_CELLS + 1)]
+        commands = {
+            str(name): f"{path.stem}:{run.__name__}" if callable(run) else str(run)
+            for name, run in found.get("commands", {}).items()
+        }
+    except Exception as error:
+        raise SweepError(f"grid {path}: {type(error).__name__}: {error}") from error
+    refuse_unknown(path.stem, raw, GRID)
+    return Grid(path.stem, raw, path, commands)
 
 
 def named_yaml(kind: str, name: str, folder: Path, keys: str) -> tuple[Path, dict[Any, Any]]:
@@ -135,7 +218,7 @@ def named_yaml(kind: str, name: str, folder: Path, keys: str) -> tuple[Path, dic
 
     Args:
         kind: grid or cluster, for the messages.
-        name: A path if it ends in .yaml or .yml.
+        name: A path if it ends in .yaml or .yml; else a file of ours, or of the current folder.
         folder: Holds the files that come with the project.
         keys: Some of the keys that its mapping may have.
 
@@ -143,6 +226,8 @@ def named_yaml(kind: str, name: str, folder: Path, keys: str) -> tuple[Path, dic
         SweepError: There is no such file, or it holds something else or more than any of ours does.
     """
     path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
+    if not path.is_file() and Path(f"{name}.yaml").is_file():
+        path = Path(f"{name}.yaml")
     if not path.is_file():
         known = sorted(path.stem for path in folder.glob("*.yaml"))
         raise SweepError(

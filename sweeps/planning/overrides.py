@@ -11,7 +11,7 @@ from typing import Any
 from routing.parsing import check_word
 from sweeps import SweepError
 
-_KEY = re.compile(r"[A-Za-z_][\w.]*\Z")
+KEY = re.compile(r"[A-Za-z_][\w.]*\Z")
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def parse(words: Iterable[str]) -> dict[str, list[Typed]]:
     for word in words:
         check_word(word)
         key, equals, text = word.partition("=")
-        if not equals or not _KEY.match(key):
+        if not equals or not KEY.match(key):
             raise SweepError(
                 f"{word!r} is no override; expected key=value, such as backbone=dit,mamba"
             )

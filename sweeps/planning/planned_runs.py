@@ -16,8 +16,7 @@ from routing.errors import UserError
 from routing.route import RouteError
 from sweeps import SweepError, run_folder
 from sweeps.planning.grid import Grid, GridCell, expand
-from sweeps.planning.overrides import Typed, show
-from sweeps.planning.stages import entries
+from sweeps.planning.overrides import KEY, Typed, show
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,12 @@ class PlannedRun:
         """The step that survives a kill now; 0 for a command that saves nothing."""
         return run_folder.saved_step(self.folder) if self.trains else 0
 
+    @property
+    def values(self) -> dict[str, str]:
+        """Its overrides by key, also those that its command takes in other words."""
+        words = (word.partition("=") for word in self.args)
+        return {k: v for k, equals, v in words if equals and KEY.match(k)} | dict(self.varies)
+
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-able values; `from_dict` inverts it."""
         return {**self.__dict__, "args": list(self.args), "varies": dict(self.varies)}
@@ -61,8 +66,6 @@ class PlannedRun:
             texts += [*known["args"], *known["varies"], *known["varies"].values()]
             good = all(isinstance(text, str) for text in texts)
             good = good and (known["steps"] is None or type(known["steps"]) is int)
-            # The file of a sweep names no code that a grid could not name.
-            good = good and known["entry"] in entries().values()
         except (KeyError, TypeError, AttributeError):
             good = False
         if not good:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +14,8 @@ from sweeps import SweepError
 from sweeps.planning.overrides import same, show
 
 SCALES = ("tiny", "small", "paper")
+# What a cell may run, `module:function` by command. A grid in YAML may come from anywhere: it names
+# no code. One in Python is code, and adds commands of its own.
 ENTRIES = {
     "train": "experiments.run:main",
     "evaluate": "experiments.evaluate:main",
@@ -27,19 +28,9 @@ STAGE: dict[str, type] = {
     "zip": dict, "seeds": list, "fits": list, "scales": dict, "of": str, "where": dict,
     "refused": str,
 }  # fmt: skip
-GRID = STAGE | {"title": str, "makes": list, "note": str, "stages": list}
+GRID = STAGE | {"title": str, "makes": list, "note": str, "stages": list, "search": dict}
 Rows = tuple[Mapping[str, Any], ...]
 _KINDS: dict[type, str] = {str: "a text", list: "a list", dict: "a mapping"}
-
-
-def entries() -> dict[str, str]:
-    """Return what a cell may run, `module:function` by command: this suite's own commands alone.
-
-    A grid is a file that may come from anywhere: it names no code. Functions that the user names
-    in the environment (`TREAD_COMMANDS=NAME=MODULE:FUNCTION,...`) are the user's word.
-    """
-    own = os.environ.get("TREAD_COMMANDS", "")
-    return ENTRIES | dict(word.split("=", 1) for word in own.split(",") if "=" in word)
 
 
 @dataclass(frozen=True)
@@ -77,8 +68,15 @@ class Stage:
         return {key for row in (*self.cells, *self.zip, self.base, self.axes) for key in row}
 
 
-def read(grid: str, raw: Any, scale: str) -> Stage | None:
-    """Merge one stage's section for `scale`; None if a later stage is not part of this scale."""
+def read(grid: str, raw: Any, scale: str, known: Mapping[str, str] = ENTRIES) -> Stage | None:
+    """Merge one stage's section for `scale`; None if a later stage is not part of this scale.
+
+    Args:
+        grid: Its name.
+        raw: The section, as the grid has it.
+        scale: tiny, small or paper.
+        known: Commands that it may name, with their `module:function`.
+    """
     if not isinstance(raw, dict):
         raise SweepError(f"grid {grid}: a stage must be a mapping, got {raw!r}")
     refuse_unknown(grid, raw, GRID if raw.get("name") == "train" else STAGE)
@@ -103,7 +101,6 @@ def read(grid: str, raw: Any, scale: str) -> Stage | None:
     if not all(isinstance(r, dict) for r in rows):
         raise SweepError(f"grid {grid}: cells must be a list of mappings such as {{route: 2-8}}")
     command = merged.get("command", "train")
-    known = entries()
     one_of(f"grid {grid}: command", command, list(known), SweepError)
     for key in ("base", "axes", "zip", "where"):
         _texts(grid, key, merged.get(key) or {})

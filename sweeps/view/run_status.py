@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import heapq
+import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sweeps import SweepError, run_folder
 from sweeps.jobs import pool, slurm
+from sweeps.jobs.job import KILLED
 from sweeps.jobs.sweep_folder import JobBatch, Sweep, all_sweeps
 from sweeps.planning.planned_runs import PlannedRun
 
@@ -36,6 +40,10 @@ class RunStatus:
     why: str = ""
     beat: float | None = None  # seconds since the last heartbeat
     score: str = ""
+    held: bool = False  # until somebody releases it
+    sweep: str = ""  # another sweep, whose job it is
+    elapsed: float = 0.0  # seconds that its starts have run so far
+    trained: float = 0.0  # those of them spent on steps
 
     @property
     def live(self) -> bool:
@@ -53,24 +61,61 @@ class JobStates:
     trouble: str = ""
 
 
-def statuses(sweep: Sweep, runs: Iterable[PlannedRun] | None = None) -> tuple[list[RunStatus], str]:
-    """Return where runs are, and what is wrong with the scheduler ("" if nothing)."""
+Queue = Callable[[], tuple[dict[str, slurm.QueueJob], str]]
+
+
+def queue_once() -> Queue:
+    """Return what asks for Slurm's queue once: the jobs by id, and why they are not known."""
+
+    @functools.cache
+    def asked() -> tuple[dict[str, slurm.QueueJob], str]:
+        try:
+            return slurm.queue(), ""
+        except SweepError as error:
+            return {}, str(error)
+
+    return asked
+
+
+def statuses(
+    sweep: Sweep, runs: Iterable[PlannedRun] | None = None, queue: Queue | None = None
+) -> tuple[list[RunStatus], str]:
+    """Return where runs are, and what is wrong with the scheduler ("" if nothing).
+
+    A run that is no job of this sweep but one of another is where that one has it.
+    """
+    queue = queue or queue_once()
     latest = sweep.latest_batches()
-    jobs = ask(sweep, latest)
-    chosen = list(sweep.runs().values() if runs is None else runs)
-    rows = [_status(sweep, run, latest.get(run.name), jobs) for run in chosen]
-    return sorted(rows, key=lambda row: STATES.index(row.state)), jobs.trouble
+    jobs = ask(sweep, latest, queue)
+    known = sweep.runs()
+    chosen = {run.name: run for run in (known.values() if runs is None else runs)}
+    # All of them: how long the others take is what an estimate is made of.
+    every = known | chosen
+    rows = {name: _status(sweep, run, latest.get(name), jobs) for name, run in every.items()}
+    trouble = jobs.trouble
+    for other in all_sweeps(sweep.root):
+        left = {name for name, row in rows.items() if not row.live and row.state != "done"}
+        theirs = other.latest_batches() if left and other.name != sweep.name else {}
+        theirs = {name: theirs[name] for name in left & theirs.keys()}
+        jobs = ask(other, theirs, queue, history=False)
+        trouble = trouble or jobs.trouble
+        for name, batch in theirs.items():
+            if _job_state(batch, name, jobs)[0] in ("PENDING", "RUNNING"):
+                rows[name] = _status(other, rows[name].run, batch, jobs)
+                rows[name].sweep, rows[name].why = other.name, f"queued by sweep {other.name}"
+    estimate(list(rows.values()), latest)
+    shown = [row for name, row in rows.items() if name in chosen]
+    return sorted(shown, key=lambda row: STATES.index(row.state)), trouble
 
 
-def ask(sweep: Sweep, latest: Mapping[str, JobBatch], history: bool = True) -> JobStates:
+def ask(
+    sweep: Sweep, latest: Mapping[str, JobBatch], queue: Queue, history: bool = True
+) -> JobStates:
     """Ask Slurm (two calls at most) and the pools about the latest jobs of runs."""
     jobs = JobStates()
     found = {id(batch): batch for batch in latest.values()}.values()
     if any(batch.kind == "slurm" for batch in found):
-        try:
-            jobs.queued = slurm.queue()
-        except SweepError as error:
-            jobs.trouble = str(error)
+        jobs.queued, jobs.trouble = queue()
         adopt(sweep, found, jobs.queued)
         ids = [b.ids[r] for r, b in latest.items() if b.kind == "slurm" and r in b.ids]
         gone = [i for i in ids if i not in jobs.queued]
@@ -93,20 +138,6 @@ def adopt(sweep: Sweep, batches: Iterable[JobBatch], queued: dict[str, slurm.Que
             sweep.submitted(batch.name, ids, "found in the queue")
 
 
-def live_anywhere(root: Path) -> dict[str, str]:
-    """Return the runs below `root` that have a live job in any sweep, with that sweep's name."""
-    found = {}
-    for sweep in all_sweeps(root):
-        latest = sweep.latest_batches()
-        jobs = ask(sweep, latest, history=False)
-        if jobs.trouble:
-            raise SweepError(f"{jobs.trouble} (without the queue nobody knows which runs are live)")
-        for run, batch in latest.items():
-            if _job_state(batch, run, jobs)[0] in ("PENDING", "RUNNING"):
-                found[run] = sweep.name
-    return found
-
-
 def _job_state(batch: JobBatch, run: str, jobs: JobStates) -> tuple[str, slurm.QueueJob | None]:
     """Return PENDING, RUNNING, another Slurm state, or "" for a run's latest job."""
     if batch.kind != "slurm":
@@ -125,6 +156,7 @@ def _status(sweep: Sweep, run: PlannedRun, batch: JobBatch | None, jobs: JobStat
     row = RunStatus(run, "new", steps=run.steps)
     events = sweep.attempts(run.name).events() if batch else []
     row.attempts = sum(e["event"] == "start" for e in events)
+    row.elapsed = _spent(events, 0.0)
     if sweep.is_done(run):
         return _done(row)
     if batch is None:
@@ -138,6 +170,8 @@ def _status(sweep: Sweep, run: PlannedRun, batch: JobBatch | None, jobs: JobStat
     if found == "PENDING":
         row.state = "requeued" if row.attempts else "pending"
         row.why = "waits for a worker" if job is None else job.reason.replace("None", "")
+        if job and "held" in job.reason.lower():
+            row.why, row.held = f"held ({job.reason}): scontrol release {job.id}", True
         return row
     return _ended(sweep, row, batch, events, found, job, jobs.trouble)
 
@@ -155,6 +189,11 @@ def _done(row: RunStatus) -> RunStatus:
     if row.run.trains:
         summary = run_folder.read(Path(row.run.folder) / "summary.json")
         row.step, row.speed = number(summary, "step"), number(summary, "images_per_s")
+        row.trained = number(summary, "wall_s") or 0.0
+        # It may have been launched elsewhere.
+        row.elapsed = max(row.elapsed, number(summary, "session_s") or 0.0)
+        if row.step != row.steps:
+            row.why = f"other length: {row.steps} steps are wanted"
         scores = summary.get("scores")
         if isinstance(scores, dict):
             row.score = "  ".join(
@@ -168,6 +207,7 @@ def _done(row: RunStatus) -> RunStatus:
 def _running(row: RunStatus, events: list[dict[str, Any]]) -> RunStatus:
     run, started = row.run, max((e["time"] for e in events if e["event"] == "start"), default=None)
     row.state = "starting" if started is None or run.trains else "running"
+    row.elapsed = _spent(events, time.time())
     if started is None or not run.trains:
         return row
     beat = run_folder.read(Path(run.folder) / "status.json")
@@ -177,7 +217,10 @@ def _running(row: RunStatus, events: list[dict[str, Any]]) -> RunStatus:
         return row
     row.state, row.beat = "running", max(0.0, time.time() - now)
     row.step, row.speed = number(beat, "step"), number(beat, "images_per_s")
-    row.eta = number(beat, "eta_s")
+    told = number(beat, "eta_s")
+    row.eta = None if told is None else max(0.0, told - row.beat)
+    if row.step is not None and row.step == row.steps:
+        row.why = "last evaluation"
     return row
 
 
@@ -209,23 +252,130 @@ def _ended(
         # A task that is cancelled while it waits leaves no trace where there is no accounting.
         row.state, row.why = "stopped", "its job is gone"
     else:
-        exit_code = f" {job.exit}" if job and job.exit not in ("", "0:0") else ""
-        said = tail(sweep.log(batch, row.run.name, "err"))
-        row.state, row.why = "failed", f"{found or 'its job is gone'}{exit_code}, saved step "
-        row.why += f"{row.step or 0}" + (f": {said}" if said else "")
+        said, remarks = tail(sweep.log(batch, row.run.name, "err"))
+        cause = in_words(found, job, remarks)
+        row.state, row.why = "failed", f"{cause}, saved step {row.step or 0}"
+        # Whom a signal ended had no last word.
+        row.why += f": {said}" if said and not cause.startswith("killed") else ""
     return row
 
 
-def tail(path: Path | None, size: int = 4096) -> str:
-    """Return the last line of a log that says something, Slurm's own remarks last."""
+_ENDS = {
+    "": "its job is gone",
+    "OUT_OF_MEMORY": "out of memory (cluster.memory_gb= asks for more)",
+    "TIMEOUT": "its time limit came before it had saved (cluster.time=, cluster.signal_s=)",
+    "NODE_FAIL": "its node failed",
+    "BOOT_FAIL": "its node did not start",
+    "DEADLINE": "its deadline came",
+}
+
+
+def in_words(state: str, job: slurm.QueueJob | None, remarks: str) -> str:
+    """Return why a job ended that has left no word itself.
+
+    Args:
+        state: Slurm's, or "" if it knows none.
+        job: Its exit code is `CODE:SIGNAL`, by accounting; a shell says 128 + SIGNAL.
+        remarks: What Slurm put into the log, such as `srun: error: n1: task 0: Killed`.
+    """
+    if state not in ("", "FAILED"):
+        return _ENDS.get(state, state)
+    code, _, number = (job.exit if job else "").partition(":")
+    killed = int(number or 0) or max(0, int(code or 0) - 128)
+    died = re.findall(r"tasks? [\d,-]+: (?!Exited)([A-Z][A-Za-z ]+)", remarks)
+    if killed == 9 or "Killed" in died:
+        return KILLED
+    if killed or died:
+        return f"killed by signal {killed}" if killed else died[-1].strip()
+    exit_code = f" with exit code {code}" if code not in ("", "0") else ""
+    return f"{_ENDS.get(state, state)}{exit_code}"
+
+
+def tail(path: Path | None, size: int = 4096) -> tuple[str, str]:
+    """Return the last line of a log that a run wrote, and what Slurm put beside it."""
     if path is None:
-        return ""
+        return "", ""
     try:
         with path.open("rb") as handle:
             handle.seek(max(0, path.stat().st_size - size))
             lines = handle.read().decode(errors="replace").splitlines()
     except OSError:
-        return ""
-    said = [line.strip() for line in lines if line.strip()]
-    own = [line for line in said if not line.startswith(("srun:", "slurmstepd:", "submitit "))]
-    return (own or said or [""])[-1][:300]
+        return "", ""
+    theirs = ("srun:", "slurmstepd", "submitit ")
+    own = [line.strip() for line in lines if line.strip() and not line.startswith(theirs)]
+    return "".join(own[-1:])[:300], "\n".join(line for line in lines if line.startswith(theirs))
+
+
+# --- time -----------------------------------------------------------------------------------------
+
+
+def _spent(events: list[dict[str, Any]], now: float) -> float:
+    """Return the seconds from starts to ends, or to `now`; what was killed has left no end."""
+    spent, since = 0.0, None
+    for event in events:
+        at = number(event, "time") or 0.0
+        if event["event"] == "start":
+            since = at
+        elif event["event"] == "end" and since is not None:
+            spent, since = spent + max(0.0, at - since), None
+    return spent + max(0.0, now - (since or now))
+
+
+def estimate(rows: Sequence[RunStatus], latest: Mapping[str, JobBatch]) -> None:
+    """Give live rows the seconds until they end: evaluations, start-up and their turn counted.
+
+    A run's own estimate is of its steps. What else it takes is known from runs that have ended:
+    best from one that differs in the seed alone. Pending runs take the places of those before
+    them, as many at once as run now (or as the throttle allows, where that is what they wait for).
+    """
+    done = [row for row in rows if row.state == "done" and row.elapsed > 0]
+    beside = [row.elapsed - row.trained for row in done if row.trained]
+    known = [(_kind(row), row.elapsed / max(1, row.step or row.steps or 1)) for row in done]
+    active = [row for row in rows if row.state in ("running", "starting")]
+    for row in active:
+        if row.eta is not None:
+            same = [rate for kind, rate in known if kind == _kind(row)]
+            other = _mean(same) * (row.steps or 1) - row.elapsed if same else row.eta
+            row.eta = max(1.0, row.eta + (0.0 if same else _mean(beside)), other)
+    known += [(_kind(r), (r.elapsed + r.eta) / (r.steps or 1)) for r in active if r.eta is not None]
+    known = known[-_SAMPLE:]
+    if not known:
+        return
+
+    def left(row: RunStatus) -> float:
+        kind = _kind(row)
+        like = max(len(kind & other) for other, _ in known)
+        rate = _mean([rate for other, rate in known if len(kind & other) == like])
+        return max(1.0, rate * (row.steps or 1) - row.elapsed)
+
+    for row in active:
+        row.eta = left(row) if row.eta is None else row.eta
+    waiting = [row for row in rows if row.state in ("pending", "requeued") and not row.held]
+    batches = [latest[row.run.name] for row in waiting if row.run.name in latest]
+    # The throttle of an array, the workers of a pool.
+    kinds = {"local": "workers", "slurm": "throttle"}
+    most = max((number(b.resources, kinds.get(b.kind, "")) or 1 for b in batches), default=1)
+    limited = any(row.why == "JobArrayTaskLimit" for row in waiting)
+    limited = limited or any(batch.kind == "local" for batch in batches)
+    count = len(active)
+    if limited or not active:
+        count = min(int(most), len(active) + len(waiting))
+    free = sorted(row.eta or 0.0 for row in active) + [0.0] * (count - len(active))
+    heapq.heapify(free)
+    for row in waiting:
+        row.eta = heapq.heappop(free) + left(row)
+        heapq.heappush(free, row.eta)
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    return sum(numbers) / len(numbers) if numbers else 0.0
+
+
+_SAMPLE = 64  # of the runs whose times are known: thousands of rows are compared with each
+
+
+def _kind(row: RunStatus) -> frozenset[tuple[str, str]]:
+    """Return what a run's duration may depend on: its stage and its words, the seed aside."""
+    apart = ("seed", "paths.runs", "train.steps")
+    words = [(k, v) for k, v in row.run.values.items() if k not in apart]
+    return frozenset([("stage", row.run.stage), *words])

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from experiments.runtime.console import clock
 from sweeps import SweepError
 from sweeps.jobs.sweep_folder import Sweep
 from sweeps.planning.planned_runs import PlannedRun
-from sweeps.view.run_status import STATES, RunStatus, statuses
+from sweeps.view.run_status import STATES, RunStatus, number, statuses
 
+# Legible on dark and on light: blue vanishes on black, yellow and cyan on white.
 _COLOUR = {
-    "running": "green", "starting": "cyan", "failed": "bold red",
-    "requeued": "yellow", "pending": "yellow", "stopped": "magenta", "new": "dim", "done": "blue",
+    "running": "green", "starting": "green", "failed": "bold red",
+    "requeued": "magenta", "pending": "magenta", "stopped": "magenta", "new": "dim", "done": "",
 }  # fmt: skip
 
 
@@ -43,18 +47,51 @@ def note(row: RunStatus) -> str:
 
 
 def plain(rows: Sequence[RunStatus]) -> list[str]:
-    """Return one line per run, for pipes and logs: state, run, progress, speed, ETA, job, note."""
-    lines = []
+    """Return one line per run, for pipes and logs: state, run, what varies, progress, times..."""
+    lines, keys = [], varying(rows)
     for row in rows:
         speed = f"{row.speed:.4g} img/s" if row.speed else ""
+        spent = f"after {clock(row.elapsed)}" if row.elapsed >= 1 else ""
         eta = f"ETA {clock(row.eta)}" if row.eta is not None else ""
-        cells = [progress(row), speed, eta, row.job, row.node, note(row)]
+        cells = [label(row, keys), progress(row), speed, spent, eta, row.job, row.node, note(row)]
         lines.append("  ".join([row.state.ljust(8), row.run.name, *filter(None, cells)]))
     return lines
 
 
-def details(sweep: Sweep, runs: Sequence[PlannedRun], part: str) -> list[str]:
-    """Return all that is on disk about the one run whose name contains `part`.
+def overview(sweep: Sweep, rows: Sequence[RunStatus]) -> str:
+    """Return one line about a sweep: how its runs stand, since when, and until when."""
+    spent = f"since {clock(elapsed(sweep, rows))}"
+    return "  ".join(filter(None, (f"{sweep.name:<20}", counts(rows), spent, to_go(rows))))
+
+
+def elapsed(sweep: Sweep, rows: Sequence[RunStatus]) -> float:
+    """Return the seconds from the first launch to now, or to the last end if nothing is live."""
+    batches = sweep.batches()
+    if not batches:
+        return 0.0
+    last = [e for row in rows for e in sweep.attempts(row.run.name).events()[-1:]]
+    events = [number(event, "time") or 0.0 for event in last]
+    over = time.time() if any(row.live for row in rows) else max(events, default=0.0)
+    return max(0.0, over - (number(batches[0].__dict__, "time") or over))
+
+
+def as_json(sweep: Sweep, rows: Sequence[RunStatus], trouble: str) -> dict[str, Any]:
+    """Return what the table shows as plain values, times in seconds."""
+    live, keys = [row for row in rows if row.live], varying(rows)
+    etas = [row.eta for row in live if row.eta is not None]
+    runs = [(row.run, {**row.__dict__, "label": label(row, keys)}) for row in rows]
+    return {
+        "sweep": sweep.name,
+        "counts": Counter(row.state for row in rows),
+        "elapsed": elapsed(sweep, rows),
+        "eta": max(etas) if etas and len(etas) == len(live) else None,
+        "trouble": trouble,
+        "runs": [{**values, "run": run.name, "folder": run.folder} for run, values in runs],
+    }
+
+
+def one_run(runs: Sequence[PlannedRun], part: str) -> PlannedRun:
+    """Return the run whose name contains `part`.
 
     Raises:
         SweepError: No run, or more than one, has it.
@@ -63,9 +100,48 @@ def details(sweep: Sweep, runs: Sequence[PlannedRun], part: str) -> list[str]:
     if len(found) != 1:
         some = ", ".join(r.name for r in (found or runs)[:4])
         raise SweepError(
-            f"{len(found)} runs have {part!r} in their name; expected one, such as {some}"
+            f"{len(found)} runs have {part!r} in their name; expected one, such as --run {some}"
         )
-    (one,) = found
+    return found[0]
+
+
+def follow(sweep: Sweep, run: PlannedRun, seconds: float = 0.5) -> None:
+    """Print what a run's log says from its last lines on, until it is no longer live."""
+    read: dict[Path, int] = {}
+    shown, due = "", 0.0
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            row = None
+            if time.monotonic() >= due:
+                (row,), _ = statuses(sweep, [run])
+                due = time.monotonic() + 5.0
+            batch = sweep.latest_batches().get(run.name)
+            for kind in ("out", "err"):
+                log = sweep.log(batch, run.name, kind) if batch else None
+                if log is not None and log.is_file():
+                    _print_on(log, read)
+            if row is not None:
+                if shown != (shown := f"{row.state} {row.why}"):
+                    print("\n".join(plain([row])), flush=True)
+                if not row.live:
+                    return
+            time.sleep(seconds)
+
+
+def _print_on(log: Path, read: dict[Path, int], first: int = 4096) -> None:
+    with log.open("rb") as handle:
+        start = read.get(log, max(0, log.stat().st_size - first))
+        handle.seek(start)
+        text = handle.read()
+        if log not in read and start:
+            text = text.partition(b"\n")[2]  # not from the middle of a line
+        read[log] = handle.tell()
+    sys.stdout.write(text.decode(errors="replace"))
+    sys.stdout.flush()
+
+
+def details(sweep: Sweep, one: PlannedRun) -> list[str]:
+    """Return all that is on disk about one run."""
     (row,), trouble = statuses(sweep, [one])
     lines = [
         *plain([row]),
@@ -113,18 +189,22 @@ def table(title: str, rows: Sequence[RunStatus], width: int, room: int | None = 
         title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False,
         padding=(0, 1), caption=_caption(rows, shown), caption_justify="left",
     )  # fmt: skip
-    for head in ("state", " ".join(keys) or "run", "step", "img/s", "ETA", "job"):
-        right = head in ("img/s", "ETA")
+    # Runs of several kinds name their keys in each row.
+    one = len({row.run.stage for row in rows}) == 1
+    what = " ".join(keys) if one and keys else "run"
+    for head in ("state", what, "step", "img/s", "time", "ETA", "job"):
+        right = head in ("img/s", "time", "ETA")
         made.add_column(Text(head), no_wrap=True, justify="right" if right else "left")
     made.add_column()  # errors are long: this column alone is cut; `show --run` has them whole
     for row in shown:
-        what = " ".join(row.run.varies[k].strip('"') for k in keys) or row.run.label or row.run.name
+        what = label(row, keys, named=not one) or row.run.label or row.run.name
         step = Text(progress(row))
         if width >= 100:
             step.append(_bar(row), "green")
         made.add_row(
             Text(row.state, _COLOUR[row.state]), Text(what), step,
-            f"{row.speed:.4g}" if row.speed else "", "" if row.eta is None else clock(row.eta),
+            f"{row.speed:.4g}" if row.speed else "", clock(row.elapsed) if row.elapsed >= 1 else "",
+            "" if row.eta is None else clock(row.eta),
             Text(f"{row.job} {row.node}".strip()),
             Text(note(row), no_wrap=True, overflow="ellipsis"),
         )  # fmt: skip
@@ -132,18 +212,39 @@ def table(title: str, rows: Sequence[RunStatus], width: int, room: int | None = 
 
 
 def varying(rows: Sequence[RunStatus]) -> list[str]:
-    """Return the keys that set the rows apart; [] where runs of several kinds stand together."""
-    kinds = {(row.run.stage, *row.run.varies) for row in rows}
-    if len(kinds) != 1:
-        return []
-    keys = list(rows[0].run.varies)
-    return [k for k in keys if len({row.run.varies[k] for row in rows}) > 1] or keys
+    """Return the keys that set runs of one stage apart, whether an axis or a launch varied them."""
+    kinds: dict[str, list[dict[str, str]]] = {}
+    for row in rows:
+        kinds.setdefault(row.run.stage, []).append(row.run.values)
+    found: dict[str, None] = {}
+    for several in kinds.values():
+        known = dict.fromkeys(key for values in several for key in values)
+        found |= {k: None for k in known if len({values.get(k) for values in several}) > 1}
+    # Places follow from the rest, and steps have a column.
+    keys = [k for k in found if k not in ("paths.runs", "out", "init", "train.steps")]
+    return keys or [k for row in rows[:1] for k in row.run.varies]
+
+
+def label(row: RunStatus, keys: Sequence[str], named: bool = True) -> str:
+    """Return a run's values of the keys that vary, with its stage where it is no training."""
+    have = row.run.values
+    if not named:
+        return " ".join(have.get(k, "-").strip('"') for k in keys)
+    stage = [] if row.run.trains else [f"{row.run.stage}:"]
+    return " ".join([*stage, *(f"{k}={have[k]}" for k in keys if k in have)])
+
+
+def to_go(rows: Sequence[RunStatus]) -> str:
+    """Return when the last live run ends, "" where that cannot be said of any."""
+    live = [row for row in rows if row.live]
+    known = [row.eta for row in live if row.eta is not None]
+    if not known:
+        return ""
+    return f"{'' if len(known) == len(live) else 'more than '}{clock(max(known))} to go"
 
 
 def _caption(rows: Sequence[RunStatus], shown: Sequence[RunStatus]) -> str:
-    text = counts(rows)
-    left = [row.eta for row in rows if row.live and row.eta is not None]
-    text += f"   {clock(max(left))} to go" if left else ""
+    text = "   ".join(filter(None, (counts(rows), to_go(rows))))
     return text + (f"   ({len(rows) - len(shown)} not shown)" if len(shown) < len(rows) else "")
 
 

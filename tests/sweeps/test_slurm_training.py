@@ -126,6 +126,7 @@ def test_hydras_own_launcher_works_within_its_limits(tmp_path, monkeypatch):
         cwd=tmp_path, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "-m: 2 of 2 runs are done, in runs"
     summaries = [json.loads(p.read_text()) for p in sorted(tmp_path.glob("runs/*/summary.json"))]
     assert [(s["seed"], s["status"], s["step"]) for s in summaries] == [
         (0, "done", 2),

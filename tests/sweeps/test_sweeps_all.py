@@ -29,8 +29,13 @@ def test_two_steps_of_every_cell_at_tiny(name, tmp_path):
     runs = tmp_path / "runs"
     known = {k for stage in grid.load(name).stages("tiny") for k in stage.set_keys()}
     words = list(QUICK) if grid.load(name).stages("tiny")[0].trains else []
-    if name == "convergence":
+    if name in ("convergence", "evidence"):
         words.append("eval.every=1")  # a curve has more than one point
+    if name == "evidence":
+        words += ["data=digits", "backbone=dit"]  # its own images are a download
+    if "search" in grid.load(name).raw:
+        pytest.importorskip("optuna")
+        words.append("--trials=2")
     words = words + [w for w in QUICK_COMMANDS if w.split("=")[0] in known]
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):

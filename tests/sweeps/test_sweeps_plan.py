@@ -1,5 +1,6 @@
 """Plans: checked cells, names, coinciding cells, budgets, cost; resources."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -10,7 +11,8 @@ import yaml
 
 from experiments.runtime.console import big
 from sweeps import SweepError, sweeps_command
-from sweeps.jobs import cluster_resources
+from sweeps.jobs import cluster_resources, slurm
+from sweeps.jobs.sweep_folder import Sweep
 from sweeps.planning import budget, grid, overrides, planned_runs
 
 
@@ -95,10 +97,24 @@ def test_a_wrong_key_names_its_cell(tmp_path):
         planned(tmp_path, "train.stesp=3")
 
 
-def test_a_single_runs_dry_is_not_launched(tmp_path, capsys):
-    words = ["launch", "route_placement", "dry=true", f"paths.runs={tmp_path / 'runs'}"]
-    assert sweeps_command.main(words) == 2
-    assert "type --dry-run" in capsys.readouterr().err
+def test_dry_true_is_dry_run_and_full_adds_the_words(tmp_path, capsys, monkeypatch):
+    words = ["launch", "relative_absolute", f"paths.runs={tmp_path / 'runs'}"]
+    said = []
+    for dry in ("--dry-run", "dry=true", "dry=full"):
+        assert sweeps_command.main([*words, dry]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] and "3 runs on cluster=slurm" in said[0]
+    assert said[2].count("experiments.run:main") == 3 and "experiments.run:main" not in said[0]
+    # The plan of data that are not there can be looked at; the refusal of a launch follows.
+    assert sweeps_command.main([*words, "dry=true", "scale=paper"]) == 2
+    out, err = capsys.readouterr()
+    assert "together:" in out and "data.path=FOLDER" in err and err.count("\n") == 1
+    # On Slurm the run's own nodes count, not this machine: they may have GPUs, as many as asked for.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert sweeps_command.main([*words, "dry=true", "train.graphs=true"]) == 0
+    for asked, said in (("train.batch=64", "be split over 3"), ("train.batch=66", "here are 3 on")):
+        more = ["dry=true", "train.graphs=true", "cluster.tasks=3", asked]
+        assert sweeps_command.main([*words, *more]) == 2 and said in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 
@@ -225,6 +241,17 @@ def test_times_as_slurm_reads_them(text, minutes):
         ({"partition": "a; rm -rf /"}, "characters that no sbatch option has"),
         ({"extra": {"wrap": "$(x)"}}, "extra must map"),
         ({"extra": {"Bad Key": 1}}, "extra must map"),
+        ({"extra": {"ntasks": 2}}, "extra sets ntasks; expected the key tasks"),
+        ({"extra": {"chdir": "/"}}, "extra sets chdir, which the sweep itself sets"),
+        ({"gpus": "a100"}, "gpus='a100'; expected a whole number or TYPE:NUMBER, such as a100:2"),
+        ({"gpus": -1}, "gpus=-1"),
+        ({"gpus": True}, "gpus=True"),
+        ({"setup": "module load cuda"}, r"setup must be a list of texts of one line each.*\[module load"),
+        ({"setup": [{"export A": "b"}]}, "a text with ': ' in it needs quotes"),
+        ({"setup": ["a\nb"]}, "setup must be a list"),
+        ({"srun": ["--exclusive", "rm"]}, "srun has 'rm'; expected options"),
+        ({"python": ["apptainer"]}, "expected the command that starts Python"),
+        ({"kind": "local", "setup": ["true"]}, "setup is for kind: slurm"),
     ],
 )
 def test_wrong_resources(tmp_path, values, said):
@@ -240,6 +267,50 @@ def test_resources_have_sections_and_overrides():
     assert (place.gpus, place.partition, place.minutes) == (2, "007", 30)
     with pytest.raises(SweepError, match="did you mean slurm"):
         cluster_resources.load("slrum")
+
+
+def test_a_retry_takes_nothing_that_runs_code_from_a_folder_of_runs():
+    noted = dataclasses.asdict(cluster_resources.load("slurm", "tiny", {"gpus": "a100:2"}))
+    assert cluster_resources.again(noted, {"throttle": "2"}).gpus == "a100:2"
+    for key, value in (("setup", ["rm x"]), ("srun", ["--x"]), ("python", "p")):
+        with pytest.raises(SweepError, match=f"cluster.{key}.*type cluster= again"):
+            cluster_resources.again({**noted, key: value}, {})
+
+
+def script(place, runs=4):
+    """The script of a batch: its sbatch options, its lines before srun, and srun's."""
+    text = slurm.script(Sweep(Path("/runs"), "g"), place, runs, Path("/code"))
+    flags = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
+    head, _, rest = text.partition("# command\n")
+    return flags, head.partition("# setup\n")[2].split("\n")[:-2], rest.split("\n")[1]
+
+
+@pytest.mark.parametrize(
+    ("values", "has", "lacks"),
+    [
+        ({"gpus": "a100:2"}, ["--gpus-per-node=a100:2"], []),
+        ({"gpus": 2, "extra": {"gres": "gpu:a100:2"}}, ["--gres=gpu:a100:2"], ["--gpus-per-node"]),
+        ({"gpus": 2, "extra": {"gpus-per-task": 1}}, ["--gpus-per-task=1"], ["--gpus-per-node"]),
+        ({"gpus": "a100:0"}, [], ["--gpus"]),
+        ({"memory_gb": 4, "extra": {"mem-per-gpu": "8G"}}, ["--mem-per-gpu=8G"], ["--mem="]),
+        ({"cpus": 4, "extra": {"cpus-per-gpu": 8}}, ["--cpus-per-gpu=8"], ["--cpus-per-task"]),
+        ({"extra": {"exclusive": True, "hold": False, "reservation": None}}, ["--exclusive"], ["--hold", "--res"]),
+        ({"extra": {"dependency": "afterok:1?afterok:2"}}, ["--dependency='afterok:1?afterok:2'"], []),
+        ({}, [], ["--wckey"]),
+    ],
+)  # fmt: skip
+def test_what_is_asked_for_in_the_sites_own_way_is_asked_for_once(tmp_path, values, has, lacks):
+    path = tmp_path / "r.yaml"
+    path.write_text(yaml.safe_dump({"kind": "slurm", **values}))
+    flags, _, _ = script(cluster_resources.load(str(path)))
+    assert set(has) <= set(flags) and not [f for f in flags for word in lacks if f.startswith(word)]
+
+
+def test_setup_and_python_can_be_typed():
+    typed = {"setup": '[module load cuda/12.4, "export A=\'b: c\'"]', "python": "env A=1 python"}
+    _, setup, command = script(cluster_resources.load("slurm", "tiny", typed))
+    assert setup == ["module load cuda/12.4", "export A='b: c'"]
+    assert command.endswith(" env A=1 python -u -m submitit.core._submit /runs/.sweeps/g/logs")
 
 
 def test_planning_looking_and_helping_import_no_torch(tmp_path):

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from slurm_lab import STUB, Launcher, until, use_stubs, write_grid
 import experiments.runtime.command
 from experiments.runtime.console import append_jsonl, read_jsonl
 from experiments.runtime.files import code_commit
-from sweeps import SweepError, run_folder, sweeps_command
+from sweeps import SweepError, launch, run_folder, sweeps_command
 from sweeps.jobs import cluster_resources, code_snapshot, job, pool, slurm
 from sweeps.jobs.sweep_folder import JobBatch, Sweep
 from sweeps.planning.planned_runs import PlannedRun
@@ -196,6 +197,89 @@ def test_a_killed_pool_is_noticed(shop):
     until(lambda: not any(row.live for row in shop.rows().values()), what="the pool's end")
     assert shop.states() == {0: "failed", 1: "stopped"}
     assert "its job is gone" in shop.rows()[0].why
+
+
+def test_a_killed_run_of_a_pool_says_so_and_the_next_one_starts(shop):
+    shop.stub({"sleep": 0.02})
+    shop("launch", "cluster=local", "train.steps=300")
+    until(lambda: shop.rows()[0].state == "running", what="a run")
+    os.kill(next(e["pid"] for e in shop.events(0)), signal.SIGKILL)
+    until(lambda: shop.rows()[1].state == "running", what="the next one")
+    assert (shop.states()[0], shop.rows()[0].why) == ("failed", "killed by signal 9 (out of memory?)")
+    # Its log, from the last lines on, until it ends.
+    text = shop("show", "seed=1", "--follow")
+    assert text.splitlines()[0].startswith("running") and text.splitlines()[-1].startswith("done")
+
+
+def test_status_shows_all_sweeps_and_whose_job_a_run_is(shop):
+    shop("launch", "cluster=debug")
+    mine, shop.grid = shop.grid, write_grid(shop.folder, "second", seeds=[0, 1, 2])
+    shop.stub({"sleep": 0.02})
+    shop("launch", "cluster=local", "train.steps=500", "seed=1,2")
+    shop.grid = mine
+    text = shop("launch", "cluster=debug", "train.steps=500", "seed=1")
+    assert "1 of 1 queued by sweep second: python -m sweeps status second" in text
+    assert "nothing to submit" in text and "queued by sweep second" in shop("status", "seed=1")
+    assert "python -m sweeps cancel second" in shop("cancel", "seed=1")
+    assert "nothing has failed" in shop("retry", "seed=1")
+    capture = shop.capsys.readouterr
+    assert sweeps_command.main(["status", f"paths.runs={shop.runs}"]) == 0
+    first, second = capture().out.splitlines()
+    assert first.split()[0] == "count" and second.split()[0] == "second" and "since 0:" in second
+    assert sweeps_command.main(["status", "seed=2", f"paths.runs={shop.runs}", "--json"]) == 0
+    (told,) = json.loads(capture().out)
+    assert told["sweep"] == "second" and [r["label"] for r in told["runs"]] == ["seed=2"]
+    shop.grid = "second"
+    assert json.loads(shop("status", "--json"))["sweep"] == "second"
+    assert "cancelled 2 of 2" in shop("cancel")
+    until(lambda: not pool.states(Sweep(shop.runs, "second"), second), what="the pool's end")
+
+
+def test_a_longer_run_than_was_asked_for_is_of_another_length(shop):
+    shop("launch", "cluster=debug", "train.steps=30")
+    shop("launch", "cluster=debug", "train.steps=20")
+    assert shop("status").count("30/20") == 2 == shop("status").count("other length: 20 steps")
+
+
+def test_a_grid_of_this_folder_is_found_by_its_name(shop, monkeypatch):
+    monkeypatch.chdir(shop.folder)
+    shop("launch", "cluster=debug")
+    for name in ("count", "code", "lock", "Code"):
+        text = yaml.safe_dump({"base": {"train.steps": 20}, "seeds": [0, 1]})
+        (shop.folder / f"{name}.yaml").write_text(text)
+    shop.grid = "count"
+    assert "2 of 2 done" in shop("launch", "cluster=debug") and "2 done" in shop("status")
+    assert "2 runs" in shop("show")
+    for shop.grid in ("code.yaml", "lock.yaml", "Code.yaml"):
+        assert "rename it" in shop("launch", "cluster=debug", code=2)
+
+
+def tree(folder):
+    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != "lock"}
+
+
+def test_a_refused_submission_leaves_nothing_behind(shop, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    refused = ["cluster=local", "cluster.gpus=1"]
+    before = tree(shop.runs)
+    assert "needs 1 GPUs, 0 are visible" in shop("launch", *refused, code=2)
+    assert tree(shop.runs) == before and not (shop.sweep.path).exists()
+    shop.stub({"sleep": 0}, seed0={"fail": 3})
+    shop("launch", "cluster=debug", code=1)
+    before = tree(shop.runs)
+    for command in ("retry", "launch"):
+        shop(command, *refused, *(["seed=5"] if command == "launch" else []), code=2)
+        assert tree(shop.runs) == before
+
+
+def test_a_submission_without_an_answer_stays_noted(shop, monkeypatch):
+    def unsure(*_):
+        raise slurm.Unsure("sbatch had no answer")
+
+    monkeypatch.setattr(slurm, "submit", unsure)
+    monkeypatch.setattr(slurm, "queue", dict)
+    shop("launch", "cluster=slurm", code=2)
+    assert len(shop.sweep.batches()) == 1 and shop.rows()[0].why == "its submission was cut off"
 
 
 def test_a_pool_gives_each_worker_gpus_of_its_own(shop, monkeypatch):
@@ -434,11 +518,13 @@ def test_every_state_is_told_from_disk_and_two_calls(tmp_path, monkeypatch):
         "done", "running", "pending", "failed", "failed", "requeued", "stopped"
     ]  # fmt: skip
     assert asked[0] == "squeue" and len(asked) == 2
-    assert rows["r0004"].why == "OUT_OF_MEMORY 0:125, saved step 0: MemoryError: all of it"
+    assert rows["r0004"].why == (
+        "out of memory (cluster.memory_gb= asks for more), saved step 0: MemoryError: all of it"
+    )
     assert rows["r0003"].why == "ValueError: [red]no[/] second  (experiments/x.py:3)"
     assert (rows["r0001"].step, rows["r0001"].eta, rows["r0002"].why) == (4, 75, "Priority")
     lines = status_table.plain(list(rows.values()))
-    assert "running   r0001  4/10  7 img/s  ETA 1:15  18_1  n1" in lines
+    assert "running   r0001  seed=1  4/10  7 img/s  ETA 1:15  18_1  n1" in lines
     assert (
         status_table.counts(list(rows.values()))
         == "1 running, 2 failed, 1 requeued, 1 pending, 1 stopped, 1 done"
@@ -460,7 +546,115 @@ def test_a_silent_scheduler_is_said_and_launching_is_refused(tmp_path, monkeypat
         "starting",
     }
     with pytest.raises(SweepError, match="nobody knows which runs are live"):
-        run_status.live_anywhere(tmp_path)
+        launch.missing(sweep, list(sweep.runs().values()), print)
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "remarks", "said"),
+    [
+        ("FAILED", "0:9", "", "killed by signal 9 (out of memory?)"),
+        ("FAILED", "137:0", "", "killed by signal 9 (out of memory?)"),
+        ("FAILED", "", "srun: error: n1: task 0: Killed\nsrun: more", "killed by signal 9 (out of memory?)"),
+        ("FAILED", "", "srun: error: n1: tasks 0-3: Segmentation fault (core dumped)", "Segmentation fault"),
+        ("FAILED", "", "srun: error: n1: task 0: Exited with exit code 1", "FAILED"),
+        ("FAILED", "11:0", "", "FAILED with exit code 11"),
+        ("NODE_FAIL", "0:0", "", "its node failed"),
+        ("TIMEOUT", "0:0", "", "its time limit came before it had saved (cluster.time=, cluster.signal_s=)"),
+        ("REVOKED", "", "", "REVOKED"),
+        ("", "", "", "its job is gone"),
+    ],
+)
+def test_what_ended_a_job_is_said_in_words(state, code, remarks, said):
+    assert run_status.in_words(state, slurm.QueueJob("1", state, exit=code), remarks) == said
+
+
+def test_a_held_job_says_how_it_is_released_and_has_no_estimate(tmp_path, monkeypatch):
+    sweep, queue = fake_sweep(tmp_path, 3, monkeypatch)
+    queue["18_2"] = slurm.QueueJob("18_2", "PENDING", "JobHeldUser", "", "many.b")
+    monkeypatch.setattr(slurm, "queue", lambda: queue)
+    rows, _ = run_status.statuses(sweep)
+    held = next(row for row in rows if row.job == "18_2")
+    assert held.why == "held (JobHeldUser): scontrol release 18_2" and held.eta is None
+    assert status_table.to_go(rows) == "more than 1:15 to go"
+
+
+def timed_sweep(root, monkeypatch, done, running, pending, throttle, reason="JobArrayTaskLimit"):
+    """A sweep of 100 steps a run; `done` took (wall, training) seconds, `running` is (elapsed, step, eta)."""
+    sweep, kind = Sweep(root, "timed"), "local" if reason is None else "slurm"
+    count = len(done) + len(running) + pending
+    runs = [make_run(root, f"r{i}", steps=100, args=[f"seed={i}"], varies={}) for i in range(count)]
+    sweep.add("Timed", runs)
+    place = {"throttle": throttle, "workers": throttle}
+    sweep.intend(JobBatch("timed.b", "c", kind, [r.name for r in runs], time.time() - 500, "c", place))
+    sweep.submitted("timed.b", {r.name: f"7_{i}" for i, r in enumerate(runs)})
+    states, now = {}, time.time()
+    for i, run in enumerate(runs):
+        Path(run.folder).mkdir()
+        attempts, spent = sweep.attempts(run.name), [*done, *running]
+        if i < len(spent):
+            append_jsonl(attempts.path, [{"event": "start", "time": now - spent[i][0], "step": 0}])
+            states[run.name] = "RUNNING"
+        if i < len(done):
+            attempts.note("end", how="done")
+            (Path(run.folder) / "summary.json").write_text(
+                json.dumps({"status": "done", "step": 100, "wall_s": done[i][1]})
+            )
+        elif i < len(spent) and spent[i][1] is not None:
+            beat = {"step": spent[i][1], "eta_s": spent[i][2], "time": now}
+            (Path(run.folder) / "status.json").write_text(json.dumps(beat))
+        states.setdefault(run.name, "PENDING")
+    queue = {
+        f"7_{i}": slurm.QueueJob(f"7_{i}", states[r.name], reason or "", "", "timed.b")
+        for i, r in enumerate(runs)
+    }
+    monkeypatch.setattr(slurm, "queue", lambda: queue)
+    monkeypatch.setattr(pool, "states", lambda *_: states)
+    return sweep
+
+
+@pytest.mark.parametrize(
+    ("values", "seconds"),
+    [
+        # Nothing is known of a run that has only begun.
+        (dict(done=[], running=[(3, None, 0)], pending=2, throttle=1), None),
+        # One at a time: 50 s are left of this one, which takes 100, and three more follow.
+        (dict(done=[], running=[(50, 50, 50)], pending=3, throttle=1), 350),
+        # The steps are done, the last evaluation is not: 150 s each, as the first took.
+        (dict(done=[(150, 100)], running=[(120, 100, 0)], pending=3, throttle=1), 30 + 3 * 150),
+        # Two places: the throttle is what they wait for, or as many as run now.
+        (dict(done=[(100, 90)], running=[(60, 50, 40)], pending=3, throttle=2), 200),
+        (dict(done=[(100, 90)], running=[(60, 50, 40)], pending=2, throttle=9, reason="Resources"), 240),
+        # A pool's places are its workers.
+        (dict(done=[(100, 90)], running=[(60, 50, 40)], pending=3, throttle=2, reason=None), 200),
+        # A run slower than those before it says so itself.
+        (dict(done=[(100, 90)], running=[(60, 10, 540)], pending=0, throttle=1), 540),
+        # All wait: the throttle's places are free.
+        (dict(done=[(100, 90)], running=[], pending=4, throttle=2), 200),
+    ],
+)  # fmt: skip
+def test_the_estimate_counts_what_waits_what_is_scored_and_how_many_run_at_once(
+    tmp_path, monkeypatch, values, seconds
+):
+    sweep = timed_sweep(tmp_path, monkeypatch, **values)
+    rows, _ = run_status.statuses(sweep)
+    told = status_table.as_json(sweep, rows, "")
+    assert told["eta"] == (seconds if seconds is None else pytest.approx(seconds, abs=2))
+    assert 500 <= told["elapsed"] <= 510 and json.loads(json.dumps(told)) == told
+    # One filtered run has the estimate that it has among all.
+    last = rows[-1].run if rows[-1].live else rows[0].run
+    (alone,), _ = run_status.statuses(sweep, [last])
+    (among,) = (row for row in rows if row.run == last)
+    assert alone.eta == (None if among.eta is None else pytest.approx(among.eta, abs=2))
+
+
+def test_rows_bear_what_axes_or_launches_varied(tmp_path):
+    words = [["train.lr=1e-3", "train.steps=5"], ["train.lr=1e-4"], ["train.lr=1e-3", "backbone=dit"]]
+    runs = [make_run(tmp_path, f"r{i}", args=[f"paths.runs={tmp_path}", *w]) for i, w in enumerate(words)]
+    rows = [run_status.RunStatus(run, "new", steps=1) for run in runs]
+    said = [re.split(" {2,}", line)[2] for line in status_table.plain(rows)]
+    assert said == ["train.lr=1e-3", "train.lr=1e-4", "train.lr=1e-3 backbone=dit"]
+    text = draw(status_table.table("g", rows, 100), 100)
+    assert "train.lr backbone" in text and "1e-4 -" in text
 
 
 def test_two_thousand_runs_are_one_table(tmp_path, monkeypatch):
@@ -513,13 +707,19 @@ def test_the_table_fits_the_terminal(tmp_path, monkeypatch, width):
         (["launch", "route_placement", "backbone=mmaba"], "did you mean backbone=mamba"),
         (["launch", "route_placement", "route=8-2"], "route=8-2"),
         (["launch", "route_placement", "--throttle", "0"], "throttle=0"),
-        (["launch", "route_placement", "scale=paper", "cluster=debug"], "needs data.path=FOLDER (python"),
-        (["launch", "route_placement", "scale=paper", "data.path=/no/where"], "/no/where is not there"),
+        (["launch", "route_placement", "scale=paper", "cluster=debug"], "data.path=FOLDER"),
+        (["launch", "route_placement", "scale=paper", "data.path=/no/where"], "/no/where is no folder"),
+        (["launch", "route_placement", "clustr=debug"], "did you mean cluster"),
+        (["launch", "route_placement", "backbon=dit"], "did you mean backbone?"),
+        (["launch", "route_placement", "train.learning_rate=1"], "did you mean train.lr?"),
+        (["launch", "route_placement", "dry=ful"], "did you mean full"),
+        (["launch", "route_placement", "train.graphs=true", "cluster=debug"], "here are 1 on cpu"),
         (["status", "nothing"], "no sweep 'nothing' was launched"),
         (["status", "nothing", "x"], "is no override"),
     ],
 )  # fmt: skip
-def test_wrong_commands_are_one_sentence(words, said, tmp_path, capsys):
+def test_wrong_commands_are_one_sentence(words, said, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert sweeps_command.main([*words, f"paths.runs={tmp_path}"]) == 2
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1 and err.startswith("error: ")

@@ -19,7 +19,6 @@ os.environ["OMP_NUM_THREADS"] = OPTIONS["threads"]
 
 import torch  # noqa: E402
 
-from backbones import elementwise  # noqa: E402
 from backbones.ops import biwkv, conv, dispatch, native, ssd  # noqa: E402
 from backbones.sizes import parse_size  # noqa: E402
 from experiments.benchmark.bench_options import BenchOptions  # noqa: E402
@@ -75,15 +74,19 @@ def ops():
                       [tokens(width), tokens(width), draw(width, t=f32), draw(width, t=f32)]),
             "ssd": (lambda p, d, a, s: ssd.ssd_packed(p, d.sigmoid(), -a.exp(), s, width=SIZE.headdim),
                     [tokens(mixed), draw(BATCH, n, heads, t=f32), draw(heads, t=f32), draw(heads, t=f32)]),
-            "gated RMS norm": (elementwise.gated_rms_norm, [tokens(inner), tokens(inner), draw(inner, t=f32)]),
+            "adaLN": (lambda x, a, b, y=layout: native.adaln(x, a, b, y.reorder("raster:reversed")),
+                      [draw(BATCH, n, width, t=f32), *(draw(BATCH, 1, width, t=f32) for _ in range(2))]),
+            "gated sum": (lambda x, g, y, z=layout: native.gated_sum(x, g, y, z.reorder("raster:reversed")),
+                          [draw(BATCH, n, width, t=f32), draw(BATCH, 1, width, t=f32), tokens(width)]),
+            "gated RMS norm": (native.gated_rms_norm, [tokens(inner), tokens(inner), draw(inner, t=f32)]),
             "convolution + SiLU": (lambda x, w, b, p=place: conv.causal_conv(x, w, b, p, activation="silu"),
                                    [tokens(mixed), draw(mixed, 4, t=f32), draw(mixed, t=f32)]),
-            "shift + mix": (lambda x, m, y=layout: torch.stack(elementwise.shift_mixtures(
+            "shift + mix": (lambda x, m, y=layout: torch.stack(native.shift_mix(
                                 x, y.neighbours(), m, y.grid if y.is_full else None)),
                             [tokens(width), draw(3, width, t=f32)]),
-            "GELU": (elementwise.gelu, [tokens(4 * width)]),
-            "squared ReLU": (elementwise.squared_relu, [tokens(4 * width)]),
-            "sigmoid gate": (elementwise.sigmoid_gate, [tokens(width), tokens(width)]),
+            "GELU": (native.gelu, [tokens(4 * width)]),
+            "squared ReLU": (native.squared_relu, [tokens(4 * width)]),
+            "sigmoid gate": (native.sigmoid_gate, [tokens(width), tokens(width)]),
         }  # fmt: skip
         for name, (function, given) in cases.items():
             probe = torch.randn_like(function(*given))

@@ -111,9 +111,9 @@ E
   local gres="" k
   : >"$LAB/etc/gres.conf"
   if ((GPUS > 0)) && make_fake_gpus; then
-    gres="Gres=gpu:$GPUS"
+    gres="Gres=gpu:a100:$GPUS"  # a type, so that gpus: a100:1 is asked for as on a real one
     echo "GresTypes=gpu" >>"$LAB/etc/slurm.conf"
-    printf 'AutoDetect=off\nName=gpu File=%s\n' "$FAKE" >"$LAB/etc/gres.conf"
+    printf 'AutoDetect=off\nName=gpu Type=a100 File=%s\n' "$FAKE" >"$LAB/etc/gres.conf"
   fi
   for k in $(seq "$NODES"); do
     echo "NodeName=n$k NodeHostName=localhost NodeAddr=$ADDR Port=$((PORT + 1 + k)) CPUs=$CPUS RealMemory=$MEM $gres State=UNKNOWN"
@@ -192,11 +192,14 @@ start_db() {
 }
 
 start() {
-  local t0=$EPOCHREALTIME k
+  local t0=$EPOCHREALTIME k tool
+  for tool in munged slurmctld slurmd sbatch; do
+    command -v $tool >/dev/null || { say "$tool is not here: apt-get install slurm-wlm munge"; exit 2; }
+  done
   mkdir -p "$LAB"/{munge,etc,state,log,run,bin,dev}
   for k in $(seq "$NODES"); do mkdir -p "$LAB/spool/n$k"; done
   chmod 755 "$LAB" "$LAB/munge"      # munged refuses a socket directory others can write
-  if [[ -f $LAB/run/slurmctld.pid ]] && alive "$(<"$LAB/run/slurmctld.pid")"; then say "already running"; return 0; fi
+  if [[ -f $LAB/run/slurmctld.pid ]] && alive "$(<"$LAB/run/slurmctld.pid")"; then say "already running: source $LAB/env.sh"; return 0; fi
   if [[ ! -f $LAB/munge/key ]]; then (umask 077; head -c 1024 /dev/urandom >"$LAB/munge/key"); fi
   if [[ $ETC_HOSTS == 1 && -w /etc/hosts ]] && ! grep -q '# slurm-lab$' /etc/hosts; then
     local own=""; getent ahostsv4 "$HOST" >/dev/null || own="$HOST "
@@ -211,7 +214,8 @@ start() {
   wait_for 30 slurmctld scontrol -Q ping
   for k in $(seq "$NODES"); do spawn "slurmd.n$k" slurmd -D -N "n$k"; done
   wait_for 30 nodes all_idle
-  say "up in $(awk -v a="$t0" -v b="$EPOCHREALTIME" 'BEGIN{printf "%.1f", b-a}') s: source $LAB/env.sh"
+  say "up in $(awk -v a="$t0" -v b="$EPOCHREALTIME" 'BEGIN{printf "%.1f", b-a}') s, $NODES nodes; to use it in this shell, type"
+  say "  source $LAB/env.sh && sinfo"
 }
 
 end_pid() { # end_pid FILE: end the process we started, and only if it still is ours

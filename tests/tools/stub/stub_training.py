@@ -5,6 +5,7 @@ It reads `stub.json` in the folder of runs: {"*": {...}, "3": {...}} by seed, wi
 """
 
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 from experiments.config.compose import load
 from experiments.runtime import signals
 from experiments.runtime.command import Interrupted
+from experiments.runtime.console import append_jsonl
 from experiments.runtime.files import atomic_write
 from experiments.runtime.locks import locked
 from sweeps import run_folder
@@ -69,6 +71,11 @@ def work(config, folder, options, write):
         reason = None if options.get("deaf") else agreed(signals.requested())
         if step % options["save_every"] == 0 or reason or step == steps:
             save()
+        every = config.eval.get("every")
+        if write and every and (step % every == 0 or step == steps):
+            value = 1 + abs(math.log10(config.train.lr / 1e-3)) + 1 / step
+            line = {"metric": "FD", "key": "fd", "value": value, "step": step}
+            append_jsonl(folder / "scores.jsonl", [line])
         tell("running", images_per_s=10.0, eta_s=(steps - step) * options["sleep"])
         if reason and step < steps:
             tell("preempted")

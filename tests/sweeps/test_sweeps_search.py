@@ -1,0 +1,188 @@
+"""Searches: trials asked and told, killed and gone on with, pruned, and what is refused."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import yaml
+from slurm_lab import COMMANDS, STUB, until, use_stubs, write_grid
+from small import ROOT
+
+from sweeps import sweeps_command
+from sweeps.jobs import pool
+from sweeps.jobs.sweep_folder import Sweep
+from sweeps.planning import grid
+from sweeps.search import summary
+
+pytest.importorskip("optuna")
+OVER = {
+    "start": {"low": 0, "high": 3}, "end": [8, 9], "rate": {"low": 0.25, "high": 0.75, "step": 0.25},
+    "train.lr": {"low": 1e-5, "high": 1e-1, "log": True},
+}  # fmt: skip
+BASE = {"train.steps": 4, "eval.every": 2, "route": "{start}-{end}@{rate}"}
+
+
+@pytest.fixture(autouse=True)
+def stubs(monkeypatch):
+    monkeypatch.syspath_prepend(str(STUB))
+    use_stubs(monkeypatch)
+
+
+def make(folder, name="seek", steps=4, trials=3, sleep=0.0, **changes):
+    runs = folder / "runs"
+    runs.mkdir(exist_ok=True)
+    (runs / "stub.json").write_text(json.dumps({"*": {"sleep": sleep}}))
+    values = {"base": BASE | {"train.steps": steps}, "seeds": [0], "search": {"trials": trials, "over": OVER}}
+    return [write_grid(folder, name, **values | changes), f"paths.runs={runs}"], Sweep(runs, name)
+
+
+def trials(sweep):
+    return [line.split() for line in summary(sweep) if line.startswith("trial")]
+
+
+def test_trials_are_asked_and_told_and_go_on_to_a_larger_number(tmp_path, capsys):
+    words, sweep = make(tmp_path)
+    assert sweeps_command.main(["launch", *words, "cluster=debug"]) == 0
+    out = capsys.readouterr().out
+    assert "best of fd: trial" in out and [t[2] for t in trials(sweep)] == ["complete"] * 3
+    # Values that are filled into the route, and a key that stands for itself, reach the run.
+    for run in sweep.runs().values():
+        assert run.varies["route"].count("@") == 1 and 1e-5 <= float(run.varies["train.lr"]) <= 1e-1
+    assert sweeps_command.main(["launch", *words, "cluster=debug", "--trials", "5"]) == 0
+    assert len(trials(sweep)) == 5
+    capsys.readouterr()
+    assert sweeps_command.main(["status", *words]) == 0
+    out = capsys.readouterr().out
+    assert "search: 5 complete" in out and "best of fd: trial" in out
+    best = min(float(t[3]) for t in trials(sweep))
+    assert f" {best:.4g} " in out.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_a_killed_coordinator_goes_on_and_bad_trials_are_pruned(tmp_path):
+    words, sweep = make(tmp_path, steps=100, trials=14, sleep=0.03)
+    call = [sys.executable, "-m", "sweeps", "launch", *words, "cluster=local", "cluster.workers=2"]
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{STUB}"}
+    for seen in (2, 5):
+        with subprocess.Popen(call, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL) as coordinator:
+            until(lambda n=seen: len(trials(sweep)) > n and trials(sweep)[n][-1].startswith("dit"))
+            coordinator.send_signal(signal.SIGKILL)
+    done = subprocess.run(call, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    assert "go on" in done.stdout and "pruned  at step" in done.stdout
+    found = trials(sweep)
+    assert len(found) == 14 and {t[2] for t in found} == {"complete", "pruned"}
+    runs = list((tmp_path / "runs").glob("dit-*"))
+    assert {r.name for r in runs} == {t[-1] for t in found}
+    for run in runs:  # trained once, or stopped on the way
+        ends = run / "ends.txt"
+        assert not ends.exists() or len(ends.read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "more", "said"),
+    [
+        ({"search": {"metric": "fdd", "over": OVER}}, [], "did you mean fd"),
+        ({"search": {"over": {"train.lr": {"low": 1}}}}, [], "is no range"),
+        ({"search": {"over": {"train.lr": {"low": 2, "high": 1}}}}, [], "is no range"),
+        ({"search": {"ovr": OVER}}, [], "did you mean over"),
+        ({"search": {"over": OVER}, "seeds": [0, 1]}, [], "give one seed"),
+        ({"search": {"metric": "kid", "over": OVER}}, [], "'kid': expected one of fd"),
+        ({}, ["--trials", "0"], "at least 1"),
+        ({}, ["train.lr=1"], "leave the word out"),
+        ({}, ["train.stesp=1"], "did you mean train.steps"),
+    ],
+)
+def test_wrong_searches_are_refused_before_the_first_trial(changes, more, said, tmp_path, capsys):
+    words, sweep = make(tmp_path, **changes)
+    assert sweeps_command.main(["launch", *words, *more, "cluster=debug"]) == 2
+    err = capsys.readouterr().err.splitlines()
+    assert said in err[-1] and err[-1].startswith("error: ") and len(err) == 2
+    assert not sweep.path.exists()
+
+
+def test_trials_of_a_grid_without_search_and_a_missing_optuna_are_sentences(
+    tmp_path, capsys, monkeypatch
+):
+    words = ["cluster=debug", f"paths.runs={tmp_path}"]
+    assert sweeps_command.main(["launch", "route_placement", "--trials", "3", *words]) == 2
+    assert "has no search section" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    assert sweeps_command.main(["launch", "search_route", *words]) == 2
+    assert "pip install 'optuna>=4'" in capsys.readouterr().err
+
+
+def test_a_search_is_planned_at_a_corner(tmp_path, capsys):
+    words = [f"paths.runs={tmp_path}", "dry=true"]
+    assert sweeps_command.main(["launch", "search_route", "--trials", "7", *words]) == 0
+    out = capsys.readouterr().out
+    assert "7 trials over start, end, rate, train.lr" in out and "_0-11@0.25_s0" in out
+    assert not (tmp_path / ".sweeps").exists()
+
+
+# --- grids in Python ------------------------------------------------------------------------------
+
+
+def test_a_python_grid_yields_overrides_runs_its_own_command_and_is_kept(tmp_path, capsys):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from pathlib import Path\n"
+        "def cells():\n    for lr in (1, 2):\n        yield {'train.lr': lr / 1000, 'route': f'{lr}-8'}\n"
+        "def tell(words):\n    Path(words[0]).parent.mkdir(parents=True, exist_ok=True)\n"
+        "    Path(words[0]).write_text(Path(__file__).parent.name)\n"
+        f"base = {{'train.steps': 2}}\ncommands = {{'train': {COMMANDS['train']!r}, 'tell': tell}}\n"
+        "stages = [{'name': 'note', 'of': 'train', 'command': 'tell', 'args': ['{out}']}]\n"
+    )
+    words = [str(path), f"paths.runs={tmp_path / 'runs'}"]
+    sweep = Sweep(tmp_path / "runs", "mine")
+    for _ in range(2):  # the second stage waits for the first
+        assert sweeps_command.main(["launch", *words, "cluster=local"]) == 0
+        until(lambda: all(map(sweep.is_done, sweep.runs().values())), what="the runs")
+    assert "mine.py is code: it is executed" in capsys.readouterr().err
+    assert {r.varies["route"] for r in sweep.runs().values() if r.trains} == {"1-8", "2-8"}
+    # The job ran the file that was submitted.
+    batch = sweep.batches()[-1]
+    assert {p.read_text() for p in (sweep.path / "outputs").iterdir()} == {batch.code}
+    assert (sweep.snapshots / batch.code / "mine.py").read_text() == path.read_text()
+    # By the name alone nobody has said that its code may be run.
+    assert sweeps_command.main(["retry", "mine", words[1]]) == 2
+    assert "type python -m sweeps retry PATH/mine.py" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import nothing_there", "ModuleNotFoundError"),
+        ("def cells():\n    yield 3", "TypeError"),
+        ("axes = {'seed': 1}", "must be a list of values"),
+        ("cells = [{'rout': 'none'}]", "did you mean route"),
+        ("def cells():\n    while True:\n        yield {}", "more than 10000 cells"),
+    ],
+)
+def test_wrong_python_grids_are_one_sentence(text, said, tmp_path, capsys):
+    (tmp_path / "bad.py").write_text(text)
+    assert sweeps_command.main(["launch", str(tmp_path / "bad.py"), "dry=true"]) == 2
+    err = capsys.readouterr().err.splitlines()
+    assert said in err[-1] and err[-1].startswith("error: ") and len(err) == 2
+
+
+def test_yaml_names_no_code(tmp_path):
+    path = tmp_path / "g.yaml"
+    path.write_text(yaml.safe_dump({"commands": {"x": "os:system"}}))
+    with pytest.raises(grid.SweepError, match="unknown key 'commands'"):
+        grid.load(str(path))
+    with pytest.raises(grid.SweepError, match="there is no such file"):
+        grid.load("route_placement.py")
+
+
+def test_pools_of_one_sweep_take_gpus_that_are_free(tmp_path, monkeypatch):
+    sweep = Sweep(tmp_path, "g")
+    folder = sweep.pool("b")
+    folder.mkdir(parents=True)
+    (folder / "state.json").write_text(json.dumps({"runs": {}, "gpus": ["0", "2"]}))
+    assert pool._busy(sweep) == set()
+    with pool.locked(folder):
+        assert pool._busy(sweep) == {"0", "2"}
