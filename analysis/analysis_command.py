@@ -1,4 +1,4 @@
-"""`python -m analysis`: report, tables, figures, publish, compare, similarity, notebooks, list."""
+"""`python -m analysis`: the commands that turn run folders into tables, figures and pages."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ _EXAMPLES = """\
 examples:
   python -m analysis report runs                    runs/report.html: one page, opens from disk
   python -m analysis tables runs --out results      every table as .md .tex .csv .html
+  python -m analysis tables runs --only main --columns Dense "+ TREAD" 5 --width 5.5
   python -m analysis figures runs --only route_placement  pictures as .pdf .png .csv
   python -m analysis compare RUN_A RUN_B            what differs in config and scores
   python -m analysis similarity runs --routed       layer similarity of every run, beside its
   weights
+  python -m analysis guidance-scale DENSE_s0 DENSE_s1 ROUTED_s0  w_eff by noise level, beside the
+  weights; a dense run of another seed is the instrument
 """
 
 
@@ -42,12 +45,18 @@ def parser() -> argparse.ArgumentParser:
         _source(command)
         command.add_argument("--out", type=Path, help=f"folder to write (default: RUNS/{name})")
         command.add_argument("--only", nargs="+", metavar="NAME", help="some of them, by name")
-    commands.choices["tables"].add_argument(
-        "--all", action="store_true", help="also tables without a number of ours"
+    table = commands.choices["tables"]
+    table.add_argument(
+        "--all", action="store_true", help="also tables and rows without a number of ours"
     )
-    commands.choices["tables"].add_argument(
-        "--print", action="store_true", help="print Markdown instead of writing"
+    table.add_argument(
+        "--columns", nargs="+", metavar="NAME", help="some columns, by heading or number from 0"
     )
+    table.add_argument(
+        "--width", type=float, default=6.8, choices=(3.3, 5.5, 6.8),
+        help="inches of text in a line of your page: wider tables continue below (6.8)",
+    )  # fmt: skip
+    table.add_argument("--print", action="store_true", help="print Markdown instead of writing")
     publish = commands.add_parser(
         "publish", help="a folder of tables, figures and records, and the pages that show them"
     )
@@ -62,6 +71,11 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument("second", type=Path, metavar="RUN_B")
     _similarity(
         commands.add_parser("similarity", help="layer similarity of runs, stored beside them")
+    )
+    _guidance_scale(
+        commands.add_parser(
+            "guidance-scale", help="effective guidance scale of runs, stored beside them"
+        )
     )
     notebooks = commands.add_parser(
         "notebooks", help="execute the notebooks and write them as .ipynb"
@@ -101,6 +115,20 @@ def _similarity(command: argparse.ArgumentParser) -> None:
     command.add_argument("--routed", action="store_true", help="also routed against staying tokens")
 
 
+def _guidance_scale(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "runs", type=Path, nargs="+", metavar="RUN",
+        help="run folders, folders of them, or exported .safetensors: measured together",
+    )  # fmt: skip
+    command.add_argument("--against", metavar="RUN[@STEP]", help="also every run over this one")
+    command.add_argument("--samples", type=int, default=2000, help="held-out samples (2000)")
+    command.add_argument("--batch", type=int, default=64, help="samples per pass (64)")
+    command.add_argument(
+        "--levels", type=float, nargs="+", help="noise levels sigma/alpha over the data's std"
+    )
+    command.add_argument("--out", type=Path, help="folder for a figure and a table of all runs")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code (2 for a user's mistake)."""
     return run_command(_dispatch, arguments)
@@ -119,6 +147,7 @@ _MODULES = {
     "publish": "analysis.publish",
     "compare": "analysis.runs.compare",
     "similarity": "analysis.similarity",
+    "guidance-scale": "analysis.guidance_scale",
     "notebooks": "analysis.notebook_files",
     "list": "analysis.runs.run_records",
 }

@@ -24,15 +24,7 @@ from analysis.runs.cells import Study, study_for_command
 from analysis.runs.run_files import environment
 from analysis.runs.run_records import AnalysisError
 from analysis.tables.render import frame_csv
-from analysis.tables.table import (
-    FEW_NOTE,
-    MISSING_NOTE,
-    NOT_RUN,
-    Row,
-    Table,
-    markdown,
-    markdown_escape,
-)
+from analysis.tables.table import NOT_RUN, markdown, markdown_escape
 from experiments.runtime.files import atomic_write
 
 # What a run leaves but for its weights: enough for every table.
@@ -43,6 +35,7 @@ RECORDS = (
     "summary.json",
     "scores.jsonl",
     "metrics.jsonl",
+    "guidance_scale.json",
 )
 # Of the lowest seed alone: they are most of the bytes and say the same for each seed.
 PICTURES = ("similarity.npz", "samples/final.png")
@@ -70,7 +63,7 @@ def publish(study: Study, folder: Path, pages: Sequence[Path] = ()) -> list[str]
     filled = [
         (page, fill(page.read_text(encoding="utf-8"), study)) for page in _pages(folder, pages)
     ]
-    given = [table for table in tables.make_all(study) if table.covered]
+    given = [table.only(ours=True) for table in tables.make_all(study) if table.covered]
     tables.save(given, folder / "tables")
     plots = figures.make_all(study)
     figures.save(plots, folder / "figures")
@@ -136,7 +129,10 @@ def fill(text: str, study: Study) -> str:
 
     def block(match: re.Match[str]) -> str:
         what = match[2].split()
-        body = facts(study) if what == ["facts"] else _table(what[1:], study)
+        if what != ["facts"]:
+            return f"{match[1]}\n{_table(what[1:], study)}\n{match[3]}"
+        # What a machine or a commit is called may hold anything.
+        body = "".join(f"- {markdown_escape(line)}\n" for line in facts(study))
         return f"{match[1]}\n{body}\n{match[3]}"
 
     return _BLOCK.sub(block, text)
@@ -151,19 +147,20 @@ def _table(words: list[str], study: Study) -> str:
             rows = [row for row in table.rows if _is_wanted(row.group, kind, text)]
             table = dataclasses.replace(table, rows=tuple(rows))
         elif found := _COLUMNS.fullmatch(word):
-            table = _cut(table, [int(number) for number in found[1].split(",")])
+            places = [int(number) for number in found[1].split(",")]
+            if max(places) >= len(table.columns):
+                raise AnalysisError(
+                    f"a page asks for column {max(places)} of table {table.name}, which has 0 to "
+                    f"{len(table.columns) - 1}"
+                )
+            table = table.only(places)
         else:
             raise AnalysisError(
                 f"a page asks for table {name} {word}; options are `ours`, `group=START`, "
                 "`having=WORD` (of a group's heading) and `columns=0,2,3`"
             )
-    shown = [entry for row in table.rows for entry in row.entries]
-    idle = {MISSING_NOTE} if not any(entry.is_missing for entry in shown) else set()
-    if not any(entry.few for entry in shown):
-        idle.add(FEW_NOTE)
-    table = dataclasses.replace(table, notes=tuple(n for n in table.notes if n not in idle))
     # The page has headings of its own.
-    return markdown(table).split("\n", 2)[2]
+    return markdown(table.only()).split("\n", 2)[2]
 
 
 def _is_wanted(group: str, kind: str, text: str) -> bool:
@@ -172,29 +169,17 @@ def _is_wanted(group: str, kind: str, text: str) -> bool:
     return text in group if kind == "having" else group != NOT_RUN
 
 
-def _cut(table: Table, places: Sequence[int]) -> Table:
-    if max(places) >= len(table.columns):
-        raise AnalysisError(
-            f"a page asks for column {max(places)} of table {table.name}, which has 0 to "
-            f"{len(table.columns) - 1}"
-        )
-    columns = tuple(table.columns[place] for place in places)
-    rows = tuple(Row(row.group, tuple(row.entries[p] for p in places)) for row in table.rows)
-    return dataclasses.replace(table, columns=columns, rows=rows)
-
-
-def facts(study: Study) -> str:
-    """Say from which code, machine and versions the runs came, as a Markdown list."""
+def facts(study: Study) -> list[str]:
+    """Say from which code, machine and versions the runs came, in a few lines."""
     about = [environment(Path(str(path))) for path in study.runs["path"]]
     hours = float(study.runs["wall_s"].fillna(0).sum()) / 3600
-    lines = [f"- {len(about)} finished runs, {hours:.1f} hours of training in all"]
+    lines = [f"{len(about)} finished runs, {hours:.1f} hours of training in all"]
     for key, label in (("git", "commit"), ("device", "device"), ("python", "Python")):
-        lines.append(f"- {label}: {_counted([entry.get(key) for entry in about])}")
+        lines.append(f"{label}: {_counted([entry.get(key) for entry in about])}")
     versions = [dict(entry.get("packages") or {}) for entry in about]
-    lines.append(f"- torch: {_counted([entry.get('torch') for entry in versions])}")
-    lines.append(f"- threads: {_counted([entry.get('threads') for entry in about])}")
-    # What a machine or a commit is called may hold anything.
-    return "\n".join(f"- {markdown_escape(line[2:])}" for line in lines) + "\n"
+    lines.append(f"torch: {_counted([entry.get('torch') for entry in versions])}")
+    lines.append(f"threads: {_counted([entry.get('threads') for entry in about])}")
+    return lines
 
 
 def _counted(values: list[Any]) -> str:

@@ -1,16 +1,19 @@
 """One self-contained HTML page that opens from disk, without server or network.
 
-Figures are embedded as SVG, sample grids as PNG, style and script are inline; a content security
-policy by hash forbids everything else. Tables sort and filter. Every string from a run is escaped.
+It opens on the answer: the main table and one figure. Figures are embedded as SVG, sample grids as
+PNG, style and script are inline; a content security policy by hash forbids everything else. Tables
+sort, and the page filters by backbone, route and scale. Every string from a run is escaped.
 """
 
 from __future__ import annotations
 
 import argparse
 import base64
+import dataclasses
 import hashlib
 import io
-from collections import Counter
+import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +26,29 @@ from PIL import Image
 from analysis import figures, tables
 from analysis.figures.sample_grids import picture
 from analysis.figures.style import Plot
+from analysis.publish import facts
 from analysis.runs import compare
-from analysis.runs.cells import Base, Study, study_for_command
-from analysis.runs.run_files import environment
+from analysis.runs.cells import Study, study_for_command
 from analysis.runs.run_records import AnalysisError
 from analysis.runs.statistics import ENOUGH_SEEDS
 from analysis.tables.equal_cost import headline_cell
 from analysis.tables.render import frame_csv, to_html
-from analysis.tables.score_entries import Memory, after, difference, metric_decimals, score
+from analysis.tables.score_entries import after, metric_decimals
 from analysis.tables.table import Column, Entry, Table, build, plain, words
-from experiments.runtime.files import atomic_write
+from experiments.runtime.console import Console
+from experiments.runtime.files import atomic_write, check_replaceable
 
 TEMPLATES = Path(__file__).with_name("templates")
 _MOST_GRIDS = 48
-_PICKS = ("Backbone", "Route", "Data")
+# What the whole page can be filtered by.
+_PICKS = ("Backbone", "Route", "Scale", "Data")
 
 
 def write(
-    source: Study | pd.DataFrame | str | Path, out: str | Path, title: str | None = None
+    source: Study | pd.DataFrame | str | Path,
+    out: str | Path,
+    title: str | None = None,
+    say: Callable[[str], object] = str,
 ) -> Path:
     """Write the report.
 
@@ -48,6 +56,7 @@ def write(
         source: Runs folder, loaded runs or a study.
         out: The HTML file to write.
         title: Heading; None names the folder.
+        say: Called with the name of each of the `STAGES` parts as it is done.
 
     Returns:
         The path written.
@@ -57,18 +66,28 @@ def write(
     """
     study = Study.of(source)
     path = Path(out)
-    atomic_write(path, html(study, title))
+    atomic_write(path, html(study, title, say))
     return path
 
 
-def html(study: Study, title: str | None = None) -> str:
+def html(study: Study, title: str | None = None, say: Callable[[str], object] = str) -> str:
     """Return the report as one HTML document."""
-    made = tables.make_all(study)
-    drawn = figures.make_all(study)
+    made: dict[str, Table] = {}
+    for name, builder in tables.TABLES.items():
+        made[name] = builder(study)
+        say(f"table {name}")
+    drawn: dict[str, dict[str, Any]] = {}
+    for name, draw in figures.FIGURES.items():
+        if (plot := draw(study)) is not None:
+            drawn[name] = _figure(plot)
+        say(f"figure {name}")
     css, js, page = (
         (TEMPLATES / f"report.{kind}").read_text(encoding="utf-8") for kind in ("css", "js", "html")
     )
-    every = runs_table(study)
+    cards, without = _headlines(study)
+    answer = _answer(made["main"])
+    # What compares the two kinds of runs at a glance, else whatever there is.
+    first = next((name for name in ("overview", "convergence") if name in drawn), None)
     grids, more = _grids(study)
     attrs = study.runs.attrs
     context = {
@@ -81,22 +100,32 @@ def html(study: Study, title: str | None = None) -> str:
         "unfinished": attrs.get("unfinished", []),
         "damaged": attrs.get("damaged", []),
         "facts": _facts(study),
-        "cards": [_card(study, base) for base in study.bases if base.dense and base.auto()],
-        "figures": [_figure(plot) for plot in drawn],
-        "tables": [_table(table) for table in made if table.covered],
-        "published": [_table(table) for table in made if not table.covered],
+        "answer": _table(answer) if answer.rows else None,
+        "answer_figure": drawn.pop(first) if first else None,
+        "cards": cards,
+        "without": without,
+        "figures": list(drawn.values()),
+        "tables": [_table(table.only(ours=True)) for table in made.values() if table.covered],
+        "published": [_table(table) for table in made.values() if not table.covered],
         "grids": grids,
         "more_grids": more,
-        "runs_table": Markup(to_html(every)),
-        "picks": _picks(study, [column.label for column in every.columns]),
+        "runs_table": Markup(to_html(runs_table(study))),
+        "picks": {
+            label: options for label in _PICKS if len(options := _values(study, label.lower())) > 1
+        },
         "varying": _varying(study.runs),
         "common": sorted(compare.common(study.runs).items()),
-        "machines": _machines(study.runs),
+        "machines": facts(study) if len(study.runs) else [],
         "enough": ENOUGH_SEEDS,
     }
     context["sections"] = _sections(context)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False)
+    say("samples and runs")
     return environment.from_string(page).render(context)
+
+
+# Parts of the work that `say` hears of.
+STAGES = len(tables.TABLES) + len(figures.FIGURES) + 1
 
 
 def _hash(text: str) -> str:
@@ -108,7 +137,7 @@ def _uri(content: bytes, kind: str) -> str:
 
 
 def _sections(context: dict[str, Any]) -> list[tuple[str, str]]:
-    sections = [("overview", "Overview"), ("figures", "Figures"), ("tables", "Tables")]
+    sections = [("answer", "Answer"), ("figures", "Figures"), ("tables", "Tables")]
     sections += [("samples", "Samples")] if context["grids"] else []
     sections += [("runs", "Runs"), ("configs", "Configs")]
     sections += (
@@ -127,44 +156,56 @@ def _facts(study: Study) -> list[str]:
 
 
 def _values(study: Study, column: str) -> list[str]:
-    return sorted(map(str, set(study.runs[column].dropna()))) if column in study.runs else []
+    known = study.runs[column].dropna() if column in study.runs else ()
+    return sorted({str(value) for value in known if value != "none"})
 
 
-def _card(study: Study, base: Base) -> dict[str, Any]:
-    dense, routed = base.pair()
-    assert dense is not None and routed is not None
-    speedups = headline_cell(study, base, dense, routed)
-    steps, macs, hours = (plain(speedups[key]) for key in ("step", "macs", "hours"))
-    gap = difference(base, routed, dense)
-    factor = speedups["macs"]
-    if factor.value is None:
-        big, what = macs, "the dense run's best score"
-    elif factor.few:
-        big = f"{factor.seeds} seeds" if factor.of != factor.n else f"n={factor.n}"
-        what = "reached the dense run's best score: too few for a factor"
-    else:
-        big = factor.number(factor.value) + factor.unit
-        what = f"fewer training FLOPs to the dense run's best score (n={factor.seeds})"
-    return {
-        "backbone": str(base.any.first("backbone")),
-        "label": f"{base.label}: {routed.treatment}{after([dense, routed])}",
-        "big": big,
-        "line": what,
-        "facts": [
-            ("FLOPs", macs),
-            ("steps", steps),
-            ("hours", hours),
-            ("dense", plain(score(base, dense))),
-            ("routed", plain(score(base, routed))),
-            ("difference", plain(gap)),
-            *zip(
-                ("memorisation, dense", "memorisation, routed"),
-                map(plain, Memory.of(study).entries(base, dense, routed)),
-                strict=False,
-            ),
-            ("metric", base.metric),
-        ],
-    }
+def _answer(main: Table) -> Table:
+    """Return our columns of the main table, and its rows with a difference of enough seeds."""
+    own = [
+        place
+        for place, column in enumerate(main.columns)
+        if not column.published and not column.label.startswith("Params")
+    ]
+    deltas = [i for i, column in enumerate(main.columns) if column.label.startswith("\u0394")]
+    rows = [
+        row
+        for row in main.rows
+        if any(row.entries[i].n is not None and not row.entries[i].few for i in deltas)
+    ]
+    left = len(main.only(ours=True).rows) - len(rows)
+    more = f"{left} settings more have no difference of {ENOUGH_SEEDS} seeds: see the main table."
+    notes = (*([more] if left else []), *main.notes)
+    table = dataclasses.replace(main, name="answer", rows=tuple(rows), notes=notes)
+    return table.only(own)
+
+
+def _headlines(study: Study) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return a card per base whose speed-up enough seeds give, and why the others have none."""
+    cards, without = [], []
+    for base in study.bases:
+        dense, routed = base.pair()
+        if dense is None or routed is None:
+            continue
+        speedups = headline_cell(study, base, dense, routed)
+        factor, seeds = speedups["macs"], plain(speedups["seeds"])
+        label = f"{base.label}: {routed.treatment}{after([dense, routed])}"
+        if factor.value is None or factor.few:
+            without.append(f"{label} ({seeds.partition(',')[0]} seeds reach it)")
+            continue
+        facts = [
+            (text, plain(speedups[key])) for text, key in (("steps", "step"), ("hours", "hours"))
+        ]
+        cards.append(
+            {
+                "backbone": str(base.any.first("backbone")),
+                "label": label,
+                "big": factor.number(factor.value) + factor.unit,
+                "line": f"fewer training FLOPs to the dense run's best score (n={factor.seeds})",
+                "facts": [("FLOPs", plain(factor)), *facts, ("metric", base.metric)],
+            }
+        )
+    return cards, without
 
 
 def _figure(plot: Plot) -> dict[str, Any]:
@@ -174,7 +215,7 @@ def _figure(plot: Plot) -> dict[str, Any]:
         "caption": plot.caption,
         "image": _uri(plot.svg().encode(), "image/svg+xml"),
         "csv": _uri(frame_csv(plot.data).encode(), "text/csv"),
-        "width": round(plot.figure.get_figwidth() * 110),
+        "width": round(plot.figure.get_figwidth() * 140),
     }
 
 
@@ -191,7 +232,7 @@ def runs_table(study: Study) -> Table:
     """Return the table of every finished run with its own scores and costs."""
     frame = study.runs
     metrics = [name for name in frame.attrs.get("metrics", {}) if f"score.{name}" in frame]
-    text = ("run", "backbone", "size", "data", "route", "selection", "variant")
+    text = ("run", "backbone", "size", "data", "scale", "route", "selection", "variant")
     labels = [name.capitalize() for name in text[:-1]]
     columns = [Column(label, numeric=False) for label in [*labels, "Treatment"]]
     columns += [Column("Seed"), Column("Steps"), *(Column(name) for name in metrics)]
@@ -217,15 +258,6 @@ def _number(value: Any, decimals: int, divide: float = 1.0) -> Entry:
     return Entry(value=float(value) / divide, decimals=decimals)
 
 
-def _picks(study: Study, labels: list[str]) -> list[dict[str, Any]]:
-    picks = []
-    for label in _PICKS:
-        options = _values(study, label.lower())
-        if len(options) > 1:
-            picks.append({"column": labels.index(label), "label": label, "options": options})
-    return picks
-
-
 def _varying(frame: pd.DataFrame) -> list[tuple[str, str]]:
     found = compare.varying(frame)
     result = []
@@ -236,18 +268,6 @@ def _varying(frame: pd.DataFrame) -> list[tuple[str, str]]:
         more = f" and {len(values) - 12} more" if len(values) > 12 else ""
         result.append((str(key), ",  ".join(values[:12]) + more))
     return result
-
-
-def _machines(frame: pd.DataFrame) -> list[tuple[str, int]]:
-    counts: Counter[str] = Counter()
-    for path in frame.get("path", []):
-        about = environment(Path(str(path)))
-        packages = about.get("packages")
-        torch = packages.get("torch") if isinstance(packages, dict) else None
-        parts = [about.get("device"), f"torch {torch}", f"python {about.get('python')}"]
-        text = ", ".join(str(part) for part in [*parts, about.get("git")] if part)
-        counts[text if about else "not recorded"] += 1
-    return sorted(counts.items())
 
 
 def _grids(study: Study) -> tuple[list[dict[str, str]], int]:
@@ -264,9 +284,8 @@ def _grids(study: Study) -> tuple[list[dict[str, str]], int]:
                 if with_picture == 1 and len(found) < _MOST_GRIDS:
                     image = picture(str(row["path"]))
                     if image is not None:
-                        found.append(
-                            {"run": str(row["run"]), "image": _uri(_png(image), "image/png")}
-                        )
+                        about = {"run": str(row["run"]), "label": f"{base.label}: {cell.treatment}"}
+                        found.append({**about, "image": _uri(_png(image), "image/png")})
                 else:
                     more += 1
     return found, more
@@ -274,17 +293,23 @@ def _grids(study: Study) -> tuple[list[dict[str, str]], int]:
 
 def _png(image: np.ndarray) -> bytes:
     stream = io.BytesIO()
-    Image.fromarray(image).save(stream, format="PNG", optimize=True)
+    Image.fromarray(image).save(stream, format="PNG")
     return stream.getvalue()
 
 
 def command(options: argparse.Namespace) -> int:
     """Write the report of a folder of runs."""
-    study = study_for_command(options)
-    if study.runs.empty:
-        raise AnalysisError(
-            f"no finished run below {options.runs}; python -m analysis list {options.runs} says why"
-        )
-    path = write(study, options.out or options.runs / "report.html", options.title)
+    out = options.out or options.runs / "report.html"
+    check_replaceable(out)
+    with Console(stderr=True).progress("report", STAGES + 1) as bar:
+        done = itertools.count(2)
+        study = study_for_command(options)
+        if study.runs.empty:
+            raise AnalysisError(
+                f"no finished run below {options.runs}; python -m analysis list {options.runs} "
+                "says why"
+            )
+        bar.update(1, f"{len(study.runs)} runs read")
+        path = write(study, out, options.title, lambda text: bar.update(next(done), text))
     print(f"{path}  {path.stat().st_size / 1e6:.1f} MB, {len(study.runs)} runs")
     return 0

@@ -17,7 +17,7 @@ al. 2021); `routed` runs the pass with the run's route instead and keeps tokens 
 from those that stayed.
 
 The result is an `.npz` with the arrays and the protocol as JSON text; nothing in it is unpickled.
-This is the one module of `analysis` that reads models.
+Beside `analysis.guidance_scale` this is the one module of `analysis` that reads models.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ import functools
 import io
 import json
 import math
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
@@ -39,14 +38,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.runs.run_files import Damaged, check_path, shown
-from analysis.runs.run_records import AnalysisError, find
-from experiments.diffusion import create_objective
+from analysis.runs.run_records import AnalysisError
+from analysis.runs.weights import beside, one_by_one, with_weights
+from experiments.metrics.heldout import HeldOut
 from experiments.runtime.files import atomic_write
-from experiments.training.build import make_dataset
-from experiments.training.checkpoint import TrainedModel, load_model
 from routing import Draws, Routing, Selection
-from routing.errors import UserError
 from routing.parsing import json_of
 from routing.route import Route, keep_count
 
@@ -241,10 +237,11 @@ def measure(
 
     Raises:
         AnalysisError: `routed` was asked for a run without a route.
-        UserError: what `experiments.training.checkpoint.load_model` refuses.
+        UserError: what `HeldOut.open` refuses.
     """
     protocol = protocol or Protocol()
-    work = _Measurement(load_model(run, weights=protocol.weights, device=device), protocol)
+    data = HeldOut.open(run, weights=protocol.weights, device=device)
+    work = _Measurement(data, protocol)
     if protocol.routed and work.route.is_none:
         raise AnalysisError(
             f"{run} was trained without a route: leave routed out, or give a routed run"
@@ -252,7 +249,7 @@ def measure(
     with torch.inference_mode():
         for start in range(0, protocol.samples, protocol.batch):
             work.batch(start, min(protocol.batch, protocol.samples - start))
-    described = _described(work.loaded, protocol, run, str(work.route))
+    described = _described(data, protocol, run, str(work.route))
     return SimilarityFile(_arrays(work.means, protocol), described)
 
 
@@ -271,10 +268,8 @@ def _arrays(means: _Means, protocol: Protocol) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _described(
-    loaded: TrainedModel, protocol: Protocol, run: str | Path, route: str
-) -> dict[str, Any]:
-    config = loaded.config
+def _described(data: HeldOut, protocol: Protocol, run: str | Path, route: str) -> dict[str, Any]:
+    config = data.config
     return {
         "run": Path(run).name,
         "backbone": config.backbone["name"],
@@ -282,7 +277,7 @@ def _described(
         "data": config.data["name"],
         "route": route,
         "seed_of_run": config.seed,
-        "step": loaded.step,
+        "step": data.step,
         "weights": protocol.weights,
         "levels": list(protocol.levels),
         "level_unit": "sigma / alpha over the data's standard deviation",
@@ -297,32 +292,21 @@ def _described(
 
 
 class _Measurement:
-    """One measurement: the model, its data and objective, and the running means."""
+    """One measurement: the model before its data, and the running means."""
 
-    def __init__(self, loaded: TrainedModel, protocol: Protocol) -> None:
-        self.loaded, self.protocol = loaded, protocol
-        self.model: Any = loaded.model
-        self.device = next(self.model.parameters()).device
-        self.dataset: Any = make_dataset(loaded.config, self.device)
-        self.objective: Any = create_objective(loaded.config.objective)
-        self.route = Route.parse(loaded.config.resolved_route)
+    def __init__(self, data: HeldOut, protocol: Protocol) -> None:
+        self.data, self.protocol, self.model = data, protocol, data.model
+        self.route = Route.parse(data.config.resolved_route)
         self.means = _Means()
 
     def batch(self, start: int, count: int) -> None:
         """Add `count` held-out samples from `start` on, at every noise level."""
-        index = torch.arange(start, start + count, device=self.device)
-        draws = Draws(self.protocol.seed, 0, index, device=self.device)
-        held_out = self.dataset.batch(index, draws, split="test")
-        noise = draws.normal("similarity", tuple(held_out.x.shape[1:])).to(held_out.x)
-        conditions: dict[str, Any] = {"y": held_out.y if self.model.num_classes else None}
-        if self.model.prefix:
-            conditions["text"] = held_out.text
+        index = torch.arange(start, start + count)
+        found = self.data.sample(index, seed=self.protocol.seed, stream="similarity")
         for place, level in enumerate(self.protocol.levels):
-            absolute = torch.full((count,), level * self.objective.sigma_data, device=self.device)
-            time = self.objective.from_level(absolute)
-            noisy = self.objective.corrupt(held_out.x, noise, time)
-            run = functools.partial(self.hidden, noisy, time, conditions)
-            self._level(place, draws, run)
+            noisy, time = self.data.noisy(found, level)
+            run = functools.partial(self.hidden, noisy, time, found.cond)
+            self._level(place, found.draws, run)
 
     def _level(self, place: int, draws: Draws, hidden_of: Callable[[Any], list[Tensor]]) -> None:
         hidden = hidden_of(None)
@@ -347,12 +331,12 @@ class _Measurement:
             found.extend(output.taps[i][:, self.model.prefix :] for i in places)
             return output.sample
 
-        self.objective.denoise(net, noisy, time, **conditions)
+        self.data.objective.denoise(net, noisy, time, **conditions)
         return found
 
     def _routed(self, draws: Draws, hidden_of: Callable[[Any], list[Tensor]]) -> None:
         """Add one routed pass; tokens that skip have the state they had at the route's start."""
-        options = self.loaded.config.routing
+        options = self.data.config.routing
         selection = Selection(options.selection, options.shared, options.block)
         counts = [
             keep_count(self.model.num_tokens, segment.rate) for segment in self.route.segments
@@ -362,7 +346,7 @@ class _Measurement:
             for k, count in enumerate(counts)
         ]
         hidden = hidden_of(Routing(self.route, selection, draws, ids=ids))
-        stayed = torch.ones(hidden[0].shape[:2], dtype=torch.bool, device=self.device)
+        stayed = torch.ones(hidden[0].shape[:2], dtype=torch.bool, device=self.data.device)
         for segment, kept in zip(self.route.segments, ids, strict=True):
             stayed &= torch.zeros_like(stayed).scatter_(1, kept, True)
             # Index 0 of `hidden` is the input, so this is the state right before the route.
@@ -384,31 +368,15 @@ def _some(h: Tensor, most: int = 2048) -> Tensor:
 
 def command(options: argparse.Namespace) -> int:
     """Measure every run with weights below the folders given, and store it beside the weights."""
-    folders = [folder for root in options.runs for folder in find(root)]
-    finished = [folder for folder in folders if (folder / "model.safetensors").is_file()]
-    if not finished:
-        raise AnalysisError(
-            f"no run with weights below {options.runs[0]}; give a folder with model.safetensors in "
-            "it"
-        )
     given = vars(options) | {"levels": tuple(options.levels or LEVELS)}
     protocol = Protocol(**{option.name: given[option.name] for option in fields(Protocol)})
-    failed = 0
-    for folder in finished:
+
+    def stored(folder: Path) -> None:
         routed = protocol.routed and "_none_" not in folder.name
-        try:
-            check_path(folder)
-            result = measure(folder, dataclasses.replace(protocol, routed=routed))
-        except (UserError, Damaged) as error:
-            # One damaged file is no reason to leave the others out.
-            if len(finished) == 1:
-                raise AnalysisError(str(error)) from None
-            print(f"damaged: {shown(folder.name)}: {error}", file=sys.stderr)
-            failed += 1
-            continue
-        path = folder / "similarity.npz"
+        result = measure(folder, dataclasses.replace(protocol, routed=routed))
+        path = beside(folder, "similarity.npz")
         result.save(path)
         print(f"{path}  {result.label}, lowest {result.arrays['cosine'].min():.3f}")
-    if failed:
-        raise AnalysisError(f"{failed} of {len(finished)} runs could not be measured")
+
+    one_by_one(with_weights(options.runs), stored)
     return 0

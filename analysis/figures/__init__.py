@@ -12,10 +12,12 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.figures.block_cost import cost
-from analysis.figures.convergence import convergence, overview
+from analysis.figures.convergence import convergence, methods, overview
 from analysis.figures.heat_maps import guidance, similarity, similarity_maps
+from analysis.figures.response_curve import response
 from analysis.figures.route_ablations import placement, rate
 from analysis.figures.sample_grids import samples
+from analysis.figures.scale_curves import guidance_scale
 from analysis.figures.scans import scan_paths, selections
 from analysis.figures.style import Plot
 from analysis.runs.cells import Study, study_for_command
@@ -28,11 +30,14 @@ Source = Study | pd.DataFrame | str | Path
 FIGURES: dict[str, Callable[[Study], Plot | None]] = {
     "overview": overview,
     "convergence": convergence,
+    "methods": methods,
     "route_placement": placement,
     "selection_rate": rate,
     "samples": samples,
     "similarity": similarity_maps,
+    "response": response,
     "guidance": guidance,
+    "guidance_scale": guidance_scale,
     "cost": cost,
     "scan_paths": lambda _: scan_paths(),
     "selections": lambda _: selections(),

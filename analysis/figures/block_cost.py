@@ -49,7 +49,7 @@ def cost(study: Study) -> Plot | None:
             found.setdefault((*data.iloc[0][["backbone", "total_dense", "total_routed"]],), data)
     if not found:
         return None
-    figure, axes = panels(len(found), 3, 3.2, 2.4, sharey=True)
+    figure, axes = panels(len(found), 3, 1.9, sharey=True)
     for ax, data in zip(axes.flat, found.values(), strict=False):
         _draw(ax, data)
     # The panels share their axis: room for the legend above the tallest bar of all.
@@ -73,8 +73,9 @@ def _draw(ax: Axes, data: pd.DataFrame) -> None:
     ax.bar(data["block"], data["routed_macs"] / 1e6, 0.8, label=label, color=tint)
     total, routed = data["total_dense"].iloc[0], data["total_routed"].iloc[0]
     head = str(data["panel"].iloc[0]).split(",")[0]
-    ax.set_title(f"{head}: \u2212{1 - routed / total:.0%} MACs, {total / routed:.2f}x", color=tint)
+    saved = f"\u2212{1 - routed / total:.0%} MACs, {total / routed:.2f}x"
+    ax.set_title(f"{head}: {saved}", color=tint)
     ax.set_xlabel("block")
-    ax.set_xticks(range(0, len(data), 1 if len(data) <= 12 else 4))
+    ax.set_xticks(range(0, len(data), 2 if len(data) <= 12 else 4))
     ax.grid(axis="x", visible=False)
-    ax.legend(loc="upper right", ncols=2)
+    ax.legend(loc="upper right", ncols=2, handlelength=1.2, columnspacing=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,13 +14,30 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from analysis.figures.style import Plot, centred, colormap, colour, ink, panels, styled
+from analysis.figures.style import (
+    DOUBLE,
+    SINGLE,
+    Options,
+    Plot,
+    centred,
+    colormap,
+    colour,
+    ink,
+    panels,
+    seeds,
+    some,
+    styled,
+)
 from analysis.runs.cells import Base, Cell, Study
-from analysis.runs.grouping import short
+from analysis.runs.grouping import shared, short
 from analysis.runs.run_records import AnalysisError
+from analysis.runs.statistics import mean_std
 from analysis.similarity import SimilarityFile, read
 from analysis.tables.guidance_table import evaluations, number, parse
 from routing.route import Route
+
+# Maps on one page.
+_MAPS = 6
 
 
 def _guidance_rows(study: Study, base: Base, cell: Cell) -> list[dict[str, Any]]:
@@ -32,14 +50,14 @@ def _guidance_rows(study: Study, base: Base, cell: Cell) -> list[dict[str, Any]]
         if kind != "routed" or options.get("null_class") == "True":
             continue
         strong, weak, scale = (number(options.get(key)) for key in ("strong", "weak", "scale"))
-        if strong is not None and weak is not None and scale is not None:
-            value = float(part.groupby("seed")["value"].mean().mean())
-            about = {"panel": base.label, "treatment": cell.treatment}
-            about["backbone"] = base.any.first("backbone")
-            rates = {"scale": scale, "strong": strong, "weak": weak, "value": value}
-            first = {"n": part["seed"].nunique(), "step": int(part["step"].iloc[0])}
-            measure = {"metric": str(part["metric"].iloc[0]), "better": base.better}
-            rows.append({**about, **rates, **first, **measure})
+        estimate = mean_std(list(part.groupby("seed")["value"].mean()))
+        if estimate and strong is not None and weak is not None and scale is not None:
+            row: dict[str, Any] = {"panel": base.label, "treatment": cell.treatment}
+            row["better"] = base.better
+            row |= {"backbone": base.any.first("backbone"), "metric": str(part["metric"].iloc[0])}
+            row |= {"scale": scale, "strong": strong, "weak": weak, "value": estimate.mean}
+            row |= {"std": estimate.std, "n": estimate.n, "step": int(part["step"].iloc[0])}
+            rows.append(row)
     return rows
 
 
@@ -57,42 +75,46 @@ def guidance(study: Study) -> Plot | None:
     ]
     if not found:
         return None
-    figure, axes = panels(len(found), 3, 3.3, 2.9, beside=0.4)
+    shown, more = some(found, _MAPS, lambda item: len(item[1]))
+    figure, axes = panels(len(shown), 2, 2.5)
     names = short(str(panel) for (panel, *_), _ in found)
-    for ax, ((panel, treatment, scale), part) in zip(axes.flat, found, strict=False):
+    for ax, ((panel, treatment, scale), part) in zip(axes.flat, shown, strict=False):
         _guidance_map(ax, part)
-        about = f"{treatment}, w = {scale:g}, step {part['step'].iloc[0]}"
+        about = f"{treatment}, w={scale:g}, step {part['step'].iloc[0]}, {seeds(part['n'])}"
         tint = colour(str(part["backbone"].iloc[0]))
-        ax.set_title(f"{fill(names[str(panel)], 48)}\n{about}", color=tint, fontsize=8)
+        ax.set_title(f"{fill(names[str(panel)], 48)}\n{about}", color=tint)
     caption = (
-        "Score by the selection rate of the strong pass and of the weak pass, both conditional and "
-        "from the same weights, averaged over seeds; bold marks the best, a cross a pair that was "
-        "not scored."
+        f"{shared(names)}. Score by the selection rate of the strong pass and of the weak pass, "
+        "both conditional and from the same weights: mean and standard deviation over seeds; w is "
+        "the guidance scale. Dark is good, the frame marks the best; a cross: a pair that was not "
+        f"scored. Of differences within the spread nothing can be said.{more}"
     )
     return Plot("guidance", "Guidance with two selection rates", caption, figure, frame)
 
 
 def _guidance_map(ax: Axes, part: pd.DataFrame) -> None:
-    grid = part.pivot_table(index="strong", columns="weak", values="value").sort_index(
-        ascending=False
-    )
+    known = {(row["strong"], row["weak"]): row for row in part.to_dict("records")}
+    rows, columns = (sorted(set(part[name])) for name in ("strong", "weak"))
+    rows.reverse()
+    values = [[known.get((y, x), {}).get("value", np.nan) for x in columns] for y in rows]
     ax.set_facecolor("#f2f2f2")
-    cmap = colormap("viridis" if part["better"].iloc[0] == "higher" else "viridis_r")
-    image = ax.imshow(grid.to_numpy(), cmap=cmap, aspect="auto", zorder=1)
-    known = grid.stack()
     higher = part["better"].iloc[0] == "higher"
-    best = known.idxmax() if higher else known.idxmin()
-    for y, strong in enumerate(grid.index):
-        for x, weak in enumerate(grid.columns):
-            value = grid.loc[strong, weak]
-            if pd.isna(value):
-                centred(ax, x, y, "\u00d7", color="#999999")
-                continue
-            weight = "bold" if (strong, weak) == best else "normal"
-            shade = ink(cmap(image.norm(value)))
-            centred(ax, x, y, f"{value:.2f}", fontsize=7.5, color=shade, fontweight=weight)
-    ax.set_xticks(range(len(grid.columns)), [f"{v:g}" for v in grid.columns])
-    ax.set_yticks(range(len(grid.index)), [f"{v:g}" for v in grid.index])
+    # The dark end is the better one.
+    cmap = colormap("viridis_r" if higher else "viridis")
+    image = ax.imshow(values, cmap=cmap, aspect="auto", zorder=1)
+    for (y, strong), (x, weak) in itertools.product(enumerate(rows), enumerate(columns)):
+        if (strong, weak) not in known:
+            centred(ax, x, y, "\u00d7", color="#999999")
+            continue
+        value, std = (known[strong, weak][name] for name in ("value", "std"))
+        text = f"{value:.2f}" + ("" if pd.isna(std) else f"\n\u00b1{std:.2f}")
+        centred(ax, x, y, text, color=ink(cmap(image.norm(value))), fontsize=7, linespacing=1.1)
+    place = (max if higher else min)(known, key=lambda rates: known[rates]["value"])
+    x, y = columns.index(place[1]), rows.index(place[0])
+    frame: Options = {"fill": False, "edgecolor": "#E69F00", "linewidth": 2, "zorder": 3}
+    ax.add_patch(Rectangle((x - 0.47, y - 0.47), 0.94, 0.94, **frame))
+    ax.set_xticks(range(len(columns)), [f"{v:g}" for v in columns])
+    ax.set_yticks(range(len(rows)), [f"{v:g}" for v in rows])
     ax.set(xlabel="rate of the weak pass", ylabel="rate of the strong pass")
     ax.grid(False)
     ax.figure.colorbar(image, ax=ax, label=str(part["metric"].iloc[0]), pad=0.02)
@@ -132,31 +154,47 @@ def similarity(
                 f"{item.label} has no array {key!r}; it has {', '.join(sorted(item.arrays))}"
             )
     lowest = min(float(np.nanmin(item.arrays[key])) for item in maps)
-    figure, axes = panels(len(maps), 4, 2.5, 2.85, beside=0.8)
+    # One line per route where every model has the same ones: read down and across.
+    models, routes = (len(set(names)) for names in zip(*map(_place, maps), strict=True))
+    whole = models <= 4 and models * routes == len(maps) == len({_place(item) for item in maps})
+    maps = sorted(maps, key=lambda item: _place(item)[::-1]) if whole else maps
+    columns = min(models if whole else 3, len(maps))
+    side = (DOUBLE - 0.6) / columns if columns > 1 else SINGLE - 0.6
+    figure, axes = panels(len(maps), columns, side + 0.35)
     # Square maps leave room that the usual layout gives away to titles of the next line.
     figure.set_layout_engine("compressed")
     image: Any = None
-    for ax, item in zip(axes.flat, maps, strict=False):
-        image = _similarity_map(ax, item, item.arrays[key], lowest)
+    for place, (ax, item) in enumerate(zip(axes.flat, maps, strict=False)):
+        image = _similarity_map(ax, item, item.arrays[key], lowest, crowded=columns > 3)
+        if place % columns == 0:
+            ax.set_ylabel("block")
     bar = figure.colorbar(image, ax=axes, shrink=0.75 if len(axes) == 1 else 0.5, pad=0.015)
     bar.set_label({"cka": "CKA", "centred": "cosine, centred"}.get(key, "cosine similarity"))
     bar.outline.set_visible(False)
     caption = (
         f"{_WHAT.get(key, 'Similarity')} between the outputs of every two blocks "
         '("in": the input of block 0); one colour scale for all maps, '
-        f"from {lowest:.2f} to 1; the frame marks the blocks inside the route. "
+        f"from {lowest:.2f} to 1; the frame marks the blocks inside the route. One run each. "
         f"{maps[0].protocol_line()}"
     )
     return Plot(name, "Layer similarity", caption, figure, _similarity_data(maps, key))
 
 
-def _similarity_map(ax: Axes, item: SimilarityFile, values: np.ndarray, lowest: float) -> Any:
+def _place(item: SimilarityFile) -> tuple[str, str]:
+    """Return model and route: column and line, dense (the empty route) first."""
+    route = "" if item.route == "none" else item.route
+    return f"{item.backbone}-{item.protocol['size']}", route
+
+
+def _similarity_map(
+    ax: Axes, item: SimilarityFile, values: np.ndarray, lowest: float, crowded: bool
+) -> Any:
     image = ax.imshow(values, vmin=lowest, vmax=1.0, cmap="magma", origin="upper")
     labels = ["in", *(str(i) for i in range(len(values) - 1))]
-    every = 1 if len(labels) <= 14 else 4
+    every = (2 if crowded else 1) if len(labels) <= 14 else 4
     places = [0, *range(1, len(labels), every)]
-    ax.set_xticks(places, [labels[i] for i in places], fontsize=6.5)
-    ax.set_yticks(places, [labels[i] for i in places], fontsize=6.5)
+    ax.set_xticks(places, [labels[i] for i in places])
+    ax.set_yticks(places, [labels[i] for i in places])
     ax.grid(False)
     for spine in ax.spines.values():
         spine.set_visible(False)
@@ -167,18 +205,18 @@ def _similarity_map(ax: Axes, item: SimilarityFile, values: np.ndarray, lowest: 
         ax.add_patch(
             Rectangle((corner, corner), size, size, fill=False, edgecolor="#56B4E9", linewidth=1.8)
         )
-    ax.set_title(f"{item.label}", color=colour(item.backbone), fontsize=8.5)
-    ax.set_xlabel("block")
+    ax.set_title(item.label, color=colour(item.backbone))
+    step, seed = (item.protocol.get(name, "?") for name in ("step", "seed_of_run"))
+    ax.set_xlabel(f"block (step {step}, seed {seed})")
     return image
 
 
 def _similarity_data(maps: Sequence[SimilarityFile], key: str) -> pd.DataFrame:
-    rows = []
-    for item in maps:
-        values = item.arrays[key]
-        for (i, j), value in np.ndenumerate(values):
-            rows.append({"run": item.label, "first": i - 1, "second": j - 1, key: float(value)})
-    return pd.DataFrame(rows)
+    return pd.DataFrame(
+        {"run": item.label, "first": i - 1, "second": j - 1, key: float(value)}
+        for item in maps
+        for (i, j), value in np.ndenumerate(item.arrays[key])
+    )
 
 
 def similarity_maps(study: Study) -> Plot | None:

@@ -21,10 +21,11 @@ from analysis.figures.style import (
     colour,
     ink,
     line,
+    seeds,
     styled,
 )
 from analysis.runs.cells import Base, Cell, Study
-from analysis.runs.grouping import short
+from analysis.runs.grouping import shared, short
 from analysis.runs.statistics import ENOUGH_SEEDS, mean_std
 from analysis.tables import paper
 from analysis.tables.ablations import plain_routes, span_order
@@ -63,24 +64,34 @@ def placement(study: Study) -> Plot | None:
     if not panels:
         return None
     panels.append(_paper_rows())
-    columns = min(len(panels), 2)
+    columns = 2
     places = _places(panels)
     # Bars are equally thick in all panels: each line of panels is as tall as its longest list.
     counts = [len(places[panel[0]["depth"]]) for panel in panels]
     tallest = [max(counts[i : i + columns]) for i in range(0, len(counts), columns)]
-    heights = [0.23 * count + 0.9 for count in tallest]
-    figure, axes = canvas(4.1 * columns, sum(heights), len(heights), columns, height_ratios=heights)
+    heights = [0.185 * count + 0.75 for count in tallest]
+    figure, axes = canvas(sum(heights), len(heights), columns, height_ratios=heights)
+    names = short(panel[0]["panel"] for panel in panels[:-1])
+    # One scale of colours for all panels of a metric.
+    largest: dict[str, float] = {}
+    for row in (row for panel in panels for row in panel):
+        largest[row["metric"]] = max(largest.get(row["metric"], 1e-9), abs(row["delta"]))
     for index, (panel, ax) in enumerate(zip(panels, axes.flat, strict=False)):
-        _panel(ax, panel, places[panel[0]["depth"]])
+        about = panel[0]
+        _panel(ax, panel, places[about["depth"]], largest[about["metric"]])
+        tint = "#333333" if about["backbone"] == "paper" else colour(about["backbone"])
+        # Above the metric's name, which stands over the numbers.
+        ax.set_title(names.get(about["panel"], about["panel"]), color=tint, pad=10)
         ax.set_ylim(tallest[index // columns] - 0.4, -0.6)
     for ax in axes.flat[len(panels) :]:
         ax.set_visible(False)
     return Plot(
         "route_placement",
         "Route placement",
-        "Each bar spans the blocks that a route's tokens skip (rate 0.5). Blue improves on the "
-        "dense run, red worsens it; the number is the score minus the dense one, paired by seed "
-        "and step, with half the width of its 95 % interval (\u2020: fewer than three seeds). A "
+        f"Ours: {shared(names)}. Each bar spans the blocks that a route's tokens skip (rate 0.5). "
+        "Blue improves on the dense run, red worsens it, on one scale for each metric; the number "
+        "is the score minus the dense one, paired by seed and step, with half the width of its "
+        "95 % interval (\u2020: fewer than three seeds); the star marks the best. A "
         "route has the same line in every panel of as many blocks; dotted: no finished run with "
         "a dense one of its seed and steps.",
         figure,
@@ -99,14 +110,13 @@ def _places(panels: list[list[dict[str, Any]]]) -> dict[int, dict[str, int]]:
     }
 
 
-def _panel(ax: Axes, rows: list[dict[str, Any]], places: dict[str, int]) -> None:
+def _panel(ax: Axes, rows: list[dict[str, Any]], places: dict[str, int], largest: float) -> None:
     depth = rows[0]["depth"]
-    largest = max(max(abs(row["delta"]) for row in rows), 1e-9)
     usual = Counter(row["step"] for row in rows).most_common(1)[0][0]
     norm, cmap = TwoSlopeNorm(0, -largest, largest), colormap(SIGNED)
-    known = {row["route"]: row for row in rows}
+    by_route = {row["route"]: row for row in rows}
     for route, y in places.items():
-        row = known.get(route)
+        row = by_route.get(route)
         if row is None:
             _bar(ax, route, y, facecolor="none", edgecolor="#BBBBBB", linestyle=":")
             continue
@@ -117,14 +127,13 @@ def _panel(ax: Axes, rows: list[dict[str, Any]], places: dict[str, int]) -> None
     rivals = [row for row in rows if row["step"] == usual]
     best = places[min(rivals, key=lambda row: row["delta"] * row["sign"])["route"]]
     centred(ax, -0.9, best, "\u2605", fontsize=9, color="#E69F00")
-    ax.set(xlim=(-1.4, depth + 3.6), yticks=[], xlabel=f"block (scores after {usual} steps)")
+    known = [row["n"] for row in rows if row["n"] is not None]
+    n = f", {seeds(known)}" if known else ""
+    ax.set(xlim=(-1.4, depth * 1.4), yticks=[], xlabel=f"block (scores after {usual} steps{n})")
     ax.set_xticks(range(0, depth, 1 if depth <= 12 else 4))
     ax.grid(axis="y", visible=False)
     ax.spines["left"].set_visible(False)
     ax.spines["bottom"].set_bounds(-0.5, depth - 0.5)
-    tint = "#333333" if rows[0]["backbone"] == "paper" else colour(rows[0]["backbone"])
-    # Above the metric's name, which stands over the numbers.
-    ax.set_title(rows[0]["panel"], color=tint, pad=13)
     metric = rows[0]["metric"].split(" ")[0]
     ax.text(depth - 0.2, -0.75, f"\u0394 {metric}", fontsize=7, color="#666666", va="bottom")
 
@@ -174,26 +183,35 @@ def rate(study: Study) -> Plot | None:
         return None
     names = short(frame["panel"])
     metrics = list(dict.fromkeys(frame["metric"]))
-    figure, axes = canvas(3.2 * (len(metrics) + 1), 2.7, 1, len(metrics) + 1)
+    # The longest legend stands below the panels.
+    entries = max(
+        len(part.drop_duplicates(["panel", "span"])) for _, part in frame.groupby("metric")
+    )
+    figure, axes = canvas(2.3 + 0.13 * entries, 1, len(metrics) + 1)
     for ax, metric in zip(axes[0], metrics, strict=False):
         for (panel, span), part in frame[frame["metric"] == metric].groupby(
             ["panel", "span"], sort=False
         ):
-            tint = colour(str(part["backbone"].iloc[0]))
-            style = line(str(span))
-            label = f"{fill(names[str(panel)], 40)}, {span}, step {part['step'].iloc[0]}"
-            style |= {"color": tint, "capsize": 2.5, "label": label}
+            steps = part["step"].iloc[0]
+            about = f"{fill(names[str(panel)], 40)}, {span}, step {steps} ({seeds(part['n'])})"
+            style = line(str(span)) | {"color": colour(str(part["backbone"].iloc[0]))}
+            style |= {"capsize": 2, "label": about, "elinewidth": 0.8}
             ax.errorbar(part["rate"], part["mean"], yerr=part["std"].fillna(0.0), **style)
         ax.set(title="Ours", ylabel=metric)
-        ax.legend()
     known = paper.table("rate")
     axes[0][-1].plot(
-        known["rate"], known["fid"], color=PAPER_COLOUR, marker="s", label="DiT-B/2, 2-8"
+        known["rate"],
+        known["fid"],
+        color=PAPER_COLOUR,
+        marker="s",
+        label="DiT-B/2, 2-8, step 400000",
     )
     axes[0][-1].set(title="Paper, Table 5", ylabel="FID-50K")
-    axes[0][-1].legend()
     for ax in axes[0]:
         ax.set(xlabel="share of tokens that skip (0: dense)")
-        ax.set(xticks=[0, 0.25, 0.5, 0.75], xlim=(-0.06, 0.84))
-    caption = "Mean and standard deviation over seeds. A rate of 0 is the dense run."
+        ax.set(xticks=[0, 0.25, 0.5, 0.75], xlim=(-0.06, 0.81))
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2))
+    caption = (
+        f"{shared(names)}. Mean and standard deviation over seeds. A rate of 0 is the dense run."
+    )
     return Plot("selection_rate", "Selection rate", caption, figure, frame)

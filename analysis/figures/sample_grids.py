@@ -8,14 +8,20 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from PIL import Image, UnidentifiedImageError
 
-from analysis.figures.style import Plot, canvas, colour, quiet, styled
+from analysis.figures.style import DOUBLE, SINGLE, Plot, canvas, colour, quiet, some, styled
 from analysis.runs.cells import Base, Cell, Study
+from analysis.runs.grouping import shared, short
 
 Found = list[tuple[Cell, dict[Any, Any], np.ndarray]]
 # A picture beyond this many pixels is not a grid of ours; it must not eat the memory.
 _MOST_PIXELS = 64_000_000
+# Pictures of one class beside each other in a sample grid (experiments/training/evaluation.py).
+_PER_CLASS = 8
+# Recipes on one page.
+_RECIPES = 3
 
 
 def picture(run: str | Path) -> np.ndarray | None:
@@ -51,6 +57,35 @@ def chosen(base: Base) -> Found:
     return []
 
 
+def turned(grid: np.ndarray) -> np.ndarray:
+    """Turn a grid of one row per class into one column per class, its first pictures."""
+    pitch = grid.shape[1] // _PER_CLASS
+    rows = grid.shape[0] // pitch
+    # About a third as tall as wide.
+    shown = min(max(2, round(0.35 * rows)), _PER_CLASS)
+    cut = grid[: rows * pitch, : shown * pitch].reshape(rows, pitch, shown, pitch, 3)
+    return cut.transpose(2, 1, 0, 3, 4).reshape(shown * pitch, rows * pitch, 3)
+
+
+def height(grid: np.ndarray, columns: int) -> float:
+    """Return the inches that a turned grid needs in a line of `columns` of them."""
+    tall, wide, _ = turned(grid).shape
+    return (SINGLE if columns == 1 else DOUBLE / columns - 0.15) * tall / wide
+
+
+def show(ax: Axes, base: Base, grid: np.ndarray) -> None:
+    """Draw a turned grid; the classes stand below where its columns are classes."""
+    image = turned(grid)
+    ax.imshow(image, interpolation="nearest", aspect="auto")
+    quiet(ax)
+    pitch = grid.shape[1] // _PER_CLASS
+    classes = image.shape[1] // pitch
+    if str(base.any.first("config.task", "class")) == "class" and classes > 1:
+        places = (np.arange(classes) + 0.5) * pitch
+        ax.set_xticks(places, [str(i) for i in range(classes)])
+        ax.tick_params(length=0, pad=1)
+
+
 @styled
 def samples(study: Study) -> Plot | None:
     """Draw dense above routed, a column per base and two lines of panels per recipe and steps.
@@ -60,39 +95,39 @@ def samples(study: Study) -> Plot | None:
     known = [(base, found) for base in study.bases if (found := chosen(base))]
     # One grid alone compares nothing: it is drawn where there is no better.
     both = [(base, found) for base, found in known if len(found) == 2] or known
-    lines: dict[tuple[str, int], list[tuple[Base, Found]]] = {}
+    recipes: dict[tuple[str, int], list[tuple[Base, Found]]] = {}
     for base, found in both:
-        lines.setdefault((base.recipe, found[0][1]["step"]), []).append((base, found))
-    if not lines:
+        recipes.setdefault((base.recipe, found[0][1]["step"]), []).append((base, found))
+    if not recipes:
         return None
-    columns = max(map(len, lines.values()))
-    first = next(iter(lines.values()))[0][1][0][2]
-    width, ratio = 2.9, first.shape[0] / first.shape[1]
-    figure, axes = canvas(
-        width * columns, (width * ratio + 0.7) * 2 * len(lines), 2 * len(lines), columns
-    )
+    lines, more = some(list(recipes.values()), _RECIPES, len)
+    columns = max(map(len, lines))
+    tall = height(lines[0][0][1][0][2], columns)
+    figure, axes = canvas((tall + 0.42) * 2 * len(lines), 2 * len(lines), columns)
     data: list[dict[str, Any]] = []
     for ax in axes.flat:
         ax.set_visible(False)
-    for y, ((_, steps), panels) in enumerate(lines.items()):
-        for x, (base, found) in enumerate(panels):
+    names = short(base.label for base, _ in both)
+    for y, line in enumerate(lines):
+        for x, (base, found) in enumerate(line):
+            tint = colour(str(base.any.first("backbone")))
             for cell, row, image in found:
                 ax = axes[2 * y + (cell is not found[0][0] or base.dense is None)][x]
                 ax.set_visible(True)
-                ax.imshow(image, interpolation="nearest")
-                quiet(ax)
+                show(ax, base, image)
                 value = row.get(base.score)
-                about = f"{cell.treatment}, step {steps}"
+                about = f"{cell.treatment}, step {row['step']}, seed {row['seed']}"
                 if value is not None and not pd.isna(value):
                     about += f", {base.metric.split(' ')[0]} {value:.2f}"
-                tint = colour(str(base.any.first("backbone")))
-                ax.set_title(f"{fill(base.label, 48)}\n{about}", color=tint, fontsize=7)
-                panel = {"panel": base.label, "treatment": cell.treatment, "step": steps}
+                # About 17 characters an inch.
+                about = fill(about, int(17 * figure.get_figwidth() / columns))
+                ax.set_title(f"{names[base.label]}\n{about}", color=tint, fontsize=7)
+                panel = {"panel": base.label, "treatment": cell.treatment, "step": row["step"]}
                 run = {"run": row["run"], "seed": row["seed"]}
                 data.append({**panel, **run, "score": value, "metric": base.metric})
     caption = (
-        "Samples of each run's averaged weights after training: the same noise and the same labels "
-        "at the same place of every grid, dense above routed, of one training seed. Panels of one "
-        "line share recipe and steps."
+        f"{shared(names)}. Samples of each run's averaged weights after training, one column per "
+        "class: the same noise and the same labels at the same place of every panel, dense above "
+        f"routed, of one training seed. Panels of one line share recipe and steps.{more}"
     )
     return Plot("samples", "Samples, dense and routed", caption, figure, pd.DataFrame(data))

@@ -15,7 +15,7 @@ from routing.route import MODES, keep_count
 from routing.selection import Selection
 
 ORDERS = ("raster", "raster:reversed", *(f"zigzag:{k}" for k in range(8)))
-_KEPT, _GONE = "#1a1a1a", "#c8c8c8"
+_KEPT, _GONE = "#1a1a1a", "#a0a0a0"
 
 
 def _subset(grid: tuple[int, int], mode: str, rate: float, seed: int) -> np.ndarray:
@@ -37,7 +37,7 @@ def scan_paths(side: int = 8, rate: float = 0.5, seed: int = 0) -> Plot:
     grid = (side, side)
     kept = _subset(grid, "random", rate, seed)
     columns = len(ORDERS) // 2
-    figure, axes = canvas(1.75 * columns, 1.95 * 4, 4, columns)
+    figure, axes = canvas(6.2, 4, columns)
     data = []
     for index, name in enumerate(ORDERS):
         top, x = 2 * (index // columns), index % columns
@@ -50,10 +50,13 @@ def scan_paths(side: int = 8, rate: float = 0.5, seed: int = 0) -> Plot:
                 for p, i in enumerate(order.tolist())
             ]
         axes[top][x].set_title(name)
-    for y in (1, 3):
-        axes[y][0].set_ylabel(f"{len(kept)} of {side * side}", fontsize=8)
+    for y in range(4):
+        part = f"{len(kept)} of {side * side}, routed" if y % 2 else f"all {side * side} tokens"
+        axes[y][0].set_ylabel(part)
+    figure.legend(*axes[1][0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     caption = (
-        f"Every scan order on a grid of {side} x {side} tokens, from dark to bright. Below each, "
+        f"Every scan order on a grid of {side} x {side} tokens, from the square to the cross, from "
+        "dark to bright. Below each, "
         f"the same path with the tokens of one random draw at rate {rate:g} left out (grey): what "
         "a block inside a route walks, in the same order."
     )
@@ -65,18 +68,21 @@ def _path(ax: Axes, grid: tuple[int, int], order: np.ndarray, present: np.ndarra
     points = np.stack([columns, rows], axis=1).astype(float)
     segments = np.stack([points[:-1], points[1:]], axis=1)
     lines = LineCollection(
-        list(segments), cmap=colormap("plasma"), linewidths=1.4, zorder=2, capstyle="round"
+        list(segments), cmap=colormap("plasma"), linewidths=1.1, zorder=2, capstyle="round"
     )
     lines.set_array(np.linspace(0, 0.88, len(segments)))
     lines.set_clim(0, 1)
     every = np.arange(grid[0] * grid[1])
     gone = np.setdiff1d(every, present)
-    left_out: Options = {"facecolor": "white", "edgecolor": _GONE, "linewidth": 0.6}
-    ax.scatter(gone % grid[1], gone // grid[1], s=7, zorder=1, **left_out)
+    start: Options = {"marker": "s", "color": "#009E73", "zorder": 4, "label": "start"}
+    end: Options = {"marker": "X", "color": "#D55E00", "zorder": 5, "label": "end", "linewidth": 0}
+    stays: Options = {"color": _KEPT, "zorder": 3, "label": "token that is scanned", "linewidth": 0}
+    skips: Options = {"edgecolor": _GONE, "linewidth": 0.6, "label": "token that skips the block"}
+    ax.scatter(columns[:1], rows[:1], s=26, **start)
+    ax.scatter(columns[-1:], rows[-1:], s=34, **end)
+    ax.scatter(columns, rows, s=5, **stays)
+    ax.scatter(gone % grid[1], gone // grid[1], s=7, facecolor="white", **skips)
     ax.add_collection(lines)
-    ax.scatter(columns, rows, s=8, color=_KEPT, zorder=3)
-    ax.scatter(columns[:1], rows[:1], s=34, marker="s", color="#009E73", zorder=4)
-    ax.scatter(columns[-1:], rows[-1:], s=34, marker="X", color="#D55E00", linewidth=0, zorder=4)
     ax.set(xlim=(-0.7, grid[1] - 0.3), ylim=(grid[0] - 0.3, -0.7), aspect="equal")
     quiet(ax)
 
@@ -86,23 +92,22 @@ def selections(side: int = 8, rate: float = 0.5, draws: int = 3) -> Plot:
     """Draw which tokens stay under every selection, for a few samples of a batch."""
     grid = (side, side)
     modes = [mode for mode in MODES if mode != "unsorted"]
-    figure, axes = canvas(1.35 * len(modes), 1.42 * draws + 0.3, draws, len(modes))
+    figure, axes = canvas(1.12 * draws + 0.3, draws, len(modes))
     data = []
     for x, mode in enumerate(modes):
         # `quad` keeps one token of every 2 x 2 and nothing else.
         share = 0.75 if mode == "quad" else rate
         for y in range(draws):
             ids = _subset(grid, mode, share, seed=y)
-            mask = np.zeros(side * side)
-            mask[ids] = 1
-            axes[y][x].imshow(mask.reshape(grid), cmap="Blues", vmin=-0.15, vmax=1.45)
+            stays = np.isin(np.arange(side * side), ids).reshape(grid)
+            look: Options = {"cmap": "Blues", "vmin": -0.15, "vmax": 1.45, "edgecolors": "white"}
+            axes[y][x].pcolormesh(stays, linewidth=0.8, **look)
+            axes[y][x].set(aspect="equal", ylim=(side, 0))
             quiet(axes[y][x])
-            axes[y][x].set_xticks(np.arange(-0.5, side), [])
-            axes[y][x].set_yticks(np.arange(-0.5, side), [])
-            axes[y][x].grid(visible=True, color="white", linewidth=0.8)
-            axes[y][x].tick_params(length=0)
             data += [{"mode": mode, "rate": share, "draw": y, "id": int(i)} for i in ids]
-        axes[0][x].set_title(f"{mode}\nrate {share:g}", fontsize=8)
+        axes[0][x].set_title(f"{mode}, rate {share:g}", fontsize=7.5)
+    for y in range(draws):
+        axes[y][0].set_ylabel(f"draw {y}")
     caption = (
         "Tokens that stay inside a route (dark), for three draws. The control, unsorted, keeps the "
         "tokens of random and shuffles the scan."

@@ -1,5 +1,8 @@
 """One look for every figure: a colour per backbone, a line per route, and one way to save.
 
+A figure has the width of one or two columns of a paper and no text below 7 points, so that it goes
+into one as it is.
+
 Colours are Okabe and Ito's (2008), which people with any common colour blindness tell apart; a
 backbone has the same one in every figure. Line styles and markers tell routes apart where colour
 says something else.
@@ -8,6 +11,7 @@ says something else.
 from __future__ import annotations
 
 import io
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +36,9 @@ COLOURS = {
     "hydra": "#E69F00",
 }
 PAPER_COLOUR = "#6b6b6b"
+DENSE_COLOUR = "#555555"
+# Widths of one and of two columns of a paper, in inches: figures are drawn at the size of print.
+SINGLE, DOUBLE = 3.3, 6.8
 _OTHERS = ("#882255", "#44AA99", "#332288", "#999933", "#AA4499", "#117733")
 # A signed quantity: blue is better than dense, red is worse (ColorBrewer's RdBu, safe for
 # colour-blind readers).
@@ -108,34 +115,49 @@ class Plot:
         return self.png()
 
 
-def canvas(
-    width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
-) -> tuple[Figure, Any]:
-    """Return a figure (inches) and its axes as a 2-D array, without pyplot's global state."""
-    figure = Figure(figsize=(width, height))
+def canvas(height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
+    """Return a figure of a page's width and its axes as a 2-D array, without pyplot's state.
+
+    Args:
+        height: Inches.
+        rows: Lines of axes.
+        columns: Axes in a line; one alone has the width of a column, more that of both.
+        options: For `Figure.subplots`.
+    """
+    figure = Figure(figsize=(SINGLE if columns == 1 else DOUBLE, height))
     FigureCanvasAgg(figure)
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
-def panels(
-    count: int, most: int, width: float, height: float, beside: float = 0.0, **options: Any
-) -> tuple[Figure, Any]:
-    """Return a figure of panels, at most `most` in a line, and its axes.
+def panels(count: int, most: int, height: float, **options: Any) -> tuple[Figure, Any]:
+    """Return a figure of panels, at most `most` in a line, and its axes; those beyond are hidden.
 
     Args:
-        count: Panels; further axes are hidden.
+        count: Panels.
         most: Panels in a line.
-        width: Of a panel, in inches.
-        height: Of a panel, in inches.
-        beside: Inches for what stands beside the panels.
+        height: Of a line, in inches.
         options: For `Figure.subplots`.
     """
     columns = min(count, most)
     lines = -(-count // columns)
-    figure, axes = canvas(width * columns + beside, height * lines, lines, columns, **options)
+    figure, axes = canvas(height * lines, lines, columns, **options)
     for ax in axes.flat[count:]:
         ax.set_visible(False)
     return figure, axes
+
+
+def some(found: Sequence[Any], most: int, rank: Callable[[Any], Any]) -> tuple[list[Any], str]:
+    """Return what fits a page, the highest ranks in their order, and what to say of the rest."""
+    best = sorted(range(len(found)), key=lambda place: rank(found[place]), reverse=True)[:most]
+    left = len(found) - len(best)
+    more = f" {left} more with fewer scores do not fit the page." if left else ""
+    return [found[place] for place in sorted(best)], more
+
+
+def seeds(counts: Iterable[float]) -> str:
+    """Return the numbers of seeds behind a panel, `n=3`, or `n=3-5` where they differ."""
+    known = sorted(set(counts))
+    return f"n={known[0]:.0f}" + (f"-{known[-1]:.0f}" if len(known) > 1 else "")
 
 
 def quiet(axes: Axes) -> None:

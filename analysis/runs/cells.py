@@ -71,7 +71,9 @@ class Cell:
         if column not in self.runs:
             return {}
         if (column, steps) not in self._known:
-            known = self.runs.dropna(subset=["seed", column]).sort_values("step", kind="stable")
+            # Of a hundred columns, copied for nothing, three are asked for.
+            known = self.runs[["seed", "step", column]].dropna(subset=["seed", column])
+            known = known.sort_values("step", kind="stable")
             ended = known[known["step"] == steps]
             known = ended if len(ended) or column == "wall_s" else known
             pairs = zip(known["seed"].map(int), known[column].map(float), strict=True)
@@ -232,6 +234,12 @@ class Study:
         Of runs of one seed the one that was scored most often counts, of those the longest; a seed
         without a score after the cell's steps is left out, as everywhere.
         """
+        key = ("paths", base.metric, cell.steps)
+        if key not in cell._known:
+            cell._known[key] = self._seeds(base, cell)
+        return cell._known[key]  # type: ignore[no-any-return]
+
+    def _seeds(self, base: Base, cell: Cell) -> dict[int, pd.DataFrame]:
         seeds = cell.by_seed(base.score)
         found: dict[int, pd.DataFrame] = {}
         for seed, run in zip(cell.runs["seed"], cell.runs["run"], strict=True):

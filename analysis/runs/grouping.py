@@ -16,6 +16,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.config.schema import role
+from experiments.data.specs import places
 from routing.options import RoutingOptions
 
 _HEAD = ("backbone", "size", "data", "objective", "scale")
@@ -45,6 +46,10 @@ def named(frame: pd.DataFrame) -> pd.DataFrame:
     attrs, frame = frame.attrs, frame.copy(deep=False)
     frame.attrs = {}  # pandas copies them, however large, with every column
     versions = [set(keys) for keys in attrs.get("config_keys", [])]
+    for data in frame["data"].unique():
+        for column in (f"config.data.{key}" for key in places(str(data))):
+            if column in frame:  # where the files lay, on whichever machine
+                frame[column] = frame[column].mask(frame["data"] == data)
     if "config.init" in frame:
         # Seeds fine-tune their own parents; what they share is the parents' kind.
         frame = frame.assign(**{"config.init": frame["config.init"].map(parent)})
@@ -114,11 +119,11 @@ def _filled(
         has = frame["config_keys"].map(lambda place, c=column: c in versions[int(place)])
         if has.all():
             continue
-        values = frame[column].map(str)
+        values = frame[column].astype(object)
         for part in parts:
             present = values[part.index][has[part.index]]
-            if present.nunique() == 1:
-                values[part.index] = present.iloc[0]
+            if present.map(str).nunique() == 1:
+                values[part.index[~has[part.index]]] = present.iloc[0]
         filled[column] = values
     return frame.assign(**filled)
 
@@ -154,13 +159,26 @@ def labelled(frame: pd.DataFrame, columns: Sequence[str]) -> dict[str, str]:
 
 
 def short(labels: Iterable[str]) -> dict[str, str]:
-    """Return every label's shortest name that no other has: the model's, else the whole label."""
-    known = list(dict.fromkeys(labels))
-    names = [label.split(",")[0] for label in known]
+    """Return every label's short name: the model's, and what not all share where it takes that."""
+    parts = {label: _parts(label) for label in labels}
+    models = {part[0] for part in parts.values()}
     return {
-        label: name if names.count(name) == 1 else label
-        for label, name in zip(known, names, strict=True)
+        label: model
+        if len(models) == len(parts)
+        else ", ".join([model, *(t for t in rest if not all(t in p for p in parts.values()))])
+        for label, (model, *rest) in parts.items()
     }
+
+
+def shared(labels: Iterable[str]) -> str:
+    """Return what labels share beside the model, `digits, edm, scale tiny`."""
+    (_, *first), *others = map(_parts, labels)
+    return ", ".join(text for text in first if all(text in other for other in others))
+
+
+def _parts(label: str) -> list[str]:
+    head, _, tail = label.partition(" (")
+    return [*head.split(", "), *([tail.removesuffix(")")] if tail else [])]
 
 
 def _difference(frame: pd.DataFrame, key: str, rivals: list[str], columns: Sequence[str]) -> str:

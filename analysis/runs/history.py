@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.runs.run_files import PROTOCOL, Damaged, is_number, is_score, read_lines
+from analysis.runs.other_logs import records
+from analysis.runs.run_files import PROTOCOL, Damaged, is_number, is_score
 from analysis.runs.run_records import load
 from routing.parsing import json_of
 
@@ -40,7 +41,7 @@ def curves(
 
 def _curve(folder: Path, columns: Sequence[str]) -> tuple[list[dict[str, Any]], list[str]]:
     rows = []
-    for line in read_lines(folder / "metrics.jsonl"):
+    for line in records(folder, "metrics.jsonl"):
         if is_number(line.get("step")):
             values = {key: line[key] if _has(line, key) else float("nan") for key in columns}
             if "time" in values:
@@ -70,9 +71,9 @@ def scores(runs: pd.DataFrame | str | Path) -> pd.DataFrame:
 
 def _scores(row: Mapping[Any, Any]) -> tuple[list[dict[str, Any]], list[str]]:
     folder = Path(row["path"])
-    own = [line for line in read_lines(folder / "scores.jsonl") if is_score(line)]
+    own = [line for line in records(folder, "scores.jsonl") if is_score(line)]
     later, problems = evaluations(folder)
-    curve = _points(read_lines(folder / "metrics.jsonl"))
+    curve = _points(records(folder, "metrics.jsonl"))
     protocol = [own[0].get(key) for key in PROTOCOL] if own else None
     rows = []
     for place, line in enumerate([*own, *(line for line in later if is_score(line))]):

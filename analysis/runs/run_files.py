@@ -251,6 +251,30 @@ def own_scores(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [line for line in same if _step(line) == last]
 
 
+def guidance_scales(folder: Path, step: object) -> list[dict[str, Any]]:
+    """Return the effective guidance scales of a run's dense pass after `step`, as scores are.
+
+    They are what `python -m analysis guidance-scale` stored; a file that is missing, broken or of
+    other weights gives none.
+    """
+    try:
+        found = read_json(folder / "guidance_scale.json")
+    except Damaged:
+        return []
+    rows = found.get("rows")
+    means = [
+        row
+        for row in (rows if isinstance(rows, list) else [])
+        if isinstance(row, dict) and row.get("pair") == "dense" and row.get("level") is None
+    ]
+    return [
+        {"metric": f"w_eff ({form})", "key": "w_eff", "value": row[form], "n": found.get("samples")}
+        for row in means[:1]
+        for form in ("plain", "instrumented")
+        if found.get("step") == step and is_number(row.get(form))
+    ]
+
+
 def _step(line: dict[str, Any]) -> float:
     step = line.get("step")
     return step if isinstance(step, int | float) else 0

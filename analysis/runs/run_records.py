@@ -8,6 +8,7 @@ A run folder is any folder that holds `config.yaml`, `summary.json`, `status.jso
     device, torch, commit                    what it ran on, from env.json
     span, rate, variant, throughput          derived: blocks, rate, method, images/s over the run
     config.<dotted key>                      the resolved config; lists as JSON text
+    config.trainer                           whose run it is, if not this suite's (`other_logs`)
     score.<full metric name>                 the run's own last scores, as "score.FD-500 (...)"
     guidance, sampler, reference, score_n    the protocol of those scores
 
@@ -25,15 +26,17 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.runs import other_logs
+from analysis.runs.other_logs import is_other, records
 from analysis.runs.run_files import (
     Damaged,
     check_path,
     environment,
     fault,
+    guidance_scales,
     own_scores,
     read_config,
     read_json,
-    read_lines,
     shown,
 )
 from backbones.sizes import BackboneError, parse_size
@@ -46,6 +49,7 @@ _SUMMARY = (
     "macs_dense", "macs_routed", "macs_dense_no_attention", "macs_routed_no_attention", "wall_s",
     "images_per_s",
 )  # fmt: skip
+_TRAINER = "config.trainer"  # whose run it is, where it is another project's
 _STATUS = ("step", "steps", "eta_s", "error")
 
 
@@ -70,7 +74,8 @@ def find(root: str | os.PathLike[str]) -> list[Path]:
 def _walk(folder: str) -> Iterator[Path]:
     with os.scandir(folder) as entries:
         children = list(entries)
-    if any(entry.name in MARKS for entry in children):
+    names = {entry.name for entry in children}
+    if not names.isdisjoint(MARKS) or is_other(names):
         yield Path(folder)
         return
     for entry in children:
@@ -135,6 +140,8 @@ def read_run(folder: Path, metrics: dict[str, dict[str, Any]] | None = None) -> 
     """
     check_path(folder)
     row: dict[str, Any] = {"run": folder.name, "path": str(folder)}
+    if is_other({entry.name for entry in folder.iterdir()}):
+        return _completed(folder, row | other_logs.read_row(folder), metrics)
     if not (folder / "summary.json").exists():
         if not (folder / "status.json").exists():
             raise Damaged("neither summary.json nor status.json")
@@ -149,11 +156,19 @@ def read_run(folder: Path, metrics: dict[str, dict[str, Any]] | None = None) -> 
     row.update({key: summary.get(key) for key in _SUMMARY})
     config = read_config(folder / "config.yaml")
     row.update(config)
+    row.update(_machine(folder))
+    return _completed(folder, row, metrics)
+
+
+def _completed(
+    folder: Path, row: dict[str, Any], metrics: dict[str, dict[str, Any]] | None
+) -> dict[str, Any]:
+    """Check a run's row, and add what follows from it and its scores."""
     if wrong := fault(row):
         raise Damaged(wrong)
-    row.update(_machine(folder))
-    # A key that a run's version did not know is not the same as one that is null.
-    row["config_keys"] = ",".join(sorted(config))
+    # A key that a run's version did not know is not the same as one that is null; the trainer's is
+    # null here.
+    row["config_keys"] = ",".join(sorted({k for k in row if k.startswith("config.")} | {_TRAINER}))
     try:
         derive(row)
         parse_size(row["size"])
@@ -161,8 +176,8 @@ def read_run(folder: Path, metrics: dict[str, dict[str, Any]] | None = None) -> 
         raise Damaged(f"its route cannot be read ({error})") from None
     except BackboneError as error:
         raise Damaged(f"its size cannot be read ({error})") from None
-    own = own_scores(read_lines(folder / "scores.jsonl"))
-    for line in own:
+    own = own_scores(records(folder, "scores.jsonl"))
+    for line in [*own, *guidance_scales(folder, row["step"])]:
         row[f"score.{line['metric']}"] = line["value"]
         if metrics is not None:
             known = {key: line.get(key) for key in ("key", "better", "features", "n")}

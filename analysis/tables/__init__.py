@@ -7,7 +7,7 @@ beside them.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -19,9 +19,10 @@ from analysis.tables import (
     equal_cost,
     guidance_table,
     main_table,
+    scale_table,
     throughput,
 )
-from analysis.tables.render import document, write
+from analysis.tables.render import PAGE_WIDTH, PREAMBLE, document, write
 from analysis.tables.table import Table, markdown
 from experiments.runtime.files import atomic_write
 from routing.errors import suggest
@@ -38,7 +39,9 @@ TABLES: dict[str, Callable[[Study], Table]] = {
     "tokens": main_table.tokens,
     "one_two_routes": ablations.routes,
     "masking": equal_cost.masking,
+    "response": guidance_table.response,
     "guidance": guidance_table.guidance,
+    "guidance_scale": scale_table.guidance_scale,
     "throughput": throughput.throughput,
     "scan_order": ablations.scan_order,
     "differences": main_table.differences,
@@ -73,25 +76,48 @@ def make_all(source: Study | pd.DataFrame | str | Path, metric: str | None = Non
     return [builder(study) for builder in TABLES.values()]
 
 
-def save(tables: list[Table], folder: str | Path) -> list[Path]:
-    """Write tables in all formats, and `tables.tex`, a document that compiles as it is."""
-    paths = [path for table in tables for path in write(table, folder)]
-    atomic_write(Path(folder) / "tables.tex", document(tables))
-    return [*paths, Path(folder) / "tables.tex"]
+def places(table: Table, names: Sequence[str]) -> list[int]:
+    """Return the numbers of a table's first column and of those named by heading or number.
+
+    Raises:
+        AnalysisError: if it has no such column.
+    """
+    labels = {column.label.casefold(): place for place, column in enumerate(table.columns)}
+    labels |= {str(place): place for place in range(len(table.columns))}
+    if unknown := [name for name in names if name.casefold() not in labels]:
+        known = ", ".join(f"{i} {column.label!r}" for i, column in enumerate(table.columns))
+        raise AnalysisError(f"table {table.name} has no column {unknown[0]!r}; it has {known}")
+    return list(dict.fromkeys([0, *(labels[name.casefold()] for name in names)]))
+
+
+def save(tables: list[Table], folder: str | Path, width: float = PAGE_WIDTH) -> list[Path]:
+    """Write tables in all formats, `preamble.tex` and `tables.tex`, which compiles as it is."""
+    paths = [path for table in tables for path in write(table, folder, width=width)]
+    whole = {"preamble.tex": PREAMBLE, "tables.tex": document(tables, width)}
+    for name, text in whole.items():
+        atomic_write(Path(folder) / name, text)
+    return [*paths, *(Path(folder) / name for name in whole)]
 
 
 def command(options: argparse.Namespace) -> int:
     """Write the tables that runs give, or print them."""
     study = study_for_command(options)
-    made = [make(name, study) for name in options.only or TABLES]
-    chosen = made if options.all or options.only else [table for table in made if table.covered]
+    every = [make(name, study) for name in options.only or TABLES]
+    made = [
+        table.only(
+            options.columns and places(table, options.columns), table.covered and not options.all
+        )
+        for table in every
+        if table.covered or options.all or options.only
+    ]
     if options.print:
-        print("\n".join(markdown(table) for table in chosen), end="")
+        print("\n".join(markdown(table) for table in made), end="")
         return 0
     folder = options.out or options.runs / "tables"
-    save(chosen, folder)
-    print(f"{folder}  {', '.join(table.name for table in chosen) or 'no table: no finished run'}")
-    left = [table.name for table in made if table not in chosen]
+    save(made, folder, options.width)
+    names = [table.name for table in made]
+    print(f"{folder}  {', '.join(names) or 'no table: no finished run'}")
+    left = [table.name for table in every if table.name not in names]
     if left:
         print(f"not covered by these runs (--all writes them too): {', '.join(left)}")
     return 0

@@ -70,15 +70,16 @@ def reach(study: Study, base: Base, dense: Cell, routed: Cell) -> list[Reach]:
     for seed in sorted(set(first) & set(second)):
         one, two = first[seed], second[seed]
         sign = 1.0 if base.better == "lower" else -1.0
-        best = one.iloc[int((sign * one["value"]).argmin())]
-        there = two[sign * two["value"] <= sign * best["value"]]
-        cost = None if there.empty else _cost(there.iloc[0])
-        found.append(Reach(seed, float(best["value"]), _cost(best), cost))
+        place = int((sign * one["value"]).argmin())
+        best = float(one["value"].iloc[place])
+        there = np.flatnonzero(sign * two["value"] <= sign * best)
+        cost = _cost(two, there[0]) if len(there) else None
+        found.append(Reach(seed, best, _cost(one, place), cost))
     return found
 
 
-def _cost(row: pd.Series) -> dict[str, float]:
-    return {key: float(row[key]) for key in COSTS}
+def _cost(path: pd.DataFrame, place: int) -> dict[str, float]:
+    return {key: float(path[key].iloc[place]) for key in COSTS}
 
 
 def headline(study: Study) -> Table:

@@ -11,7 +11,14 @@ import pandas as pd
 from analysis.runs.cells import Base, Cell, Study
 from analysis.runs.statistics import mean_std, paired
 from analysis.tables import paper
-from analysis.tables.score_entries import PAIRED, better_end, decimals, paper_notes
+from analysis.tables.main_table import score_set
+from analysis.tables.score_entries import (
+    PAIRED,
+    better_end,
+    decimals,
+    metric_decimals,
+    paper_notes,
+)
 from analysis.tables.table import (
     NOT_RUN,
     Column,
@@ -19,12 +26,15 @@ from analysis.tables.table import (
     Table,
     build,
     exact,
+    head,
     not_run,
     ours,
     published,
     words,
 )
 
+# Kinds of scores that guidance moves.
+_RESPOND = ("fd", "precision", "recall", "accuracy", "adherence")
 # What `routed` leaves unsaid when it has its default (conf/guidance/routed.yaml: SG_FLOPS).
 _ROUTED = {"strong": "0.5", "weak": "0.9"}
 
@@ -52,25 +62,27 @@ def without_path(text: str) -> str:
     return re.sub(r"checkpoint=\S*?(@\d+)?(?=\s|$)", r"checkpoint=run\1", text)
 
 
-def evaluations(study: Study, base: Base, cell: Cell) -> pd.DataFrame:
+def evaluations(study: Study, base: Base, cell: Cell, metric: str | None = None) -> pd.DataFrame:
     """Return a cell's scores after one number of steps, one row per run and guidance.
 
-    The metric is the base's own or its kind at another number of samples, whichever was measured
-    under most guidances; the steps are those after which most guidances of most runs were scored.
+    The metric is the one named (the base's own), or its kind at another number of samples,
+    whichever was measured under most guidances; the steps are those after which most guidances of
+    most runs were scored.
     """
+    metric = metric or base.metric
     known = study.scores
     if known.empty or "metric" not in known:
         return pd.DataFrame()
     rows = known[known["run"].isin(cell.runs["run"])]
     # By kind: the cell's runs may have been scored at another number of samples than the base's.
-    about = study.runs.attrs.get("metrics", {}).get(base.metric, {})
+    about = study.runs.attrs.get("metrics", {}).get(metric, {})
     for key in ("key", "features"):
         rows = rows[rows[key].map(_text) == _text(about.get(key))]
     if rows.empty:
         return rows
     rows = rows.assign(guidance=rows["guidance"].fillna("not said").map(str).map(without_path))
     counts = rows.groupby("metric")["guidance"].nunique()
-    chosen = max(counts.index, key=lambda name: (counts[name], name == base.metric))
+    chosen = max(counts.index, key=lambda name: (counts[name], name == metric))
     rows = rows[rows["metric"] == chosen]
     # A run that was trained on, for another sweep, is read at the step that was compared.
     kinds = rows.drop_duplicates(["run", "step", "guidance"])["step"].value_counts()
@@ -87,6 +99,96 @@ def sampler_steps(text: object) -> int | None:
     """Return the steps of `heun steps=12`."""
     found = re.search(r"steps=(\d+)", str(text))
     return int(found.group(1)) if found else None
+
+
+def setting(text: str) -> str | None:
+    """Return a guidance's place on the response curve: `CFG 1.5`, `SG 1.5`, `routed`; else None.
+
+    SG guides away from a pass at the rate of training, 0.5, towards a dense one.
+    """
+    kind, options = parse(text)
+    scale = number(options.pop("scale", "1"))
+    options.pop("route", None)
+    if kind in ("none", "cfg") and scale is not None and not options:
+        return f"CFG {scale:g}"
+    strong, weak = (number(options.pop(key, None)) for key in ("strong", "weak"))
+    if kind != "routed" or scale is None or options:
+        return None
+    if scale == 1:
+        return "routed" if strong == 0.5 else None
+    return f"SG {scale:g}" if (strong, weak) == (0, 0.5) else None
+
+
+def responses(study: Study) -> pd.DataFrame:
+    """Return how scores respond to guidance: dense and routed, a row per metric and setting.
+
+    Columns: base, panel, backbone, treatment, metric, better, setting, mean, std, n, step. Empty
+    where no base was scored under three settings.
+    """
+    rows = []
+    for base in study.bases:
+        found: list[dict[str, Any]] = []
+        for metric, about in score_set(study, base).items():
+            if about.get("key") not in _RESPOND:
+                continue
+            for cell in filter(None, base.pair()):
+                frame = evaluations(study, base, cell, metric)
+                if frame.empty:
+                    continue
+                for name, part in frame.groupby(frame["guidance"].map(setting), sort=True):
+                    estimate = mean_std(list(_by_seed(part).values()))
+                    assert estimate is not None, "a score is a finite number"
+                    cells = {"base": base.key, "panel": base.label, "treatment": cell.treatment}
+                    cells |= {"backbone": base.any.first("backbone"), "setting": str(name)}
+                    scored = {"metric": part["metric"].iloc[0], "better": about.get("better")}
+                    spread = {"mean": estimate.mean, "std": estimate.std, "n": estimate.n}
+                    found.append({**cells, **scored, **spread, "step": int(part["step"].iloc[0])})
+        if len({row["setting"] for row in found}) >= 3:
+            rows += found
+    return pd.DataFrame(rows)
+
+
+def setting_order(name: str) -> tuple[int, float]:
+    """Return the place of a setting on the curve: CFG by scale, then SG, then routed."""
+    kind, _, scale = name.partition(" ")
+    return ("CFG", "SG", "routed").index(kind), float(scale or 0)
+
+
+def response(study: Study) -> Table:
+    """Every metric of the set over the scales of CFG, under SG and under routed inference."""
+    frame = responses(study)
+    settings = [] if frame.empty else sorted(set(frame["setting"]), key=setting_order)
+    columns = (
+        *Column.each("Metric", "Tokens", numeric=False),
+        *Column.each(*(settings or ["CFG 1", "CFG 1.5", "SG 1.5", "routed"])),
+    )
+    rows = []
+    for (_, panel), group in [] if frame.empty else frame.groupby(["base", "panel"], sort=False):
+        seeds, steps = (
+            "-".join(f"{v:g}" for v in sorted({group[key].min(), group[key].max()}))
+            for key in ("n", "step")
+        )
+        heading = f"{panel}: after {steps} steps, n = {seeds}"
+        for (metric, tokens), part in group.groupby(["metric", "treatment"], sort=False):
+            known = part.set_index("setting")
+            better = Column(str(metric), better=part["better"].iloc[0])
+            entries = [
+                Entry(
+                    value=known["mean"][name],
+                    std=known["std"].get(name),
+                    decimals=metric_decimals(str(metric)),
+                )
+                if name in known.index
+                else words("")
+                for name in settings
+            ]
+            rows.append((heading, [words(head(better)), words(tokens), *entries]))
+    notes = (
+        "Mean and standard deviation over seeds. CFG 1 is no guidance; SG guides a dense pass away "
+        "from a routed one of the same weights; routed: one pass with the route, as in training.",
+    )
+    title = "Response to guidance: dense and routed"
+    return build("response", title, columns, rows or [not_run(columns)], notes)
 
 
 def guidance(study: Study) -> Table:

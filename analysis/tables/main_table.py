@@ -34,6 +34,7 @@ from analysis.tables.table import (
     Table,
     build,
     exact,
+    head,
     not_run,
     ours,
     published,
@@ -42,45 +43,63 @@ from analysis.tables.table import (
 from backbones.sizes import parse_size
 
 _MEMORY = ("Memorisation, dense", "Memorisation, + TREAD")
+# What a score never stands without, in this order: the kinds of scores, see `eval_options.METRICS`.
+_SET = (
+    "fd", "precision", "recall", "accuracy", "adherence", "memorisation", "heldout_loss",
+    "heldout_loss_routed", "w_eff",
+)  # fmt: skip
+
+
+def score_set(study: Study, base: Base) -> dict[str, dict[str, Any]]:
+    """Return the metrics that a base's scores are read together with, its own first.
+
+    Those of the feature space of its own metric stand before those of others; memorisation, which
+    says the same in each, in one alone.
+    """
+    known, memory = study.runs.attrs.get("metrics", {}), Memory.of(study).names.get(base.key)
+    own = known[base.metric]
+    ranks: dict[str, tuple[bool, int, bool]] = {}
+    for name, about in known.items():
+        kind = "memorisation" if name == memory else str(about.get("key"))
+        here = any(cell.by_seed(f"score.{name}") for cell in base.cells)
+        same_n = about.get("features") is None or about.get("n") == own.get("n")
+        if name == base.metric:
+            ranks[name] = (False, 0, False)
+        elif here and same_n and kind in _SET and (kind != "memorisation" or name == memory):
+            foreign = about.get("features") != own.get("features")
+            ranks[name] = (True, _SET.index(kind), foreign)
+    return {name: known[name] for name in sorted(ranks, key=ranks.__getitem__)}
 
 
 def main(study: Study) -> Table:
-    """Dense, routed, and their difference per backbone, beside the paper's (main table)."""
-    memory = Memory.of(study)
+    """Dense, routed, and their difference per backbone, a row per metric (main table)."""
+    # Where no run is ours, the paper's numbers have the columns to themselves.
     columns = (
-        Column("Model", numeric=False),
-        Column("Params (M)"),
-        Column("Route", numeric=False),
-        *Column.each("Dense", "+ TREAD", "\u0394"),
-        *memory.columns(*_MEMORY),
-        Column("Paper model", numeric=False, published=True),
-        *Column.each("Paper dense", "Paper + TREAD", "Paper \u0394", published=True),
+        Column("Metric", numeric=False),
+        *Column.each("Dense", "+ TREAD", "\u0394", published=not study.bases),
     )
-    rows: list[tuple[str, list[Entry]]] = [
-        (heading(base, *base.pair()), _main_row(base, memory)) for base in study.bases
-    ]
-    seen = {str(row["model"]) for base in study.bases if (row := paper_main(base))}
-    rows += [
-        not_run(columns, _paper_entries(row), row["model"], NOT_RUN)
-        for row in paper.rows("main")
-        if row["model"] not in seen
-    ]
+    rows: list[tuple[str, list[Entry]]] = []
+    for base in study.bases:
+        dense, routed = base.pair()
+        params = base.any.first("params")
+        size = f"{params / 1e6:.2f}M parameters, " if params else ""
+        what = f"{size}{f'route {routed.treatment}' if routed else 'no route was run'}"
+        group = heading(base, dense, routed, what=what)
+        for name, about in score_set(study, base).items():
+            column, digits = f"score.{name}", metric_decimals(name)
+            pair = [
+                ours(cell.estimate(column) if cell else None, digits) for cell in (dense, routed)
+            ]
+            change = ours(gap(routed, dense, column), digits, signed=True)
+            rows.append(
+                (group, [words(head(Column(name, better=about.get("better")))), *pair, change])
+            )
+        if row := paper_main(base):
+            rows.append((group, _paper_entries(row)))
+    rows = rows or [(NOT_RUN, _paper_entries(row)) for row in paper.rows("main")]
     title = "Main table: dense against routed, by backbone"
-    return build("main", title, columns, rows, paper_notes("main", PAIRED, *memory.notes))
-
-
-def _main_row(base: Base, memory: Memory) -> list[Entry]:
-    dense, routed = base.pair()
-    params = base.any.first("params")
-    row = paper_main(base)
-    entries = [
-        words(base.model),
-        exact(params / 1e6 if params else None),
-        words(routed.treatment if routed else "none run"),
-        *_pair(base),
-        *memory.entries(base, dense, routed),
-    ]
-    return [*entries, *(_paper_entries(row) if row else [words("none"), *[published(None)] * 3])]
+    notes = paper_notes("main", PAIRED, *Memory.of(study).notes)
+    return build("main", title, columns, rows, notes)
 
 
 def _pair(base: Base) -> list[Entry]:
@@ -90,8 +109,9 @@ def _pair(base: Base) -> list[Entry]:
 
 
 def _paper_entries(row: dict[str, Any]) -> list[Entry]:
+    """Return the paper's row: its model, its scores and their difference."""
     mark = row.get("mark")
-    name = f"{row['model']}, {int(row['iterations']) // 1000}K steps"
+    name = f"Paper, FID-50K: {row['model']}, {int(row['iterations']) // 1000}K steps"
     if isinstance(mark, str):
         name += f" ({mark})"
     numbers = [published(row[key]) for key in ("dense", "tread")]

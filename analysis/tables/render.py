@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import functools
 import html
 import io
 import math
+import textwrap
 from pathlib import Path
 
 import pandas as pd
@@ -23,8 +25,14 @@ _LATEX = {
     "\u0394": r"$\Delta$", "\u2192": r"$\rightarrow$", "\u2026": r"\dots{}", "\u00b7": r"$\cdot$",
     "\u2191": r"$\uparrow$", "\u2193": r"$\downarrow$",
 }  # fmt: skip
-# Rows that fit a landscape page beside caption and notes.
-_PAGE_LINES = 28
+# What the tables need, `preamble.tex`.
+PREAMBLE = r"""\usepackage{array,booktabs,siunitx}
+\sisetup{detect-all,separate-uncertainty=true,group-digits=false}
+"""
+# Inches: of a page's text, of a letter in \footnotesize, between columns, of wrapped text.
+PAGE_WIDTH, _LETTER, _GAP, _WRAPPED = 6.8, 0.058, 0.11, 1.6
+# Lines that fit a page beside caption and notes, letters in a line of wrapped text.
+_PAGE_LINES, _WRAP = 48, 26
 
 
 def latex_escape(text: str) -> str:
@@ -35,46 +43,102 @@ def latex_escape(text: str) -> str:
     )
 
 
-def latex(table: Table) -> str:
-    """Return LaTeX `table`s (they need graphicx, booktabs and siunitx: see `preamble`).
+def latex(table: Table, width: float = PAGE_WIDTH) -> str:
+    """Return LaTeX `table`s for a page with `width` inches of text (they need `PREAMBLE`).
 
-    A float that is taller than a page is lost, so a long table continues in further floats, split
-    between groups where it can be.
+    Nothing is scaled down: columns beyond the width of the page continue in further floats, each
+    with the first column; so do rows, since a float that is taller than a page is lost.
     """
-    parts = _pages(table)
-    return "\n".join(
-        _latex_float(table, rows, first=i == 0, last=i == len(parts) - 1)
-        for i, rows in enumerate(parts)
-    )
+    parts = [(part, rows) for part in _split(table, width) for rows in _pages(part)]
+    floats = [
+        _latex_float(table, part, rows, width, i, i == len(parts) - 1)
+        for i, (part, rows) in enumerate(parts)
+    ]
+    return "% Needs the packages of preamble.tex; tables.tex compiles it.\n" + "\n".join(floats)
+
+
+def _heads(table: Table, place: int) -> list[str]:
+    """Return a column's heading in lines that are no longer than its entries need."""
+    longest = max((len(plain(row.entries[place])) for row in table.rows), default=0)
+    return textwrap.wrap(head(table.columns[place]), max(11, min(longest, _WRAP))) or [""]
+
+
+def _width(table: Table, place: int) -> float:
+    """Return the inches that a column takes with the space beside it."""
+    texts = [*_heads(table, place), *(plain(row.entries[place]) for row in table.rows)]
+    longest = max(map(len, texts))
+    if not table.columns[place].numeric and longest > _WRAP:
+        return _WRAPPED + _GAP
+    return longest * _LETTER + _GAP
+
+
+def _split(table: Table, width: float) -> list[Table]:
+    """Return the table in parts that are no wider, each with the first column."""
+    widths = [_width(table, place) for place in range(len(table.columns))]
+    parts = _filled(widths, width)
+    # As few parts as there must be, of even widths: no column stands alone that need not.
+    even = [_filled(widths, width * share) for share in (0.5, 0.6, 0.7, 0.8, 0.9)]
+    parts = next((found for found in even if len(found) == len(parts)), parts)
+    # Where rows that miss every number were left out, each part leaves out its own.
+    trimmed = len(table.only(ours=True).rows) == len(table.rows)
+    return [table.only(places, ours=trimmed) for places in parts]
+
+
+def _filled(widths: list[float], limit: float) -> list[list[int]]:
+    parts, left = [[0]], limit - widths[0]
+    for place, own in enumerate(widths[1:], 1):
+        if own > left and len(parts[-1]) > 1:
+            parts.append([0])
+            left = limit - widths[0]
+        parts[-1].append(place)
+        left -= own
+    return parts
 
 
 def _pages(table: Table) -> list[list[Row]]:
+    """Return the rows that each float holds; a group stays together where it can."""
     pages: list[list[Row]] = [[]]
+    left = _PAGE_LINES
     for group in table.groups:
         rows = [row for row in table.rows if row.group == group]
-        lines = len(pages[-1]) + 2 * len({row.group for row in pages[-1]})
-        if pages[-1] and lines + len(rows) + 2 > _PAGE_LINES:
-            pages.append([])
-        while rows:
-            pages[-1] += rows[:_PAGE_LINES]
-            rows = rows[_PAGE_LINES:]
-            if rows:
+        tall = {id(row): -(-max(len(e.text) for e in row.entries) // _WRAP) or 1 for row in rows}
+        left -= 3
+        if sum(tall.values()) > left:
+            left = 0
+        for row in rows:
+            if tall[id(row)] > left and pages[-1]:
                 pages.append([])
+                left = _PAGE_LINES - 3
+            left -= tall[id(row)]
+            pages[-1].append(row)
     return pages
 
 
-def _latex_float(table: Table, rows: list[Row], first: bool, last: bool) -> str:
-    spec = "".join("r" if column.numeric else "l" for column in table.columns)
-    heads = " & ".join(latex_escape(head(column)) for column in table.columns)
-    label = rf"\label{{tab:{table.name.replace('_', '-')}}}" if first else ""
+def _latex_float(
+    table: Table, part: Table, rows: list[Row], page: float, number: int, last: bool
+) -> str:
+    places = range(len(part.columns))
+    widths = [_width(part, place) for place in places]
+    width = min(page, max(sum(widths), 3.2))
+    ragged = r">{\raggedright\arraybackslash}p"
+    spec = "".join(
+        "r" if column.numeric else f"{ragged}{{{_WRAPPED}in}}" if own == _WRAPPED + _GAP else "l"
+        for column, own in zip(part.columns, widths, strict=True)
+    )
+    texts = [r"\\".join(map(latex_escape, _heads(part, place))) for place in places]
+    sides = ("r" if column.numeric else "l" for column in part.columns)
+    heads = [rf"\shortstack[{s}]{{{text}}}" for s, text in zip(sides, texts, strict=True)]
+    label = "" if number else rf"\label{{tab:{table.name.replace('_', '-')}}}"
+    caption = latex_escape(table.title + (" (continued)" if number else ""))
+    # Beyond one column of a page of two.
+    kind = "table*" if width > page / 2 - 0.1 else "table"
     lines = [
-        r"\begin{table}",
-        r"  \centering",
-        rf"  \caption{{{latex_escape(table.title + ('' if first else ' (continued)'))}}}{label}",
-        r"  \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
-        rf"  \begin{{tabular}}{{{spec}}}",
+        rf"\begin{{{kind}}}",
+        r"  \centering\footnotesize\setlength{\tabcolsep}{4pt}",
+        rf"  \caption{{{caption}}}{label}",
+        rf"  \begin{{tabular}}{{@{{}}{spec}@{{}}}}",
         r"    \toprule",
-        rf"    {heads} \\",
+        rf"    {' & '.join(heads)} \\",
         r"    \midrule",
     ]
     group = None
@@ -83,35 +147,25 @@ def _latex_float(table: Table, rows: list[Row], first: bool, last: bool) -> str:
             if group is not None:
                 lines.append(r"    \addlinespace")
             group = row.group
-            width = len(table.columns)
-            lines.append(rf"    \multicolumn{{{width}}}{{l}}{{\emph{{{latex_escape(group)}}}}} \\")
+            box = rf"\multicolumn{{{len(places)}}}{{@{{}}{ragged}{{{width - 0.05:.2f}in}}@{{}}}}"
+            lines.append(rf"    {box}{{\emph{{{latex_escape(group)}}}}} \\")
         lines.append("    " + " & ".join(_latex_entry(entry) for entry in row.entries) + r" \\")
-    lines += [r"    \bottomrule", r"  \end{tabular}}"]
+    lines += [r"    \bottomrule", r"  \end{tabular}"]
     if table.notes and last:
         notes = " ".join(latex_escape(note) for note in table.notes)
-        box = rf"\begin{{minipage}}{{\linewidth}}\footnotesize {notes}\end{{minipage}}"
+        box = rf"\begin{{minipage}}{{\linewidth}}\scriptsize {notes}\end{{minipage}}"
         lines.append(rf"  \par\smallskip{box}")
-    return "\n".join([*lines, r"\end{table}"]) + "\n"
+    return "\n".join([*lines, rf"\end{{{kind}}}"]) + "\n"
 
 
-def preamble() -> str:
-    """Return the LaTeX lines that the tables need."""
-    return "\n".join(
-        [
-            r"\usepackage{graphicx,booktabs,siunitx}",
-            r"\sisetup{detect-all,separate-uncertainty=true,group-digits=false}",
-        ]
+def document(tables: list[Table], width: float = PAGE_WIDTH) -> str:
+    """Return a whole LaTeX document, `tables.tex`, of the files beside it."""
+    body = "".join(rf"\input{{{table.name}}}\clearpage" + "\n" for table in tables)
+    page = rf"\usepackage[a4paper,textwidth={width}in,vmargin=1.8cm]{{geometry}}"
+    return (
+        f"\\documentclass{{article}}\n{page}\n\\input{{preamble}}\n"
+        f"\\begin{{document}}\n{body}\\end{{document}}\n"
     )
-
-
-def document(tables: list[Table]) -> str:
-    """Return a whole LaTeX document with the given tables."""
-    body = "\n".join(latex(table) + "\\clearpage" for table in tables)
-    head_ = (
-        "\\documentclass{article}\n\\usepackage[a4paper,landscape,margin=1.5cm]{geometry}\n"
-        + preamble()
-    )
-    return f"{head_}\n\\begin{{document}}\n{body}\n\\end{{document}}\n"
 
 
 def _latex_entry(entry: Entry) -> str:
@@ -128,7 +182,7 @@ def _latex_entry(entry: Entry) -> str:
         text += rf" {{\footnotesize [{low}, {high}]}}"
     if entry.n is not None:
         mark = r"$^\dagger$" if entry.few else ""
-        text += rf" {{\scriptsize ($n=${entry.seeds}){mark}}}"
+        text += rf" {{\scriptsize ($n{{=}}${entry.seeds}){mark}}}"
     return text + (" " + latex_escape(entry.text) if entry.text else "")
 
 
@@ -198,7 +252,7 @@ def to_html(table: Table) -> str:
         if group:
             lines.append(
                 f'<tr class="group"><th colspan="{len(table.columns)}" scope="rowgroup">'
-                f"{html.escape(group)}</th></tr>"
+                f"<span>{html.escape(group)}</span></th></tr>"
             )
         for row in table.rows:
             if row.group == group:
@@ -226,13 +280,17 @@ FORMATS = {"md": markdown, "tex": latex, "csv": to_csv, "html": to_html}
 
 
 def write(
-    table: Table, folder: str | Path, formats: tuple[str, ...] = ("md", "tex", "csv", "html")
+    table: Table,
+    folder: str | Path,
+    formats: tuple[str, ...] = ("md", "tex", "csv", "html"),
+    width: float = PAGE_WIDTH,
 ) -> list[Path]:
     """Write a table in each format as `folder/<name>.<format>`; return the paths.
 
     Raises:
         AnalysisError: if a format is not one of md, tex, csv, html.
     """
+    makers = FORMATS | {"tex": functools.partial(latex, width=width)}
     for name in formats:
         if name not in FORMATS:
             raise AnalysisError(
@@ -240,5 +298,5 @@ def write(
             )
     paths = [Path(folder) / f"{table.name}.{name}" for name in formats]
     for path, name in zip(paths, formats, strict=True):
-        atomic_write(path, FORMATS[name](table))
+        atomic_write(path, makers[name](table))
     return paths

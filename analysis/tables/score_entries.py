@@ -32,7 +32,7 @@ def decimals(base: Base) -> int:
 
 def metric_decimals(metric: str) -> int:
     """Return the digits of a metric by its full name."""
-    shares = ("accuracy", "precision", "recall", "memorisation", "adherence")
+    shares = ("accuracy", "precision", "recall", "memorisation", "adherence", "heldout", "w_eff")
     return 3 if metric.lower().startswith(shares) else 2
 
 
@@ -46,19 +46,20 @@ class Heading(str):
     mixed = False
 
 
-def heading(base: Base, *cells: Cell | None, tail: str = "") -> Heading:
+def heading(base: Base, *cells: Cell | None, tail: str = "", what: str = "") -> Heading:
     """Return a group's heading: what its runs share, the metric, the guidance, the steps.
 
     Args:
         base: The group.
         cells: Those that the table shows; all of the group's by default.
         tail: Text after it.
+        what: Stands in place of the metric.
     """
     guidance = base.any.first("guidance")
     # A plain pass has a scale of 1 by definition.
     protocol = f", guidance {'none' if guidance == 'none scale=1.0' else guidance}"
     shown = [cell for cell in cells if cell is not None] or list(base.cells)
-    label = f"{base.label}: {base.metric}{protocol if guidance else ''}"
+    label = f"{base.label}: {what or base.metric}{protocol if guidance else ''}"
     made = Heading(f"{label}{after(shown)}{tail}")
     made.mixed = len({cell.steps for cell in shown}) > 1
     return made

@@ -115,6 +115,27 @@ class Table:
             for column, entry in zip(self.columns, row.entries, strict=True)
         )
 
+    def only(self, places: Sequence[int] | None = None, ours: bool = False) -> Table:
+        """Return the table with some columns, without rows and notes that then say nothing.
+
+        Args:
+            places: Columns by number; None is all.
+            ours: Leave out rows that miss every number of ours in these columns.
+        """
+        places = range(len(self.columns)) if places is None else places
+        columns = tuple(self.columns[place] for place in places)
+        cut = [Row(row.group, tuple(row.entries[p] for p in places)) for row in self.rows]
+        rows = tuple(row for row in cut if not (ours and _is_empty(columns, row)))
+        entries = [entry for row in rows for entry in row.entries]
+        idle = set() if any(entry.is_missing for entry in entries) else {MISSING_NOTE}
+        idle |= set() if any(entry.few for entry in entries) else {FEW_NOTE}
+        return dataclasses.replace(
+            self,
+            columns=columns,
+            rows=rows,
+            notes=tuple(note for note in self.notes if note not in idle),
+        )
+
     @property
     def groups(self) -> list[str]:
         """Headings in order."""
@@ -125,6 +146,12 @@ class Table:
 
     def _repr_markdown_(self) -> str:
         return markdown(self)
+
+
+def _is_empty(columns: Sequence[Column], row: Row) -> bool:
+    """Say whether a row misses numbers of ours and has none."""
+    own = [e for c, e in zip(columns, row.entries, strict=True) if not c.published]
+    return any(entry.is_missing for entry in own) and all(entry.value is None for entry in own)
 
 
 def words(text: object) -> Entry:

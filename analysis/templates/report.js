@@ -1,5 +1,5 @@
 "use strict";
-// Tables sort by a click on a head and filter by the words typed; nothing else happens here.
+// Tables sort by a click on a head and filter by the words typed; the page filters by the values picked.
 
 function valueOf(cell) {
   if (cell.dataset.value !== undefined) return Number(cell.dataset.value);
@@ -26,27 +26,52 @@ function sortTable(table, column) {
   }
 }
 
+const picks = [...document.querySelectorAll("select[data-pick]")];
+
+// Of a pick's values, those that a text names: whole words, and a backbone also as "dit-T/1".
+function named(pick, text) {
+  const words = text.split(/[\s,;:()]+/), model = pick.dataset.pick === "Backbone";
+  const values = [...pick.options].map((option) => option.value).filter(Boolean);
+  return values.filter((value) => words.some((word) => word === value || (model && word.startsWith(value + "-"))));
+}
+
+// What names another value is left out; what names none (a dense run has no route) stays.
+function isPicked(own, heading) {
+  return picks.every((pick) => {
+    if (!pick.value) return true;
+    let found = named(pick, own);
+    if (!found.length && !(pick.dataset.pick === "Route" && own.includes("dense"))) found = named(pick, heading);
+    return !found.length || found.includes(pick.value);
+  });
+}
+
 function filterTable(block) {
   const table = block.querySelector("table.data");
-  const words = block.querySelector("input[type=search]").value.toLowerCase().split(/\s+/).filter(Boolean);
-  const picks = [...block.querySelectorAll("select[data-column]")].filter((pick) => pick.value !== "");
+  const search = block.querySelector("input[type=search]");
+  const words = search ? search.value.toLowerCase().split(/\s+/).filter(Boolean) : [];
   let shown = 0, total = 0;
   for (const body of table.tBodies) {
     const group = body.querySelector("tr.group");
-    const heading = group ? group.textContent.toLowerCase() : "";
+    const heading = group ? group.textContent : "";
     let visible = 0;
     for (const row of body.rows) {
       if (row === group) continue;
       total += 1;
-      const text = heading + " " + row.textContent.toLowerCase();
-      const picked = picks.every((pick) => row.cells[Number(pick.dataset.column)].textContent === pick.value);
-      row.hidden = !(picked && words.every((word) => text.includes(word)));
+      const own = [...row.cells].map((cell) => cell.textContent).join(" ");
+      const text = (heading + " " + own).toLowerCase();
+      row.hidden = !(isPicked(own, heading) && words.every((word) => text.includes(word)));
       if (!row.hidden) visible += 1;
     }
     if (group) group.hidden = visible === 0;
     shown += visible;
   }
-  block.querySelector(".count").textContent = shown === total ? total + " rows" : shown + " of " + total + " rows";
+  const count = block.querySelector(".count");
+  if (count) count.textContent = shown === total ? total + " rows" : shown + " of " + total + " rows";
+}
+
+function filterPage() {
+  document.querySelectorAll("[data-table]").forEach(filterTable);
+  for (const item of document.querySelectorAll("[data-about]")) item.hidden = !isPicked(item.textContent, "");
 }
 
 for (const table of document.querySelectorAll("table.data")) {
@@ -55,7 +80,7 @@ for (const table of document.querySelectorAll("table.data")) {
 }
 for (const block of document.querySelectorAll("section.block[data-table]")) {
   block.querySelector("input[type=search]").addEventListener("input", () => filterTable(block));
-  block.querySelectorAll("select[data-column]").forEach((pick) => pick.addEventListener("change", () => filterTable(block)));
-  filterTable(block);
 }
+picks.forEach((pick) => pick.addEventListener("change", filterPage));
+filterPage();
 document.documentElement.dataset.ready = "yes";

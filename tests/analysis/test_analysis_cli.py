@@ -60,13 +60,28 @@ def test_what_varies_and_what_is_shared(runs):
 
 def test_tables_are_printed_or_written(runs, capsys):
     assert main(["tables", str(runs), "--only", "main", "--print"]) == 0
-    assert "| dit-T/1 |" in capsys.readouterr().out
+    assert "| **dit-T/1, " in capsys.readouterr().out
     assert main(["tables", str(runs)]) == 0
     out = capsys.readouterr().out
     assert "main" in out and "not covered by these runs" in out and "route_placement" in out
     assert (runs / "tables" / "main.tex").is_file() and not (
         runs / "tables" / "route_placement.md"
     ).exists()
+
+
+def test_columns_are_chosen_and_missing_rows_asked_for(runs, capsys):
+    def printed(*words):
+        assert main(["tables", str(runs), "--print", "--only", *words]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    heads = [line for line in printed("main", "--columns", "dense", "3") if "|" in line]
+    assert heads[0] == "| Metric | Dense | \u0394 |"
+    write(runs, route="0-8")
+    assert len(printed("route_placement", "--all")) > len(printed("route_placement"))
+    assert main(["tables", str(runs), "--only", "main", "--columns", "Dens"]) == 2
+    assert "has no column 'Dens'; it has 0 'Metric'" in capsys.readouterr().err
+    assert main(["tables", str(runs), "--width", "0"]) == 2
+    assert "choose from 3.3, 5.5, 6.8" in capsys.readouterr().err
 
 
 def test_figures_are_written_and_the_rest_named(runs, capsys):
@@ -103,6 +118,7 @@ def test_list_shows_every_folder_with_its_state(runs, capsys):
         (["compare", "absent", "."], "absent is not a run folder"),
         (["compare", ".", "."], "cannot be compared"),
         (["similarity", "."], "no run with weights"),
+        (["guidance-scale", "."], "no run with weights"),
         (["list", "absent"], "not a folder"),
     ],
 )
@@ -120,7 +136,7 @@ def test_help_names_every_command_and_needs_neither_torch_nor_pandas():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    for name in ("report", "tables", "figures", "compare", "similarity", "list"):
+    for name in ("report", "tables", "figures", "compare", "similarity", "guidance-scale", "list"):
         assert f"  {name}" in parser().format_help()
 
 

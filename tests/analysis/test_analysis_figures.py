@@ -1,11 +1,13 @@
 """Figures: what is drawn is what was measured, in one style, saved as PDF, PNG and CSV."""
 
+import itertools
 import json
 
 import numpy as np
 import pandas as pd
 import pytest
 from analysis_runs import METRIC, study, write
+from matplotlib.text import Text
 from PIL import Image
 
 import analysis
@@ -60,26 +62,30 @@ def test_placement_draws_the_paired_differences(runs):
     assert "-21.87" in text and any(t.startswith(f"{ours['2-8']:+.2f}") for t in text)
 
 
-def test_convergence_has_three_costs_and_labels_the_speedup(runs):
+def test_convergence_has_three_costs_and_labels_the_speedup(runs, tmp_path):
     plot = figures.make("convergence", runs)
-    labels = [ax.get_xlabel() for ax in plot.figure.axes[:3]]
-    assert labels == ["training steps", "training multiply-adds", "training time"]
-    annotations = [t.get_text() for t in plot.figure.axes[0].texts]
+    labels, said = zip(*(ax.get_xlabel().split("\n") for ax in plot.figure.axes[:3]), strict=True)
+    assert labels == ("training steps", "training multiply-adds", "training time (s)")
     table = analysis.tables.make("speedup", runs)
     row = next(
         r
         for r in table.rows
         if r.group.startswith("dit-T/1, digits, edm") and r.entries[0].text == "2-8"
     )
-    # Two seeds are too few for bold letters, and the arrow says so.
-    assert f"{row.entries[3].value:.1f}x (2/2)" in annotations
-    # The most replicated cell of every method: other routes and rates are in other figures.
+    # Two seeds are too few for a factor, three are enough.
+    assert said[0] == "dense best reached by 2 of 2 seeds" and row.entries[3].n == 2
+    for seed, route in itertools.product(range(3), ("none", "2-8")):
+        write(tmp_path, route=route, seed=seed)
+    three = figures.make("convergence", tmp_path).figure.axes[0].get_xlabel().split("\n")[1]
+    (row,) = analysis.tables.make("speedup", tmp_path).rows
+    assert three == f"{row.entries[3].value:.1f}x to dense best (3 of 3 seeds)"
+    # Two lines a panel; every other method has a panel of its own, other routes other figures.
     drawn = plot.data.groupby("panel")["treatment"].unique().map(list)
-    methods = [drawn[name] for name in drawn.index if name.startswith("dit-T/1, digits, edm")]
-    assert methods == [["dense", "2-8", "dropping 2-8"]]
-    assert all(treatments[:2] == ["dense", "2-8"] for treatments in drawn)
-    legend = plot.figure.axes[2].get_legend().get_texts()
-    assert "dropping 2-8 (n=2)" in [text.get_text() for text in legend]
+    assert all(treatments == ["dense", "2-8"] for treatments in drawn)
+    other = figures.make("methods", runs)
+    assert set(other.data["treatment"]) == {"dropping 2-8"}
+    assert "dropping 2-8\nstep 400, n=2" in other.figure.axes[0].get_title("left")
+    assert figures.make("methods", tmp_path) is None
 
 
 def test_rate_and_guidance_draw_the_data_of_the_runs(runs):
@@ -91,6 +97,56 @@ def test_rate_and_guidance_draw_the_data_of_the_runs(runs):
         (0.3, 0.8),
         (0.0, 0.7),
     }
+    # The best pair is framed, at the dark end of the scale.
+    ax = next(ax for ax in plot.figure.axes if ax.patches)
+    (frame,) = ax.patches
+    grid, shade = ax.images[0].get_array(), ax.images[0].to_rgba(ax.images[0].get_array())
+    best = grid[round(frame.get_y() + 0.47), round(frame.get_x() + 0.47)]
+    assert best == grid.min() == pytest.approx(plot.data["value"].min())
+    assert shade[grid == best].sum() == min(shade[~grid.mask].sum(axis=-1))
+    assert (plot.data["n"] == 2).all() and plot.data["std"].notna().all()
+
+
+def test_every_figure_fits_a_paper_as_it_is(runs, tmp_path):
+    """The width of one column or two, a page's height, 7 points, nothing cut off, fonts inside."""
+    for route in ("none", "2-8"):
+        for backbone in ("dit", "mamba", "rwkv"):
+            weights(write(tmp_path, backbone, route=route), name=backbone)
+            similar(route, backbone=backbone).save(tmp_path / f"{backbone}{route}.npz")
+    plots = [*figures.make_all(runs), figures.make("cost", tmp_path)]
+    plots += [figures.similarity(sorted(tmp_path.glob("*.npz")))]
+    # That of the guidance scale wants a measurement: it has a test of its own.
+    assert {plot.name for plot in plots} == set(figures.FIGURES) - {"guidance_scale"}
+    for plot in plots:
+        content = plot._drawn(format="pdf")
+        plot.figure.canvas.draw()
+        assert b"/FontFile2" in content and b"/Type3" not in content
+        width, height = plot.figure.get_size_inches()
+        assert width in (style.SINGLE, style.DOUBLE) and height <= 9, (plot.name, height)
+        page = plot.figure.bbox.padded(3)
+        axes = [axis for ax in plot.figure.axes for axis in (ax.xaxis, ax.yaxis)]
+        ticks = {tick.label1 for axis in axes for tick in axis.majorTicks + axis.minorTicks}
+        for text in plot.figure.findobj(Text):
+            box = text.get_window_extent()
+            if text.get_text().strip() and text.get_visible():
+                where = (plot.name, text.get_text(), box)
+                assert text.get_fontsize() >= 7, where
+                # Of ticks, those beyond an axis' limits stand anywhere; hidden axes are not drawn.
+                drawn = text.axes is None or text.axes.get_visible()
+                assert (
+                    text in ticks
+                    or not drawn
+                    or page.x0 <= box.x0
+                    and box.x1 <= page.x1
+                    and box.y1 <= page.y1
+                ), where
+
+
+def test_similarity_stands_in_a_line_per_route_and_a_column_per_model():
+    files = [similar(r, backbone=b) for b in ("rwkv", "dit", "mamba") for r in ("2-8", "none")]
+    shown = [ax.get_title("left") for ax in figures.similarity(files).figure.axes if ax.images]
+    models = ("dit", "mamba", "rwkv")
+    assert shown[:6] == [f"{m}-T/1, {r}" for r in ("dense", "route 2-8") for m in models]
 
 
 def test_samples_stand_side_by_side_with_the_same_seed(runs):
@@ -145,12 +201,12 @@ def test_selections_keep_the_same_number_in_every_draw():
     assert (counts.drop("quad", level=0) == 8).all() and (counts["quad"] == 4).all()
 
 
-def similar(route="2-8", depth=12):
+def similar(route="2-8", depth=12, backbone="dit"):
     generator = np.random.default_rng(0)
     values = np.clip(1 - generator.random((depth + 1, depth + 1)), 0.2, 1)
     np.fill_diagonal(values, 1)
     protocol = {
-        "backbone": "dit", "size": "T/1", "route": route, "levels": [0.1, 1.0], "samples": 4, "weights": "ema", "run": "r",
+        "backbone": backbone, "size": "T/1", "route": route, "levels": [0.1, 1.0], "samples": 4, "weights": "ema", "run": "r",
     }  # fmt: skip
     return SimilarityFile({"cosine": values}, protocol)
 
@@ -210,6 +266,7 @@ def test_figures_that_the_runs_do_not_give_are_none_and_unknown_ones_refused(tmp
         "selection_rate",
         "samples",
         "guidance",
+        "guidance_scale",
         "cost",
         "similarity",
     ):
@@ -254,15 +311,19 @@ def test_no_line_of_samples_and_no_overview_mixes_recipes_or_lengths(tmp_path):
     assert sorted(len(titles) for titles in lines) == [2, 6] and "flow" not in str(table)
     assert all(len({"step 800" in title for title in titles}) == 1 for titles in lines)
     overview = figures.make("overview", tmp_path)
+    # One range of scores for all backbones.
+    assert len({ax.get_ylim() for ax in overview.figure.axes[:2]}) == 1
     assert "400 steps" in overview.caption and set(overview.data["backbone"]) == {"dit", "mamba"}
     assert overview.data["step"].max() == 400 and "lr" not in set(overview.data["of"])
     legend = [text.get_text() for text in overview.figure.axes[0].get_legend().get_texts()]
     main = analysis.tables.make("main", tmp_path)
     label = overview.data.query("backbone == 'dit'")["of"].iloc[0]
-    (row,) = [row for row in main.rows if row.group.startswith(f"{label}:")]
-    (number,) = {entry.n for entry in row.entries[3:6]}
+    score = next(row for row in main.rows if row.group.startswith(f"{label}:"))
+    (number,) = {entry.n for entry in score.entries[1:4]}
     assert legend == [f"{name} (n=3 of {number})" for name in ("dense", "route 2-8")]
-    assert {ax.get_title("left").split("step ")[-1] for ax in overview.figure.axes[2:]} == {"400"}
+    assert {ax.get_title("left").split("step ")[-1] for ax in overview.figure.axes[2:]} == {
+        "400, seed 0"
+    }
 
 
 def test_runs_of_an_older_version_share_the_recipe_of_newer_ones(tmp_path):
@@ -288,4 +349,4 @@ def test_a_curve_over_rates_is_of_one_recipe_and_one_number_of_steps(tmp_path):
     plot = figures.make("selection_rate", tmp_path)
     assert set(plot.data["step"]) == {400} and set(plot.data["rate"]) == {0.0, 0.25, 0.5}
     labels = [text.get_text() for text in plot.figure.axes[0].get_legend().get_texts()]
-    assert len(set(labels)) == 2 and all(label.endswith("2-8, step 400") for label in labels)
+    assert len(set(labels)) == 2 and all("2-8, step 400 (n=1)" in label for label in labels)

@@ -303,6 +303,15 @@ def test_methods_of_one_backbone_share_a_base(tmp_path):
     assert base.dense is not None and len(base.routed) == 2
 
 
+@pytest.mark.parametrize(("data", "rows"), [("fashion", 1), ("latents", 2)])
+def test_where_published_files_lay_parts_no_runs(tmp_path, data, rows):
+    from analysis.runs.cells import bases
+
+    write(tmp_path, data__name=data, data__path="/here")
+    write(tmp_path, data__name=data, data__path="/there", route="2-8")
+    assert len(bases(analysis.load(tmp_path))) == rows
+
+
 def test_runs_are_named_by_what_may_be_averaged(tmp_path):
     from analysis.runs.grouping import named
 

@@ -40,8 +40,8 @@ def test_a_folder_with_everything_and_again_from_its_archive(runs, tmp_path, cap
     assert "main" in capsys.readouterr().out
     page = (out / "README.md").read_text()
     assert "old" not in page and "Words stay." in page and "4 finished runs" in page
-    assert "dit-T/1" in page and "DiT-S/2" not in page and "DiT-S/2" in other.read_text()
-    assert "| Model | Dense |" in other.read_text()
+    assert "dit-T/1" in page and "Paper, FID-50K" in page
+    assert "| Metric | \u0394 |" in other.read_text()
     assert other.read_text().count("dit-T/1") > page.count("dit-T/1") > 0
     assert (out / "figures" / "samples.png").is_file() and (out / "tables" / "main.csv").is_file()
     assert len((out / "runs.csv").read_text().splitlines()) == 5

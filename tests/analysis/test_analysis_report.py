@@ -1,6 +1,7 @@
 """The report page: complete, self-contained, escaped, and alive in a real headless Chromium."""
 
 import html
+import itertools
 import json
 import re
 from pathlib import Path
@@ -13,8 +14,10 @@ from PIL import Image
 
 import analysis
 from analysis import report
+from analysis.analysis_command import main
 from analysis.report import runs_table
 from analysis.runs.cells import Study
+from analysis.tables.table import plain
 
 HOSTILE = "</script><script>window.pwned=1</script><img src=x onerror=window.pwned=1>"
 
@@ -61,6 +64,38 @@ def test_it_holds_every_covered_table_figure_and_run(page, folder):
     for run in study.runs["run"]:
         assert run in text
     assert len(runs_table(study).rows) == len(study.runs)
+
+
+def test_it_opens_on_the_answer(page, folder):
+    text = page.read_text()
+    order = [
+        text.index(mark) for mark in ('id="table-answer"', 'id="figure-overview"', 'id="figures"')
+    ]
+    assert order == sorted(order)
+    answer = text[order[0] : text.index("</table>", order[0])]
+    rows = [r for r in analysis.tables.make("main", folder).rows if r.group.startswith("dit")]
+    assert "FD" in rows[0].entries[0].text
+    assert all(html.escape(plain(entry)) in answer for entry in rows[0].entries)
+    assert "published" not in answer
+    # The factors of the cards are those of the table of speed-ups.
+    factors = re.findall(r'class="big">([^<]*)<', text)
+    rows = [r for r in analysis.tables.make("speedup", folder).rows if r.entries[0].text == "2-8"]
+    assert factors == [f"{r.entries[4].value:.2f}x" for r in rows] and len(factors) == 2
+
+
+def test_two_seeds_are_no_headline(tmp_path):
+    for seed, route in itertools.product(range(2), ("none", "2-8")):
+        write(tmp_path, route=route, seed=seed)
+    text = report.html(Study.of(tmp_path))
+    assert 'class="big"' not in text and "table-answer" not in text and "table-main" in text
+    assert "2-8, after 400 steps (2 of 2 seeds reach it)" in text
+
+
+def test_the_command_says_how_far_it_is(folder, tmp_path, capsys):
+    assert main(["report", str(folder), "--out", str(tmp_path / "r.html")]) == 0
+    said = capsys.readouterr()
+    total = report.STAGES + 1
+    assert f"report {total}/{total}" in said.err and "r.html" in said.out
 
 
 def test_what_is_not_in_the_tables_is_said(page):
@@ -134,7 +169,8 @@ def test_browser_shows_every_figure(browser, folder):
         "[...document.querySelectorAll('img.plot')].filter(i => i.complete && i.naturalWidth > 50 && i.getBoundingClientRect().width > 50)"
         ".map(i => i.closest('section').id)"
     )
-    assert shown == [f"figure-{plot.name}" for plot in analysis.figures.make_all(folder)]
+    names = [f"figure-{plot.name}" for plot in analysis.figures.make_all(folder)]
+    assert shown == names and shown[0] == "figure-overview"
     broken = browser.run("[...document.images].filter(i => !i.complete || !i.naturalWidth).length")
     assert broken == 0
 
@@ -152,8 +188,8 @@ def test_browser_sorts_numbers_as_numbers_with_words_last(browser):
     for _ in range(2):
         browser.run(f"({CLICK})('Ours', 'table-route_placement')")
         for body in browser.run(f"({COLUMN})('Ours', 'table-route_placement')"):
-            words = [text == "missing" for text in body]
-            assert words == sorted(words), "missing must stay below the numbers"
+            words = [not text[0].isdigit() for text in body]
+            assert words == sorted(words), "words must stay below the numbers"
 
 
 @pytest.mark.slow
@@ -165,12 +201,54 @@ def test_browser_filters_rows_and_says_how_many(browser):
     count = "document.querySelector('[data-table=runs] .count').textContent"
     assert re.fullmatch(r"3 of \d+ rows", browser.run(count))
     browser.run(f"({TYPE})('', 'runs')")
-    browser.run(
-        "(() => { const pick = document.querySelector('[data-table=runs] select[aria-label=Backbone]');"
-        "pick.value = 'mamba'; pick.dispatchEvent(new Event('change')); })()"
-    )
-    (runs,) = browser.run(f"({COLUMN})('Backbone', 'table-runs')")
-    assert set(runs) == {"mamba"} and len(runs) == 9
     browser.run(f"({TYPE})('no such run', 'runs')")
     assert browser.run(f"({COLUMN})('Run', 'table-runs')") == [[]]
+    browser.run(f"({TYPE})('', 'runs')")
     assert browser.errors == []
+
+
+PICK = (
+    "(name, value) => { const pick = document.querySelector(`select[data-pick=${name}]`);"
+    "pick.value = value; pick.dispatchEvent(new Event('change')); }"
+)
+
+
+@pytest.mark.slow
+@browser_needed
+def test_browser_filters_the_page_by_backbone_and_route(browser):
+    browser.run(f"({PICK})('Backbone', 'mamba')")
+    (runs,) = browser.run(f"({COLUMN})('Backbone', 'table-runs')")
+    assert set(runs) == {"mamba"} and len(runs) == 9
+    headings = browser.run(
+        "[...document.querySelectorAll('#table-answer tbody tr')]"
+        ".filter(r => !r.classList.contains('group') && !r.hidden)"
+        ".map(r => r.parentElement.querySelector('tr.group').textContent.trim())"
+    )
+    assert headings and all(text.startswith("mamba") for text in headings)
+    samples = browser.run(
+        "[...document.querySelectorAll('.grids figure')].filter(f => !f.hidden).map(f => f.textContent)"
+    )
+    assert len(samples) == 2 and all(text.startswith("mamba") for text in samples)
+    browser.run(f"({PICK})('Route', '0-8')")
+    (runs,) = browser.run(f"({COLUMN})('Route', 'table-runs')")
+    # A dense run has no route: it stays, to be compared with.
+    assert set(runs) == {"0-8", "none"} and len(runs) == 6
+    routes = browser.run(f"({COLUMN})('Route', 'table-route_placement')")
+    assert {text for body in routes for text in body} == {"dense", "0-8"}
+    for name in ("Backbone", "Route"):
+        browser.run(f"({PICK})('{name}', '')")
+    assert len(browser.run(f"({COLUMN})('Route', 'table-runs')")[0]) > 15
+    assert browser.errors == []
+
+
+@pytest.mark.slow
+@browser_needed
+def test_browser_of_a_phone_scrolls_down_only(page):
+    phone = analysis_browser.Browser()
+    screen = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
+    phone.call("Emulation.setDeviceMetricsOverride", **screen)
+    phone.open(Path(page), ready="document.documentElement.dataset.ready === 'yes'")
+    assert phone.run("document.documentElement.scrollWidth") == 390
+    seen = "document.getElementById('table-answer').getBoundingClientRect().top < innerHeight"
+    assert phone.run(seen)
+    phone.close()
