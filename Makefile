@@ -10,7 +10,7 @@ TESTS ?=
 WORKERS ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help env test-env demo test test-slow test-slurm test-soak lint types check docs surface constraints clean
+.PHONY: help env test-env demo test test-slow test-slurm slurm-lab slurm-lab-stop test-soak gpu lint types check docs surface constraints release clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -46,11 +46,20 @@ test-slow: $(VENV)/.test  ## the tests marked slow
 test-slurm: $(VENV)/.test  ## the tests on a real Slurm cluster (apt install slurm-wlm munge)
 	$(BIN)/python -m pytest -m "slurm and not soak" $(TESTS)
 
+slurm-lab:  ## a Slurm cluster on this machine, two nodes with fake GPUs (docs/cluster.md)
+	@tests/tools/start-slurm.sh start
+
+slurm-lab-stop:  ## end it, its jobs too, and remove what it wrote
+	@tests/tools/start-slurm.sh wipe
+
 test-soak: $(VENV)/.test  ## the long kill and leak tests (hours)
 	$(BIN)/python -m pytest -m soak $(TESTS)
 
 notebooks: $(VENV)/.test  ## run the notebooks again, with outputs (RUNS=folder: on these runs)
 	$(BIN)/python -m analysis notebooks $(if $(RUNS),--runs $(RUNS))
+
+gpu: $(VENV)/.test  ## on a CUDA machine: its tests, benchmark and a short training, as a page under results/gpu
+	$(BIN)/python -m experiments.benchmark.gpu_report
 
 lint: $(VENV)/.test  ## ruff
 	$(BIN)/ruff check .
@@ -62,6 +71,7 @@ check: lint types test  ## what a change must pass before it is pushed
 
 docs: $(VENV)/.test  ## draw the documentation's pictures and build the site strictly (build/site)
 	$(BIN)/python docs/pictures.py
+	$(BIN)/python docs/explainer.py
 	$(BIN)/python -m mkdocs build --strict
 
 surface: $(VENV)/.test  ## write down keys, public names and --help after a change on purpose
@@ -77,6 +87,14 @@ constraints:  ## write constraints.txt anew from today's newest versions (PYTHON
 	  | grep -vE '^(nvidia|cuda|tread)|@' | sort -f; } > build/constraints.txt
 	mv build/constraints.txt constraints.txt
 	rm -rf build/constraints
+
+# From what is committed, so that nothing else gets in.
+release: $(VENV)/.base  ## make the sdist and the wheel in dist/, and check what they say of themselves
+	$(PIP) build twine
+	rm -rf build/release dist && mkdir -p build/release dist
+	git archive HEAD | tar -x -C build/release
+	$(BIN)/python -m build --outdir dist build/release
+	$(BIN)/python -m twine check --strict dist/*
 
 clean:  ## remove caches (runs stay)
 	rm -rf .pytest_cache .mypy_cache .ruff_cache build *.egg-info

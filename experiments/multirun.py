@@ -13,11 +13,11 @@ import sys
 from typing import Any
 
 from experiments.config import help_text
-from experiments.config.compose import load, register_evaluation
-from experiments.config.schema import CONF
+from experiments.config.compose import load, register_resolvers
+from experiments.config.schema import CONF, Config
 from experiments.runtime.command import Interrupted, print_error
 from routing.errors import UserError
-from routing.parsing import check_word
+from routing.parsing import bytes_of, check_word, json_of
 
 _sweeping = 0  # the process whose jobs run one after another in it
 _failed: list[str] = []
@@ -41,7 +41,7 @@ def job(cfg: object) -> str:
     try:
         config = load(overrides)
         if config.dry:
-            print(help_text.dry_text(config))
+            help_text.dry_run(config)
             return ""
         from experiments.training.session import train
 
@@ -59,8 +59,11 @@ def job(cfg: object) -> str:
         raise
 
 
-def _check(words: list[str]) -> None:
+def _check(words: list[str]) -> list[Config]:
     """Refuse what no job of the sweep may have before the first one starts.
+
+    Returns:
+        The runs; [] where Hydra alone knows them.
 
     Raises:
         UserError: Of the first job that cannot run.
@@ -71,7 +74,7 @@ def _check(words: list[str]) -> None:
     from hydra.errors import HydraException
 
     if any(word.startswith("hydra/sweeper") for word in words):
-        return
+        return []
     own = [word for word in words if not word.startswith(("-", "hydra"))]
     for word in own:
         check_word(word)
@@ -81,7 +84,7 @@ def _check(words: list[str]) -> None:
         if not 1 <= count <= _MOST:
             raise UserError(f"-m: {' '.join(own)} makes {count:,} runs; expected 1 to {_MOST:,}")
         if any(isinstance(one.value(), Glob) for one in parsed):
-            return  # the names of a group's files, which Hydra puts in
+            return []  # the names of a group's files, which Hydra puts in
         jobs = [job for batch in BasicSweeper.split_arguments(parsed, None) for job in batch]
     except (HydraException, ValueError, OverflowError) as error:
         if isinstance(error, UserError):
@@ -91,8 +94,25 @@ def _check(words: list[str]) -> None:
             f"-m cannot read {' '.join(own)} ({reason}); values are separated by commas, as in "
             "route=none,2-8, or made by range(0,3)"
         ) from None
-    for overrides in jobs:
-        load(list(overrides))
+    return [load(list(overrides)) for overrides in jobs]
+
+
+def _summed_up(runs: list[Config]) -> str:
+    """Return what the sweep did, from the run folders: a launcher's jobs print elsewhere."""
+    left = []
+    for run in runs:
+        try:
+            summary = json_of(bytes_of(run.folder / "summary.json"))
+            done = summary["status"] == "done" and summary["step"] >= run.train.steps
+        except (OSError, ValueError, KeyError, TypeError):
+            done = False
+        left += [] if done else [run.name]
+    root = runs[0].paths.runs
+    text = f"-m: {len(runs) - len(left)} of {len(runs)} runs are done, in {root}"
+    if left:
+        some = ", ".join(left[:4]) + (", ..." if len(left) > 4 else "")
+        text += f"; not done: {some} (their logs are below {root}/.multirun)"
+    return text
 
 
 def _values(override: Any) -> int:
@@ -132,22 +152,24 @@ def multirun(argv: list[str]) -> int:
 
     # Flags and Hydra's own words as they are.
     argv = [readable(w) if "=" in w and not w.startswith(("-", "hydra")) else w for w in argv]
-    _check(argv)
+    runs = _check(argv)
     if not any(word.startswith("hydra.sweep.dir=") for word in argv):
         # Hydra's own record of the sweep goes beside the runs, not into the current folder.
         argv = [*argv, "hydra.sweep.dir=${paths.runs}/.multirun/${now:%Y-%m-%d_%H-%M-%S}"]
     _failed.clear()
     held, sys.argv, _sweeping = sys.argv, [sys.argv[0], *argv], os.getpid()
     try:
-        register_evaluation()
+        register_resolvers()
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)()
     except _Stop as stop:
         raise stop.asked from None
     except SystemExit as end:
         if end.code:
-            raise UserError("-m: Hydra could not start these runs; it says why above") from None
+            raise UserError("-m: Hydra or one of these runs failed; it says why above") from None
     finally:
         sys.argv = held
+        if runs and not runs[0].dry:
+            print(_summed_up(runs), flush=True)
     if _failed:
         raise UserError(f"{len(_failed)} of the runs did not end well: {'; '.join(_failed)}")
     return 0

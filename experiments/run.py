@@ -15,10 +15,18 @@ from experiments.runtime.command import run_command
 
 def main(argv: list[str]) -> int:
     """Run the command with these arguments; return its exit code."""
+    # Hydra's completion in a shell asks the files that hold these words: @hydra.main
     from experiments.config import help_text
 
+    argv = ["dry=true" if word == "--dry-run" else word for word in argv]
     if any(flag in argv for flag in ("-h", "--help", "help")):
-        print(help_text.help_text())
+        about = [word for word in argv if word[:1] != "-" and word != "help"]
+        print(help_text.help_text(*about[:1]))
+        return 0
+    if any(flag in argv for flag in ("-sc", "--shell-completion")):
+        from experiments.config.compose import complete
+
+        complete(argv)
         return 0
     if any(flag in argv for flag in ("-m", "--multirun")):
         from experiments.multirun import multirun
@@ -28,7 +36,7 @@ def main(argv: list[str]) -> int:
 
     config = load(argv)
     if config.dry:
-        print(help_text.dry_text(config))
+        help_text.dry_run(config)
         return 0
     from experiments.training.session import train
 
@@ -36,5 +44,10 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def start() -> int:
+    """Be the command `tread-run`: the words are those of this process."""
+    return run_command(main, computes=True)
+
+
 if __name__ == "__main__":
-    sys.exit(run_command(main, computes=True))
+    sys.exit(start())

@@ -121,9 +121,9 @@ class Browser:
             raise RuntimeError(str(result["exceptionDetails"]))
         return result["result"].get("value")
 
-    def open(self, path, ready="document.readyState === 'complete'", seconds=60):
+    def open(self, path, ready="document.readyState === 'complete'", seconds=60, fragment=""):
         """Open a file and wait until the expression `ready` is true."""
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        self.call("Page.navigate", url=path.resolve().as_uri() + fragment)
         end = time.monotonic() + seconds
         while True:
             # Between two documents there is nothing to evaluate in.

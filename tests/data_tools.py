@@ -2,6 +2,7 @@
 
 import io
 import json
+import struct
 import tarfile
 
 import numpy as np
@@ -19,6 +20,12 @@ def npy(array):
     stream = io.BytesIO()
     np.save(stream, array, allow_pickle=False)
     return stream.getvalue()
+
+
+def idx(values):
+    """An IDX file of bytes, as MNIST's."""
+    head = struct.pack(f">HBB{values.ndim}I", 0, 8, values.ndim, *values.shape)
+    return head + values.astype(np.uint8).tobytes()
 
 
 def latents(count, channels=4, side=8, seed=0):

@@ -50,7 +50,7 @@ def commands(page: Path) -> Iterator[list[str]]:
     """The arguments of every `python ...`, `torchrun ...` and `make ...` on a page."""
     for line in lines(page):
         words = line.split()
-        if words[0] in ("python", "torchrun", "accelerate", "make"):
+        if words[0] in ("python", "torchrun", "accelerate", "make") and words[1:]:
             yield shlex.split(line)
 
 

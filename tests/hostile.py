@@ -361,6 +361,25 @@ def read_similarity(folder):
     similarity.read(folder / "similarity.npz")
 
 
+def make_scales(folder):
+    about = {key: "x" for key in ("run", "backbone", "size", "data", "route")} | {
+        "step": 1,
+        "seed": 0,
+    }
+    row = {"pair": "dense", "level": None, "plain": 1.0}
+    found = {"format": "tread-suite-guidance-scale/1", **about, "notes": [], "rows": [row]}
+    (folder / "guidance_scale.json").write_text(json.dumps(found))
+
+
+@reader("guidance scale", make_scales, "guidance_scale.json")
+def read_scales(folder):
+    from analysis.figures.scale_curves import draw
+    from analysis.tables.scale_table import read, table
+
+    found = read(folder / "guidance_scale.json")
+    table([found]), table([found], levels=True), draw([found])
+
+
 def make_vae(folder):
     state = {"encoder.conv_in.weight": torch.zeros(4, 3, 3, 3), "decoder.conv_in.weight": torch.zeros(4, 4, 3, 3)}  # fmt: skip
     torch.save({"state_dict": state}, folder / "vae.pt")
@@ -390,7 +409,7 @@ def make_classifier(folder):
     classifier.load_or_train("digits", "f", 8, 2, _digits, folder, recipe)
 
 
-@reader("cached classifier", make_classifier, "classifiers/*")
+@reader("cached classifier", make_classifier, "classifiers/*.safetensors")
 def read_classifier(folder):
     make_classifier(folder)
 
@@ -450,7 +469,8 @@ def read_sweep(folder):
         rows, _ = run_status.statuses(sweep)
         status_table.plain(rows)
         Console(file=io.StringIO(), width=100).print(status_table.table("g", rows, 100))
-    run_status.live_anywhere(folder)
+        status_table.overview(sweep, rows)
+        json.dumps(status_table.as_json(sweep, rows, ""))
 
 
 def make_grid(folder):
@@ -616,7 +636,9 @@ def mutate(random, path, content):
             return raw(random, yaml.safe_dump(mutate_value(random, yaml.safe_load(content))))
         if path.suffix == ".safetensors":
             (length,) = struct.unpack("<Q", content[:8])
-            header = raw(random, json.dumps(mutate_value(random, json.loads(content[8 : 8 + length]))))
+            header = raw(
+                random, json.dumps(mutate_value(random, json.loads(content[8 : 8 + length])))
+            )
             return struct.pack("<Q", len(header)) + header + content[8 + length :]
         if path.suffix == ".npz":
             return mutate_npz(random, content)

@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 import pytest
-import yaml
 
 from sweeps import sweeps_command
 from sweeps.jobs.sweep_folder import Sweep
@@ -150,21 +149,24 @@ def squeue(*words):
     return {parts[0]: tuple(parts[1:]) for line in out.splitlines() if (parts := line.split("|"))}
 
 
+# What grids of the tests run in place of training, and beside it.
+COMMANDS = {"score": "stub_command:main", "train": "stub_training:main"} | {
+    name: f"stub_command:{name}" for name in ("seven", "nothing", "usr2", "term")
+}
+
+
 def use_stubs(monkeypatch):
-    """Let grids train, and `score`, with the stubs, also in the processes that are started."""
+    """Let the processes that are started find the stubs."""
     monkeypatch.setenv("PYTHONPATH", str(STUB))
-    names = ["score=stub_command:main", "train=stub_training:main"]
-    names += [f"{name}=stub_command:{name}" for name in ("seven", "nothing", "usr2", "term")]
-    monkeypatch.setenv("TREAD_COMMANDS", ",".join(names))
 
 
 def write_grid(folder, name="count", **changes):
-    """Write a grid of trivial runs and return its path."""
+    """Write a grid of trivial runs, in Python since it names the stubs, and return its path."""
     raw = {
-        "title": "Trivial runs", "base": {"train.steps": 20}, "seeds": [0, 1, 2, 3],
+        "title": "Trivial runs", "base": {"train.steps": 20}, "seeds": [0, 1, 2, 3], "commands": COMMANDS,
     }  # fmt: skip
-    path = folder / f"{name}.yaml"
-    path.write_text(yaml.safe_dump({**raw, **changes}))
+    path = folder / f"{name}.py"
+    path.write_text("".join(f"{key} = {value!r}\n" for key, value in {**raw, **changes}.items()))
     return str(path)
 
 

@@ -110,7 +110,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("log=mlflow", "tensorboard"),
             ("task=caption", "class text none"),
             ("task=text", "captions"),
-            ("dry=perhaps", "true or false"),
+            ("dry=perhaps", "true or false, or full"),
             ("init=nowhere", "does not exist"),
             ("init={run}@x", "whole number"),
             ("init={run}@99", "no weights"),
@@ -299,7 +299,6 @@ TABLE: list[tuple[str, str, str]] = [
     *[
         (SWEEPS, words, part)
         for words, part in [
-            ("", "required"),
             ("lanch route_placement", "launch"),
             ("launch route_placment", "route_placement"),
             ("launch route_placement cluster=nowhere", "cluster"),
@@ -338,6 +337,9 @@ TABLE: list[tuple[str, str, str]] = [
             ("similarity {tmp}/none", "none"),
             ("similarity {run} --levels nan", "noise levels above 0"),
             ("similarity {run} --seed -1", "seed -1"),
+            ("guidance-scale {tmp}/none", "none"),
+            ("guidance-scale {run} --levels 0", "noise levels above 0"),
+            ("guidance-scale {run} --against {tmp}/none", "does not exist"),
             ("notebooks --runs {tmp}/none", "holds no runs"),
             ("tables {run} --out {run}/config.yaml", "cannot be used"),
             ("publish {run}/.. --out /proc/x", "cannot be used"),

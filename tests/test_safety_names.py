@@ -14,7 +14,6 @@ import tarfile
 from pathlib import Path
 
 import pytest
-import yaml
 from data_tools import add, latents, npy, write_store
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -227,11 +226,10 @@ def test_values_arrive_verbatim(cluster, tmp_path, monkeypatch):
     (tmp_path / "probe_entry.py").write_text(PROBE)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("TREAD_COMMANDS", "probe=probe_entry:main")
     monkeypatch.setenv("PROBE_OUT", str(tmp_path / "out"))
     monkeypatch.chdir(tmp_path)
-    grid = tmp_path / "shell.yaml"
-    grid.write_text(yaml.safe_dump({"title": "t", "command": "probe", "args": VALUES, "base": {}, "seeds": [0]}))  # fmt: skip
+    grid = tmp_path / "shell.py"
+    grid.write_text(f'commands = {{"probe": "probe_entry:main"}}\ncommand, args, seeds = "probe", {VALUES!r}, [0]\n')
     words = ["launch", str(grid), f"cluster={cluster}", f"paths.runs={tmp_path / 'runs'}"]
     assert sweeps_command.main(words) == 0
     until(lambda: len(list((tmp_path / "out").glob("*.json"))) == 1, what="the command")

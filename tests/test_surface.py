@@ -67,6 +67,6 @@ def test_public_names_can_be_imported():
 
 
 def test_help_in_the_documentation_is_what_the_command_prints():
-    done = run("--help")
+    done = run("--help", "all")
     assert done.returncode == 0, done.stderr
     compare(HELP, done.stdout)

@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from backbones.registry import find, names
 from experiments.config.parent import parent_digest
 from experiments.config.schema import CONF, GROUPS, Config
-from experiments.config.validation import ConfigError
-from experiments.data.specs import describe, evaluation
+from experiments.config.validation import SHARED, ConfigError
+from experiments.data.specs import describe, evaluation, suited
 from routing.errors import suggest
 from routing.parsing import check_word
 
@@ -32,8 +35,7 @@ def load(overrides: Sequence[str] = ()) -> Config:
         if text.split("=", 1)[0] in GROUPS:
             _check_single(*text.split("=", 1))
         _check_group(*text.split("=", 1))
-    base = _compose([t for t in overrides if t.split("=", 1)[0] in GROUPS])
-    known = sorted(flatten(base))
+    base, known = _base(tuple(t for t in overrides if t.split("=", 1)[0] in GROUPS))
     for text in overrides:
         key = text.split("=", 1)[0]
         if key not in GROUPS and key not in known and not _is_branch(key, known):
@@ -52,12 +54,22 @@ def load(overrides: Sequence[str] = ()) -> Config:
     return config
 
 
+@functools.lru_cache(maxsize=64)
+def _base(groups: tuple[str, ...]) -> tuple[Mapping[str, Any], list[str]]:
+    """Return the values before single keys are set, and all keys; the runs of a sweep share it."""
+    base = _compose(groups)
+    return base, sorted(flatten(base))
+
+
 def tidy(text: str) -> str:
     """Return one override in the form Hydra takes, or say what is wrong with it."""
     text = text.strip()
     check_word(text)
     if "=" not in text or text.startswith("="):
-        raise ConfigError(f"expected key=value, got {text!r}: for example backbone=mamba route=2-8")
+        guess = suggest(text, ["--dry-run", "--help"]) if text.startswith("-") else ""
+        raise ConfigError(
+            f"expected key=value, got {text!r}: for example backbone=mamba route=2-8{guess}"
+        )
     key, value = text.split("=", 1)
     if key[0] == "-":
         raise ConfigError(f"{key}: keys have no dashes; type {key.lstrip('-')}={value}")
@@ -124,14 +136,15 @@ def _unknown(key: str, known: Sequence[str], base: Mapping[str, Any]) -> str:
     if rest and group in GROUPS and isinstance(base.get(group), Mapping):
         others = [name for name in options_of(group) if _has_option(group, name, rest)]
         if others:
-            chosen = base[group]["name"]
-            return f"{group}={chosen} has no {rest}; type {group}={others[0]} too, which has one"
-    leaves = [name for name in known if name.endswith(f".{key}")]
-    guess = f"; did you mean {' or '.join(leaves[:3])}?" if leaves else suggest(key, known)
-    return f"unknown key {key}{guess} (python experiments/run.py --help lists them)"
+            chosen, able = base[group]["name"], " or ".join(f"{group}={name}" for name in others)
+            return f"{group}={chosen} has no {rest}; type {able} too, which has one"
+    guess = suggest(key, [*GROUPS, *known])
+    return f"unknown key {key}{guess} (python experiments/run.py --help all lists them)"
 
 
 def _has_option(group: str, name: str, key: str) -> bool:
+    if group == "backbone":
+        return key in SHARED or key in {f.name for f in dataclasses.fields(find(name).options)}
     from omegaconf import OmegaConf
 
     return key in OmegaConf.load(CONF / group / f"{name}.yaml")
@@ -153,15 +166,39 @@ def _check_group(group: str, value: str) -> None:
 
 
 def options_of(group: str) -> list[str]:
-    """Return the names a group can be set to: its YAML files."""
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    """Return the names a group can be set to: its YAML files, and any registered backbone."""
+    files = {path.stem for path in (CONF / group).glob("*.yaml")}
+    return sorted(files.union(names() if group == "backbone" else ()))
 
 
-def register_evaluation() -> None:
-    """Give the defaults list `eval: ${evaluation:${data}}`: what scores a data set, as it says."""
+def register_resolvers() -> None:
+    """Give the YAML files what a data set says of itself: `${evaluation:...}`, `${of_data:...}`."""
     from omegaconf import OmegaConf
 
     OmegaConf.register_new_resolver("evaluation", evaluation, replace=True)
+    OmegaConf.register_new_resolver("of_data", suited, replace=True)
+
+
+def _store_outside() -> None:
+    """Give Hydra the backbones without a YAML file, which other code has registered."""
+    from hydra.core.config_store import ConfigStore
+
+    for name in names():
+        if not (CONF / "backbone" / f"{name}.yaml").exists():
+            node = {"name": name, **dataclasses.asdict(find(name).options()), **SHARED}
+            ConfigStore.instance().store(name, node, group="backbone")
+
+
+def complete(argv: Sequence[str]) -> None:
+    """Answer a shell that completes a word (query=SHELL), or print what it runs (install=SHELL)."""
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    register_resolvers()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        hydra.shell_completion("config", [word for word in argv if not word.startswith("-")])
 
 
 def _compose(overrides: Sequence[str]) -> dict[str, Any]:
@@ -171,7 +208,8 @@ def _compose(overrides: Sequence[str]) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    register_evaluation()
+    register_resolvers()
+    _store_outside()
     held = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import os
+import textwrap
+import time
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from experiments.config.compose import options_of
 from experiments.config.schema import CONF, GROUPS, Config
-from experiments.data.specs import describe
+from experiments.config.validation import ConfigError
+from experiments.data import specs
+from experiments.metrics.eval_options import MetricError
 from experiments.runtime import console
-from experiments.training.routes import TrainingRoutes, model_arguments, run_cost
+from experiments.runtime.memory import check_fits, keep_freed_memory, visible_gpus
+from experiments.training.routes import TrainingRoutes, banner_lines, model_arguments, run_cost
+from routing.errors import suggest
 
 HEAD = """\
-Train a diffusion model whose tokens skip blocks (TREAD), sample from it, score it.
+Train a diffusion model whose tokens skip blocks (TREAD), sample, score.
 
-  python experiments/run.py backbone=mamba route=2-8           digits, minutes on a laptop
+  python experiments/run.py backbone=mamba route=2-8   minutes on a laptop
   python experiments/run.py backbone=rwkv route=2-8@0.75 scale=small
-  python experiments/run.py backbone=dit size=XL/2 route=auto scale=paper data.path=LATENTS
+  python experiments/run.py backbone=dit size=XL/2 route=auto scale=paper \\
+      data.path=LATENTS
 
-The same command again resumes the run, or says that it is done. dry=true prints what would be
-trained.
+The same command again resumes the run, or says that it is done. --dry-run or
+dry=true prints what would be trained, where and at what cost.
 """
 
 ROUTES = """\
@@ -26,11 +37,15 @@ Routes: blocks from a start to an end, both inclusive, counted from 0.
   none            every block sees every token
   2-8             half of the tokens skip blocks 2..8
   2-8@0.75        three quarters skip
-  auto            2--4: from block 2 to the fourth from the end, the paper's guideline
+  auto            2--4: from block 2 to the fourth from the end, the paper's
+                  guideline
   2--4            a negative end counts from the last block
   '0-4+6-9'       one after the other
-  2-8/0.9:none    another route from a share of the steps on: here dense for the last tenth
+  2-8/0.9:none    another route from a share of the steps on: here dense for the
+                  last tenth
 """
+
+_BRANCHES = {"route": "routing", "train": "train", "paths": "paths"}
 
 AFTER = """\
 Other commands, each with --help:
@@ -43,90 +58,209 @@ Other commands, each with --help:
 """
 
 
-def help_text() -> str:
-    """Return the help: examples, groups, keys with defaults and reasons, route grammar."""
-    groups = [f"  {group + '=':<12}{' | '.join(options_of(group)) or '(none)'}" for group in GROUPS]
-    lines = (CONF / "config.yaml").read_text().splitlines()
+def help_text(word: str = "") -> str:
+    """Return the help: an overview, a section of it (`sections`), one name's (data=digits), or all.
+
+    Raises:
+        ConfigError: There is no such section.
+    """
+    name, _, value = word.partition("=")
+    if name in GROUPS and value in options_of(name):
+        return _option(name, value)
+    parts, name = sections(), name.split(".")[0]
+    if name in parts:
+        return parts[name]
+    if word == "all":
+        return "\n".join([overview(), *(parts[key] for key in _BRANCHES)])
+    if word and "=" not in word:
+        guess = suggest(word, parts)
+        raise ConfigError(f"no --help {word}{guess}; expected {', '.join(parts)} or all")
+    return overview()
+
+
+def overview() -> str:
+    """Return what there is, on a screen or two: examples, groups, the first keys, sections."""
+    lines = (f"  {group + '=':<12}{' | '.join(options_of(group))}" for group in GROUPS)
+    groups = [textwrap.fill(line, 80, subsequent_indent=" " * 14) for line in lines]
+    blocks = _key_blocks()
+    return "\n".join(
+        [
+            HEAD,
+            "Groups, type group=name; --help data lists their keys, --help data=digits one's:",
+            *groups,
+            "\nKeys, their defaults before the scale sets its own, type key=value:",
+            *(line for name in ("seed", "log") for line in _reflowed(blocks[name])),
+            "\nMore keys: --help route, --help train, --help paths, or all of them: --help all\n",
+            AFTER,
+        ]
+    )
+
+
+def sections() -> dict[str, str]:
+    """Return the text of every section by its name: route, train, paths, and each group."""
+    found, blocks = {}, _key_blocks()
+    for name, key in _BRANCHES.items():
+        about = f"Keys, their defaults before the scale sets its own, type {key}.KEY=value:"
+        lines = [about, *_reflowed(blocks[key]), ""]
+        found[name] = "\n".join([ROUTES, *lines] if name == "route" else lines)
+    return found | {
+        group: "\n".join(_option(group, name) for name in options_of(group)) for group in GROUPS
+    }
+
+
+def _option(group: str, name: str) -> str:
+    lines = (CONF / group / f"{name}.yaml").read_text().splitlines()
+    return "\n".join([f"{group}={name}", *_reflowed(lines), ""])
+
+
+def _key_blocks() -> dict[str, list[str]]:
+    """Return the lines of config.yaml by the first key of each block."""
+    text = (CONF / "config.yaml").read_text()
     # From the first plain key on: the defaults list above it is Hydra's business.
-    start = lines.index("seed: 0")
-    keys = [f"  {line}".rstrip() for line in lines[start:]]
-    about = "Keys, their defaults before the scale sets its own, type key=value or group.key=value:"
-    files = "Groups (each has keys of its own: experiments/conf/<group>/<name>.yaml):"
-    return "\n".join([HEAD, files, *groups, "", ROUTES, about, *keys, "", AFTER])
+    blocks = text[text.index("seed: 0") :].strip().split("\n\n")
+    lines = [block.splitlines() for block in blocks]
+    return {next(x for x in block if x[0] != "#").split(":")[0]: block for block in lines}
+
+
+def _reflowed(lines: list[str]) -> list[str]:
+    """Return lines of YAML for 80 columns: indented, comments joined, folded, above their keys."""
+    made: list[str] = []
+    for line in lines:
+        if line.startswith(("name:", "# @package")):  # said above already, and Hydra's business
+            made += [""] * bool(made)
+            continue
+        key, mark, comment = line.partition("# ")
+        if mark and made and made[-1].startswith(f"  {key}# ") and not key.strip():
+            made[-1] += f" {comment}"
+        elif key.strip() and mark:
+            indent = key[: len(key) - len(key.lstrip())]
+            made += [f"  {indent}# {comment}", f"  {key.rstrip()}"]
+        else:
+            made.append(f"  {line}".rstrip())
+    return [
+        textwrap.fill(
+            line, 80, subsequent_indent=line[: line.find("# ") + 2], break_on_hyphens=False
+        )
+        if line.lstrip().startswith("# ")
+        else line
+        for line in made
+    ]
 
 
 def facts(config: Config) -> tuple[dict[str, Any], Any]:
     """Return a run's model arguments and cost, without its data and without building it."""
-    arguments = model_arguments(config, describe(config.data))
+    arguments = model_arguments(config, specs.describe(config.data))
     return arguments, run_cost(config, arguments)
 
 
-def dry_text(config: Config) -> str:
-    """Return config, parameters, FLOPs, predicted memory and time, and the run folder."""
-    import torch
-    import yaml
+def check_ready(config: Config, processes: int, on_gpu: bool) -> None:
+    """Refuse what the run would refuse before its first step, as far as that needs no torch.
 
-    import backbones
-    from experiments.training.session import banner_lines
+    Args:
+        config: The run.
+        processes: How many train it.
+        on_gpu: Whether each of them has a GPU.
 
+    Raises:
+        UserError: Data, statistics or packages that are not there, or a model that does not fit.
+    """
+    config.check_processes(processes, on_gpu)
+    specs.parse(config.data).check()
+    console.check_tracker(config.log)
+    for key in ("reference", "inception_weights", "dinov2_weights"):
+        path = config.eval.get(key)
+        if path and config.eval["name"] != "none" and not Path(path).expanduser().is_file():
+            raise MetricError(f"eval.{key}={path}: no such file")
+
+
+def dry_run(config: Config) -> None:
+    """Print what would be trained, where and at what cost; then refuse what the run would refuse.
+
+    It needs no torch, so that it answers at once. With `dry=full` it does: the parts are built, the
+    kernels named and a step timed, and the whole configuration follows.
+
+    Raises:
+        UserError: As `check_ready`; what is known without the data is printed first.
+    """
     arguments, cost = facts(config)
-    with torch.device("meta"):
-        kernels = backbones.create(**arguments).describe()
-    train = config.train
+    train, kernels = config.train, list[str]()
+    if full := config.dry == "full":
+        import torch
+
+        import backbones
+        from experiments.sampling.pipeline import SamplingPipeline
+
+        with torch.device("meta"):
+            model = backbones.create(**arguments)
+        SamplingPipeline.make(model, config)
+        kernels = model.describe()
     # Forward and backward: three times the forward's MACs, two floating-point operations each.
-    work = (
-        6
-        * (cost.macs_routed if config.resolved_route != "none" else cost.macs_dense)
-        * train.batch
-        * train.steps
-    )
+    macs = cost.macs_routed if config.resolved_route != "none" else cost.macs_dense
+    work = 6 * macs * train.batch * train.steps
+    info = specs.describe(config.data)
+    shape = "x".join(map(str, info["shape"]))
     pieces = train.micro_batch if isinstance(train.micro_batch, int) else train.batch
     state, memory = cost.training_bytes(0), cost.training_bytes(pieces)
+    folders = [run.folder for run in config.settled()]
+    there = any(folder.exists() for folder in folders)
+    known = "there already: it goes on, or is done" if there else "new"
     lines = [
-        yaml.safe_dump(config.to_dict(), sort_keys=False).rstrip(),
-        "",
         *banner_lines(config, cost, kernels),
+        f"trains      {train.steps} steps of {train.batch} on {info['name']} ({shape}, "
+        f"task {config.task}), {config.objective['name']}, lr {train.lr:g}, {train.precision}; "
+        f"scored by eval={config.eval['name']}",
         f"memory      about {memory / 2**30:.3g} GB at the peak: {state / 2**30:.3g} GB of "
         "weights, gradients, moments and EMA,"
         " the rest activations",
-        _time_line(config, arguments, work),
-        f"run         {config.folder}   (nothing was trained: dry=true)",
+        timed_line(config, arguments) if full else time_line(config, work),
+        f"run         {' or '.join(map(str, folders))}   ({known}; nothing was trained)",
+        *(["", yaml.safe_dump(config.to_dict(), sort_keys=False).rstrip()] if full else []),
     ]
-    return "\n".join(lines)
+    print("\n".join(lines))
+    on_gpu = bool(visible_gpus())
+    check_ready(config, max(1, int(os.environ.get("WORLD_SIZE", "1"))), on_gpu)
+    least = 1 if train.micro_batch == "auto" else pieces
+    check_fits(cost, 0 if on_gpu else least)
+    if not full:
+        print("dry=full adds the whole configuration, the kernels and a timed step")
 
 
-def _time_line(config: Config, arguments: dict[str, Any], work: float) -> str:
-    """Predict the training time: from a timed step where one takes a moment, else from FLOPs."""
+def time_line(config: Config, work: float) -> str:
+    """Bound the training time from below: by FLOPs at the speed of matmuls (numpy's, on a CPU)."""
+    if visible_gpus():
+        hours = work / 1e14 / 3600
+        return f"time        {console.big(work)} FLOPs: {hours:.3g} hours of a GPU at 100 TFLOP/s"
+    import numpy as np
+    from threadpoolctl import threadpool_limits
+
+    a, best = np.random.default_rng(0).random((768, 768), np.float32), float("inf")
+    with threadpool_limits(config.train.threads):
+        for _ in range(6):
+            start = time.perf_counter()
+            a @ a
+            best = min(best, time.perf_counter() - start)
+    peak = 2 * len(a) ** 3 / best
+    return (
+        f"time        {console.big(work)} FLOPs: at least {console.clock(2 * work / peak)} on this "
+        f"machine, at half of the {console.big(peak)}FLOP/s of its matmuls just now"
+    )
+
+
+def timed_line(config: Config, arguments: dict[str, Any]) -> str:
+    """Predict the training time from a timed step."""
     import torch
 
-    from experiments.runtime.memory import keep_freed_memory
-
-    train = config.train
-    if not torch.cuda.is_available():
-        keep_freed_memory()  # as the run will
-    if train.threads:
-        torch.set_num_threads(train.threads)
-    peak = matmul_flops()
-    by_flops = 2 * work / peak
-    how = (
-        f"{console.big(work)} FLOPs at half of the {console.big(peak)}FLOP/s of its matmuls "
-        "just now"
-    )
-    samples = min(train.batch, 16)
-    if by_flops / train.steps * samples / train.batch > 1.0:
-        return f"time        about {console.clock(by_flops)} to train on this machine: {how}"
-    # Small tensors never come near the peak: time what will run.
-    step = step_seconds(config, arguments, samples) * train.batch / samples
-    return (
-        f"time        about {console.clock(step * train.steps)} to train on this machine, by a "
-        f"timed step; {how} would take {console.clock(by_flops)}"
-    )
+    keep_freed_memory()  # as the run will on a CPU
+    if config.train.threads:
+        torch.set_num_threads(config.train.threads)
+    samples = min(config.train.batch, 16)
+    step = step_seconds(config, arguments, samples) * config.train.batch / samples
+    took = console.clock(step * config.train.steps)
+    return f"time        about {took} to train on this machine, by a timed step"
 
 
 def step_seconds(config: Config, arguments: dict[str, Any], samples: int) -> float:
     """Time the forward and backward pass of a few samples of noise, routed as the run starts."""
-    import time
-
     import torch
 
     import backbones
@@ -134,7 +268,7 @@ def step_seconds(config: Config, arguments: dict[str, Any], samples: int) -> flo
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = backbones.create(**arguments).to(device)
-    x = torch.randn(samples, *describe(config.data)["shape"], device=device)
+    x = torch.randn(samples, *specs.describe(config.data)["shape"], device=device)
     t = torch.rand(samples, device=device)
     routes, best = TrainingRoutes(config), float("inf")
     for step in range(3):
@@ -145,21 +279,4 @@ def step_seconds(config: Config, arguments: dict[str, Any], samples: int) -> flo
         loss.backward()
         loss.item()
         best = min(best, time.perf_counter() - start)
-    return best
-
-
-def matmul_flops() -> float:
-    """Measure the FLOP/s of fp32 matmuls on this device (a fraction of a second)."""
-    import time
-
-    import torch
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    side = 4096 if device == "cuda" else 768
-    a = torch.randn(side, side, device=device)
-    best = 0.0
-    for _ in range(6):
-        start = time.perf_counter()
-        (a @ a).sum().item()
-        best = max(best, 2 * side**3 / (time.perf_counter() - start))
     return best

@@ -15,8 +15,8 @@ class InitError(UserError):
     """`init=` names nothing that weights can be taken from."""
 
 
-def split(text: str) -> tuple[Path, int | None]:
-    """Return the folder or file and the step that `RUN[@STEP]` names.
+def split(text: str, key: str = "init=") -> tuple[Path, int | None]:
+    """Return the folder or file and the step that `RUN[@STEP]` names, in errors behind its `key`.
 
     Raises:
         InitError: The step is no number, or the path does not exist or is a pattern of several.
@@ -30,7 +30,7 @@ def split(text: str) -> tuple[Path, int | None]:
     path, step = (head, tail) if at else (text, "")
     if at and not step.isdigit():
         raise InitError(
-            f"init={text}: expected RUN or RUN@STEP with a whole number, got step {step!r}"
+            f"{key}{text}: expected RUN or RUN@STEP with a whole number, got step {step!r}"
         )
     found = Path(path).expanduser()
     if not found.exists() and glob.has_magic(path):
@@ -38,11 +38,11 @@ def split(text: str) -> tuple[Path, int | None]:
         fits = sorted(glob.glob(str(found)))
         if len(fits) != 1:
             those = f"fits {len(fits)} paths, such as {fits[0]}" if fits else "fits nothing"
-            raise InitError(f"init={text}: the pattern {those}; expected exactly one run")
+            raise InitError(f"{key}{text}: the pattern {those}; expected exactly one run")
         found = Path(fits[0])
     if not found.exists():
         siblings = [p.name for p in found.parent.iterdir()] if found.parent.is_dir() else []
-        raise InitError(f"init={text}: {found} does not exist{suggest(found.name, siblings)}")
+        raise InitError(f"{key}{text}: {found} does not exist{suggest(found.name, siblings)}")
     return found, int(step) if at else None
 
 

@@ -25,7 +25,7 @@ from experiments.config.validation import (
     check_ranges,
     keys_of,
 )
-from experiments.data.specs import fingerprint
+from experiments.data.specs import fingerprint, places
 from routing.options import RoutingOptions
 from routing.schedule import RouteSchedule
 
@@ -57,10 +57,12 @@ class TrainConfig:
     clip: Annotated[float | None, Key(above=0)] = None
     ema: Annotated[float, Key(least=0, below=1)] = 0.9999
     label_drop: Annotated[float, Key(least=0, most=1)] = 0.1
-    precision: Annotated[str, Key(among=("fp32", "bf16"))] = "fp32"
+    precision: Annotated[str, Key(among=("fp32", "bf16", "auto"))] = "fp32"
+    residual: Annotated[str, Key(among=("fp32", "bf16"))] = "fp32"
     tf32: Annotated[bool, Key("reports")] = True
     threads: Annotated[int | None, Key("reports")] = None
     compile: Annotated[str, Key("reports", among=("none", "blocks"))] = "none"
+    graphs: Annotated[bool, Key("reports")] = False
     log_every: Annotated[int, Key("reports", least=1)] = 10
     save_every: Annotated[int, Key("reports", least=1)] = 200
     keep: Annotated[int, Key("reports", least=1)] = 2
@@ -102,7 +104,7 @@ class Config:
     paths: Annotated[PathsConfig, Key("reports")] = field(default_factory=PathsConfig)
     init: str | None = None
     log: Annotated[str, Key("reports", among=TRACKERS)] = "none"
-    dry: Annotated[bool, Key("reports")] = False
+    dry: Annotated[bool | str, Key("reports")] = False
     experiment: Annotated[str | None, Key("reports")] = None
 
     @classmethod
@@ -130,6 +132,8 @@ class Config:
         train = self.train
         if not 0 <= self.seed < 2**31:
             raise ConfigError(f"seed={self.seed}: expected a whole number from 0 to {2**31 - 1}")
+        if self.dry not in (True, False, "full"):
+            raise ConfigError(f"dry={self.dry}: expected true or false, or full")
         if not self.paths.runs.strip():
             raise ConfigError(
                 "paths.runs= is empty: expected the folder for the runs, such as runs"
@@ -151,6 +155,16 @@ class Config:
             raise ConfigError(
                 f"train.micro_batch={micro}: expected null, auto or a whole number of at least 1"
             )
+        if train.graphs and (micro is not None or self.routing.random_end):
+            raise ConfigError(
+                "train.graphs=true: a CUDA graph holds one step on a whole batch under a fixed "
+                "route; type train.micro_batch=null routing.random_end=false, or train.graphs=false"
+            )
+        if train.residual == "bf16" and train.precision != "bf16":
+            raise ConfigError(
+                f"train.residual=bf16 with train.precision={train.precision}: the residual stream "
+                "has the weights' type without autocast; type train.precision=bf16 as well"
+            )
         if self.routing.block < 1:
             raise ConfigError(
                 f"routing.block={self.routing.block}: expected a number of at least 1"
@@ -159,6 +173,31 @@ class Config:
             if "name" not in getattr(self, group):
                 raise ConfigError(f"missing key {group}.name: choose one with {group}=NAME")
         check_groups(self)
+
+    def check_processes(self, count: int, on_gpu: bool) -> None:
+        """Refuse what so many processes, on GPUs or on CPUs, cannot do.
+
+        Raises:
+            ConfigError: The batch cannot be split over them, or they cannot replay CUDA graphs.
+        """
+        batch = self.train.batch
+        if batch % count:
+            raise ConfigError(
+                f"train.batch={batch} cannot be split over {count} processes: "
+                f"try train.batch={max(1, round(batch / count)) * count}"
+            )
+        if self.train.graphs and not (on_gpu and count == 1):
+            raise ConfigError(
+                f"train.graphs=true: CUDA graphs need one process on a GPU, and here are {count} "
+                f"on {'cuda' if on_gpu else 'cpu'}; type train.graphs=false"
+            )
+
+    def settled(self) -> list[Config]:
+        """Return what a run of `train.precision=auto` may become: with fp32, or with bf16."""
+        if self.train.precision != "auto":
+            return [self]
+        trains = (dataclasses.replace(self.train, precision=p) for p in ("fp32", "bf16"))
+        return [dataclasses.replace(self, train=train) for train in trains]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain, JSON-able values; `Config.from_dict` inverts it."""
@@ -175,7 +214,16 @@ class Config:
         return str(RouteSchedule.parse(self.route).resolve(self.depth))
 
     def hashed(self) -> dict[str, Any]:
-        """What the hash is taken of: all that decides what is learnt and how it is scored."""
+        """What the hash is taken of: all that decides what is learnt and how it is scored.
+
+        Raises:
+            ConfigError: The precision is not settled yet.
+        """
+        if self.train.precision == "auto":
+            raise ConfigError(
+                "train.precision=auto is settled when the run starts, and its name hangs on it; "
+                "where runs are only named or planned, type train.precision=fp32 or bf16"
+            )
         values = self.to_dict()
         values["route"] = self.resolved_route
         del values["routing"]["route"]
@@ -192,12 +240,17 @@ class Config:
         values = _without(values, "reports")
         # Hashed until they were found to be reports: their defaults keep the names of older runs.
         values["train"].update(compile="none", tf32=True)
+        if self.train.residual == TrainConfig.residual:
+            # Not set, it leaves runs that are older than this key their names.
+            del values["train"]["residual"]
         if keep_steps:
             values["train"]["steps"] = steps
         for group, key in (("guidance", "channels"), ("data", "shape")):
             # Not set, they leave runs that are older than these keys their names.
             if values[group].get(key) is None:
                 values[group].pop(key, None)
+        for key in places(self.data["name"]):
+            values["data"].pop(key, None)
         values["data_fingerprint"] = fingerprint(self.data)
         if self.init:
             values["init"] = parent_digest(self.init)

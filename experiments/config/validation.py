@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backbones.head_options import AlignOptions
-from backbones.registry import find, names
+from backbones.registry import find
 from backbones.sizes import parse_size
 from experiments.data import specs
 from experiments.diffusion.diffusion_options import options_of
@@ -29,6 +29,10 @@ ENCODERS = {
     "random": 64, "probe": 96,
     "dinov2-vits14": 384, "dinov2-vitb14": 768, "dinov2-vitl14": 1024,
 }  # fmt: skip
+# The keys that every backbone has, and their defaults.
+SHARED: dict[str, Any] = {"attention": 0} | dict.fromkeys(
+    ("depth", "width", "heads", "decoder", "align")
+)
 
 
 @dataclass(frozen=True)
@@ -209,20 +213,16 @@ def check_groups(config: Any) -> None:
     Raises:
         UserError: One sentence from the owner of the option.
     """
-    known = names()
-    if config.backbone["name"] not in known:
-        raise UserError(
-            f"unknown backbone {config.backbone['name']!r}{suggest(config.backbone['name'], known)}"
-        )
+    family = find(config.backbone["name"])
     shape = {key: config.backbone.get(key) for key in ("depth", "width", "heads")}
     for key, value in shape.items():
         if value is not None and type(value) is not int:
             raise UserError(f"backbone.{key}={value!r}: expected a whole number or null")
     size = parse_size(config.size, **shape)
-    common = ("name", "attention", "decoder", "align", *shape)
+    common = ("name", *SHARED)
     own = {k: v for k, v in config.backbone.items() if k not in common and v is not None}
     with _naming("backbone"):
-        find(config.backbone["name"]).parse(size, own, common)
+        family.parse(size, own, common)
     for key in ("decoder", "align"):
         value = config.backbone.get(key)
         if value is not None and not isinstance(value, Mapping):
@@ -247,7 +247,7 @@ def _naming(group: str) -> Iterator[None]:
     except (TypeError, ValueError, OverflowError, KeyError, AttributeError) as error:
         raise UserError(
             f"{group}: a key or a value of the wrong type ({error}); "
-            "python experiments/run.py --help lists every key with its default"
+            "python experiments/run.py --help all lists every key with its default"
         ) from None
 
 

@@ -29,6 +29,7 @@ from experiments.diffusion.diffusion_options import (
     FlowOptions,
     options_of,
 )
+from routing.rng import widest
 
 Net = Callable[..., Tensor]
 
@@ -331,7 +332,7 @@ class DDPM(Objective):
         """Return sigma / alpha; 0 for clean data (a negative step)."""
         table = self._table("log_level", time.device)
         low = time.floor().clamp(0, self.options.steps - 2).long()
-        fraction = time.to(torch.float64) - low
+        fraction = time.to(table) - low
         log_level = table[low] + fraction * (table[low + 1] - table[low])
         level = torch.where(time < 0, torch.zeros_like(log_level), log_level.exp())
         return level.to(torch.promote_types(time.dtype, torch.float32))
@@ -360,7 +361,7 @@ class DDPM(Objective):
     def from_level(self, level: Tensor) -> Tensor:
         """Return the fractional step of a noise level, clamped to 0..T-1."""
         table = self._table("log_level", level.device)
-        log_level = level.to(torch.float64).log().clamp(table[0], table[-1])
+        log_level = level.to(table).log().clamp(table[0], table[-1])
         low = (torch.searchsorted(table, log_level, right=True) - 1).clamp(0, len(table) - 2)
         step = low + (log_level - table[low]) / (table[low + 1] - table[low])
         return step.to(torch.promote_types(level.dtype, torch.float32))
@@ -440,9 +441,7 @@ class DDPM(Objective):
         """Return a table on a device: moved once, because a copy in every step stalls a GPU."""
         key = name, device
         if key not in self._moved:
-            # Apple's GPUs have no float64.
-            dtype = torch.float32 if device.type == "mps" else torch.float64
-            self._moved[key] = getattr(self, name).to(device=device, dtype=dtype)
+            self._moved[key] = getattr(self, name).to(device=device, dtype=widest(device))
         return self._moved[key]
 
     def _split(self, output: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -8,10 +8,13 @@ The terminal and the optional trackers show the same numbers.
 from __future__ import annotations
 
 import errno
+import importlib.util
 import json
 import os
+import re
 import socket
 import sys
+import textwrap
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -97,10 +100,11 @@ def append_jsonl(path: Path, entries: Iterable[Mapping[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     data = "".join(json.dumps(entry) + "\n" for entry in entries).encode()
     with path.open("a+b", buffering=0) as handle:
-        end = handle.seek(0, os.SEEK_END)
-        if data and end and os.pread(handle.fileno(), 1, end - 1) != b"\n":
-            # A writer died inside its line: ours must not become the rest of it.
-            data = b"\n" + data
+        if data and handle.seek(0, os.SEEK_END):
+            handle.seek(-1, os.SEEK_END)
+            if handle.read(1) != b"\n":
+                # A writer died inside its line: ours must not become the rest of it.
+                data = b"\n" + data
         if handle.write(data) < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         os.fsync(handle.fileno())
@@ -137,6 +141,19 @@ def write_status(folder: Path, status: str, **fields: Any) -> None:
 # --- terminal ------------------------------------------------------------------------------------
 
 
+def folded(text: str, width: int) -> str:
+    """Return a line in lines of at most `width`, broken between columns, then words; paths stay."""
+    indent = len(first[0]) if (first := re.match(r"\S+(?: \S+)? {2,}(?=\S)", text)) else 2
+    indent = indent if indent <= 16 else 2
+    parts = re.split(r"( {2,})", text)
+    glued = (p if len(p) > width - indent or p.isspace() else p.replace(" ", "\0") for p in parts)
+    lines = textwrap.wrap(
+        "".join(glued), width, subsequent_indent=" " * indent, break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
+    return "\n".join(lines).replace("\0", " ")
+
+
 class Console:
     """The terminal of one process; every rank but the first is silent.
 
@@ -162,7 +179,9 @@ class Console:
         self._once: set[str] = set()
 
     def say(self, text: str = "", style: str | None = None) -> None:
-        """Print one line above the progress bar."""
+        """Print one line above the progress bar, on a terminal in as many as its width needs."""
+        if self.live:
+            text = "\n".join(folded(line, self.rich.width) for line in text.split("\n"))
         target = self._bar.console if self._bar is not None else self.rich
         target.print(text, style=style, markup=False, soft_wrap=True)
 
@@ -208,7 +227,8 @@ class Progress:
 
             self.bar = Bar(
                 TextColumn("{task.description}"),
-                BarColumn(bar_width=None),
+                # Legible on dark and on light: the colours of the terminal's own theme.
+                BarColumn(None, style="dim", complete_style="green", finished_style="green"),
                 TextColumn("{task.fields[text]}"),
                 console=self.console.rich,
                 expand=True,
@@ -252,6 +272,18 @@ class Progress:
             self.console.say(f"{self.what} {grouped(done)}/{grouped(self.total)}  {text}  {timing}")
 
 
+def check_tracker(name: str) -> None:
+    """Refuse a tracker whose package is not installed.
+
+    Raises:
+        UserError: Says what to install.
+    """
+    if name != "none" and importlib.util.find_spec(name) is None:
+        raise UserError(
+            f"log={name} needs a package that is not installed: pip install {name} (or log=none)"
+        )
+
+
 def open_tracker(
     name: str, folder: Path, run: str, config: Mapping[str, Any], accelerator: Any
 ) -> None:
@@ -262,12 +294,7 @@ def open_tracker(
     """
     if name == "none":
         return
-    import importlib.util
-
-    if importlib.util.find_spec(name) is None:
-        raise UserError(
-            f"log={name} needs a package that is not installed: pip install {name} (or log=none)"
-        )
+    check_tracker(name)
     flat = {k: v if isinstance(v, (int, float, str, bool)) else str(v) for k, v in config.items()}
     options = {"wandb": {"name": run, "dir": str(folder)}, "trackio": {"name": run}}
     try:

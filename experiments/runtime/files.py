@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import re
@@ -15,14 +14,31 @@ from pathlib import Path
 
 from routing.parsing import json_of
 
+try:
+    import fcntl
+except ImportError:  # Windows: no `flock`, and a file that is open there cannot be renamed
+    fcntl = None  # type: ignore[assignment]
+
 
 def fsync_dir(path: Path) -> None:
     """Flush a directory entry to disk, so that a rename survives a power cut."""
+    if fcntl is None:  # Windows opens no directories
+        return
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def check_replaceable(target: Path) -> None:
+    """Refuse a target that is there and no file: a rename would take a device's place.
+
+    Raises:
+        OSError: See the message.
+    """
+    if target.exists() and not target.is_file():
+        raise OSError(errno.EEXIST, "it is no file", str(target))
 
 
 @contextlib.contextmanager
@@ -37,14 +53,13 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         OSError: The disk is full or refuses, also where safetensors says so in a type of its own.
     """
     target = Path(path)
-    if target.exists() and not target.is_file():  # a rename would take a device's place
-        raise OSError(errno.EEXIST, "it is no file", str(target))
+    check_replaceable(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     # Open, and locked, as long as this process lives: that tells a killed writer's from a slow one.
     handle, temporary = _temporary(target)
     try:
         yield temporary
-        with temporary.open("rb") as written:
+        with temporary.open("r+b") as written:  # Windows flushes what may be written
             os.fsync(written.fileno())
         os.replace(temporary, target)
         fsync_dir(target.parent)
@@ -56,7 +71,8 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise OSError(code, os.strerror(code), str(target)) from error
     finally:
         temporary.unlink(missing_ok=True)
-        os.close(handle)
+        if handle is not None:
+            os.close(handle)
 
 
 def atomic_write(path: str | os.PathLike[str], content: bytes | str) -> None:
@@ -66,8 +82,10 @@ def atomic_write(path: str | os.PathLike[str], content: bytes | str) -> None:
         temporary.write_bytes(data)
 
 
-def _temporary(target: Path) -> tuple[int, Path]:
+def _temporary(target: Path) -> tuple[int | None, Path]:
     prefix, suffix = f".{target.stem}-", f".tmp{target.suffix}"
+    if fcntl is None:
+        return None, target.with_name(prefix + secrets.token_hex(4) + suffix)
     for entry in os.scandir(target.parent):
         middle = entry.name.removeprefix(prefix).removesuffix(suffix)
         if entry.name == prefix + middle + suffix and re.fullmatch(r"[a-z0-9_]{8}", middle):
@@ -87,6 +105,11 @@ def _temporary(target: Path) -> tuple[int, Path]:
         if path.exists():  # nobody took it for a dead writer's between the two calls
             return handle, path
         os.close(handle)
+
+
+def default_cache() -> Path:
+    """Return the user's cache folder: `$XDG_CACHE_HOME/tread-suite` or `~/.cache/tread-suite`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tread-suite"
 
 
 def sha256(path: str | os.PathLike[str]) -> str:

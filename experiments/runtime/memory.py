@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
-import torch
+import psutil
 
 from backbones.cost import Cost
 from routing.errors import UserError
@@ -32,19 +34,31 @@ def keep_freed_memory() -> bool:
 
 
 def available_memory() -> int:
-    """Return the bytes of main memory that are free for use (Linux), or half of all elsewhere."""
-    try:
-        with open("/proc/meminfo") as handle:
-            for line in handle:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    """Return the bytes of main memory that are free for use."""
+    return psutil.virtual_memory().available
+
+
+def visible_gpus() -> list[str]:
+    """Return the GPUs that this shell may use, as CUDA_VISIBLE_DEVICES names them (no torch)."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [g for g in named.split(",") if g.strip()]
+    count = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    if not count:  # a container may hide that folder
+        try:
+            done = subprocess.run(
+                ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True
+            )
+        except (OSError, subprocess.SubprocessError):
+            return []
+        count = sum(line.startswith("GPU") for line in done.stdout.splitlines())
+    return [str(i) for i in range(count)]
 
 
 def is_oom(error: BaseException) -> bool:
     """Return whether an error says that memory ran out, on a GPU or on the CPU."""
+    import torch
+
     text = str(error)
     return (
         isinstance(error, torch.OutOfMemoryError)
@@ -67,7 +81,11 @@ def out_of_memory(error: RuntimeError, tried: int) -> None:
         ) from error
 
 
-def check_fits(cost: Cost, samples: int, what: str) -> None:
+def check_fits(
+    cost: Cost,
+    samples: int,
+    what: str = "a smaller size=, backbone.depth=, backbone.width= or train.micro_batch=",
+) -> None:
     """Refuse a model and batch that are sure not to fit, before any of it is made.
 
     Filling the memory ends in swapping or in a kill without a word; a prediction that is twice
@@ -91,6 +109,8 @@ def check_fits(cost: Cost, samples: int, what: str) -> None:
 
 def runs_in_memory(attempt: Callable[[], None], forget: Callable[[], None]) -> bool:
     """Return whether `attempt` runs on the GPU without running out of memory; then `forget`."""
+    import torch
+
     try:
         attempt()
         return True

@@ -20,7 +20,7 @@ from experiments.diffusion.objective import Objective, Prediction
 from experiments.diffusion.samplers import Sampler
 from experiments.runtime import signals
 from experiments.sampling.block_reuse import ReusePlan, plan_reuse
-from routing.rng import Draws
+from routing.rng import Draws, widest
 from routing.route import Route, keep_count
 from routing.stack import Routing
 
@@ -282,7 +282,7 @@ def generate(
 
 def _batch(guided: Guided, sampler: Sampler, shape: tuple[int, ...]) -> Tensor:
     """Sample one batch; the state is in float64 where the device has it (as EDM's is)."""
-    dtype = torch.float32 if guided.seeds.device.type == "mps" else torch.float64
+    dtype = widest(guided.seeds.device)
     start = seeded_noise(guided.seeds, 0, shape).to(dtype)
 
     def noise(i: int, x: Tensor) -> Tensor:

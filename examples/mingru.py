@@ -1,0 +1,71 @@
+"""A backbone of one's own in one file: minGRU (arXiv 2410.01201), trained by the real command.
+
+TREAD_BACKBONES=mingru.py python -m experiments.run backbone=mingru route=2-8
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from backbones import BackboneError, Size, register
+from backbones.layers import Block, SwiGLU, turns
+from backbones.registry import BlockCost, Spec
+from backbones.sizes import hidden_for
+from routing import Layout
+
+
+@dataclass(frozen=True)
+class MinGRUOptions:
+    """What `backbone.KEY=` sets, with the checks of its values."""
+
+    gate: bool = True  # gate the recurrence's output, as Mamba does
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.gate, bool):
+            raise BackboneError(f"gate={self.gate}: expected true or false")
+
+
+class MinGRU(nn.Module):
+    """h_t = (1 - z_t) h_{t-1} + z_t v_t, with gates z and values v > 0 of x_t alone."""
+
+    def __init__(self, width: int, gate: bool) -> None:
+        super().__init__()
+        self.into = nn.Linear(width, (3 if gate else 2) * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        """Mix tokens (B, T, D), which come in scan order; in a route, the absent ones are gone."""
+        z, v, *gate = self.into(x).split(x.shape[-1], dim=-1)
+        z, v = z.float(), v.float()
+        decay = -F.softplus(z).cumsum(1)  # the sum of log(1 - z), so that products are sums
+        wrote = -F.softplus(-z) + torch.where(v >= 0, (v.relu() + 0.5).log(), F.logsigmoid(v))
+        h = (decay + torch.logcumsumexp(wrote - decay, 1)).exp().to(x.dtype)
+        return self.out(h * F.silu(*gate) if gate else h)
+
+
+class MinGRUBlock(Block):
+    """The scan, then SwiGLU; adaLN and gates are around both (`backbones.layers.Block`)."""
+
+    branches = ("mixer", "mlp")
+
+    def __init__(
+        self, size: Size, index: int, grid: tuple[int, int], options: MinGRUOptions
+    ) -> None:
+        super().__init__(index)
+        self.scans = (turns(index), None)  # rows and columns, forward and back, block by block
+        self.mixer = MinGRU(size.width, options.gate)
+        spent = sum(p.numel() for p in self.mixer.parameters())
+        self.mlp = SwiGLU(size.width, hidden_for(size.width, spent, 3), bias=False)
+
+
+def block_cost(size: Size, options: MinGRUOptions, index: int) -> BlockCost:
+    """Count 12 D^2 parameters, as in every family, and 2 D products a token in the scan."""
+    d = size.width
+    mixer = (4 if options.gate else 3) * d * d
+    linear = mixer + 3 * d * (hidden := hidden_for(d, mixer, 3))
+    return BlockCost(linear, linear, lambda tokens: 2 * d * tokens, saved=20 * d + 5 * hidden)
+
+
+register(Spec("mingru", MinGRUOptions, block_cost, f"{__name__}:MinGRUBlock"))

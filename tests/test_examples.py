@@ -1,0 +1,124 @@
+"""The examples of docs/attach.md run, route and learn, copied away from the repository."""
+
+import ast
+import json
+import os
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from small import ROOT, SMALL
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_are_short_say_how_to_run_them_and_need_nothing_but_routing(path):
+    text = path.read_text()
+    assert len(text.splitlines()) < 80
+    title, blank, command = ast.get_docstring(ast.parse(text)).splitlines()
+    assert not blank and path.name in command
+    assert f"`examples/{path.name}`" in (ROOT / "docs" / "attach.md").read_text()
+    suite = set(re.findall(r"^(?:from|import) (backbones|experiments|sweeps|analysis)", text, re.M))
+    assert suite == ({"backbones"} if path.stem == "mingru" else set())
+
+
+def outside(folder, *words, **environment):
+    """Run a command far from the repository; return what it printed."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | environment
+    done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def example(folder, name, *words):
+    copy = shutil.copy(ROOT / "examples" / f"{name}.py", folder)
+    said = outside(folder, sys.executable, copy, *words)
+    losses = [float(loss) for loss in re.findall(r"loss (\S+)", said)]
+    assert losses[-1] < losses[0] and set(re.findall(r"-> (\d+)", said)) == {"32"}, said
+    return said
+
+
+def test_route_your_own_learns(capsys):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        script = runpy.run_path(str(ROOT / "examples" / "route_your_own.py"))
+        accuracy = script["main"]("1-3@0.5", 100)
+    finally:
+        torch.set_num_threads(threads)
+    printed = capsys.readouterr().out
+    assert "tokens 16 -> [8] in 1-3@0.5" in printed and "held-out accuracy" in printed
+    assert accuracy > 0.2  # chance is 0.1; 300 steps reach about 0.8
+
+
+@pytest.mark.slow
+def test_a_diffusers_dit_trains_routed_and_its_own_pipeline_samples_it(tmp_path):
+    from PIL import Image
+
+    example(tmp_path, "diffusers_dit", "30")
+    made = [Image.open(tmp_path / f"diffusers_dit_{k}.png") for k in range(10)]
+    assert {image.size for image in made} == {(64, 64)}
+    assert len({image.tobytes() for image in made}) == 10
+
+
+@pytest.mark.slow
+def test_lora_adapters_train_routed_and_dense_inference_knows_nothing_of_it(tmp_path):
+    pytest.importorskip("peft")  # not in the test extra: this needs pip install peft
+    from safetensors.torch import load_file
+
+    said = example(tmp_path, "sd3_lora", "30")
+    assert "attached and detached: 0.0 apart" in said
+    adapters = load_file(tmp_path / "sd3_lora" / "pytorch_lora_weights.safetensors")
+    idle = [key for key, value in adapters.items() if "lora_B" in key and not value.any()]
+    # Nothing reads the text that leaves the last block, so its queries learn nothing.
+    assert len(adapters) == 2 * 6 * 7 and [key.split(".")[2:5] for key in idle] == [
+        ["5", "attn", "add_q_proj"]
+    ]
+
+
+@pytest.mark.slow
+def test_a_routed_pass_guides_a_flow_model(tmp_path):
+    said = example(tmp_path, "routed_guidance", "30", "20")
+    assert len(re.findall(r"scale \S+: .* \S+% of samples", said)) == 3
+
+    flow = runpy.run_path(str(ROOT / "examples" / "routed_guidance.py"))
+    torch.manual_seed(0)
+    model, labels = flow["Flow"]().eval(), torch.arange(4)
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(1))
+    for time in torch.linspace(1, 0, 4)[:-1]:
+        x = x - model(x, time.expand(4), labels).detach() / 3
+    at = {scale: flow["sample"](model, labels, scale, steps=3) for scale in (1.0, 2.0)}
+    torch.testing.assert_close(at[1.0], x)  # scale 1 is the model without routing
+    assert not torch.allclose(at[2.0], x, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_a_backbone_of_ones_own_is_known_to_the_real_commands(tmp_path):
+    path = shutil.copy(ROOT / "examples" / "mingru.py", tmp_path)
+    command = ast.get_docstring(ast.parse((ROOT / "examples" / "mingru.py").read_text()))
+    setting, _, *words = shlex.split(command.splitlines()[-1])
+    assert setting == "TREAD_BACKBONES=mingru.py"
+    own = {"TREAD_BACKBONES": "mingru.py"}
+    more = [*SMALL, "route=1-2", "train.batch=32", "train.steps=40", "train.lr=3e-3"]
+    said = outside(tmp_path, sys.executable, *words, *more, **own)
+    assert re.search(r"tokens 64 -> 32", said)
+    (run,) = (tmp_path / "runs").glob("mingru-*")
+    records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    losses = [record["loss"] for record in records if "loss" in record]
+    assert sum(losses[-3:]) < sum(losses[:3])
+    outside(tmp_path, sys.executable, "-m", "experiments.sample", str(run), "--seeds", "0-3", **own)
+    counted = (
+        "import backbones; from backbones.cost import cost; print([cost('mingru', s, gate=g).params"
+        " - sum(p.numel() for p in backbones.create('mingru', s, gate=g).parameters())"
+        " for s in ('T/1', 'S/2') for g in (True, False)])"
+    )
+    assert (
+        outside(tmp_path, sys.executable, "-c", counted, TREAD_BACKBONES=path) == "[0, 0, 0, 0]\n"
+    )
