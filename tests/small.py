@@ -12,6 +12,7 @@ from experiments.config.schema import Config
 ROOT = Path(__file__).resolve().parents[1]
 
 SMALL = (
+    "data=digits",
     "backbone.depth=4",
     "backbone.width=32",
     "train.batch=8",

@@ -53,6 +53,7 @@ class DataOptions:
         patch: Side of a patch at scale `tiny`.
         p_mean: Mean of ln(sigma) in EDM's training; the more pixels say the same, the more noise
             it takes to hide what a picture shows. The paper's for latents.
+        cfg_scale: Scale of classifier-free guidance.
         places: Options that say where the files are, of a set whose files are checked against the
             published checksums: no part of what a run is.
     """
@@ -67,6 +68,7 @@ class DataOptions:
     evaluation: ClassVar[str] = "none"
     patch: ClassVar[int] = 2
     p_mean: ClassVar[float] = -1.2
+    cfg_scale: ClassVar[float] = 1.5
     places: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:

@@ -25,6 +25,7 @@ class MnistOptions(SplitOptions):
     evaluation = "mnist"
     patch = 4
     p_mean = 0.0
+    cfg_scale = 2.0
 
     def check(self) -> None:
         """Refuse the set where the package that brings the images is not installed."""
