@@ -33,6 +33,7 @@ class FashionOptions(DataOptions):
     sample_shape = (1, 32, 32)
     class_count = 10
     patch = 4
+    p_mean = 0.0
     places = ("path",)
     dataset = "experiments.data.fashion.Fashion"
     evaluation = "fashion"
