@@ -6,9 +6,13 @@ import pytest
 from analysis_runs import score, write
 
 import analysis
+from analysis import findings
 from analysis.runs.cells import Study
+from analysis.runs.statistics import paired
+from analysis.tables import scale_table
 from analysis.tables.guidance_table import setting
 from analysis.tables.main_table import score_set
+from routing.errors import UserError
 
 SPACES = ("digits-classifier@1f2e3d4c", "autoencoder@99887766")
 # Name, key, features and better end of every score beside the first distance.
@@ -60,7 +64,11 @@ def runs(tmp_path_factory):
                         {"pair": "dense", "level": None, "plain": 1 + place, "instrumented": 0.9},
                         {"pair": "routed", "level": None, "plain": 9.0, "instrumented": 9.0},
                     ]
-                    about = {"step": 400, "samples": 360, "rows": scales}
+                    about = {
+                        "format": scale_table.FORMAT, "run": folder.name, "backbone": "dit",
+                        "size": "T/1", "data": "digits", "route": route, "seed": seed,
+                        "step": 400, "samples": 360, "notes": [], "rows": scales,
+                    }  # fmt: skip
                     (folder / "guidance_scale.json").write_text(json.dumps(about))
     return Study.of(root)
 
@@ -148,3 +156,24 @@ def test_without_three_settings_there_is_no_curve(tmp_path):
     write(tmp_path, route="2-8", guidance=False)
     assert analysis.figures.make("response", tmp_path) is None
     assert not analysis.tables.make("response", tmp_path).covered
+
+
+def test_findings_say_what_the_tables_show(runs):
+    dit, mamba = findings.main(runs)
+    assert dit.startswith("**dit-T/1, digits, 2-8 against dense after 400 steps (n=3)**: FD-500 ")
+    # Dense 50 + seed, routed 40 + 2 seed: -9 on average over seeds 0 to 2, whose interval is known.
+    assert "FD-500 (digits-classifier) -9.00 [-11.48, -6.52]: better" in dit
+    assert "accuracy-500 (digits-classifier) -9.000 [-11.484, -6.516]: worse" in dit
+    dense, routed = findings.scale(runs)
+    assert "dense: instrumented w_eff +0.000 [+0.000, +0.000]: not told apart (n=3)" in dense
+    assert "routed: instrumented w_eff +8.100 [+8.100, +8.100]: higher (n=3)" in routed
+    said = findings.make("response", runs)
+    assert said.count("\n") == 1 and "dense CFG 1.25 0.98" in said
+    assert "times fewer multiply-adds" in findings.make("cost", runs)
+    assert findings.make("placement", runs) == "- These runs do not tell."
+    with pytest.raises(UserError, match="no findings called 'mian'; .*did you mean main"):
+        findings.make("mian", runs)
+
+
+def test_a_finding_below_three_seeds_is_none():
+    assert findings.verdict(paired({0: 1.0, 1: 2.0}, {0: 3.0, 1: 4.5}), "lower").startswith("too")

@@ -1,0 +1,172 @@
+"""What runs show, in sentences: the paragraph under a table or a figure, for any folder of runs.
+
+Every sentence is made from the numbers that stand in the table beside it. A difference is told
+apart from none where its paired 95 % interval over seeds excludes zero, and not below three seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from analysis.runs.cells import Base, Cell, Study, same_machine
+from analysis.runs.statistics import ENOUGH_SEEDS, Estimate, paired, ratio
+from analysis.similarity import SimilarityFile
+from analysis.tables import guidance_table, main_table, scale_table
+from analysis.tables.score_entries import gap, metric_decimals
+from routing.errors import UserError, suggest
+from routing.route import Route
+
+
+def verdict(found: Estimate, better: str | None) -> str:
+    """Return better, worse, higher, lower, or why it can't be told."""
+    if found.n < ENOUGH_SEEDS or found.low is None or found.high is None:
+        return f"too few seeds to tell (n={found.n})"
+    if found.low <= 0 <= found.high:
+        return "not told apart"
+    end = "higher" if found.mean > 0 else "lower"
+    return end if better is None else "better" if better == end else "worse"
+
+
+def change(found: Estimate, decimals: int) -> str:
+    """Return a difference with its interval."""
+    text = f"{found.mean:+.{decimals}f}"
+    if found.low is None or found.high is None:
+        return text
+    return f"{text} [{found.low:+.{decimals}f}, {found.high:+.{decimals}f}]"
+
+
+def main(study: Study) -> list[str]:
+    """Say for each backbone how the guideline's route changes every score."""
+    said = []
+    for base, dense, routed in _pairs(study):
+        parts = []
+        for metric, about in main_table.score_set(study, base).items():
+            found = gap(routed, dense, f"score.{metric}")
+            if found is not None:
+                what = verdict(found, about.get("better"))
+                parts.append(f"{metric} {change(found, metric_decimals(metric))}: {what}")
+        if parts:
+            said.append(f"**{_name(base, routed)}**: {'; '.join(parts)}.")
+    return said
+
+
+def cost(study: Study) -> list[str]:
+    """Say what the route saves of a training step, by multiply-adds and by the clock."""
+    said = []
+    for base, dense, routed in _pairs(study):
+        full, sparse = dense.estimate("macs_dense"), routed.estimate("macs_routed")
+        if full and sparse:
+            text = f"{full.mean / sparse.mean:.2f} times fewer multiply-adds an image"
+            times = [cell.by_seed("wall_s") for cell in (dense, routed)]
+            clock = ratio([times[0][seed] / times[1][seed] for seed in times[0].keys() & times[1]])
+            if clock and same_machine(dense, routed):
+                text += f" and {clock.mean:.2f} times less time (n={clock.n})"
+            said.append(f"**{_name(base, routed)}**: {text} than dense.")
+    return said
+
+
+def response(study: Study) -> list[str]:
+    """Say by how much guidance changes the distance of dense and of routed runs."""
+    said = []
+    frame = guidance_table.responses(study)
+    for (_, panel), part in frame.groupby(["base", "panel"], sort=False) if len(frame) else ():
+        metric = part["metric"].iloc[0]
+        parts = []
+        for tokens, curve in part[part["metric"] == metric].groupby("treatment", sort=False):
+            values = curve.set_index("setting")["mean"]
+            plain = next((values[name] for name in ("CFG 1", "none") if name in values), None)
+            if plain:
+                ratios = (f"{name} {v / plain:.2f}" for name, v in values.items() if v != plain)
+                parts.append(f"{tokens} {', '.join(ratios)}")
+        if parts:
+            said.append(f"**{panel}**, {metric} over that without guidance: {'; '.join(parts)}.")
+    return said
+
+
+def scale(study: Study) -> list[str]:
+    """Say how the effective guidance scale of routed runs differs from dense ones'."""
+    known: dict[tuple[str, str], dict[int, float]] = {}
+    for found in scale_table.stored(study):
+        for row in found["rows"]:
+            if row.get("level") is None and row.get("instrumented") is not None:
+                model = f"{found['backbone']}-{found['size']}, {found['data']}"
+                kind = "dense run" if found["route"] == "none" else "routed run"
+                pair = (model, f"{kind}, {row['pair']}")
+                known.setdefault(pair, {})[int(found["seed"])] = row["instrumented"]
+    said = []
+    for model in dict.fromkeys(model for model, _ in known):
+        baseline = known.get((model, "dense run, dense"))
+        for kind in ("routed run, dense", "routed run, routed"):
+            values = known.get((model, kind))
+            found = paired(baseline, values) if baseline and values else None
+            if found is not None:
+                how = "inference dense" if kind.endswith(" dense") else "inference routed"
+                text = f"{change(found, 3)}: {verdict(found, None)} (n={found.n})"
+                said.append(f"**{model}**, {how}: instrumented w_eff {text} than a dense run's.")
+    return said
+
+
+def placement(study: Study) -> list[str]:
+    """Say which routes did best and worst, and how the score goes with the blocks skipped."""
+    said = []
+    for base in study.bases:
+        scores = {cell.treatment: cell.estimate(base.score) for cell in base.plain}
+        ranked = sorted((found.mean, name) for name, found in scores.items() if found)
+        if len(ranked) < ENOUGH_SEEDS:
+            continue
+        ranked = ranked if base.better == "lower" else ranked[::-1]
+        depth = base.any.depth
+        blocks = [len(Route.parse(name).resolve(depth).sparse_blocks) for _, name in ranked]
+        few, many = blocks[: len(blocks) // 2], blocks[-(len(blocks) // 2) :]
+        said.append(
+            f"**{base.model}**, {base.metric}: best {ranked[0][1]} ({ranked[0][0]:.2f}), worst "
+            f"{ranked[-1][1]} ({ranked[-1][0]:.2f}); the better half of the {len(ranked)} routes "
+            f"skips {sum(few) / len(few):.1f} blocks, the other {sum(many) / len(many):.1f}."
+        )
+    return said
+
+
+def similarity(maps: Sequence[SimilarityFile], key: str = "cosine") -> list[str]:
+    """Say how alike neighbouring blocks are on average, and the input and the last."""
+    said = []
+    for item in maps:
+        found = item.arrays[key]
+        text = f"neighbours {found.diagonal(1).mean():.2f}, input and last {found[0, -1]:.2f}"
+        said.append(f"**{item.label}**: {text}.")
+    return said
+
+
+FINDINGS: dict[str, Callable[[Study], list[str]]] = {
+    "main": main, "cost": cost, "response": response, "scale": scale, "placement": placement,
+}  # fmt: skip
+
+
+def text(lines: Iterable[str]) -> str:
+    """Return sentences as a Markdown list, or that these runs do not tell."""
+    return "\n".join(f"- {line}" for line in lines) or "- These runs do not tell."
+
+
+def make(name: str, study: Study) -> str:
+    """Return the sentences of that name as Markdown.
+
+    Raises:
+        UserError: There is no such name.
+    """
+    if name not in FINDINGS:
+        raise UserError(
+            f"no findings called {name!r}; there are {', '.join(FINDINGS)}{suggest(name, FINDINGS)}"
+        )
+    return text(FINDINGS[name](study))
+
+
+def _pairs(study: Study) -> Iterable[tuple[Base, Cell, Cell]]:
+    for base in study.bases:
+        dense, routed = base.pair()
+        if dense is not None and routed is not None:
+            yield base, dense, routed
+
+
+def _name(base: Base, routed: Cell) -> str:
+    seeds = len(routed.by_seed(base.score))
+    data = f"{base.model}, {base.any.first('data')}"
+    return f"{data}, {routed.treatment} against dense after {routed.steps:.0f} steps (n={seeds})"
