@@ -1,16 +1,18 @@
 """Notebooks in percent format, executed to .ipynb with outputs, and the runs that they read.
 
-Those are `ANALYSIS_RUNS`, or a small study trained on the spot by the commands that a user types:
-nothing here imports the training code.
+Those are `ANALYSIS_RUNS`, else the records in `results/`, else a small study trained on the spot by
+the commands that a user types: nothing here imports the training code.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib.util
 import os
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Iterable, Sequence
 from itertools import product
@@ -24,10 +26,12 @@ from routing.errors import suggest
 FOLDER = Path(__file__).with_name("notebooks")
 ROOT = Path(__file__).resolve().parents[1]
 VARIABLE = "ANALYSIS_RUNS"
+RECORDS = ROOT / "results" / "runs.tar.gz"
 
 # Eight narrow blocks on real digits: a minute for all of them on two quiet cores. `auto` is 2-4 at
 # this depth.
 SMALL = (
+    "data=digits",
     "backbone.depth=8",
     "backbone.width=32",
     "train.steps=60",
@@ -141,16 +145,36 @@ def build(chosen: list[str] | None = None, out: str | Path = FOLDER) -> list[Pat
 def runs_folder() -> Path:
     """Return the folder with the runs that the notebooks read.
 
-    `ANALYSIS_RUNS=DIR` names one with runs in it, or an empty one to be filled; without it,
-    `runs/notebooks` is filled.
+    `ANALYSIS_RUNS=DIR` names one with runs in it, or an empty one to be filled. Without it, the
+    published records are unpacked below `runs/published`; `runs/notebooks` is filled where there
+    are none.
 
     Raises:
         AnalysisError: if training fails; the message holds the command and its last line.
     """
-    path = Path(os.environ.get(VARIABLE) or ROOT / "runs" / "notebooks").expanduser()
+    chosen = os.environ.get(VARIABLE)
+    if not chosen and RECORDS.is_file():
+        return unpack(RECORDS, ROOT / "runs" / "published")
+    path = Path(chosen or ROOT / "runs" / "notebooks").expanduser()
     if not (path.is_dir() and find(path)):
         train_small_runs(path)
     return path
+
+
+def unpack(archive: Path, folder: Path) -> Path:
+    """Unpack records into a folder of their content's name, once, and return it."""
+    place = folder / hashlib.sha256(archive.read_bytes()).hexdigest()[:12]
+    if not place.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        # Beside it, so that a folder that looks whole is whole.
+        with tempfile.TemporaryDirectory(dir=folder) as part, tarfile.open(archive) as packed:
+            packed.extractall(part, filter="data")
+            try:
+                (Path(part) / "runs").rename(place)
+            except OSError:
+                if not place.is_dir():  # else another process was first
+                    raise
+    return place
 
 
 def train_small_runs(
@@ -181,8 +205,8 @@ def command(options: argparse.Namespace) -> int:
     if options.runs is not None:
         if not (options.runs.is_dir() and find(options.runs)):
             raise AnalysisError(
-                f"{options.runs} holds no runs; give a folder of them, or leave --runs out to "
-                "train small ones"
+                f"{options.runs} holds no runs; give a folder of them, or leave --runs out for "
+                "those of results/"
             )
         os.environ[VARIABLE] = str(options.runs.resolve())
     for path in build(options.only, options.out or FOLDER):

@@ -7,50 +7,56 @@
 # ---
 
 # %% [markdown]
-# # Where should the route start and end?
+# # Where should a route start and end?
 #
 # TREAD's Fig. 8 tries sixteen routes on DiT-B/2: long ones help, as long as they leave the first
-# and the last blocks alone; `2-8` of twelve blocks is the best. Here is that figure, with your runs
-# beside it.
+# and the last blocks alone; `2-8` of twelve blocks is the best. Here is that figure, with these
+# runs beside the published numbers.
 
 # %%
+from IPython.display import Markdown
+
 import analysis
-from analysis import notebook_files
+from analysis import findings, notebook_files
 from analysis.runs.cells import Study
 from analysis.tables import paper
 
 study = Study.of(analysis.load(notebook_files.runs_folder()))
 analysis.figures.make("route_placement", study)
 
+# %% [markdown]
+# **What these runs show.** Sixteen routes are sixteen comparisons: read the trend, not the winner.
+
+# %%
+Markdown(findings.make("placement", study))
+
 # %%
 analysis.tables.make("route_placement", study)
 
 # %% [markdown]
-# The published numbers alone, with where they stand:
+# ## What each block saves
+#
+# A longer route saves more of a step, which is the other half of the question:
+
+# %%
+analysis.figures.make("cost", study)
+
+# %% [markdown]
+# **What this shows.** Blocks inside the route see half of the tokens and cost about half; the
+# attention of a DiT saves more, since it is quadratic in the tokens.
 
 # %%
 print(paper.citation("placement"))
 paper.table("placement").sort_values("fid").head()
 
 # %% [markdown]
-# ## Convergence: steps, multiply-adds, time
-
-# %%
-analysis.figures.make("convergence", study)
-
-# %% [markdown]
-# ## What the route saves, block by block
-
-# %%
-analysis.figures.make("cost", study)
-
-# %% [markdown]
-# ## Which tokens stay, and in which order a scan walks them
+# ## What does a scan see inside the route?
 #
-# A block inside the route walks the same path with the missing tokens left out: scan order is kept.
-
-# %%
-analysis.figures.selections()
+# Mamba and RWKV walk over the tokens in an order. Inside the route they walk the same path with
+# the absent tokens left out, so that order is kept:
 
 # %%
 analysis.figures.scan_paths()
+
+# %%
+analysis.figures.selections()

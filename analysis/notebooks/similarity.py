@@ -7,17 +7,20 @@
 # ---
 
 # %% [markdown]
-# # How alike are the blocks?
+# # How alike are the blocks, and does a route change it?
 #
-# TREAD's Fig. 4 shows the cosine similarity of block outputs without a route and with two of them.
-# The paper does not publish how it was computed; the protocol here is our own and is stored with
-# every array: averaged weights, eval mode, all tokens, held-out samples, a fixed grid of noise
-# levels, cosine per token over channels, averaged.
+# TREAD's Fig. 4 shows that neighbouring blocks of a trained DiT are much alike, which is why a
+# token can leave before one and re-enter after another. The paper does not publish how it was
+# computed; the protocol here is our own and is stored with every array.
 
 # %%
+from pathlib import Path
+
+from IPython.display import Markdown
+
 import analysis
-from analysis import figures, notebook_files
-from analysis.similarity import Protocol, measure
+from analysis import figures, findings, notebook_files
+from analysis.similarity import Protocol, measure, read
 
 runs = analysis.load(notebook_files.runs_folder())
 runs = runs[runs["seed"] == runs["seed"].min()].sort_values("step", ascending=False)
@@ -25,52 +28,45 @@ routes = runs.loc[(runs["variant"] == "TREAD") & (runs["rate"] == 0.5), "route"]
 pair = runs[runs["route"].isin(["none", *routes.mode().head(1)])]
 # The longest run of each backbone, dense and routed.
 chosen = pair.drop_duplicates(["backbone", "route"]).sort_values(["backbone", "route"])
-chosen[["backbone", "size", "data", "route", "seed", "step"]]
-
-# %%
-protocol = Protocol(samples=16, batch=8, centred=True, per_level=True)
-maps = [measure(path, protocol) for path in chosen["path"]]
+protocol = Protocol(samples=16, batch=8, centred=True, routed=True)
+stored = {path: Path(path) / "similarity.npz" for path in chosen["path"]}
+maps = [read(file) if file.is_file() else measure(path, protocol) for path, file in stored.items()]
 figures.similarity(maps)
 
+# %% [markdown]
+# **What these runs show.**
+
 # %%
-maps[0].protocol
+Markdown(findings.text(findings.similarity(maps)))
+
+# %%
+print(maps[0].protocol_line())
 
 # %% [markdown]
-# ## Centred
+# ## Is that more than a shared mean?
 #
 # Residual streams share a large constant part, which makes all blocks look alike. Without each
-# channel's mean, and as linear CKA:
+# channel's mean:
 
 # %%
 figures.similarity(maps, key="centred")
 
 # %%
-figures.similarity(maps, key="cka")
+Markdown(findings.text(findings.similarity(maps, key="centred")))
 
 # %% [markdown]
-# ## By noise level
-
-# %%
-import pandas as pd
-
-levels = protocol.levels
-pd.DataFrame(
-    {item.label: [float(level[0, -1]) for level in item.arrays["per_level"]] for item in maps},
-    index=pd.Index(levels, name="sigma / alpha over the data's std"),
-).round(3)
-
-# %% [markdown]
-# ## Tokens that took the route against those that stayed
+# ## Do the blocks after the route tell the tokens apart?
 #
 # In the routed pass a token that skips keeps the state it had before the route, so that its
-# similarity inside the frame is one; what matters is how the blocks after the route find both.
+# similarity inside the frame is one; what matters is how the blocks after the route find it, beside
+# those that stayed:
 
 # %%
-routed = [
-    measure(path, Protocol(samples=16, batch=8, routed=True))
-    for path in chosen.loc[chosen["route"] != "none", "path"]
-]
+routed = [item for item in maps if "routed" in item.arrays and item.route != "none"]
 figures.similarity(routed, key="routed")
 
 # %%
 figures.similarity(routed, key="stayed")
+
+# %%
+Markdown(findings.text(findings.similarity(routed, key="stayed")))

@@ -7,70 +7,53 @@
 # ---
 
 # %% [markdown]
-# # The paper's tables, from run folders
+# # Does routing half of the tokens cost or gain, and what?
 #
-# A table of ours holds mean and standard deviation over n seeds, the metric's full name, and the
-# published number beside it. `ANALYSIS_RUNS=DIR` reads your own runs; without it, a few small ones
-# are trained on the spot (minutes), and their numbers mean nothing.
+# Dense and routed runs of the same seed start from the same weights and see the same images with
+# the same noise, so that their scores are compared seed by seed. These are the runs of `results/`;
+# `ANALYSIS_RUNS=DIR` puts yours in their place, and every sentence below is made anew from them.
 
 # %%
+from IPython.display import Markdown
+
 import analysis
-from analysis import notebook_files
-
-runs = analysis.load(notebook_files.runs_folder())
-metrics = [name for name in runs.columns if name.startswith("score.")]
-runs[["backbone", "size", "data", "route", "seed", "step", *metrics]]
-
-# %% [markdown]
-# `analysis.load` gives one row per finished run, every config key a typed column. What it could not
-# read is listed, not fatal.
-
-# %%
-print(
-    len(runs),
-    "runs;",
-    len(runs.attrs["unfinished"]),
-    "unfinished;",
-    len(runs.attrs["damaged"]),
-    "damaged",
-)
-
-# %% [markdown]
-# ## The headline: how much sooner is the dense run's best score reached?
-
-# %%
+from analysis import findings, notebook_files
 from analysis.runs.cells import Study
 
-study = Study.of(runs)
+study = Study.of(analysis.load(notebook_files.runs_folder()))
+analysis.tables.make("main", study)
+
+# %% [markdown]
+# **What these runs show.** A difference counts where its interval over seeds leaves zero out:
+
+# %%
+Markdown(findings.make("main", study))
+
+# %% [markdown]
+# ## What is paid for that
+#
+# A routed step does fewer multiply-adds. Whether that pays is a question of scores at equal cost,
+# not at equal steps:
+
+# %%
+Markdown(findings.make("cost", study))
+
+# %%
+analysis.figures.make("overview", study)
+
+# %%
 analysis.tables.make("speedup", study)
 
 # %% [markdown]
-# ## The main table, with paired differences
+# ## Every table that these runs give
+#
+# `python -m analysis tables RUNS --out DIR` writes each as Markdown, CSV, HTML and LaTeX.
 
 # %%
-analysis.tables.make("main", study)
+import pandas as pd
 
-# %%
-analysis.tables.make("differences", study)
-
-# %% [markdown]
-# ## What the clock shows against what the multiply-adds allow
-
-# %%
-analysis.tables.make("throughput", study)
-
-# %% [markdown]
-# ## Every table there is, and whether these runs give any of its numbers
-
-# %%
-for table in analysis.tables.make_all(study):
-    what = "covered" if table.covered else "only published numbers"
-    print(f"{table.name:<20} {what:<24} {table.title}")
-
-# %% [markdown]
-# The same tables as LaTeX, which compiles as it is (booktabs, siunitx):
-
-# %%
-from analysis.tables.render import latex
-
-print(latex(analysis.tables.make("selection_rate", study)))
+found = analysis.tables.make_all(study)
+pd.DataFrame(
+    [(table.name, table.title, len(table.rows)) for table in found if table.covered],
+    columns=["name", "title", "rows"],
+)

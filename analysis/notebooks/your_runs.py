@@ -7,34 +7,49 @@
 # ---
 
 # %% [markdown]
-# # Bring your own runs
+# # What do your own runs show?
 #
-# Any folder with run folders below it will do. Put its path here, or into `ANALYSIS_RUNS`.
+# Any folder with run folders below it will do: `ANALYSIS_RUNS=DIR`, or its path here.
 
 # %%
-from analysis import notebook_files
+from IPython.display import Markdown
+
+from analysis import findings, notebook_files
 
 RUNS = notebook_files.runs_folder()
 
 # %%
 import analysis
+from analysis.runs import compare
+from analysis.runs.cells import Study
 from analysis.runs.grouping import named
 
 # Runs of one setting and one treatment differ in their seed alone; only these may be averaged.
 CELL = ["setting", "treatment"]
 runs = named(analysis.load(RUNS))
+study = Study.of(runs)
+print(f"{len(runs)} runs, {len(runs.attrs['unfinished'])} unfinished")
 runs.groupby([*CELL, "step"]).size().rename("runs").to_frame()
 
 # %% [markdown]
-# What differs between the runs, so that nothing is compared by accident:
+# ## Which scores, over how many seeds?
+#
+# Mean and standard deviation of the runs' last scores, by the metric's full name (what was
+# measured, on how many samples, in which features):
 
 # %%
-from analysis.runs import compare
-
-compare.varying(runs)
+scores = analysis.scores(runs)
+own = scores[scores["own"]].sort_values("step").drop_duplicates(["run", "metric"], keep="last")
+own.groupby([*CELL, "metric"])["value"].agg(["mean", "std", "count"]).round(3)
 
 # %% [markdown]
-# Curves are read when asked for:
+# **What these runs show.**
+
+# %%
+Markdown(findings.make("main", study))
+
+# %% [markdown]
+# ## How did training go?
 
 # %%
 curves = analysis.curves(runs, columns=("loss", "time", "images_per_s"))
@@ -42,30 +57,24 @@ ends = curves.groupby([*CELL, "run"])["loss"].agg(["first", "last"])
 ends.groupby(CELL).agg(["mean", "count"]).round(3)
 
 # %% [markdown]
-# Scores over training, with what they had cost:
+# ## What differs between them?
+#
+# So that nothing is compared by accident:
 
 # %%
-scores = analysis.scores(runs)
-scores[scores["own"]].pivot_table(
-    index=[*CELL, "metric"], columns="step", values="value", aggfunc=["mean", "count"]
-).round(1)
-
-# %% [markdown]
-# ## Two runs side by side
+compare.varying(runs)
 
 # %%
 first, second = runs["path"].iloc[0], runs["path"].iloc[-1]
 print(compare.text(first, second))
 
 # %% [markdown]
-# ## Samples, the same noise everywhere
+# ## What do their samples look like?
+#
+# The same noise and the same classes everywhere:
 
 # %%
 analysis.figures.make("samples", runs)
 
 # %% [markdown]
-# ## Everything on one page
-#
-# ```bash
-# python -m analysis report RUNS
-# ```
+# Everything on one page: `python -m analysis report RUNS`.

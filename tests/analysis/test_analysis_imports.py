@@ -8,9 +8,20 @@ import pytest
 FOLDER = Path(__file__).parents[2] / "analysis"
 FILES = sorted(path for path in FOLDER.rglob("*.py") if "notebooks" not in path.parts)
 # Sizes, costs and the route grammar are plain Python tables: no torch, no training.
-PLAIN = {"routing.errors", "routing.options", "routing.parsing", "routing.route", "backbones.sizes", "backbones.cost"}
+PLAIN = {
+    "routing.errors",
+    "routing.options",
+    "routing.parsing",
+    "routing.route",
+    "backbones.sizes",
+    "backbones.cost",
+}
 # Roles of keys, names of scores, what a data set says of itself.
-TORCH_FREE = {"experiments.config.schema", "experiments.metrics.eval_options", "experiments.data.specs"}
+TORCH_FREE = {
+    "experiments.config.schema",
+    "experiments.metrics.eval_options",
+    "experiments.data.specs",
+}
 # They read models.
 MODELS = {"similarity.py", "guidance_scale.py"}
 
@@ -33,7 +44,9 @@ def test_modules_import_only_what_they_may(path):
             assert path.name in MODELS and package == "experiments", f"imports {name}"
         if package in ("routing", "backbones") and name not in PLAIN:
             assert path.name in MODELS or path.parent.name == "figures", f"imports {name}"
-        assert package not in ("pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"), f"imports {name}"
+        assert package not in ("pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"), (
+            f"imports {name}"
+        )
 
 
 def test_files_are_short_and_ascii():

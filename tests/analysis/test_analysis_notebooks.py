@@ -62,6 +62,16 @@ def test_runs_are_taken_from_the_variable(tmp_path, monkeypatch):
     assert notebook_files.runs_folder() == tmp_path
 
 
+def test_published_records_are_unpacked_once(tmp_path, monkeypatch):
+    monkeypatch.delenv(notebook_files.VARIABLE, raising=False)
+    monkeypatch.setattr(notebook_files, "ROOT", tmp_path)
+    folder = notebook_files.runs_folder()
+    assert notebook_files.find(folder)
+    assert sorted(path.name for path in folder.parent.iterdir()) == [folder.name]
+    (folder / "mine.txt").touch()
+    assert notebook_files.runs_folder() == folder and (folder / "mine.txt").exists()
+
+
 def test_a_command_that_fails_says_which_and_why():
     with pytest.raises(
         AnalysisError, match="experiments/run.py backbone=nonsense failed: .*nonsense"

@@ -33,7 +33,13 @@ def offline(folder):
     config = {"wandb_version": 1, "_wandb": {"desc": None, "value": {}}, "lr_other": {"value": 3}}
     config |= {key: {"desc": None, "value": value} for key, value in KNOWN.items()}
     (folder / "files" / "config.yaml").write_text(yaml.safe_dump(config))
-    last = {"_step": 300, "_runtime": 300.0, "train/loss": 1 / 300, "fid": 12.5, "_wandb": {"runtime": 1}}
+    last = {
+        "_step": 300,
+        "_runtime": 300.0,
+        "train/loss": 1 / 300,
+        "fid": 12.5,
+        "_wandb": {"runtime": 1},
+    }
     (folder / "files" / "wandb-summary.json").write_text(json.dumps(last))
 
 
@@ -45,8 +51,13 @@ def history(kind):
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(KNOWN | {"num_workers": 8}))
         if kind == "chart":
-            lines = ["Step,mine - train/loss,mine - train/loss__MIN,mine - fid", *(f'"{s}","{1 / s}","0",""' for s in STEPS)]
-            (folder / "wandb_export_2026-01-01.csv").write_text("\n".join(lines[:-1]) + f'\n"300","{1 / 300}","0","12.5"\n')
+            lines = [
+                "Step,mine - train/loss,mine - train/loss__MIN,mine - fid",
+                *(f'"{s}","{1 / s}","0",""' for s in STEPS),
+            ]
+            (folder / "wandb_export_2026-01-01.csv").write_text(
+                "\n".join(lines[:-1]) + f'\n"300","{1 / 300}","0","12.5"\n'
+            )
         elif kind == "lines":
             (folder / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         elif kind == "list":
@@ -68,7 +79,9 @@ def history(kind):
 def test_another_trainers_run_stands_beside_ones_own(make, trainer, logged, tmp_path):
     write(tmp_path, "dit", "none", 3)
     make(tmp_path / "theirs")
-    (tmp_path / "theirs" / "run.yaml").write_text(yaml.safe_dump({**KNOWN, "columns": {FID: "fid"}}))
+    (tmp_path / "theirs" / "run.yaml").write_text(
+        yaml.safe_dump({**KNOWN, "columns": {FID: "fid"}})
+    )
     frame = analysis.load(tmp_path)
     assert frame.attrs["damaged"] == [] and len(frame) == 2
     row = frame[frame["run"] == "theirs"].iloc[0]

@@ -36,7 +36,9 @@ def test_a_folder_with_everything_and_again_from_its_archive(runs, tmp_path, cap
     other = tmp_path / "front.md"
     blocks = ("guidance ours", "main columns=0,3", "main group=mamba", "main having=rwkv")
     other.write_text("".join(f"<!-- table {words} -->\n<!-- end -->\n" for words in blocks))
-    assert analysis_command.main(["publish", str(runs), "--out", str(out), "--pages", str(other)]) == 0
+    assert (
+        analysis_command.main(["publish", str(runs), "--out", str(out), "--pages", str(other)]) == 0
+    )
     assert "main" in capsys.readouterr().out
     page = (out / "README.md").read_text()
     assert "old" not in page and "Words stay." in page and "4 finished runs" in page
@@ -67,7 +69,12 @@ def test_what_cannot_be_published_is_said_before_anything_is_written(runs, tmp_p
     (tmp_path / "empty").mkdir()
     assert analysis_command.main(["publish", str(tmp_path / "empty"), "--out", str(out)]) == 2
     assert "no finished run" in capsys.readouterr().err
-    assert analysis_command.main(["publish", str(runs), "--out", str(out), "--pages", str(out / "no.md")]) == 2
+    assert (
+        analysis_command.main(
+            ["publish", str(runs), "--out", str(out), "--pages", str(out / "no.md")]
+        )
+        == 2
+    )
     assert "no page" in capsys.readouterr().err
     (out / "README.md").write_text("<!-- table mian -->\n<!-- end -->")
     assert analysis_command.main(["publish", str(runs), "--out", str(out)]) == 2

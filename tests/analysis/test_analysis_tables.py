@@ -72,7 +72,10 @@ def test_main_table_holds_the_means_of_the_runs(runs):
     assert row["Dense"].n == 3
     assert row["\u0394"].value == pytest.approx(row["+ TREAD"].value - row["Dense"].value)
     last = {row.group.split(",")[0]: row.entries for row in make("main", runs).rows}
-    assert [entry.value for entry in last["dit-T/1"][1:]] in ([33.0, 15.98, -16.02], [43.47, 21.34, -22.13])
+    assert [entry.value for entry in last["dit-T/1"][1:]] in (
+        [33.0, 15.98, -16.02],
+        [43.47, 21.34, -22.13],
+    )
     assert "another, unpublished model" in last["mamba-T/1"][0].text
 
 
