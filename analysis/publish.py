@@ -1,9 +1,10 @@
 """One folder that shows what runs gave: tables, figures, the runs as CSV, their records, a page.
 
 `python -m analysis publish RUNS --out results` writes everything but the sentences. A page keeps
-its own text; between `<!-- table NAME -->` or `<!-- facts -->` and the next `<!-- end -->` stands
-what the runs say. `<!-- table NAME ours columns=0,2,3 -->` leaves out rows that only the paper has,
-and columns; `group=START` keeps the groups whose heading starts so.
+its own text; between `<!-- table NAME -->`, `<!-- finding NAME -->` (analysis/findings.py) or
+`<!-- facts -->` and the next `<!-- end -->` stands what the runs say. `<!-- table NAME ours
+columns=0,2,3 -->` leaves out rows that only the paper has, and columns; `group=START` keeps the
+groups whose heading starts so.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis import figures, tables
+from analysis import figures, findings, tables
 from analysis.runs.cells import Study, study_for_command
 from analysis.runs.run_files import environment
 from analysis.runs.run_records import AnalysisError
@@ -41,7 +42,7 @@ RECORDS = (
 PICTURES = ("similarity.npz", "samples/final.png")
 ARCHIVE = "runs.tar.gz"
 _COLUMNS = re.compile(r"columns=(\d+(?:,\d+)*)")
-_BLOCK = re.compile(r"(<!-- (table [^>]*?|facts) -->\n).*?(<!-- end -->)", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- (table [^>]*?|finding [^>]*?|facts) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def publish(study: Study, folder: Path, pages: Sequence[Path] = ()) -> list[str]:
@@ -128,9 +129,11 @@ def fill(text: str, study: Study) -> str:
     """Return a page with its blocks filled in."""
 
     def block(match: re.Match[str]) -> str:
-        what = match[2].split()
-        if what != ["facts"]:
-            return f"{match[1]}\n{_table(what[1:], study)}\n{match[3]}"
+        kind, *what = match[2].split()
+        if kind == "finding":
+            return f"{match[1]}\n{findings.make(' '.join(what), study)}\n\n{match[3]}"
+        if kind == "table":
+            return f"{match[1]}\n{_table(what, study)}\n{match[3]}"
         # What a machine or a commit is called may hold anything.
         body = "".join(f"- {markdown_escape(line)}\n" for line in facts(study))
         return f"{match[1]}\n{body}\n{match[3]}"

@@ -17,6 +17,8 @@ old
 Words stay.
 <!-- table main ours -->
 <!-- end -->
+<!-- finding cost -->
+<!-- end -->
 """
 
 
@@ -43,6 +45,7 @@ def test_a_folder_with_everything_and_again_from_its_archive(runs, tmp_path, cap
     page = (out / "README.md").read_text()
     assert "old" not in page and "Words stay." in page and "4 finished runs" in page
     assert "dit-T/1" in page and "Paper, FID-50K" in page
+    assert "times fewer multiply-adds" in page.partition("<!-- finding cost -->")[2]
     assert "| Metric | \u0394 |" in other.read_text()
     assert other.read_text().count("dit-T/1") > page.count("dit-T/1") > 0
     assert (out / "figures" / "samples.png").is_file() and (out / "tables" / "main.csv").is_file()
