@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from small import ROOT
 
-from experiments import config, evaluate, prepare, sample
+from experiments import config, evaluate, export, prepare, sample
 
 PACKAGES = ("routing", "backbones", "experiments", "sweeps", "analysis")
 # What stands for something of the reader's: a name, or a run that has to be there.
@@ -110,6 +110,7 @@ SCRIPTS = {
     "experiments/run.py": train,
     "experiments/sample.py": positional(sample.parser()),
     "experiments/evaluate.py": positional(evaluate.parser()),
+    "experiments/export.py": positional(export.parser()),
     "experiments/prepare.py": positional(prepare.parser()),
     "experiments/bench.py": bench,
 }

@@ -30,6 +30,7 @@ from routing.errors import suggest
 TABLES: dict[str, Callable[[Study], Table]] = {
     "speedup": equal_cost.headline,
     "main": main_table.main,
+    "summary": main_table.summary,
     "sota": main_table.sota,
     "route_placement": ablations.placement,
     "selection_rate": ablations.rate,

@@ -12,7 +12,7 @@ from typing import Any
 
 from analysis.runs.cells import Base, Cell, Study
 from analysis.runs.run_files import model_arguments
-from analysis.runs.statistics import Estimate
+from analysis.runs.statistics import Estimate, paired
 from analysis.tables import paper
 from analysis.tables.score_entries import (
     PAIRED,
@@ -35,6 +35,7 @@ from analysis.tables.table import (
     build,
     exact,
     head,
+    missing,
     not_run,
     ours,
     published,
@@ -100,6 +101,50 @@ def main(study: Study) -> Table:
     title = "Main table: dense against routed, by backbone"
     notes = paper_notes("main", PAIRED, *Memory.of(study).notes)
     return build("main", title, columns, rows, notes)
+
+
+_SUMMARY = ("fd", "precision", "recall", "accuracy", "heldout_loss", "w_eff")
+
+
+def summary(study: Study) -> Table:
+    """The main table in a row per backbone: `dense -> routed (paired difference)` of each score."""
+    ends = {
+        about.get("key"): about.get("better")
+        for about in study.runs.attrs.get("metrics", {}).values()
+    }
+    columns = [Column("Backbone", numeric=False), Column("Seeds"), Column("MACs per step")]
+    columns += [Column("FD" if kind == "fd" else kind, better=ends.get(kind)) for kind in _SUMMARY]
+    rows: list[tuple[str, list[Entry]]] = []
+    for base in study.bases:
+        dense, routed = base.pair()
+        if dense and routed:
+            # The own feature space stands first. What backbones share heads their rows.
+            names = {v.get("key"): k for k, v in reversed(score_set(study, base).items())}
+            whole, part = routed.first("macs_dense"), routed.first("macs_routed")
+            cost = exact(part / whole if whole and part else None, unit="x")
+            group = f"{base.label.partition(', ')[2]}: route {routed.treatment}, {base.metric}"
+            n = getattr(gap(routed, dense, base.score), "n", 0)
+            changes = [_change(dense, routed, str(names.get(kind)), n) for kind in _SUMMARY]
+            rows.append((group + after([routed]), [words(base.model), exact(n, 0), cost, *changes]))
+    rows = sorted(rows, key=lambda row: row[0]) or [not_run(columns)]
+    note = (
+        "Dense \u2192 routed (difference, paired by seed, \u00b1 half of Student's 95 % interval)."
+    )
+    return build("summary", "Dense against routed, a row per backbone", columns, rows, (note,))
+
+
+def _change(dense: Cell, routed: Cell, metric: str, usual: int) -> Entry:
+    """Return `dense -> routed (difference +- half its interval)`, with n where it is unusual."""
+    digits, column = metric_decimals(metric), f"score.{metric}"
+    scores = [cell.by_seed(column, routed.steps) for cell in (dense, routed)]
+    known = paired(*scores)
+    if known is None:
+        return missing()
+    means = (sum(s[seed] for seed in s if all(seed in o for o in scores)) / known.n for s in scores)
+    text = " \u2192 ".join(f"{mean:.{digits}f}" for mean in means)
+    if known.low is not None:
+        text += f" ({known.mean:+.{digits}f} \u00b1 {known.mean - known.low:.{digits}f})"
+    return words(text + ("" if known.n == usual else f", n={known.n}"))
 
 
 def _pair(base: Base) -> list[Entry]:

@@ -51,6 +51,7 @@ AFTER = """\
 Other commands, each with --help:
   experiments/sample.py     images from a run or an exported file
   experiments/evaluate.py   scores of any checkpoint
+  experiments/export.py     weights as one small file
   experiments/prepare.py    images to latents
   experiments/bench.py      speed of this machine
   python -m sweeps          many runs, on Slurm or here

@@ -79,6 +79,31 @@ def test_main_table_holds_the_means_of_the_runs(runs):
     assert "another, unpublished model" in last["mamba-T/1"][0].text
 
 
+def test_summary_has_a_row_per_backbone_with_differences_over_the_seeds_of_both(tmp_path):
+    for backbone in ("dit", "rwkv"):
+        for seed in (0, 1, 2):
+            write(tmp_path, backbone, route="none", seed=seed)
+            if seed or backbone == "dit":
+                write(tmp_path, backbone, route="2-8", seed=seed)
+    write(tmp_path, "mamba", route="none")  # nothing to compare it with
+    found = Study.of(analysis.load(tmp_path))
+    table = make("summary", found)
+    assert [row.entries[0].text for row in table.rows] == ["dit-T/1", "rwkv-T/1"]
+    assert len(table.groups) == 1 and f"route 2-8, {METRIC}, after 400 steps" in table.groups[0]
+    frame = found.runs.set_index(["backbone", "route", "seed"])[f"score.{METRIC}"]
+    for backbone, seeds in (("dit", [0, 1, 2]), ("rwkv", [1, 2])):
+        row = find(table, "digits", f"{backbone}-T/1")
+        dense, routed = (frame[backbone, route][seeds] for route in ("none", "2-8"))
+        known = statistics.interval(list(routed - dense))
+        text = f"{dense.mean():.2f} \u2192 {routed.mean():.2f} ({known.mean:+.2f} \u00b1 {known.high - known.mean:.2f})"
+        assert row["FD"].text == text and row["Seeds"].value == len(seeds)
+        assert row["w_eff"].is_missing and row["MACs per step"].value == pytest.approx(
+            0.714, abs=1e-3
+        )
+    one = make("summary", found.runs[found.runs.seed == 1])
+    assert "(" not in find(one, "digits", "dit-T/1")["FD"].text  # no interval of one seed
+
+
 def test_different_objectives_and_selections_never_share_a_cell(runs):
     labels = [base.label for base in runs.bases]
     assert len(labels) == len(set(labels)) == 4

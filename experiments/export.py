@@ -1,0 +1,52 @@
+"""EMA weights in one small file: python experiments/export.py RUN OUT.safetensors (see --help)."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+
+# The repository root, not this script's folder: `experiments` is a package, from anywhere.
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from experiments.config.schema import PathsConfig
+from experiments.data.specs import places
+from experiments.runtime.command import run_command
+from experiments.training.checkpoint import CheckpointError, export, load_model
+from routing.errors import Parser
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    about = "Write EMA weights that sample.py, from_pretrained and the analysis open by their path."
+    p = Parser(prog="python experiments/export.py", description=about)
+    p.add_argument("source", metavar="RUN", help="a run folder, or an exported file")
+    p.add_argument("out", metavar="OUT.safetensors", type=Path, help="the file to write")
+    p.add_argument("--half", action="store_true", help="float16: half the bytes")
+    return p
+
+
+def main(argv: list[str]) -> int:
+    """Run the command with these arguments; return its exit code."""
+    args = parser().parse_args(argv)
+    if args.out.suffix != ".safetensors":
+        raise CheckpointError(f"{args.out}: expected a file name such as model.safetensors")
+    loaded = load_model(args.source, device="cpu")
+    weights, data = loaded.model.state_dict(), dict(loaded.config.data)
+    if args.half:
+        weights = {k: v.half() if v.is_floating_point() else v for k, v in weights.items()}
+        if large := [k for k, v in weights.items() if not v.isfinite().all()]:
+            raise CheckpointError(f"{large[0]} does not fit float16: leave out --half")
+    # Where runs and data lay is nobody else's business, and no part of a run's name.
+    for key in places(data["name"]):
+        data.pop(key, None)
+    config = dataclasses.replace(loaded.config, paths=PathsConfig(), data=data)
+    export(args.out, loaded.model, weights, config, loaded.step, loaded.info)
+    print(f"{args.out}  {args.out.stat().st_size / 1e6:.2f} MB, step {loaded.step}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
