@@ -4,7 +4,7 @@
 its own text; between `<!-- table NAME -->`, `<!-- finding NAME -->` (analysis/findings.py) or
 `<!-- facts -->` and the next `<!-- end -->` stands what the runs say. `<!-- table NAME ours
 columns=0,2,3 -->` leaves out rows that only the paper has, and columns; `group=START` keeps the
-groups whose heading starts so.
+groups whose heading starts so, `flat` has headings as notes.
 """
 
 from __future__ import annotations
@@ -149,6 +149,10 @@ def _table(words: list[str], study: Study) -> str:
         if word == "ours" or kind in ("group", "having"):
             rows = [row for row in table.rows if _is_wanted(row.group, kind, text)]
             table = dataclasses.replace(table, rows=tuple(rows))
+        elif word == "flat":
+            rows = [dataclasses.replace(row, group="") for row in table.rows]
+            notes = (*table.groups, *table.notes)
+            table = dataclasses.replace(table, rows=tuple(rows), notes=notes)
         elif found := _COLUMNS.fullmatch(word):
             places = [int(number) for number in found[1].split(",")]
             if max(places) >= len(table.columns):
@@ -159,7 +163,7 @@ def _table(words: list[str], study: Study) -> str:
             table = table.only(places)
         else:
             raise AnalysisError(
-                f"a page asks for table {name} {word}; options are `ours`, `group=START`, "
+                f"a page asks for table {name} {word}; options are `ours`, `flat`, `group=START`, "
                 "`having=WORD` (of a group's heading) and `columns=0,2,3`"
             )
     # The page has headings of its own.

@@ -67,14 +67,14 @@ def tracked() -> list[str]:
 
 
 def rooms() -> set[str]:
-    """Tracked folders of the packages, and what else of the top level the README shows."""
+    """Tracked folders of the packages that hold code or options."""
     folders = {str(Path(path).parent) + "/" for path in tracked() if path.endswith((".py", ".yaml"))}
     return {f for f in folders if f.count("/") <= 2 and f.split("/")[0] in PACKAGES}
 
 
 def tree() -> set[str]:
-    """The folders that the README's tree shows."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8").split("## Where things are")[1]
+    """The folders that the tree of CONTRIBUTING.md shows."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("## Where things are")[1]
     shown, top = set(), ""
     for line in _FENCE.findall(text)[0][2].splitlines():
         names = []

@@ -27,7 +27,7 @@ pages = pytest.mark.parametrize("page", PAGES, ids=label)
 # --- the tree ------------------------------------------------------------------------------------
 
 
-def test_the_readmes_tree_shows_every_room():
+def test_the_tree_shows_every_room():
     shown, there = documents.tree(), documents.rooms()
     hidden = {f"{name}/" for name in ("tests", "docs", "examples", "results")}
     assert there - shown == set(), "not shown"

@@ -36,7 +36,9 @@ def test_a_folder_with_everything_and_again_from_its_archive(runs, tmp_path, cap
     out.mkdir()
     (out / "README.md").write_text(PAGE)
     other = tmp_path / "front.md"
-    blocks = ("guidance ours", "main columns=0,3", "main group=mamba", "main having=rwkv")
+    blocks = (
+        "guidance ours", "main columns=0,3", "main group=mamba", "main having=rwkv", "summary flat columns=0,3",
+    )  # fmt: skip
     other.write_text("".join(f"<!-- table {words} -->\n<!-- end -->\n" for words in blocks))
     assert (
         analysis_command.main(["publish", str(runs), "--out", str(out), "--pages", str(other)]) == 0
@@ -47,6 +49,7 @@ def test_a_folder_with_everything_and_again_from_its_archive(runs, tmp_path, cap
     assert "dit-T/1" in page and "Paper, FID-50K" in page
     assert "times fewer multiply-adds" in page.partition("<!-- finding cost -->")[2]
     assert "| Metric | \u0394 |" in other.read_text()
+    assert "| dit-T/1 | " in other.read_text() and "\n- digits, edm, scale tiny: route 2-8" in other.read_text()
     assert other.read_text().count("dit-T/1") > page.count("dit-T/1") > 0
     assert (out / "figures" / "samples.png").is_file() and (out / "tables" / "main.csv").is_file()
     assert len((out / "runs.csv").read_text().splitlines()) == 5
