@@ -136,11 +136,11 @@ def summary(study: Study) -> Table:
 def _change(dense: Cell, routed: Cell, metric: str, usual: int) -> Entry:
     """Return `dense -> routed (difference +- half its interval)`, with n where it is unusual."""
     digits, column = metric_decimals(metric), f"score.{metric}"
-    scores = [cell.by_seed(column, routed.steps) for cell in (dense, routed)]
-    known = paired(*scores)
+    first, second = (cell.by_seed(column, routed.steps) for cell in (dense, routed))
+    known, both = paired(first, second), first.keys() & second.keys()
     if known is None:
         return missing()
-    means = (sum(s[seed] for seed in s if all(seed in o for o in scores)) / known.n for s in scores)
+    means = (sum(scores[seed] for seed in both) / known.n for scores in (first, second))
     text = " \u2192 ".join(f"{mean:.{digits}f}" for mean in means)
     if known.low is not None:
         text += f" ({known.mean:+.{digits}f} \u00b1 {known.mean - known.low:.{digits}f})"
