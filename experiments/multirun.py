@@ -60,14 +60,7 @@ def job(cfg: object) -> str:
 
 
 def _check(words: list[str]) -> list[Config]:
-    """Refuse what no job of the sweep may have before the first one starts.
-
-    Returns:
-        The runs; [] where Hydra alone knows them.
-
-    Raises:
-        UserError: Of the first job that cannot run.
-    """
+    """Refuse what no job may have; return the runs, or [] where Hydra alone knows them."""
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import Glob

@@ -58,11 +58,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def pick_device(o: BenchOptions) -> torch.device:
-    """Resolve `device` and set threads and matmul precision.
-
-    Raises:
-        BenchError: CUDA is asked for, or needed by another key, and there is none.
-    """
+    """Resolve `device` and set threads and matmul precision."""
     if o.threads is not None:
         torch.set_num_threads(o.threads)
     cuda = torch.cuda.is_available()
@@ -159,11 +155,7 @@ def profiles(o: BenchOptions, device: torch.device) -> dict[str, dict[str, float
 
 
 def run(o: BenchOptions, say: Callable[[str], None] = print) -> dict[str, Any]:
-    """Measure what the options ask for; print it, write it, return it.
-
-    Raises:
-        UserError: Options that do not fit each other or this machine.
-    """
+    """Measure what the options ask for; print it, write it, return it."""
     device = pick_device(o)
     found: dict[str, Any] = {
         "options": dataclasses.asdict(o),
@@ -183,8 +175,7 @@ def run(o: BenchOptions, say: Callable[[str], None] = print) -> dict[str, Any]:
         say("\n" + blocks_table(found["blocks"], o.backbone))
     if "loop" in o.parts:
         found["loop"] = [
-            step_profile.loop_share(name, o.clock)
-            | {"first_step_s": step_profile.first_step(name)}
+            step_profile.loop_share(name, o.clock) | {"first_step_s": step_profile.first_step(name)}
             for name in o.backbone
         ]
         say("\n" + loop_table(found["loop"]))

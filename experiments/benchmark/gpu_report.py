@@ -150,11 +150,7 @@ def page(found: dict[str, Any]) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Run the command; return 0 if everything passed, 1 if something failed.
-
-    Raises:
-        UserError: There is no GPU, or a word that does not exist.
-    """
+    """Run the command; return 0 if everything passed, 1 if something failed."""
     words = dict(DEFAULTS)
     for word in argv:
         key, equals, value = word.partition("=")

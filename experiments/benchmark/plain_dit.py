@@ -53,14 +53,7 @@ class PlainBlock(nn.Module):
 
 
 class PlainDiT(nn.Module):
-    """DiT for square inputs, with one optional route.
-
-    Args:
-        shape: Depth, width, heads and patch.
-        side: Input side in pixels; there are 4 channels.
-        classes: Number of classes.
-        route: First and last block of the route and the share that skips, or None.
-    """
+    """DiT for square inputs of 4 channels, with one optional route: first and last block, share."""
 
     def __init__(
         self, shape: Size, side: int, classes: int, route: tuple[int, int, float] | None = None
@@ -104,14 +97,7 @@ class PlainDiT(nn.Module):
 
 
 class PlainStep:
-    """A training step as a plain loop has it, always on one batch; call it for one step.
-
-    Args:
-        model: What to train.
-        x: Latents (B, 4, side, side).
-        y: Labels (B,).
-        half: Autocast to bfloat16.
-    """
+    """A training step as a plain loop has it, always on one batch of latents and labels."""
 
     def __init__(self, model: PlainDiT, x: Tensor, y: Tensor, half: bool) -> None:
         self.model, self.x, self.y, self.half, self.count = model, x, y, half, 0

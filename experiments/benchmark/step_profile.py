@@ -120,15 +120,7 @@ def _task(event: Any) -> Any:
 
 
 def attribute(events: list[Any], cuda: bool) -> dict[str, float]:
-    """Sum the own time of operations by part.
-
-    Args:
-        events: Of a torch profile.
-        cuda: Count time on the device instead of the CPU.
-
-    Returns:
-        Microseconds by part.
-    """
+    """Sum the own microseconds of a torch profile's operations by part, of the GPU if `cuda`."""
     made: dict[int, str] = {}
     forward = [e for e in events if _task(e) is None]
     for event in sorted(forward, key=lambda e: e.time_range.start):
@@ -244,13 +236,7 @@ class TimedTrainer(Trainer):
 
 
 def loop_share(backbone: str, clock: str = "wall", steps: int = LOOP_STEPS) -> dict[str, Any]:
-    """Train a few steps and time the parts.
-
-    Args:
-        backbone: Family.
-        clock: `wall` or `cpu`.
-        steps: Timed steps; as many before them warm up.
-    """
+    """Train `steps` steps to warm up and as many more, and time the parts."""
     now = time.process_time if clock == "cpu" else time.perf_counter
     with tempfile.TemporaryDirectory() as folder:
         words = [f"backbone={backbone}", "route=2-8", *_QUIET, f"train.steps={2 * steps}"]

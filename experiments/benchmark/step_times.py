@@ -42,21 +42,13 @@ CLASSES = 1000
 
 @dataclass(frozen=True)
 class Case:
-    """One variant of a step.
+    """One variant of a step."""
 
-    Attributes:
-        backbone: Family, or `plain` for the comparison.
-        size: Size with patch.
-        tokens: Grid tokens.
-        route: The route, `none` for the dense step.
-        rate: Share that skips inside the route.
-    """
-
-    backbone: str
-    size: str
-    tokens: int
-    route: Route
-    rate: float
+    backbone: str  # family, or `plain` for the comparison
+    size: str  # size with patch
+    tokens: int  # grid tokens
+    route: Route  # the route, `none` for the dense step
+    rate: float  # share that skips inside the route
 
     @property
     def family(self) -> str:
@@ -188,11 +180,7 @@ class StepElsewhere:
         far.close()
 
     def __call__(self) -> float:
-        """Take one training step.
-
-        Raises:
-            BenchError: The process has ended.
-        """
+        """Take one training step."""
         try:
             self.pipe.send(True)
             return float(self.pipe.recv())
@@ -223,12 +211,7 @@ def _serve(pipe: Connection, case: Case, o: BenchOptions, threads: int) -> None:
 
 
 class Clock:
-    """Seconds of a call on a device.
-
-    Args:
-        device: Where it runs; a CUDA device is waited for.
-        kind: `wall`, or `cpu` for the process's own time.
-    """
+    """Seconds of a call on a device: of the wall, or of the process (`cpu`); CUDA is waited for."""
 
     def __init__(self, device: torch.device, kind: str) -> None:
         self.wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None

@@ -60,11 +60,7 @@ Other commands, each with --help:
 
 
 def help_text(word: str = "") -> str:
-    """Return the help: an overview, a section of it (`sections`), one name's (data=digits), or all.
-
-    Raises:
-        ConfigError: There is no such section.
-    """
+    """Return the help: an overview, a section (`sections`), one name's (data=digits), or all."""
     name, _, value = word.partition("=")
     if name in GROUPS and value in options_of(name):
         return _option(name, value)
@@ -155,16 +151,7 @@ def facts(config: Config) -> tuple[dict[str, Any], Any]:
 
 
 def check_ready(config: Config, processes: int, on_gpu: bool) -> None:
-    """Refuse what the run would refuse before its first step, as far as that needs no torch.
-
-    Args:
-        config: The run.
-        processes: How many train it.
-        on_gpu: Whether each of them has a GPU.
-
-    Raises:
-        UserError: Data, statistics or packages that are not there, or a model that does not fit.
-    """
+    """Refuse what so many processes, on GPUs or not, would refuse before their first step."""
     config.check_processes(processes, on_gpu)
     specs.parse(config.data).check()
     console.check_tracker(config.log)
@@ -179,9 +166,6 @@ def dry_run(config: Config) -> None:
 
     It needs no torch, so that it answers at once. With `dry=full` it does: the parts are built, the
     kernels named and a step timed, and the whole configuration follows.
-
-    Raises:
-        UserError: As `check_ready`; what is known without the data is printed first.
     """
     arguments, cost = facts(config)
     train, kernels = config.train, list[str]()

@@ -51,9 +51,6 @@ def parent_digest(text: str) -> str:
 
     It is taken of names, types, shapes and values, not of the file: safetensors writes metadata in
     a random order, and a checkpoint holds more than the EMA weights that a child starts from.
-
-    Raises:
-        InitError: There are no such weights.
     """
     path, step = split(text)
     if path.is_dir():

@@ -109,11 +109,7 @@ class Config:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Config:
-        """Build and check a configuration from plain values, as `config.yaml` holds them.
-
-        Raises:
-            ConfigError: A key is unknown, a type is wrong or a value is out of range.
-        """
+        """Build and check a configuration from plain values, as `config.yaml` holds them."""
         _check_counted(values, "")
         config = build(cls, values)
         # The route is typed at the top (route=2-8); the routing options carry it to where it acts.
@@ -123,11 +119,7 @@ class Config:
         return config
 
     def check(self) -> None:
-        """Refuse what cannot be run, with one sentence (ranges, names, route against depth).
-
-        Raises:
-            ConfigError: See the message.
-        """
+        """Refuse what cannot be run, with one sentence (ranges, names, route against depth)."""
         check_ranges(self)
         train = self.train
         if not 0 <= self.seed < 2**31:
@@ -175,11 +167,7 @@ class Config:
         check_groups(self)
 
     def check_processes(self, count: int, on_gpu: bool) -> None:
-        """Refuse what so many processes, on GPUs or on CPUs, cannot do.
-
-        Raises:
-            ConfigError: The batch cannot be split over them, or they cannot replay CUDA graphs.
-        """
+        """Refuse what so many processes, on GPUs or on CPUs, cannot do."""
         batch = self.train.batch
         if batch % count:
             raise ConfigError(
@@ -214,11 +202,7 @@ class Config:
         return str(RouteSchedule.parse(self.route).resolve(self.depth))
 
     def hashed(self) -> dict[str, Any]:
-        """What the hash is taken of: all that decides what is learnt and how it is scored.
-
-        Raises:
-            ConfigError: The precision is not settled yet.
-        """
+        """What the hash is taken of: all that decides what is learnt and how it is scored."""
         if self.train.precision == "auto":
             raise ConfigError(
                 "train.precision=auto is settled when the run starts, and its name hangs on it; "
@@ -291,11 +275,7 @@ def _check_counted(value: Any, where: str) -> None:
 
 
 def role(key: str) -> str:
-    """Return the role of a dotted key, such as `train.lr`; what no class declares is learnt.
-
-    Args:
-        key: A leaf or a group; of a configuration of another version, it may be unknown.
-    """
+    """Return the role of a dotted key or group (`train.lr`); what no class declares is learnt."""
     found, cls, parts = "learns", Config, dict[str, str]()
     for name in key.split("."):
         known = keys_of(cls) if dataclasses.is_dataclass(cls) else {}

@@ -65,11 +65,7 @@ class Key:
     parts: Mapping[str, str] = field(default_factory=dict)
 
     def check(self, name: str, value: Any) -> None:
-        """Refuse a value out of range; null is in every range.
-
-        Raises:
-            ConfigError: Says the range.
-        """
+        """Refuse a value out of range; null is in every range."""
         if self.among and value not in self.among:
             raise ConfigError(
                 f"{name}={value}: expected one of {' '.join(self.among)}"
@@ -110,11 +106,7 @@ def keys_of(cls: Any) -> dict[str, tuple[Any, Key]]:
 
 
 def check_ranges(config: Any, where: str = "") -> None:
-    """Refuse values out of the ranges that their keys declare, nested dataclasses included.
-
-    Raises:
-        ConfigError: The first of them.
-    """
+    """Refuse values out of the ranges that their keys declare, nested dataclasses included."""
     for name, (kind, key) in keys_of(config.__class__).items():
         value = getattr(config, name)
         if dataclasses.is_dataclass(kind):
@@ -128,16 +120,7 @@ class ConfigError(UserError):
 
 
 def build(cls: type, values: Any, where: str = "") -> Any:
-    """Make a dataclass from a mapping; refuse unknown keys and wrong types by name.
-
-    Args:
-        cls: A dataclass whose annotations are plain types, unions, tuples or dataclasses.
-        values: The mapping; missing keys take the class's defaults.
-        where: Dotted prefix for messages, such as `train.`.
-
-    Raises:
-        ConfigError: A key is unknown or a value has the wrong type.
-    """
+    """Make a dataclass from a mapping; refuse unknown keys and wrong types by name."""
     if not isinstance(values, Mapping):
         raise ConfigError(
             f"{where.rstrip('.') or 'the config'} must be a mapping of keys, got {values!r}"
@@ -208,11 +191,7 @@ def _type_name(hint: Any) -> str:
 
 
 def check_groups(config: Any) -> None:
-    """Check every group's options with its owner, and the combinations between groups.
-
-    Raises:
-        UserError: One sentence from the owner of the option.
-    """
+    """Check every group's options with its owner, and the combinations between groups."""
     family = find(config.backbone["name"])
     shape = {key: config.backbone.get(key) for key in ("depth", "width", "heads")}
     for key, value in shape.items():

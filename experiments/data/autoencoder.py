@@ -26,11 +26,7 @@ _FILES = ("config.json", "diffusion_pytorch_model.safetensors")
 
 
 def why_not(name: str | None) -> str:
-    """Return why the autoencoder `name` cannot be used on this machine; empty if it can.
-
-    Args:
-        name: A name on the hub, a folder or a file. Nothing is downloaded.
-    """
+    """Return why an autoencoder (on the hub, a folder, a file) cannot be used here, or nothing."""
     if not name:
         return "the store does not say which VAE made it; set data.vae=FOLDER to see pixels"
     if importlib.util.find_spec("diffusers") is None:
@@ -62,14 +58,8 @@ def why_not(name: str | None) -> str:
 class Autoencoder:
     """Encode pictures to moments and decode latents to pictures.
 
-    Args:
-        name: A name on the hub, a folder in diffusers' layout, or a file as `ldm` reads it.
-        device: Where it runs.
-        dtype: Type of weights and activations.
-        download: Whether the hub may be asked.
-
-    Raises:
-        DataError: No weights, in one sentence.
+    `name` is one on the hub, which is asked where `download` is set, a folder in diffusers' layout,
+    or a file as `ldm_weights` reads it.
     """
 
     def __init__(
@@ -105,21 +95,13 @@ class Autoencoder:
 
     @torch.inference_mode()
     def encode(self, images: Tensor) -> Tensor:
-        """Return mean and log variance, (B, 2 C, H / f, W / f) float32.
-
-        Args:
-            images: (B, 3, H, W) uint8.
-        """
+        """Return mean and log variance (B, 2 C, H / f, W / f) of uint8 images (B, 3, H, W)."""
         x = images.to(self.device).float() / 127.5 - 1
         return self.network.encode(x.to(self.dtype)).latent_dist.parameters.float()
 
     @torch.inference_mode()
     def decode(self, latents: Tensor) -> Tensor:
-        """Return pictures, (B, 3, H f, W f) uint8.
-
-        Args:
-            latents: (B, C, H, W) as the encoder made them, not scaled.
-        """
+        """Return pictures (B, 3, H f, W f) uint8 of latents (B, C, H, W) that are not scaled."""
         x = self.network.decode(latents.to(self.device, self.dtype)).sample.float()
         return to_uint8((x + 1) * 127.5)
 
@@ -138,16 +120,7 @@ def _pretrained(name: str, dtype: torch.dtype, download: bool) -> Any:
 
 
 def sample_moments(moments: Tensor, draws: Draws, stream: str) -> Tensor:
-    """Sample the posterior of latents: m + exp(log s^2 / 2) n.
-
-    Args:
-        moments: Means and log variances, (B, 2 C, H, W) float32.
-        draws: Random numbers of B samples.
-        stream: Which of them.
-
-    Returns:
-        (B, C, H, W).
-    """
+    """Sample latents (B, C, H, W), m + exp(log s^2 / 2) n, from moments (B, 2 C, H, W)."""
     mean, log_variance = moments.chunk(2, 1)
     noise = draws.normal(stream, tuple(mean.shape[1:])).to(mean.device)
     # The bounds of diffusers' DiagonalGaussianDistribution.

@@ -56,6 +56,7 @@ class DataOptions:
         cfg_scale: Scale of classifier-free guidance.
         places: Options that say where the files are, of a set whose files are checked against the
             published checksums: no part of what a run is.
+        source: Where the data come from, as it travels with the weights; empty: not said.
     """
 
     name: str
@@ -70,6 +71,7 @@ class DataOptions:
     p_mean: ClassVar[float] = -1.2
     cfg_scale: ClassVar[float] = 1.5
     places: ClassVar[tuple[str, ...]] = ()
+    source: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         require(
@@ -104,24 +106,3 @@ class DataOptions:
         A data set that is a function of its options is `embedded`; one that is not there `absent`.
         """
         return "embedded"
-
-
-@dataclass(frozen=True)
-class SplitOptions(DataOptions):
-    """Options of labelled images that come as one set and are split here.
-
-    Args:
-        test_fraction: Share of every class that is held out from training.
-        split_seed: Which samples are held out.
-    """
-
-    test_fraction: float = 0.2
-    split_seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            0.01 <= self.test_fraction <= 0.9,
-            f"data.test_fraction={self.test_fraction}: must lie in 0.01..0.9; try "
-            "data.test_fraction=0.2",
-        )

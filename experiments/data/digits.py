@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-import torch
-from sklearn.datasets import load_digits
+from dataclasses import dataclass
 
-from experiments.data.digits_spec import DigitsOptions
-from experiments.data.pixel_set import GreyImages
+from experiments.data.published_files import LabelledImages, SplitOptions
 
 
-class Digits(GreyImages):
-    """1797 digits; a pixel counts the ink of a 4x4 cell, 0 to 16."""
+@dataclass(frozen=True)
+class DigitsOptions(SplitOptions):
+    """scikit-learn's 1797 handwritten digits, 8x8 grey.
 
-    def __init__(
-        self, options: DigitsOptions, task: str = "class", device: torch.device | str = "cpu"
-    ) -> None:
-        images, labels = load_digits(return_X_y=True)
-        super().__init__(options, task, device, images, labels, white=16)
+    Args:
+        name: Always `digits`.
+    """
+
+    name: str = "digits"
+
+    sample_shape = (1, 8, 8)
+    class_count = 10
+    evaluation = "digits"
+    patch = 1
+
+    def read(self) -> LabelledImages:
+        """Return the images; a pixel counts the ink of a 4x4 cell, 0 to 16."""
+        from sklearn.datasets import load_digits
+
+        return self.split(*load_digits(return_X_y=True), white=16)

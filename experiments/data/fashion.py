@@ -6,16 +6,23 @@ others than the published ones.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from experiments.data.data_options import DataError
-from experiments.data.fashion_spec import FashionOptions, explained, files_of
-from experiments.data.idx_files import NAMES, content, images_and_labels
-from experiments.data.pixel_set import PixelSet, Split
-from experiments.data.published_files import fetch
+from experiments.data.published_files import (
+    NAMES,
+    ImageOptions,
+    LabelledImages,
+    Split,
+    content,
+    fetch,
+    images_and_labels,
+)
 from experiments.runtime.files import default_cache
 
 CLASSES = (
@@ -30,20 +37,67 @@ SHA256 = {
     "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
     "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
 }
+_WAYS = (
+    "give data.path=FOLDER with its four IDX files (Debian's package dataset-fashion-mnist is such "
+    "a folder, /usr/share/datasets/fashion-mnist), or leave data.path out to download them"
+)
 
-class Fashion(PixelSet):
-    """60,000 training and 10,000 held-out images: the published split."""
 
-    def __init__(
-        self, options: FashionOptions, task: str = "class", device: torch.device | str = "cpu"
-    ) -> None:
+@dataclass(frozen=True)
+class FashionOptions(ImageOptions):
+    """Fashion-MNIST (Xiao et al. 2017): 70,000 pictures of clothes, 28x28 grey in 32x32.
+
+    Args:
+        name: Always `fashion`.
+        sigma_data: Standard deviation of the scaled data.
+        path: Folder with the four IDX files, packed (.gz) or not; None: downloaded once.
+    """
+
+    name: str = "fashion"
+    path: str | None = None
+
+    sample_shape = (1, 32, 32)
+    class_count = 10
+    patch = 4
+    p_mean = 0.0
+    places = ("path",)
+    evaluation = "fashion"
+
+    def check(self) -> None:
+        """Refuse a folder in which a file is missing; without one, they are downloaded."""
+        if self.path:
+            with explained():
+                files_of(Path(self.path).expanduser())
+
+    def read(self) -> LabelledImages:
+        """Return 60,000 training and 10,000 held-out images: the published split."""
         with explained():
-            files = files_of(Path(options.path).expanduser() if options.path else _downloaded())
+            files = files_of(Path(self.path).expanduser() if self.path else _downloaded())
             splits = {
                 split: _read(files[images], files[labels])
                 for split, (images, labels) in NAMES.items()
             }
-        super().__init__(options, task, device, splits, CLASSES)
+        return LabelledImages(splits, CLASSES)
+
+
+def files_of(folder: Path) -> dict[str, Path]:
+    """Return the four files by their published names, packed or not."""
+    found = {}
+    for name in itertools.chain(*NAMES.values()):
+        path = next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)
+        if path is None:
+            raise DataError(f"there is no {name} or {name}.gz in {folder}")
+        found[name] = path
+    return found
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Add to what is wrong with the files whose they are, and how to get them."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"data=fashion: {error}; {_WAYS}") from None
 
 
 def _downloaded() -> Path:
@@ -57,11 +111,7 @@ def _downloaded() -> Path:
 
 
 def _read(images: Path, labels: Path) -> Split:
-    """Return one split.
-
-    Raises:
-        DataError: A file holds something else than was published.
-    """
+    """Return one split."""
     found = []
     for path in (images, labels):
         found.append(content(path))

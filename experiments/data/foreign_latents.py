@@ -31,16 +31,7 @@ _HEADER_LIMIT = 4096
 
 
 def open_store(path: str | os.PathLike[str], *, kind: str = "auto", verify: bool = False) -> Store:
-    """Open a folder of latents in any layout that is read here.
-
-    Args:
-        path: The folder.
-        kind: `auto`, `sample` or `moments`: what foreign latents hold.
-        verify: Check the SHA-256 of every shard of a prepared store.
-
-    Raises:
-        DataError: Nothing there, a layout that is not read (named), or a damaged file.
-    """
+    """Open a folder of latents in any layout; `verify` checks every SHA-256 of a prepared store."""
     folder = Path(path).expanduser()
     found = layout(folder)
     if found == "prepared":
@@ -79,9 +70,6 @@ class TarStore(Store):
     MaskDiT's 8-channel moments are read as well, in `latent.npy` or in a field `latent` with the
     same bytes. Positions of all samples are listed once and kept in the folder where that can be
     written.
-
-    Raises:
-        DataError: Another layout, a pickle, a truncated archive, or a sample without its label.
     """
 
     layout = "a set of WebDataset tars"
@@ -252,9 +240,6 @@ class LightningStore(Store):
     """LightningDiT's shards: `latents`, `latents_flip` and `labels`, beside `latents_stats.pt`.
 
     Its published rule normalises with the stored statistics, (latent - mean) / std.
-
-    Raises:
-        DataError: A missing tensor, rows of another shape, or damaged statistics.
     """
 
     layout = "LightningDiT's safetensors shards"

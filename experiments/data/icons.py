@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import collections
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from PIL import Image, ImageDraw, ImageFont, features
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from experiments.data.data_options import DataError
-from experiments.data.icons_spec import IconsOptions
-from experiments.data.pixel_set import PixelSet
+from experiments.data.published_files import ImageOptions, LabelledImages, package_folder
 from experiments.runtime.files import atomic_path, default_cache, sha256
 from routing.parsing import json_of
 
@@ -36,22 +35,43 @@ _STYLES = {
 _BRANDS = {"apple", "google", "logo", "microsoft"}
 
 
-class Icons(PixelSet):
-    """Icons of the 50 commonest first words; all drawings of one name are on one side."""
+@dataclass(frozen=True)
+class IconsOptions(ImageOptions):
+    """Icons of free fonts, 28x28 grey in 32x32; a class is the first word of an icon's name.
 
-    def __init__(
-        self, options: IconsOptions, task: str = "class", device: torch.device | str = "cpu"
-    ) -> None:
-        folder = options.package() / "fonts"
+    Args:
+        name: Always `icons`.
+        sigma_data: Standard deviation of the scaled data.
+    """
+
+    name: str = "icons"
+
+    sample_shape = (1, 32, 32)
+    class_count = 50
+    patch = 4
+    evaluation = "icons"
+
+    def check(self) -> None:
+        """Refuse the set where the package that brings the fonts is not installed."""
+        self.package()
+
+    def read(self) -> LabelledImages:
+        """Return the icons of the commonest first words; all drawings of a name are on one side."""
+        folder = self.package() / "fonts"
         try:
-            kept, words = _kept(folder, options.class_count)
+            kept, words = _kept(folder, self.class_count)
         except (OSError, ValueError, TypeError, AttributeError, OverflowError) as error:
             raise DataError(
                 f"data=icons: cannot read the fonts in {folder} ({error}); type "
                 "pip install --force-reinstall --no-deps qtawesome"
             ) from None
         splits = {split: (kept[f"{split}-x"], kept[f"{split}-y"]) for split in ("train", "test")}
-        super().__init__(options, task, device, splits, words)
+        return LabelledImages(splits, words)
+
+    @staticmethod
+    def package() -> Path:
+        """Return the folder of that package."""
+        return package_folder("qtawesome", "data=icons", "the fonts")
 
 
 def _kept(folder: Path, classes: int) -> tuple[dict[str, np.ndarray], list[str]]:
@@ -95,10 +115,6 @@ def drawn(listed: dict[Path, dict[str, str]], words: list[str]) -> dict[str, np.
     """Draw the icons whose first word is in `words`, a fifth of the base names held out.
 
     Versions of one font share most drawings: of equal ones the first stays.
-
-    Args:
-        listed: The list of each font beside it: names and characters.
-        words: The classes.
 
     Returns:
         `train-x` and `test-x`, images (N, 1, 28, 28) uint8, and `train-y` and `test-y`, labels.

@@ -25,33 +25,19 @@ from routing.rng import Draws
 
 @dataclass(frozen=True)
 class Decoding:
-    """The way from model space x to the autoencoder's latents z = x unit + shift, JSON-able.
+    """The way from model space x to the autoencoder's latents z = x unit + shift, JSON-able."""
 
-    Attributes:
-        shift: One number per channel.
-        unit: One number per channel.
-        scaled: Whether z is still multiplied by `factor` (samples that were stored so).
-        factor: The autoencoder's scale factor, or None where nothing names one.
-        offset: Its shift factor.
-        vae: Its name or folder, or None.
-        text_encoder: Name of what embeds captions, or None.
-    """
-
-    shift: tuple[float, ...]
-    unit: tuple[float, ...]
-    scaled: bool = False
-    factor: float | None = None
-    offset: float = 0.0
-    vae: str | None = None
-    text_encoder: str | None = None
+    shift: tuple[float, ...]  # one number per channel
+    unit: tuple[float, ...]  # one number per channel
+    scaled: bool = False  # whether z is still multiplied by `factor` (samples that were stored so)
+    factor: float | None = None  # the autoencoder's scale factor, or None where nothing names one
+    offset: float = 0.0  # its shift factor
+    vae: str | None = None  # its name or folder, or None
+    text_encoder: str | None = None  # name of what embeds captions, or None
 
     @classmethod
     def read(cls, values: Mapping[str, Any], channels: int) -> Decoding:
-        """Return what an exported file says, checked.
-
-        Raises:
-            DataError: Values that cannot be a decoding of `channels` channels.
-        """
+        """Return what an exported file says, checked."""
         try:
             lists = {key: tuple(float(v) for v in values[key]) for key in ("shift", "unit")}
             found = cls(**{**values, **lists})
@@ -101,11 +87,7 @@ class LatentSpace(Dataset):
         task: str = "class",
         device: torch.device | str = "cpu",
     ) -> LatentSpace:
-        """Return the space of weights whose data set described itself by `info`.
-
-        Raises:
-            DataError: A damaged description.
-        """
+        """Return the space of weights whose data set described itself by `info`."""
         self = cls(options, task, device)
         try:
             channels, height, width = (int(n) for n in info["shape"])
@@ -127,11 +109,7 @@ class LatentSpace(Dataset):
     def batch(
         self, index: Tensor, draws: Draws | None, split: str = "train", rows: Rows | None = None
     ) -> Batch:
-        """Refuse: there are no samples.
-
-        Raises:
-            DataError: Always.
-        """
+        """Refuse: there are no samples."""
         raise DataError("the latents themselves are not here; give their store: data.path=FOLDER")
 
     @property
@@ -147,11 +125,7 @@ class LatentSpace(Dataset):
         return "" if self._codec is not None else why_not(self.vae)
 
     def to_pixels(self, x: Tensor) -> Tensor:
-        """Decode model space (B, C, H, W) into uint8 RGB (B, 3, 8 H, 8 W) with the VAE.
-
-        Raises:
-            DataError: The VAE is not on this machine: `cannot_decode` says so beforehand.
-        """
+        """Decode model space (B, C, H, W) into uint8 RGB (B, 3, 8 H, 8 W) with the VAE."""
         how = self.decoding
         shift, unit = (
             torch.tensor(v, device=self.device).view(-1, 1, 1) for v in (how.shift, how.unit)
@@ -179,11 +153,7 @@ class LatentSpace(Dataset):
         return self._codec
 
     def encode_text(self, captions: Sequence[str]) -> Tensor:
-        """Embed captions with the text encoder that the store was prepared with.
-
-        Raises:
-            DataError: Latents without captions, or their encoder is not on this machine.
-        """
+        """Embed captions with the text encoder that the store was prepared with."""
         if self.text is None or self.decoding.text_encoder is None:
             return super().encode_text(captions)
         if self._encoder is None:

@@ -29,54 +29,29 @@ from routing.parsing import bytes_of
 
 
 class Store(abc.ABC):
-    """Latents in some layout on disk.
+    """Latents in some layout on disk."""
 
-    Attributes:
-        layout: Its name, for messages.
-        kind: `moments` or `sample`.
-        shape: (C, H, W) of a latent.
-        count: Number of samples.
-        labels: (N,) int64, or None.
-        classes: Names of classes; may be empty.
-        has_flips: Whether mirrored pictures' latents are stored.
-        scale_factor: As in `Manifest`, or None where the layout names none.
-        shift_factor: As in `Manifest`.
-        scaled: Whether stored samples are already multiplied by it.
-        normalised: Whether the layout is meant to be normalised by `mean` and `std`.
-        mean: Per channel, or None.
-        std: Per channel, or None.
-        vae: Which autoencoder made it, or None.
-        text: None or (K, L, E).
-        text_encoder: Which text encoder made `text`.
-        fingerprint: Changes with the contents.
-    """
-
-    layout: str
-    kind: str
-    shape: tuple[int, int, int]
-    count: int
-    labels: Tensor | None = None
-    classes: tuple[str, ...] = ()
-    has_flips = False
-    scale_factor: float | None = None
-    shift_factor: float = 0.0
-    scaled = False
-    normalised = False
-    mean: Tensor | None = None
-    std: Tensor | None = None
-    vae: str | None = None
-    text: tuple[int, int, int] | None = None
-    text_encoder: str | None = None
-    fingerprint: str
+    layout: str  # its name, for messages
+    kind: str  # `moments` or `sample`
+    shape: tuple[int, int, int]  # (C, H, W) of a latent
+    count: int  # number of samples
+    labels: Tensor | None = None  # (N,) int64, or None
+    classes: tuple[str, ...] = ()  # names of classes; may be empty
+    has_flips = False  # whether mirrored pictures' latents are stored
+    scale_factor: float | None = None  # as in `Manifest`, or None where the layout names none
+    shift_factor: float = 0.0  # as in `Manifest`
+    scaled = False  # whether stored samples are already multiplied by it
+    normalised = False  # whether the layout is meant to be normalised by `mean` and `std`
+    mean: Tensor | None = None  # per channel, or None
+    std: Tensor | None = None  # per channel, or None
+    vae: str | None = None  # which autoencoder made it, or None
+    text: tuple[int, int, int] | None = None  # (K, L, E), or None
+    text_encoder: str | None = None  # which text encoder made `text`
+    fingerprint: str  # changes with the contents
 
     @abc.abstractmethod
     def latents(self, index: Tensor, flip: Tensor | None = None) -> Tensor:
-        """Return stored rows (B, C or 2 C, H, W) in the stored type.
-
-        Args:
-            index: (B,) int64 on the CPU.
-            flip: (B,) bool: take the mirrored picture's latent, where `has_flips`.
-        """
+        """Return stored rows (B, C or 2 C, H, W), of mirrored pictures where `flip` (B,)."""
 
     def text_rows(self, index: Tensor, which: Tensor) -> tuple[Tensor, list[str]]:
         """Return caption embeddings (B, L, E) and the captions, caption `which` of each sample."""
@@ -88,12 +63,6 @@ class TensorFile:
 
     The mappings hold no file descriptor, of which a process has 1024 and ImageNet's shards may be
     more.
-
-    Args:
-        path: The file.
-
-    Raises:
-        DataError: The file is missing, truncated or no safetensors file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -123,11 +92,7 @@ class TensorFile:
         return self._tensors[name]
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """Refuse a file whose tensor `name` is missing or not of `shape`.
-
-        Raises:
-            DataError: Naming the file, what was found, and what was expected.
-        """
+        """Refuse a file whose tensor `name` is missing or not of `shape`."""
         if name not in self:
             holds = ", ".join(f"{key} {list(size)}" for key, size in self._shapes.items())
             raise DataError(f"{self.path} has no {name}; it holds {holds or 'nothing'}")
@@ -177,15 +142,7 @@ class Shards:
 
 
 class LatentStore(Store):
-    """A store that `experiments/prepare.py` wrote.
-
-    Args:
-        path: Its folder.
-        verify: Check the SHA-256 of every shard.
-
-    Raises:
-        DataError: A missing, truncated, changed or contradictory file, named in one sentence.
-    """
+    """A store that `experiments/prepare.py` wrote; `verify` checks the SHA-256 of every shard."""
 
     layout = "a prepared store"
 

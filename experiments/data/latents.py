@@ -29,11 +29,7 @@ _MOST_CLASSES = 1 << 20
 
 
 class Latents(LatentSpace):
-    """A latent store, and a second one or a part of it as held-out split.
-
-    Raises:
-        DataError: No store, a damaged one, or one without what the task needs.
-    """
+    """A latent store, and a second one or a part of it as held-out split."""
 
     reads_disk = True
 

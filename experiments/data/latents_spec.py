@@ -154,11 +154,7 @@ class LatentsOptions(DataOptions):
 
 
 def layout(folder: Path) -> str:
-    """Return how a folder holds latents: prepared, tars or shards (LightningDiT's).
-
-    Raises:
-        DataError: Nothing there, or a layout that is not read (named).
-    """
+    """Return how a folder holds latents: prepared, tars or shards (LightningDiT's)."""
     if not folder.is_dir():
         raise DataError(f"{folder} is no folder; data.path expects the folder of a latent store")
     names = sorted(entry.name for entry in folder.iterdir())

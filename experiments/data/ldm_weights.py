@@ -113,12 +113,7 @@ def _config(state: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def rename(state: dict[str, Tensor], depth: int) -> dict[str, Tensor]:
-    """Return latent diffusion's tensors under diffusers' names.
-
-    Args:
-        state: Tensors by name.
-        depth: Number of resolutions; the decoder counts them the other way round.
-    """
+    """Return tensors under diffusers' names, whose decoder counts levels the other way round."""
     renamed = {}
     for name, value in state.items():
         new = name

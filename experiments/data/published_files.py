@@ -1,34 +1,102 @@
-"""Files that others publish: downloaded once and checked, or found in an installed package."""
+"""Sets of small images that others publish: found or downloaded, checked, read (no torch here).
+
+IDX is the format of MNIST's files (LeCun, Cortes and Burges): a magic number, sizes, bytes.
+"""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import math
+import struct
 import sys
+import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from http.client import HTTPException
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from urllib.error import HTTPError
 
-from experiments.data.data_options import DataError, require
+from experiments.data.data_options import DataError, DataOptions, require
 from experiments.runtime.files import atomic_path
 from experiments.runtime.locks import locked
+
+if TYPE_CHECKING:  # options are read without it, at the start of every command
+    import numpy as np
+
+#: Images (N, C, h, w) uint8, and their labels (N,).
+Split: TypeAlias = "tuple[np.ndarray, np.ndarray]"
+
+
+class LabelledImages(NamedTuple):
+    """What the files of a set hold."""
+
+    splits: dict[str, Split]  # `train` and `test`
+    class_names: Sequence[str]  # one name per class
+    white: int = 255  # largest value of a pixel
+    fingerprint: str = ""  # identity of the content; empty: a checksum of the splits
+
+
+@dataclass(frozen=True)
+class ImageOptions(DataOptions):
+    """Options of a set of labelled images that fits in memory (`pixel_set`)."""
+
+    dataset = "experiments.data.pixel_set.PixelSet"
+
+    @property
+    def mirrored(self) -> bool:
+        """Whether half of the images of a training step are mirrored."""
+        return False
+
+    def read(self) -> LabelledImages:
+        """Return the images, as large as `sample_shape` or smaller."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class SplitOptions(ImageOptions):
+    """Options of labelled images that come as one set and are split here."""
+
+    test_fraction: float = 0.2  # share of every class that is held out from training
+    split_seed: int = 0  # which samples are held out
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            0.01 <= self.test_fraction <= 0.9,
+            f"data.test_fraction={self.test_fraction}: must lie in 0.01..0.9; try "
+            "data.test_fraction=0.2",
+        )
+
+    def split(self, images: np.ndarray, labels: np.ndarray, white: int) -> LabelledImages:
+        """Hold out the same share of every class of N images, whole numbers in any shape."""
+        import numpy as np
+        from sklearn.model_selection import train_test_split
+
+        halves = train_test_split(
+            range(len(labels)),
+            test_size=self.test_fraction,
+            random_state=self.split_seed,
+            stratify=labels,
+        )
+        # Ascending, so that the split alone, not the library's order, defines sample i.
+        chosen = dict(zip(("train", "test"), map(sorted, halves), strict=True))
+        pixels = images.astype(np.uint8).reshape(-1, *self.sample_shape)
+        splits = {split: (pixels[rows], labels[rows]) for split, rows in chosen.items()}
+        digest = hashlib.sha256(images.tobytes() + labels.tobytes())
+        digest.update(repr((self, chosen["test"])).encode())
+        names = [str(number) for number in range(self.class_count)]
+        return LabelledImages(splits, names, white, digest.hexdigest()[:16])
+
 
 # Seconds to wait for another process that downloads the same file.
 _LONGEST = 3600
 
 
 def fetch(addresses: Sequence[str], path: Path, md5: str) -> None:
-    """Download a file with torchvision unless it is there; it is whole or absent.
-
-    Args:
-        addresses: Where it is; the first that answers counts.
-        path: Where it shall be.
-        md5: Its published checksum.
-
-    Raises:
-        DataError: No address gives this file.
-    """
+    """Download a file unless it is there, whole or absent, from the first address that answers."""
     if path.is_file():
         return
     from torchvision.datasets.utils import download_url
@@ -51,16 +119,7 @@ def fetch(addresses: Sequence[str], path: Path, md5: str) -> None:
 
 
 def package_folder(package: str, data: str, what: str) -> Path:
-    """Return the folder of an installed package, which is not imported.
-
-    Args:
-        package: Its name.
-        data: Who wants it, as `data=mnist`.
-        what: What it brings.
-
-    Raises:
-        DataError: It is not installed.
-    """
+    """Return the folder of a package that brings `what`; it is not imported."""
     found = find_spec(package)
     places = (found.submodule_search_locations if found else None) or ()
     require(
@@ -72,11 +131,7 @@ def package_folder(package: str, data: str, what: str) -> Path:
 
 
 def check(path: Path, md5: str) -> None:
-    """Refuse a file that is not, byte for byte, the published one.
-
-    Raises:
-        DataError: It has another checksum.
-    """
+    """Refuse a file that is not, byte for byte, the published one."""
     with path.open("rb") as file:
         found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     require(
@@ -84,3 +139,46 @@ def check(path: Path, md5: str) -> None:
         f"{path} is cut short or is not what was published: its MD5 is {found}, expected {md5}; "
         "remove it, and it is downloaded again",
     )
+
+
+#: The four files of a data set that is published as MNIST was: images and labels of each split.
+NAMES = {
+    split: (f"{start}-images-idx3-ubyte", f"{start}-labels-idx1-ubyte")
+    for split, start in (("train", "train"), ("test", "t10k"))
+}
+# More than any of them unpacks to (EMNIST's largest: 547 MB), so that no small file fills the
+# memory.
+_MOST = 1 << 30
+
+
+def content(path: Path) -> bytes:
+    """Return what a file holds, unpacked if its name ends in `.gz`."""
+    try:
+        if path.suffix != ".gz":
+            return path.read_bytes()
+        with gzip.open(path) as file:
+            return file.read(_MOST)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} is damaged or cannot be read ({error})") from None
+
+
+def images_and_labels(images: bytes, labels: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return images (N, 1, H, W) and labels (N,), uint8, from the bytes of a split's two files."""
+    pixels, classes = array(images, 3, where), array(labels, 1, where)
+    if len(pixels) != len(classes):
+        raise DataError(f"{where}: {len(pixels)} images and {len(classes)} labels")
+    return pixels[:, None], classes
+
+
+def array(data: bytes, dimensions: int, where: str) -> np.ndarray:
+    """Return the bytes of an IDX file as an array; nothing is copied."""
+    import numpy as np
+
+    head = 4 + 4 * dimensions
+    if len(data) < head or data[:4] != bytes([0, 0, 8, dimensions]):
+        raise DataError(f"{where} is no IDX file of bytes in {dimensions} dimensions")
+    sizes = struct.unpack_from(f">{dimensions}I", data, 4)
+    if len(data) != head + math.prod(sizes):
+        expected = f"{math.prod(sizes)} of {'x'.join(map(str, sizes))}"
+        raise DataError(f"{where} holds {len(data) - head} bytes, its head says {expected}")
+    return np.frombuffer(data, np.uint8, offset=head).reshape(sizes)

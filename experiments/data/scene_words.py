@@ -49,19 +49,12 @@ _EXAMPLE = '"a large red circle at the top left on a black background"'
 
 @dataclass(frozen=True)
 class Attributes:
-    """What is in each of B pictures: 0 for an empty quadrant, k for word k - 1 of a tuple above.
+    """What is in each of B pictures: 0 for an empty quadrant, k for word k - 1 of a tuple above."""
 
-    Args:
-        shape: (B, 4) int64 in reading order of `PLACES`.
-        colour: (B, 4) int64.
-        size: (B, 4) int64.
-        background: (B,) int64, counted from 0.
-    """
-
-    shape: Tensor
-    colour: Tensor
-    size: Tensor
-    background: Tensor
+    shape: Tensor  # (B, 4) int64 in reading order of `PLACES`
+    colour: Tensor  # (B, 4) int64
+    size: Tensor  # (B, 4) int64
+    background: Tensor  # (B,) int64, counted from 0
 
     def __len__(self) -> int:
         return len(self.background)
@@ -136,11 +129,7 @@ def _caption(shape: list[int], colour: list[int], size: list[int], background: i
 
 
 def read_captions(captions: Sequence[str]) -> Attributes:
-    """Return what captions say: the inverse of `Attributes.captions`.
-
-    Raises:
-        DataError: A sentence that does not have the form of a scene's caption.
-    """
+    """Return what captions say: the inverse of `Attributes.captions`."""
     rows: dict[str, list[list[int]]] = {"shape": [], "colour": [], "size": []}
     grounds = []
     for caption in captions:
@@ -167,11 +156,7 @@ def read_captions(captions: Sequence[str]) -> Attributes:
 
 
 def tokenize(captions: Sequence[str]) -> Tensor:
-    """Return word indices, (B, 32) int64, padded with 0.
-
-    Raises:
-        DataError: A word outside the vocabulary, or more than 32 of them.
-    """
+    """Return word indices, (B, 32) int64, padded with 0."""
     ids = torch.zeros(len(captions), LENGTH, dtype=torch.int64)
     for row, caption in enumerate(captions):
         words = re.findall(r"[^\s,]+|,", caption.lower())

@@ -38,11 +38,7 @@ _STATISTICS_FROM = 1024
 
 
 def choose(draws: Draws, max_shapes: int = 3) -> tuple[Attributes, Tensor]:
-    """Choose what is in each picture.
-
-    Args:
-        draws: One row for each picture.
-        max_shapes: Most shapes in a picture.
+    """Choose what is in each picture, a row of `draws` for each.
 
     Returns:
         The attributes, and (B, 4, 7) uniform numbers for what words leave open: radius, x, y,
@@ -77,12 +73,7 @@ def _distance(shape: Tensor, x: Tensor, y: Tensor, r: Tensor) -> Tensor:
 
 
 def draw(attributes: Attributes, free: Tensor) -> Tensor:
-    """Render pictures, uint8 RGB (B, 3, 32, 32).
-
-    Args:
-        attributes: What is in each picture.
-        free: (B, 4, 7) uniform numbers from `choose`.
-    """
+    """Render pictures, uint8 RGB (B, 3, 32, 32); `free` (B, 4, 7) are the numbers of `choose`."""
     radii = words.constant(((0.0, 0.0), *_RADIUS), free.dtype, free.device)[attributes.size]
     radius = radii[..., 0] + free[..., 0] * (radii[..., 1] - radii[..., 0])
     # Half a pixel of air keeps shapes of neighbouring quadrants apart.

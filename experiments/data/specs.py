@@ -1,4 +1,4 @@
-"""All data sets by name: each has its options in NAME_spec.py beside NAME.py (no torch here)."""
+"""All data sets by name: conf/data/NAME.yaml, and options in NAME.py or NAME_spec.py (no torch)."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ from typing import Any
 from experiments.data.data_options import DataError, DataOptions, require
 from routing.errors import suggest
 
+_HERE = Path(__file__).parent
+
 
 def names() -> tuple[str, ...]:
     """Return the names that `data=` takes."""
-    found = Path(__file__).parent.glob("*_spec.py")
-    return tuple(sorted(path.stem.removesuffix("_spec") for path in found))
+    return tuple(sorted(path.stem for path in (_HERE.parent / "conf" / "data").glob("*.yaml")))
 
 
 def options_class(name: str) -> type[DataOptions]:
-    """Return the class of a data set's options.
-
-    Raises:
-        DataError: An unknown data set.
-    """
+    """Return the class of a data set's options."""
     known = names()
     require(
         name in known,
         f"unknown data set {name!r}: expected one of {', '.join(known)}{suggest(name, known)}",
     )
-    module = importlib.import_module(f"experiments.data.{name}_spec")
+    # Where the data set itself imports torch, its options have a file of their own.
+    file = f"{name}_spec" if (_HERE / f"{name}_spec.py").is_file() else name
+    module = importlib.import_module(f"experiments.data.{file}")
     return next(v for v in vars(module).values() if getattr(v, "name", None) == name)
 
 
@@ -56,11 +55,7 @@ def parse(options: DataOptions | Mapping[str, Any]) -> DataOptions:
 
 
 def describe(options: DataOptions | Mapping[str, Any]) -> dict[str, Any]:
-    """Return a data set's name, shape, number of classes and caption shape without reading it.
-
-    Raises:
-        DataError: Wrong options, or files that are there and contradict them (`ShapeError`).
-    """
+    """Return a data set's name, shape, number of classes and caption shape without reading it."""
     return parse(options).describe()
 
 

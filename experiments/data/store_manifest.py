@@ -17,43 +17,25 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a store holds.
+    """What a store holds."""
 
-    Args:
-        kind: `moments` (mean and log variance, 2 C channels) or `sample` (C channels).
-        shape: (C, H, W) of a latent.
-        count: Number of samples.
-        flips: Whether `latents_flip` are stored.
-        labels: Whether `labels` are stored.
-        classes: Names of classes.
-        text: None, or the encoder and its (K captions per sample, L tokens, E channels).
-        vae: Which autoencoder made it.
-        scale_factor: Multiplies `latent - shift_factor` to about unit standard deviation.
-        shift_factor: Subtracted first; 0 for Stable Diffusion's VAE.
-        image_size: Side of the pictures in pixels.
-        mean: Mean of latents per channel, before scaling.
-        std: Standard deviation of latents per channel, before scaling.
-        source: Where the pictures came from.
-        skipped: How many could not be read.
-        shards: One of {file, count, bytes, sha256} each.
-    """
-
-    kind: str
-    shape: tuple[int, int, int]
-    count: int
-    flips: bool
-    labels: bool
-    classes: tuple[str, ...]
+    kind: str  # `moments` (mean and log variance, 2 C channels) or `sample` (C channels)
+    shape: tuple[int, int, int]  # (C, H, W) of a latent
+    count: int  # number of samples
+    flips: bool  # whether `latents_flip` are stored
+    labels: bool  # whether `labels` are stored
+    classes: tuple[str, ...]  # names of classes
+    # None, or the encoder and its (K captions per sample, L tokens, E channels)
     text: dict[str, Any] | None
-    vae: str
-    scale_factor: float
-    shift_factor: float
-    image_size: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    source: str
-    skipped: int
-    shards: tuple[dict[str, Any], ...]
+    vae: str  # which autoencoder made it
+    scale_factor: float  # multiplies `latent - shift_factor` to about unit standard deviation
+    shift_factor: float  # subtracted first; 0 for Stable Diffusion's VAE
+    image_size: int  # side of the pictures in pixels
+    mean: tuple[float, ...]  # mean of latents per channel, before scaling
+    std: tuple[float, ...]  # standard deviation of latents per channel, before scaling
+    source: str  # where the pictures came from
+    skipped: int  # how many could not be read
+    shards: tuple[dict[str, Any], ...]  # one of {file, count, bytes, sha256} each
 
     def dumps(self) -> str:
         """Return the manifest as JSON."""
@@ -61,15 +43,7 @@ class Manifest:
 
     @classmethod
     def loads(cls, content: bytes, path: Path) -> Manifest:
-        """Parse and check a manifest.
-
-        Args:
-            content: JSON.
-            path: Named in errors.
-
-        Raises:
-            DataError: Not a manifest of this format, or one that contradicts itself.
-        """
+        """Parse and check a manifest."""
         try:
             values = json_of(content)
             found = values.pop("format", None)

@@ -39,47 +39,24 @@ SKIPPED = "skipped.txt"
 
 @dataclass(frozen=True)
 class StoreSettings:
-    """What makes two preparations of one source the same.
+    """What makes two preparations of one source the same."""
 
-    Args:
-        vae: Name or folder of the autoencoder.
-        size: Side of the cropped pictures in pixels.
-        kind: `moments` (a training step samples from them anew) or one `sample`.
-        flips: Store mirrored pictures' latents too.
-        dtype: `float16` or `float32` on disk.
-        shard: Pictures per shard.
-        text: Name or folder of the text encoder, or None.
-        captions: Captions stored per picture.
-    """
-
-    vae: str
-    size: int = 256
-    kind: str = "moments"
-    flips: bool = True
-    dtype: str = "float16"
-    shard: int = 4096
-    text: str | None = None
-    captions: int = 1
+    vae: str  # name or folder of the autoencoder
+    size: int = 256  # side of the cropped pictures in pixels
+    kind: str = "moments"  # `moments` (a training step samples from them anew) or one `sample`
+    flips: bool = True  # store mirrored pictures' latents too
+    dtype: str = "float16"  # `float16` or `float32` on disk
+    shard: int = 4096  # pictures per shard
+    text: str | None = None  # name or folder of the text encoder, or None
+    captions: int = 1  # captions stored per picture
 
 
 class StoreWriter:
-    """Encodes the pictures of a source into a folder.
-
-    Args:
-        source: The pictures.
-        vae: The autoencoder.
-        out: The folder.
-        settings: How.
-        text: The text encoder, where `settings.text`.
-        batch: Pictures encoded at a time.
-        threads: Threads that decode and crop pictures.
+    """Encodes the pictures of a source into a folder, which `threads` decode and crop.
 
     Attributes:
         done: Pictures that went through this writer.
         progress: Called with `done` after each batch.
-
-    Raises:
-        DataError: The folder holds another preparation, or the source lacks what is asked for.
     """
 
     def __init__(
@@ -153,11 +130,7 @@ class StoreWriter:
             return None
 
     def write(self, k: int) -> None:
-        """Encode shard `k` and write it.
-
-        Raises:
-            DataError: The disk is full; finished shards are kept.
-        """
+        """Encode shard `k` and write it."""
         shard, note = self._paths(k)
         tensors, sums, skipped = self._encode(k)
         count = len(tensors["latents"]) if tensors else 0
@@ -262,11 +235,7 @@ class StoreWriter:
         }
 
     def finish(self) -> Manifest | None:
-        """Write the manifest if every shard is there; return it, or None while some are missing.
-
-        Raises:
-            DataError: Not one picture could be read, or the disk is full.
-        """
+        """Write the manifest if every shard is there; return it, or None while some are missing."""
         notes = [self._finished(k) for k in range(self.shards)]
         done = [note for note in notes if note is not None]
         if len(done) < self.shards:

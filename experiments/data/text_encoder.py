@@ -19,14 +19,8 @@ _KINDS = {"clip": "CLIPTextModel", "clip_text_model": "CLIPTextModel", "t5": "T5
 class TextEncoder:
     """Captions to embeddings: the last hidden states, padded and cut to one length.
 
-    Args:
-        name: A name on the hub or a folder, of a CLIP or a T5 model with its tokenizer.
-        device: Where it runs.
-        length: Tokens per caption; 77 as the paper's COCO model.
-        download: Whether the hub may be asked.
-
-    Raises:
-        DataError: transformers is missing, or the model is not here or of another kind.
+    `name` is a folder, or one on the hub (asked where `download` is set), of a CLIP or a T5 model
+    with its tokenizer.
     """
 
     def __init__(

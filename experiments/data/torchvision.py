@@ -9,38 +9,88 @@ from __future__ import annotations
 import gzip
 import zipfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torchvision import datasets
-from torchvision.datasets.utils import extract_archive
 
-from experiments.data.data_options import DataError
-from experiments.data.idx_files import NAMES, content, images_and_labels
-from experiments.data.pixel_set import PixelSet, Split
-from experiments.data.published_files import check, fetch
-from experiments.data.torchvision_spec import TorchvisionOptions
+from experiments.data.data_options import DataError, one_of
+from experiments.data.published_files import (
+    NAMES,
+    ImageOptions,
+    LabelledImages,
+    Split,
+    check,
+    content,
+    fetch,
+    images_and_labels,
+)
 from experiments.runtime.files import default_cache
 
 _WAYS = "data.root=FOLDER is where torchvision puts it, and what is not there is downloaded"
+_COLOUR, _GREY = (3, 32, 32), (1, 32, 32)
+
+#: Shape (grey ones are 28x28 with a margin of two), classes, and whether a mirrored picture is
+#: another one of its class.
+SETS: dict[str, tuple[tuple[int, int, int], int, bool]] = {
+    "CIFAR10": (_COLOUR, 10, True),
+    "CIFAR100": (_COLOUR, 100, True),
+    "SVHN": (_COLOUR, 10, False),
+    "MNIST": (_GREY, 10, False),
+    "FashionMNIST": (_GREY, 10, False),
+    "KMNIST": (_GREY, 10, False),
+    # Its `balanced` split: digits and letters.
+    "EMNIST": (_GREY, 47, False),
+}
 
 
-class Torchvision(PixelSet):
-    """A set of `torchvision_spec.SETS`, with its published split."""
+@dataclass(frozen=True)
+class TorchvisionOptions(ImageOptions):
+    """A small data set as torchvision downloads it: CIFAR-10 and -100, SVHN, MNIST and its kin.
 
-    def __init__(
-        self, options: TorchvisionOptions, task: str = "class", device: torch.device | str = "cpu"
-    ) -> None:
-        root = Path(options.root).expanduser() if options.root else default_cache() / "torchvision"
-        kind = getattr(datasets, options.set)
+    Args:
+        name: Always `torchvision`.
+        sigma_data: Standard deviation of the scaled data.
+        set: Which one, a name of `SETS`.
+        root: torchvision's `root`; None: the user's cache folder. What is not there is downloaded.
+        flip: `auto`: CIFAR is mirrored at random while training; `mirror` or `none`: for any set.
+    """
+
+    name: str = "torchvision"
+    set: str = "CIFAR10"
+    root: str | None = None
+    flip: str = "auto"
+
+    sample_shape = _COLOUR
+    class_count = 10
+    patch = 4
+    places = ("root",)
+    evaluation = "torchvision"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("data.set", self.set, SETS)
+        one_of("data.flip", self.flip, ("auto", "mirror", "none"))
+        shape, classes, _ = SETS[self.set]
+        object.__setattr__(self, "sample_shape", shape)
+        object.__setattr__(self, "class_count", classes)
+
+    @property
+    def mirrored(self) -> bool:
+        """Whether training images are mirrored at random."""
+        return self.flip == "mirror" or (self.flip == "auto" and SETS[self.set][2])
+
+    def read(self) -> LabelledImages:
+        """Return the published split."""
+        from torchvision import datasets
+
+        root = Path(self.root).expanduser() if self.root else default_cache() / "torchvision"
         read = {"CIFAR10": _cifar, "CIFAR100": _cifar, "SVHN": _svhn, "EMNIST": _emnist}
         try:
-            splits, names = read.get(options.set, _mnist)(kind, root)
+            return LabelledImages(*read.get(self.set, _mnist)(getattr(datasets, self.set), root))
         except DataError as error:
-            raise DataError(f"data=torchvision data.set={options.set}: {error}; {_WAYS}") from None
-        super().__init__(options, task, device, splits, names, mirrored=options.mirrored)
+            raise DataError(f"data=torchvision data.set={self.set}: {error}; {_WAYS}") from None
 
 
 def _cifar(kind: Any, root: Path) -> tuple[dict[str, Split], Sequence[str]]:
@@ -50,6 +100,8 @@ def _cifar(kind: Any, root: Path) -> tuple[dict[str, Split], Sequence[str]]:
         for name, md5 in (*kind.train_list, *kind.test_list, meta)
     }
     if not all(path.is_file() for path in files):
+        from torchvision.datasets.utils import extract_archive
+
         archive = root / kind.filename
         fetch([kind.url], archive, kind.tgz_md5)
         check(archive, kind.tgz_md5)

@@ -13,27 +13,13 @@ from torch import Tensor
 
 
 def pixel_mask(dropped: Tensor, grid: tuple[int, int], patch: int) -> Tensor:
-    """Return a token mask at the resolution of the image.
-
-    Args:
-        dropped: `(B, N)`.
-        grid: (H, W) in patches.
-        patch: Side p of a patch.
-
-    Returns:
-        `(B, 1, H p, W p)`, the mask's dtype.
-    """
+    """Return a token mask (B, N) at the resolution of the image, (B, 1, H p, W p)."""
     image = dropped.reshape(-1, 1, *grid)
     return image.repeat_interleave(patch, 2).repeat_interleave(patch, 3)
 
 
 def masked_mean(loss: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean of `loss` where `mask` is true (0 if it is true nowhere), a scalar.
-
-    Args:
-        loss: `(B, C, H, W)`.
-        mask: Bool `(B, 1, H, W)`.
-    """
+    """Return the mean of `loss` (B, C, H, W) where `mask` (B, 1, H, W) is true; 0 if nowhere."""
     weight = mask.to(loss.dtype).expand_as(loss)
     return (loss * weight).sum() / weight.sum().clamp(min=1)
 
@@ -76,9 +62,6 @@ def maskdit_loss(
         dropped: Masked tokens, `(B, N)`.
         grid: (H, W) in patches.
         weight: Of the reconstruction (MaskDiT: 0.1).
-
-    Returns:
-        A scalar.
     """
     seen = pixel_mask(~dropped, grid, loss.shape[-1] // grid[1])
     hidden = dropped.to(reconstruction.dtype)
@@ -104,12 +87,6 @@ def ensemble_loss(
         dropped: For each route the tokens that skipped it, `(B, N)`.
         grid: (H, W) in patches.
         weight: Of the skipped tokens.
-
-    Returns:
-        A scalar.
-
-    Raises:
-        ValueError: If there are no routes, or not one mask per route.
     """
     if not losses or len(losses) != len(dropped):
         raise ValueError(
@@ -129,11 +106,7 @@ def alignment_loss(projected: Tensor, features: Tensor, ids: Tensor | None = Non
         projected: A block's tokens after the projector, `(B, K, E)`.
         features: The encoder's tokens of the clean image, `(B, N, E)`.
         ids: Which of the N tokens the K are, `(B, K)` or `(1, K)` for the same in all: inside a
-            route only those that stayed are aligned, as the TREAD authors do. None if all are
-            there.
-
-    Returns:
-        A scalar in [-1, 1].
+            route only those that stayed are aligned, as the TREAD authors do. None: all are there.
     """
     if ids is not None:
         ids = ids.expand(len(features), -1)

@@ -347,25 +347,15 @@ class PathDropOptions(GuidanceOptions):
 
 @dataclass(frozen=True)
 class Rate:
-    """A selection rate over the sampling steps: `0.5`, `cosine:0.6:0` or `linear:0.6:0`.
+    """A selection rate over the sampling steps: `0.5`, `cosine:0.6:0` or `linear:0.6:0`."""
 
-    Attributes:
-        start: Rate at the first (noisiest) step.
-        end: Rate at the last step.
-        shape: `constant`, `linear` or `cosine` (half a cosine from start to end).
-    """
-
-    start: float
-    end: float
-    shape: str = "constant"
+    start: float  # rate at the first (noisiest) step
+    end: float  # rate at the last step
+    shape: str = "constant"  # `constant`, `linear` or `cosine` (half a cosine from start to end)
 
     @classmethod
     def parse(cls, text: str | float, key: str = "rate") -> Rate:
-        """Read a rate.
-
-        Raises:
-            DiffusionError: If the text is no rate or a rate lies outside 0 <= rate < 1.
-        """
+        """Read a rate."""
         if isinstance(text, Rate):
             return text
         parts = str(text).replace(" ", "").split(":")

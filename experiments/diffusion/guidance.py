@@ -33,19 +33,13 @@ from routing.route import Route
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass through a network.
+    """One pass through a network."""
 
-    Attributes:
-        label: `given` (the condition), `null` (the null class or text) or `random` (another one).
-        rate: Fraction of tokens that skip the route; 0 is a dense pass.
-        weak: Whether the weaker checkpoint runs it.
-        drop: Whether it leaves out the blocks of a fused span (SPRINT).
-    """
-
+    # `given` (the condition), `null` (the null class or text) or `random` (another one)
     label: str = "given"
-    rate: float = 0.0
-    weak: bool = False
-    drop: bool = False
+    rate: float = 0.0  # fraction of tokens that skip the route; 0 is a dense pass
+    weak: bool = False  # whether the weaker checkpoint runs it
+    drop: bool = False  # whether it leaves out the blocks of a fused span (SPRINT)
 
     @property
     def batch(self) -> tuple[bool, float, bool]:

@@ -188,11 +188,7 @@ class EDM(Objective):
         return (time**2 + self.sigma_data**2) / (time * self.sigma_data) ** 2
 
     def schedule(self, steps: int, shift: float = 1.0) -> list[float]:
-        """Return sigma_max .. sigma_min, even in sigma^(1/rho), then 0 (Equation 5).
-
-        Raises:
-            DiffusionError: For a time shift, which belongs to flow matching.
-        """
+        """Return sigma_max .. sigma_min, even in sigma^(1/rho), then 0 (Equation 5)."""
         o = self.options
         high, low = o.sigma_max ** (1 / o.rho), o.sigma_min ** (1 / o.rho)
         ramp = torch.linspace(0, 1, steps, dtype=torch.float64)
@@ -367,11 +363,7 @@ class DDPM(Objective):
         return step.to(torch.promote_types(level.dtype, torch.float32))
 
     def schedule(self, steps: int, shift: float = 1.0) -> list[float]:
-        """Return `steps` evenly spaced steps from T-1 to 0 (DiT's respacing), then -1.
-
-        Raises:
-            DiffusionError: If there are more sampling than training steps, or a time shift is set.
-        """
+        """Return `steps` evenly spaced steps from T-1 to 0 (DiT's respacing), then -1."""
         total = self.options.steps
         if steps > total:
             raise DiffusionError(
@@ -408,12 +400,8 @@ class DDPM(Objective):
     def bound(self, x0: Tensor, x: Tensor, clean: Tensor, fraction: Tensor, time: Tensor) -> Tensor:
         """Return one term of the variational bound in bits per element, `(B, C, H, W)`.
 
-        Args:
-            x0: Clean images.
-            x: Noisy images at `time`.
-            clean: The network's estimate of `x0`.
-            fraction: Where the learned log-variance lies between its bounds, in [0, 1].
-            time: Integer steps, `(B,)`.
+        `clean` is the network's estimate of `x0` from `x` at steps `time`, and `fraction` where the
+        learned log-variance lies between its bounds, in [0, 1].
         """
         mean, low, high = self.posterior(x, x0, time)
         guess, _, _ = self.posterior(x, clean, time)

@@ -47,11 +47,8 @@ def recipe_for(count: int) -> Recipe:
 class SmallClassifier(nn.Module):
     """Convolutions at halved resolutions, `dim` features, a linear head.
 
-    Args:
-        size: Side of the images, 8 or more; the resolution is halved until 4 to 7 remain, from 16
-            on by the first convolution already, which saves most of the time.
-        classes: Number of classes.
-        recipe: Width and number of features.
+    The side, 8 or more, is halved until 4 to 7 remain, from 16 on by the first convolution already,
+    which saves most of the time.
     """
 
     provides = ("features", "logits")
@@ -83,14 +80,7 @@ class SmallClassifier(nn.Module):
 def train(
     images: Tensor, labels: Tensor, classes: int, recipe: Recipe | None = None
 ) -> SmallClassifier:
-    """Train a classifier; the same input gives the same weights.
-
-    Args:
-        images: Training images, uint8 with shape `(N, 3, H, W)`.
-        labels: Their classes, with shape `(N,)`.
-        classes: Number of classes.
-        recipe: Network and optimisation.
-    """
+    """Train a classifier on images (N, 3, H, W) uint8; the same input gives the same weights."""
     recipe = recipe or Recipe()
     with training(recipe.seed):
         model = SmallClassifier(images.shape[-1], classes, recipe).double()
@@ -143,14 +133,7 @@ def load_or_train(
 ) -> KeptNetwork:
     """Return the data set's classifier, from the cache or trained now.
 
-    Args:
-        name: Name of the data set.
-        fingerprint: Identity of its content.
-        size: Side of its images.
-        classes: Number of its classes.
-        splits: Returns images (uint8, `(N, 3, H, W)`) and labels of the split `train` or `test`.
-        cache: Folder of the cache.
-        recipe: Network and optimisation.
+    `splits` returns images (N, 3, H, W) uint8 and labels (N,) of the split `train` or `test`.
     """
     recipe = recipe or Recipe()
     settings = [VERSION, name, fingerprint, size, classes, vars(recipe)]

@@ -30,30 +30,19 @@ def exact() -> Iterator[None]:
 
 @dataclass
 class Collected:
-    """Features of a set of images.
+    """Features of a set of images."""
 
-    Attributes:
-        n: Number of images.
-        moments: Moments of the features, where wanted.
-        spatial: Moments of ADM's spatial features, where wanted.
-        rows: All feature vectors, `(n, d)` float32 on the CPU, where wanted.
-        logits: All logits, `(n, classes)` float32 on the CPU, where wanted.
-    """
-
-    n: int
-    moments: Moments | None = None
-    spatial: Moments | None = None
-    rows: Tensor | None = None
-    logits: Tensor | None = None
+    n: int  # number of images
+    moments: Moments | None = None  # moments of the features, where wanted
+    spatial: Moments | None = None  # moments of ADM's spatial features, where wanted
+    rows: Tensor | None = None  # all feature vectors, `(n, d)` float32 on the CPU, where wanted
+    logits: Tensor | None = None  # all logits, `(n, classes)` float32 on the CPU, where wanted
 
 
 class Collector:
     """Takes in batches of images and keeps what is wanted of their features.
 
-    Args:
-        features: The extractor.
-        wanted: Some of `moments`, `spatial`, `rows`, `logits`.
-        device: Where moments are summed; None: where the extractor runs.
+    `wanted` are some of `moments`, `spatial`, `rows`, `logits`.
     """
 
     def __init__(
@@ -102,14 +91,7 @@ def collect(
     wanted: Collection[str] = ("moments", "rows"),
     device: torch.device | str | None = None,
 ) -> Collected:
-    """Run `features` over batches of images; in several processes, each brings its own part.
-
-    Args:
-        features: The extractor.
-        images: uint8 batches of shape `(B, 3, H, W)`.
-        wanted: See `Collector`.
-        device: Where moments are summed; None: where the extractor runs.
-    """
+    """Run `features` over uint8 batches (B, 3, H, W); each process brings its own part."""
     collector = Collector(features, wanted, device)
     for batch in images:
         collector.update(batch)

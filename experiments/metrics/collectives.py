@@ -20,12 +20,7 @@ def world() -> tuple[int, int]:
 
 
 def share(n: int, rank: int | None = None) -> range:
-    """Return a process's part of `n` items: consecutive, in rank order, of nearly equal size.
-
-    Args:
-        n: Number of items.
-        rank: The process; None is this one.
-    """
+    """Return a process's part of `n` items: consecutive, in rank order, of nearly equal size."""
     own, size = world()
     rank = own if rank is None else rank
     return range(n * rank // size, n * (rank + 1) // size)
@@ -56,11 +51,7 @@ def merge_moments(own: Moments) -> Moments:
 
 
 def gather_rows(own: Tensor) -> Tensor:
-    """Return every process's rows, concatenated in rank order, on the CPU.
-
-    Args:
-        own: With shape `(n, ...)`; n may differ between processes, and may be 0.
-    """
+    """Return every process's rows (n, ...), in rank order, on the CPU; n may differ."""
     own, size = own.cpu(), world()[1]
     if size == 1:
         return own

@@ -160,11 +160,7 @@ def _blocks(a: Tensor, b: Tensor) -> list[Tensor]:
 
 
 def radii(rows: Tensor, neighbours: int) -> Tensor:
-    """Return the distance of each row `(N, d)` to its k-th nearest other row, with shape `(N,)`.
-
-    Raises:
-        MetricError: There are not more than k rows.
-    """
+    """Return the distance of each row `(N, d)` to its k-th nearest other row, with shape `(N,)`."""
     if len(rows) <= neighbours:
         raise MetricError(
             f"precision and recall with {neighbours} neighbours need more images than that, "

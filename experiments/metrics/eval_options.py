@@ -25,19 +25,15 @@ class MetricError(UserError):
 
 @dataclass(frozen=True)
 class Metric:
-    """One measurable quantity.
+    """One measurable quantity."""
 
-    Attributes:
-        label: How it is written in a score's name; features may rename it (FD on Inception is FID).
-        needs: What must be there: `moments`, `rows` (all feature vectors), `logits`, `spatial`,
-            `labels`, `inception` (means something on Inception only), `pixels` (works on images,
-            without a network), `probe` (scenes), `model` (works on a model, without samples).
-        better: `lower` or `higher`.
-    """
-
+    # How it is written in a score's name; features may rename it (FD on Inception is FID)
     label: str
+    # What must be there: `moments`, `rows` (all feature vectors), `logits`, `spatial`, `labels`,
+    # `inception` (means something on Inception only), `pixels` (works on images, without a
+    # network), `probe` (scenes), `model` (works on a model, without samples)
     needs: tuple[str, ...]
-    better: str
+    better: str  # `lower` or `higher`
 
 
 METRICS: dict[str, Metric] = {
@@ -87,11 +83,7 @@ _RENAMED = {
 
 
 def check_metrics(names: tuple[str, ...]) -> None:
-    """Refuse unknown metrics, and none.
-
-    Raises:
-        MetricError: The message lists the metrics.
-    """
+    """Refuse unknown metrics, and none."""
     for name in names:
         if name not in METRICS:
             known = ", ".join(METRICS)
@@ -102,11 +94,7 @@ def check_metrics(names: tuple[str, ...]) -> None:
 
 
 def check_features(names: tuple[str, ...]) -> None:
-    """Refuse unknown feature extractors.
-
-    Raises:
-        MetricError: The message lists the extractors.
-    """
+    """Refuse unknown feature extractors."""
     for name in names:
         if name not in FEATURES:
             known = ", ".join(FEATURES)

@@ -72,11 +72,7 @@ def split_names(values: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def parse_choice(text: str) -> tuple[str | None, dict[str, Any]]:
-    """Return name and options of `NAME[,KEY=VALUE...]`; an empty name keeps the run's.
-
-    Raises:
-        MetricError: A part that is no `key=value`.
-    """
+    """Return name and options of `NAME[,KEY=VALUE...]`; an empty name keeps the run's."""
     name, *parts = text.split(",")
     changes = {}
     for part in parts:

@@ -60,11 +60,7 @@ def identity(features: Features) -> str:
 
 
 class PixelFeatures:
-    """The pixels themselves as features, in 0..1.
-
-    Args:
-        shape: Height and width of the images.
-    """
+    """The pixels of images of this height and width themselves as features, in 0..1."""
 
     name = "pixels"
     checksum = "0" * 64

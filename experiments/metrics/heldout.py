@@ -66,11 +66,7 @@ class HeldOut:
     def open(
         cls, run: str | Path, step: int | None = None, weights: str = "ema", device: Any = None
     ) -> HeldOut:
-        """Open a run folder or exported weights, in evaluation mode, with the run's data.
-
-        Raises:
-            UserError: What `experiments.training.checkpoint.load_model` and the data set refuse.
-        """
+        """Open a run folder or exported weights, in evaluation mode, with the run's data."""
         loaded = load_model(run, step=step, weights=weights, device=device)
         config, at = loaded.config, next(loaded.model.parameters()).device
         parts = (make_dataset(config, at), create_objective(config.objective), at)

@@ -37,11 +37,7 @@ _SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 
 def check_images(images: Tensor) -> None:
-    """Refuse what is no batch of 8-bit RGB images.
-
-    Raises:
-        MetricError: Another type or shape.
-    """
+    """Refuse what is no batch of 8-bit RGB images."""
     if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
         raise MetricError(
             "features take uint8 images of shape (B, 3, H, W), "
@@ -53,16 +49,7 @@ def check_images(images: Tensor) -> None:
 
 
 def split_indices(dataset: Any, split: str, limit: int | None = None) -> Tensor:
-    """Return the sample indices of a split that are measured: all, or an even subsample.
-
-    Args:
-        dataset: A data set.
-        split: `train` or `test`.
-        limit: Take at most this many.
-
-    Raises:
-        MetricError: The data set has no such split.
-    """
+    """Return the indices of a split that are measured: all, or an even subsample of `limit`."""
     if split not in dataset.sizes or dataset.sizes[split] == 0:
         raise MetricError(
             f"data={dataset.name} has no {split} split to compare with; give "
@@ -78,17 +65,7 @@ def split_indices(dataset: Any, split: str, limit: int | None = None) -> Tensor:
 def split_images(
     dataset: Any, split: str, index: Tensor | None = None, batch: int = 256
 ) -> Iterator[Tensor]:
-    """Yield a split as uint8 batches of shape `(B, 3, H, W)`.
-
-    Args:
-        dataset: A data set.
-        split: `train` or `test`.
-        index: Which samples; None: those of `split_indices`.
-        batch: Images at a time.
-
-    Raises:
-        MetricError: No such split, or the data cannot be turned into pixels here.
-    """
+    """Yield a split, or the samples `index` of it, as uint8 batches of shape `(B, 3, H, W)`."""
     for pixels, _ in _batches(dataset, split, index, batch):
         yield pixels
 
@@ -101,11 +78,7 @@ def own_images(dataset: Any, split: str) -> Iterator[Tensor]:
 
 
 def labelled_images(dataset: Any, split: str) -> tuple[Tensor, Tensor]:
-    """Return images `(N, 3, H, W)` uint8 and labels `(N,)` of a split, on the CPU.
-
-    Raises:
-        MetricError: The data set was made for a task without labels.
-    """
+    """Return images `(N, 3, H, W)` uint8 and labels `(N,)` of a split, on the CPU."""
     pixels, labels = zip(*_batches(dataset, split, None, 512), strict=True)
     known = [y.cpu() for y in labels if y is not None]
     if len(known) != len(labels):
@@ -161,10 +134,6 @@ def _line(error: Exception) -> str:
 def read_arrays(path: str | os.PathLike[str], wanted: Iterable[str]) -> dict[str, np.ndarray]:
     """Return whole arrays of an `.npz` file.
 
-    Args:
-        path: The file.
-        wanted: Names of arrays that are in it.
-
     Raises:
         MetricError: A damaged file, Python objects, or an array packed so tightly that reading it
             would fill the memory.
@@ -189,11 +158,7 @@ def read_arrays(path: str | os.PathLike[str], wanted: Iterable[str]) -> dict[str
 
 
 def array_names(path: str | os.PathLike[str]) -> list[str]:
-    """Return the names of the arrays in an `.npz` file.
-
-    Raises:
-        MetricError: No such file, or no `.npz`.
-    """
+    """Return the names of the arrays in an `.npz` file."""
     path = Path(path).expanduser()
     if not path.is_file():
         raise MetricError(f"{path}: no such file; expected an .npz")
@@ -213,12 +178,7 @@ def array_shape(path: str | os.PathLike[str], name: str) -> tuple[int, ...]:
 def stream_images(path: str | os.PathLike[str], batch: int = 64) -> Iterator[Tensor]:
     """Yield the images in an `.npz` file as uint8 batches `(B, 3, H, W)`.
 
-    Args:
-        path: File with `arr_0` `(N, H, W, 3)` of uint8, as ADM's reference and sample batches.
-        batch: Images at a time.
-
-    Raises:
-        MetricError: The array is not there, is no uint8 RGB, or ends too early.
+    They are its `arr_0` `(N, H, W, 3)` of uint8, as in ADM's reference and sample batches.
     """
     present = array_names(path)
     if "arr_0" not in present:
@@ -249,14 +209,7 @@ def stream_images(path: str | os.PathLike[str], batch: int = 64) -> Iterator[Ten
 
 
 class Images:
-    """A set of images on disk, in a fixed order.
-
-    Args:
-        path: A folder of pictures (sorted by name), or an `.npz` with `arr_0` `(N, H, W, 3)`.
-
-    Raises:
-        MetricError: Nothing there, or nothing that is an image.
-    """
+    """Images on disk in order: pictures by name, or an `.npz` with `arr_0` `(N, H, W, 3)`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -29,22 +29,15 @@ _WAIT_S = 3600.0
 
 @dataclass(frozen=True)
 class KeptNetwork:
-    """A network with its record.
+    """A network with its record."""
 
-    Attributes:
-        model: The network, in evaluation mode.
-        quality: On the held-out split: the share that a classifier gets right, the share of the
-            variance that an autoencoder explains.
-        checksum: SHA-256 over its weights.
-        path: Its file in the cache.
-        fresh: Whether this call trained it.
-    """
-
-    model: Any
+    model: Any  # the network, in evaluation mode
+    # On the held-out split: the share that a classifier gets right, the share of the variance that
+    # an autoencoder explains
     quality: float
-    checksum: str
-    path: Path
-    fresh: bool
+    checksum: str  # SHA-256 over its weights
+    path: Path  # its file in the cache
+    fresh: bool  # whether this call trained it
 
 
 def checksum(model: nn.Module) -> str:
@@ -93,9 +86,6 @@ def load_or_make(
         settings: Everything that decides the weights, as JSON holds it.
         build: Returns a network of the same shape, to load into.
         make: Trains one; returns it and how good it is.
-
-    Raises:
-        LockedError: Another process has held the folder's lock for an hour.
     """
     identity = json.dumps(settings, sort_keys=True)
     path = folder / f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.safetensors"

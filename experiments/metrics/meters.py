@@ -71,11 +71,7 @@ def measurable(metric: str, features: str) -> bool:
 
 
 def assign(metrics: Sequence[str], features: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return which metrics are measured on which extractor; those without one are left out.
-
-    Raises:
-        MetricError: A metric can be measured on none of the extractors.
-    """
+    """Return which metrics are measured on which extractor; those without one are left out."""
     alone = [m for m in metrics if UNSEEN & set(METRICS[m].needs)]
     plan = {f: tuple(m for m in metrics if measurable(m, f)) for f in features}
     for metric in metrics:
@@ -89,15 +85,9 @@ def assign(metrics: Sequence[str], features: Sequence[str]) -> dict[str, tuple[s
 
 
 class Meter:
-    """The metrics of one extractor.
+    """The metrics of one extractor, against a reference where one compares.
 
-    Args:
-        features: The extractor.
-        metrics: Names of `METRICS` that it can measure.
-        options: k of precision and recall, subsets of the kernel distance.
-        reference: What to compare with; None if no metric compares.
-        train: Features of training images `(T, d)`, for memorisation.
-        device: Where distances are computed.
+    `train` are features of training images `(T, d)`, for memorisation.
     """
 
     def __init__(
@@ -121,12 +111,7 @@ class Meter:
         self.collector.update(images)
 
     def results(self, labels: Tensor | None = None, **record: Any) -> list[Score]:
-        """Return the scores over all processes; a collective call.
-
-        Args:
-            labels: Requested classes of all images in order, or None.
-            **record: Fields of `Score` on how the images were made.
-        """
+        """Return the scores over all processes; a collective call."""
         found = self.collector.merged()
         values: dict[str, float] = {}
         with exact():
@@ -175,11 +160,7 @@ class Meter:
 
 
 def pixel_meter(dataset: Any, options: EvalOptions, device: torch.device | str = "cpu") -> Meter:
-    """Return the meter of `memorisation_pixels`.
-
-    Raises:
-        MetricError: Images too large to compare pixel by pixel.
-    """
+    """Return the meter of `memorisation_pixels`."""
     held = torch.cat([x.cpu() for x in split_images(dataset, "test")])
     if max(held.shape[-2:]) > _LARGEST_PIXELS:
         raise MetricError(
@@ -234,17 +215,11 @@ class AdherenceMeter:
 
 @dataclass
 class MeterSet:
-    """The meters of one evaluation, with references loaded.
+    """The meters of one evaluation, with references loaded."""
 
-    Attributes:
-        options: What is measured.
-        meters: One per extractor, and one for adherence.
-        notes: Lines for the log, as the classifier's accuracy.
-    """
-
-    options: EvalOptions
-    meters: list[Any]
-    notes: list[str]
+    options: EvalOptions  # what is measured
+    meters: list[Any]  # one per extractor, and one for adherence
+    notes: list[str]  # lines for the log, as the classifier's accuracy
 
     def update(
         self, images: Tensor, labels: Tensor | None = None, captions: Sequence[str] | None = None
@@ -276,9 +251,6 @@ def prepare(
         device: Where the networks run.
         labelled: Whether the classes or captions of the images are known.
         data: Options of the data set, for a classifier in a run without labels.
-
-    Raises:
-        MetricError: One sentence on what does not fit.
     """
     plan = assign(options.metrics, options.features)
     alone = [m for m in options.metrics if {"probe", "pixels"} & set(METRICS[m].needs)]

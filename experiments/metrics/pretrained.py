@@ -38,15 +38,7 @@ _STD = (0.229, 0.224, 0.225)
 def fetch(
     url: str, target: Path, digest_start: str, what: str, option: str, timeout: float = 20.0
 ) -> Path:
-    """Return `target`, downloaded from `url` if it is not there.
-
-    Args:
-        url: Where the file is published.
-        target: Where it is kept.
-        digest_start: Start of its SHA-256; anything else is refused and not kept.
-        what: What it is, for the message.
-        option: Config key that names a local file instead.
-        timeout: Seconds to wait for an answer.
+    """Return `target`, downloaded from `url` if it is not there, with a SHA-256 of this start.
 
     Raises:
         MetricError: It is missing; the message says what to fetch by hand and how to pass it.
@@ -79,11 +71,7 @@ def fetch(
 
 
 def load_state(path: str | Path, what: str, option: str) -> dict[str, Tensor]:
-    """Return the tensors in a `.safetensors` or PyTorch file; nothing in it is executed.
-
-    Raises:
-        MetricError: No such file, or none that holds tensors only.
-    """
+    """Return the tensors in a `.safetensors` or PyTorch file; nothing in it is executed."""
     path = Path(path).expanduser()
     if not path.is_file():
         raise MetricError(f"{option}={path}: no such file; expected {what}")
@@ -97,11 +85,7 @@ def load_state(path: str | Path, what: str, option: str) -> dict[str, Tensor]:
 
 
 def build_inception() -> torch.nn.Module:
-    """Return torch-fidelity's network with untrained weights: outputs `2048` and `logits_unbiased`.
-
-    Raises:
-        MetricError: torch-fidelity is not installed.
-    """
+    """Return torch-fidelity's network, untrained: outputs `2048` and `logits_unbiased`."""
     try:
         from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
     except ImportError:
@@ -137,14 +121,8 @@ class InceptionFeatures:
         softmax without bias    1008 logits: Inception Score
 
     mixed_6 is the port's Mixed_6d. The graph's rows run over height, width, then channel, and so do
-    ours, or mu_s and sigma_s of a published reference batch would not fit.
-
-    Args:
-        weights: File with the weights; None looks in the cache and downloads them once.
-        cache: Folder of the cache.
-        device: Where the network runs.
-        network: A network of `build_inception` to use as it is, for tests and for weights from
-            elsewhere.
+    ours, or mu_s and sigma_s of a published reference batch would not fit. Weights come from a
+    file, from the cache or, once, from a download; `network` is taken as it is.
     """
 
     name = "inception-adm"
@@ -194,16 +172,7 @@ class InceptionFeatures:
 def build_dinov2(
     name: str, weights: str | Path | None = None, pretrained: bool = True
 ) -> torch.nn.Module:
-    """Return timm's network, without a head.
-
-    Args:
-        name: One of `MODELS`.
-        weights: Local file with the weights (timm's safetensors or the original pth).
-        pretrained: False leaves the weights random, for tests.
-
-    Raises:
-        MetricError: The weights are missing or of another network.
-    """
+    """Return timm's network without a head; its weights are random unless `pretrained`."""
     import timm
 
     model = MODELS[name]
@@ -240,12 +209,6 @@ class DinoFeatures:
     deviation. timm interpolates the position embedding from 518 to 224 pixels once at loading, the
     original in every forward pass: the numbers agree closely, not to the last digit, so both sides
     of a distance have to come from this extractor, which the reference's check enforces.
-
-    Args:
-        name: `dinov2-vitl14` or `dinov2-vits14`.
-        weights: Local file with the weights; None: timm's cache, else a download.
-        device: Where the network runs.
-        network: A network of `build_dinov2` to use as it is, for tests.
     """
 
     provides: tuple[str, ...] = ("features",)

@@ -67,14 +67,7 @@ class Reference:
 
 
 def save(path: str | os.PathLike[str], features: Features, found: Collected, name: str) -> Path:
-    """Write the statistics of collected features as an `.npz` that `load` and ADM's evaluator read.
-
-    Args:
-        path: The file; it is whole or absent.
-        features: The extractor.
-        found: With moments; spatial moments and rows where they are to be compared.
-        name: What the images are, as `digits-test`.
-    """
+    """Write the statistics of features as an `.npz` that `load` and ADM's evaluator read."""
     if found.moments is None:
         raise MetricError(
             f"no moments were collected for {path}; collect with wanted=('moments', ...)"
@@ -188,18 +181,7 @@ def heldout(
     spatial: bool = False,
     split: str = "test",
 ) -> Reference:
-    """Return the statistics of a data set's held-out split, from the cache or computed now.
-
-    Args:
-        dataset: The data set.
-        features: The extractor.
-        cache: Folder of the cache.
-        spatial: With ADM's spatial features.
-        split: Another split (`train`, for memorisation).
-
-    Raises:
-        MetricError: There is no such split, or it cannot be turned into pixels.
-    """
+    """Return the statistics of a data set's held-out split, from the cache or computed now."""
     n = len(split_indices(dataset, split))
     of = identity(features).replace("@", "-")
     key = f"{dataset.name}-{dataset.fingerprint}-{split}{n}-{of}"

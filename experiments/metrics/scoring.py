@@ -42,9 +42,6 @@ def options_for(config: Config, **changes: Any) -> EvalOptions:
     """Return a run's evaluation options with `changes` (None keeps the run's own).
 
     A run without a condition has nothing to adhere to: its own metrics lose accuracy and adherence.
-
-    Raises:
-        MetricError: An unknown metric or features, or a number out of range.
     """
     given = {key: value for key, value in changes.items() if value is not None}
     # A run with eval=none is measured as its data usually are.
@@ -59,17 +56,8 @@ def check(
 ) -> list[str]:
     """Load what a run's scores need, so that a run that cannot be scored stops before it trains.
 
-    Args:
-        config: The run.
-        dataset: Its data set.
-        model: Its model, to check guidance and sampler against; None leaves that out.
-        device: Where the feature networks run.
-
     Returns:
         Lines for the log, as the classifier's accuracy on held-out images.
-
-    Raises:
-        MetricError: Weights or a reference that are not there, or metrics that do not fit.
     """
     options, conditional = options_for(config), config.task != "none"
     if model is not None:
@@ -101,9 +89,6 @@ def score(
         accelerator: Gives the device; processes are found through torch.distributed.
         console: Shows progress.
         **changes: Fields of `EvalOptions` in place of the run's own.
-
-    Raises:
-        MetricError: Something that cannot be measured; said before the first image is sampled.
     """
     options = options_for(config, **changes)
     device = accelerator.device if accelerator is not None else next(model.parameters()).device
@@ -126,25 +111,10 @@ def sample_and_score(
     identity: str = "",
     console: Console | None = None,
 ) -> tuple[list[Score], SampleStore | None]:
-    """Sample and measure; a collective call.
+    """Sample and measure; a collective call. Return the scores, and where samples are kept if so.
 
-    Args:
-        pipeline: How images are made.
-        config: The run.
-        dataset: The run's data set.
-        options: What is measured.
-        step: Training step of the weights, for the record.
-        device: Where to sample and measure.
-        cache: Folder of the cache; None: the run's.
-        out: Keep finished samples below this folder: an interrupted call goes on where it was.
-        identity: What the weights are (a checksum): kept samples of other weights are not taken.
-        console: Shows progress.
-
-    Returns:
-        The scores, and where the samples are kept if they are.
-
-    Raises:
-        MetricError: See `score`.
+    With `out`, finished samples are kept below this folder and an interrupted call goes on where it
+    was; those of another `identity` (a checksum of the weights) are not taken.
     """
     device, console = torch.device(device), console or Console(quiet=True)
     total, (_, processes) = options.samples, world()
@@ -198,17 +168,11 @@ def sample_and_score(
 
 @dataclass
 class Piece:
-    """Some images with their conditions.
+    """Some images with their conditions."""
 
-    Attributes:
-        images: uint8, with shape `(B, 3, H, W)`.
-        labels: Classes `(B,)`, or None.
-        captions: Captions, or None.
-    """
-
-    images: Tensor
-    labels: Tensor | None = None
-    captions: list[str] | None = None
+    images: Tensor  # uint8, with shape `(B, 3, H, W)`
+    labels: Tensor | None = None  # classes `(B,)`, or None
+    captions: list[str] | None = None  # captions, or None
 
 
 def conditions(
@@ -255,13 +219,6 @@ def sample_pieces(
 
     Every piece is sampled as one full batch (a short one is filled up and cut), so that an image
     does not depend on where a run was interrupted, nor on the number of processes.
-
-    Args:
-        pipeline: How images are made.
-        dataset: Turns them into pixels, and has captions.
-        options: Number, seeds, labels and batch.
-        device: Where to sample.
-        store: Keep finished pieces here, and take those that are there.
     """
     mine, batch = share(options.samples), min(options.batch, options.samples)
     for number, piece in enumerate(_piece_ranges(options)):

@@ -35,15 +35,11 @@ class CodeRecipe:
 
 
 class SmallAutoencoder(nn.Module):
-    """Strided convolutions to a short code and back.
+    """Strided convolutions to a short code and back, halving a side that is even and 8 or more.
 
     Each number of the code has a variance near 1 over the training images: a distance between codes
-    has a scale of its own, and no number outweighs the others.
-
-    Args:
-        size: Side of the images; it is halved while it is even and 8 or more.
-        recipe: Width, and the length of the code: an eighth of a square image's numbers at most,
-            since a code as long as a grey image would be the pixels again.
+    has a scale of its own, and no number outweighs the others. The code has an eighth of a square
+    image's numbers at most: as long as a grey image it would be the pixels again.
     """
 
     provides = ("features",)
@@ -77,12 +73,7 @@ class SmallAutoencoder(nn.Module):
 
 
 def train(images: Tensor, recipe: CodeRecipe | None = None) -> SmallAutoencoder:
-    """Train an autoencoder on the squared error; the same input gives the same weights.
-
-    Args:
-        images: Training images, uint8 with shape `(N, 3, H, W)`.
-        recipe: Network and optimisation.
-    """
+    """Train on the squared error of images (N, 3, H, W) uint8; the same input, the same weights."""
     recipe = recipe or CodeRecipe()
     with training(recipe.seed):
         model = SmallAutoencoder(images.shape[-1], recipe).double()
@@ -128,13 +119,7 @@ def load_or_train(
 ) -> KeptNetwork:
     """Return the data set's autoencoder, from the cache or trained now.
 
-    Args:
-        name: Name of the data set.
-        fingerprint: Identity of its content.
-        size: Side of its images.
-        images: Returns the images (uint8, `(N, 3, H, W)`) of the split `train` or `test`.
-        cache: Folder of the cache.
-        recipe: Network and optimisation.
+    `images` returns those of the split `train` or `test`, uint8 (N, 3, H, W).
     """
     recipe = recipe or CodeRecipe()
     settings = [VERSION, name, fingerprint, size, vars(recipe)]

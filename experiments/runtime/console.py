@@ -155,12 +155,7 @@ def folded(text: str, width: int) -> str:
 
 
 class Console:
-    """The terminal of one process; every rank but the first is silent.
-
-    Args:
-        quiet: Print nothing (other ranks, tests).
-        stderr: Print there, where standard output is for results.
-    """
+    """The terminal of one process; every rank but the first is quiet."""
 
     def __init__(self, quiet: bool = False, stderr: bool = False) -> None:
         from rich.console import Console as Rich
@@ -273,11 +268,7 @@ class Progress:
 
 
 def check_tracker(name: str) -> None:
-    """Refuse a tracker whose package is not installed.
-
-    Raises:
-        UserError: Says what to install.
-    """
+    """Refuse a tracker whose package is not installed."""
     if name != "none" and importlib.util.find_spec(name) is None:
         raise UserError(
             f"log={name} needs a package that is not installed: pip install {name} (or log=none)"
@@ -287,11 +278,7 @@ def check_tracker(name: str) -> None:
 def open_tracker(
     name: str, folder: Path, run: str, config: Mapping[str, Any], accelerator: Any
 ) -> None:
-    """Start the optional tracker beside the files, through accelerate.
-
-    Raises:
-        UserError: Its package is not installed, or it does not start (no key, no network).
-    """
+    """Start the optional tracker beside the files, through accelerate."""
     if name == "none":
         return
     check_tracker(name)

@@ -27,12 +27,8 @@ def locked(folder: Path, wait_s: float = 0.0) -> Iterator[None]:
     The kernel drops a dead process's lock by itself, so a crash never blocks the next start. It
     reaches across hosts where the file system carries `flock` (NFSv4, Lustre mounted with flock).
 
-    Args:
-        folder: Made if it does not exist; the lock file stays in it.
-        wait_s: Seconds to wait for another holder.
-
     Raises:
-        LockedError: Another process held it all that time, or the file system has no locks.
+        LockedError: Another process held it for `wait_s` seconds, or the file system has no locks.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "lock"

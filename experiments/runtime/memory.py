@@ -68,11 +68,7 @@ def is_oom(error: BaseException) -> bool:
 
 
 def out_of_memory(error: RuntimeError, tried: int) -> None:
-    """Turn an out-of-memory error of `tried` samples into the value to type; return for any other.
-
-    Raises:
-        MemoryLimit: Memory ran out.
-    """
+    """Turn an out-of-memory error of `tried` samples into the value to type; leave any other."""
     if is_oom(error):
         raise MemoryLimit(
             f"out of memory with {tried} samples at once: type "
@@ -89,15 +85,8 @@ def check_fits(
     """Refuse a model and batch that are sure not to fit, before any of it is made.
 
     Filling the memory ends in swapping or in a kill without a word; a prediction that is twice
-    what is free is beyond its own error.
-
-    Args:
-        cost: Of the model.
-        samples: Samples at once in main memory; 0 where a GPU holds them.
-        what: What to make smaller, as typed.
-
-    Raises:
-        MemoryLimit: It does not fit.
+    what is free is beyond its own error. `samples` are those in main memory: 0 where a GPU holds
+    them; `what` is what to make smaller, as typed.
     """
     needed, free = cost.training_bytes(samples), available_memory()
     if needed > 2 * free:
@@ -125,15 +114,7 @@ def runs_in_memory(attempt: Callable[[], None], forget: Callable[[], None]) -> b
 
 
 def largest_micro_batch(local: int, fits: Callable[[int], bool]) -> int:
-    """Halve from `local` samples until they fit.
-
-    Args:
-        local: Samples of this process in a step.
-        fits: Whether so many go through the model at once; the same answer on every process.
-
-    Raises:
-        MemoryLimit: Not even one does.
-    """
+    """Halve from `local` samples until they fit, by the same answer on every process."""
     size = local
     while not fits(size):
         if size == 1:

@@ -21,17 +21,11 @@ from routing.stack import Reuse
 
 @dataclass
 class ReusePlan:
-    """Which evaluations compute blocks `start..end`, and what they left behind.
+    """Which evaluations compute blocks `start..end`, and what they left behind."""
 
-    Attributes:
-        start: First block that is reused.
-        end: Last one, included.
-        every: Compute them at every n-th evaluation.
-    """
-
-    start: int
-    end: int
-    every: int
+    start: int  # first block that is reused
+    end: int  # last one, included
+    every: int  # compute them at every n-th evaluation
     _computed: dict[Hashable, int] = field(default_factory=dict)
     _kept: dict[Hashable, Any] = field(default_factory=dict)
 
@@ -43,9 +37,7 @@ class ReusePlan:
     def replays(self, evaluation: int, key: Hashable) -> bool:
         """Return whether an evaluation reuses; if not, it counts as computed.
 
-        Args:
-            evaluation: Index of the evaluation in the trajectory.
-            key: Which pass: a batch of another size or model has nothing to reuse.
+        `key` tells passes apart: a batch of another size or model has nothing to reuse.
         """
         last = self._computed.get(key)
         if last is not None and evaluation - last < self.every:
@@ -77,15 +69,9 @@ def handed_to(stack: nn.Module, reuse: Any) -> Iterator[None]:
 
 
 def plan_reuse(options: SamplerOptions, depth: int, sparse: bool = False) -> ReusePlan | None:
-    """Return a new plan for one trajectory, or None without reuse.
+    """Return a new plan for one trajectory, or None without reuse; a `sparse` guidance has none.
 
-    Args:
-        options: The sampler's; `reuse` names the blocks as a route does (`4-9`, `2--3`).
-        depth: Number of blocks of the model.
-        sparse: Whether guidance routes tokens.
-
-    Raises:
-        DiffusionError: Where there is not one stretch of blocks, or the passes are not dense.
+    `options.reuse` names the blocks as a route does (`4-9`, `2--3`).
     """
     if options.reuse in (None, "none") or options.reuse_every == 1:
         return None

@@ -34,40 +34,24 @@ _PASSES = 8  # room for passes that draw their own tokens, in the counter of one
 
 @dataclass
 class Guided:
-    """Denoise one batch under guidance.
+    """Denoise one batch under guidance."""
 
-    Attributes:
-        model: The network.
-        objective: How its answer becomes a clean image.
-        guidance: Which passes to make.
-        seeds: Seed of each image, int64 `(B,)`.
-        steps: Number of sampling steps, for schedules over them.
-        labels: Class of each image, `(B,)`, or None.
-        text: Text states `(B, L, E)`, or None.
-        weak_model: The weaker network of autoguidance or routed guidance.
-        reuse: Which blocks are reused between evaluations, if any.
-        memory: What a guidance keeps between evaluations.
-    """
-
-    model: Any
-    objective: Objective
-    guidance: Guidance
-    seeds: Tensor
-    steps: int
-    labels: Tensor | None = None
-    text: Tensor | None = None
-    weak_model: Any = None
-    reuse: ReusePlan | None = None
+    model: Any  # the network
+    objective: Objective  # how its answer becomes a clean image
+    guidance: Guidance  # which passes to make
+    seeds: Tensor  # seed of each image, int64 `(B,)`
+    steps: int  # number of sampling steps, for schedules over them
+    labels: Tensor | None = None  # class of each image, `(B,)`, or None
+    text: Tensor | None = None  # text states `(B, L, E)`, or None
+    weak_model: Any = None  # the weaker network of autoguidance or routed guidance
+    reuse: ReusePlan | None = None  # which blocks are reused between evaluations, if any
+    # What a guidance keeps between evaluations
     memory: dict[str, Tensor] = field(default_factory=dict)
 
     def __call__(self, x: Tensor, time: float, step: int, evaluation: int) -> Prediction:
         """Return the guided estimate of the clean images; the variance is the first pass's.
 
-        Args:
-            x: Noisy images, `(B, C, H, W)`.
-            time: Native time of the objective.
-            step: Index of the sampling step.
-            evaluation: Index of this call in the trajectory: every one draws its own tokens.
+        Each `evaluation` in a trajectory draws its own tokens; `time` is native to the objective.
         """
         signals.answer()
         level = float(self.objective.level(torch.tensor(time, dtype=torch.float64)))
@@ -159,11 +143,7 @@ def progress_of(step: int, steps: int) -> float:
 
 
 def check_conditions(model: Any, labels: Tensor | None, text: Tensor | None) -> None:
-    """Refuse labels and text that the model cannot take.
-
-    Raises:
-        DiffusionError: One sentence with the way out.
-    """
+    """Refuse labels and text that the model cannot take."""
     classes = getattr(model, "num_classes", 0)
     if labels is not None and not classes:
         raise DiffusionError("this model has no classes; leave the labels out")

@@ -22,11 +22,7 @@ PAPER = 255  # white, as the page that a grid is printed on
 
 
 def to_array(images: Tensor | NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return uint8 images `(N, 3, H, W)` or `(N, H, W, 3)` as an array `(N, H, W, 3)`.
-
-    Raises:
-        ValueError: If they are neither.
-    """
+    """Return uint8 images `(N, 3, H, W)` or `(N, H, W, 3)` as an array `(N, H, W, 3)`."""
     array = np.asarray(images.cpu() if hasattr(images, "cpu") else images)
     if array.dtype != np.uint8 or array.ndim != 4 or 3 not in (array.shape[1], array.shape[3]):
         raise ValueError(
@@ -38,9 +34,7 @@ def to_array(images: Tensor | NDArray[np.uint8]) -> NDArray[np.uint8]:
 def enlarge(images: NDArray[np.uint8], scale: int | None = None) -> NDArray[np.uint8]:
     """Repeat every pixel of `(N, H, W, 3)` so that tiny images can be seen, without blurring them.
 
-    Args:
-        images: uint8.
-        scale: Whole factor; None picks the smallest that makes the shorter side `SMALLEST`.
+    Without a `scale`, by the smallest whole one that makes the shorter side `SMALLEST`.
     """
     if scale is None:
         scale = max(1, math.ceil(SMALLEST / min(images.shape[1:3])))
@@ -53,16 +47,10 @@ def image_grid(
     row_names: Sequence[str] | None = None,
     scale: int | None = None,
 ) -> NDArray[np.uint8]:
-    """Tile images row by row.
+    """Tile uint8 images, `(N, 3, H, W)` or `(N, H, W, 3)`, row by row: uint8 `(height, width, 3)`.
 
-    Args:
-        images: uint8, `(N, 3, H, W)` or `(N, H, W, 3)`.
-        columns: Images in a row (one row per class: images per class); None is about square.
-        row_names: Written to the left of the rows.
-        scale: Whole factor of enlargement; None enlarges images below 48 pixels.
-
-    Returns:
-        The picture, uint8 `(height, width, 3)`; places without an image are white.
+    Without `columns` it is about square; `row_names` stand to the left; places without an image are
+    white. Images below 48 pixels are enlarged, or all by `scale`.
     """
     tiles = enlarge(to_array(images), scale)
     count, height, width, _ = tiles.shape
@@ -102,13 +90,7 @@ def save_gif(
 ) -> None:
     """Make a looping GIF of PNG files; the last one stays longer.
 
-    Args:
-        frames: PNG files in order; smaller ones are put on a page of the largest one's size.
-        path: The GIF.
-        seconds: How long a frame stays.
-
-    Raises:
-        ValueError: If there are no frames.
+    Smaller ones are put on a page of the largest one's size.
     """
     if not frames:
         raise ValueError("a GIF needs at least one frame")

@@ -33,21 +33,13 @@ PassCost = Callable[..., float]
 
 @dataclass(frozen=True)
 class SamplingCost:
-    """What one image costs.
+    """What one image costs."""
 
-    Attributes:
-        macs: Multiply-accumulates of all passes of one image.
-        per_step: The same for each sampling step.
-        evaluations: How often the sampler asks for a denoised image (NFE).
-        passes: How many forward passes per image that makes.
-        batches: How many calls of a network: passes that can be one batch are one.
-    """
-
-    macs: float
-    per_step: tuple[float, ...]
-    evaluations: int
-    passes: int
-    batches: int
+    macs: float  # multiply-accumulates of all passes of one image
+    per_step: tuple[float, ...]  # the same for each sampling step
+    evaluations: int  # how often the sampler asks for a denoised image (NFE)
+    passes: int  # how many forward passes per image that makes
+    batches: int  # how many calls of a network: passes that can be one batch are one
 
     @property
     def gmacs_per_evaluation(self) -> float:

@@ -24,11 +24,7 @@ def _is_number(text: str) -> bool:
 
 
 def parse_numbers(text: str, key: str) -> list[int]:
-    """Read `3`, `0-63` or `0-9,20,30-31` as numbers in that order.
-
-    Raises:
-        DiffusionError: If it is something else or counts down.
-    """
+    """Read `3`, `0-63` or `0-9,20,30-31` as numbers in that order."""
     numbers: list[int] = []
     for part in str(text).split(","):
         first, dash, last = part.strip().partition("-")
@@ -47,11 +43,7 @@ def parse_numbers(text: str, key: str) -> list[int]:
 
 
 def parse_classes(text: str, num_classes: int, names: Sequence[str] = ()) -> list[int]:
-    """Read class numbers, ranges or names, separated by commas; `all` is every class.
-
-    Raises:
-        DiffusionError: If the model has no such class.
-    """
+    """Read class numbers, ranges or names, separated by commas; `all` is every class."""
     if not num_classes:
         raise DiffusionError("--classes: this model has no classes; leave it out")
     if text == "all":
@@ -77,11 +69,7 @@ def parse_classes(text: str, num_classes: int, names: Sequence[str] = ()) -> lis
 
 
 def parse_captions(text: str) -> list[str]:
-    """Read captions separated by semicolons, or one per line from a `.txt` file.
-
-    Raises:
-        DiffusionError: If there is none, or the file does not exist.
-    """
+    """Read captions separated by semicolons, or one per line from a `.txt` file."""
     if text.endswith(".txt"):
         if not Path(text).is_file():
             raise DiffusionError(f"--captions {text}: there is no such file")
@@ -95,11 +83,7 @@ def parse_captions(text: str) -> list[str]:
 
 
 def parse_overrides(items: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Read `guidance.scale=2` and the like into a mapping per group.
-
-    Raises:
-        DiffusionError: If an item is not `group.key=value` of a group that sampling can change.
-    """
+    """Read `guidance.scale=2` and the like into a mapping per group."""
     found: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
     for item in items:
         key, equals, value = item.partition("=")
@@ -119,17 +103,7 @@ def parse_overrides(items: Sequence[str]) -> dict[str, dict[str, Any]]:
 def chosen_options(
     kind: str, configured: Mapping[str, Any], name: str | None, changes: Mapping[str, Any]
 ) -> Any:
-    """Return a group's options: the run's own, or another name's defaults, with changes.
-
-    Args:
-        kind: `sampler` or `guidance`.
-        configured: The run's mapping.
-        name: Another name, or None for the run's.
-        changes: Keys given on the command line.
-
-    Raises:
-        DiffusionError: For an unknown name or key, or a wrong value.
-    """
+    """Return a group's options: the run's own, or those of `name` by default, with changes."""
     name = name or changes.get("name") or configured.get("name")
     same = name == configured.get("name")
     return options_of(kind, {**(configured if same else {}), **changes, "name": name})
@@ -137,23 +111,15 @@ def chosen_options(
 
 @dataclass(frozen=True)
 class Request:
-    """The images to make, in order.
+    """The images to make, in order."""
 
-    Attributes:
-        seeds: One per image.
-        labels: Class of each, or None where the seeds draw them or there are no classes.
-        captions: Caption of each, or None.
-        columns: Images in a row of the grid.
-        row_names: Names of the grid's rows, if rows mean something.
-        names: File name of each image, without suffix.
-    """
-
-    seeds: list[int]
+    seeds: list[int]  # one per image
+    # Class of each, or None where the seeds draw them or there are no classes
     labels: list[int] | None
-    captions: list[str] | None
-    columns: int | None
-    row_names: list[str] | None
-    names: list[str]
+    captions: list[str] | None  # caption of each, or None
+    columns: int | None  # images in a row of the grid
+    row_names: list[str] | None  # names of the grid's rows, if rows mean something
+    names: list[str]  # file name of each image, without suffix
 
 
 def plan_request(

@@ -37,11 +37,8 @@ def sample(
 ) -> int:
     """Sample what the arguments name, going on where an earlier call was killed.
 
-    Args:
-        args: The command line.
-        changes: Options of sampler, guidance and data by group.
-        seeds: One image for each, per class or caption.
-        captions: For text models.
+    `changes` are options of sampler, guidance and data by group; there is an image for each seed
+    and class or caption.
     """
     accelerator, world = None, int(os.environ.get("WORLD_SIZE", "1"))
     if world > 1:
@@ -110,10 +107,7 @@ def sample(
 def data_of(loaded: TrainedModel, changes: dict[str, Any], device: Any) -> Any:
     """Return what turns samples into pixels; for latents from the weights alone.
 
-    Args:
-        loaded: Weights, which say how their latents are decoded.
-        changes: Options of data; other than those of decoding, they need the store.
-        device: Where pictures are decoded.
+    They say how their latents are decoded; changes of other options than that need the store.
     """
     config = loaded.config
     options = parse({**config.data, **changes})
@@ -128,12 +122,7 @@ def write_pictures(
 ) -> None:
     """Turn the shards below `out` into `samples.npz`, `grid.png` and PNGs; say where they are.
 
-    Args:
-        out: The folder; its shards go once the npz is whole.
-        request: Seeds, conditions and names of the images.
-        pngs: At most so many PNG files.
-        finished: Whether an earlier call did all this.
-        console: Where it is said.
+    The shards go once the npz is whole; `finished`: an earlier call did all this.
     """
     if not finished:
         images: list[NDArray[np.uint8]] = []
@@ -159,12 +148,7 @@ def write_pictures(
 
 
 def grid_of(images: NDArray[np.uint8], request: Request) -> NDArray[np.uint8]:
-    """Return the grid: one row per class or caption, or about square where classes were drawn.
-
-    Args:
-        images: The first images, `(n, H, W, 3)`, in the request's order.
-        request: Seeds, conditions and names of the images.
-    """
+    """Return the grid: a row per class or caption, or square where seeds draw them."""
     if request.columns is None:
         return image_grid(images[:100])
     rows = min(len(request.seeds) // request.columns, MOST_ROWS)

@@ -38,11 +38,7 @@ Shard = tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]
 
 @dataclasses.dataclass(frozen=True)
 class SampleStore:
-    """A folder of samples.
-
-    Attributes:
-        folder: Where the manifest and the shards are.
-    """
+    """A folder of samples, with the manifest and the shards."""
 
     folder: Path
 
@@ -54,13 +50,8 @@ class SampleStore:
         """Write the manifest, or compare it with the one that is there.
 
         A folder without samples yet, from a call that failed at once, may be claimed anew.
-
-        Args:
-            about: What the samples are, JSON-able; at least `count` and `shard` (images a shard).
-            finished: The shards were used and removed already.
-
-        Raises:
-            DiffusionError: If the folder holds samples of other settings.
+        `about` is JSON-able and has at least `count` and `shard` (images a shard); `finished`:
+        the shards were used and removed already.
         """
         path = self.folder / "manifest.json"
         about = json.loads(json.dumps(about, default=str))
@@ -82,11 +73,7 @@ class SampleStore:
             np.savez(handle, images=images.numpy(), seeds=seeds.numpy(), labels=labels.numpy())
 
     def read(self, number: int) -> Shard:
-        """Return one shard.
-
-        Raises:
-            DiffusionError: If it is absent or damaged.
-        """
+        """Return one shard."""
         path = self.path(number)
         try:
             # numpy leaves a file open that it cannot read: this one is closed here.
@@ -105,11 +92,7 @@ class SampleStore:
         return images, seeds, labels
 
     def shards(self) -> Iterator[Shard]:
-        """Yield all shards in order.
-
-        Raises:
-            DiffusionError: If the folder holds no samples or not yet all of them.
-        """
+        """Yield all shards in order."""
         try:
             about = json_of((self.folder / "manifest.json").read_bytes())
             count, size = about["count"], about["shard"]

@@ -28,17 +28,7 @@ Encoder = Callable[[Tensor], Tensor]
 def make_encoder(
     config: Config, dataset: Dataset, grid: tuple[int, int], device: torch.device
 ) -> Encoder:
-    """Return a function from images (B, C, H, W) in model space to features (B, N, E).
-
-    Args:
-        config: The run; `train.encoder` names the encoder.
-        dataset: Turns model space into pixels.
-        grid: Tokens (H, W) of the model.
-        device: Where to run it.
-
-    Raises:
-        UserError: The data cannot be shown as pictures, or weights are missing.
-    """
+    """Return a function from images (B, C, H, W) in model space to features (B, N, E)."""
     name = config.train.encoder
     if not dataset.can_decode:
         raise UserError(
@@ -98,12 +88,7 @@ class ProbeMap(nn.Module):
 
 
 class DINOMap(nn.Module):
-    """Patch tokens of DINOv2 at 224 pixels, as a map.
-
-    Args:
-        name: `dinov2-vits14` or `dinov2-vitl14`.
-        weights: Local file, or None for timm's cache or a download.
-    """
+    """Patch tokens of DINOv2 at 224 pixels, as a map."""
 
     def __init__(self, name: str, weights: str | None, pretrained: bool = True) -> None:
         super().__init__()

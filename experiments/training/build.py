@@ -16,12 +16,7 @@ from routing.errors import UserError
 
 
 def make_accelerator(config: Config) -> Any:
-    """Return this run's processes (one, or those of torchrun or Slurm): an `Accelerator`.
-
-    Raises:
-        UserError: They cannot do what is asked for (`Config.check_processes`), or there is no such
-            device.
-    """
+    """Return this run's processes (one, or those of torchrun or Slurm): an `Accelerator`."""
     from accelerate import Accelerator
 
     if config.train.threads:
@@ -65,12 +60,7 @@ def describe_data(dataset: Dataset) -> dict[str, Any]:
 
 
 def make_model(config: Config, info: dict[str, Any]) -> backbones.Backbone:
-    """Return the model, initialised from the seed alone (the same for every route).
-
-    Raises:
-        UserError: Conditioning that the data do not have, options that do not fit, or a model that
-            no memory here holds.
-    """
+    """Return the model, initialised from the seed alone (the same for every route)."""
     arguments = model_arguments(config, info)
     world, micro = max(1, int(os.environ.get("WORLD_SIZE", "1"))), config.train.micro_batch
     samples = 1 if micro == "auto" else int(micro or config.train.batch // world)
@@ -89,12 +79,7 @@ def make_model(config: Config, info: dict[str, Any]) -> backbones.Backbone:
 
 
 def compile_blocks(blocks: Any, **options: Any) -> None:
-    """Compile each block; all share one cache, with a graph for each number of tokens and scan.
-
-    Args:
-        blocks: A model's (an `nn.ModuleList`), compiled in place.
-        **options: Of `torch.compile`.
-    """
+    """Compile each block; all share one cache, with a graph for each number of tokens and scan."""
     torch._dynamo.config.recompile_limit = max(8, 4 * len(blocks))
     for block in blocks:
         block.compile(**options)

@@ -50,15 +50,9 @@ def save(
     keep: int = 2,
     keep_every: int = 0,
 ) -> Path:
-    """Write the checkpoint of `step`, then remove those that need not be kept.
+    """Write the checkpoint of `step`: tensors by name, and the JSON-able rest.
 
-    Args:
-        folder: The run folder.
-        step: Optimizer steps done.
-        tensors: Everything with numbers in it, by name.
-        state: JSON-able rest (counters, config, generators).
-        keep: How many of the last ones stay.
-        keep_every: Every how many steps one stays for good (0: none).
+    The last `keep` stay, and those of every `keep_every` steps for good (0: none).
 
     Raises:
         CheckpointError: The disk is full or refuses; earlier checkpoints are untouched.
@@ -188,11 +182,7 @@ def newest(
 
 
 def read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Return the tensors and the state of a checkpoint folder.
-
-    Raises:
-        CheckpointError: A file is missing or not what it should be.
-    """
+    """Return the tensors and the state of a checkpoint folder."""
     try:
         state = json_of((path / "state.json").read_bytes())
         return load_file(path / "state.safetensors"), state
@@ -223,20 +213,13 @@ def difference(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model ready for sampling.
+    """A model ready for sampling."""
 
-    Attributes:
-        model: In eval mode, on the device asked for.
-        config: The run's configuration.
-        step: Optimizer steps behind the weights.
-        source: The file or checkpoint they came from.
-        info: What the data set said of itself (shape, classes, ...) when the weights were written.
-    """
-
-    model: Backbone
-    config: Config
-    step: int
-    source: str
+    model: Backbone  # in eval mode, on the device asked for
+    config: Config  # the run's configuration
+    step: int  # optimizer steps behind the weights
+    source: str  # the file or checkpoint they came from
+    # What the data set said of itself (shape, classes, ...) when the weights were written
     info: dict[str, Any]
 
 

@@ -78,11 +78,7 @@ def beside(body: Callable[[], None]) -> None:
 class RouteStep:
     """The step under one route: forward, backward, clipping, update and average.
 
-    Args:
-        trainer: Whose step it is; the whole batch goes through the model at once.
-        batch: The first batch, whose tensors become the buffers.
-        draws: Random numbers of the first step.
-        routing: What the step does about its route.
+    The whole batch goes through the model at once; tensors of the first become the buffers.
     """
 
     def __init__(self, trainer: Any, batch: Batch, draws: Draws, routing: Routing | None) -> None:
@@ -119,9 +115,7 @@ class RouteStep:
 class GraphedSteps:
     """The trainer's step with `train.graphs`: call it with the batch that was read ahead, or None.
 
-    Args:
-        trainer: Whose step it is; its optimizer takes its learning rate from the device from now
-            on.
+    From now on the optimizer takes its learning rate from the device.
     """
 
     def __init__(self, trainer: Any) -> None:

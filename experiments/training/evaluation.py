@@ -25,14 +25,6 @@ PREVIEW_COLUMNS, PREVIEW_STEPS = 4, 8
 class Evaluation:
     """Samples and scores of a run's EMA weights, at the steps that its configuration names.
 
-    Args:
-        config: The run.
-        dataset: Its data.
-        state: Its weights and its step.
-        folder: Its folder.
-        accelerator: Its processes.
-        console: Where to print.
-
     Attributes:
         every: Every how many steps there are pictures or scores; after the last step are both.
     """

@@ -45,14 +45,7 @@ class Diverged(UserError):
 
 
 class Trainer:
-    """The parts of one training run, and the loop over its steps.
-
-    Args:
-        config: What to train.
-        accelerator: This run's processes.
-        console: Where to print.
-        dataset: In place of the run's own.
-    """
+    """The parts of one training run, on its own data or these, and the loop over its steps."""
 
     def __init__(
         self,
@@ -381,10 +374,7 @@ class Trainer:
         self.accelerator.wait_for_everyone()
 
     def resume(self, up_to: int | None = None) -> bool:
-        """Go on from the newest whole checkpoint; return whether there was one.
-
-        Args:
-            up_to: No later step than this one.
+        """Go on from the newest whole checkpoint, up to a step; return whether there was one.
 
         Raises:
             CheckpointError: It belongs to another configuration; the message says what differs.

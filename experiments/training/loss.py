@@ -26,11 +26,7 @@ from routing.stack import Routing
 
 
 class Capture:
-    """Calls the model, hands the objective its prediction, and keeps the rest of what it said.
-
-    Args:
-        net: The model, or its data-parallel wrapper.
-    """
+    """Calls the model, hands the objective its prediction, and keeps the rest of what it said."""
 
     def __init__(self, net: Any) -> None:
         self.net = net
@@ -54,15 +50,8 @@ def training_loss(
 ) -> Tensor:
     """Return the mean loss of one piece of the global batch.
 
-    Args:
-        net: What is called: the model, or its data-parallel wrapper.
-        model: The model itself.
-        objective: Corruption, target and weights.
-        batch: Clean data and conditions.
-        draws: Of this step for these samples; streams `sigma`, `noise`, `drop`.
-        routing: What to do about routes.
-        train: Label drop and the kind of loss.
-        encode: REPA's frozen encoder, (B, C, H, W) -> (B, N, E).
+    `net` is called: the model, or its data-parallel wrapper. Of `draws` it takes the streams
+    `sigma`, `noise` and `drop`. `encode` is REPA's frozen encoder, (B, C, H, W) -> (B, N, E).
     """
     time = objective.times(draws)
     noise = draws.normal("noise", tuple(batch.x.shape[1:]))

@@ -55,12 +55,7 @@ def settled(config: Config, *, quiet: bool = False) -> Config:
 
 
 def bf16_speed(runs: list[Config], accelerator: Any) -> float:
-    """Time passes of a fresh model in fp32 and bf16, in turn; return the median ratio of the two.
-
-    Args:
-        runs: The run's configuration in fp32 and in bf16.
-        accelerator: Its processes, which all take part.
-    """
+    """Time passes of a fresh model in fp32 and bf16, in turn; return the median ratio."""
     trainer = Trainer(runs[0], accelerator, Console(quiet=True))
     trainer.model.train()
     low, high = trainer.pieces[0]

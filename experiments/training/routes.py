@@ -23,12 +23,7 @@ if TYPE_CHECKING:  # both import torch
 
 
 class TrainingRoutes:
-    """The routes of one run over its steps.
-
-    Args:
-        config: The run.
-        model: The arguments of `backbones.create`; None works them out from the data's description.
-    """
+    """The routes of one run over its steps; without a `model`, its arguments are worked out."""
 
     def __init__(self, config: Config, model: dict[str, Any] | None = None) -> None:
         self.config = config
@@ -77,11 +72,7 @@ def routed_pass(config: Config, draws: Draws | None) -> Routing | None:
 
 
 def model_arguments(config: Config, info: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `backbones.create` for a run on data with this `info`.
-
-    Raises:
-        UserError: Conditioning that the data do not have.
-    """
+    """Return the arguments of `backbones.create` for a run on data with this `info`."""
     if config.task == "class" and not info["num_classes"]:
         raise UserError(f"task=class: data={info['name']} has no classes; type task=none")
     if config.task == "text" and not info["text"]:
@@ -138,12 +129,9 @@ def learned_parts(config: Config) -> dict[str, Any]:
 
 
 def run_cost(config: Config, model: dict[str, Any], route: Route | None = None) -> Cost:
-    """Return `backbones.cost.cost` for a run; with a drawn end the routed MACs are their mean.
+    """Return `backbones.cost.cost` for a run; with a drawn end the routed MACs are a mean.
 
-    Args:
-        config: The run.
-        model: The arguments of `backbones.create` (a model's `config`).
-        route: A resolved route; None takes the run's first one.
+    `route` is a resolved one; None takes the run's first one.
     """
     options = config.routing
     if route is None:
@@ -164,8 +152,7 @@ def run_cost(config: Config, model: dict[str, Any], route: Route | None = None) 
     ]
     saved = sum((full.macs_dense - one.macs_routed) / count for one, count in ends)
     lean = sum(
-        (full.macs_dense_no_attention - one.macs_routed_no_attention) / count
-        for one, count in ends
+        (full.macs_dense_no_attention - one.macs_routed_no_attention) / count for one, count in ends
     )
     return dataclasses.replace(
         full,

@@ -22,12 +22,7 @@ _COUNTS = {"salt": "rollbacks"} | {k: k for k in ("seconds", "macs", "mean_loss"
 
 
 class TrainingState:
-    """The state of one run.
-
-    Args:
-        model: What is trained, on its device.
-        train: Options of the optimizer.
-        info: What the data set says of itself (`build.describe_data`); it travels with the weights.
+    """The state of one run; `info`, what the data set says of itself, travels with the weights.
 
     Attributes:
         step: Optimizer steps done.
@@ -103,11 +98,7 @@ class TrainingState:
         checkpoint.save(folder, self.step, tensors, state, **kept)
 
     def load(self, path: Path, hashed: dict[str, Any]) -> None:
-        """Take everything from a checkpoint folder.
-
-        Raises:
-            CheckpointError: It belongs to another configuration than `hashed`; what differs.
-        """
+        """Take everything from a checkpoint folder."""
         tensors, state = checkpoint.read(path)
         differs = checkpoint.difference(state["hashed"], hashed)
         if differs:
@@ -131,11 +122,7 @@ class TrainingState:
             setattr(self, name, state[key])
 
     def start_from(self, config: Config, say: Callable[[str], None]) -> None:
-        """Load another run's EMA weights into this fresh run (`init=RUN[@STEP]`).
-
-        Raises:
-            UserError: The weights do not fit this model.
-        """
+        """Load another run's EMA weights into this fresh run (`init=RUN[@STEP]`)."""
         source = str(config.init)
         path, step = split(source)
         parent = checkpoint.load_model(path, step, device="cpu")

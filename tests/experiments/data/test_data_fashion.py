@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.config import load
-from experiments.data import DataError, create, fashion, idx_files, published_files
+from experiments.data import DataError, create, fashion, published_files
 from experiments.metrics import create_features
 from experiments.metrics.scoring import default_cache
 from experiments.runtime.locks import locked
@@ -25,7 +25,7 @@ def folder(tmp_path, monkeypatch):
     """The four files, written by hand, with their checksums in the place of the published ones."""
     random = np.random.default_rng(0)
     files, sums = {}, {}
-    for (images, labels), n in zip(idx_files.NAMES.values(), (30, 20), strict=True):
+    for (images, labels), n in zip(published_files.NAMES.values(), (30, 20), strict=True):
         files[images] = idx(random.integers(0, 256, (n, 28, 28)))
         files[labels] = idx(np.arange(n) % 10)
     for k, (name, data) in enumerate(files.items()):
@@ -130,7 +130,7 @@ def test_what_another_process_downloads_is_waited_for(tmp_path):
 def test_idx_is_read_within_its_bounds(sizes, data):
     values = np.arange(np.prod(sizes)).reshape(sizes)
     packed = idx(values)
-    assert (idx_files.array(packed, len(sizes), "x") == values).all()
+    assert (published_files.array(packed, len(sizes), "x") == values).all()
     wrong = data.draw(
         st.one_of(
             st.integers(0, len(packed) - 1).map(lambda n: packed[:n]),
@@ -140,12 +140,12 @@ def test_idx_is_read_within_its_bounds(sizes, data):
         )
     )
     with pytest.raises(DataError):
-        idx_files.array(wrong, len(sizes), "x")
+        published_files.array(wrong, len(sizes), "x")
 
 
 def test_images_and_labels_of_different_lengths(tmp_path):
     with pytest.raises(DataError, match="3 images and 2 labels"):
-        idx_files.images_and_labels(idx(np.zeros((3, 2, 2))), idx(np.zeros(2)), "x")
+        published_files.images_and_labels(idx(np.zeros((3, 2, 2))), idx(np.zeros(2)), "x")
 
 
 def test_where_the_files_are_does_not_name_the_run():
