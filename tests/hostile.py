@@ -403,10 +403,10 @@ def _digits(split):
 
 
 def make_classifier(folder):
-    from experiments.metrics import classifier
+    from experiments.metrics import small_networks
 
-    recipe = classifier.Recipe(width=2, dim=2, epochs=1)
-    classifier.load_or_train("digits", "f", 8, 2, _digits, folder, recipe)
+    recipe = small_networks.Recipe(width=2, dim=2, epochs=1)
+    small_networks.load_classifier("digits", "f", 8, 2, _digits, folder, recipe)
 
 
 @reader("cached classifier", make_classifier, "classifiers/*.safetensors")

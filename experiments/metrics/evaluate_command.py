@@ -23,8 +23,8 @@ from experiments.metrics.collectives import share, world
 from experiments.metrics.eval_options import EvalOptions, MetricError, Score, defaults_for
 from experiments.metrics.features import create_features
 from experiments.metrics.images import Images, own_images
-from experiments.metrics.kept_network import checksum
 from experiments.metrics.meters import labelled_data, prepare
+from experiments.metrics.small_networks import checksum
 from experiments.runtime import console as log
 from experiments.runtime.files import atomic_write
 from experiments.sampling import write_npz

@@ -14,12 +14,16 @@ import torch
 from torch import Tensor
 
 from experiments.data import probe
-from experiments.metrics import classifier, small_autoencoder
 from experiments.metrics.collectives import main_first
 from experiments.metrics.eval_options import FEATURES, EvalOptions, MetricError, check_features
 from experiments.metrics.images import check_images, labelled_images, split_images
-from experiments.metrics.kept_network import KeptNetwork
 from experiments.metrics.pretrained import DinoFeatures, InceptionFeatures
+from experiments.metrics.small_networks import (
+    KeptNetwork,
+    load_autoencoder,
+    load_classifier,
+    recipe_for,
+)
 from experiments.runtime.files import sha256
 
 # Wider images need a larger network, and minutes of training.
@@ -170,10 +174,10 @@ def _classifier(
         )
     size = dataset.shape[-1]
     with main_first():
-        trained = classifier.load_or_train(
+        trained = load_classifier(
             dataset.name, dataset.fingerprint, size, dataset.num_classes,
             lambda split: labelled_images(dataset, split), cache,
-            classifier.recipe_for(dataset.sizes["train"]),
+            recipe_for(dataset.sizes["train"]),
         )  # fmt: skip
     return TrainedFeatures(name, trained, size, "held-out images right", device)
 
@@ -192,7 +196,7 @@ def _autoencoder(cache: Path, dataset: Any, device: torch.device | str) -> Train
             "choose other features, such as inception-adm"
         )
     with main_first():
-        trained = small_autoencoder.load_or_train(
+        trained = load_autoencoder(
             dataset.name, dataset.fingerprint, size,
             lambda split: torch.cat([x.cpu() for x in split_images(dataset, split)]), cache,
         )  # fmt: skip

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from experiments.metrics.eval_options import MetricError
 from experiments.metrics.images import check_images
-from experiments.metrics.kept_network import checksum
+from experiments.metrics.small_networks import checksum
 from experiments.runtime.files import atomic_path, sha256
 
 URL = "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/weights-inception-2015-12-05-6726825d.pth"

@@ -11,7 +11,7 @@ from small import small
 
 from experiments.metrics import scoring
 from experiments.metrics.eval_options import MetricError, Score
-from experiments.metrics.kept_network import checksum
+from experiments.metrics.small_networks import checksum
 from experiments.runtime.console import Console
 from experiments.sampling import pipeline, read_shards
 from experiments.sampling.pipeline import SamplingPipeline

@@ -20,19 +20,23 @@ from experiments.metrics import (
     create_features,
     frechet_distance,
     pretrained,
-    small_autoencoder,
+    small_networks,
 )
-from experiments.metrics import classifier as classifiers
-from experiments.metrics.classifier import Recipe, SmallClassifier
 from experiments.metrics.collect import collect
 from experiments.metrics.eval_options import MetricError
 from experiments.metrics.features import identity
 from experiments.metrics.images import labelled_images, split_images, split_indices
-from experiments.metrics.kept_network import checksum, load_or_make
 from experiments.metrics.meters import Meter
 from experiments.metrics.reference import heldout, load, save
 from experiments.metrics.scoring import default_cache
-from experiments.metrics.small_autoencoder import CodeRecipe, SmallAutoencoder
+from experiments.metrics.small_networks import (
+    CodeRecipe,
+    Recipe,
+    SmallAutoencoder,
+    SmallClassifier,
+    checksum,
+    load_or_make,
+)
 
 
 def noise(n: int, side: int, seed: int = 0) -> torch.Tensor:
@@ -88,13 +92,13 @@ def test_a_network_is_kept_and_taken_again(digits: object, name: str) -> None:
 
 def _classifier(folder: Path, fingerprint: str, splits: object) -> object:
     recipe = Recipe(epochs=1, width=4)
-    return classifiers.load_or_train("digits", fingerprint, 8, 10, splits, folder, recipe)
+    return small_networks.load_classifier("digits", fingerprint, 8, 10, splits, folder, recipe)
 
 
 def _autoencoder(folder: Path, fingerprint: str, splits: object) -> object:
     recipe = CodeRecipe(steps=3, width=4, batch=16)
     images = lambda split: splits(split)[0]  # noqa: E731
-    return small_autoencoder.load_or_train("digits", fingerprint, 8, images, folder, recipe)
+    return small_networks.load_autoencoder("digits", fingerprint, 8, images, folder, recipe)
 
 
 KINDS = pytest.mark.parametrize("get", [_classifier, _autoencoder])

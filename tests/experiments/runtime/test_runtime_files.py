@@ -12,7 +12,7 @@ import sys
 import pytest
 import torch
 
-from experiments.metrics import classifier
+from experiments.metrics import small_networks
 from experiments.runtime.command import run_command
 from experiments.runtime.files import atomic_path, atomic_write
 
@@ -69,8 +69,8 @@ def test_a_cache_on_a_full_disk_is_one_sentence(tmp_path, capsys):
         return torch.randint(0, 256, (8, 3, 8, 8), dtype=torch.uint8), torch.arange(8) % 2
 
     def cache(_):
-        recipe = classifier.Recipe(epochs=1)
-        classifier.load_or_train("digits", "print", 8, 2, splits, tmp_path, recipe)
+        recipe = small_networks.Recipe(epochs=1)
+        small_networks.load_classifier("digits", "print", 8, 2, splits, tmp_path, recipe)
 
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))

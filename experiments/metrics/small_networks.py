@@ -1,0 +1,379 @@
+"""Small networks of a data set's own images, for scores: a classifier, and an autoencoder.
+
+A classifier's features favour whatever makes an image more typical of its class, as guidance does.
+Those of the autoencoder, which saw no label, hold what is needed to draw the image again, and tell
+a second, independent story. Both are trained once per data set, on its training split, in seconds
+on a CPU thread, and kept in the cache under a lock. A file's name is made of everything that
+decides its weights. Training runs in float64 on one thread and the result is rounded to float32, so
+that machines agree to far more digits than a score prints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from experiments.runtime.files import atomic_path
+from experiments.runtime.locks import locked
+
+#: Raise one when its network or training changes: old files are then left alone, new ones made.
+CLASSIFIER_VERSION, AUTOENCODER_VERSION = 1, 1
+# Seconds to wait for another process that trains.
+_WAIT_S = 3600.0
+# Images that a classifier is trained on without a word.
+_QUICK = 10000
+
+
+@dataclass(frozen=True)
+class KeptNetwork:
+    """A network with its record."""
+
+    model: Any  # the network, in evaluation mode
+    # On the held-out split: the share that a classifier gets right, the share of the variance that
+    # an autoencoder explains
+    quality: float
+    checksum: str  # SHA-256 over its weights
+    path: Path  # its file in the cache
+    fresh: bool  # whether this call trained it
+
+
+def checksum(model: nn.Module) -> str:
+    """Return the SHA-256 of a network's weights, names included."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def training(seed: int) -> Iterator[None]:
+    """Fixed seed and one thread: sums in one order, hence the same weights everywhere."""
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        torch.manual_seed(seed)
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+
+def announce(name: str) -> None:
+    """Say on stderr why the next minute is spent on training a network."""
+    print(
+        f"training the {name} that scores need, once for this machine; up to minutes on a CPU",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def load_or_make(
+    folder: Path,
+    name: str,
+    settings: list[Any],
+    build: Callable[[], nn.Module],
+    make: Callable[[], tuple[nn.Module, float]],
+) -> KeptNetwork:
+    """Return a network from the cache, or train and keep it while other processes wait.
+
+    Args:
+        folder: Of the cache, for networks of this kind.
+        name: Start of the file's name.
+        settings: Everything that decides the weights, as JSON holds it.
+        build: Returns a network of the same shape, to load into.
+        make: Trains one; returns it and how good it is.
+    """
+    identity = json.dumps(settings, sort_keys=True)
+    path = folder / f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.safetensors"
+    found = _load(path, build, identity)
+    if found is not None:
+        return found
+    with locked(folder, wait_s=_WAIT_S):
+        found = _load(path, build, identity)
+        if found is not None:
+            return found
+        model, quality = make()
+        with atomic_path(path) as temporary:
+            metadata = {"identity": identity, "accuracy": repr(quality)}
+            save_file(model.state_dict(), temporary, metadata=metadata)
+    return KeptNetwork(model, quality, checksum(model), path, fresh=True)
+
+
+def _load(path: Path, build: Callable[[], nn.Module], identity: str) -> KeptNetwork | None:
+    """Return what the file holds, or None if it is not there, broken or of something else."""
+    try:
+        with safe_open(path, framework="pt") as handle:
+            metadata = handle.metadata() or {}
+        if metadata.get("identity") != identity:
+            return None
+        with torch.random.fork_rng(devices=[]):
+            model = build()
+        model.load_state_dict(load_file(path))
+        quality = float(metadata["accuracy"])
+    except (OSError, SafetensorError, RuntimeError, KeyError, ValueError):
+        return None
+    model.eval().requires_grad_(False)
+    return KeptNetwork(model, quality, checksum(model), path, fresh=False)
+
+
+def fit(parameters: Iterable[Any], recipe: Any, steps: int, losses: Iterable[Tensor]) -> None:
+    """Follow `losses`, each computed when it is asked for, by AdamW and one cycle of its rate."""
+    optimizer = torch.optim.AdamW(parameters, recipe.lr, weight_decay=recipe.weight_decay)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.lr, total_steps=steps)
+    for loss in losses:
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+
+
+# --- classifier ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the classifier is built and trained; part of its name in the cache."""
+
+    width: int = 16
+    dim: int = 64
+    epochs: int = 16
+    batch: int = 64
+    lr: float = 6e-3
+    weight_decay: float = 1e-2
+    shift: int = 1
+    seed: int = 0
+
+
+def recipe_for(count: int) -> Recipe:
+    """Return the recipe for `count` training images: 2 to 16 epochs, 32,000 images if possible."""
+    return Recipe(epochs=max(2, min(16, 32000 // count)))
+
+
+class SmallClassifier(nn.Module):
+    """Convolutions at halved resolutions, `dim` features, a linear head.
+
+    The side, 8 or more, is halved until 4 to 7 remain, from 16 on by the first convolution already,
+    which saves most of the time.
+    """
+
+    provides = ("features", "logits")
+
+    def __init__(self, size: int, classes: int, recipe: Recipe | None = None) -> None:
+        super().__init__()
+        recipe = recipe or Recipe()
+        self.dim = recipe.dim
+        stride = 2 if size >= 16 else 1
+        stem = nn.Conv2d(3, recipe.width, 3, padding=1, stride=stride)
+        layers: list[nn.Module] = [stem, nn.GELU()]
+        channels, size = recipe.width, -(-size // stride)
+        while size >= 8:
+            wider = min(2 * channels, 4 * recipe.width)
+            layers += [nn.Conv2d(channels, wider, 3, padding=1), nn.GELU(), nn.AvgPool2d(2)]
+            channels, size = wider, size // 2
+        self.body = nn.Sequential(*layers, nn.Flatten())
+        # No nonlinearity on the features: a dead one would make every covariance singular.
+        self.neck = nn.Linear(channels * size * size, recipe.dim)
+        self.head = nn.Linear(recipe.dim, classes)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return features `(B, dim)` and logits `(B, classes)` of uint8 images `(B, 3, H, W)`."""
+        x = images.to(self.head.weight.dtype) / 127.5 - 1
+        features = self.neck(self.body(x))
+        return features, self.head(F.gelu(features))
+
+
+def train_classifier(
+    images: Tensor, labels: Tensor, classes: int, recipe: Recipe | None = None
+) -> SmallClassifier:
+    """Train a classifier on images (N, 3, H, W) uint8; the same input gives the same weights."""
+    recipe = recipe or Recipe()
+    with training(recipe.seed):
+        model = SmallClassifier(images.shape[-1], classes, recipe).double()
+
+        def losses() -> Iterator[Tensor]:
+            for _ in range(recipe.epochs):
+                for index in torch.randperm(len(images)).split(recipe.batch):
+                    offset = torch.randint(-recipe.shift, recipe.shift + 1, (2,)).tolist()
+                    logits = model(_shift(images[index], *offset))[1]
+                    yield F.cross_entropy(logits, labels[index], label_smoothing=0.05)
+
+        decay = [p for p in model.parameters() if p.ndim > 1]
+        rest = [p for p in model.parameters() if p.ndim == 1]
+        groups = [{"params": decay}, {"params": rest, "weight_decay": 0.0}]
+        fit(groups, recipe, recipe.epochs * -(-len(images) // recipe.batch), losses())
+    return model.float().eval().requires_grad_(False)
+
+
+def _shift(images: Tensor, down: int, right: int) -> Tensor:
+    """Move the images by whole pixels; what comes in repeats the border."""
+    pad = max(abs(down), abs(right))
+    if not pad:
+        return images
+    h, w = images.shape[-2:]
+    padded = F.pad(images.float(), (pad, pad, pad, pad), mode="replicate").to(images.dtype)
+    return padded[..., pad - down : pad - down + h, pad - right : pad - right + w]
+
+
+@torch.no_grad()
+def accuracy(model: SmallClassifier, images: Tensor, labels: Tensor, batch: int = 1024) -> float:
+    """Return the share of `images` that `model` takes for `labels`."""
+    pieces = zip(images.split(batch), labels.split(batch), strict=True)
+    right = sum(int((model(x)[1].argmax(dim=1) == y).sum()) for x, y in pieces)
+    return right / len(images)
+
+
+def load_classifier(
+    name: str,
+    fingerprint: str,
+    size: int,
+    classes: int,
+    splits: Callable[[str], tuple[Tensor, Tensor]],
+    cache: str | os.PathLike[str],
+    recipe: Recipe | None = None,
+) -> KeptNetwork:
+    """Return the data set's classifier, from the cache or trained now.
+
+    `splits` returns images (N, 3, H, W) uint8 and labels (N,) of the split `train` or `test`.
+    """
+    recipe = recipe or Recipe()
+    settings = [CLASSIFIER_VERSION, name, fingerprint, size, classes, vars(recipe)]
+
+    def make() -> tuple[nn.Module, float]:
+        images, labels = splits("train")
+        if len(images) > _QUICK:
+            announce(f"{name}-classifier")
+        model = train_classifier(images, labels, classes, recipe)
+        return model, accuracy(model, *splits("test"))
+
+    folder = Path(cache) / "classifiers"
+    return load_or_make(
+        folder, name, settings, lambda: SmallClassifier(size, classes, recipe), make
+    )
+
+
+# --- autoencoder ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CodeRecipe:
+    """How the autoencoder is built and trained; part of its name in the cache."""
+
+    width: int = 16
+    dim: int = 64
+    steps: int = 800
+    batch: int = 64
+    lr: float = 6e-3
+    weight_decay: float = 1e-2
+    seed: int = 0
+
+
+class SmallAutoencoder(nn.Module):
+    """Strided convolutions to a short code and back, halving a side that is even and 8 or more.
+
+    Each number of the code has a variance near 1 over the training images: a distance between codes
+    has a scale of its own, and no number outweighs the others. The code has an eighth of a square
+    image's numbers at most: as long as a grey image it would be the pixels again.
+    """
+
+    provides = ("features",)
+
+    def __init__(self, size: int, recipe: CodeRecipe | None = None) -> None:
+        super().__init__()
+        recipe = recipe or CodeRecipe()
+        self.dim = min(recipe.dim, size * size // 2)
+        down: list[nn.Module] = []
+        up: list[nn.Module] = []
+        channels, wider = 3, recipe.width
+        while size >= 8 and size % 2 == 0:
+            down += [nn.Conv2d(channels, wider, 3, 2, 1), nn.GELU()]
+            up = [nn.GELU(), nn.ConvTranspose2d(wider, channels, 2, 2), *up]
+            channels, wider, size = wider, min(2 * wider, 4 * recipe.width), size // 2
+        inner = (channels, size, size)
+        code = nn.Linear(channels * size * size, self.dim)
+        self.encoder = nn.Sequential(
+            *down, nn.Flatten(), code, nn.BatchNorm1d(self.dim, affine=False)
+        )
+        back = nn.Linear(self.dim, channels * size * size)
+        self.decoder = nn.Sequential(back, nn.Unflatten(1, inner), *up)
+
+    def forward(self, images: Tensor) -> tuple[Tensor]:
+        """Return the codes `(B, dim)` of uint8 images `(B, 3, H, W)`."""
+        return (self.encoder(self.scaled(images)),)
+
+    def scaled(self, images: Tensor) -> Tensor:
+        """Return uint8 images in -1..1, in the weights' precision."""
+        return images.to(next(self.parameters()).dtype) / 127.5 - 1
+
+    def error(self, images: Tensor) -> Tensor:
+        """Return the squared error of every pixel of uint8 images after decoding."""
+        target = self.scaled(images)
+        return (self.decoder(self.encoder(target)) - target).square()
+
+
+def train_autoencoder(images: Tensor, recipe: CodeRecipe | None = None) -> SmallAutoencoder:
+    """Train on the squared error of images (N, 3, H, W) uint8; the same input, the same weights."""
+    recipe = recipe or CodeRecipe()
+    with training(recipe.seed):
+        model = SmallAutoencoder(images.shape[-1], recipe).double()
+
+        def losses() -> Iterator[Tensor]:
+            order = torch.empty(0, dtype=torch.long)
+            for _ in range(recipe.steps):
+                if len(order) < recipe.batch:
+                    order = torch.cat([order, torch.randperm(len(images))])
+                index, order = order[: recipe.batch], order[recipe.batch :]
+                yield model.error(images[index]).mean()
+
+        fit(model.parameters(), recipe, recipe.steps, losses())
+    return model.float().eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def explained(model: SmallAutoencoder, images: Tensor) -> float:
+    """Return the share of the pixels' variance over `images` that is there again after decoding."""
+    parts = images.split(1024)
+    mean = sum(model.scaled(part).sum(dim=0) for part in parts) / len(images)
+    lost = total = 0.0
+    for part in parts:
+        lost += model.error(part).sum().item()
+        total += (model.scaled(part) - mean).square().sum().item()
+    return 1 - lost / total
+
+
+def load_autoencoder(
+    name: str,
+    fingerprint: str,
+    size: int,
+    images: Callable[[str], Tensor],
+    cache: str | os.PathLike[str],
+    recipe: CodeRecipe | None = None,
+) -> KeptNetwork:
+    """Return the data set's autoencoder, from the cache or trained now.
+
+    `images` returns those of the split `train` or `test`, uint8 (N, 3, H, W).
+    """
+    recipe = recipe or CodeRecipe()
+    settings = [AUTOENCODER_VERSION, name, fingerprint, size, vars(recipe)]
+
+    def make() -> tuple[nn.Module, float]:
+        if size >= 16:
+            announce(f"autoencoder of {name}")
+        model = train_autoencoder(images("train"), recipe)
+        return model, explained(model, images("test"))
+
+    folder = Path(cache) / "autoencoders"
+    return load_or_make(folder, name, settings, lambda: SmallAutoencoder(size, recipe), make)
