@@ -18,7 +18,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from experiments.data.data_options import DataError
-from experiments.data.store_manifest import Manifest
+from experiments.data.latents_spec import Manifest
 from experiments.runtime.command import run_command
 from experiments.runtime.console import Console
 from routing.errors import Parser

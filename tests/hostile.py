@@ -388,13 +388,13 @@ def make_vae(folder):
 
 @reader("autoencoder", make_vae, "vae.*")
 def read_vae(folder):
-    from experiments.data import ldm_weights
+    from experiments.data import autoencoder
     from routing.errors import UserError
 
     # The valid one holds two of an autoencoder's tensors: it is refused too, but for what it lacks.
     for path in sorted(folder.glob("vae.*")):
         with contextlib.suppress(UserError):
-            ldm_weights.load(path)
+            autoencoder.load_single_file(path)
 
 
 def _digits(split):

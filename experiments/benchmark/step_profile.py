@@ -86,9 +86,9 @@ def _scopes(step: Step) -> Iterator[None]:
                 else:
                     wrap(block, name, part)
         scope(model.head, "head")
-        wrap(state, "clip", "clip")
+        wrap(step.trainer, "clip", "clip")
         wrap(state.optimizer, "step", "optimizer")
-        wrap(state, "average", "EMA")
+        wrap(step.trainer, "average", "EMA")
         wrap(model, "embed", "embed")
         wrap(model.modulate, "forward", "embed")
         for method in ("open", "gather", "scatter"):

@@ -10,7 +10,7 @@ from experiments.config.schema import (
     TrainConfig,
     role,
 )
-from experiments.config.validation import ConfigError
+from experiments.runtime.keys import ConfigError
 
 __all__ = [
     "CONF",

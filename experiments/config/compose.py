@@ -14,8 +14,9 @@ from typing import Any
 from backbones.registry import find, names
 from experiments.config.parent import parent_digest
 from experiments.config.schema import CONF, GROUPS, Config
-from experiments.config.validation import SHARED, ConfigError
+from experiments.config.validation import SHARED
 from experiments.data.specs import describe, evaluation, suited
+from experiments.runtime.keys import ConfigError
 from routing.errors import suggest
 from routing.parsing import check_word
 

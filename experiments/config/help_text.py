@@ -12,10 +12,10 @@ import yaml
 
 from experiments.config.compose import options_of
 from experiments.config.schema import CONF, GROUPS, Config
-from experiments.config.validation import ConfigError
 from experiments.data import specs
 from experiments.metrics.eval_options import MetricError
 from experiments.runtime import console
+from experiments.runtime.keys import ConfigError
 from experiments.runtime.memory import check_fits, keep_freed_memory, visible_gpus
 from experiments.training.routes import TrainingRoutes, banner_lines, model_arguments, run_cost
 from routing.errors import suggest

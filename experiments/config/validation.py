@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import math
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from backbones.head_options import AlignOptions
@@ -21,6 +18,7 @@ from backbones.sizes import parse_size
 from experiments.data import specs
 from experiments.diffusion.diffusion_options import options_of
 from experiments.metrics.eval_options import EvalOptions
+from experiments.runtime.keys import ConfigError
 from routing.errors import UserError, suggest
 from routing.route import RouteError
 
@@ -33,90 +31,6 @@ ENCODERS = {
 SHARED: dict[str, Any] = {"attention": 0} | dict.fromkeys(
     ("depth", "width", "heads", "decoder", "align")
 )
-
-
-@dataclass(frozen=True)
-class Key:
-    """What is declared of a configuration key beside its type, as `Annotated[int, Key(...)]`.
-
-    Attributes:
-        role: What the key decides, one of
-
-            learns   what is learnt: other values are another experiment
-            routes   what is done to the tokens while training: the treatment that tables compare
-            scores   how samples are made and measured
-            reports  where and how a run computes and what it leaves on disk: the same run
-
-            Hash, grouping of runs, budgets and display names follow from it.
-        least: Smallest value.
-        above: All values are larger.
-        most: Largest value.
-        below: All values are smaller.
-        among: The words it may be.
-        parts: Roles of keys below it that have another one.
-    """
-
-    role: str = "learns"
-    least: float | None = None
-    above: float | None = None
-    most: float | None = None
-    below: float | None = None
-    among: tuple[str, ...] = ()
-    parts: Mapping[str, str] = field(default_factory=dict)
-
-    def check(self, name: str, value: Any) -> None:
-        """Refuse a value out of range; null is in every range."""
-        if self.among and value not in self.among:
-            raise ConfigError(
-                f"{name}={value}: expected one of {' '.join(self.among)}"
-                f"{suggest(str(value), self.among)}"
-            )
-        if value is None or isinstance(value, str):
-            return
-        least, most = self.least, self.most
-        good = (
-            (least is None or value >= least)
-            and (self.above is None or value > self.above)
-            and (most is None or value <= most)
-            and (self.below is None or value < self.below)
-        )
-        bounded = (least, self.above, most, self.below) != (None,) * 4
-        if good and not (bounded and isinstance(value, float) and not math.isfinite(value)):
-            return
-        if least == 0 and 1 in (most, self.below):
-            expected = "a share between 0 and 1" + (", below 1" if self.below == 1 else "")
-        elif self.above is not None:
-            expected = f"a number above {self.above:g}"
-        else:
-            expected = f"a number of at least {least:g}"
-            if most is not None and value > least:
-                expected = f"at most {int(most):,}".replace(",", " ")
-        raise ConfigError(f"{name}={value}: expected {expected}")
-
-
-@functools.cache
-def keys_of(cls: Any) -> dict[str, tuple[Any, Key]]:
-    """Return the type and the `Key` of every field of a configuration class."""
-    found = {}
-    for name, hint in typing.get_type_hints(cls, include_extras=True).items():
-        declared = next((k for k in getattr(hint, "__metadata__", ()) if isinstance(k, Key)), None)
-        plain = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
-        found[name] = (plain, declared or Key())
-    return found
-
-
-def check_ranges(config: Any, where: str = "") -> None:
-    """Refuse values out of the ranges that their keys declare, nested dataclasses included."""
-    for name, (kind, key) in keys_of(config.__class__).items():
-        value = getattr(config, name)
-        if dataclasses.is_dataclass(kind):
-            check_ranges(value, f"{where}{name}.")
-        else:
-            key.check(where + name, value)
-
-
-class ConfigError(UserError):
-    """A key, a value or a combination that cannot be run."""
 
 
 def build(cls: type, values: Any, where: str = "") -> Any:

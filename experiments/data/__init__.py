@@ -25,8 +25,8 @@ _HOME = {
     "ScenesOptions": "scenes_spec",
     "TorchvisionOptions": "torchvision",
     "parse": "specs",
-    "SampleOrder": "sample_order",
-    "Prefetch": "prefetch",
+    "SampleOrder": "dataset",
+    "Prefetch": "dataset",
 }
 __all__ = sorted(_HOME)
 

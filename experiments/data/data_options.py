@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from experiments.runtime.keys import Key, check_ranges
 from routing.errors import UserError, suggest
 
 TASKS = ("class", "text", "none")
@@ -60,7 +61,7 @@ class DataOptions:
     """
 
     name: str
-    sigma_data: float = 0.5
+    sigma_data: Annotated[float, Key(above=0)] = 0.5
 
     sample_shape: ClassVar[tuple[int, int, int]] = (0, 0, 0)
     class_count: ClassVar[int] = 0
@@ -74,11 +75,7 @@ class DataOptions:
     source: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        require(
-            0 < self.sigma_data < float("inf"),
-            f"data.sigma_data={self.sigma_data}: must be positive; the paper uses "
-            "data.sigma_data=0.5",
-        )
+        check_ranges(self, "data.", DataError)
 
     def describe(self) -> dict[str, Any]:
         """Return name, shape, number of classes and caption shape, as `build.describe_data` does.

@@ -1,10 +1,20 @@
-"""What a data set is: batches from indices, pixels from tensors, text from captions."""
+"""What a data set is, in which order its samples come, and how batches are read ahead.
+
+The order is a keyed permutation per epoch, whose whole state is the position: a Feistel network
+over the next power of four above the size, walked until it lands inside (Black and Rogaway,
+"Ciphers with arbitrary finite domains", 2002), gives the i-th sample of any epoch in O(1), with
+nothing to store, to broadcast or to restore. Integers only, so every device gives the same order.
+"""
 
 from __future__ import annotations
 
 import abc
 import importlib
-from collections.abc import Mapping, Sequence
+import itertools
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -217,3 +227,144 @@ def create(
     chosen = parse(options)
     module, _, name = chosen.dataset.rpartition(".")
     return getattr(importlib.import_module(module), name)(chosen, task, device)
+
+
+# --- the order of samples -----------------------------------------------------------------------
+
+_WORD = 0xFFFFFFFF
+_ROUNDS = 6
+# Up to this size an epoch's order is kept: a lookup per batch is 200 small operations.
+_SMALL = 1 << 16
+
+
+def _mix(value: Tensor) -> Tensor:
+    """Hash 32-bit words in int64; constants below 2^31 keep every product from overflowing."""
+    value = ((value ^ (value >> 16)) * 0x45D9F3B) & _WORD
+    value = ((value ^ (value >> 15)) * 0x2C1B3C6D) & _WORD
+    value = ((value ^ (value >> 13)) * 0x297A2D39) & _WORD
+    return value ^ (value >> 16)
+
+
+class SampleOrder:
+    """Which sample comes at a position of an endless training stream.
+
+    Args:
+        seed: Another seed is another order.
+        size: Number of samples, or None for an endless stream, which needs no shuffling.
+
+    Raises:
+        DataError: The data set is empty.
+    """
+
+    def __init__(self, seed: int, size: int | None) -> None:
+        if size is not None and not 1 <= size < 1 << 40:
+            raise DataError(f"a data set of {size} samples cannot be shuffled; it needs at least 1")
+        self.seed = int(seed)
+        self.size = size
+        halves = torch.tensor([self.seed & _WORD, (self.seed >> 32) & _WORD])
+        self._key = int(_mix(_mix(halves[:1]) ^ halves[1:]))
+        self._known: dict[int, Tensor] = {}
+        # Small domains make a weak cipher: 6 bits at least.
+        self._half = 3 if size is None else max(3, (max(size - 1, 1).bit_length() + 1) // 2)
+
+    def lookup(self, positions: Tensor) -> Tensor:
+        """Return the samples at `positions`, every sample once per epoch.
+
+        Args:
+            positions: int64, any shape: 0, 1, 2, ... counted over the whole run.
+
+        Returns:
+            Sample indices in `0..size-1`, shaped as `positions`.
+        """
+        if self.size is None:
+            return positions
+        epoch = torch.div(positions, self.size, rounding_mode="floor")
+        place = positions - epoch * self.size
+        if self.size > _SMALL or positions.device.type != "cpu" or not positions.numel():
+            return self._walk(place, epoch)
+        first, last = int(epoch.min()), int(epoch.max())
+        if last - first > 1:
+            return self._walk(place, epoch)
+        return torch.stack([self._epoch(first), self._epoch(last)])[epoch - first, place]
+
+    def _epoch(self, epoch: int) -> Tensor:
+        """Return a whole epoch's order: at small sizes it costs little more than one batch's."""
+        if epoch not in self._known:
+            while len(self._known) > 1:
+                del self._known[next(iter(self._known))]
+            place = torch.arange(self.size or 0)
+            self._known[epoch] = self._walk(place, torch.full_like(place, epoch))
+        return self._known[epoch]
+
+    def _walk(self, place: Tensor, epoch: Tensor) -> Tensor:
+        value = self._permute(place, epoch)
+        while bool((outside := value >= (self.size or 0)).any()):
+            value = torch.where(outside, self._permute(value, epoch), value)
+        return value
+
+    def _permute(self, value: Tensor, epoch: Tensor) -> Tensor:
+        mask = (1 << self._half) - 1
+        # Hashed one after the other, so that (seed, epoch) and (seed + 1, epoch - 1) differ.
+        key = _mix(_mix((epoch + self._key) & _WORD) ^ ((epoch >> 32) & _WORD))
+        left, right = value >> self._half, value & mask
+        for step in range(_ROUNDS):
+            key = _mix((key + 0x6A09E667 + step) & _WORD)
+            left, right = right, left ^ (_mix((right + key) & _WORD) & mask)
+        return (left << self._half) | right
+
+
+# --- reading ahead -------------------------------------------------------------------------------
+
+Plan = Callable[[int], tuple[Tensor, Draws]]
+
+
+class Prefetch:
+    """The batches of steps `start..stop-1`, each a function of its step alone.
+
+    Data sets that compute their samples are simply asked; those that read files are read ahead by a
+    thread. Its errors are raised where the batch is asked for. Leaving the loop ends the thread.
+
+    Args:
+        dataset: Where batches come from.
+        plan: Gives a step's sample indices (on the CPU) and its random numbers.
+        start: First step.
+        stop: One past the last step; None is endless.
+        depth: Batches that may wait.
+        split: `train` or `test`.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        plan: Plan,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        depth: int = 3,
+        split: str = "train",
+    ) -> None:
+        self.dataset, self.plan, self.split = dataset, plan, split
+        self.start, self.stop, self.depth = start, stop, depth
+
+    def __iter__(self) -> Iterator[Batch]:
+        steps = range(self.start, sys.maxsize if self.stop is None else self.stop)
+        if not self.dataset.reads_disk:
+            for step in steps:
+                yield self.dataset.batch(*self.plan(step), self.split)
+            return
+        # A loop that is never left (an error, a signal): the pool's thread is joined at exit.
+        pool = ThreadPoolExecutor(1)
+        ahead = iter(steps)
+        waiting: deque[Future[Rows]] = deque()
+        try:
+            for step in steps:
+                for read in itertools.islice(ahead, self.depth + 1 - len(waiting)):
+                    waiting.append(pool.submit(self._read, read))
+                rows = waiting.popleft().result()
+                yield self.dataset.batch(*self.plan(step), self.split, rows)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _read(self, step: int) -> Rows:
+        rows = self.dataset.rows(*self.plan(step), self.split)
+        return rows.pin() if self.dataset.device.type == "cuda" else rows

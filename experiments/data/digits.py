@@ -9,11 +9,7 @@ from experiments.data.published_files import LabelledImages, SplitOptions
 
 @dataclass(frozen=True)
 class DigitsOptions(SplitOptions):
-    """scikit-learn's 1797 handwritten digits, 8x8 grey.
-
-    Args:
-        name: Always `digits`.
-    """
+    """scikit-learn's 1797 handwritten digits, 8x8 grey."""
 
     name: str = "digits"
 

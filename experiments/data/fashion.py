@@ -48,8 +48,6 @@ class FashionOptions(ImageOptions):
     """Fashion-MNIST (Xiao et al. 2017): 70,000 pictures of clothes, 28x28 grey in 32x32.
 
     Args:
-        name: Always `fashion`.
-        sigma_data: Standard deviation of the scaled data.
         path: Folder with the four IDX files, packed (.gz) or not; None: downloaded once.
     """
 

@@ -37,12 +37,7 @@ _BRANDS = {"apple", "google", "logo", "microsoft"}
 
 @dataclass(frozen=True)
 class IconsOptions(ImageOptions):
-    """Icons of free fonts, 28x28 grey in 32x32; a class is the first word of an icon's name.
-
-    Args:
-        name: Always `icons`.
-        sigma_data: Standard deviation of the scaled data.
-    """
+    """Icons of free fonts, 28x28 grey in 32x32; a class is the first word of an icon's name."""
 
     name: str = "icons"
 

@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from experiments.data.data_options import DataError
-from experiments.data.store_manifest import MANIFEST, Manifest
+from experiments.data.latents_spec import MANIFEST, Manifest
 from experiments.runtime.files import sha256
 from routing.parsing import bytes_of
 

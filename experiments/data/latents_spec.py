@@ -1,20 +1,95 @@
-"""Options of data=latents, and what their headers say (no torch here)."""
+"""Options of data=latents, and what the headers of stores say (no torch here)."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import re
 import tarfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from safetensors import safe_open
 
-from experiments.data.data_options import DataError, DataOptions, ShapeError, one_of, require
-from experiments.data.store_manifest import MANIFEST, Manifest
-from routing.parsing import bytes_of
+from experiments.data.data_options import DataError, DataOptions, ShapeError, require
+from experiments.runtime.keys import Key
+from routing.parsing import bytes_of, json_of
+
+FORMAT = "tread-latents/1"
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a store holds."""
+
+    kind: str  # `moments` (mean and log variance, 2 C channels) or `sample` (C channels)
+    shape: tuple[int, int, int]  # (C, H, W) of a latent
+    count: int  # number of samples
+    flips: bool  # whether `latents_flip` are stored
+    labels: bool  # whether `labels` are stored
+    classes: tuple[str, ...]  # names of classes
+    # None, or the encoder and its (K captions per sample, L tokens, E channels)
+    text: dict[str, Any] | None
+    vae: str  # which autoencoder made it
+    scale_factor: float  # multiplies `latent - shift_factor` to about unit standard deviation
+    shift_factor: float  # subtracted first; 0 for Stable Diffusion's VAE
+    image_size: int  # side of the pictures in pixels
+    mean: tuple[float, ...]  # mean of latents per channel, before scaling
+    std: tuple[float, ...]  # standard deviation of latents per channel, before scaling
+    source: str  # where the pictures came from
+    skipped: int  # how many could not be read
+    shards: tuple[dict[str, Any], ...]  # one of {file, count, bytes, sha256} each
+
+    def dumps(self) -> str:
+        """Return the manifest as JSON."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
+
+    @classmethod
+    def loads(cls, content: bytes, path: Path) -> Manifest:
+        """Parse and check a manifest."""
+        try:
+            values = json_of(content)
+            found = values.pop("format", None)
+            if found != FORMAT:
+                raise DataError(f"{path} has format {found!r}; this version reads {FORMAT!r}")
+            for key in ("shape", "classes", "mean", "std", "shards"):
+                values[key] = tuple(values[key])
+            manifest = cls(**values)
+            channels, height, width = manifest.shape
+            good = (
+                manifest.kind in ("moments", "sample")
+                and all(type(v) is int and v > 0 for v in (channels, height, width))
+                and len(manifest.mean) == len(manifest.std) == channels
+                and sum(shard["count"] for shard in manifest.shards) == manifest.count
+                and all(Path(shard["file"]).name == shard["file"] for shard in manifest.shards)
+                and all(type(shard["bytes"]) is int for shard in manifest.shards)
+                and all(0 < float(v) < float("inf") for v in (*manifest.std, manifest.scale_factor))
+                and all(math.isfinite(v) for v in (*manifest.mean, manifest.shift_factor))
+                and all(type(v) in (int, float) for v in (*manifest.std, manifest.scale_factor))
+                and all(type(v) is bool for v in (manifest.flips, manifest.labels))
+                and all(type(v) is str for v in (manifest.vae, *manifest.classes))
+                and all(type(shard["sha256"]) is str for shard in manifest.shards)
+                and all(type(shard["count"]) is int for shard in manifest.shards)
+                and (manifest.text is None or _is_text(manifest.text))
+            )
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            if isinstance(error, DataError):
+                raise
+            good = False
+        if not good:
+            raise DataError(f"{path} is damaged; run prepare again, which keeps finished shards")
+        return manifest
+
+
+def _is_text(text: dict[str, Any]) -> bool:
+    shape = tuple(text["shape"])
+    sides = len(shape) == 3 and all(type(side) is int and side > 0 for side in shape)
+    return sides and type(text["encoder"]) is str
+
 
 IMAGES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".parquet", ".arrow"}
 
@@ -24,7 +99,6 @@ class LatentsOptions(DataOptions):
     """Precomputed VAE latents: ImageNet-256 (4x32x32), ImageNet-512 (4x64x64), COCO.
 
     Args:
-        name: Always `latents`.
         sigma_data: Standard deviation that the objective assumes.
         path: Folder of the store: from `experiments/prepare.py`, WebDataset tars, or
             LightningDiT's shards.
@@ -49,16 +123,16 @@ class LatentsOptions(DataOptions):
     path: str | None = None
     shape: Sequence[int] | None = None
     test: str | None = None
-    held_out: int = 0
-    flip: str = "auto"
-    scale: str = "factor"
-    scale_factor: float | None = None
-    scaled: str = "auto"
-    kind: str = "auto"
-    num_classes: int | None = None
+    held_out: Annotated[int, Key(least=0, tip=5000)] = 0
+    flip: Annotated[str, Key(among=("auto", "mirror", "none"))] = "auto"
+    scale: Annotated[str, Key(among=("factor", "std"))] = "factor"
+    scale_factor: Annotated[float | None, Key(above=0, tip=0.18215)] = None
+    scaled: Annotated[str, Key(among=("auto", "yes", "no"))] = "auto"
+    kind: Annotated[str, Key(among=("auto", "sample", "moments"))] = "auto"
+    num_classes: Annotated[int | None, Key(least=0, tip=1000)] = None
     vae: str = "auto"
-    vae_dtype: str = "float32"
-    decode_batch: int = 16
+    vae_dtype: Annotated[str, Key(among=("float32", "bfloat16"))] = "float32"
+    decode_batch: Annotated[int, Key(least=1)] = 16
     verify: bool = False
 
     # Where there is no store yet: ImageNet-256 under a VAE that divides the side by 8; 77 tokens
@@ -75,30 +149,6 @@ class LatentsOptions(DataOptions):
             self.shape is None
             or (len(self.shape) == 3 and all(type(n) is int and n > 0 for n in self.shape)),
             f"data.shape={self.shape}: expected null or three sizes such as data.shape=[32,16,16]",
-        )
-        one_of("data.flip", self.flip, ("auto", "mirror", "none"))
-        one_of("data.scale", self.scale, ("factor", "std"))
-        one_of("data.kind", self.kind, ("auto", "sample", "moments"))
-        one_of("data.scaled", self.scaled, ("auto", "yes", "no"))
-        one_of("data.vae_dtype", self.vae_dtype, ("float32", "bfloat16"))
-        require(
-            self.held_out >= 0,
-            f"data.held_out={self.held_out}: must be 0 or a number of samples; try "
-            "data.held_out=5000",
-        )
-        require(
-            self.decode_batch >= 1,
-            f"data.decode_batch={self.decode_batch}: must be at least 1; try data.decode_batch=16",
-        )
-        require(
-            self.scale_factor is None or self.scale_factor > 0,
-            f"data.scale_factor={self.scale_factor}: must be positive; SD's VAE has "
-            "data.scale_factor=0.18215",
-        )
-        require(
-            self.num_classes is None or self.num_classes >= 0,
-            f"data.num_classes={self.num_classes}: must be 0 or more; ImageNet has "
-            "data.num_classes=1000",
         )
         require(
             self.held_out == 0 or self.test is None,

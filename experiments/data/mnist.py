@@ -22,11 +22,7 @@ if TYPE_CHECKING:  # options are read without it, at the start of every command
 
 @dataclass(frozen=True)
 class MnistOptions(SplitOptions):
-    """5,000 images of MNIST (LeCun, Cortes and Burges), 28x28 grey with a margin of two.
-
-    Args:
-        name: Always `mnist`.
-    """
+    """5,000 images of MNIST (LeCun, Cortes and Burges), 28x28 grey with a margin of two."""
 
     name: str = "mnist"
 

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeAlias
 from urllib.error import HTTPError
 
 from experiments.data.data_options import DataError, DataOptions, require
 from experiments.runtime.files import atomic_path
+from experiments.runtime.keys import Key
 from experiments.runtime.locks import locked
 
 if TYPE_CHECKING:  # options are read without it, at the start of every command
@@ -59,16 +60,9 @@ class ImageOptions(DataOptions):
 class SplitOptions(ImageOptions):
     """Options of labelled images that come as one set and are split here."""
 
-    test_fraction: float = 0.2  # share of every class that is held out from training
+    # Share of every class that is held out from training
+    test_fraction: Annotated[float, Key(least=0.01, most=0.9)] = 0.2
     split_seed: int = 0  # which samples are held out
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            0.01 <= self.test_fraction <= 0.9,
-            f"data.test_fraction={self.test_fraction}: must lie in 0.01..0.9; try "
-            "data.test_fraction=0.2",
-        )
 
     def split(self, images: np.ndarray, labels: np.ndarray, white: int) -> LabelledImages:
         """Hold out the same share of every class of N images, whole numbers in any shape."""

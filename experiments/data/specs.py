@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
 from experiments.data.data_options import DataError, DataOptions, require
+from experiments.runtime.keys import keys_of
 from routing.errors import suggest
 
 _HERE = Path(__file__).parent
@@ -43,10 +43,10 @@ def parse(options: DataOptions | Mapping[str, Any]) -> DataOptions:
     values = dict(options)
     name = str(values.get("name", ""))
     made = options_class(name)
-    known = {field.name: str(field.type) for field in dataclasses.fields(made)}
+    known = keys_of(made)
     for key, value in values.items():
         require(key in known, f"unknown key data.{key} of data={name}{suggest(key, known)}")
-        text = known[key] not in ("str", "str | None") or isinstance(value, str | PurePath | None)
+        text = known[key][0] not in (str, str | None) or isinstance(value, str | PurePath | None)
         require(text, f"data.{key}={value!r}: expected text")
     try:
         return made(**values)

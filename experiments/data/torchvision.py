@@ -11,11 +11,11 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from experiments.data.data_options import DataError, one_of
+from experiments.data.data_options import DataError
 from experiments.data.published_files import (
     NAMES,
     ImageOptions,
@@ -27,6 +27,7 @@ from experiments.data.published_files import (
     images_and_labels,
 )
 from experiments.runtime.files import default_cache
+from experiments.runtime.keys import Key
 
 _WAYS = "data.root=FOLDER is where torchvision puts it, and what is not there is downloaded"
 _COLOUR, _GREY = (3, 32, 32), (1, 32, 32)
@@ -50,17 +51,15 @@ class TorchvisionOptions(ImageOptions):
     """A small data set as torchvision downloads it: CIFAR-10 and -100, SVHN, MNIST and its kin.
 
     Args:
-        name: Always `torchvision`.
-        sigma_data: Standard deviation of the scaled data.
         set: Which one, a name of `SETS`.
         root: torchvision's `root`; None: the user's cache folder. What is not there is downloaded.
         flip: `auto`: CIFAR is mirrored at random while training; `mirror` or `none`: for any set.
     """
 
     name: str = "torchvision"
-    set: str = "CIFAR10"
+    set: Annotated[str, Key(among=tuple(SETS))] = "CIFAR10"
     root: str | None = None
-    flip: str = "auto"
+    flip: Annotated[str, Key(among=("auto", "mirror", "none"))] = "auto"
 
     sample_shape = _COLOUR
     class_count = 10
@@ -70,8 +69,6 @@ class TorchvisionOptions(ImageOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("data.set", self.set, SETS)
-        one_of("data.flip", self.flip, ("auto", "mirror", "none"))
         shape, classes, _ = SETS[self.set]
         object.__setattr__(self, "sample_shape", shape)
         object.__setattr__(self, "class_count", classes)

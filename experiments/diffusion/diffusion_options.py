@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from experiments.runtime.keys import Key, check_ranges, keys_of
 from routing.errors import UserError, suggest
 
 
@@ -31,32 +33,42 @@ def one_of(key: str, value: str, options: tuple[str, ...]) -> None:
     require(value in options, f"{key}={value}: choose one of {', '.join(options)}{hint}")
 
 
-def positive(key: str, value: float) -> None:
-    """Refuse what is no finite number above 0."""
-    require(
-        isinstance(value, int | float) and math.isfinite(value) and value > 0,
-        f"{key}={value}: a positive number is needed",
-    )
+class DiffusionOptions:
+    """Options whose ranges are declared beside their types."""
+
+    GROUP: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        check_ranges(self, f"{self.GROUP}.", DiffusionError)
+
+
+Positive = Annotated[float, Key(above=0)]
+NotNegative = Annotated[float, Key(least=0)]
 
 
 # ------------------------------------------------------------------------------------- objectives
 
 
+class ObjectiveOptions(DiffusionOptions):
+    """What every objective has."""
+
+    GROUP = "objective"
+
+
 @dataclass(frozen=True)
-class EDMOptions:
+class EDMOptions(ObjectiveOptions):
     """EDM (Karras et al. 2022, Table 1, and TREAD's settings)."""
 
     name: str = "edm"
     p_mean: float = -1.2
-    p_std: float = 1.2
-    sigma_data: float = 0.5
-    sigma_min: float = 0.002
+    p_std: Positive = 1.2
+    sigma_data: Positive = 0.5
+    sigma_min: Positive = 0.002
     sigma_max: float = 80.0
-    rho: float = 7.0
+    rho: Positive = 7.0
 
     def __post_init__(self) -> None:
-        for key in ("p_std", "sigma_data", "sigma_min", "rho"):
-            positive(f"objective.{key}", getattr(self, key))
+        super().__post_init__()
         require(
             self.sigma_max > self.sigma_min,
             f"objective.sigma_max={self.sigma_max}: it must exceed sigma_min={self.sigma_min}",
@@ -64,77 +76,55 @@ class EDMOptions:
 
 
 @dataclass(frozen=True)
-class FlowOptions:
+class FlowOptions(ObjectiveOptions):
     """Flow matching as in SiT (Ma et al. 2024), with LightningDiT's extras."""
 
-    TIMES: ClassVar[tuple[str, ...]] = ("lognormal", "uniform")
-
     name: str = "flow"
-    times: str = "lognormal"
+    times: Annotated[str, Key(among=("lognormal", "uniform"))] = "lognormal"
     mean: float = 0.0
-    std: float = 1.0
-    shift: float = 1.0
-    cosine: float = 0.0
-    time_scale: float = 1000.0
+    std: Positive = 1.0
+    shift: Positive = 1.0
+    cosine: NotNegative = 0.0
+    time_scale: Positive = 1000.0
     reverse: bool = False
-    sigma_data: float = 1.0
-
-    def __post_init__(self) -> None:
-        one_of("objective.times", self.times, self.TIMES)
-        for key in ("std", "shift", "time_scale", "sigma_data"):
-            positive(f"objective.{key}", getattr(self, key))
-        require(self.cosine >= 0, f"objective.cosine={self.cosine}: a weight of 0 or more")
+    sigma_data: Positive = 1.0
 
 
 @dataclass(frozen=True)
-class DDPMOptions:
+class DDPMOptions(ObjectiveOptions):
     """DDPM as in DiT (Peebles & Xie 2023): linear betas, epsilon, optional learned variance."""
 
     name: str = "ddpm"
-    steps: int = 1000
+    steps: Annotated[int, Key(least=2, most=10**6)] = 1000
     beta_start: float = 1e-4
     beta_end: float = 0.02
     learn_sigma: bool = False
-    vlb: float = 1.0
-    sigma_data: float = 1.0
+    vlb: NotNegative = 1.0
+    sigma_data: Positive = 1.0
 
     def __post_init__(self) -> None:
-        require(
-            2 <= self.steps <= 10**6,
-            f"objective.steps={self.steps}: two or more steps are needed, at most a million",
-        )
+        super().__post_init__()
         require(
             0 < self.beta_start <= self.beta_end < 1,
             f"objective.beta_start={self.beta_start}, beta_end={self.beta_end}: "
             "0 < beta_start <= beta_end < 1 is needed; DiT has 0.0001 and 0.02",
         )
-        require(self.vlb >= 0, f"objective.vlb={self.vlb}: a weight of 0 or more is needed")
-        positive("objective.sigma_data", self.sigma_data)
 
 
 # --------------------------------------------------------------------------------------- samplers
 
 
 @dataclass(frozen=True)
-class SamplerOptions:
+class SamplerOptions(DiffusionOptions):
     """What every sampler has; `steps` intervals from noise to data."""
 
-    name: str = "heun"
-    steps: int = 40
-    shift: float = 1.0
-    reuse: str | None = None
-    reuse_every: int = 2
+    GROUP = "sampler"
 
-    def __post_init__(self) -> None:
-        require(
-            type(self.steps) is int and 1 <= self.steps <= 10**5,
-            f"sampler.steps={self.steps}: a whole number of 1 or more is needed, at most 100 000",
-        )
-        positive("sampler.shift", self.shift)
-        require(
-            self.reuse_every >= 1,
-            f"sampler.reuse_every={self.reuse_every}: 1 (never reuse) or more is needed",
-        )
+    name: str = "heun"
+    steps: Annotated[int, Key(least=1, most=10**5)] = 40
+    shift: Positive = 1.0
+    reuse: str | None = None
+    reuse_every: Annotated[int, Key(least=1)] = 2  # 1: never reuse
 
 
 @dataclass(frozen=True)
@@ -142,7 +132,7 @@ class EulerOptions(SamplerOptions):
     """Euler steps of the probability-flow ODE (order 1, one evaluation a step)."""
 
     name: str = "euler"
-    steps: int = 50
+    steps: Annotated[int, Key(least=1, most=10**5)] = 50
 
 
 @dataclass(frozen=True)
@@ -155,15 +145,14 @@ class ChurnOptions(SamplerOptions):
     """EDM's stochastic sampler (Algorithm 2): renoise a little, then a Heun step."""
 
     name: str = "churn"
-    steps: int = 256
-    churn: float = 40.0
+    steps: Annotated[int, Key(least=1, most=10**5)] = 256
+    churn: NotNegative = 40.0
     churn_min: float = 0.05
     churn_max: float = 50.0
     churn_noise: float = 1.003
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.churn >= 0, f"sampler.churn={self.churn}: a number of 0 or more is needed")
         require(
             0 <= self.churn_min <= self.churn_max,
             f"sampler.churn_min={self.churn_min}, churn_max={self.churn_max}: "
@@ -175,40 +164,21 @@ class ChurnOptions(SamplerOptions):
 class SDEOptions(SamplerOptions):
     """Euler-Maruyama on the reverse SDE (SiT section 3.3), the last step without noise."""
 
-    FORMS: ClassVar[tuple[str, ...]] = ("sigma", "constant", "decreasing")
-    LAST: ClassVar[tuple[str, ...]] = ("euler", "mean")
-
     name: str = "sde"
-    steps: int = 250
-    diffusion: str = "sigma"
-    strength: float = 1.0
-    last_step: float = 0.04
-    last: str = "euler"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("sampler.diffusion", self.diffusion, self.FORMS)
-        one_of("sampler.last", self.last, self.LAST)
-        require(self.strength >= 0, f"sampler.strength={self.strength}: 0 (the ODE) or more")
-        require(
-            0 <= self.last_step < 1,
-            f"sampler.last_step={self.last_step}: a fraction of 0 or more and below 1 is needed",
-        )
+    steps: Annotated[int, Key(least=1, most=10**5)] = 250
+    diffusion: Annotated[str, Key(among=("sigma", "constant", "decreasing"))] = "sigma"
+    strength: NotNegative = 1.0  # 0: the ODE
+    last_step: Annotated[float, Key(least=0, below=1)] = 0.04
+    last: Annotated[str, Key(among=("euler", "mean"))] = "euler"
 
 
 @dataclass(frozen=True)
 class DDPMSamplerOptions(SamplerOptions):
     """Ancestral sampling (Ho et al. 2020) on evenly spaced times."""
 
-    VARIANCES: ClassVar[tuple[str, ...]] = ("learned", "small", "large")
-
     name: str = "ddpm"
-    steps: int = 250
-    variance: str = "learned"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("sampler.variance", self.variance, self.VARIANCES)
+    steps: Annotated[int, Key(least=1, most=10**5)] = 250
+    variance: Annotated[str, Key(among=("learned", "small", "large"))] = "learned"
 
 
 @dataclass(frozen=True)
@@ -216,20 +186,18 @@ class DDIMOptions(SamplerOptions):
     """DDIM (Song et al. 2021): `eta` 0 is deterministic, 1 is ancestral sampling."""
 
     name: str = "ddim"
-    steps: int = 50
-    eta: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 <= self.eta <= 1, f"sampler.eta={self.eta}: a number from 0 to 1 is needed")
+    steps: Annotated[int, Key(least=1, most=10**5)] = 50
+    eta: Annotated[float, Key(least=0, most=1)] = 0.0
 
 
 # ---------------------------------------------------------------------------------------- guidance
 
 
 @dataclass(frozen=True)
-class GuidanceOptions:
+class GuidanceOptions(DiffusionOptions):
     """What every guidance has: its scale, and the noise levels (sigma / alpha) where it acts."""
+
+    GROUP = "guidance"
 
     name: str = "none"
     scale: float = 1.0
@@ -237,6 +205,7 @@ class GuidanceOptions:
     high: float | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(
             isinstance(self.scale, int | float) and math.isfinite(self.scale),
             f"guidance.scale={self.scale}: a number is needed; 1 is no guidance",
@@ -257,15 +226,7 @@ class CFGOptions(GuidanceOptions):
 
     name: str = "cfg"
     scale: float = 1.5
-    channels: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            self.channels is None or self.channels >= 1,
-            f"guidance.channels={self.channels}: null (all) or a number of 1 or more is needed; "
-            "3 is that of DiT's and SiT's sampling",
-        )
+    channels: Annotated[int | None, Key(least=1, tip=3)] = None
 
 
 @dataclass(frozen=True)
@@ -282,20 +243,17 @@ class IntervalOptions(CFGOptions):
 class RoutedOptions(GuidanceOptions):
     """Routed guidance (Sparse Guidance, arXiv 2601.01608): two conditional passes, two rates."""
 
-    SUBSETS: ClassVar[tuple[str, ...]] = ("independent", "nested")
-
     name: str = "routed"
     scale: float = 1.5
     strong: str = "0.5"
     weak: str = "0.9"
     null_class: bool = False
-    subsets: str = "independent"
+    subsets: Annotated[str, Key(among=("independent", "nested"))] = "independent"
     route: str | None = None
     checkpoint: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("guidance.subsets", self.subsets, self.SUBSETS)
         Rate.parse(self.strong, "guidance.strong")
         Rate.parse(self.weak, "guidance.weak")
 
@@ -316,16 +274,8 @@ class APGOptions(GuidanceOptions):
     name: str = "apg"
     scale: float = 4.0
     eta: float = 0.0
-    threshold: float = 2.5
-    momentum: float = -0.75
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.threshold >= 0, f"guidance.threshold={self.threshold}: 0 (no limit) or more")
-        require(
-            -1 < self.momentum < 1,
-            f"guidance.momentum={self.momentum}: a number between -1 and 1 is needed; 0 is none",
-        )
+    threshold: NotNegative = 2.5  # 0: no limit
+    momentum: Annotated[float, Key(above=-1, below=1)] = -0.75  # 0: none
 
 
 @dataclass(frozen=True)
@@ -430,20 +380,23 @@ def options_of(kind: str, value: Any) -> Any:
         raise DiffusionError(f"{kind}={value!r}: a name or a mapping with a name is needed")
     name = str(value.get("name", next(iter(known))))
     one_of(kind, name, tuple(known))
-    fields = {f.name: f for f in dataclasses.fields(known[name])}
+    fields = keys_of(known[name])
     for key in value:
         if key not in fields:
             raise DiffusionError(
                 f"unknown key {kind}.{key} for {kind}={name}{suggest(str(key), fields)}"
             )
-    return known[name](**{key: _convert(kind, fields[key], value[key]) for key in value})
+    return known[name](
+        **{key: _convert(f"{kind}.{key}", fields[key][0], value[key]) for key in value}
+    )
 
 
-def _convert(kind: str, field: dataclasses.Field[Any], value: Any) -> Any:
+def _convert(key: str, hint: Any, value: Any) -> Any:
     """Read numbers that YAML or a command line gave as text, and refuse what is no number."""
-    kinds = {"int": int, "float": float, "str": str}
-    target = kinds.get(str(field.type).split(" | ")[0])
-    if value is None or target is None or isinstance(value, bool) and target is not str:
+    target = (typing.get_args(hint) or (hint,))[0]
+    if value is None or target not in (int, float, str):
+        return value
+    if isinstance(value, bool) and target is not str:
         return value
     try:
         if target is int and float(value) != int(float(value)):
@@ -451,4 +404,4 @@ def _convert(kind: str, field: dataclasses.Field[Any], value: Any) -> Any:
         return target(value)
     except (TypeError, ValueError, OverflowError):
         wanted = {int: "a whole number", float: "a number", str: "text"}[target]
-        raise DiffusionError(f"{kind}.{field.name}={value}: {wanted} is needed") from None
+        raise DiffusionError(f"{key}={value}: {wanted} is needed") from None

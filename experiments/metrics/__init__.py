@@ -11,7 +11,7 @@ _HOME = {
     "Moments": "distances",
     "frechet_distance": "distances",
     "SingularCovarianceWarning": "distances",
-    "Features": "features",
+    "Features": "collect",
     "create_features": "features",
     "Reference": "reference",
     "METRICS": "eval_options",

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
 
+from experiments.runtime.keys import Key, check_ranges
 from routing.errors import UserError, suggest
 
-LABELS = ("balanced", "random")
 _CONF = Path(__file__).resolve().parents[1] / "conf" / "eval"
 
 
@@ -206,17 +206,17 @@ class EvalOptions:
     """
 
     name: str = "digits"
-    every: int = 0
-    samples: int = 500
+    every: Annotated[int, Key(least=0, most=10**7)] = 0
+    samples: Annotated[int, Key(least=2, most=10**7)] = 500
     features: tuple[str, ...] = ("digits-classifier",)
     metrics: tuple[str, ...] = ("fd", "accuracy")
-    labels: str = "balanced"
-    seed: int = 100000
-    batch: int = 250
+    labels: Annotated[str, Key(among=("balanced", "random"))] = "balanced"
+    seed: Annotated[int, Key(least=0, most=2**62)] = 100000
+    batch: Annotated[int, Key(least=1, most=10**7)] = 250
     reference: str | None = None
-    neighbours: int = 3
-    kid_subsets: int = 100
-    kid_subset_size: int = 1000
+    neighbours: Annotated[int, Key(least=1, most=10**7)] = 3
+    kid_subsets: Annotated[int, Key(least=1, most=10**7)] = 100
+    kid_subset_size: Annotated[int, Key(least=2, most=10**7)] = 1000
     inception_weights: str | None = None
     dinov2_weights: str | None = None
 
@@ -226,23 +226,7 @@ class EvalOptions:
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         check_features(self.features)
         check_metrics(self.metrics)
-        if self.labels not in LABELS:
-            raise MetricError(
-                f"eval.labels={self.labels}: choose {' or '.join(LABELS)}"
-                f"{suggest(self.labels, LABELS)}"
-            )
         for name in ("reference", "inception_weights", "dinov2_weights"):
             if not isinstance(getattr(self, name), str | None):
                 raise MetricError(f"eval.{name}={getattr(self, name)!r}: expected a file or null")
-        floors = {
-            "every": 0, "samples": 2, "seed": 0, "batch": 1,
-            "neighbours": 1, "kid_subsets": 1, "kid_subset_size": 2,
-        }  # fmt: skip
-        for name, floor in floors.items():
-            value = getattr(self, name)
-            most = 2**62 if name == "seed" else 10**7
-            if type(value) is not int or not floor <= value <= most:
-                raise MetricError(
-                    f"eval.{name}={value!r}: expected a whole number of {floor} or more, at most "
-                    f"{most}"
-                )
+        check_ranges(self, "eval.", MetricError)

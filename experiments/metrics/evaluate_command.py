@@ -18,8 +18,7 @@ import torch
 
 from experiments.data.dataset import create
 from experiments.metrics import reference, scoring
-from experiments.metrics.collect import collect
-from experiments.metrics.collectives import share, world
+from experiments.metrics.collect import collect, share, world
 from experiments.metrics.eval_options import EvalOptions, MetricError, Score, defaults_for
 from experiments.metrics.features import create_features
 from experiments.metrics.images import Images, own_images

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from experiments.data import probe
-from experiments.metrics.collectives import main_first
+from experiments.metrics.collect import Features, main_first
 from experiments.metrics.eval_options import FEATURES, EvalOptions, MetricError, check_features
 from experiments.metrics.images import check_images, labelled_images, split_images
 from experiments.metrics.pretrained import DinoFeatures, InceptionFeatures
@@ -28,39 +28,6 @@ from experiments.runtime.files import sha256
 
 # Wider images need a larger network, and minutes of training.
 _LARGEST = 64
-
-
-class Features(Protocol):
-    """A feature extractor.
-
-    Attributes:
-        name: Its name, one of `eval_options.FEATURES`.
-        dim: Length of a feature vector.
-        checksum: SHA-256 of its weights.
-        provides: What a call returns: `features`, and some of `logits`, `spatial`.
-        device: Where it runs.
-        note: One line for the log, as the classifier's accuracy; may be empty.
-    """
-
-    name: str
-    dim: int
-    checksum: str
-    provides: tuple[str, ...]
-    device: torch.device
-    note: str
-
-    def __call__(self, images: Tensor) -> dict[str, Tensor]:
-        """Return float32 `features` `(B, dim)`, and `logits` and `spatial` rows where provided.
-
-        Args:
-            images: uint8 with shape `(B, 3, H, W)`.
-        """
-        ...
-
-
-def identity(features: Features) -> str:
-    """Return name and start of the weights' checksum, as `digits-classifier@1f2e3d4c`."""
-    return f"{features.name}@{features.checksum[:8]}"
 
 
 class PixelFeatures:

@@ -18,8 +18,7 @@ from torch import Tensor
 from experiments.config.schema import Config
 from experiments.diffusion.auxiliary_losses import masked_mean, pixel_mask
 from experiments.diffusion.objective import Objective, create_objective
-from experiments.metrics.collect import exact
-from experiments.metrics.collectives import gather_rows, share
+from experiments.metrics.collect import exact, gather_rows, share
 from experiments.metrics.eval_options import Score
 from experiments.metrics.images import split_indices
 from experiments.metrics.meters import scored

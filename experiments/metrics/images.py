@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from experiments.data.picture_files import eight_bits
-from experiments.metrics.collectives import share
+from experiments.metrics.collect import share
 from experiments.metrics.eval_options import MetricError
 
 #: Images taken from an endless stream, per split.

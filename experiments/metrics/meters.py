@@ -16,8 +16,7 @@ from torch import Tensor
 from experiments.data.dataset import create
 from experiments.data.probe import adherence
 from experiments.metrics import reference
-from experiments.metrics.collect import Collector, collect, exact
-from experiments.metrics.collectives import gather_rows
+from experiments.metrics.collect import Collector, Features, collect, exact, gather_rows, identity
 from experiments.metrics.distances import (
     frechet_distance,
     inception_score,
@@ -35,7 +34,7 @@ from experiments.metrics.eval_options import (
     direction,
     full_name,
 )
-from experiments.metrics.features import Features, PixelFeatures, create_features, identity
+from experiments.metrics.features import PixelFeatures, create_features
 from experiments.metrics.images import own_images, split_images
 from experiments.metrics.reference import Reference
 

@@ -18,10 +18,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.metrics.collect import Collected, collect
-from experiments.metrics.collectives import gather_rows, main_first, share, world
+from experiments.metrics.collect import (
+    Collected,
+    Features,
+    collect,
+    gather_rows,
+    identity,
+    main_first,
+    share,
+    world,
+)
 from experiments.metrics.eval_options import MetricError
-from experiments.metrics.features import Features, identity
 from experiments.metrics.images import (
     Images,
     array_names,

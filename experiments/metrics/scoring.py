@@ -23,7 +23,7 @@ from torch import Tensor
 from experiments.config.schema import Config
 from experiments.diffusion.diffusion_options import DiffusionError
 from experiments.metrics import heldout
-from experiments.metrics.collectives import gather_rows, main_first, share, world
+from experiments.metrics.collect import gather_rows, main_first, share, world
 from experiments.metrics.eval_options import EvalOptions, MetricError, Score, defaults_for
 from experiments.metrics.meters import prepare
 from experiments.runtime.console import Console

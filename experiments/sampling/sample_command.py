@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from experiments.data.dataset import create
-from experiments.data.latent_space import LatentSpace
+from experiments.data.latents import LatentSpace
 from experiments.data.latents_spec import LatentsOptions
 from experiments.data.specs import parse
 from experiments.diffusion.diffusion_options import DiffusionError

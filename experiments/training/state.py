@@ -55,16 +55,6 @@ class TrainingState:
         device = self.params[0].device
         self.tally = torch.zeros(5, dtype=widest(device), device=device)
 
-    def clip(self, limit: float) -> Tensor:
-        """Scale the gradients down to a norm of `limit`; return their norm before it."""
-        return torch.nn.utils.clip_grad_norm_(self.params, limit)
-
-    @torch.no_grad()
-    def average(self, decay: float) -> None:
-        """Move the average towards the weights."""
-        # Without no_grad autograd remembers every average of parameters: 25 KB a step, for good.
-        torch._foreach_lerp_(self.ema, self.params, 1 - decay)
-
     @contextlib.contextmanager
     def averaged(self) -> Iterator[Backbone]:
         """Give the model its EMA weights, in eval mode, inside the block."""

@@ -276,10 +276,10 @@ def test_expand():
     [
         ("emd", "did you mean edm"),
         ({"name": "edm", "sigma_mn": 1}, "did you mean sigma_min"),
-        ({"name": "edm", "rho": -1}, "objective.rho=-1.0: a positive number"),
+        ({"name": "edm", "rho": -1}, "objective.rho=-1.0: expected a number above 0"),
         ({"name": "edm", "rho": "seven"}, "objective.rho=seven: a number is needed"),
         ({"name": "edm", "sigma_max": 0.001}, "must exceed"),
-        ({"name": "flow", "times": "logit"}, "lognormal, uniform"),
+        ({"name": "flow", "times": "logit"}, "lognormal uniform"),
         ({"name": "ddpm", "steps": 2.5}, "whole number"),
         ({"name": "ddpm", "beta_end": 2}, "DiT has 0.0001 and 0.02"),
         (3, "a name or a mapping"),

@@ -402,7 +402,7 @@ def test_reuse_does_not_outlive_its_batch():
         ({"name": "cfg", "scal": 2}, None, "did you mean scale"),
         ({"name": "cfg", "scale": float("nan")}, None, "a number is needed"),
         ({"name": "interval", "low": 3}, None, "0 <= low < high"),
-        ({"name": "apg", "momentum": -1}, None, "between -1 and 1"),
+        ({"name": "apg", "momentum": -1}, None, "above -1 and below 1"),
     ],
 )
 def test_wrong_options_say_what_to_type(options, route, says):

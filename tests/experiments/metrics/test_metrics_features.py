@@ -22,9 +22,8 @@ from experiments.metrics import (
     pretrained,
     small_networks,
 )
-from experiments.metrics.collect import collect
+from experiments.metrics.collect import collect, identity
 from experiments.metrics.eval_options import MetricError
-from experiments.metrics.features import identity
 from experiments.metrics.images import labelled_images, split_images, split_indices
 from experiments.metrics.meters import Meter
 from experiments.metrics.reference import heldout, load, save

@@ -170,7 +170,7 @@ def test_text_model(tmp_path, capsys):
         (["--guidance", "autoguidance"], "guidance.checkpoint=RUN@STEP"),
         (["--guidance", "cfg", "guidance.sclae=2"], "did you mean scale"),
         (["--sampler", "huen"], "did you mean heun"),
-        (["--steps", "0"], "1 or more"),
+        (["--steps", "0"], "at least 1"),
         (["--captions", "a cat"], "not conditioned on text"),
         (["model.width=3"], "sampling can change sampler.KEY=VALUE"),
         (["--batch", "0"], "1 or more"),
@@ -355,7 +355,7 @@ def test_weights_of_latents_are_sampled_where_the_latents_are_not(layout, vae, t
     ],
 )
 def test_a_damaged_description_of_latents_is_one_sentence(wrong):
-    from experiments.data.latent_space import Decoding
+    from experiments.data.latents import Decoding
 
     good = {"shift": [0.0] * 4, "unit": [1.0] * 4, "vae": "x"}
     assert Decoding.read(good, 4).factor is None

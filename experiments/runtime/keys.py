@@ -1,0 +1,111 @@
+"""Options' ranges and words, declared beside their types and checked alike (no torch here)."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from routing.errors import UserError, suggest
+
+
+class ConfigError(UserError):
+    """A key, a value or a combination that cannot be run."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """What is declared of an option beside its type, as `Annotated[int, Key(...)]`.
+
+    Attributes:
+        role: What the key decides, one of
+
+            learns   what is learnt: other values are another experiment
+            routes   what is done to the tokens while training: the treatment that tables compare
+            scores   how samples are made and measured
+            reports  where and how a run computes and what it leaves on disk: the same run
+
+            Hash, grouping of runs, budgets and display names follow from it.
+        least: Smallest value.
+        above: All values are larger.
+        most: Largest value.
+        below: All values are smaller.
+        among: The words it may be.
+        parts: Roles of keys below it that have another one.
+        tip: A value to type instead of a wrong one, where the default is none.
+    """
+
+    role: str = "learns"
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+    among: tuple[str, ...] = ()
+    parts: Mapping[str, str] = field(default_factory=dict)
+    tip: Any = None
+
+    def check(self, name: str, value: Any, error: type[UserError], tip: Any = None) -> None:
+        """Refuse a value out of range, with a `tip` what to type; null is in every range."""
+        if self.among and value not in self.among:
+            raise error(
+                f"{name}={value}: expected one of {' '.join(self.among)}"
+                f"{suggest(str(value), self.among)}"
+            )
+        if value is None or isinstance(value, str):
+            return
+        least, most = self.least, self.most
+        good = (
+            (least is None or value >= least)
+            and (self.above is None or value > self.above)
+            and (most is None or value <= most)
+            and (self.below is None or value < self.below)
+        )
+        bounded = (least, self.above, most, self.below) != (None,) * 4
+        if good and not (bounded and isinstance(value, float) and not math.isfinite(value)):
+            return
+        if least == 0 and 1 in (most, self.below):
+            expected = "a share between 0 and 1" + (", below 1" if self.below == 1 else "")
+        elif least is not None and most is not None and most <= 1000:
+            expected = f"a number from {least:g} to {most:g}"
+        elif self.above is not None:
+            expected = f"a number above {self.above:g}"
+            expected += "" if self.below is None else f" and below {self.below:g}"
+        else:
+            expected = f"a number of at least {least:g}"
+            if most is not None and value > least:
+                expected = f"at most {int(most):,}".replace(",", " ")
+        hint = "" if tip is None else f"; try {name}={tip}"
+        raise error(f"{name}={value}: expected {expected}{hint}")
+
+
+@functools.cache
+def keys_of(cls: Any) -> dict[str, tuple[Any, Key]]:
+    """Return the type and the `Key` of every field of a class of options."""
+    hints, found = typing.get_type_hints(cls, include_extras=True), {}
+    for name in (f.name for f in dataclasses.fields(cls)):
+        hint = hints[name]
+        declared = next((k for k in getattr(hint, "__metadata__", ()) if isinstance(k, Key)), None)
+        plain = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
+        found[name] = (plain, declared or Key())
+    return found
+
+
+def check_ranges(options: Any, where: str = "", error: type[UserError] = ConfigError) -> None:
+    """Refuse values out of the ranges that their keys declare, nested dataclasses included."""
+    for name, (kind, key) in keys_of(options.__class__).items():
+        value = getattr(options, name)
+        default = options.__dataclass_fields__[name].default
+        if dataclasses.is_dataclass(kind):
+            check_ranges(value, f"{where}{name}.", error)
+            continue
+        wanted = set(typing.get_args(kind) or (kind,)) - {type(None)}
+        if wanted <= {int, float} and isinstance(value, str | bool):
+            raise error(f"{where}{name}={value}: expected a number")
+        if wanted == {int} and isinstance(value, float):
+            raise error(f"{where}{name}={value}: expected a whole number")
+        tip = default if key.tip is None else key.tip
+        key.check(where + name, value, error, None if error is ConfigError else tip)
