@@ -113,7 +113,6 @@ class Grid:
             seen.add(stage.name)
         return stages
 
-
     def at(self, values: Mapping[str, Any]) -> Grid:
         """Return the grid at one point of its search space: values by name."""
         rows, base = dict(values), dict(self.raw.get("base") or {})
