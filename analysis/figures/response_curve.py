@@ -58,12 +58,7 @@ def response(study: Study) -> Plot | None:
         ax.tick_params(axis="x", labelrotation=90)
         ax.margins(x=0.08)
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=min(4, len(handles)))
-    caption = (
-        f"{shared(names)}. Scores over the scale of CFG (1: no guidance), under SG, which guides a "
-        "dense pass away from a routed one of the same weights, and under routed inference. Mean "
-        "over seeds with their standard deviation."
-    )
-    return Plot("response", "Response to guidance", caption, figure, frame)
+    return Plot.of("response", figure, frame, names=shared(names))
 
 
 def _curve(ax: Axes, curve: pd.DataFrame, settings: list[str], tokens: str) -> Any:

@@ -125,9 +125,4 @@ def samples(study: Study) -> Plot | None:
                 panel = {"panel": base.label, "treatment": cell.treatment, "step": row["step"]}
                 run = {"run": row["run"], "seed": row["seed"]}
                 data.append({**panel, **run, "score": value, "metric": base.metric})
-    caption = (
-        f"{shared(names)}. Samples of each run's averaged weights after training, one column per "
-        "class: the same noise and the same labels at the same place of every panel, dense above "
-        f"routed, of one training seed. Panels of one line share recipe and steps.{more}"
-    )
-    return Plot("samples", "Samples, dense and routed", caption, figure, pd.DataFrame(data))
+    return Plot.of("samples", figure, data, names=shared(names), more=more)
