@@ -35,14 +35,9 @@ def tables() -> list[str]:
 
 
 def table(name: str) -> pd.DataFrame:
-    """Return one published table.
+    """Return one published table of `tables()`, a row per published row, columns as published.
 
-    Args:
-        name: One of `tables()`.
-
-    Returns:
-        One row per published row, columns as published; `attrs` holds source, where, version,
-        metric, data, basis and note.
+    `attrs` holds source, where, version, metric, data, basis and note.
 
     Raises:
         PaperError: if there is no such table.
@@ -82,9 +77,7 @@ def main_row(family: str, objective: str, size: str) -> dict[str, Any] | None:
         size: Size such as `B/2`; RWKV and Mamba have one row each, of another, unpublished model.
     """
     for row in rows("main"):
-        if row["family"] != family:
-            continue
-        if family == "dit" and (row["objective"] != objective or row["size"] != size):
-            continue
-        return row
+        same = family != "dit" or (row["objective"], row["size"]) == (objective, size)
+        if row["family"] == family and same:
+            return row
     return None

@@ -85,15 +85,10 @@ def label(found: dict[str, Any]) -> str:
 def table(files: Sequence[dict[str, Any]], levels: bool = False) -> Table:
     """Return the scales by setting and pair.
 
-    Args:
-        files: What was stored; seeds of one setting are averaged, one alone has its bootstrap
-            interval.
-        levels: A row per noise level beside that of their mean, and what was said of each run.
+    Seeds of one setting are averaged, one alone has its bootstrap interval; `levels` gives a row
+    per noise level beside that of their mean, and what was said of each run.
     """
-    columns = (
-        *Column.each("Strong over weak", "Sigma", numeric=False),
-        *Column.each(*_HEADINGS),
-    )
+    columns = (*Column.each("Strong over weak", "Sigma", numeric=False), *Column.each(*_HEADINGS))
     groups: dict[tuple[str, str, float | None], list[dict[str, Any]]] = {}
     for found in files:
         for row in found["rows"]:

@@ -42,8 +42,7 @@ def throughput(study: Study) -> Table:
     text = f"{speeds['TREAD'] / speeds['DiT']:.2f}x (DiT-XL/2)"
     rows = []
     for base in study.bases:
-        for cell in base.cells:
-            rows.append((base.label, _throughput_row(base, cell, text)))
+        rows += [(base.label, _throughput_row(base, cell, text)) for cell in base.cells]
     timed, damaged = _timed_rows(study.runs.attrs.get("root", "."), text)
     rows = rows + timed or [not_run(columns, [words(text)])]
     shares = [entries[6].value for _, entries in rows]
