@@ -79,9 +79,7 @@ def _hours(config: Config, words: Sequence[str]) -> int | None:
 def estimate(made: Plan, tflops: float | None) -> list[str]:
     """Return what the runs of a plan will cost, one line each and their sum.
 
-    Args:
-        made: Checked runs.
-        tflops: What one GPU reaches, in TFLOP/s; None: no hours are estimated.
+    `tflops` is what one GPU reaches, in TFLOP/s; with None no hours are estimated.
     """
     lines, total = [], 0.0
     for run in made.runs:
