@@ -8,8 +8,6 @@
 Names are resolved on first use, so that `import analysis` costs nothing and never imports torch.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

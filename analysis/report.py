@@ -5,8 +5,6 @@ PNG, style and script are inline; a content security policy by hash forbids ever
 sort, and the page filters by backbone, route and scale. Every string from a run is escaped.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import dataclasses

@@ -20,8 +20,6 @@ The result is an `.npz` with the arrays and the protocol as JSON text; nothing i
 Beside `analysis.guidance_scale` this is the one module of `analysis` that reads models.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import io

@@ -1,7 +1,5 @@
 """Launch, retry and cancel: look, decide and submit under one lock, so nothing goes out twice."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import re

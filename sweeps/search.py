@@ -5,8 +5,6 @@ a trial is the folder that its configuration names: after a kill of the coordina
 finds every trial's run again, so that none is lost and none is trained twice.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """The commands: launch, status, retry, cancel, show, list."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import json

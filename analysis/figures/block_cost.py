@@ -1,7 +1,5 @@
 """What each block costs, dense and inside the route (multiply-adds per image)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd

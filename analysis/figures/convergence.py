@@ -1,7 +1,5 @@
 """Convergence against steps, multiply-adds and hours, other methods, the overview with samples."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from textwrap import fill
 from typing import Any

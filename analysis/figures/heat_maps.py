@@ -1,7 +1,5 @@
 """Heat maps: guidance with two rates (SG, Figs. 4 to 8), layer similarity (TREAD, Fig. 4)."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import warnings

@@ -1,7 +1,5 @@
 """How scores respond to guidance: dense and routed over the scales of CFG, SG and routed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """What a route should be: its place (TREAD, Fig. 8) and its rate (TREAD, Table 5)."""
 
-from __future__ import annotations
-
 from collections import Counter
 from textwrap import fill
 from typing import Any

@@ -1,7 +1,5 @@
 """Sample grids side by side: the same noise and labels, dense and routed, per backbone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from textwrap import fill
 from typing import Any

@@ -1,7 +1,5 @@
 """The effective guidance scale against the noise level: dense and routed, with their bands."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """Scan paths with a routed subset, and which tokens every selection keeps."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from matplotlib.axes import Axes

@@ -1,7 +1,5 @@
 """What differs between runs: two of them side by side, or any number by the keys that vary."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 from pathlib import Path

@@ -6,8 +6,6 @@ were routed. `treatment` is the routing: route, rate, selection, what happens to
 table's cell is the set of seeds of one base and one treatment.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields

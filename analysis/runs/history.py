@@ -1,7 +1,5 @@
 """Curves and scores over a run's life: steps, multiply-adds and hours on the same rows."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ Somebody else wrote them: whatever is wrong with one is `Damaged`, which lists i
 all others alone. Nothing is unpickled, and nothing here needs torch.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -16,8 +16,6 @@ Nothing is fatal: `df.attrs["damaged"]` lists folders that cannot be read, with 
 `df.attrs["unfinished"]` those without a summary, with their last status.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Runs with weights below the folders that a command is given, measured one by one."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ablations of the route (TREAD, Fig. 8, Tables 5 and 6)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -7,8 +7,6 @@ in training multiply-adds and in hours, is averaged over seeds geometrically, wi
 interval on the logarithms. Seeds that never get there are counted and shown.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Guidance with two selection rates beside the usual kinds, with its cost (SG, Tables 1 to 3)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 TREAD's main table, Table 1 and Table 4 (high resolution, text to image, 256 against 1024 tokens).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any

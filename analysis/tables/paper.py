@@ -6,8 +6,6 @@ were obtained (`basis`: seen in the paper, a secondary source, or derived by ari
 note states).
 """
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

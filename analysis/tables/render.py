@@ -1,7 +1,5 @@
 """A table as LaTeX (booktabs, siunitx), CSV or HTML, escaped for each, and its files."""
 
-from __future__ import annotations
-
 import csv
 import functools
 import io

@@ -1,7 +1,5 @@
 """The effective guidance scale: what `analysis.guidance_scale` stored beside runs, as a table."""
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Throughput: images per second of runs and of timed steps against what multiply-adds allow."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

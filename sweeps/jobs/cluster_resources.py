@@ -5,8 +5,6 @@ constraint) stands in that one file; `extra` passes any other sbatch option thro
 and `python` say what comes before and around a run. docs/cluster.md lists the keys.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -1,7 +1,5 @@
 """A copy of the code beside the sweep, so that a requeued job runs what was submitted."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

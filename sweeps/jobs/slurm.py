@@ -1,7 +1,5 @@
 """Slurm: what it knows about jobs (one squeue, one sacct call), and submission through submitit."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

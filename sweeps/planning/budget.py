@@ -5,8 +5,6 @@ is twice the forward for both; what REPA's frozen encoder adds is not counted). 
 `steps * speed / speed of the dense run`, from speeds that runs measured.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

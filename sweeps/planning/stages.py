@@ -1,7 +1,5 @@
 """One layer of a grid at one scale: what its YAML says, and what a user's words make of it."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Where every run stands: from its folder, the jobs' own records, and two Slurm calls."""
 
-from __future__ import annotations
-
 import functools
 import heapq
 import re

@@ -1,7 +1,5 @@
 """The status table on a terminal (live), one plain line per run elsewhere, and one run in full."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import time
