@@ -279,7 +279,7 @@ def bases(
             if counts.get(f"score.{n}")
         }
         name = metric or max(ranks, key=ranks.__getitem__, default=None)
-        if name not in ranks:
+        if name is None or name not in ranks:
             continue
         cells = [
             Cell(str(key), str(text), runs, scored(runs, ways), f"score.{name}")

@@ -192,10 +192,10 @@ def build(
         if not getattr(group, "mixed", False):
             groups.setdefault(group, []).append(own)
     for place, column in enumerate(columns):
-        for group in groups.values() if column.better else ():
-            known = [v for own in group if (v := own[place].value) is not None]
+        for rivals in groups.values() if column.better else ():
+            known = [v for own in rivals if (v := own[place].value) is not None]
             best = (min if column.better == "lower" else max)(known, default=None)
-            for own in group if len(known) > 1 else ():
+            for own in rivals if len(known) > 1 else ():
                 if own[place].value == best and not own[place].few:
                     own[place] = dataclasses.replace(own[place], best=True)
     made = [Row(group, tuple(own)) for (group, _), own in zip(rows, entries, strict=True)]

@@ -130,9 +130,11 @@ class Attempts:
 
     def events(self) -> list[dict[str, Any]]:
         """Return all events, oldest first."""
-        kinds = {"event": str, "time": (int, float)}
-        lines = read_jsonl(self.path)
-        return [v for v in lines if all(isinstance(v.get(k), t) for k, t in kinds.items())]
+        return [
+            line
+            for line in read_jsonl(self.path)
+            if isinstance(line.get("event"), str) and isinstance(line.get("time"), int | float)
+        ]
 
     def note(self, event: str, **values: Any) -> None:
         """Append an event with the time."""
