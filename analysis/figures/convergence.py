@@ -166,12 +166,10 @@ def _wide(means: Sequence[pd.Series]) -> bool:
 
 def _unit(key: str, curves: Sequence[Curve]) -> tuple[str, float]:
     """Return what an axis' label says of its unit, and the numbers' factor from hours."""
-    longest = max(float(path[key].iloc[-1]) for _, path in curves)
     if key != "hours":
         return "", 1.0
-    return (
-        (" (h)", 1.0) if longest > 2 else (" (min)", 60.0) if longest > 0.04 else (" (s)", 3600.0)
-    )
+    hours = max(float(path[key].iloc[-1]) for _, path in curves)
+    return (" (h)", 1.0) if hours > 2 else (" (min)", 60.0) if hours > 0.04 else (" (s)", 3600.0)
 
 
 def _scales(ax: Axes, key: str, log: bool) -> None:

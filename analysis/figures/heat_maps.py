@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
@@ -31,6 +30,7 @@ from analysis.runs.cells import Base, Cell, Study
 from analysis.runs.grouping import shared, short
 from analysis.runs.run_records import AnalysisError
 from analysis.runs.statistics import mean_std
+from analysis.runs.weights import read_beside
 from analysis.similarity import SimilarityFile, read
 from analysis.tables.guidance_table import evaluations, number, parse
 from routing.route import Route
@@ -202,15 +202,8 @@ def _similarity_map(
 
 def similarity_maps(study: Study) -> Plot | None:
     """Draw the files `similarity.npz` of the study's run folders; None without one."""
-    paths = [Path(str(path)) / "similarity.npz" for path in study.runs.get("path", [])]
-    maps = []
-    for path in paths:
-        if path.is_file():
-            try:
-                maps.append(read(path))
-            except AnalysisError as error:
-                # One broken file must not take the other figures with it.
-                warnings.warn(str(error), stacklevel=2)
+    # One broken file must not take the other figures with it.
+    maps = read_beside(study.runs, "similarity.npz", read)
     # One map per architecture and route says it; further seeds say it again.
     first = {item.label: item for item in reversed(maps)}
     return similarity([first[label] for label in sorted(first)]) if first else None

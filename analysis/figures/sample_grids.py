@@ -44,14 +44,11 @@ def chosen(base: Base) -> Found:
     common = set.intersection(*map(set, known)) if known else set()
     usual = cells[-1].steps if cells else None
     for key in sorted(common, key=lambda key: (key[0] != usual, -key[0], key[1])):
-        found = []
-        for cell, rows in zip(cells, known, strict=True):
-            row = rows[key]
-            image = picture(str(row["path"]))
-            if image is not None:
-                found.append((cell, row, image))
-        if len(found) == len(cells):
-            return found
+        shown = [rows[key] for rows in known]
+        images = [picture(str(row["path"])) for row in shown]
+        whole = [image for image in images if image is not None]
+        if len(whole) == len(cells):
+            return list(zip(cells, shown, whole, strict=True))
     return []
 
 
