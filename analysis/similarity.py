@@ -221,7 +221,7 @@ def measure(
             found = data.sample(part, seed=protocol.seed, stream="similarity")
             for place, level in enumerate(protocol.levels):
                 given = (*data.noisy(found, level), found.cond)
-                hidden = _hidden(data, *given, routing=None)
+                hidden = _hidden(data, None, *given)
                 tokens = hidden[0].shape[0] * hidden[0].shape[1]
                 add(place, cosine(hidden), tokens)
                 if protocol.centred:
@@ -265,7 +265,7 @@ def measure(
 
 
 def _hidden(
-    data: HeldOut, noisy: Tensor, time: Tensor, conditions: dict[str, Any], routing: Any
+    data: HeldOut, routing: Any, noisy: Tensor, time: Tensor, conditions: dict[str, Any]
 ) -> list[Tensor]:
     """Return the input and every block's output, (B, T, D), as the objective feeds them."""
     found: list[Tensor] = []
@@ -290,7 +290,7 @@ def _routed(data: HeldOut, route: Route, draws: Draws, given: Any) -> tuple[list
         )
         for k, segment in enumerate(route.segments)
     ]
-    hidden = _hidden(data, *given, routing=Routing(route, selection, draws, ids=ids))
+    hidden = _hidden(data, Routing(route, selection, draws, ids=ids), *given)
     stayed = torch.ones(hidden[0].shape[:2], dtype=torch.bool, device=data.device)
     for segment, kept in zip(route.segments, ids, strict=True):
         stayed &= torch.zeros_like(stayed).scatter_(1, kept, True)

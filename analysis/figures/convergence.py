@@ -257,8 +257,8 @@ def overview(study: Study) -> Plot | None:
             ax.set_title(about, color=tint, fontsize=7.5, fontweight="normal")
     axes[0][0].set_ylabel(base.metric.replace(" (", "\n("))
     names = shared(base.label for _, (base, *_) in columns)
-    about = {"names": names, "steps": steps, "metric": base.metric, "seeds": _SEEDS}
-    return Plot.of("overview", figure, pd.concat(data, ignore_index=True), **about)
+    said = {"names": names, "steps": steps, "metric": base.metric, "seeds": _SEEDS}
+    return Plot.of("overview", figure, pd.concat(data, ignore_index=True), **said)
 
 
 def _name(cell: Cell) -> str:

@@ -128,8 +128,9 @@ def responses(study: Study) -> pd.DataFrame:
                 for name, part in frame.groupby(frame["guidance"].map(setting), sort=True):
                     estimate = mean_std(list(_by_seed(part).values()))
                     assert estimate is not None, "a score is a finite number"
-                    cells = {"base": base.key, "panel": base.label, "treatment": cell.treatment}
-                    cells |= {"backbone": base.any.first("backbone"), "setting": str(name)}
+                    cells: dict[str, Any] = {"base": base.key, "panel": base.label}
+                    cells |= {"treatment": cell.treatment, "backbone": base.any.first("backbone")}
+                    cells |= {"setting": str(name)}
                     cells |= {"metric": part["metric"].iloc[0], "better": about.get("better")}
                     spread = {"mean": estimate.mean, "std": estimate.std, "n": estimate.n}
                     found.append({**cells, **spread, "step": int(part["step"].iloc[0])})
@@ -161,10 +162,8 @@ def response(study: Study) -> Table:
         heading = f"{panel}: after {steps} steps, n = {seeds}"
         for (metric, tokens), part in group.groupby(["metric", "treatment"], sort=False):
             digits = metric_decimals(str(metric))
-            scores = {
-                row.setting: Entry("", row.mean, row.std, decimals=digits)
-                for row in part[["setting", "mean", "std"]].itertuples(name="Score")
-            }
+            known = zip(part["setting"], part["mean"], part["std"], strict=True)
+            scores = {name: Entry("", mean, std, decimals=digits) for name, mean, std in known}
             label = head(Column(str(metric), better=part["better"].iloc[0]))
             entries = [scores.get(name, words("")) for name in settings]
             rows.append((heading, [words(label), words(tokens), *entries]))
