@@ -8,11 +8,10 @@
 Names are resolved on first use, so that `import analysis` costs nothing and never imports torch.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 
+# Where a public name is: a module of that name, or one that has it.
 _LAZY = {
     "load": "analysis.runs.run_records",
     "curves": "analysis.runs.history",
@@ -25,8 +24,6 @@ _LAZY = {
     "compare": "analysis.runs.compare",
     "report": "analysis.report",
 }
-_MODULES = {"paper", "tables", "figures", "similarity", "compare", "report"}
-
 __all__ = sorted(_LAZY)
 
 
@@ -34,7 +31,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'analysis' has no attribute {name!r}")
     module = importlib.import_module(_LAZY[name])
-    return module if name in _MODULES else getattr(module, name)
+    return module if _LAZY[name].endswith(f".{name}") else getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,5 @@
 """`python -m analysis`: see `analysis.analysis_command`."""
 
-from __future__ import annotations
-
 import sys
 
 from analysis.analysis_command import main

@@ -1,7 +1,5 @@
 """`python -m analysis`: the commands that turn run folders into tables, figures and pages."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 from collections.abc import Sequence

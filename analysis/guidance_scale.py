@@ -7,8 +7,6 @@ the dense over the routed pass. Controls: the same model over one of another see
 scales mean stands in `analysis.scale_estimators`.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import json

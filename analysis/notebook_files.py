@@ -4,8 +4,6 @@ Those are `ANALYSIS_RUNS`, else the records in `results/`, else a small study tr
 the commands that a user types: nothing here imports the training code.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import importlib.util

@@ -7,8 +7,6 @@ columns=0,2,3 -->` leaves out rows that only the paper has, and columns; `group=
 groups whose heading starts so, `flat` has headings as notes.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import gzip

@@ -5,8 +5,6 @@ PNG, style and script are inline; a content security policy by hash forbids ever
 sort, and the page filters by backbone, route and scale. Every string from a run is escaped.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import dataclasses
@@ -17,9 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
 
@@ -32,16 +28,13 @@ from analysis.runs.cells import Study, study_for_command
 from analysis.runs.run_records import AnalysisError
 from analysis.runs.statistics import ENOUGH_SEEDS
 from analysis.tables.equal_cost import headline_cell
-from analysis.tables.render import frame_csv, to_html
+from analysis.tables.render import TEMPLATES, frame_csv, to_html
 from analysis.tables.score_entries import after, metric_decimals
-from analysis.tables.table import Column, Entry, Table, build, plain, words
+from analysis.tables.table import Column, Table, build, exact, plain, words
 from experiments.runtime.console import Console
 from experiments.runtime.files import atomic_write, check_replaceable
 
-TEMPLATES = Path(__file__).with_name("templates")
 _MOST_GRIDS = 48
-# What the whole page can be filtered by.
-_PICKS = ("Backbone", "Route", "Scale", "Data")
 
 
 def write(
@@ -50,23 +43,19 @@ def write(
     title: str | None = None,
     say: Callable[[str], object] = str,
 ) -> Path:
-    """Write the report.
+    """Write the report of a runs folder, of loaded runs or of a study; return the path.
 
     Args:
-        source: Runs folder, loaded runs or a study.
+        source: The runs.
         out: The HTML file to write.
         title: Heading; None names the folder.
         say: Called with the name of each of the `STAGES` parts as it is done.
 
-    Returns:
-        The path written.
-
     Raises:
         AnalysisError: if the folder is none.
     """
-    study = Study.of(source)
     path = Path(out)
-    atomic_write(path, html(study, title, say))
+    atomic_write(path, html(Study.of(source), title, say))
     return path
 
 
@@ -81,47 +70,48 @@ def html(study: Study, title: str | None = None, say: Callable[[str], object] = 
         if (plot := draw(study)) is not None:
             drawn[name] = _figure(plot)
         say(f"figure {name}")
-    css, js, page = (
-        (TEMPLATES / f"report.{kind}").read_text(encoding="utf-8") for kind in ("css", "js", "html")
-    )
+    folder = Path(__file__).with_name("templates")
+    css, js = ((folder / f"report.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     cards, without = _headlines(study)
     answer = _answer(made["main"])
     # What compares the two kinds of runs at a glance, else whatever there is.
     first = next((name for name in ("overview", "convergence") if name in drawn), None)
     grids, more = _grids(study)
     attrs = study.runs.attrs
-    context = {
-        "title": title or f"Runs in {Path(attrs.get('root', 'runs')).name}",
-        "css": Markup(css),
-        "js": Markup(js),
-        "css_hash": _hash(css),
-        "js_hash": _hash(js),
-        "runs": len(study.runs),
-        "unfinished": attrs.get("unfinished", []),
-        "damaged": attrs.get("damaged", []),
-        "facts": _facts(study),
-        "answer": _table(answer) if answer.rows else None,
-        "answer_figure": drawn.pop(first) if first else None,
-        "cards": cards,
-        "without": without,
-        "figures": list(drawn.values()),
-        "tables": [_table(table.only(ours=True)) for table in made.values() if table.covered],
-        "published": [_table(table) for table in made.values() if not table.covered],
-        "grids": grids,
-        "more_grids": more,
-        "runs_table": Markup(to_html(runs_table(study))),
-        "picks": {
-            label: options for label in _PICKS if len(options := _values(study, label.lower())) > 1
-        },
-        "varying": _varying(study.runs),
-        "common": sorted(compare.common(study.runs).items()),
-        "machines": facts(study) if len(study.runs) else [],
-        "enough": ENOUGH_SEEDS,
-    }
-    context["sections"] = _sections(context)
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False)
+    known = {name: _values(study, name) for name in ("backbone", "data", "scale", "route")}
     say("samples and runs")
-    return environment.from_string(page).render(context)
+    return TEMPLATES.get_template("report.html").render(
+        title=title or f"Runs in {Path(attrs.get('root', 'runs')).name}",
+        css=Markup(css),
+        js=Markup(js),
+        css_hash=_hash(css),
+        js_hash=_hash(js),
+        runs=len(study.runs),
+        unfinished=attrs.get("unfinished", []),
+        damaged=attrs.get("damaged", []),
+        known=known,
+        answer=answer if answer.rows else None,
+        answer_figure=drawn.pop(first) if first else None,
+        cards=cards,
+        without=without,
+        figures=list(drawn.values()),
+        tables=[table.only(ours=True) for table in made.values() if table.covered],
+        published=[table for table in made.values() if not table.covered],
+        grids=grids,
+        more_grids=more,
+        runs_table=runs_table(study),
+        # What the whole page can be filtered by.
+        picks={
+            name.capitalize(): known[name]
+            for name in ("backbone", "route", "scale", "data")
+            if len(known[name]) > 1
+        },
+        varying=_varying(study.runs),
+        common=sorted(compare.common(study.runs).items()),
+        machines=facts(study) if len(study.runs) else [],
+        enough=ENOUGH_SEEDS,
+        html=lambda table: Markup(to_html(table)),
+    )
 
 
 # Parts of the work that `say` hears of.
@@ -136,25 +126,6 @@ def _uri(content: bytes, kind: str) -> str:
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
-def _sections(context: dict[str, Any]) -> list[tuple[str, str]]:
-    sections = [("answer", "Answer"), ("figures", "Figures"), ("tables", "Tables")]
-    sections += [("samples", "Samples")] if context["grids"] else []
-    sections += [("runs", "Runs"), ("configs", "Configs")]
-    sections += (
-        [("problems", "Not in the tables")] if context["unfinished"] or context["damaged"] else []
-    )
-    return sections + ([("published", "Published")] if context["published"] else [])
-
-
-def _facts(study: Study) -> list[str]:
-    names = {"backbone": "backbones", "data": "data", "scale": "scale"}
-    return [
-        f"{what} {', '.join(_values(study, column))}"
-        for column, what in names.items()
-        if column in study.runs
-    ]
-
-
 def _values(study: Study, column: str) -> list[str]:
     known = study.runs[column].dropna() if column in study.runs else ()
     return sorted({str(value) for value in known if value != "none"})
@@ -162,11 +133,7 @@ def _values(study: Study, column: str) -> list[str]:
 
 def _answer(main: Table) -> Table:
     """Return our columns of the main table, and its rows with a difference of enough seeds."""
-    own = [
-        place
-        for place, column in enumerate(main.columns)
-        if not column.published and not column.label.startswith("Params")
-    ]
+    own = [place for place, column in enumerate(main.columns) if not column.published]
     deltas = [i for i, column in enumerate(main.columns) if column.label.startswith("\u0394")]
     rows = [
         row
@@ -219,15 +186,6 @@ def _figure(plot: Plot) -> dict[str, Any]:
     }
 
 
-def _table(table: Table) -> dict[str, Any]:
-    return {
-        "name": table.name,
-        "title": table.title,
-        "notes": table.notes,
-        "html": Markup(to_html(table)),
-    }
-
-
 def runs_table(study: Study) -> Table:
     """Return the table of every finished run with its own scores and costs."""
     frame = study.runs
@@ -239,32 +197,22 @@ def runs_table(study: Study) -> Table:
     columns += [Column("Images/s"), Column("Hours"), Column("GMACs per image")]
     rows = []
     for row in frame.to_dict("records"):
+        macs = "macs_dense" if row.get("variant") == "dense" else "macs_routed"
+        numbers: list[tuple[str, int, float]] = [("seed", 0, 1), ("step", 0, 1)]
+        numbers += [(f"score.{name}", metric_decimals(name), 1) for name in metrics]
+        numbers += [("throughput", 1, 1), ("wall_s", 3, 3600), (macs, 4, 1e9)]
         entries = [words("" if pd.isna(row.get(key)) else row.get(key)) for key in text]
-        entries += [_number(row.get("seed"), 0), _number(row.get("step"), 0)]
-        entries += [_number(row.get(f"score.{name}"), metric_decimals(name)) for name in metrics]
-        macs = row.get("macs_dense") if row.get("variant") == "dense" else row.get("macs_routed")
-        entries += [
-            _number(row.get("throughput"), 1),
-            _number(row.get("wall_s"), 3, 3600),
-            _number(macs, 4, 1e9),
-        ]
+        for key, digits, unit in numbers:
+            value = None if pd.isna(row.get(key)) else float(row[key]) / unit
+            entries.append(exact(value, digits))
         rows.append(("", entries))
     return build("runs", "Every finished run", columns, rows)
 
 
-def _number(value: Any, decimals: int, divide: float = 1.0) -> Entry:
-    if value is None or pd.isna(value):
-        return words("missing")
-    return Entry(value=float(value) / divide, decimals=decimals)
-
-
 def _varying(frame: pd.DataFrame) -> list[tuple[str, str]]:
-    found = compare.varying(frame)
     result = []
-    for key, part in found.groupby("key", sort=False):
-        values = [
-            f"{value} ({count})" for value, count in zip(part["value"], part["runs"], strict=True)
-        ]
+    for key, part in compare.varying(frame).groupby("key", sort=False):
+        values = [f"{row.value} ({row.runs})" for row in part.itertuples()]
         more = f" and {len(values) - 12} more" if len(values) > 12 else ""
         result.append((str(key), ",  ".join(values[:12]) + more))
     return result
@@ -274,27 +222,19 @@ def _grids(study: Study) -> tuple[list[dict[str, str]], int]:
     """Return a grid per treatment, of its lowest seed, re-encoded; and how many more there are."""
     found: list[dict[str, str]] = []
     more = 0
-    for base in study.bases:
-        for cell in base.cells:
-            with_picture = 0
-            for row in cell.runs.sort_values("seed").to_dict("records"):
-                if not (Path(str(row["path"])) / "samples" / "final.png").is_file():
-                    continue
-                with_picture += 1
-                if with_picture == 1 and len(found) < _MOST_GRIDS:
-                    image = picture(str(row["path"]))
-                    if image is not None:
-                        about = {"run": str(row["run"]), "label": f"{base.label}: {cell.treatment}"}
-                        found.append({**about, "image": _uri(_png(image), "image/png")})
-                else:
-                    more += 1
+    cells = [(base.label, cell) for base in study.bases for cell in base.cells]
+    for label, cell in cells:
+        runs = [Path(str(path)) for path in cell.runs.sort_values("seed")["path"]]
+        runs = [run for run in runs if (run / "samples" / "final.png").is_file()]
+        shown = runs[:1] if len(found) < _MOST_GRIDS else []
+        more += len(runs) - len(shown)
+        for run in shown:
+            if (image := picture(run)) is not None:
+                stream = io.BytesIO()
+                Image.fromarray(image).save(stream, format="PNG")
+                about = {"run": run.name, "label": f"{label}: {cell.treatment}"}
+                found.append({**about, "image": _uri(stream.getvalue(), "image/png")})
     return found, more
-
-
-def _png(image: np.ndarray) -> bytes:
-    stream = io.BytesIO()
-    Image.fromarray(image).save(stream, format="PNG")
-    return stream.getvalue()
 
 
 def command(options: argparse.Namespace) -> int:

@@ -15,8 +15,6 @@ A scale whose denominator is not positive is undefined: NaN. Intervals are perce
 bootstrap over samples (Efron and Tibshirani 1993).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -20,16 +20,13 @@ The result is an `.npz` with the arrays and the protocol as JSON text; nothing i
 Beside `analysis.guidance_scale` this is the one module of `analysis` that reads models.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
-import functools
 import io
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -56,27 +53,16 @@ _LARGEST = 256 * 2**20
 
 @dataclass(frozen=True)
 class Protocol:
-    """What is averaged over.
+    """What is averaged over."""
 
-    Attributes:
-        levels: Noise levels sigma / alpha over the data's standard deviation.
-        samples: Held-out samples, the same for every level and run.
-        batch: Samples per pass.
-        seed: Seed of the noise (and of the route's subset with `routed`).
-        weights: `ema` or `raw`.
-        centred: Also centred cosine and CKA.
-        per_level: Also one map per noise level.
-        routed: Also the routed pass, tokens that took the route apart from those that stayed.
-    """
-
-    levels: tuple[float, ...] = LEVELS
-    samples: int = 64
-    batch: int = 16
-    seed: int = 0
-    weights: str = "ema"
-    centred: bool = False
-    per_level: bool = False
-    routed: bool = False
+    levels: tuple[float, ...] = LEVELS  # sigma / alpha over the data's standard deviation
+    samples: int = 64  # held-out ones, the same for every level and run
+    batch: int = 16  # samples per pass
+    seed: int = 0  # of the noise (and of the route's subset with `routed`)
+    weights: str = "ema"  # or `raw`
+    centred: bool = False  # also centred cosine and CKA
+    per_level: bool = False  # also one map per noise level
+    routed: bool = False  # also the routed pass, tokens on the route apart from those that stayed
 
     def __post_init__(self) -> None:
         if self.samples < 1 or self.batch < 1:
@@ -91,15 +77,12 @@ class Protocol:
 
 @dataclass(frozen=True, eq=False)
 class SimilarityFile:
-    """Similarity of one run's blocks.
+    """Similarity of one run's blocks."""
 
-    Attributes:
-        arrays: `cosine` (D+1, D+1), index 0 the input; options: `per_level` (levels, D+1, D+1),
-            `centred`, `cka`, `routed`, `stayed`.
-        protocol: How they were computed, JSON-able (run, backbone, route, levels, samples, ...).
-    """
-
+    # `cosine` (D+1, D+1), index 0 the input; options: `per_level` (levels, D+1, D+1), `centred`,
+    # `cka`, `routed`, `stayed`.
     arrays: dict[str, np.ndarray]
+    # How they were computed, JSON-able (run, backbone, route, levels, samples, ...).
     protocol: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -120,13 +103,9 @@ class SimilarityFile:
 
     def protocol_line(self) -> str:
         """Return the protocol in one sentence."""
-        p = self.protocol
-        levels = ", ".join(f"{v:.3g}" for v in p["levels"])
-        return (
-            f"Protocol: {p['weights']} weights in eval mode, all tokens, {p['samples']} held-out "
-            "samples, noise levels "
-            f"sigma/alpha {levels}."
-        )
+        levels = ", ".join(f"{v:.3g}" for v in self.protocol["levels"])
+        about = "{weights} weights in eval mode, all tokens, {samples} held-out samples"
+        return f"Protocol: {about.format_map(self.protocol)}, noise levels sigma/alpha {levels}."
 
     def save(self, path: str | Path) -> None:
         """Write the arrays and the protocol."""
@@ -209,22 +188,6 @@ def hsic(hidden: Sequence[Tensor]) -> Tensor:
     return total
 
 
-class _Means:
-    """Running means of (L, L) sums, by name."""
-
-    def __init__(self) -> None:
-        self.sums: dict[Any, Tensor] = {}
-        self.counts: Counter[Any] = Counter()
-
-    def add(self, name: Any, value: Tensor, count: int) -> None:
-        """Add a sum over `count` items."""
-        self.sums[name] = self.sums.get(name, 0) + value.cpu()
-        self.counts[name] += count
-
-    def __getitem__(self, name: Any) -> np.ndarray:
-        return (self.sums[name] / self.counts[name]).numpy()  # type: ignore[no-any-return]
-
-
 def measure(
     run: str | Path, protocol: Protocol | None = None, device: str | None = None
 ) -> SimilarityFile:
@@ -241,41 +204,51 @@ def measure(
     """
     protocol = protocol or Protocol()
     data = HeldOut.open(run, weights=protocol.weights, device=device)
-    work = _Measurement(data, protocol)
-    if protocol.routed and work.route.is_none:
+    route = Route.parse(data.config.resolved_route)
+    if protocol.routed and route.is_none:
         raise AnalysisError(
             f"{run} was trained without a route: leave routed out, or give a routed run"
         )
+    sums: dict[Any, Tensor] = {}
+    counts: Counter[Any] = Counter()
+
+    def add(name: Any, value: Tensor, count: int) -> None:
+        sums[name] = sums.get(name, 0) + value.cpu()
+        counts[name] += count
+
     with torch.inference_mode():
-        for start in range(0, protocol.samples, protocol.batch):
-            work.batch(start, min(protocol.batch, protocol.samples - start))
-    described = _described(data, protocol, run, str(work.route))
-    return SimilarityFile(_arrays(work.means, protocol), described)
-
-
-def _arrays(means: _Means, protocol: Protocol) -> dict[str, np.ndarray]:
-    maps = np.stack([means[place] for place in range(len(protocol.levels))])
-    arrays = {"cosine": maps.mean(axis=0)}
-    if protocol.per_level:
-        arrays["per_level"] = maps
+        for part in torch.arange(protocol.samples).split(protocol.batch):
+            found = data.sample(part, seed=protocol.seed, stream="similarity")
+            for place, level in enumerate(protocol.levels):
+                given = (*data.noisy(found, level), found.cond)
+                hidden = _hidden(data, None, *given)
+                tokens = hidden[0].shape[0] * hidden[0].shape[1]
+                add(place, cosine(hidden), tokens)
+                if protocol.centred:
+                    add("centred", cosine(centre(hidden)), tokens)
+                    # At most 2,048 tokens, evenly: a kernel matrix needs their square.
+                    flat = [h.flatten(0, 1)[:: math.ceil(tokens / 2048)] for h in hidden]
+                    add("hsic", hsic(flat), 1)
+                if protocol.routed:
+                    hidden, stayed = _routed(data, route, found.draws, given)
+                    for name, mask in (("routed", ~stayed), ("stayed", stayed)):
+                        if mask.any():
+                            chosen = [h[mask].unsqueeze(0) for h in hidden]
+                            add(name, cosine(chosen), int(mask.sum()))
+    means = {name: (total / counts[name]).numpy() for name, total in sums.items()}
+    maps = np.stack([means.pop(place) for place in range(len(protocol.levels))])
+    arrays = {"cosine": maps.mean(axis=0)} | ({"per_level": maps} if protocol.per_level else {})
     if protocol.centred:
-        arrays["centred"] = means["centred"]
-        products = means["hsic"]
+        products = means.pop("hsic")
         own = np.sqrt(np.clip(np.diag(products), 1e-30, None))
         arrays["cka"] = products / own[:, None] / own[None, :]
-    if protocol.routed:
-        arrays["routed"], arrays["stayed"] = means["routed"], means["stayed"]
-    return arrays
-
-
-def _described(data: HeldOut, protocol: Protocol, run: str | Path, route: str) -> dict[str, Any]:
     config = data.config
-    return {
+    return SimilarityFile(arrays | means, {
         "run": Path(run).name,
         "backbone": config.backbone["name"],
         "size": config.size,
         "data": config.data["name"],
-        "route": route,
+        "route": str(route),
         "seed_of_run": config.seed,
         "step": data.step,
         "weights": protocol.weights,
@@ -288,82 +261,45 @@ def _described(data: HeldOut, protocol: Protocol, run: str | Path, route: str) -
         "tokens": "all grid tokens, eval mode; prefix tokens left out",
         "layers": "index 0 is the input of block 0, index i + 1 the output of block i",
         "average": "per token over channels, then tokens, samples and levels alike",
-    }
+    })  # fmt: skip
 
 
-class _Measurement:
-    """One measurement: the model before its data, and the running means."""
+def _hidden(
+    data: HeldOut, routing: Any, noisy: Tensor, time: Tensor, conditions: dict[str, Any]
+) -> list[Tensor]:
+    """Return the input and every block's output, (B, T, D), as the objective feeds them."""
+    found: list[Tensor] = []
+    model, places = data.model, tuple(range(-1, data.model.depth))
 
-    def __init__(self, data: HeldOut, protocol: Protocol) -> None:
-        self.data, self.protocol, self.model = data, protocol, data.model
-        self.route = Route.parse(data.config.resolved_route)
-        self.means = _Means()
+    def net(x: Tensor, t: Tensor, **cond: Any) -> Tensor:
+        output = model(x, t, taps=places, return_output=True, routing=routing, **cond)
+        found.extend(output.taps[i][:, model.prefix :] for i in places)
+        return output.sample
 
-    def batch(self, start: int, count: int) -> None:
-        """Add `count` held-out samples from `start` on, at every noise level."""
-        index = torch.arange(start, start + count)
-        found = self.data.sample(index, seed=self.protocol.seed, stream="similarity")
-        for place, level in enumerate(self.protocol.levels):
-            noisy, time = self.data.noisy(found, level)
-            run = functools.partial(self.hidden, noisy, time, found.cond)
-            self._level(place, found.draws, run)
-
-    def _level(self, place: int, draws: Draws, hidden_of: Callable[[Any], list[Tensor]]) -> None:
-        hidden = hidden_of(None)
-        tokens = hidden[0].shape[0] * hidden[0].shape[1]
-        self.means.add(place, cosine(hidden), tokens)
-        if self.protocol.centred:
-            apart = centre(hidden)
-            self.means.add("centred", cosine(apart), tokens)
-            self.means.add("hsic", hsic([_some(h) for h in hidden]), 1)
-        if self.protocol.routed:
-            self._routed(draws, hidden_of)
-
-    def hidden(
-        self, noisy: Tensor, time: Tensor, conditions: dict[str, Any], routing: Any
-    ) -> list[Tensor]:
-        """Return the input and every block's output, (B, T, D), as the objective feeds them."""
-        found: list[Tensor] = []
-        places = tuple(range(-1, self.model.depth))
-
-        def net(x: Tensor, t: Tensor, **cond: Any) -> Tensor:
-            output = self.model(x, t, taps=places, return_output=True, routing=routing, **cond)
-            found.extend(output.taps[i][:, self.model.prefix :] for i in places)
-            return output.sample
-
-        self.data.objective.denoise(net, noisy, time, **conditions)
-        return found
-
-    def _routed(self, draws: Draws, hidden_of: Callable[[Any], list[Tensor]]) -> None:
-        """Add one routed pass; tokens that skip have the state they had at the route's start."""
-        options = self.data.config.routing
-        selection = Selection(options.selection, options.shared, options.block)
-        counts = [
-            keep_count(self.model.num_tokens, segment.rate) for segment in self.route.segments
-        ]
-        ids = [
-            selection.ids(draws, k, self.model.grid, count).expand(len(draws.index), -1)
-            for k, count in enumerate(counts)
-        ]
-        hidden = hidden_of(Routing(self.route, selection, draws, ids=ids))
-        stayed = torch.ones(hidden[0].shape[:2], dtype=torch.bool, device=self.data.device)
-        for segment, kept in zip(self.route.segments, ids, strict=True):
-            stayed &= torch.zeros_like(stayed).scatter_(1, kept, True)
-            # Index 0 of `hidden` is the input, so this is the state right before the route.
-            entry = hidden[segment.start]
-            where = kept.unsqueeze(-1).expand(-1, -1, entry.shape[-1])
-            for block in range(segment.start, segment.end + 1):
-                hidden[block + 1] = entry.scatter(1, where, hidden[block + 1].to(entry.dtype))
-        for name, mask in (("routed", ~stayed), ("stayed", stayed)):
-            if mask.any():
-                chosen = [h[mask].unsqueeze(0) for h in hidden]
-                self.means.add(name, cosine(chosen), int(mask.sum()))
+    data.objective.denoise(net, noisy, time, **conditions)
+    return found
 
 
-def _some(h: Tensor, most: int = 2048) -> Tensor:
-    """Return an even subset of at most `most` tokens: a kernel matrix needs their square."""
-    flat = h.reshape(-1, h.shape[-1])
-    return flat[:: max(1, math.ceil(flat.shape[0] / most))]
+def _routed(data: HeldOut, route: Route, draws: Draws, given: Any) -> tuple[list[Tensor], Tensor]:
+    """Return a routed pass, skipping tokens as they were at the route's start, and who stayed."""
+    options, model = data.config.routing, data.model
+    selection = Selection(options.selection, options.shared, options.block)
+    ids = [
+        selection.ids(draws, k, model.grid, keep_count(model.num_tokens, segment.rate)).expand(
+            len(draws.index), -1
+        )
+        for k, segment in enumerate(route.segments)
+    ]
+    hidden = _hidden(data, Routing(route, selection, draws, ids=ids), *given)
+    stayed = torch.ones(hidden[0].shape[:2], dtype=torch.bool, device=data.device)
+    for segment, kept in zip(route.segments, ids, strict=True):
+        stayed &= torch.zeros_like(stayed).scatter_(1, kept, True)
+        # Index 0 of `hidden` is the input, so this is the state right before the route.
+        entry = hidden[segment.start]
+        where = kept.unsqueeze(-1).expand(-1, -1, entry.shape[-1])
+        for block in range(segment.start, segment.end + 1):
+            hidden[block + 1] = entry.scatter(1, where, hidden[block + 1].to(entry.dtype))
+    return hidden, stayed
 
 
 def command(options: argparse.Namespace) -> int:

@@ -4,8 +4,6 @@
 torch except the job itself, so planning 2,000 runs and looking at them stays fast.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Launch, retry and cancel: look, decide and submit under one lock, so nothing goes out twice."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import re
@@ -38,14 +36,14 @@ class Launched:
     failed: list[str] = field(default_factory=list)  # in this process only
     stopped: bool = False
 
+    @property
+    def well(self) -> bool:
+        """Whether nothing failed or was stopped."""
+        return not (self.failed or self.stopped)
+
 
 def launch(made: Plan, resources: Resources, say: Say = print) -> Launched:
-    """Submit what is missing of a plan: not done, not live, not failed.
-
-    Args:
-        made: Checked runs.
-        resources: Where and with what they run.
-        say: Takes one line at a time.
+    """Submit what is missing of a plan (not done, not live, not failed); `say` takes lines.
 
     Raises:
         SweepError: The scheduler refuses; nothing is noted as submitted then.
@@ -94,15 +92,19 @@ def _taken_back(sweep: Sweep, runs: Sequence[PlannedRun]) -> Iterator[None]:
         raise
 
 
-def missing(sweep: Sweep, runs: Sequence[PlannedRun], say: Say) -> list[PlannedRun]:
-    """Return the runs that need a job, and say how many do not and why."""
+def _known(sweep: Sweep, runs: Sequence[PlannedRun]) -> list[run_status.RunStatus]:
     rows, trouble = run_status.statuses(sweep, runs)
     if trouble:
         raise SweepError(f"{trouble} (without the queue nobody knows which runs are live)")
+    return rows
+
+
+def missing(sweep: Sweep, runs: Sequence[PlannedRun], say: Say) -> list[PlannedRun]:
+    """Return the runs that need a job, and say how many do not and why."""
     said = {"done": "done", "live": "in the queue or running"}
     said["failed"] = f"failed: python -m sweeps retry {sweep.name}"
     found = {}
-    for row in rows:
+    for row in _known(sweep, runs):
         found[row.run.name] = "live" if row.live else row.state
         if row.sweep:
             found[row.run.name] = f"by {row.sweep}"
@@ -119,12 +121,7 @@ def retry(
 ) -> Launched:  # fmt: skip
     """Submit failed and stopped runs of a sweep again; each goes on from its last checkpoint.
 
-    Args:
-        sweep: The sweep's folder.
-        runs: Which of its runs may be retried.
-        resources: Where and with what they run.
-        say: Takes one line at a time.
-        found: Its grid, if that is one in Python.
+    `found` is its grid, if that is one in Python.
 
     Raises:
         SweepError: The sweep's file names code that neither this suite nor the grid has.
@@ -136,9 +133,7 @@ def retry(
             f"type python -m sweeps retry PATH/{sweep.name}.py"
         )
     with locked(sweep.locked_folder, wait_s=60.0):
-        rows, trouble = run_status.statuses(sweep, runs)
-        if trouble:
-            raise SweepError(f"{trouble} (without the queue nobody knows which runs are live)")
+        rows = _known(sweep, runs)
         names = {row.run.name for row in rows if row.state in ("failed", "stopped")}
         chosen = [run for run in runs if run.name in names]
         if not chosen:

@@ -1,7 +1,5 @@
 """What a run folder says about its run, read without loading anything but small JSON files."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ a trial is the folder that its configuration names: after a kill of the coordina
 finds every trial's run again, so that none is lost and none is trained twice.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import Counter
@@ -65,11 +63,6 @@ class Search:
         user: What the user typed, by key.
         trials: How many there are in the end, those of earlier starts included.
 
-    Attributes:
-        metric: Key of the score that is optimised, as `eval.metrics` names it.
-        space: Optuna's distributions by name.
-        corner: The plan at one corner of the space.
-
     Raises:
         SweepError: A key, range or metric that is none, or more than one run for a trial.
     """
@@ -87,6 +80,7 @@ class Search:
             raise SweepError(f"{where}: expected trials of at least 1 and over: {{key: values}}")
         if typed := sorted(set(over) & set(user)):
             raise SweepError(f"{where}: {typed[0]} is searched over; leave the word out")
+        # Optuna's distributions by name; the plan at one corner of their space.
         self.space = {str(k): _distribution(f"{where} over {k}", v) for k, v in over.items()}
         self.found, self.planned, self.corner = found, planned, planned(found)
         config = next(iter(self.corner.configs.values()), None)
@@ -101,9 +95,7 @@ class Search:
     def work(self, place: Resources, say: Callable[[str], None] = print) -> int:
         """Run trials until there are as many as wanted; return 1 if none has a score.
 
-        Args:
-            place: Where they run; `throttle` (Slurm) or `workers` (a pool) is how many at once.
-            say: Takes one line at a time.
+        `throttle` (Slurm) or `workers` (a pool) of `place` is how many run at once.
 
         Raises:
             UserError: Another coordinator works, or the space is not what the study has.
@@ -218,8 +210,7 @@ def _distribution(where: str, space: Any) -> Any:
         raise SweepError(f"{where}: {space!r} is no range ({error})") from None
 
 
-def _quiet(_: str) -> None:
-    pass
+def _quiet(_: str) -> None: ...
 
 
 def _brief(value: Any) -> Any:

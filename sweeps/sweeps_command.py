@@ -1,7 +1,5 @@
 """The commands: launch, status, retry, cancel, show, list."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import json
@@ -11,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from experiments.config.help_text import check_ready
 from experiments.config.schema import GROUPS
@@ -20,7 +19,7 @@ from routing.errors import Parser, one_of, suggest
 from sweeps import SweepError
 from sweeps.jobs import cluster_resources, slurm
 from sweeps.jobs.sweep_folder import Sweep, all_sweeps
-from sweeps.launch import Launched, cancel, launch, retry
+from sweeps.launch import cancel, launch, retry
 from sweeps.planning import budget, grid, overrides
 from sweeps.planning.overrides import Typed
 from sweeps.planning.planned_runs import Plan, PlannedRun, plan, runs_root
@@ -76,27 +75,22 @@ def parser() -> argparse.ArgumentParser:
         sub[name].add_argument(
             "words", nargs="*", metavar="KEY=VALUE", help="overrides, or a filter of runs"
         )
-    sub["launch"].add_argument(
-        "--dry-run", action="store_true",
-        help="or dry=true: print runs, cost and the script, refuse what a launch would refuse",
-    )  # fmt: skip
-    for name in ("launch", "retry"):
-        sub[name].add_argument("--throttle", type=int, metavar="N", help="at most N runs at once")
-    sub["launch"].add_argument(
-        "--compare-at", default="steps", metavar="WAY",
-        help="equal steps (default), flops or hours for each cell",
-    )  # fmt: skip
-    sub["launch"].add_argument(
-        "--trials", type=int, metavar="N", help="of a grid with a search section: N in all"
-    )
-    sub["status"].add_argument(
-        "--once", action="store_true", help="print the table once, also on a terminal"
-    )
-    sub["status"].add_argument("--json", action="store_true", help="print plain values instead")
-    sub["show"].add_argument(
-        "--follow", action="store_true", help="print a run's log as it grows, until the run ends"
-    )
-    sub["show"].add_argument("--run", metavar="NAME", help="part of a run's name")
+    number: dict[str, Any] = {"type": int, "metavar": "N"}
+    flag: dict[str, Any] = {"action": "store_true"}
+    for names, option, what, kind in (
+        ("launch", "--dry-run",
+         "or dry=true: print runs, cost and the script, refuse what a launch would refuse", flag),
+        ("launch retry", "--throttle", "at most N runs at once", number),
+        ("launch", "--compare-at", "equal steps (default), flops or hours for each cell",
+         {"default": "steps", "metavar": "WAY"}),
+        ("launch", "--trials", "of a grid with a search section: N in all", number),
+        ("status", "--once", "print the table once, also on a terminal", flag),
+        ("status", "--json", "print plain values instead", flag),
+        ("show", "--follow", "print a run's log as it grows, until the run ends", flag),
+        ("show", "--run", "part of a run's name", {"metavar": "NAME"}),
+    ):  # fmt: skip
+        for name in names.split():
+            sub[name].add_argument(option, help=what, **kind)
     return made
 
 
@@ -173,18 +167,18 @@ def _launch(chosen: argparse.Namespace) -> int:
     found = grid.load(chosen.grid)
     place = words.resources(chosen.throttle, "slurm" if dry != "false" else _default_cluster())
     way = budget.budget(chosen.compare_at)
+    planned = functools.partial(plan, scale=words.scale, user=words.overrides, budget=way)
     searching = bool(found.raw.get("search"))
     if chosen.trials is not None and not searching:
         raise SweepError(f"--trials: grid {found.name} has no search section (see search_route)")
     if searching:
-        planned = functools.partial(_plan, words, way)
         space = Search(found, planned, words.overrides, chosen.trials)
         print(f"search: {space.trials} trials over {', '.join(space.space)}")
     if searching and dry == "false":
         _check_ready(space.corner, place)
         return space.work(place)
     while True:
-        made = _plan(words, way, found)
+        made = planned(found)
         for label, why in made.left_out:
             print(f"left out: {label} ({why})")
         if dry != "false":
@@ -192,24 +186,15 @@ def _launch(chosen: argparse.Namespace) -> int:
             return 0
         _check_ready(made, place)
         done = launch(made, place)
-        if _failed(done):
-            print(
-                f"{len(done.failed)} of {len(done.submitted)} failed" if done.failed else "stopped"
-            )
+        if not done.well:
+            failed = f"{len(done.failed)} of {len(done.submitted)} failed"
+            print(failed if done.failed else "stopped")
             return 1
         if place.kind == "debug" and made.waiting and done.submitted:
             continue  # parents are done now: the next stage can be planned
         for label, why in made.waiting:
             print(f"waiting: {label} (for {why}); launch again when that is done")
         return 0
-
-
-def _plan(words: CommandWords, way: budget.Budget | None, found: grid.Grid) -> Plan:
-    return plan(found, words.scale, words.overrides, way)
-
-
-def _failed(done: Launched) -> bool:
-    return bool(done.failed or done.stopped)
 
 
 def _check_ready(made: Plan, place: cluster_resources.Resources) -> None:
@@ -226,10 +211,9 @@ def _dry_run(made: Plan, place: cluster_resources.Resources, full: bool) -> None
         print(f"waiting: {label} (for {why})")
     for run in made.runs if full else ():
         print(f"{run.entry} {shlex.join(run.args)}")
-    print(
-        f"{len(made.runs)} runs on cluster={place.name}, {len(made.waiting)} waiting; "
-        "nothing was submitted" + ("" if full else " (dry=full adds the words of every run)")
-    )
+    counts = f"{len(made.runs)} runs on cluster={place.name}, {len(made.waiting)} waiting"
+    more = "" if full else " (dry=full adds the words of every run)"
+    print(f"{counts}; nothing was submitted{more}")
     if place.kind == "slurm" and made.runs:
         sweep = Sweep(made.root, made.grid.name)
         print(slurm.script(sweep, place, len(made.runs), sweep.snapshots / "SNAPSHOT"))
@@ -321,7 +305,7 @@ def _retry(chosen: argparse.Namespace) -> int:
     else:
         place = cluster_resources.again(before[-1].resources, words.keys(chosen.throttle))
     found = grid.load(chosen.grid) if chosen.grid.endswith(".py") else None
-    return int(_failed(retry(sweep, runs, place, found=found)))
+    return int(not retry(sweep, runs, place, found=found).well)
 
 
 def _cancel(chosen: argparse.Namespace) -> None:

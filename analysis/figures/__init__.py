@@ -3,8 +3,6 @@
 Each comes as PDF, PNG and CSV.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What each block costs, dense and inside the route (multiply-adds per image)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd
@@ -15,10 +13,9 @@ from backbones.cost import cost as count_cost
 
 def _panel_data(base: Base) -> pd.DataFrame | None:
     routed = base.auto()
-    if routed is None:
-        return None
-    arguments = next((m for path in routed.runs["path"] if (m := model_arguments(path))), None)
-    if arguments is None:
+    paths = () if routed is None else routed.runs["path"]
+    arguments = next((m for path in paths if (m := model_arguments(path))), None)
+    if routed is None or arguments is None:
         return None
     dense = count_cost(**arguments)
     sparse = count_cost(**arguments, route=str(routed.first("route")))
@@ -42,10 +39,8 @@ def cost(study: Study) -> Plot | None:
     """Draw every base with exported weights, whose metadata say what was built; else None."""
     found: dict[tuple[Any, ...], pd.DataFrame] = {}
     for base in study.bases:
-        data = _panel_data(base)
-        if data is not None:
-            # Objectives and optimisers cost nothing per block: one panel per architecture is
-            # enough.
+        if (data := _panel_data(base)) is not None:
+            # Objectives and optimisers cost nothing per block: one panel per architecture does.
             found.setdefault((*data.iloc[0][["backbone", "total_dense", "total_routed"]],), data)
     if not found:
         return None
@@ -56,13 +51,7 @@ def cost(study: Study) -> Plot | None:
     tallest = max(data["dense_macs"].max() for data in found.values())
     axes[0][0].set_ylim(top=tallest / 1e6 * 1.3)
     axes[0][0].set_ylabel("MACs per image (M)")
-    caption = (
-        "Multiply-adds of each block for one image: the outline is the dense pass, the filled bar "
-        "the routed one, with attention matmuls, scans and convolutions counted. The percentage "
-        "is the whole model's, embedding and head included."
-    )
-    data = pd.concat(found.values(), ignore_index=True)
-    return Plot("cost", "Cost per block", caption, figure, data)
+    return Plot.of("cost", figure, pd.concat(found.values(), ignore_index=True))
 
 
 def _draw(ax: Axes, data: pd.DataFrame) -> None:

@@ -1,8 +1,6 @@
 """Convergence against steps, multiply-adds and hours, other methods, the overview with samples."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from textwrap import fill
 from typing import Any
 
@@ -77,10 +75,13 @@ def _pairs(study: Study) -> list[tuple[Base, list[Curve]]]:
     return [(base, curves) for base, curves in found if len(curves) == 2]
 
 
-def _rows(name: str, metric: str, curves: Sequence[Curve]) -> list[pd.DataFrame]:
-    return [
-        path.assign(panel=name, treatment=cell.treatment, metric=metric) for cell, path in curves
-    ]
+def _data(panels: Iterable[tuple[Base, list[Curve]]]) -> pd.DataFrame:
+    rows = (
+        path.assign(panel=base.label, treatment=cell.treatment, metric=base.metric)
+        for base, curves in panels
+        for cell, path in curves
+    )
+    return pd.concat(rows, ignore_index=True)
 
 
 @styled
@@ -105,14 +106,8 @@ def convergence(study: Study) -> Plot | None:
         # Beside the title, above the panels: it would hide curves.
         legend = row[-1].legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderpad=0)
         legend.set_in_layout(False)
-    caption = (
-        f"{shared(names)}. Mean over seeds; the band is one standard deviation. The arrow runs "
-        "from the dense run's best score to where the route first scores as well, seed by seed; "
-        "its factor, the geometric mean over the seeds that get there, stands below the axis where "
-        f"they are three or more and most of all. {_SEEDS}{more}"
-    )
-    data = [row for base, curves in pairs for row in _rows(base.label, base.metric, curves)]
-    return Plot("convergence", "Convergence", caption, figure, pd.concat(data, ignore_index=True))
+    data = _data(pairs)
+    return Plot.of("convergence", figure, data, names=shared(names), seeds=_SEEDS, more=more)
 
 
 @styled
@@ -147,13 +142,8 @@ def methods(study: Study) -> Plot | None:
             ax.set_ylabel(base.metric.replace(" (", "\n("))
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles[:2], labels[:2], loc="outside lower center", ncols=2)
-    caption = (
-        f"{shared(names)}. Each panel: one method (black) against the dense runs (dashed) and "
-        "TREAD's route (coloured) of its setting. Mean over seeds; the band is one "
-        f"standard deviation. {_SEEDS}{more}"
-    )
-    data = [row for base, _, other in found for row in _rows(base.label, base.metric, [other])]
-    return Plot("methods", "Other methods", caption, figure, pd.concat(data, ignore_index=True))
+    data = _data((base, [other]) for base, _, other in found)
+    return Plot.of("methods", figure, data, names=shared(names), seeds=_SEEDS, more=more)
 
 
 def _curve(
@@ -176,12 +166,10 @@ def _wide(means: Sequence[pd.Series]) -> bool:
 
 def _unit(key: str, curves: Sequence[Curve]) -> tuple[str, float]:
     """Return what an axis' label says of its unit, and the numbers' factor from hours."""
-    longest = max(float(path[key].iloc[-1]) for _, path in curves)
     if key != "hours":
         return "", 1.0
-    return (
-        (" (h)", 1.0) if longest > 2 else (" (min)", 60.0) if longest > 0.04 else (" (s)", 3600.0)
-    )
+    hours = max(float(path[key].iloc[-1]) for _, path in curves)
+    return (" (h)", 1.0) if hours > 2 else (" (min)", 60.0) if hours > 0.04 else (" (s)", 3600.0)
 
 
 def _scales(ax: Axes, key: str, log: bool) -> None:
@@ -268,13 +256,9 @@ def overview(study: Study) -> Plot | None:
             about = f"{_name(cell)}, step {row['step']}, seed {row['seed']}"
             ax.set_title(about, color=tint, fontsize=7.5, fontweight="normal")
     axes[0][0].set_ylabel(base.metric.replace(" (", "\n("))
-    caption = (
-        f"{shared(base.label for _, (base, *_) in columns)}, {steps:.0f} steps. Top: {base.metric} "
-        "against training cost, mean and standard deviation over seeds, one axis of scores for "
-        f"all; {_SEEDS} Below: samples of one seed from the same noise, one column per class."
-    )
-    title = "Routed against dense, by architecture"
-    return Plot("overview", title, caption, figure, pd.concat(data, ignore_index=True))
+    names = shared(base.label for _, (base, *_) in columns)
+    said = {"names": names, "steps": steps, "metric": base.metric, "seeds": _SEEDS}
+    return Plot.of("overview", figure, pd.concat(data, ignore_index=True), **said)
 
 
 def _name(cell: Cell) -> str:

@@ -1,9 +1,7 @@
 """Heat maps: guidance with two rates (SG, Figs. 4 to 8), layer similarity (TREAD, Fig. 4)."""
 
-from __future__ import annotations
-
+import dataclasses
 import itertools
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
@@ -32,6 +30,7 @@ from analysis.runs.cells import Base, Cell, Study
 from analysis.runs.grouping import shared, short
 from analysis.runs.run_records import AnalysisError
 from analysis.runs.statistics import mean_std
+from analysis.runs.weights import read_beside
 from analysis.similarity import SimilarityFile, read
 from analysis.tables.guidance_table import evaluations, number, parse
 from routing.route import Route
@@ -43,21 +42,16 @@ _MAPS = 6
 def _guidance_rows(study: Study, base: Base, cell: Cell) -> list[dict[str, Any]]:
     frame = evaluations(study, base, cell)
     rows: list[dict[str, Any]] = []
-    if frame.empty:
-        return rows
-    for text, part in frame.groupby("guidance"):
+    for text, part in () if frame.empty else frame.groupby("guidance"):
         kind, options = parse(str(text))
-        if kind != "routed" or options.get("null_class") == "True":
-            continue
-        strong, weak, scale = (number(options.get(key)) for key in ("strong", "weak", "scale"))
+        rates = {key: number(options.get(key)) for key in ("scale", "strong", "weak")}
         estimate = mean_std(list(part.groupby("seed")["value"].mean()))
-        if estimate and strong is not None and weak is not None and scale is not None:
-            row: dict[str, Any] = {"panel": base.label, "treatment": cell.treatment}
-            row["better"] = base.better
-            row |= {"backbone": base.any.first("backbone"), "metric": str(part["metric"].iloc[0])}
-            row |= {"scale": scale, "strong": strong, "weak": weak, "value": estimate.mean}
-            row |= {"std": estimate.std, "n": estimate.n, "step": int(part["step"].iloc[0])}
-            rows.append(row)
+        routed = kind == "routed" and options.get("null_class") != "True"
+        if estimate and routed and None not in rates.values():
+            about = {"panel": base.label, "treatment": cell.treatment, "better": base.better}
+            about |= {"backbone": base.any.first("backbone"), "metric": part["metric"].iloc[0]}
+            score = {"value": estimate.mean, "std": estimate.std, "n": estimate.n}
+            rows.append({**about, **rates, **score, "step": int(part["step"].iloc[0])})
     return rows
 
 
@@ -83,13 +77,7 @@ def guidance(study: Study) -> Plot | None:
         about = f"{treatment}, w={scale:g}, step {part['step'].iloc[0]}, {seeds(part['n'])}"
         tint = colour(str(part["backbone"].iloc[0]))
         ax.set_title(f"{fill(names[str(panel)], 48)}\n{about}", color=tint)
-    caption = (
-        f"{shared(names)}. Score by the selection rate of the strong pass and of the weak pass, "
-        "both conditional and from the same weights: mean and standard deviation over seeds; w is "
-        "the guidance scale. Dark is good, the frame marks the best; a cross: a pair that was not "
-        f"scored. Of differences within the spread nothing can be said.{more}"
-    )
-    return Plot("guidance", "Guidance with two selection rates", caption, figure, frame)
+    return Plot.of("guidance", figure, frame, names=shared(names), more=more)
 
 
 def _guidance_map(ax: Axes, part: pd.DataFrame) -> None:
@@ -133,10 +121,10 @@ _WHAT = {
 def similarity(
     files: Sequence[str | Path | SimilarityFile], name: str = "similarity", key: str = "cosine"
 ) -> Plot:
-    """Draw similarity maps side by side.
+    """Draw similarity maps of `.npz` files of `analysis.similarity`, or of read ones, side by side.
 
     Args:
-        files: What `analysis.similarity` wrote (`.npz`), or read files.
+        files: At least one.
         name: File name of the figure.
         key: Which array: `cosine`, `centred`, `cka`, `routed`, `stayed`.
 
@@ -171,13 +159,14 @@ def similarity(
     bar = figure.colorbar(image, ax=axes, shrink=0.75 if len(axes) == 1 else 0.5, pad=0.015)
     bar.set_label({"cka": "CKA", "centred": "cosine, centred"}.get(key, "cosine similarity"))
     bar.outline.set_visible(False)
-    caption = (
-        f"{_WHAT.get(key, 'Similarity')} between the outputs of every two blocks "
-        '("in": the input of block 0); one colour scale for all maps, '
-        f"from {lowest:.2f} to 1; the frame marks the blocks inside the route. One run each. "
-        f"{maps[0].protocol_line()}"
+    data = pd.DataFrame(
+        {"run": item.label, "first": i - 1, "second": j - 1, key: float(value)}
+        for item in maps
+        for (i, j), value in np.ndenumerate(item.arrays[key])
     )
-    return Plot(name, "Layer similarity", caption, figure, _similarity_data(maps, key))
+    what, protocol = _WHAT.get(key, "Similarity"), maps[0].protocol_line()
+    plot = Plot.of("similarity", figure, data, what=what, lowest=lowest, protocol=protocol)
+    return dataclasses.replace(plot, name=name)
 
 
 def _place(item: SimilarityFile) -> tuple[str, str]:
@@ -211,25 +200,10 @@ def _similarity_map(
     return image
 
 
-def _similarity_data(maps: Sequence[SimilarityFile], key: str) -> pd.DataFrame:
-    return pd.DataFrame(
-        {"run": item.label, "first": i - 1, "second": j - 1, key: float(value)}
-        for item in maps
-        for (i, j), value in np.ndenumerate(item.arrays[key])
-    )
-
-
 def similarity_maps(study: Study) -> Plot | None:
     """Draw the files `similarity.npz` of the study's run folders; None without one."""
-    paths = [Path(str(path)) / "similarity.npz" for path in study.runs.get("path", [])]
-    maps = []
-    for path in paths:
-        if path.is_file():
-            try:
-                maps.append(read(path))
-            except AnalysisError as error:
-                # One broken file must not take the other figures with it.
-                warnings.warn(str(error), stacklevel=2)
+    # One broken file must not take the other figures with it.
+    maps = read_beside(study.runs, "similarity.npz", read)
     # One map per architecture and route says it; further seeds say it again.
     first = {item.label: item for item in reversed(maps)}
     return similarity([first[label] for label in sorted(first)]) if first else None

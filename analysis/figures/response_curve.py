@@ -1,7 +1,5 @@
 """How scores respond to guidance: dense and routed over the scales of CFG, SG and routed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd
@@ -58,12 +56,7 @@ def response(study: Study) -> Plot | None:
         ax.tick_params(axis="x", labelrotation=90)
         ax.margins(x=0.08)
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=min(4, len(handles)))
-    caption = (
-        f"{shared(names)}. Scores over the scale of CFG (1: no guidance), under SG, which guides a "
-        "dense pass away from a routed one of the same weights, and under routed inference. Mean "
-        "over seeds with their standard deviation."
-    )
-    return Plot("response", "Response to guidance", caption, figure, frame)
+    return Plot.of("response", figure, frame, names=shared(names))
 
 
 def _curve(ax: Axes, curve: pd.DataFrame, settings: list[str], tokens: str) -> Any:

@@ -1,7 +1,5 @@
 """What a route should be: its place (TREAD, Fig. 8) and its rate (TREAD, Table 5)."""
 
-from __future__ import annotations
-
 from collections import Counter
 from textwrap import fill
 from typing import Any
@@ -64,8 +62,12 @@ def placement(study: Study) -> Plot | None:
     if not panels:
         return None
     panels.append(_paper_rows())
-    columns = 2
-    places = _places(panels)
+    columns, rows = 2, [row for panel in panels for row in panel]
+    # The line of every route, by depth, so that panels are read across.
+    places: dict[int, dict[str, int]] = {}
+    for row in sorted(rows, key=lambda row: span_order(row["route"])):
+        known = places.setdefault(row["depth"], {})
+        known.setdefault(row["route"], len(known))
     # Bars are equally thick in all panels: each line of panels is as tall as its longest list.
     counts = [len(places[panel[0]["depth"]]) for panel in panels]
     tallest = [max(counts[i : i + columns]) for i in range(0, len(counts), columns)]
@@ -74,7 +76,7 @@ def placement(study: Study) -> Plot | None:
     names = short(panel[0]["panel"] for panel in panels[:-1])
     # One scale of colours for all panels of a metric.
     largest: dict[str, float] = {}
-    for row in (row for panel in panels for row in panel):
+    for row in rows:
         largest[row["metric"]] = max(largest.get(row["metric"], 1e-9), abs(row["delta"]))
     for index, (panel, ax) in enumerate(zip(panels, axes.flat, strict=False)):
         about = panel[0]
@@ -85,29 +87,7 @@ def placement(study: Study) -> Plot | None:
         ax.set_ylim(tallest[index // columns] - 0.4, -0.6)
     for ax in axes.flat[len(panels) :]:
         ax.set_visible(False)
-    return Plot(
-        "route_placement",
-        "Route placement",
-        f"Ours: {shared(names)}. Each bar spans the blocks that a route's tokens skip (rate 0.5). "
-        "Blue improves on the dense run, red worsens it, on one scale for each metric; the number "
-        "is the score minus the dense one, paired by seed and step, with half the width of its "
-        "95 % interval (\u2020: fewer than three seeds); the star marks the best. A "
-        "route has the same line in every panel of as many blocks; dotted: no finished run with "
-        "a dense one of its seed and steps.",
-        figure,
-        pd.DataFrame([row for panel in panels for row in panel]),
-    )
-
-
-def _places(panels: list[list[dict[str, Any]]]) -> dict[int, dict[str, int]]:
-    """Return the line of every route, by depth, so that panels are read across."""
-    found: dict[int, set[str]] = {}
-    for panel in panels:
-        found.setdefault(panel[0]["depth"], set()).update(row["route"] for row in panel)
-    return {
-        depth: {route: y for y, route in enumerate(sorted(routes, key=span_order))}
-        for depth, routes in found.items()
-    }
+    return Plot.of("route_placement", figure, rows, names=shared(names))
 
 
 def _panel(ax: Axes, rows: list[dict[str, Any]], places: dict[str, int], largest: float) -> None:
@@ -198,20 +178,11 @@ def rate(study: Study) -> Plot | None:
             style |= {"capsize": 2, "label": about, "elinewidth": 0.8}
             ax.errorbar(part["rate"], part["mean"], yerr=part["std"].fillna(0.0), **style)
         ax.set(title="Ours", ylabel=metric)
-    known = paper.table("rate")
-    axes[0][-1].plot(
-        known["rate"],
-        known["fid"],
-        color=PAPER_COLOUR,
-        marker="s",
-        label="DiT-B/2, 2-8, step 400000",
-    )
+    known, look = paper.table("rate"), {"color": PAPER_COLOUR, "marker": "s"}
+    axes[0][-1].plot(known["rate"], known["fid"], label="DiT-B/2, 2-8, step 400000", **look)
     axes[0][-1].set(title="Paper, Table 5", ylabel="FID-50K")
     for ax in axes[0]:
         ax.set(xlabel="share of tokens that skip (0: dense)")
         ax.set(xticks=[0, 0.25, 0.5, 0.75], xlim=(-0.06, 0.81))
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2))
-    caption = (
-        f"{shared(names)}. Mean and standard deviation over seeds. A rate of 0 is the dense run."
-    )
-    return Plot("selection_rate", "Selection rate", caption, figure, frame)
+    return Plot.of("selection_rate", figure, frame, names=shared(names))

@@ -1,7 +1,5 @@
 """Sample grids side by side: the same noise and labels, dense and routed, per backbone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -46,14 +44,11 @@ def chosen(base: Base) -> Found:
     common = set.intersection(*map(set, known)) if known else set()
     usual = cells[-1].steps if cells else None
     for key in sorted(common, key=lambda key: (key[0] != usual, -key[0], key[1])):
-        found = []
-        for cell, rows in zip(cells, known, strict=True):
-            row = rows[key]
-            image = picture(str(row["path"]))
-            if image is not None:
-                found.append((cell, row, image))
-        if len(found) == len(cells):
-            return found
+        shown = [rows[key] for rows in known]
+        images = [picture(str(row["path"])) for row in shown]
+        whole = [image for image in images if image is not None]
+        if len(whole) == len(cells):
+            return list(zip(cells, shown, whole, strict=True))
     return []
 
 
@@ -125,9 +120,4 @@ def samples(study: Study) -> Plot | None:
                 panel = {"panel": base.label, "treatment": cell.treatment, "step": row["step"]}
                 run = {"run": row["run"], "seed": row["seed"]}
                 data.append({**panel, **run, "score": value, "metric": base.metric})
-    caption = (
-        f"{shared(names)}. Samples of each run's averaged weights after training, one column per "
-        "class: the same noise and the same labels at the same place of every panel, dense above "
-        f"routed, of one training seed. Panels of one line share recipe and steps.{more}"
-    )
-    return Plot("samples", "Samples, dense and routed", caption, figure, pd.DataFrame(data))
+    return Plot.of("samples", figure, data, names=shared(names), more=more)

@@ -1,7 +1,5 @@
 """The effective guidance scale against the noise level: dense and routed, with their bands."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -58,12 +56,7 @@ def draw(files: Sequence[dict[str, Any]]) -> Plot | None:
         ax.set(xlabel="noise level: sigma over the data's std", ylabel=f"w_eff, {form}")
         ax.set_title(f"{backbone}, {data}", color=colour(backbone))
         ax.legend(frameon=False)
-    caption = (
-        "Effective guidance scale of the class over the null prediction; 1 is calibrated. Mean "
-        "over seeds; the band reaches from the lowest to the highest 95 % bootstrap limit of any. "
-        "The instrumented form takes its direction from a dense model of another seed."
-    )
-    return Plot("guidance_scale", "Effective guidance scale", caption, figure, frame)
+    return Plot.of("guidance_scale", figure, frame)
 
 
 _NUMBERS = [

@@ -1,9 +1,6 @@
 """Scan paths with a routed subset, and which tokens every selection keeps."""
 
-from __future__ import annotations
-
 import numpy as np
-import pandas as pd
 import torch
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
@@ -54,13 +51,7 @@ def scan_paths(side: int = 8, rate: float = 0.5, seed: int = 0) -> Plot:
         part = f"{len(kept)} of {side * side}, routed" if y % 2 else f"all {side * side} tokens"
         axes[y][0].set_ylabel(part)
     figure.legend(*axes[1][0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    caption = (
-        f"Every scan order on a grid of {side} x {side} tokens, from the square to the cross, from "
-        "dark to bright. Below each, "
-        f"the same path with the tokens of one random draw at rate {rate:g} left out (grey): what "
-        "a block inside a route walks, in the same order."
-    )
-    return Plot("scan_paths", "Scan paths", caption, figure, pd.DataFrame(data))
+    return Plot.of("scan_paths", figure, data, side=side, rate=rate)
 
 
 def _path(ax: Axes, grid: tuple[int, int], order: np.ndarray, present: np.ndarray) -> None:
@@ -108,8 +99,4 @@ def selections(side: int = 8, rate: float = 0.5, draws: int = 3) -> Plot:
         axes[0][x].set_title(f"{mode}, rate {share:g}", fontsize=7.5)
     for y in range(draws):
         axes[y][0].set_ylabel(f"draw {y}")
-    caption = (
-        "Tokens that stay inside a route (dark), for three draws. The control, unsorted, keeps the "
-        "tokens of random and shuffles the scan."
-    )
-    return Plot("selections", "Which tokens stay", caption, figure, pd.DataFrame(data))
+    return Plot.of("selections", figure, data)

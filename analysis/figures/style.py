@@ -10,6 +10,7 @@ says something else.
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any
 
 import matplotlib
 import pandas as pd
+import yaml
 from matplotlib import style as mpl_style
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -68,23 +70,28 @@ def line(treatment: str) -> dict[str, Any]:
     return {"linestyle": others[pick % len(others)], "marker": markers[pick % len(markers)]}
 
 
+@functools.cache
+def _captions() -> dict[str, dict[str, str]]:
+    text = Path(__file__).with_name("captions.yaml").read_text(encoding="utf-8")
+    return yaml.safe_load(text)  # type: ignore[no-any-return]
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Plot:
-    """A figure with the data behind it.
+    """A figure with the data behind it."""
 
-    Attributes:
-        name: File name without a suffix.
-        title: What it shows.
-        caption: How to read it.
-        figure: The matplotlib figure.
-        data: The numbers that were drawn.
-    """
-
-    name: str
-    title: str
-    caption: str
+    name: str  # of its files, without a suffix
+    title: str  # what it shows
+    caption: str  # how to read it
     figure: Figure
-    data: pd.DataFrame
+    data: pd.DataFrame  # the numbers that were drawn
+
+    @classmethod
+    def of(cls, name: str, figure: Figure, data: Any, **values: Any) -> Plot:
+        """Return a figure with title and caption of `captions.yaml`, `values` filled in."""
+        text = _captions()[name]
+        frame = data if isinstance(data, pd.DataFrame) else pd.DataFrame(data)
+        return cls(name, text["title"], text["caption"].format(**values), figure, frame)
 
     def save(self, folder: str | Path) -> list[Path]:
         """Write `<name>.pdf`, `<name>.png` (200 dpi) and `<name>.csv`; return the paths."""
@@ -116,13 +123,9 @@ class Plot:
 
 
 def canvas(height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
-    """Return a figure of a page's width and its axes as a 2-D array, without pyplot's state.
+    """Return a figure `height` inches tall and its axes (rows, columns), without pyplot's state.
 
-    Args:
-        height: Inches.
-        rows: Lines of axes.
-        columns: Axes in a line; one alone has the width of a column, more that of both.
-        options: For `Figure.subplots`.
+    One axes in a line has the width of a page's column, more that of both.
     """
     figure = Figure(figsize=(SINGLE if columns == 1 else DOUBLE, height))
     FigureCanvasAgg(figure)
@@ -130,14 +133,7 @@ def canvas(height: float, rows: int = 1, columns: int = 1, **options: Any) -> tu
 
 
 def panels(count: int, most: int, height: float, **options: Any) -> tuple[Figure, Any]:
-    """Return a figure of panels, at most `most` in a line, and its axes; those beyond are hidden.
-
-    Args:
-        count: Panels.
-        most: Panels in a line.
-        height: Of a line, in inches.
-        options: For `Figure.subplots`.
-    """
+    """Return a figure of panels, at most `most` in a line of `height` inches, others hidden."""
     columns = min(count, most)
     lines = -(-count // columns)
     figure, axes = canvas(height * lines, lines, columns, **options)

@@ -31,22 +31,15 @@ Scored = dict[tuple[str, float], dict[int, float]]
 
 @dataclass(frozen=True)
 class Cell:
-    """The runs of one base under one treatment, read after one number of steps.
+    """The runs of one base under one treatment, read after one number of steps."""
 
-    Attributes:
-        base: Key of the base.
-        treatment: How tokens were routed.
-        runs: Its finished runs.
-        scored: Scores by `(column, step)` and seed, those on the way to a run's end included.
-        steps: Steps after which its scores are read, so that differences pair seed and step.
-        score: Column of the base's metric.
-    """
-
-    base: str
-    treatment: str
-    runs: pd.DataFrame = field(repr=False, compare=False)
+    base: str  # the base's key
+    treatment: str  # how tokens were routed
+    runs: pd.DataFrame = field(repr=False, compare=False)  # finished ones
+    # By `(column, step)` and seed, those on the way to a run's end included.
     scored: Scored = field(repr=False, compare=False)
-    score: str = field(compare=False)
+    score: str = field(compare=False)  # column of the base's metric
+    # Scores are read after these, so that differences pair seed and step.
     steps: float = field(default=float("nan"), compare=False)
     # Tables and figures ask for the same values thousands of times.
     _known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -235,11 +228,8 @@ class Study:
         without a score after the cell's steps is left out, as everywhere.
         """
         key = ("paths", base.metric, cell.steps)
-        if key not in cell._known:
-            cell._known[key] = self._seeds(base, cell)
-        return cell._known[key]  # type: ignore[no-any-return]
-
-    def _seeds(self, base: Base, cell: Cell) -> dict[int, pd.DataFrame]:
+        if key in cell._known:
+            return cell._known[key]  # type: ignore[no-any-return]
         seeds = cell.by_seed(base.score)
         found: dict[int, pd.DataFrame] = {}
         for seed, run in zip(cell.runs["seed"], cell.runs["run"], strict=True):
@@ -250,18 +240,18 @@ class Study:
             rank = (len(path), path["step"].iloc[-1])
             if known is None or rank > (len(known), known["step"].iloc[-1]):
                 found[int(seed)] = path
+        cell._known[key] = found
         return found
 
 
 def bases(
     frame: pd.DataFrame, metric: str | None = None, scores: pd.DataFrame | None = None
 ) -> list[Base]:
-    """Sort runs into bases and treatments.
+    """Sort what `analysis.load` returned into bases and treatments.
 
     Args:
-        frame: What `analysis.load` returned.
-        metric: Full name of the metric that the tables show; None takes each base's own Frechet
-            distance.
+        frame: The runs.
+        metric: Full name of the tables' metric; None takes each base's own Frechet distance.
         scores: What `analysis.scores` returned; None knows of the runs' last scores alone.
 
     Raises:
@@ -280,8 +270,16 @@ def bases(
     ways = on_the_way(scores)
     found = []
     for key, part in frame.groupby("base", sort=False):
-        name = metric or primary(part, known)
-        if name is None or f"score.{name}" not in part or part[f"score.{name}"].isna().all():
+        # The metric that most runs have, Frechet distances before others.
+        columns = [f"score.{name}" for name in known if f"score.{name}" in part]
+        counts = part[columns].notna().sum()
+        ranks = {
+            n: (known[n].get("key") == "fd", counts[f"score.{n}"])
+            for n in known
+            if counts.get(f"score.{n}")
+        }
+        name = metric or max(ranks, key=ranks.__getitem__, default=None)
+        if name is None or name not in ranks:
             continue
         cells = [
             Cell(str(key), str(text), runs, scored(runs, ways), f"score.{name}")
@@ -306,17 +304,6 @@ def _order(cell: Cell) -> tuple[Any, ...]:
     variant = str(cell.first("variant"))
     place = (len(numbers), numbers, cell.first("rate"), cell.treatment)
     return (variant != "dense", variant != "TREAD", variant, *place)
-
-
-def primary(frame: pd.DataFrame, known: dict[str, dict[str, Any]]) -> str | None:
-    """Return the metric most runs have, Frechet distances before others."""
-    scored = frame[[f"score.{name}" for name in known if f"score.{name}" in frame]].notna().sum()
-    ranks = {
-        name: (known[name].get("key") == "fd", scored[f"score.{name}"])
-        for name in known
-        if scored.get(f"score.{name}")
-    }
-    return max(ranks, key=ranks.__getitem__, default=None)
 
 
 def on_the_way(scores: pd.DataFrame | None) -> dict[str, list[tuple[str, float, float]]]:
@@ -372,10 +359,8 @@ def matching(found: list[Base]) -> Iterator[tuple[Base, Cell, Cell]]:
 def study_for_command(options: argparse.Namespace) -> Study:
     """Return the study that a command line asks for; say on stderr what is left out of it."""
     study = Study.of(options.runs, options.metric)
-    attrs = study.runs.attrs
-    for item in attrs["damaged"]:
+    for item in study.runs.attrs["damaged"]:
         print(f"damaged: {item['run']}: {item['reason']}", file=sys.stderr)
-    if attrs["unfinished"]:
-        say = f"unfinished: {len(attrs['unfinished'])} (python -m analysis list {options.runs})"
-        print(say, file=sys.stderr)
+    if count := len(study.runs.attrs["unfinished"]):
+        print(f"unfinished: {count} (python -m analysis list {options.runs})", file=sys.stderr)
     return study

@@ -1,12 +1,9 @@
 """What differs between runs: two of them side by side, or any number by the keys that vary."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -17,8 +14,7 @@ from analysis.runs.run_records import AnalysisError, read_run
 _ASIDE = ("run", "path", "name", "hash", "config_keys", "config.paths.")
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """One key in which two runs differ; a missing side is None."""
 
     key: str
@@ -29,34 +25,19 @@ class Difference:
 def pair(
     first: str | Path, second: str | Path
 ) -> tuple[list[Difference], list[Difference], list[Difference]]:
-    """Compare two runs.
-
-    Args:
-        first: Run folder.
-        second: Run folder.
-
-    Returns:
-        What differs in the config, in the scores (all scores, equal ones too), and in cost and
-        size.
+    """Return what differs between two runs: config, scores (equal ones too), cost and size.
 
     Raises:
         AnalysisError: if a folder is no finished run.
     """
     one, two = _read(first), _read(second)
-    config, scores, rest = [], [], []
+    found: dict[str, list[Difference]] = {"config": [], "score": [], "": []}
     for key in dict.fromkeys([*one, *two]):
         a, b = one.get(key), two.get(key)
-        if key.startswith(_ASIDE):
-            continue
-        if key.startswith("score."):
-            scores.append(Difference(key.removeprefix("score."), a, b))
-        elif a == b:
-            continue
-        elif key.startswith("config."):
-            config.append(Difference(key.removeprefix("config."), a, b))
-        else:
-            rest.append(Difference(key, a, b))
-    return config, scores, rest
+        kind = next(kind for kind in found if key.startswith(f"{kind}." if kind else ""))
+        if not key.startswith(_ASIDE) and (kind == "score" or a != b):
+            found[kind].append(Difference(key.removeprefix(f"{kind}."), a, b))
+    return found["config"], found["score"], found[""]
 
 
 def _read(folder: str | Path) -> dict[str, Any]:
@@ -88,7 +69,8 @@ def text(first: str | Path, second: str | Path) -> str:
         column = max((len(_show(row.first)) for row in rows), default=0)
         for row in rows:
             # A score after more steps is no difference of the configurations.
-            gap = _gap(row) if title == "scores" and steps[0] == steps[1] else ""
+            paired = title == "scores" and steps[0] == steps[1] and None not in row
+            gap = f"   ({row.second - row.first:+.4g})" if paired else ""
             sides = f"{_show(row.first):>{column}}  ->  {_show(row.second)}{gap}"
             lines.append(f"  {row.key:<{width}}  {sides}".rstrip())
     return "\n".join(lines)
@@ -98,12 +80,6 @@ def _show(value: Any) -> str:
     if value is None:
         return "missing"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _gap(row: Difference) -> str:
-    if row.first is None or row.second is None:
-        return ""
-    return f"   ({row.second - row.first:+.4g})"
 
 
 def varying(frame: pd.DataFrame) -> pd.DataFrame:

@@ -6,8 +6,6 @@ were routed. `treatment` is the routing: route, rate, selection, what happens to
 table's cell is the set of seeds of one base and one treatment.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -38,11 +36,7 @@ USUAL_OPTIONS = {
 
 
 def named(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return runs with the columns base, recipe, setting (the base's label) and treatment.
-
-    Args:
-        frame: What `analysis.load` returned.
-    """
+    """Return runs with the columns base, recipe, setting (the label of base) and treatment."""
     attrs, frame = frame.attrs, frame.copy(deep=False)
     frame.attrs = {}  # pandas copies them, however large, with every column
     versions = [set(keys) for keys in attrs.get("config_keys", [])]
@@ -72,22 +66,16 @@ def treatment(row: Mapping[Any, Any]) -> str:
     variant = str(row["variant"])
     if variant.startswith("dense"):
         return variant if parent(row.get("config.init")) is None else "dense fine-tune (F)"
-    text = (
-        str(row["route"])
-        if variant == "TREAD"
-        else f"{variant} {row['route']}".replace(" none", "")
-    )
-    options = []
+    name = "" if variant == "TREAD" else f"{variant} "
+    options = [f"{name}{row['route']}".replace(" none", "")]
     for key, usual in USUAL_OPTIONS.items():
         value = row.get(f"config.routing.{key}")
-        if value is not None and not pd.isna(value) and str(value) != usual:
-            # The variant's name says these already.
-            if (key == "remove" and variant != "delayed removal") or (
-                key == "reinsert" and value == "none"
-            ):
-                continue
+        # The variant's name says these already.
+        said = key == "reinsert" and value == "none"
+        said = said or (key == "remove" and variant != "delayed removal")
+        if not (said or value is None or pd.isna(value) or str(value) == usual):
             options.append(f"{key}={value}")
-    return ", ".join([text, *options])
+    return ", ".join(options)
 
 
 def parent(init: object) -> str | None:
@@ -137,19 +125,12 @@ def _keys(frame: pd.DataFrame, columns: Sequence[str]) -> list[str]:
 
 
 def labelled(frame: pd.DataFrame, columns: Sequence[str]) -> dict[str, str]:
-    """Return the label of every value of the column `base`.
-
-    Args:
-        frame: Runs, with the columns `base`, backbone, size, data, objective and scale.
-        columns: What may tell bases of one head apart.
-    """
-    heads = {}
-    for key, part in frame.groupby("base", sort=False):
-        row = part.iloc[0]
-        scale = f"scale {row['scale']}"
-        heads[str(key)] = (
-            f"{row['backbone']}-{row['size']}, {row['data']}, {row['objective']}, {scale}"
-        )
+    """Return the label of every value of the column `base`; `columns` tell equal heads apart."""
+    text = "{backbone}-{size}, {data}, {objective}, scale {scale}"
+    heads = {
+        str(row["base"]): text.format_map(row)
+        for row in frame.drop_duplicates("base")[["base", *_HEAD]].to_dict("records")
+    }
     labels = {}
     for key, head in heads.items():
         rivals = [other for other, text in heads.items() if text == head]

@@ -1,7 +1,5 @@
 """Curves and scores over a run's life: steps, multiply-adds and hours on the same rows."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -36,18 +34,18 @@ def curves(
         One row per run and logged step: identity columns, `step`, the columns asked for, and
         `hours`. `attrs["damaged"]` lists runs whose curve cannot be read.
     """
-    return _collect(_frame(runs), lambda row: _curve(Path(row["path"]), columns))
 
+    def curve(row: Mapping[Any, Any]) -> tuple[list[dict[str, Any]], list[str]]:
+        rows = []
+        for line in records(Path(row["path"]), "metrics.jsonl"):
+            if is_number(line.get("step")):
+                values = {key: line[key] if _has(line, key) else float("nan") for key in columns}
+                if "time" in values:
+                    values["hours"] = values["time"] / 3600
+                rows.append({"step": int(line["step"]), **values})
+        return rows, []
 
-def _curve(folder: Path, columns: Sequence[str]) -> tuple[list[dict[str, Any]], list[str]]:
-    rows = []
-    for line in records(folder, "metrics.jsonl"):
-        if is_number(line.get("step")):
-            values = {key: line[key] if _has(line, key) else float("nan") for key in columns}
-            if "time" in values:
-                values["hours"] = values["time"] / 3600
-            rows.append({"step": int(line["step"]), **values})
-    return rows, []
+    return _collect(runs, curve)
 
 
 def scores(runs: pd.DataFrame | str | Path) -> pd.DataFrame:
@@ -62,7 +60,7 @@ def scores(runs: pd.DataFrame | str | Path) -> pd.DataFrame:
         own protocol), `macs` (training multiply-adds spent by that step) and `hours`. The cost is
         read from the training log, linearly between logged steps.
     """
-    frame = _collect(_frame(runs), _scores)
+    frame = _collect(runs, _scores)
     for name in _SCORE:
         if name not in frame and not frame.empty:
             frame[name] = None
@@ -73,7 +71,11 @@ def _scores(row: Mapping[Any, Any]) -> tuple[list[dict[str, Any]], list[str]]:
     folder = Path(row["path"])
     own = [line for line in records(folder, "scores.jsonl") if is_score(line)]
     later, problems = evaluations(folder)
-    curve = _points(records(folder, "metrics.jsonl"))
+    # Steps and values of the costs in the training log, from the origin on.
+    log, curve = records(folder, "metrics.jsonl"), {}
+    for key in ("macs", "time"):
+        known = [(float(line["step"]), float(line[key])) for line in log if _has(line, key)]
+        curve[key] = ([0.0, *(x for x, _ in known)], [0.0, *(y for _, y in known)])
     protocol = [own[0].get(key) for key in PROTOCOL] if own else None
     rows = []
     for place, line in enumerate([*own, *(line for line in later if is_score(line))]):
@@ -103,15 +105,6 @@ def evaluations(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     return lines, problems
 
 
-def _points(lines: list[dict[str, Any]]) -> dict[str, tuple[list[float], list[float]]]:
-    """Steps and values of the costs in a training log, from the origin on."""
-    found = {}
-    for key in ("macs", "time"):
-        known = [(float(line["step"]), float(line[key])) for line in lines if _has(line, key)]
-        found[key] = ([0.0, *(x for x, _ in known)], [0.0, *(y for _, y in known)])
-    return found
-
-
 def _has(line: dict[str, Any], key: str) -> bool:
     return all(is_number(line.get(name)) for name in ("step", key))
 
@@ -123,12 +116,9 @@ def _at(step: float, x: list[float], y: list[float]) -> float:
     return y[-1] * step / x[-1] if step > x[-1] else float(np.interp(step, x, y))
 
 
-def _frame(runs: pd.DataFrame | str | Path) -> pd.DataFrame:
-    return runs if isinstance(runs, pd.DataFrame) else load(runs)
-
-
-def _collect(frame: pd.DataFrame, read: Read) -> pd.DataFrame:
+def _collect(runs: pd.DataFrame | str | Path, read: Read) -> pd.DataFrame:
     """Read every run into rows, put its identity before them, and list what cannot be read."""
+    frame = runs if isinstance(runs, pd.DataFrame) else load(runs)
     rows: list[dict[str, Any]] = []
     damaged: list[dict[str, str]] = []
     for row in frame.to_dict("records"):

@@ -6,8 +6,6 @@ keys: `{backbone: dit, size: B/2, data: latents, route: none, seed: 0, train.bat
 Nothing is unpickled.
 """
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import re

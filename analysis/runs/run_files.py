@@ -4,8 +4,6 @@ Somebody else wrote them: whatever is wrong with one is `Damaged`, which lists i
 all others alone. Nothing is unpickled, and nothing here needs torch.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os
@@ -37,11 +35,7 @@ class Damaged(Exception):
 
 
 def check_path(folder: Path) -> None:
-    """Refuse a folder whose name no table, page or terminal can show.
-
-    Raises:
-        Damaged: if its path is not UTF-8.
-    """
+    """Raise `Damaged` for a folder whose name no table, page or terminal can show: not UTF-8."""
     if not is_text(str(folder)):
         raise Damaged("its name has bytes that are not UTF-8; rename the folder")
 
@@ -195,19 +189,14 @@ def is_text(value: object) -> bool:
 
 
 def fault(row: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with a run's flat row (summary and `config.*`), or None.
-
-    Args:
-        row: Columns as `analysis.load` names them.
-    """
+    """Return what is wrong with a run's flat row (summary and `config.*`), or None."""
     for key, value in row.items():
         if not is_text(key) or (isinstance(value, str) and not is_text(value)):
             return f"{_brief(key)} is {_brief(value)}, which has a character that is no text"
-    for key in _NUMBERS:
-        if row.get(key) is not None and not is_number(row[key]):
+    for key in (key for key in (*_NUMBERS, *_WHOLE) if row.get(key) is not None):
+        if key in _NUMBERS and not is_number(row[key]):
             return f"summary.json: {key} is {_brief(row[key])}, not a number"
-    for key in _WHOLE:
-        if row.get(key) is not None and (not is_number(row[key]) or row[key] != int(row[key])):
+        if key in _WHOLE and not (is_number(row[key]) and row[key] == int(row[key])):
             return f"summary.json: {key} is {_brief(row[key])}, not a whole number"
     if row.get("status") == "done" and row.get("step") is None:
         return "summary.json: it is done and has no step"
@@ -238,17 +227,16 @@ def is_score(line: Mapping[str, Any]) -> bool:
 def own_scores(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a run's own scores: its last step under the protocol of its first score.
 
-    Later evaluations under another guidance, sampler, seed or reference are further lines of the
-    same file; they are comparisons of their own (see `analysis.scores`) and never replace the run's
-    score.
+    Later evaluations under another guidance, sampler, seed or reference are comparisons of their
+    own (see `analysis.scores`) and never replace the run's score.
     """
     usable = [line for line in lines if is_score(line)]
     if not usable:
         return []
     protocol = [usable[0].get(key) for key in PROTOCOL]
     same = [line for line in usable if [line.get(key) for key in PROTOCOL] == protocol]
-    last = max(_step(line) for line in same)
-    return [line for line in same if _step(line) == last]
+    steps = [step if isinstance(step := line.get("step"), int | float) else 0 for line in same]
+    return [line for line, step in zip(same, steps, strict=True) if step == max(steps)]
 
 
 def guidance_scales(folder: Path, step: object) -> list[dict[str, Any]]:
@@ -273,11 +261,6 @@ def guidance_scales(folder: Path, step: object) -> list[dict[str, Any]]:
         for form in ("plain", "instrumented")
         if found.get("step") == step and is_number(row.get(form))
     ]
-
-
-def _step(line: dict[str, Any]) -> float:
-    step = line.get("step")
-    return step if isinstance(step, int | float) else 0
 
 
 def _brief(value: object) -> str:

@@ -16,8 +16,6 @@ Nothing is fatal: `df.attrs["damaged"]` lists folders that cannot be read, with 
 `df.attrs["unfinished"]` those without a summary, with their last status.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Iterator
@@ -127,13 +125,9 @@ def load(root: str | os.PathLike[str]) -> pd.DataFrame:
 
 
 def read_run(folder: Path, metrics: dict[str, dict[str, Any]] | None = None) -> dict[str, Any]:
-    """Read one run folder into a flat dict.
+    """Read one run folder into a flat dict; fill `metrics` with what each metric's name means.
 
     An unfinished run gives run, path and what its status says.
-
-    Args:
-        folder: The run folder.
-        metrics: Filled with what each full metric name means, for `load`.
 
     Raises:
         Damaged: if a file that should be there is missing or unreadable.
@@ -154,9 +148,13 @@ def read_run(folder: Path, metrics: dict[str, dict[str, Any]] | None = None) -> 
     summary = read_json(folder / "summary.json")
     row["status"] = str(summary.get("status", "unknown"))
     row.update({key: summary.get(key) for key in _SUMMARY})
-    config = read_config(folder / "config.yaml")
-    row.update(config)
-    row.update(_machine(folder))
+    row.update(read_config(folder / "config.yaml"))
+    # What it ran on: None where env.json is missing or of an older kind.
+    about = environment(folder)
+    packages = about.get("packages")
+    torch = packages.get("torch") if isinstance(packages, dict) else None
+    values = {"device": about.get("device"), "torch": torch, "commit": about.get("git")}
+    row |= {key: value if isinstance(value, str) else None for key, value in values.items()}
     return _completed(folder, row, metrics)
 
 
@@ -191,20 +189,8 @@ def _completed(
     return row
 
 
-def _machine(folder: Path) -> dict[str, str | None]:
-    """Return what a run ran on, from env.json; None where that is missing or of an older kind."""
-    about = environment(folder)
-    packages = about.get("packages")
-    torch = packages.get("torch") if isinstance(packages, dict) else None
-    values = {"device": about.get("device"), "torch": torch, "commit": about.get("git")}
-    return {key: value if isinstance(value, str) else None for key, value in values.items()}
-
-
 def derive(row: dict[str, Any]) -> None:
-    """Add span, rate, selection, objective and variant to a run's flat row.
-
-    Args:
-        row: Columns as `analysis.load` names them.
+    """Add span, rate, selection, objective, variant and throughput to a run's flat row.
 
     Raises:
         RouteError: if the route cannot be read.
@@ -217,46 +203,33 @@ def derive(row: dict[str, Any]) -> None:
     row["selection"] = None if route.is_none else row.get("config.routing.selection", "random")
     row["objective"] = row.get("config.objective.name")
     row["variant"] = variant(row)
-    row["throughput"] = _throughput(row)
-
-
-def _throughput(row: dict[str, Any]) -> float | None:
-    """Images per second over the whole run: what a log line says is one moment's."""
-    steps, batch, seconds = (row.get(key) for key in ("step", "config.train.batch", "wall_s"))
-    for part in (steps, batch, seconds):
-        if not isinstance(part, int | float) or part <= 0:
-            return None
-    return float(steps) * float(batch) / float(seconds)  # type: ignore[arg-type]
+    # Images per second over the whole run: what a log line says is one moment's.
+    parts = [row.get(key) for key in ("step", "config.train.batch", "wall_s")]
+    known = [float(part) for part in parts if isinstance(part, int | float) and part > 0]
+    row["throughput"] = known[0] * known[1] / known[2] if len(known) == 3 else None
 
 
 def variant(row: dict[str, Any]) -> str:
     """Return the name of the method: dense, TREAD, dropping, MaskDiT, SPRINT, a control."""
-    name = _tokens(row)
-    first = (
-        row.get("config.routing.reinsert") == "sum_input"
-        or row.get("config.train.loss") == "ensemble"
-    )
-    if name == "TREAD" and first:
-        name = "TREAD v1"
+    options = {k.removeprefix("config.routing."): v for k, v in row.items()}
+    remove = str(options.get("remove", "start"))
+    learned = {"fuse": "SPRINT", "router": "learned router (control)"}
+    if row["span"] == "none":
+        name = "dense"
+    elif options.get("learned") in learned:
+        name = learned[options["learned"]]
+    elif options.get("reinsert") == "none":
+        keys = [key for key, value in row.items() if value is not None]
+        masked = any(key.startswith("config.backbone.decoder") for key in keys)
+        name = "MaskDiT" if masked else "dropping"
+    elif remove == "start":
+        first = options.get("reinsert") == "sum_input" or row.get("config.train.loss") == "ensemble"
+        name = "TREAD v1" if first else "TREAD"
+    else:
+        late = "delayed removal" if remove.startswith("after") else remove
+        name = "no removal (control)" if remove == "never" else late
     aligned = row.get("config.train.encoder") not in (None, "none")
     return f"{name} + REPA" if aligned else name
-
-
-def _tokens(row: dict[str, Any]) -> str:
-    if row["span"] == "none":
-        return "dense"
-    learned = {"fuse": "SPRINT", "router": "learned router (control)"}
-    if row.get("config.routing.learned") in learned:
-        return learned[row["config.routing.learned"]]
-    if row.get("config.routing.reinsert") == "none":
-        keys = [key for key, value in row.items() if value is not None]
-        return (
-            "MaskDiT" if any(k.startswith("config.backbone.decoder") for k in keys) else "dropping"
-        )
-    remove = str(row.get("config.routing.remove", "start"))
-    if remove.startswith("after"):
-        return "delayed removal"
-    return {"start": "TREAD", "never": "no removal (control)"}.get(remove, remove)
 
 
 def typed(rows: list[dict[str, Any]]) -> pd.DataFrame:
@@ -264,14 +237,11 @@ def typed(rows: list[dict[str, Any]]) -> pd.DataFrame:
     names: dict[str, None] = {}
     for row in rows:
         names.update(dict.fromkeys(row))
-    columns = {name: _column([row.get(name) for row in rows]) for name in _ordered(list(names))}
-    return pd.DataFrame(columns, index=range(len(rows)))
-
-
-def _ordered(names: list[str]) -> list[str]:
     plain = [name for name in names if "." not in name]
     scores = [name for name in names if name.startswith("score.")]
-    return plain + scores + sorted(name for name in names if name.startswith("config."))
+    ordered = plain + scores + sorted(name for name in names if name.startswith("config."))
+    columns = {name: _column([row.get(name) for row in rows]) for name in ordered}
+    return pd.DataFrame(columns, index=range(len(rows)))
 
 
 def _column(values: list[Any]) -> pd.Series:

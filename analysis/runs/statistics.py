@@ -5,8 +5,6 @@ initialisation, data order and noise), so a difference is taken per seed first; 
 Student's, mean +- t(0.975, n - 1) s / sqrt(n). Ratios (speed-ups) get the same on their logarithms.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,10 +1,12 @@
 """Runs with weights below the folders that a command is given, measured one by one."""
 
-from __future__ import annotations
-
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+import pandas as pd
 
 from analysis.runs.run_files import Damaged, check_path, shown
 from analysis.runs.run_records import AnalysisError, find
@@ -30,6 +32,18 @@ def with_weights(given: Sequence[Path]) -> list[Path]:
 def beside(run: Path, name: str) -> Path:
     """Return where to store what was measured on a run: in its folder, or next to its file."""
     return run / name if run.is_dir() else run.with_name(f"{run.stem}.{name}")
+
+
+def read_beside(runs: pd.DataFrame, name: str, read: Callable[[Path], Any]) -> list[Any]:
+    """Return what was stored beside runs; a broken file is named and left out."""
+    found = []
+    for path in (Path(str(folder)) / name for folder in runs.get("path", [])):
+        if path.is_file():
+            try:
+                found.append(read(path))
+            except AnalysisError as error:
+                warnings.warn(str(error), stacklevel=3)
+    return found
 
 
 def one_by_one(runs: Sequence[Path], measure: Callable[[Path], None]) -> None:

@@ -4,8 +4,6 @@ Each builder takes a `Study` and returns a `Table` with our numbers (mean +- std
 beside them.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ablations of the route (TREAD, Fig. 8, Tables 5 and 6)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -38,8 +36,7 @@ def _table(
         Column("Ours", better=better_end(study)),
         Column("\u0394 to dense"),
         *memory.columns("Memorisation"),
-        Column("Paper", published=True),
-        Column("Paper \u0394", published=True),
+        *Column.each("Paper", "Paper \u0394", published=True),
     )
     rows: list[tuple[str, list[Entry]]] = []
     for base in study.bases:
@@ -175,20 +172,22 @@ def scan_order(study: Study) -> Table:
     columns = (
         Column("Selection", numeric=False),
         Column("Score", better=better_end(study)),
-        Column("\u0394 to dense"),
-        Column("\u0394 to random"),
+        *Column.each("\u0394 to dense", "\u0394 to random"),
         *memory.columns("Memorisation"),
         Column("Paper", numeric=False, published=True),
     )
     rows: list[tuple[str, list[Entry]]] = []
     for base in study.bases:
-        for span, cells in _by_selection(base).items():
+        spans: dict[str, dict[str, Cell]] = {}
+        for cell in base.routed:
+            if cell.first("variant") == "TREAD" and is_usual(cell, "selection"):
+                name = str(cell.first("config.routing.selection", "random"))
+                spans.setdefault(str(cell.first("route")), {})[name] = cell
+        for span, cells in spans.items():
             head = heading(base, base.dense, *cells.values(), tail=f", route {span}")
-            random = cells.get("random")
-            for name in sorted(
-                cells, key=lambda name: (name != "random", name == "unsorted", name)
-            ):
-                cell = cells[name]
+            order = sorted(cells, key=lambda name: (name != "random", name == "unsorted", name))
+            for name in order if len(cells) > 1 else ():
+                cell, random = cells[name], cells.get("random")
                 against = words("") if name == "random" else difference(base, cell, random)
                 entries = [score(base, cell), difference(base, cell, base.dense), against]
                 entries += memory.entries(base, cell)
@@ -202,12 +201,3 @@ def scan_order(study: Study) -> Table:
     )
     rows = rows or [not_run(columns, [published(None)])]
     return build("scan_order", "Which tokens stay, by architecture", columns, rows, notes)
-
-
-def _by_selection(base: Base) -> dict[str, dict[str, Cell]]:
-    found: dict[str, dict[str, Cell]] = {}
-    for cell in base.routed:
-        if cell.first("variant") == "TREAD" and is_usual(cell, "selection"):
-            name = str(cell.first("config.routing.selection", "random"))
-            found.setdefault(str(cell.first("route")), {})[name] = cell
-    return {span: cells for span, cells in found.items() if len(cells) > 1}

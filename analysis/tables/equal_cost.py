@@ -7,8 +7,6 @@ in training multiply-adds and in hours, is averaged over seeds geometrically, wi
 interval on the logarithms. Seeds that never get there are counted and shown.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.runs.cells import Base, Cell, Study, matching, same_machine
-from analysis.runs.statistics import Estimate, mean_std, paired, ratio
+from analysis.runs.statistics import mean_std, paired, ratio
 from analysis.tables import paper
 from analysis.tables.score_entries import (
     OTHER_MACHINE,
@@ -95,10 +93,14 @@ def headline(study: Study) -> Table:
     text = " and ".join(f"{row['factor']:g}x" for row in known)
     claims = "; ".join(f"{row['factor']:g}x {row['claim']}" for row in known)
     heads = {base.key: heading(base) for base in study.bases}
-    rows: list[tuple[str, list[Entry]]] = [
-        (heads[base.key], _headline_row(study, base, dense, routed, text))
-        for base, dense, routed in matching(study.bases)
-    ]
+    rows: list[tuple[str, list[Entry]]] = []
+    for base, dense, routed in matching(study.bases):
+        found = headline_cell(study, base, dense, routed)
+        # The claim is about the guideline's route: beside any other row it would mislead.
+        claim = words(text) if base.any.first("backbone") == "dit" else published(None)
+        claim = claim if routed is base.auto() else words("")
+        entries = [found[key] for key in ("target", "seeds", *COSTS)]
+        rows.append((heads[base.key], [words(routed.treatment), *entries, claim]))
     rows = rows or [not_run(columns, [words(text)])]
     notes = (
         "Target: each seed's dense run at its best score. A routed run's cost counts to the first "
@@ -125,26 +127,11 @@ def headline_cell(study: Study, base: Base, dense: Cell, routed: Cell) -> dict[s
             entries[cost] = OTHER_MACHINE
             continue
         factors = [factor for item in there if (factor := item.factor(cost)) is not None]
-        entries[cost] = _factor(ratio(factors), len(reached))
+        if estimate := ratio(factors):
+            entries[cost] = dataclasses.replace(ours(estimate, unit="x"), of=len(reached))
+        else:
+            entries[cost] = words("not reached") if reached else missing()
     return entries
-
-
-def _headline_row(study: Study, base: Base, dense: Cell, routed: Cell, text: str) -> list[Entry]:
-    found = headline_cell(study, base, dense, routed)
-    # The claim is about the guideline's route: beside any other row it would mislead.
-    claim = words("")
-    if routed is base.auto():
-        claim = words(text) if base.any.first("backbone") == "dit" else published(None)
-    costs = [found[cost] for cost in COSTS]
-    return [words(routed.treatment), found["target"], found["seeds"], *costs, claim]
-
-
-def _factor(estimate: Estimate | None, tried: int) -> Entry:
-    if not tried:
-        return missing()
-    if estimate is None:
-        return words("not reached")
-    return dataclasses.replace(ours(estimate, 2, unit="x"), of=tried)
 
 
 _BASELINES = {"dense": "DiT", "TREAD": "TREAD-2", "MaskDiT": "MaskDiT"}
@@ -157,20 +144,12 @@ def masking(study: Study) -> Table:
     # Whoever went on for longer is not the better one for it; at equal cost there is a best.
     heads = [heading(base) for base in study.bases]
     mixed = any(head.mixed for head in heads)
-    columns = (
-        Column("Tokens", numeric=False),
-        *(
-            column
-            for what in _BUDGETS.values()
-            for column in (Column(f"Equal {what}", better=end), Column(f"\u0394 {what}"))
-        ),
-        Column("Own end", better=None if mixed else end),
-        Column("\u0394 own end"),
-        *memory.columns("Memorisation"),
-        Column("Hours"),
-        Column("Paper (400K)", published=True),
-        Column("Paper hours", published=True),
-    )
+    columns = [Column("Tokens", numeric=False)]
+    for what in _BUDGETS.values():
+        columns += [Column(f"Equal {what}", better=end), Column(f"\u0394 {what}")]
+    columns += [Column("Own end", better=None if mixed else end), Column("\u0394 own end")]
+    columns += [*memory.columns("Memorisation"), Column("Hours")]
+    columns += Column.each("Paper (400K)", "Paper hours", published=True)
     known = {row["method"]: row for row in paper.rows("masking") if row["steps_k"] == 400}
     rows = []
     for base, head in zip(study.bases, heads, strict=True):

@@ -1,7 +1,5 @@
 """Guidance with two selection rates beside the usual kinds, with its cost (SG, Tables 1 to 3)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -57,11 +55,6 @@ def number(text: str | None) -> float | None:
         return None
 
 
-def without_path(text: str) -> str:
-    """Return a guidance whose weaker model is named by its step alone: seeds' paths differ."""
-    return re.sub(r"checkpoint=\S*?(@\d+)?(?=\s|$)", r"checkpoint=run\1", text)
-
-
 def evaluations(study: Study, base: Base, cell: Cell, metric: str | None = None) -> pd.DataFrame:
     """Return a cell's scores after one number of steps, one row per run and guidance.
 
@@ -80,7 +73,10 @@ def evaluations(study: Study, base: Base, cell: Cell, metric: str | None = None)
         rows = rows[rows[key].map(_text) == _text(about.get(key))]
     if rows.empty:
         return rows
-    rows = rows.assign(guidance=rows["guidance"].fillna("not said").map(str).map(without_path))
+    # A weaker model is named by its step alone: seeds' paths differ.
+    path, own = r"checkpoint=\S*?(@\d+)?(?=\s|$)", r"checkpoint=run\1"
+    said = rows["guidance"].fillna("not said").map(lambda text: re.sub(path, own, str(text)))
+    rows = rows.assign(guidance=said)
     counts = rows.groupby("metric")["guidance"].nunique()
     chosen = max(counts.index, key=lambda name: (counts[name], name == metric))
     rows = rows[rows["metric"] == chosen]
@@ -93,12 +89,6 @@ def evaluations(study: Study, base: Base, cell: Cell, metric: str | None = None)
 
 def _text(value: object) -> str:
     return "" if value is None or value != value else str(value)
-
-
-def sampler_steps(text: object) -> int | None:
-    """Return the steps of `heun steps=12`."""
-    found = re.search(r"steps=(\d+)", str(text))
-    return int(found.group(1)) if found else None
 
 
 def setting(text: str) -> str | None:
@@ -138,11 +128,12 @@ def responses(study: Study) -> pd.DataFrame:
                 for name, part in frame.groupby(frame["guidance"].map(setting), sort=True):
                     estimate = mean_std(list(_by_seed(part).values()))
                     assert estimate is not None, "a score is a finite number"
-                    cells = {"base": base.key, "panel": base.label, "treatment": cell.treatment}
-                    cells |= {"backbone": base.any.first("backbone"), "setting": str(name)}
-                    scored = {"metric": part["metric"].iloc[0], "better": about.get("better")}
+                    cells: dict[str, Any] = {"base": base.key, "panel": base.label}
+                    cells |= {"treatment": cell.treatment, "backbone": base.any.first("backbone")}
+                    cells |= {"setting": str(name)}
+                    cells |= {"metric": part["metric"].iloc[0], "better": about.get("better")}
                     spread = {"mean": estimate.mean, "std": estimate.std, "n": estimate.n}
-                    found.append({**cells, **scored, **spread, "step": int(part["step"].iloc[0])})
+                    found.append({**cells, **spread, "step": int(part["step"].iloc[0])})
         if len({row["setting"] for row in found}) >= 3:
             rows += found
     return pd.DataFrame(rows)
@@ -170,19 +161,12 @@ def response(study: Study) -> Table:
         )
         heading = f"{panel}: after {steps} steps, n = {seeds}"
         for (metric, tokens), part in group.groupby(["metric", "treatment"], sort=False):
-            known = part.set_index("setting")
-            better = Column(str(metric), better=part["better"].iloc[0])
-            entries = [
-                Entry(
-                    value=known["mean"][name],
-                    std=known["std"].get(name),
-                    decimals=metric_decimals(str(metric)),
-                )
-                if name in known.index
-                else words("")
-                for name in settings
-            ]
-            rows.append((heading, [words(head(better)), words(tokens), *entries]))
+            digits = metric_decimals(str(metric))
+            known = zip(part["setting"], part["mean"], part["std"], strict=True)
+            scores = {name: Entry("", mean, std, decimals=digits) for name, mean, std in known}
+            label = head(Column(str(metric), better=part["better"].iloc[0]))
+            entries = [scores.get(name, words("")) for name in settings]
+            rows.append((heading, [words(label), words(tokens), *entries]))
     notes = (
         "Mean and standard deviation over seeds. CFG 1 is no guidance; SG guides a dense pass away "
         "from a routed one of the same weights; routed: one pass with the route, as in training.",
@@ -206,7 +190,11 @@ def guidance(study: Study) -> Table:
             frame = evaluations(study, base, cell)
             if frame.empty or frame["guidance"].nunique() < 2:
                 continue
-            best = _best_sparse(frame, base.better)
+            sparse = frame[frame["guidance"].str.startswith("routed")]
+            means = sparse.groupby("guidance")["value"].mean() * (
+                1 if base.better == "lower" else -1
+            )
+            best = None if means.empty else str(means.idxmin())
             measured = f"{frame['metric'].iloc[0]}, after {frame['step'].iloc[0]:.0f} steps"
             group = f"{base.label}, {cell.treatment}: {measured}"
             parts = {str(text): part for text, part in frame.groupby("guidance", sort=True)}
@@ -239,26 +227,18 @@ def _row(base: Base, text: str, part: pd.DataFrame, none: pd.DataFrame | None) -
         delta = ours(paired(before, values), decimals(base), signed=True)
     known = pd.to_numeric(part["macs_per_sample"], errors="coerce").dropna()
     giga = None if known.empty else float(known.mean()) / 1e9
-    steps = sampler_steps(part["sampler"].iloc[0])
-    per_step = giga / steps if giga is not None and steps else None
+    steps = re.search(r"steps=(\d+)", str(part["sampler"].iloc[0]))  # of `heun steps=12`
+    count = int(steps[1]) if steps else 0
+    per_step = giga / count if giga is not None and count else None
     return [words(text), score, delta, exact(giga, 3), exact(per_step, 4)]
 
 
-def _best_sparse(frame: pd.DataFrame, better: str) -> str | None:
-    sparse = frame[frame["guidance"].str.startswith("routed")]
-    means = sparse.groupby("guidance")["value"].mean()
-    if means.empty:
-        return None
-    return str(means.idxmin() if better == "lower" else means.idxmax())
-
-
 def _paper(known: dict[str, dict[str, Any]], text: str, best: str | None) -> list[Entry]:
-    kind, options = parse(text)
-    key: str | None = kind
-    if kind == "routed":
+    key, options = parse(text)
+    if key == "routed":
         flops = (number(options["strong"]), number(options["weak"])) == (0.5, 0.9)
-        key = "sg_flops" if flops else ("sg_fid" if text == best else None)
-    return _published(known.get(key or "", {}))
+        key = "sg_flops" if flops else "sg_fid" if text == best else ""
+    return _published(known.get(key, {}))
 
 
 def _published(row: Mapping[str, Any]) -> list[Entry]:

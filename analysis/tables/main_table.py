@@ -3,9 +3,6 @@
 TREAD's main table, Table 1 and Table 4 (high resolution, text to image, 256 against 1024 tokens).
 """
 
-from __future__ import annotations
-
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -163,50 +160,40 @@ def _paper_entries(row: dict[str, Any]) -> list[Entry]:
     return [words(name), *numbers, published(-float(row["delta"]), signed=True)]
 
 
-_SOTA = (
-    ("FID", "fid", "fd", 2),
-    ("sFID", "sfid", "sfid", 2),
-    ("IS", "is", "is", 2),
-    ("Precision", "precision", "precision", 2),
-    ("Recall", "recall", "recall", 2),
-)
-_HIGHER = {"is", "precision", "recall"}
+# Columns of Table 1: the paper's key, the better end, our kind of score and its digits.
+_SOTA = {
+    "FID": ("fid", "lower", "fd", 2),
+    "sFID": ("sfid", "lower", "sfid", 2),
+    "IS": ("is", "higher", "is", 2),
+    "Precision": ("precision", "higher", "precision", 3),
+    "Recall": ("recall", "higher", "recall", 3),
+}
 
 
 def sota(study: Study) -> Table:
     """The state-of-the-art table, with our runs below in their own groups (Table 1)."""
-    columns = [Column("Method", numeric=False), Column("Epochs or steps", numeric=False)]
-    columns += [
-        Column(label, better="higher" if key in _HIGHER else "lower") for label, key, _, _ in _SOTA
-    ]
-    rows = []
+    known, rows = study.runs.attrs.get("metrics", {}), []
     for row in paper.rows("sota"):
         group = "Paper, guided" if row["guided"] else "Paper, unguided"
-        numbers = [published(row[key], digits) for _, key, _, digits in _SOTA]
+        numbers = [published(row[key]) for key, *_ in _SOTA.values()]
         rows.append((group, [words(row["method"]), words(f"{row['epochs']} epochs"), *numbers]))
-    known = study.runs.attrs.get("metrics", {})
     for base in study.bases:
         names = {v["key"]: name for name, v in known.items() if f"score.{name}" in base.any.runs}
-        shown = base.pair()
-        head = f"Ours: {heading(base, *shown)}"
-        rows += [(head, _sota_row(base, cell, names)) for cell in shown if cell is not None]
-    if not any(group.startswith("Ours") for group, _ in rows):
-        # The numbers of other people's rows share the columns: only ours make the table ours.
-        columns = [dataclasses.replace(column, published=True) for column in columns]
-    return build("sota", "State of the art and our runs", columns, rows, paper_notes("sota"))
-
-
-def _sota_row(base: Base, cell: Cell, names: dict[str, str]) -> list[Entry]:
-    numbers = []
-    for _, _, key, digits in _SOTA:
-        name = base.metric if key == "fd" else names.get(key)
-        estimate = cell.estimate(f"score.{name}") if name else None
-        numbers.append(ours(estimate, digits if key not in ("precision", "recall") else 3))
-    return [
-        words(f"{base.model}, {cell.treatment}"),
-        words(f"{cell.steps:.0f} steps"),
-        *numbers,
+        names["fd"] = base.metric
+        shown = [cell for cell in base.pair() if cell is not None]
+        for cell in shown:
+            entries = [words(f"{base.model}, {cell.treatment}"), words(f"{cell.steps:.0f} steps")]
+            for _, _, kind, digits in _SOTA.values():
+                estimate = cell.estimate(f"score.{names[kind]}") if kind in names else None
+                entries.append(ours(estimate, digits))
+            rows.append((f"Ours: {heading(base, *shown)}", entries))
+    # The numbers of other people's rows share the columns: only ours make the table ours.
+    theirs = not any(group.startswith("Ours") for group, _ in rows)
+    columns = [
+        *Column.each("Method", "Epochs or steps", numeric=False, published=theirs),
+        *(Column(name, better=end, published=theirs) for name, (_, end, _, _) in _SOTA.items()),
     ]
+    return build("sota", "State of the art and our runs", columns, rows, paper_notes("sota"))
 
 
 def _metrics(study: Study) -> dict[str, str | None]:
@@ -263,18 +250,12 @@ def differences(study: Study) -> Table:
 
 def followups(study: Study) -> Table:
     """What others measured with token routing."""
-    columns = (
-        Column("Method", numeric=False),
-        Column("FID", better="lower", published=True),
-        Column("Batches/s", better="higher", published=True),
-    )
-    rows = [
-        (
-            f"{row['setup']} ({row['source']})",
-            [words(row["method"]), published(row["fid"]), published(row["batches_per_s"])],
-        )
-        for row in paper.rows("followups")
-    ]
+    ends = {"FID": "lower", "Batches/s": "higher"}
+    numbers = (Column(name, better=end, published=True) for name, end in ends.items())
+    columns, rows = (Column("Method", numeric=False), *numbers), []
+    for row in paper.rows("followups"):
+        entries = [words(row["method"]), published(row["fid"]), published(row["batches_per_s"])]
+        rows.append((f"{row['setup']} ({row['source']})", entries))
     note = "Each project's own protocol: compare within a group only."
     return build("followups", "What others measured", columns, rows, (note,))
 
@@ -291,9 +272,18 @@ _PAPER = (
 _MACS = "GMACs per image and forward pass, without attention matmuls as in the paper."
 
 
+def _is_text(base: Base) -> bool:
+    return str(base.any.first("config.task")) == "text"
+
+
 def high_res(study: Study) -> Table:
     """High resolution: dense against routed with their MACs (Table 4, first row)."""
-    return _against(study, "high_res", "High resolution (Table 4)", "ImageNet-512", _is_high_res)
+
+    def chosen(base: Base) -> bool:
+        fine = str(base.any.first("data")) == "latents" and (token_count(base) or 0) >= 1024
+        return fine and not _is_text(base)
+
+    return _against(study, "high_res", "High resolution (Table 4)", "ImageNet-512", chosen)
 
 
 def text(study: Study) -> Table:
@@ -320,15 +310,6 @@ def tokens(study: Study) -> Table:
     notes = (PAIRED, _MACS, *memory.notes, note)
     rows = rows or [not_run(columns)]
     return build("tokens", "256 against 1024 tokens", columns, rows, notes)
-
-
-def _is_text(base: Base) -> bool:
-    return str(base.any.first("config.task")) == "text"
-
-
-def _is_high_res(base: Base) -> bool:
-    count = token_count(base)
-    return not _is_text(base) and (count or 0) >= 1024 and str(base.any.first("data")) == "latents"
 
 
 def token_count(base: Base) -> int | None:
@@ -373,10 +354,6 @@ def _costs_row(base: Base, memory: Memory) -> list[Entry]:
 
 
 def _paper_costs(row: dict[str, Any]) -> list[Entry]:
-    costs = f"{row['dense_gmacs']} \u2192 {row['tread_gmacs']}"
-    return [
-        words(f"{row['task']}, DiT-B/2, FID-10K"),
-        published(row["dense"]),
-        published(row["tread"]),
-        words(costs),
-    ]
+    scores = [published(row["dense"]), published(row["tread"])]
+    costs = words(f"{row['dense_gmacs']} \u2192 {row['tread_gmacs']}")
+    return [words(f"{row['task']}, DiT-B/2, FID-10K"), *scores, costs]

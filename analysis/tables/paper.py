@@ -6,8 +6,6 @@ were obtained (`basis`: seen in the paper, a secondary source, or derived by ari
 note states).
 """
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any
@@ -35,14 +33,9 @@ def tables() -> list[str]:
 
 
 def table(name: str) -> pd.DataFrame:
-    """Return one published table.
+    """Return one published table of `tables()`, a row per published row, columns as published.
 
-    Args:
-        name: One of `tables()`.
-
-    Returns:
-        One row per published row, columns as published; `attrs` holds source, where, version,
-        metric, data, basis and note.
+    `attrs` holds source, where, version, metric, data, basis and note.
 
     Raises:
         PaperError: if there is no such table.
@@ -82,9 +75,7 @@ def main_row(family: str, objective: str, size: str) -> dict[str, Any] | None:
         size: Size such as `B/2`; RWKV and Mamba have one row each, of another, unpublished model.
     """
     for row in rows("main"):
-        if row["family"] != family:
-            continue
-        if family == "dit" and (row["objective"] != objective or row["size"] != size):
-            continue
-        return row
+        same = family != "dit" or (row["objective"], row["size"]) == (objective, size)
+        if row["family"] == family and same:
+            return row
     return None

@@ -1,19 +1,17 @@
 """A table as LaTeX (booktabs, siunitx), CSV or HTML, escaped for each, and its files."""
 
-from __future__ import annotations
-
 import csv
 import functools
-import html
 import io
 import math
 import textwrap
 from pathlib import Path
 
 import pandas as pd
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from analysis.runs.run_records import AnalysisError
-from analysis.tables.table import Column, Entry, Row, Table, head, markdown, plain
+from analysis.tables.table import Entry, Row, Table, head, markdown, plain
 from experiments.runtime.files import atomic_write
 from routing.errors import suggest
 
@@ -50,11 +48,13 @@ def latex(table: Table, width: float = PAGE_WIDTH) -> str:
     with the first column; so do rows, since a float that is taller than a page is lost.
     """
     parts = [(part, rows) for part in _split(table, width) for rows in _pages(part)]
-    floats = [
-        _latex_float(table, part, rows, width, i, i == len(parts) - 1)
-        for i, (part, rows) in enumerate(parts)
-    ]
-    return "% Needs the packages of preamble.tex; tables.tex compiles it.\n" + "\n".join(floats)
+    floats = [_latex_float(part, rows, width, i > 0) for i, (part, rows) in enumerate(parts)]
+    if table.notes:
+        notes = " ".join(latex_escape(note) for note in table.notes)
+        box = rf"\begin{{minipage}}{{\linewidth}}\scriptsize {notes}\end{{minipage}}"
+        floats[-1].insert(-1, rf"  \par\smallskip{box}")
+    lines = ["% Needs the packages of preamble.tex; tables.tex compiles it."]
+    return "\n".join(lines + [line for made in floats for line in [*made, ""]])
 
 
 def _heads(table: Table, place: int) -> list[str]:
@@ -114,9 +114,7 @@ def _pages(table: Table) -> list[list[Row]]:
     return pages
 
 
-def _latex_float(
-    table: Table, part: Table, rows: list[Row], page: float, number: int, last: bool
-) -> str:
+def _latex_float(part: Table, rows: list[Row], page: float, continued: bool) -> list[str]:
     places = range(len(part.columns))
     widths = [_width(part, place) for place in places]
     width = min(page, max(sum(widths), 3.2))
@@ -128,8 +126,8 @@ def _latex_float(
     texts = [r"\\".join(map(latex_escape, _heads(part, place))) for place in places]
     sides = ("r" if column.numeric else "l" for column in part.columns)
     heads = [rf"\shortstack[{s}]{{{text}}}" for s, text in zip(sides, texts, strict=True)]
-    label = "" if number else rf"\label{{tab:{table.name.replace('_', '-')}}}"
-    caption = latex_escape(table.title + (" (continued)" if number else ""))
+    label = "" if continued else rf"\label{{tab:{part.name.replace('_', '-')}}}"
+    caption = latex_escape(part.title + (" (continued)" if continued else ""))
     # Beyond one column of a page of two.
     kind = "table*" if width > page / 2 - 0.1 else "table"
     lines = [
@@ -150,12 +148,7 @@ def _latex_float(
             box = rf"\multicolumn{{{len(places)}}}{{@{{}}{ragged}{{{width - 0.05:.2f}in}}@{{}}}}"
             lines.append(rf"    {box}{{\emph{{{latex_escape(group)}}}}} \\")
         lines.append("    " + " & ".join(_latex_entry(entry) for entry in row.entries) + r" \\")
-    lines += [r"    \bottomrule", r"  \end{tabular}"]
-    if table.notes and last:
-        notes = " ".join(latex_escape(note) for note in table.notes)
-        box = rf"\begin{{minipage}}{{\linewidth}}\scriptsize {notes}\end{{minipage}}"
-        lines.append(rf"  \par\smallskip{box}")
-    return "\n".join([*lines, rf"\end{{{kind}}}"]) + "\n"
+    return [*lines, r"    \bottomrule", r"  \end{tabular}", rf"\end{{{kind}}}"]
 
 
 def document(tables: list[Table], width: float = PAGE_WIDTH) -> str:
@@ -236,44 +229,17 @@ def frame_csv(frame: pd.DataFrame) -> str:
     return str(safe.to_csv(index=False, lineterminator="\n"))
 
 
+# Pages and tables in HTML; every value is escaped.
+TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).parents[1] / "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+)
+
+
 def to_html(table: Table) -> str:
     """Return the table as an HTML fragment; `data-value` holds what a sort goes by."""
-    heads = "".join(
-        f'<th scope="col" class="{_classes(c)}" aria-sort="none">'
-        f'<button type="button">{html.escape(head(c))}</button></th>'
-        for c in table.columns
-    )
-    lines = [
-        f'<table class="data" id="table-{html.escape(table.name)}">',
-        f"<thead><tr>{heads}</tr></thead>",
-    ]
-    for group in table.groups:
-        lines.append("<tbody>")
-        if group:
-            lines.append(
-                f'<tr class="group"><th colspan="{len(table.columns)}" scope="rowgroup">'
-                f"<span>{html.escape(group)}</span></th></tr>"
-            )
-        for row in table.rows:
-            if row.group == group:
-                cells = zip(table.columns, row.entries, strict=True)
-                lines.append("<tr>" + "".join(_html_entry(c, e) for c, e in cells) + "</tr>")
-        lines.append("</tbody>")
-    return "\n".join([*lines, "</table>"])
-
-
-def _classes(column: Column) -> str:
-    return " ".join(
-        ["num" if column.numeric else "text", *(["published"] if column.published else [])]
-    )
-
-
-def _html_entry(column: Column, entry: Entry) -> str:
-    classes = _classes(column)
-    for flag, name in ((entry.best, "best"), (entry.few, "few"), (entry.is_missing, "missing")):
-        classes += f" {name}" if flag else ""
-    value = "" if entry.value is None else f' data-value="{entry.value!r}"'
-    return f'<td class="{classes}"{value}>{html.escape(plain(entry))}</td>'
+    return TEMPLATES.get_template("table.html").render(table=table, head=head, plain=plain)
 
 
 FORMATS = {"md": markdown, "tex": latex, "csv": to_csv, "html": to_html}
@@ -291,11 +257,11 @@ def write(
         AnalysisError: if a format is not one of md, tex, csv, html.
     """
     makers = FORMATS | {"tex": functools.partial(latex, width=width)}
-    for name in formats:
-        if name not in FORMATS:
-            raise AnalysisError(
-                f"no format {name!r}; formats are {', '.join(FORMATS)}{suggest(name, FORMATS)}"
-            )
+    if unknown := [name for name in formats if name not in FORMATS]:
+        raise AnalysisError(
+            f"no format {unknown[0]!r}; formats are {', '.join(FORMATS)}"
+            f"{suggest(unknown[0], FORMATS)}"
+        )
     paths = [Path(folder) / f"{table.name}.{name}" for name in formats]
     for path, name in zip(paths, formats, strict=True):
         atomic_write(path, makers[name](table))

@@ -1,9 +1,6 @@
 """The effective guidance scale: what `analysis.guidance_scale` stored beside runs, as a table."""
 
-from __future__ import annotations
-
 import dataclasses
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +9,7 @@ from analysis.runs.cells import Study
 from analysis.runs.run_files import Damaged, is_number, read_json
 from analysis.runs.run_records import AnalysisError
 from analysis.runs.statistics import mean_std
+from analysis.runs.weights import read_beside
 from analysis.tables.table import Column, Entry, Table, build, not_run, ours, words
 
 FORMAT = "tread-suite-guidance-scale/1"
@@ -65,14 +63,7 @@ def read(path: Path) -> dict[str, Any]:
 
 def stored(study: Study) -> list[dict[str, Any]]:
     """Return what was stored beside the runs of a study; a broken file is named and left out."""
-    found = []
-    for path in (Path(str(folder)) / NAME for folder in study.runs.get("path", [])):
-        if path.is_file():
-            try:
-                found.append(read(path))
-            except AnalysisError as error:
-                warnings.warn(str(error), stacklevel=2)
-    return found
+    return read_beside(study.runs, NAME, read)
 
 
 def label(found: dict[str, Any]) -> str:
@@ -85,15 +76,10 @@ def label(found: dict[str, Any]) -> str:
 def table(files: Sequence[dict[str, Any]], levels: bool = False) -> Table:
     """Return the scales by setting and pair.
 
-    Args:
-        files: What was stored; seeds of one setting are averaged, one alone has its bootstrap
-            interval.
-        levels: A row per noise level beside that of their mean, and what was said of each run.
+    Seeds of one setting are averaged, one alone has its bootstrap interval; `levels` gives a row
+    per noise level beside that of their mean, and what was said of each run.
     """
-    columns = (
-        *Column.each("Strong over weak", "Sigma", numeric=False),
-        *Column.each(*_HEADINGS),
-    )
+    columns = (*Column.each("Strong over weak", "Sigma", numeric=False), *Column.each(*_HEADINGS))
     groups: dict[tuple[str, str, float | None], list[dict[str, Any]]] = {}
     for found in files:
         for row in found["rows"]:

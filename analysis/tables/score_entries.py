@@ -37,23 +37,15 @@ def metric_decimals(metric: str) -> int:
 
 
 class Heading(str):
-    """A group's heading.
+    """A group's heading."""
 
-    Attributes:
-        mixed: Its rows took different numbers of steps: none of them is the best.
-    """
-
-    mixed = False
+    mixed = False  # its rows took different numbers of steps: none of them is the best
 
 
 def heading(base: Base, *cells: Cell | None, tail: str = "", what: str = "") -> Heading:
-    """Return a group's heading: what its runs share, the metric, the guidance, the steps.
+    """Return a group's heading: what its runs share, the metric (or `what`), guidance, steps.
 
-    Args:
-        base: The group.
-        cells: Those that the table shows; all of the group's by default.
-        tail: Text after it.
-        what: Stands in place of the metric.
+    The steps are those of the cells that the table shows, by default all of the group's.
     """
     guidance = base.any.first("guidance")
     # A plain pass has a scale of 1 by definition.
@@ -128,23 +120,22 @@ class Memory:
     def of(cls, study: Study) -> Memory:
         """Return what the runs of a study were scored with."""
         known = study.runs.attrs.get("metrics", {})
-        names = {base.key: name for base in study.bases if (name := _name(known, base))}
-        if not names:
+        scored = [(base, name) for base in study.bases if (name := _name(known, base))]
+        if not scored:
             return cls({}, ())
-        spaces = sorted(
-            {_space(known[names[base.key]]) for base in study.bases if base.key in names}
-        )
+        pixels = {known[name].get("key") == "memorisation_pixels" for _, name in scored}
+        spaces = {True: "pixels", False: "the score's features"}
         fresh = dict.fromkeys(
-            f"{estimate.mean:.{_DECIMALS}f} on {base.any.first('data')} ({names[base.key]})"
-            for base in study.bases
-            if base.key in names and (estimate := _fresh(known, base, names[base.key]))
+            f"{estimate.mean:.{_DECIMALS}f} on {base.any.first('data')} ({name})"
+            for base, name in scored
+            if (estimate := _fresh(known, base, name))
         )
         note = (
             "Memorisation: distance to the nearest training image over that to the nearest "
-            f"held-out one, in {' or '.join(spaces)}; 0 for copies."
+            f"held-out one, in {' or '.join(sorted(spaces[one] for one in pixels))}; 0 for copies."
         )
         unseen = (f"Images that were never seen get {', '.join(fresh)}.",) if fresh else ()
-        return cls(names, (note, *unseen))
+        return cls({base.key: name for base, name in scored}, (note, *unseen))
 
     def columns(self, *labels: str) -> tuple[Column, ...]:
         """Return a column per label, none where no run was scored."""
@@ -162,22 +153,15 @@ class Memory:
         return [ours(cell.estimate(column) if cell else None, _DECIMALS) for cell in cells]
 
 
-def _space(about: dict[str, Any]) -> str:
-    return "pixels" if about.get("key") == "memorisation_pixels" else "the score's features"
-
-
 def _name(known: dict[str, dict[str, Any]], base: Base) -> str | None:
     """Return the base's memorisation, in the features of its score before pixels."""
     score = known.get(base.metric, {})
     found: dict[str, tuple[bool, bool, int]] = {}
     for name, about in known.items():
         in_features = about.get("key") == "memorisation"
-        if about.get("key") not in _KEYS or (
-            in_features and about.get("features") != score.get("features")
-        ):
-            continue
+        fits = about.get("features") == score.get("features") if in_features else True
         count = sum(len(cell.by_seed(f"score.{name}")) for cell in base.cells)
-        if count:
+        if about.get("key") in _KEYS and fits and count:
             found[name] = (in_features, about.get("n") == score.get("n"), count)
     return max(found, key=lambda name: found[name], default=None)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from analysis.runs.statistics import ENOUGH_SEEDS, Estimate
 
@@ -23,33 +23,19 @@ _MARKDOWN = str.maketrans({c: f"\\{c}" for c in "\\`*_{}[]<>#|~"})
 
 @dataclass(frozen=True)
 class Entry:
-    """One cell of a table.
+    """One cell of a table."""
 
-    Attributes:
-        text: Words; beside a number they stand after it.
-        value: The number, or None.
-        std: Sample standard deviation over seeds.
-        low: Lower end of a 95 % interval.
-        high: Upper end of a 95 % interval.
-        n: Seeds; None for a number that is not ours to replicate (published, analytic).
-        of: Seeds that were tried, where some may give no number (a target not reached).
-        decimals: Digits after the point.
-        signed: Write a plus sign too (differences).
-        unit: Written right after the number, such as `x`.
-        best: Best of its group.
-    """
-
-    text: str = ""
+    text: str = ""  # beside a number it stands after it
     value: float | None = None
-    std: float | None = None
-    low: float | None = None
+    std: float | None = None  # sample standard deviation over seeds
+    low: float | None = None  # ends of a 95 % interval
     high: float | None = None
-    n: int | None = None
-    of: int | None = None
+    n: int | None = None  # seeds; None: not ours to replicate (published, analytic)
+    of: int | None = None  # seeds tried, where some may give no number (a target not reached)
     decimals: int = 2
-    signed: bool = False
-    unit: str = ""
-    best: bool = False
+    signed: bool = False  # a plus sign too (differences)
+    unit: str = ""  # right after the number, such as `x`
+    best: bool = False  # of its group
 
     @property
     def few(self) -> bool:
@@ -88,8 +74,7 @@ class Column:
         return tuple(cls(label, **kind) for label in labels)
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """A row: its group's heading and an entry per column."""
 
     group: str
@@ -124,17 +109,16 @@ class Table:
         """
         places = range(len(self.columns)) if places is None else places
         columns = tuple(self.columns[place] for place in places)
-        cut = [Row(row.group, tuple(row.entries[p] for p in places)) for row in self.rows]
-        rows = tuple(row for row in cut if not (ours and _is_empty(columns, row)))
-        entries = [entry for row in rows for entry in row.entries]
-        idle = set() if any(entry.is_missing for entry in entries) else {MISSING_NOTE}
-        idle |= set() if any(entry.few for entry in entries) else {FEW_NOTE}
-        return dataclasses.replace(
-            self,
-            columns=columns,
-            rows=rows,
-            notes=tuple(note for note in self.notes if note not in idle),
-        )
+        rows = []
+        for row in self.rows:
+            entries = tuple(row.entries[place] for place in places)
+            own = [e for c, e in zip(columns, entries, strict=True) if not c.published]
+            empty = any(e.is_missing for e in own) and all(e.value is None for e in own)
+            if not (ours and empty):
+                rows.append(Row(row.group, entries))
+        idle = {FEW_NOTE, MISSING_NOTE}.difference(_mark_notes(rows))
+        notes = tuple(note for note in self.notes if note not in idle)
+        return dataclasses.replace(self, columns=columns, rows=tuple(rows), notes=notes)
 
     @property
     def groups(self) -> list[str]:
@@ -148,10 +132,11 @@ class Table:
         return markdown(self)
 
 
-def _is_empty(columns: Sequence[Column], row: Row) -> bool:
-    """Say whether a row misses numbers of ours and has none."""
-    own = [e for c, e in zip(columns, row.entries, strict=True) if not c.published]
-    return any(entry.is_missing for entry in own) and all(entry.value is None for entry in own)
+def _mark_notes(rows: Sequence[Row]) -> list[str]:
+    """Return the notes that explain the marks of these rows."""
+    entries = [entry for row in rows for entry in row.entries]
+    few = [FEW_NOTE] if any(entry.few for entry in entries) else []
+    return few + ([MISSING_NOTE] if any(entry.is_missing for entry in entries) else [])
 
 
 def words(text: object) -> Entry:
@@ -170,24 +155,14 @@ def ours(
     """Return mean +- std (n), an interval instead of std where there is one, or `missing`."""
     if estimate is None:
         return missing()
-    has_interval = estimate.low is not None
-    return Entry(
-        value=estimate.mean,
-        std=None if has_interval else estimate.std,
-        low=estimate.low,
-        high=estimate.high,
-        n=estimate.n,
-        decimals=decimals,
-        unit=unit,
-        signed=signed,
-    )
+    mean, n, std, low, high = dataclasses.astuple(estimate)
+    std = std if low is None else None
+    return Entry("", mean, std, low, high, n, decimals=decimals, unit=unit, signed=signed)
 
 
 def exact(value: float | None, decimals: int = 2, unit: str = "", text: str = "") -> Entry:
     """Return a number without seeds (computed, not measured), or `missing`."""
-    return (
-        missing() if value is None else Entry(value=value, decimals=decimals, unit=unit, text=text)
-    )
+    return missing() if value is None else Entry(text, value, decimals=decimals, unit=unit)
 
 
 def published(
@@ -196,32 +171,7 @@ def published(
     """Return a published number; None is `not published`."""
     if value is None or value != value:
         return Entry(text=text or "not published")
-    return Entry(value=float(value), decimals=decimals, signed=signed, text=text)
-
-
-def mark_best(columns: Sequence[Column], rows: Sequence[Row]) -> tuple[Row, ...]:
-    """Return the rows with the best entry of each group flagged, in columns that have a better end.
-
-    A group with one number has no best, nor has one whose rows cannot be compared (`mixed`), nor
-    one whose best is under-replicated. Ties are all flagged.
-    """
-    result = list(rows)
-    for index, column in enumerate(columns):
-        if column.better is None:
-            continue
-        for group in dict.fromkeys(row.group for row in rows):
-            places = [i for i, row in enumerate(rows) if row.group == group]
-            values = {i: rows[i].entries[index].value for i in places}
-            known = {i: value for i, value in values.items() if value is not None}
-            if len(known) < 2 or getattr(group, "mixed", False):
-                continue
-            best = (min if column.better == "lower" else max)(known.values())
-            for i, value in known.items():
-                if value == best and not rows[i].entries[index].few:
-                    entries = list(result[i].entries)
-                    entries[index] = dataclasses.replace(entries[index], best=True)
-                    result[i] = Row(group, tuple(entries))
-    return tuple(result)
+    return Entry(text, float(value), decimals=decimals, signed=signed)
 
 
 def build(
@@ -231,15 +181,25 @@ def build(
     rows: Sequence[tuple[str, Sequence[Entry]]],
     notes: Sequence[str] = (),
 ) -> Table:
-    """Assemble a table, flag the best of each group and add the notes that its marks need."""
-    made = mark_best(columns, [Row(group, tuple(entries)) for group, entries in rows])
-    extra = []
-    entries = [entry for row in made for entry in row.entries]
-    if any(entry.few for entry in entries):
-        extra.append(FEW_NOTE)
-    if any(entry.is_missing for entry in entries):
-        extra.append(MISSING_NOTE)
-    return Table(name, title, tuple(columns), made, (*notes, *extra))
+    """Assemble a table, flag the best of each group and add the notes that its marks need.
+
+    A group with one number has no best, nor has one whose rows cannot be compared (`mixed`), nor
+    one whose best is under-replicated. Ties are all flagged.
+    """
+    entries = [list(entries) for _, entries in rows]
+    groups: dict[str, list[list[Entry]]] = {}
+    for (group, _), own in zip(rows, entries, strict=True):
+        if not getattr(group, "mixed", False):
+            groups.setdefault(group, []).append(own)
+    for place, column in enumerate(columns):
+        for rivals in groups.values() if column.better else ():
+            known = [v for own in rivals if (v := own[place].value) is not None]
+            best = (min if column.better == "lower" else max)(known, default=None)
+            for own in rivals if len(known) > 1 else ():
+                if own[place].value == best and not own[place].few:
+                    own[place] = dataclasses.replace(own[place], best=True)
+    made = [Row(group, tuple(own)) for (group, _), own in zip(rows, entries, strict=True)]
+    return Table(name, title, tuple(columns), tuple(made), (*notes, *_mark_notes(made)))
 
 
 def not_run(

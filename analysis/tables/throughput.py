@@ -1,7 +1,5 @@
 """Throughput: images per second of runs and of timed steps against what multiply-adds allow."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +40,7 @@ def throughput(study: Study) -> Table:
     text = f"{speeds['TREAD'] / speeds['DiT']:.2f}x (DiT-XL/2)"
     rows = []
     for base in study.bases:
-        for cell in base.cells:
-            rows.append((base.label, _throughput_row(base, cell, text)))
+        rows += [(base.label, _throughput_row(base, cell, text)) for cell in base.cells]
     timed, damaged = _timed_rows(study.runs.attrs.get("root", "."), text)
     rows = rows + timed or [not_run(columns, [words(text)])]
     shares = [entries[6].value for _, entries in rows]

@@ -5,12 +5,10 @@ constraint) stands in that one file; `extra` passes any other sbatch option thro
 and `python` say what comes before and around a run. docs/cluster.md lists the keys.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -122,8 +120,6 @@ _OURS = {"array", "chdir", "error", "job-name", "open-mode", "output", "requeue"
 # Options with a key of their own, which other parts of a sweep read too.
 _KEYS = {"nodes": "nodes", "ntasks": "tasks", "ntasks-per-node": "tasks", "time": "time"}
 _SAFE = re.compile(r"[\w.,:&|*@\-\[\]()/ +=%!?~]+\Z")
-
-
 _EXAMPLES = {
     "setup": "[module load cuda/12.4, export NCCL_DEBUG=WARN]",
     "srun": "[--container-image=/images/torch.sqsh]",
@@ -131,63 +127,55 @@ _EXAMPLES = {
 
 
 def _checked(found: Resources) -> Resources:
-    where = f"resources {found.name}"
-    one_of(f"{where}: kind", found.kind, KINDS, SweepError)
+    one_of(f"resources {found.name}: kind", found.kind, KINDS, SweepError)
+    for fault in _faults(found):
+        raise SweepError(f"resources {found.name}: {fault}")
+    return found
+
+
+def _faults(found: Resources) -> Iterator[str]:
+    """Yield what is wrong with a value and what was expected; later checks rely on earlier ones."""
     for key, least in _WHOLE.items():
         value = getattr(found, key)
         if type(value) is not int or not least <= value <= _MOST:
-            raise SweepError(
-                f"{where}: {key}={value!r}; expected a whole number from {least} to {_MOST}"
-            )
+            yield f"{key}={value!r}; expected a whole number from {least} to {_MOST}"
     if not re.fullmatch(r"([A-Za-z][\w.-]*:)?\d{1,4}", str(found.gpus), re.ASCII):
-        raise SweepError(
-            f"{where}: gpus={found.gpus!r}; expected a whole number or TYPE:NUMBER, such as a100:2"
-        )
-    for key in ("setup", "srun"):
+        yield f"gpus={found.gpus!r}; expected a whole number or TYPE:NUMBER, such as a100:2"
+    for key, example in _EXAMPLES.items():
         lines = getattr(found, key)
-        if not isinstance(lines, list) or not all(
-            isinstance(line, str) and line.strip() and line.isprintable() for line in lines
-        ):
-            raise SweepError(
-                f"{where}: {key} must be a list of texts of one line each, such as "
-                f"{_EXAMPLES[key]}, got {lines!r} (a text with ': ' in it needs quotes)"
-            )
+        texts = isinstance(lines, list) and all(isinstance(line, str) for line in lines)
+        if not texts or not all(line.strip() and line.isprintable() for line in lines):
+            what = f"must be a list of texts of one line each, such as {example}"
+            yield f"{key} {what}, got {lines!r} (a text with ': ' in it needs quotes)"
     python = found.python
     if python is not None and not (isinstance(python, str) and python.isprintable() and python):
-        raise SweepError(
-            f"{where}: python={python!r}; expected the command that starts Python in a job, "
-            "such as 'apptainer exec --nv /images/torch.sif python'"
-        )
+        example = "'apptainer exec --nv /images/torch.sif python'"
+        what = f"the command that starts Python in a job, such as {example}"
+        yield f"python={python!r}; expected {what}"
     if odd := [word for word in found.srun if not word.startswith("-")]:
-        raise SweepError(f"{where}: srun has {odd[0]!r}; expected options, --NAME=VALUE in one")
+        yield f"srun has {odd[0]!r}; expected options, --NAME=VALUE in one"
     if found.kind != "slurm" and (given := [key for key in _CODE if getattr(found, key)]):
-        raise SweepError(f"{where}: {given[0]} is for kind: slurm; here the shell's own counts")
+        yield f"{given[0]} is for kind: slurm; here the shell's own counts"
     for key in ("memory_gb", "tflops"):
         value = getattr(found, key)
         if value is not None and (not isinstance(value, int | float) or not 0 < value < math.inf):
-            raise SweepError(f"{where}: {key}={value!r}; expected a number above 0")
+            yield f"{key}={value!r}; expected a number above 0"
     for key in _TEXT:
         value = getattr(found, key)
         if value is not None and not _SAFE.match(str(value)):
-            raise SweepError(f"{where}: {key}={value!r} has characters that no sbatch option has")
+            yield f"{key}={value!r} has characters that no sbatch option has"
     if not isinstance(found.extra, Mapping) or not all(
         re.match(r"[a-z][a-z0-9-]*\Z", str(k)) and _SAFE.match(str(v))
         for k, v in found.extra.items()
     ):
-        raise SweepError(
-            f"{where}: extra must map sbatch's long options to plain values, "
-            "such as {mail-type: END}"
-        )
+        yield "extra must map sbatch's long options to plain values, such as {mail-type: END}"
     if taken := sorted(_OURS & set(found.extra)):
-        raise SweepError(f"{where}: extra sets {', '.join(taken)}, which the sweep itself sets")
+        yield f"extra sets {', '.join(taken)}, which the sweep itself sets"
     if taken := sorted(_KEYS.keys() & set(found.extra)):
-        raise SweepError(f"{where}: extra sets {taken[0]}; expected the key {_KEYS[taken[0]]}")
+        yield f"extra sets {taken[0]}; expected the key {_KEYS[taken[0]]}"
     if found.minutes * 60 <= found.signal_s:
-        raise SweepError(
-            f"{where}: signal_s={found.signal_s} is not shorter than time={found.time}; "
-            "a run would be told to stop as it starts"
-        )
-    return found
+        late = f"signal_s={found.signal_s} is not shorter than time={found.time}"
+        yield f"{late}; a run would be told to stop as it starts"
 
 
 def minutes(time: str) -> int:
@@ -196,19 +184,14 @@ def minutes(time: str) -> int:
     Raises:
         SweepError: It is none of them.
     """
-    number = r"(\d{1,6})"
-    match = re.fullmatch(
-        rf"(?:{number}-)?{number}(?::{number})?(?::{number})?", str(time).strip(), re.ASCII
-    )
+    form = re.compile(r"(?:(\d{1,6})-)?(\d{1,6})(?::(\d{1,6}))?(?::(\d{1,6}))?", re.ASCII)
+    match = form.fullmatch(str(time).strip())
     if match is None:
         raise SweepError(
             f"time={time!r}; expected minutes, hours:minutes:seconds or days-hours:minutes:seconds"
         )
-    days, a, b, c = match.groups()
-    if days is not None:
-        seconds = int(days) * 86400 + int(a) * 3600 + int(b or 0) * 60 + int(c or 0)
-    elif c is not None:
-        seconds = int(a) * 3600 + int(b) * 60 + int(c)
-    else:
-        seconds = int(a) * 60 + int(b or 0)
-    return max(1, math.ceil(seconds / 60))
+    days, *parts = match.groups()
+    a, b, c = (int(part or 0) for part in parts)
+    if days is None and parts[2] is None:
+        a, b, c = 0, a, b  # minutes, or minutes:seconds
+    return max(1, math.ceil(((int(days or 0) * 24 + a) * 3600 + b * 60 + c) / 60))

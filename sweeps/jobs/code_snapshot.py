@@ -1,7 +1,5 @@
 """A copy of the code beside the sweep, so that a requeued job runs what was submitted."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -27,12 +25,9 @@ def files(root: Path = ROOT) -> Iterator[Path]:
 
 
 def take(where: Path, root: Path = ROOT, own: Path | None = None) -> Path:
-    """Copy the code to `where/<hash of its content>` unless it is there, and return that folder.
+    """Copy the packages in `root` to `where/<hash>` unless they are there; return that folder.
 
-    Args:
-        where: Folder that holds the snapshots.
-        root: Folder that holds the packages.
-        own: A grid in Python, kept beside the packages.
+    A grid in Python, `own`, is kept beside them.
     """
     listed = {path: root / path for path in files(root)}
     if own is not None:

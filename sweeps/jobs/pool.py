@@ -4,8 +4,6 @@ The pool is one process that outlives the shell that started it. Its lock tells 
 TERM makes it hand TERM to its runs, which save and stop.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Slurm: what it knows about jobs (one squeue, one sacct call), and submission through submitit."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
@@ -68,9 +66,8 @@ def call(words: Sequence[str], timeout: float = 60.0) -> str:
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=timeout, check=True)
     except subprocess.TimeoutExpired:
-        raise SweepError(
-            f"{words[0]} gave no answer in {timeout:.0f} s; is slurmctld up?"
-        ) from None
+        late = f"{words[0]} gave no answer in {timeout:.0f} s"
+        raise SweepError(f"{late}; is slurmctld up?") from None
     except subprocess.CalledProcessError as error:
         reason = " ".join(error.stderr.split()) or f"exit code {error.returncode}"
         if any(sign in reason for sign in _NO_CLUSTER):
@@ -89,7 +86,7 @@ def queue() -> dict[str, QueueJob]:
     for line in text.splitlines():
         parts = line.strip().split("|", 4)
         if len(parts) == 5:
-            job = QueueJob(parts[0], parts[1], parts[2], parts[3], parts[4])
+            job = QueueJob(*parts)
             # A task that was requeued stands twice: the live record counts.
             if job.id not in jobs or job.live:
                 jobs[job.id] = job

@@ -43,24 +43,12 @@ class Sweep:
     """The folder of one grid below one folder of runs."""
 
     def __init__(self, root: Path, name: str) -> None:
-        self.root = root
-        self.name = name
-        self.path = root / ".sweeps" / name
-
-    @property
-    def locked_folder(self) -> Path:
-        """What a launch locks: all sweeps of one folder of runs, for two grids may share a run."""
-        return self.root / ".sweeps"
-
-    @property
-    def logs(self) -> Path:
-        """Where the jobs' output goes."""
-        return self.path / "logs"
-
-    @property
-    def snapshots(self) -> Path:
-        """Where copies of the code are, shared by all sweeps of one folder of runs."""
-        return self.root / ".sweeps" / "code"
+        self.root, self.name = root, name
+        # A launch locks all sweeps of one folder of runs, for two grids may share a run.
+        self.locked_folder = root / ".sweeps"
+        self.snapshots = self.locked_folder / "code"  # of the code, shared by these sweeps
+        self.path = self.locked_folder / name
+        self.logs = self.path / "logs"  # the jobs' output
 
     def pool(self, batch: str) -> Path:
         """Return the folder of a pool of workers on this machine."""
@@ -97,8 +85,7 @@ class Sweep:
             if not isinstance(name, str):
                 continue
             if "runs" in line:
-                batch = _batch(name, line)
-                if batch is not None:
+                if batch := _batch(name, line):
                     found[name] = batch
             elif name in found and _texts(line.get("ids", {})):
                 found[name].ids.update(line.get("ids", {}))
@@ -157,12 +144,10 @@ class Attempts:
         """Count the last starts that began at `step` too, since the last retry by hand."""
         count = 0
         for event in reversed(self.events()):
-            if event["event"] == "retry":
+            started = event["event"] == "start"
+            if event["event"] == "retry" or (started and event.get("step") != step):
                 break
-            if event["event"] == "start":
-                if event.get("step") != step:
-                    break
-                count += 1
+            count += started
         return count
 
 

@@ -5,8 +5,6 @@ is twice the forward for both; what REPA's frozen encoder adds is not counted). 
 `steps * speed / speed of the dense run`, from speeds that runs measured.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -79,9 +77,7 @@ def _hours(config: Config, words: Sequence[str]) -> int | None:
 def estimate(made: Plan, tflops: float | None) -> list[str]:
     """Return what the runs of a plan will cost, one line each and their sum.
 
-    Args:
-        made: Checked runs.
-        tflops: What one GPU reaches, in TFLOP/s; None: no hours are estimated.
+    `tflops` is what one GPU reaches, in TFLOP/s; with None no hours are estimated.
     """
     lines, total = [], 0.0
     for run in made.runs:

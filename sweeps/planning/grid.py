@@ -113,7 +113,6 @@ class Grid:
             seen.add(stage.name)
         return stages
 
-
     def at(self, values: Mapping[str, Any]) -> Grid:
         """Return the grid at one point of its search space: values by name."""
         rows, base = dict(values), dict(self.raw.get("base") or {})
@@ -214,13 +213,10 @@ def _python(path: Path) -> Grid:
 
 
 def named_yaml(kind: str, name: str, folder: Path, keys: str) -> tuple[Path, dict[Any, Any]]:
-    """Return the path and the values of a YAML file: by its path, or by its name in `folder`.
+    """Return the path and the values of a YAML file: by its path, or by its name.
 
-    Args:
-        kind: grid or cluster, for the messages.
-        name: A path if it ends in .yaml or .yml; else a file of ours, or of the current folder.
-        folder: Holds the files that come with the project.
-        keys: Some of the keys that its mapping may have.
+    A name is that of a file in `folder`, which come with the project, or in the current one. `kind`
+    (grid, cluster) and some `keys` that its mapping may have are for the messages.
 
     Raises:
         SweepError: There is no such file, or it holds something else or more than any of ours does.
@@ -230,10 +226,8 @@ def named_yaml(kind: str, name: str, folder: Path, keys: str) -> tuple[Path, dic
         path = Path(f"{name}.yaml")
     if not path.is_file():
         known = sorted(path.stem for path in folder.glob("*.yaml"))
-        raise SweepError(
-            f"no {kind} {name!r}; expected a .yaml file or one of {', '.join(known)}"
-            f"{suggest(name, known)}"
-        )
+        what = f"a .yaml file or one of {', '.join(known)}{suggest(name, known)}"
+        raise SweepError(f"no {kind} {name!r}; expected {what}")
     try:
         raw = yaml_of(path.read_text(encoding="utf-8"), f"{kind} {path}")
     except UnicodeDecodeError:
@@ -248,13 +242,10 @@ def named_yaml(kind: str, name: str, folder: Path, keys: str) -> tuple[Path, dic
 def expand(
     grid: Grid, scale: str = "tiny", user: Mapping[str, Sequence[Any]] | None = None
 ) -> list[GridCell]:
-    """Expand a grid at a scale, with a user's overrides, to cells (not checked yet).
+    """Expand a grid at a scale (tiny, small or paper) to cells, not checked yet.
 
-    Args:
-        grid: From `load`.
-        scale: tiny, small or paper.
-        user: Values by key: they replace an axis (or `seed`), pick rows of `cells` and `zip`,
-            become a new axis if there are several, and an override of every cell otherwise.
+    A user's values by key replace an axis (or `seed`), pick rows of `cells` and `zip`, become a new
+    axis if there are several, and an override of every cell otherwise.
 
     Raises:
         SweepError: A value picks no row, the grid refuses the scale, or nothing is left.
@@ -268,11 +259,8 @@ def expand(
     for stage in stages:
         parents: list[int | None] = [None]
         if stage.of is not None:
-            parents = [
-                i
-                for i, cell in enumerate(cells)
-                if cell.stage.name == stage.of and _matches(cell, stage.where)
-            ]
+            earlier = [i for i, cell in enumerate(cells) if cell.stage.name == stage.of]
+            parents = [i for i in earlier if _matches(cells[i], stage.where)]
             if not parents and not user:
                 raise SweepError(
                     f"grid {grid.name}: stage {stage.name!r} has no parent at scale {scale}"

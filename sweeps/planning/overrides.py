@@ -1,7 +1,5 @@
 """A user's `key=value` words: commas make lists of values, `cluster.*` goes to the resources."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping

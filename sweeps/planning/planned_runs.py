@@ -96,14 +96,9 @@ def plan(
     user: Mapping[str, Sequence[Typed]] | None = None,
     budget: Budget | None = None,
 ) -> Plan:
-    """Compose and check every cell of a grid.
+    """Compose and check every cell of a grid at a scale, with a user's overrides by key.
 
-    Args:
-        grid: From `grid.load`.
-        scale: tiny, small or paper.
-        user: Overrides by key, each with one or several values.
-        budget: Gives a cell's number of steps from its config and overrides; None keeps the
-            config's own.
+    `budget` gives a cell's number of steps from its config and overrides; None keeps its own.
 
     Raises:
         SweepError: A cell cannot be composed, or two cells are the same run at this scale.
@@ -123,9 +118,8 @@ def plan(
         run = _train(made, cell, parent, budget) if trains else _command(made, cell, parent)
         if run is None:
             continue
-        if run.name in seen:
-            raise SweepError(_coincide(made, seen[run.name], cell, run.name))
-        seen[run.name] = cell
+        if (first := seen.setdefault(run.name, cell)) is not cell:
+            raise SweepError(_coincide(made, first, cell, run.name))
         planned[index] = run
         made.runs.append(run)
     if not made.runs and not made.waiting:
@@ -146,9 +140,8 @@ def _words(made: Plan, cell: GridCell, parent: PlannedRun | None) -> list[str]:
 
 
 def _filled(value: Any, parent: PlannedRun | None) -> Any:
-    if parent is None or not isinstance(value, str):
-        return value
-    return value.replace("{parent}", parent.folder)
+    text = isinstance(value, str)
+    return value.replace("{parent}", parent.folder) if parent and text else value
 
 
 def _train(

@@ -1,10 +1,8 @@
 """One layer of a grid at one scale: what its YAML says, and what a user's words make of it."""
 
-from __future__ import annotations
-
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -71,11 +69,7 @@ class Stage:
 def read(grid: str, raw: Any, scale: str, known: Mapping[str, str] = ENTRIES) -> Stage | None:
     """Merge one stage's section for `scale`; None if a later stage is not part of this scale.
 
-    Args:
-        grid: Its name.
-        raw: The section, as the grid has it.
-        scale: tiny, small or paper.
-        known: Commands that it may name, with their `module:function`.
+    It may name the commands that are `known`, with their `module:function`.
     """
     if not isinstance(raw, dict):
         raise SweepError(f"grid {grid}: a stage must be a mapping, got {raw!r}")
@@ -92,43 +86,27 @@ def read(grid: str, raw: Any, scale: str, known: Mapping[str, str] = ENTRIES) ->
         if raw.get("of"):
             return None
         raise SweepError(f"grid {grid} has no scale {scale}: {merged['refused']}")
-    axes = {k: _values(grid, k, v) for k, v in merged["axes"].items()}
-    zipped = {k: _values(grid, k, v) for k, v in (merged.get("zip") or {}).items()}
-    if len({len(v) for v in zipped.values()}) > 1:
-        lengths = ", ".join(f"{k} {len(v)}" for k, v in zipped.items())
-        raise SweepError(f"grid {grid}: zip needs columns of one length, got {lengths}")
-    rows = merged.get("cells") or [{}]
-    if not all(isinstance(r, dict) for r in rows):
-        raise SweepError(f"grid {grid}: cells must be a list of mappings such as {{route: 2-8}}")
+    axes, columns, rows = merged["axes"], merged.get("zip") or {}, merged.get("cells") or [{}]
+    for fault in _faults(merged, axes, columns, rows):
+        raise SweepError(f"grid {grid}: {fault}")
     command = merged.get("command", "train")
     one_of(f"grid {grid}: command", command, list(known), SweepError)
-    for key in ("base", "axes", "zip", "where"):
-        _texts(grid, key, merged.get(key) or {})
     for kind in merged.get("fits") or ():
         one_of(f"grid {grid}: fits", kind, ("route", "data"), SweepError)
-    if merged.get("where") and not merged.get("of"):
-        raise SweepError(f"grid {grid}: where picks runs of an earlier stage; say which with of")
-    for row in rows:
-        _texts(grid, "cells", row)
-    for word in merged.get("args") or ():
-        if not isinstance(word, str | int | float):
-            raise SweepError(f"grid {grid}: args has {word!r}; expected words")
     seeds = merged.get("seeds")
     if seeds is None and raw.get("of") is None and command == "train":
         seeds = [0]
     elif seeds is not None:
         seeds = [whole(seed, f"grid {grid}: seeds: ", SweepError) for seed in seeds]
+    zipped = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     return Stage(
         name=str(raw.get("name") or command),
         entry=known[command],
         args=tuple(str(a) for a in merged.get("args") or ()),
         base=merged["base"],
         cells=tuple(rows),
-        axes=axes,
-        zip=tuple(
-            dict(zip(zipped, values, strict=True)) for values in zip(*zipped.values(), strict=True)
-        )
-        or ({},),
+        axes={key: tuple(values) for key, values in axes.items()},
+        zip=tuple(zipped) or ({},),
         seeds=None if seeds is None else tuple(seeds),
         fits=tuple(merged.get("fits") or ()),
         of=raw.get("of"),
@@ -137,16 +115,28 @@ def read(grid: str, raw: Any, scale: str, known: Mapping[str, str] = ENTRIES) ->
     )
 
 
-def _texts(grid: str, key: str, words: Iterable[Any]) -> None:
-    for word in words:
-        if not isinstance(word, str) or not word:
-            raise SweepError(f"grid {grid}: {key} has the key {word!r}; expected a run's key")
-
-
-def _values(grid: str, key: str, values: Any) -> tuple[Any, ...]:
-    if not isinstance(values, list) or not values:
-        raise SweepError(f"grid {grid}: axis {key} must be a list of values, got {values!r}")
-    return tuple(values)
+def _faults(
+    merged: Mapping[str, Any], axes: Mapping[Any, Any], columns: Mapping[Any, Any], rows: list[Any]
+) -> Iterator[str]:
+    """Yield what is wrong with a stage's values; later checks rely on earlier ones."""
+    for key, values in (*axes.items(), *columns.items()):
+        if not isinstance(values, list) or not values:
+            yield f"axis {key} must be a list of values, got {values!r}"
+    if len({len(values) for values in columns.values()}) > 1:
+        lengths = ", ".join(f"{key} {len(values)}" for key, values in columns.items())
+        yield f"zip needs columns of one length, got {lengths}"
+    if not all(isinstance(row, dict) for row in rows):
+        yield "cells must be a list of mappings such as {route: 2-8}"
+    parts = [(key, merged.get(key) or {}) for key in ("base", "axes", "zip", "where")]
+    for part, words in (*parts, *(("cells", row) for row in rows)):
+        for word in words:
+            if not isinstance(word, str) or not word:
+                yield f"{part} has the key {word!r}; expected a run's key"
+    if merged.get("where") and not merged.get("of"):
+        yield "where picks runs of an earlier stage; say which with of"
+    for word in merged.get("args") or ():
+        if not isinstance(word, str | int | float):
+            yield f"args has {word!r}; expected words"
 
 
 def refuse_unknown(grid: str, raw: Any, keys: Mapping[str, type]) -> None:
@@ -173,7 +163,7 @@ def applied(grid: str, stage: Stage, user: Mapping[str, Sequence[Any]], theirs: 
             seeds = tuple(whole(show(v), "seed=", SweepError) for v in values)
         elif key in axes:
             axes[key] = tuple(values)
-        elif "." in key and _picks_nothing(cells, key, values):
+        elif "." in key and any(key in row for row in cells) and not _picks(cells, key, values):
             # An option such as sampler.steps=5 is set in every row; backbone=... picks rows.
             cells = tuple({k: v for k, v in row.items() if k != key} for row in cells)
             base, axes = _set(base, axes, key, values)
@@ -186,9 +176,8 @@ def applied(grid: str, stage: Stage, user: Mapping[str, Sequence[Any]], theirs: 
     return replace(stage, base=base, axes=axes, cells=cells, zip=zipped, seeds=seeds)
 
 
-def _picks_nothing(rows: Rows, key: str, values: Sequence[Any]) -> bool:
-    have = [row[key] for row in rows if key in row]
-    return bool(have) and not any(same(value, v) for value in have for v in values)
+def _picks(rows: Rows, key: str, values: Sequence[Any]) -> bool:
+    return any(same(row[key], value) for row in rows if key in row for value in values)
 
 
 def _picked(grid: str, rows: Rows, key: str, values: Sequence[Any]) -> Rows:

@@ -1,7 +1,5 @@
 """Where every run stands: from its folder, the jobs' own records, and two Slurm calls."""
 
-from __future__ import annotations
-
 import functools
 import heapq
 import re
@@ -186,21 +184,18 @@ def number(values: Mapping[str, Any], key: str) -> Any:
 
 def _done(row: RunStatus) -> RunStatus:
     row.state = "done"
-    if row.run.trains:
-        summary = run_folder.read(Path(row.run.folder) / "summary.json")
-        row.step, row.speed = number(summary, "step"), number(summary, "images_per_s")
-        row.trained = number(summary, "wall_s") or 0.0
-        # It may have been launched elsewhere.
-        row.elapsed = max(row.elapsed, number(summary, "session_s") or 0.0)
-        if row.step != row.steps:
-            row.why = f"other length: {row.steps} steps are wanted"
-        scores = summary.get("scores")
-        if isinstance(scores, dict):
-            row.score = "  ".join(
-                f"{key} {value:.4g}"
-                for key, value in list(scores.items())[:2]
-                if isinstance(value, int | float)
-            )
+    if not row.run.trains:
+        return row
+    summary = run_folder.read(Path(row.run.folder) / "summary.json")
+    row.step, row.speed = number(summary, "step"), number(summary, "images_per_s")
+    row.trained = number(summary, "wall_s") or 0.0
+    # It may have been launched elsewhere.
+    row.elapsed = max(row.elapsed, number(summary, "session_s") or 0.0)
+    if row.step != row.steps:
+        row.why = f"other length: {row.steps} steps are wanted"
+    scores = summary.get("scores")
+    first = list(scores.items())[:2] if isinstance(scores, dict) else []
+    row.score = "  ".join(f"{k} {v:.4g}" for k, v in first if isinstance(v, int | float))
     return row
 
 
@@ -273,10 +268,8 @@ _ENDS = {
 def in_words(state: str, job: slurm.QueueJob | None, remarks: str) -> str:
     """Return why a job ended that has left no word itself.
 
-    Args:
-        state: Slurm's, or "" if it knows none.
-        job: Its exit code is `CODE:SIGNAL`, by accounting; a shell says 128 + SIGNAL.
-        remarks: What Slurm put into the log, such as `srun: error: n1: task 0: Killed`.
+    `state` is Slurm's ("" if it knows none); the exit code is `CODE:SIGNAL` by accounting, 128 +
+    SIGNAL from a shell; `remarks` of Slurm in the log are such as `srun: error: task 0: Killed`.
     """
     if state not in ("", "FAILED"):
         return _ENDS.get(state, state)
@@ -329,14 +322,14 @@ def estimate(rows: Sequence[RunStatus], latest: Mapping[str, JobBatch]) -> None:
     them, as many at once as run now (or as the throttle allows, where that is what they wait for).
     """
     done = [row for row in rows if row.state == "done" and row.elapsed > 0]
-    beside = [row.elapsed - row.trained for row in done if row.trained]
+    beside = _mean([row.elapsed - row.trained for row in done if row.trained])
     known = [(_kind(row), row.elapsed / max(1, row.step or row.steps or 1)) for row in done]
     active = [row for row in rows if row.state in ("running", "starting")]
     for row in active:
         if row.eta is not None:
             same = [rate for kind, rate in known if kind == _kind(row)]
             other = _mean(same) * (row.steps or 1) - row.elapsed if same else row.eta
-            row.eta = max(1.0, row.eta + (0.0 if same else _mean(beside)), other)
+            row.eta = max(1.0, row.eta + (0.0 if same else beside), other)
     known += [(_kind(r), (r.elapsed + r.eta) / (r.steps or 1)) for r in active if r.eta is not None]
     known = known[-_SAMPLE:]
     if not known:
@@ -356,10 +349,8 @@ def estimate(rows: Sequence[RunStatus], latest: Mapping[str, JobBatch]) -> None:
     kinds = {"local": "workers", "slurm": "throttle"}
     most = max((number(b.resources, kinds.get(b.kind, "")) or 1 for b in batches), default=1)
     limited = any(row.why == "JobArrayTaskLimit" for row in waiting)
-    limited = limited or any(batch.kind == "local" for batch in batches)
-    count = len(active)
-    if limited or not active:
-        count = min(int(most), len(active) + len(waiting))
+    limited = limited or not active or any(batch.kind == "local" for batch in batches)
+    count = min(int(most), len(active) + len(waiting)) if limited else len(active)
     free = sorted(row.eta or 0.0 for row in active) + [0.0] * (count - len(active))
     heapq.heapify(free)
     for row in waiting:

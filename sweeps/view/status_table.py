@@ -1,7 +1,5 @@
 """The status table on a terminal (live), one plain line per run elsewhere, and one run in full."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import time
@@ -31,9 +29,7 @@ def counts(rows: Sequence[RunStatus]) -> str:
 
 def progress(row: RunStatus) -> str:
     """Return `120/1000`, or what is known of it."""
-    if row.steps is None:
-        return ""
-    return f"{row.step or 0}/{row.steps}"
+    return "" if row.steps is None else f"{row.step or 0}/{row.steps}"
 
 
 def note(row: RunStatus) -> str:
@@ -155,10 +151,8 @@ def details(sweep: Sweep, one: PlannedRun) -> list[str]:
             log = sweep.log(batch, one.name, "err")
             lines += [f"log      {log}"] if log and log.exists() else []
     for event in sweep.attempts(one.name).events():
-        rest = {
-            k: v for k, v in event.items() if k not in ("event", "time") and v not in (None, "")
-        }
-        text = "  ".join(f"{k} {v}" for k, v in rest.items())
+        rest = {k: v for k, v in event.items() if k not in ("event", "time")}
+        text = "  ".join(f"{k} {v}" for k, v in rest.items() if v not in (None, ""))
         lines.append(f"{event['event']:<9}{_date(event['time'])}  {text}")
     return [*lines, trouble] if trouble else lines
 
@@ -168,13 +162,9 @@ def _date(seconds: float) -> str:
 
 
 def table(title: str, rows: Sequence[RunStatus], width: int, room: int | None = None) -> Any:
-    """Return a rich table that fits its terminal; runs at the end of the order are counted only.
+    """Return a rich table, `width` columns wide, of rows in the order of `STATES`.
 
-    Args:
-        title: Above the table.
-        rows: In the order of `STATES`.
-        width: Columns of the terminal.
-        room: Lines of the terminal; None: as many as needed.
+    In `room` lines (None: as many as needed) runs at the end are counted only.
     """
     from rich import box
     from rich.table import Table
@@ -184,10 +174,12 @@ def table(title: str, rows: Sequence[RunStatus], width: int, room: int | None = 
     if room is not None and len(shown) > room - 7:
         shown = shown[: max(3, room - 8)]
     keys = varying(rows)
+    left = f"({len(rows) - len(shown)} not shown)" if len(shown) < len(rows) else ""
+    caption = "   ".join(filter(None, (counts(rows), to_go(rows), left)))
     # Texts: what a user's data hold is no markup.
     made = Table(
         title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False,
-        padding=(0, 1), caption=_caption(rows, shown), caption_justify="left",
+        padding=(0, 1), caption=caption, caption_justify="left",
     )  # fmt: skip
     # Runs of several kinds name their keys in each row.
     one = len({row.run.stage for row in rows}) == 1
@@ -241,11 +233,6 @@ def to_go(rows: Sequence[RunStatus]) -> str:
     if not known:
         return ""
     return f"{'' if len(known) == len(live) else 'more than '}{clock(max(known))} to go"
-
-
-def _caption(rows: Sequence[RunStatus], shown: Sequence[RunStatus]) -> str:
-    text = "   ".join(filter(None, (counts(rows), to_go(rows))))
-    return text + (f"   ({len(rows) - len(shown)} not shown)" if len(shown) < len(rows) else "")
 
 
 def _bar(row: RunStatus) -> str:

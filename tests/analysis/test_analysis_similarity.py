@@ -74,7 +74,7 @@ def exported(tmp_path_factory):
     from experiments.training.checkpoint import export
 
     torch.manual_seed(0)
-    config = load(["backbone=dit", "route=2-4", "backbone.depth=8"])
+    config = load(["backbone=dit", "data=digits", "route=2-4", "backbone.depth=8"])
     model = backbones.create("dit", "T/1", depth=8, in_channels=1, input_size=8, num_classes=10)
     for parameter in model.parameters():
         parameter.data.add_(0.05 * torch.randn_like(parameter))

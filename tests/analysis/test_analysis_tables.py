@@ -11,6 +11,7 @@ import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from analysis_runs import ACCURACY, METRIC, score, study, write
@@ -271,6 +272,11 @@ def test_strings_are_escaped_in_html():
     parser.feed(render.to_html(nasty()))
     assert set(parser.tags) <= {"table", "thead", "tbody", "tr", "th", "td", "button", "span"}
     assert NASTY in parser.text
+
+
+def test_a_page_sorts_by_plain_numbers():
+    table = build("t", "T", [Column("A")], [("", [Entry(value=np.float64(1.5))])])
+    assert 'data-value="1.5"' in render.to_html(table)
 
 
 def test_strings_are_escaped_in_markdown():
