@@ -86,13 +86,13 @@ def response(study: Study) -> list[str]:
 def scale(study: Study) -> list[str]:
     """Say how the effective guidance scale of routed runs differs from dense ones'."""
     known: dict[tuple[str, str], dict[int, float]] = {}
-    for found in scale_table.stored(study):
-        for row in found["rows"]:
+    for file in scale_table.stored(study):
+        for row in file["rows"]:
             if row.get("level") is None and row.get("instrumented") is not None:
-                model = f"{found['backbone']}-{found['size']}, {found['data']}"
-                kind = "dense run" if found["route"] == "none" else "routed run"
+                model = f"{file['backbone']}-{file['size']}, {file['data']}"
+                kind = "dense run" if file["route"] == "none" else "routed run"
                 pair = (model, f"{kind}, {row['pair']}")
-                known.setdefault(pair, {})[int(found["seed"])] = row["instrumented"]
+                known.setdefault(pair, {})[int(file["seed"])] = row["instrumented"]
     said = []
     for model in dict.fromkeys(model for model, _ in known):
         baseline = known.get((model, "dense run, dense"))

@@ -98,7 +98,7 @@ def test_an_array_runs_throttled_and_status_agrees_with_squeue(shop):
     text = shop("launch")
     assert "4 of 4 done" in text and "nothing to submit" in text
     lines = shop("status").splitlines()
-    assert lines[-1] == "4 done" and lines[0].startswith("done      dit-T1-digits_none_s0-")
+    assert lines[-1] == "4 done" and lines[0].startswith("done      dit-T4-mnist_none_s0-")
     code = (shop.sweep.root / ".sweeps" / "code").iterdir()
     assert shop.sweep.batches()[0].code in [p.name for p in code]
     for seed in range(4):

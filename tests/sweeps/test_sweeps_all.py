@@ -13,7 +13,7 @@ from sweeps.view import run_status
 pytestmark = pytest.mark.slow
 # Two steps and a few samples: what comes out means nothing, that it comes out is what is tested.
 QUICK = [
-    "seed=0", "train.steps=2", "train.batch=8", "train.save_every=1", "train.keep=5", "train.sample_every=0",
+    "data=digits", "seed=0", "train.steps=2", "train.batch=8", "train.save_every=1", "train.keep=5", "train.sample_every=0",
     "train.warmup=0", "sampler.steps=2", "eval.samples=20", "eval.batch=20", "eval.metrics=[fd]",
 ]  # fmt: skip
 # What the other commands take.
@@ -32,7 +32,7 @@ def test_two_steps_of_every_cell_at_tiny(name, tmp_path):
     if name in ("convergence", "evidence"):
         words.append("eval.every=1")  # a curve has more than one point
     if name == "evidence":
-        words += ["data=digits", "backbone=dit"]  # its own images are a download
+        words.append("backbone=dit")
     if "search" in grid.load(name).raw:
         pytest.importorskip("optuna")
         words.append("--trials=2")

@@ -30,8 +30,8 @@ def planned(tmp_path, *words, scale="tiny", way="steps", **raw):
 def test_runs_have_the_names_and_folders_of_their_configs(tmp_path):
     made = planned(tmp_path, axes={"route": ["none", "auto"]})
     assert [run.name.split("_s0")[0] for run in made.runs] == [
-        "dit-T1-digits_none",
-        "dit-T1-digits_2-8",
+        "dit-T4-mnist_none",
+        "dit-T4-mnist_2-8",
     ]
     for run in made.runs:
         assert run.folder == str(tmp_path / "runs" / run.name)
@@ -177,7 +177,7 @@ def test_every_method_of_a_grid_meets_the_same_dense_run(name, monkeypatch):
 def test_equal_hours_take_measured_speeds(tmp_path):
     raw = {"axes": {"route": ["none", "2-8"]}, "base": {"train.steps": 1000}}
     with pytest.raises(
-        SweepError, match="needs the measured speed of dit-T1-digits_2-8.*for a few steps"
+        SweepError, match="needs the measured speed of dit-T4-mnist_2-8.*for a few steps"
     ):
         planned(tmp_path, way="hours", **raw)
     for run, speed in zip(planned(tmp_path, **raw).runs, (100.0, 130.0), strict=True):
@@ -192,7 +192,7 @@ def test_the_estimate_prints_every_run_and_the_sum(tmp_path):
     made = planned(tmp_path, axes={"route": ["none", "2-8"]})
     place = cluster_resources.load("slurm", "tiny", {"tflops": "0.5"})
     lines = budget.estimate(made, place.tflops)
-    assert len(lines) == 3 and "500 steps" in lines[0] and "fewer per image than dense" in lines[1]
+    assert len(lines) == 3 and "3000 steps" in lines[0] and "fewer per image than dense" in lines[1]
     config = made.configs[made.runs[0].name]
     flops = 6 * budget.costs(config).macs_dense * 500 * 64
     assert (

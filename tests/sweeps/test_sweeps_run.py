@@ -738,7 +738,7 @@ def test_flags_and_words_may_stand_in_any_order(tmp_path, capsys):
     ]
     assert sweeps_command.main(words) == 0
     out = capsys.readouterr().out
-    assert "--array=0-3%2" in out and "rwkv-T1-digits_2-8@0.25_s0" in out
+    assert "--array=0-3%2" in out and "rwkv-T4-mnist_2-8@0.25_s0" in out
     assert sweeps_command.main(["launch", "selection_rate", "--dry-runn"]) == 2
     assert "--dry-runn" in capsys.readouterr().err
 
@@ -748,7 +748,7 @@ def test_list_and_show_read_without_launching(tmp_path, capsys):
     assert "route_placement" in capsys.readouterr().out
     assert sweeps_command.main(["show", "relative_absolute", f"paths.runs={tmp_path}"]) == 0
     out = capsys.readouterr().out
-    assert "dit-T1-digits_4-16_s0" in out and "3 runs at scale tiny" in out
+    assert "dit-T4-mnist_4-16_s0" in out and "3 runs at scale tiny" in out
     assert not list(tmp_path.iterdir())
 
 

@@ -32,8 +32,8 @@ def test_default_config_is_the_documented_one():
     config = load(["backbone=mamba", "route=2-8"])
     assert (config.scale, config.data["name"], config.size, config.depth) == (
         "tiny",
-        "digits",
-        "T/1",
+        "mnist",
+        "T/4",
         12,
     )
     assert config.backbone["name"] == "mamba"
@@ -364,7 +364,7 @@ def test_help_config_and_cost_import_no_torch():
 
 def test_dry_run_prints_six_lines_and_writes_nothing(tmp_path):
     parts = (
-        "MACs per image dense ->", "0 1 [2 3 4 5 6 7 8] 9 10 11", "trains      500 steps of 64 on digits",
+        "MACs per image dense ->", "0 1 [2 3 4 5 6 7 8] 9 10 11", "trains      3000 steps of 16 on mnist",
         "memory", "at least", "nothing was trained", "dry=full",
     )  # fmt: skip
     for word in ("--dry-run", "dry=true"):

@@ -33,7 +33,7 @@ def test_a_data_set_names_what_scores_it(monkeypatch):
     for name in specs.names():
         assert specs.evaluation(name) in options_of("eval")
         assert load([f"data={name}"]).eval == load([f"data={name}", f"eval={name}"]).eval
-    monkeypatch.setattr(specs.options_class("digits"), "evaluation", "none")
+    monkeypatch.setattr(specs.options_class("mnist"), "evaluation", "none")
     assert load([]).eval["name"] == "none"
     assert load(["eval=digits"]).eval["name"] == "digits"
 
