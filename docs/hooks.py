@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
+from mkdocs.exceptions import PluginError
 
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "experiments" / "conf"
@@ -29,7 +30,11 @@ def on_page_content(text: str, **_: Any) -> str:
 def _mathml(found: re.Match[str]) -> str:
     tag, bracket, tex = found.groups()
     display = "block" if bracket == "[" else "inline"
-    made = convert(html.unescape(tex).strip(), display=display)
+    tex = html.unescape(tex).strip()
+    made = convert(tex, display=display)
+    # The converter passes on what it does not know as if it were a letter.
+    if "\\" in made or ">&<" in made:
+        raise PluginError(f"latex2mathml cannot convert {tex}; write it with other commands")
     return f'<{tag} class="equation">{made}</{tag}>'
 
 
