@@ -1,4 +1,4 @@
-"""What mkdocs.yml adds to the build: equations as MathML, so that no script draws them; the page of keys."""
+"""What mkdocs.yml adds to the build: equations as MathML, which needs no script, and the keys."""
 
 from __future__ import annotations
 
