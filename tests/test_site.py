@@ -182,9 +182,9 @@ def test_an_equation_that_cannot_be_converted_ends_the_build():
 
 # --- the tutorial ---------------------------------------------------------------------------------
 
-# What another machine, or another minute, prints otherwise: scores, times, speeds, the run's hash.
+# What another machine, or another minute, prints otherwise: scores, times, speeds, hashes.
 VOLATILE = re.compile(
-    r"(?<=_s0-)[0-9a-f]{8}|\d+(?:\.\d+)?(?= img/s)|\d+(?::\d\d)+|[-+]?\d+\.\d+(?:e[-+]?\d+)?%?(?![\w.])"
+    r"(?<=[-@])[0-9a-f]{8}\b|\d+(?:\.\d+)?(?= img/s)|\d+(?::\d\d)+|[-+]?\d+\.\d+(?:e[-+]?\d+)?%?(?![\w.])"
 )
 
 
@@ -227,7 +227,7 @@ def renewed(shown, printed):
     for line in shown.splitlines():
         while line.strip() not in ("", "...") and told(line) and told(left[0]) != told(line):
             left.pop(0)
-        lines.append(left.pop(0) if line.strip() not in ("", "...") and told(line) else line)
+        lines.append(left.pop(0).rstrip() if line.strip() not in ("", "...") and told(line) else line)
     return "".join(f"{line}\n" for line in lines)
 
 
