@@ -268,7 +268,7 @@ def test_the_tutorials_commands_print_what_it_shows(tmp_path):
         elif shown:
             assert holds(told(shown), told(done.stdout)), f"{command}\n{done.stdout}"
     # The files that the page sends its reader to.
-    names = re.findall(r"`((?:runs|scales|threes)/[^`]+)`", text)
+    names = re.findall(r"`((?:runs|threes)/[^`]+)`", text)
     assert names and all(list(tmp_path.glob(name)) for name in names), names
     if os.environ.get("REGENERATE"):
         TUTORIAL.write_text(text, encoding="utf-8")
