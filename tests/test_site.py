@@ -227,7 +227,9 @@ def renewed(shown, printed):
     for line in shown.splitlines():
         while line.strip() not in ("", "...") and told(line) and told(left[0]) != told(line):
             left.pop(0)
-        lines.append(left.pop(0).rstrip() if line.strip() not in ("", "...") and told(line) else line)
+        lines.append(
+            left.pop(0).rstrip() if line.strip() not in ("", "...") and told(line) else line
+        )
     return "".join(f"{line}\n" for line in lines)
 
 
