@@ -1,0 +1,50 @@
+"""What mkdocs.yml adds to the build: equations as MathML, which needs no script, and the keys."""
+
+from __future__ import annotations
+
+import html
+import re
+from pathlib import Path
+from typing import Any
+
+from latex2mathml.converter import convert
+from mkdocs.exceptions import PluginError
+
+ROOT = Path(__file__).resolve().parents[1]
+CONF = ROOT / "experiments" / "conf"
+# What pymdownx.arithmatex leaves of $...$ and $$...$$.
+EQUATION = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Put the help and the groups' files where a page asks for them."""
+    markdown = markdown.replace("<!-- help -->", f"```text\n{_help()}\n```")
+    return re.sub(r"<!-- group (\w+) -->", lambda found: _group(found[1]), markdown)
+
+
+def on_page_content(text: str, **_: Any) -> str:
+    """Write each equation as MathML."""
+    return EQUATION.sub(_mathml, text)
+
+
+def _mathml(found: re.Match[str]) -> str:
+    tag, bracket, tex = found.groups()
+    display = "block" if bracket == "[" else "inline"
+    tex = html.unescape(tex).strip()
+    made = convert(tex, display=display)
+    # The converter passes on what it does not know as if it were a letter.
+    if "\\" in made or ">&<" in made:
+        raise PluginError(f"latex2mathml cannot convert {tex}; write it with other commands")
+    return f'<{tag} class="equation">{made}</{tag}>'
+
+
+def _help() -> str:
+    return (ROOT / "docs" / "help.txt").read_text(encoding="utf-8").strip()
+
+
+def _group(name: str) -> str:
+    parts = [
+        f"### `{name}={path.stem}`\n\n```yaml\n{path.read_text(encoding='utf-8').strip()}\n```"
+        for path in sorted((CONF / name).glob("*.yaml"))
+    ]
+    return "\n\n".join(parts)

@@ -1,0 +1,276 @@
+"""The site: it builds strictly, loads nothing from outside, fits three widths; its tutorial's outputs are real."""
+
+import html.parser
+import importlib
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+import urllib.parse
+
+import analysis_browser
+import pytest
+from documents import blocks
+from mkdocs.exceptions import PluginError
+from small import ROOT
+
+DOCS = ROOT / "docs"
+WIDTHS = (390, 820, 1440)
+browser_only = pytest.mark.skipif(analysis_browser.find() is None, reason="no Chromium on PATH")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("built") / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser(site):
+    found = analysis_browser.Browser()
+    yield found
+    found.close()
+
+
+class Loads(html.parser.HTMLParser):
+    """What a page loads by itself: links to click are another matter."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        if tag == "link" and given.get("rel") not in ("canonical", "next", "prev"):
+            self.found.append(given["href"])
+        self.found += [given[key] for key in ("src", "srcset", "data", "poster") if key in given]
+
+
+# --- what is built --------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_every_page_is_built_and_loads_nothing_from_outside(site):
+    for source in DOCS.rglob("*.md"):
+        assert (site / source.relative_to(DOCS).with_suffix(".html")).is_file(), source
+    assert not list(site.rglob("*.py"))
+    for page in site.rglob("*.html"):
+        loads = Loads(page.read_text(encoding="utf-8")).found
+        away = [url for url in loads if urllib.parse.urlsplit(url).scheme not in ("", "data")]
+        assert away == [] and not any(url.startswith("//") for url in loads), page
+        for url in loads:
+            if page.name != "404.html" and not url.startswith("data:"):
+                path = urllib.parse.urlsplit(url).path
+                assert (page.parent / path).is_file(), (page, url)
+    for style in site.rglob("*.css"):
+        assert not re.search(r"(url\(|@import\s*)[\"']?(https?:)?//", style.read_text()), style
+
+
+@pytest.mark.slow
+def test_the_reference_describes_what_the_docstrings_say(site):
+    import routing
+
+    page = (site / "api" / "routing.html").read_text(encoding="utf-8")
+    first = routing.attach.__doc__.splitlines()[0]
+    assert first in page and "Raises:" in page and "AttachError" in page
+    assert "selection=random" not in page  # keys are on a page of their own
+    assert "selection: random" in (site / "keys.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_equations_are_markup_that_needs_no_script(site):
+    for name, least in (("method", 20), ("guidance", 5), ("backbones/rwkv", 4)):
+        page = (site / f"{name}.html").read_text(encoding="utf-8")
+        assert page.count("<math ") >= least, name
+        assert "arithmatex" not in page and "$" not in re.sub(
+            r"<(code|script).*?</\1>", "", page, flags=re.S
+        )
+
+
+def menu(browser):
+    """Top, height and right end of every entry of the menu that is seen."""
+    return browser.run(
+        "[...document.querySelectorAll('.md-tabs__link')].filter(e => e.offsetParent)"
+        ".map(e => { const b = e.getBoundingClientRect(); return [b.top, b.height, b.right] })"
+    )
+
+
+@browser_only
+@pytest.mark.slow
+def test_browser_fits_every_page_at_three_widths_and_asks_for_files_alone(site, browser):
+    for page in sorted(site.rglob("*.html")):
+        if page.name in ("404.html", "explainer.html"):  # the latter has tests of its own
+            continue
+        browser.open(page, ready="document.readyState === 'complete'")
+        for width in WIDTHS:
+            screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+            browser.call("Emulation.setDeviceMetricsOverride", **screen)
+            assert browser.run("document.documentElement.scrollWidth") <= width, page
+            if width < max(WIDTHS):
+                assert menu(browser) == [] and browser.run(
+                    "document.querySelector('.md-header [for=__drawer]').offsetParent !== null"
+                )
+                continue
+            tops, heights, ends = zip(*menu(browser), strict=True)
+            assert len(tops) == 8 and len(set(tops)) == len(set(heights)) == 1, page
+            assert max(ends) < width and heights[0] < 30, page
+    assert browser.errors == []
+    assert {url.split(":")[0] for url in browser.requests} <= {"file", "data", "about"}
+
+
+@browser_only
+@pytest.mark.slow
+def test_browser_searches_from_disk(site, browser):
+    browser.open(site / "faq.html", ready="document.readyState === 'complete'")
+    browser.run(
+        "{ const field = document.querySelector('.md-search__input'); field.focus();"
+        " field.value = 'unsorted'; field.dispatchEvent(new KeyboardEvent('keyup', {bubbles: true})); }"
+    )
+    found = (
+        "new Promise((done, late) => { const end = Date.now() + 20000; (function look() {"
+        " const links = [...document.querySelectorAll('.md-search-result__link')].map(a => a.href);"
+        " links.length ? done(links) : Date.now() > end ? late('nothing found') : setTimeout(look, 100) })() })"
+    )
+    assert any("method.html" in link for link in browser.run(found))
+
+
+# --- what it is built of -------------------------------------------------------------------------
+
+
+def value(name):
+    """What a dotted name is, whatever of it is a module."""
+    parts = name.split(".")
+    for split in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:split]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[split:]:
+            found = getattr(found, part)
+        return found
+    raise AssertionError(name)
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "api").glob("*.md")), ids=lambda page: page.stem)
+def test_the_reference_calls_things_as_people_do(page):
+    entries = re.findall(
+        r'^::: ([\w.]+)\n    options: {heading: "([\w.]+)"', page.read_text(), re.MULTILINE
+    )
+    assert entries and len(entries) == page.read_text().count(":::")
+    for where, name in entries:
+        assert value(where) == value(name) or value(where).__func__ is value(name).__func__, name
+        assert value(name).__doc__, name
+
+
+def test_an_equation_that_cannot_be_converted_ends_the_build():
+    spec = importlib.util.spec_from_file_location("docs_hooks", DOCS / "hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    page = r'<p><span class="arithmatex">\({}\)</span></p>'
+    assert "<msub><mi>a</mi><mn>1</mn></msub>" in hooks.on_page_content(page.format("a_1"))
+    assert "<mo>&#x0003C;</mo>" in hooks.on_page_content(page.format("a &lt; b"))
+    for wrong in (r"\nosuch x", r"\begin{aligned} a &amp;= b \end{aligned}"):
+        with pytest.raises(PluginError, match="cannot convert"):
+            hooks.on_page_content(page.format(wrong))
+
+
+# --- the tutorial ---------------------------------------------------------------------------------
+
+# What another machine, or another minute, prints otherwise: scores, times, speeds, hashes.
+VOLATILE = re.compile(
+    r"(?<=[-@])[0-9a-f]{8}\b|\d+(?:\.\d+)?(?= img/s)|\d+(?::\d\d)+|[-+]?\d+\.\d+(?:e[-+]?\d+)?%?(?![\w.])"
+)
+
+
+def told(text):
+    """The lines of an output without what varies: numbers, widths of columns, rules."""
+    lines = (VOLATILE.sub("#", line) for line in text.splitlines())
+    return [" ".join(line.replace("─", " ").split()) for line in lines if line.strip(" ─")]
+
+
+def holds(shown, printed):
+    """Whether these lines were printed in this order; `...` stands for any number of lines."""
+    pattern = "".join("(?:.*\n)*" if line == "..." else re.escape(line) + "\n" for line in shown)
+    return re.fullmatch(pattern, "".join(f"{line}\n" for line in printed)) is not None
+
+
+def test_shown_and_printed_output_are_compared_but_for_what_varies():
+    shown = told(
+        "step 50/100  loss 0.88  75 img/s  [0:10<0:53]\n ─────\n...\nrun  runs/a_s0-1184d657\n"
+    )
+    printed = "step 50/100  loss 0.9131  7.5 img/s  [1:10<0:00]\nmore\nrun   runs/a_s0-00000000\n"
+    assert holds(shown, told(printed))
+    for wrong in (
+        printed.replace("/100", "/90"),
+        printed + "more\n",
+        printed.replace("loss", "mass"),
+    ):
+        assert not holds(shown, told(wrong))
+    assert told("44.5M MACs, 12 blocks") == ["44.5M MACs, 12 blocks"]
+
+
+TUTORIAL = DOCS / "tutorial.md"
+STEP = re.compile(
+    r"^```bash\n(?P<command>.*?)^```\n(?:\n```text\n(?P<shown>.*?)^```$)?", re.M | re.S
+)
+
+
+def renewed(shown, printed):
+    """The shown lines as they were printed this time; `...` stays."""
+    left, lines = printed.splitlines(), []
+    for line in shown.splitlines():
+        while line.strip() not in ("", "...") and told(line) and told(left[0]) != told(line):
+            left.pop(0)
+        lines.append(
+            left.pop(0).rstrip() if line.strip() not in ("", "...") and told(line) else line
+        )
+    return "".join(f"{line}\n" for line in lines)
+
+
+def test_shown_outputs_are_renewed_line_by_line():
+    shown, printed = "a 1.0\n...\nc 3.0\n", "a 2.0\nb\nc 4.5\n"
+    assert renewed(shown, printed) == "a 2.0\n...\nc 4.5\n"
+    with pytest.raises(IndexError):
+        renewed(shown, "a 2.0\n")
+
+
+@pytest.mark.slow
+def test_the_tutorials_commands_print_what_it_shows(tmp_path):
+    """From a folder like a checkout's, through a shell; REGENERATE=1 writes today's outputs into the page."""
+    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    python.chmod(0o755)
+    path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
+    text = TUTORIAL.read_text(encoding="utf-8")
+    found = list(STEP.finditer(text))
+    assert len(found) == len(blocks(TUTORIAL, "bash", "sh")) > 5
+    assert sum(bool(step["shown"]) for step in found) == len(blocks(TUTORIAL, "text"))
+    for step in found:
+        command, shown = step["command"], step["shown"]
+        done = subprocess.run(
+            ["bash", "-ec", command],
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=1800,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        if shown and os.environ.get("REGENERATE"):
+            text = text.replace(shown, renewed(shown, done.stdout))
+        elif shown:
+            assert holds(told(shown), told(done.stdout)), f"{command}\n{done.stdout}"
+    # The files that the page sends its reader to.
+    names = re.findall(r"`((?:runs|threes)/[^`]+)`", text)
+    assert names and all(list(tmp_path.glob(name)) for name in names), names
+    if os.environ.get("REGENERATE"):
+        TUTORIAL.write_text(text, encoding="utf-8")
