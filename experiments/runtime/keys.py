@@ -103,9 +103,10 @@ def check_ranges(options: Any, where: str = "", error: type[UserError] = ConfigE
             check_ranges(value, f"{where}{name}.", error)
             continue
         wanted = set(typing.get_args(kind) or (kind,)) - {type(None)}
-        if wanted <= {int, float} and isinstance(value, str | bool):
-            raise error(f"{where}{name}={value}: expected a number")
-        if wanted == {int} and isinstance(value, float):
-            raise error(f"{where}{name}={value}: expected a whole number")
         tip = default if key.tip is None else key.tip
+        is_whole = wanted == {int}
+        if wanted <= {int, float} and isinstance(value, (str, bool, *([float] if is_whole else []))):
+            what = "a whole number" if is_whole else "a number"
+            hint = f"; try {where}{name}={tip}" if isinstance(tip, int | float) else ""
+            raise error(f"{where}{name}={value}: expected {what}{hint}")
         key.check(where + name, value, error, None if error is ConfigError else tip)

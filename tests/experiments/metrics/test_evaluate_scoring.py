@@ -212,6 +212,7 @@ def test_scenes_are_scored_by_class_and_by_caption(tmp_path: Path) -> None:
         scenes = Case(
             tmp_path,
             "scale=small",
+            "data=scenes",
             "size=T/8",
             f"task={task}",
             "eval.samples=6",

@@ -37,7 +37,7 @@ def one_thread():
 
 
 def export(path, *overrides, seed=0):
-    config = load(["backbone.depth=4", "route=1-2", "sampler.steps=3", *overrides])
+    config = load(["data=digits", "backbone.depth=4", "route=1-2", "sampler.steps=3", *overrides])
     dataset = build.make_dataset(config)
     info = build.describe_data(dataset)
     model = build.make_model(config, info)
