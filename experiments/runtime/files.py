@@ -8,6 +8,7 @@ import hashlib
 import os
 import re
 import secrets
+import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,8 +58,11 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     # Open, and locked, as long as this process lives: that tells a killed writer's from a slow one.
     handle, temporary = _temporary(target)
+    mode = stat.S_IMODE(temporary.stat().st_mode) if handle is not None else None
     try:
         yield temporary
+        if mode is not None:  # safetensors puts a private file of its own in the place of this one
+            temporary.chmod(mode)
         with temporary.open("r+b") as written:  # Windows flushes what may be written
             os.fsync(written.fileno())
         os.replace(temporary, target)

@@ -105,7 +105,9 @@ def check_ranges(options: Any, where: str = "", error: type[UserError] = ConfigE
         wanted = set(typing.get_args(kind) or (kind,)) - {type(None)}
         tip = default if key.tip is None else key.tip
         is_whole = wanted == {int}
-        if wanted <= {int, float} and isinstance(value, (str, bool, *([float] if is_whole else []))):
+        if wanted <= {int, float} and isinstance(
+            value, (str, bool, *([float] if is_whole else []))
+        ):
             what = "a whole number" if is_whole else "a number"
             hint = f"; try {where}{name}={tip}" if isinstance(tip, int | float) else ""
             raise error(f"{where}{name}={value}: expected {what}{hint}")

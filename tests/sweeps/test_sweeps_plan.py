@@ -194,7 +194,7 @@ def test_the_estimate_prints_every_run_and_the_sum(tmp_path):
     lines = budget.estimate(made, place.tflops)
     assert len(lines) == 3 and "3000 steps" in lines[0] and "fewer per image than dense" in lines[1]
     config = made.configs[made.runs[0].name]
-    flops = 6 * budget.costs(config).macs_dense * 500 * 64
+    flops = 6 * budget.costs(config).macs_dense * 3000 * 16
     assert (
         big(flops) + " FLOPs" in lines[0]
         and f"{flops / 0.5e12 / 3600:.3g} GPU hours" in lines[0]

@@ -11,6 +11,7 @@ import sys
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from experiments.metrics import small_networks
 from experiments.runtime.command import run_command
@@ -56,9 +57,13 @@ def test_a_killed_writer_leaves_nothing_behind_and_a_slow_one_is_not_disturbed(t
 def test_the_umask_decides_who_may_read(tmp_path, umask):
     before = os.umask(umask)
     try:
-        with atomic_path(tmp_path / "a") as path:
-            path.write_text("x")
-        assert (tmp_path / "a").stat().st_mode & 0o777 == 0o666 & ~umask
+        for name, write in (
+            ("a", lambda path: path.write_text("x")),
+            ("b.safetensors", lambda path: save_file({"x": torch.ones(1)}, path)),
+        ):
+            with atomic_path(tmp_path / name) as path:
+                write(path)
+            assert (tmp_path / name).stat().st_mode & 0o777 == 0o666 & ~umask
     finally:
         os.umask(before)
 

@@ -21,7 +21,10 @@ def test_two_writers_are_refused_and_the_lock_of_a_killed_process_is_not_held(tm
         [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
     assert holder.stdout.readline() == "in\n" and is_locked(tmp_path)
-    with pytest.raises(LockedError, match=f"process {holder.pid} on "), locked(tmp_path, wait_s=0.1):
+    with (
+        pytest.raises(LockedError, match=f"process {holder.pid} on "),
+        locked(tmp_path, wait_s=0.1),
+    ):
         pass
     holder.kill()
     holder.communicate()

@@ -89,8 +89,20 @@ for package in {PACKAGES}:
 
 @pytest.mark.slow
 def test_on_windows_every_module_is_imported_and_a_run_trains_and_resumes(tmp_path):
-    words = overrides(tmp_path, "backbone=mamba", "route=1-2", "train.steps=2", "train.save_every=1", "eval=digits")
-    encodings = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii:strict"}
+    words = overrides(
+        tmp_path,
+        "backbone=mamba",
+        "route=1-2",
+        "train.steps=2",
+        "train.save_every=1",
+        "eval=digits",
+    )
+    encodings = {
+        "LC_ALL": "C",
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+        "PYTHONIOENCODING": "ascii:strict",
+    }
     environment = os.environ | encodings | {"TREAD_NATIVE": "0", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", WINDOWS + COMMANDS + IMPORTS, *words],
@@ -107,7 +119,11 @@ def test_what_windows_lacks_is_asked_for_before_it_is_used():
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
             text = path.read_text(encoding="utf-8")
-            hard = {name for module, name in used.findall(text) if name in NAMES[module].split() and f'"{name}"' not in text}
+            hard = {
+                name
+                for module, name in used.findall(text)
+                if name in NAMES[module].split() and f'"{name}"' not in text
+            }
             hard |= {name for indent, name in modules.findall(text) if not indent}
             if "fcntl is None" not in text and not path.stem.endswith("_triton"):
                 assert not hard, f"{path.relative_to(ROOT)} needs {', '.join(sorted(hard))}"
@@ -119,7 +135,11 @@ class Narrow(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         made = function(*args, **(kwargs or {}))
         for x in tree_leaves(made):
-            if isinstance(x, torch.Tensor) and x.is_meta and x.dtype in (torch.float64, torch.complex128):
+            if (
+                isinstance(x, torch.Tensor)
+                and x.is_meta
+                and x.dtype in (torch.float64, torch.complex128)
+            ):
                 raise TypeError(f"{function} makes a float64 tensor")
         return made
 
@@ -128,16 +148,24 @@ class Narrow(TorchDispatchMode):
 @pytest.mark.parametrize("family", backbones.names())
 def test_no_float64_reaches_a_device_that_has_none(family, objective, tmp_path, monkeypatch):
     monkeypatch.setattr(rng, "WITHOUT_FLOAT64", ("meta",))
-    monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())  # it knows no meta
+    monkeypatch.setattr(
+        torch, "autocast", lambda *_, **__: contextlib.nullcontext()
+    )  # it knows no meta
     config = small(tmp_path, f"backbone={family}", f"objective={objective}")
-    model = backbones.create(family, "T/1", input_size=8, in_channels=1, num_classes=10, depth=4, width=32)
+    model = backbones.create(
+        family, "T/1", input_size=8, in_channels=1, num_classes=10, depth=4, width=32
+    )
     model.stack.fp32_after = False
     model, index = model.to("meta"), torch.arange(2)
-    batch = Batch(torch.zeros(2, 1, 8, 8, device="meta"), torch.zeros(2, dtype=torch.long, device="meta"))
+    batch = Batch(
+        torch.zeros(2, 1, 8, 8, device="meta"), torch.zeros(2, dtype=torch.long, device="meta")
+    )
     draws = rng.Draws(0, 0, index, device="meta")
     with Narrow():
         routing = Routing(Route.parse("1-2"), draws=draws)
-        loss = training_loss(model, model, create_objective(config.objective), batch, draws, routing, config.train)
+        loss = training_loss(
+            model, model, create_objective(config.objective), batch, draws, routing, config.train
+        )
         loss.backward()
     assert loss.is_meta and all(p.dtype == torch.float32 for p in model.parameters())
 
@@ -149,5 +177,9 @@ def test_the_training_loop_keeps_its_sums_in_what_the_device_has():
 
 def test_a_device_that_is_not_there_is_named_in_one_sentence(tmp_path):
     words = command(*overrides(tmp_path))
-    done = subprocess.run(words, env=os.environ | {"ACCELERATE_TORCH_DEVICE": "mps"}, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.startswith("error: ACCELERATE_TORCH_DEVICE=mps is not there"), done.stderr
+    done = subprocess.run(
+        words, env=os.environ | {"ACCELERATE_TORCH_DEVICE": "mps"}, capture_output=True, text=True
+    )
+    assert done.returncode == 2 and done.stderr.startswith(
+        "error: ACCELERATE_TORCH_DEVICE=mps is not there"
+    ), done.stderr

@@ -24,8 +24,12 @@ def shown(words: list[str], cwd: Path, **environment: str) -> str:
     """Return what a command writes to a terminal of 80 columns."""
     ours, theirs = pty.openpty()
     ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    env = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR")} | {"TERM": "xterm-256color"}
-    process = subprocess.Popen(words, cwd=cwd, env=env | environment, stdin=theirs, stdout=theirs, stderr=theirs)
+    env = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR")} | {
+        "TERM": "xterm-256color"
+    }
+    process = subprocess.Popen(
+        words, cwd=cwd, env=env | environment, stdin=theirs, stdout=theirs, stderr=theirs
+    )
     os.close(theirs)
     found = b""
     while True:
@@ -43,14 +47,21 @@ def shown(words: list[str], cwd: Path, **environment: str) -> str:
 
 @pytest.mark.slow
 def test_a_run_fits_80_columns_and_its_colours_show_on_dark_and_light(tmp_path):
-    words = command(*overrides(Path("runs"), "backbone=mamba", "route=1-2", "eval=digits", "train.steps=3"))
+    words = command(
+        *overrides(Path("runs"), "backbone=mamba", "route=1-2", "eval=digits", "train.steps=3")
+    )
     text = shown(words, tmp_path)
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
     lines = re.split(r"[\r\n]+", plain)
-    paths = str(Path.home()), str(os.environ.get("XDG_CACHE_HOME", Path.home()))  # a path is one word, whatever its length
+    paths = (
+        str(Path.home()),
+        str(os.environ.get("XDG_CACHE_HOME", Path.home())),
+    )  # a path is one word, whatever its length
     wide = [line for line in lines if len(line) > 80 and not line.strip().startswith(paths)]
     assert not wide, wide
-    assert any(line.startswith("step ") and "img/s" in line for line in lines) and "accuracy" in plain
+    assert (
+        any(line.startswith("step ") and "img/s" in line for line in lines) and "accuracy" in plain
+    )
     styles = {code for codes in re.findall(r"\x1b\[([0-9;]*)m", text) for code in codes.split(";")}
     assert "32" in styles <= LEGIBLE, styles
     again = shown(words, tmp_path, NO_COLOR="1")
@@ -66,9 +77,15 @@ def test_the_status_of_a_sweep_is_legible_too():
     [
         ("", ""),
         ("short", "short"),
-        ("run         /a/path/that/is/long   (new)", "run         /a/path/that/is/long\n            (new)"),
+        (
+            "run         /a/path/that/is/long   (new)",
+            "run         /a/path/that/is/long\n            (new)",
+        ),
         ("one two three four five six", "one two three four five\n  six"),
-        ("/a/path/that/no/line/of/so/few/columns/holds", "/a/path/that/no/line/of/so/few/columns/holds"),
+        (
+            "/a/path/that/no/line/of/so/few/columns/holds",
+            "/a/path/that/no/line/of/so/few/columns/holds",
+        ),
     ],
 )
 def test_a_line_is_broken_between_columns_then_words_and_never_inside_a_path(text, lines):
