@@ -250,11 +250,13 @@ def differences(study: Study) -> Table:
 
 def followups(study: Study) -> Table:
     """What others measured with token routing."""
-    ends = {"FID": "lower", "Batches/s": "higher"}
+    ends = {"FID": "lower", "Precision": "higher", "Recall": "higher", "Batches/s": "higher"}
     numbers = (Column(name, better=end, published=True) for name, end in ends.items())
     columns, rows = (Column("Method", numeric=False), *numbers), []
     for row in paper.rows("followups"):
-        entries = [words(row["method"]), published(row["fid"]), published(row["batches_per_s"])]
+        shares = [published(row[name], 3) for name in ("precision", "recall")]
+        entries = [words(row["method"]), published(row["fid"]), *shares]
+        entries.append(published(row["batches_per_s"]))
         rows.append((f"{row['setup']} ({row['source']})", entries))
     note = "Each project's own protocol: compare within a group only."
     return build("followups", "What others measured", columns, rows, (note,))
