@@ -28,9 +28,9 @@ def verdict(found: Estimate, better: str | None) -> str:
 
 
 def change(found: Estimate, decimals: int) -> str:
-    """Return a difference with its interval."""
+    """Return a difference with its interval; of two seeds it would say nothing."""
     text = f"{found.mean:+.{decimals}f}"
-    if found.low is None or found.high is None:
+    if found.n < ENOUGH_SEEDS or found.low is None or found.high is None:
         return text
     return f"{text} [{found.low:+.{decimals}f}, {found.high:+.{decimals}f}]"
 
