@@ -28,9 +28,16 @@ routes = runs.loc[(runs["variant"] == "TREAD") & (runs["rate"] == 0.5), "route"]
 pair = runs[runs["route"].isin(["none", *routes.mode().head(1)])]
 # The longest run of each backbone, dense and routed.
 chosen = pair.drop_duplicates(["backbone", "route"]).sort_values(["backbone", "route"])
-protocol = Protocol(samples=16, batch=8, centred=True, routed=True)
-stored = {path: Path(path) / "similarity.npz" for path in chosen["path"]}
-maps = [read(file) if file.is_file() else measure(path, protocol) for path, file in stored.items()]
+
+
+def similarity_of(path, route):
+    """Return what is stored beside a run, else measure it."""
+    file = Path(path) / "similarity.npz"
+    protocol = Protocol(samples=16, batch=8, centred=True, routed=route != "none")
+    return read(file) if file.is_file() else measure(path, protocol)
+
+
+maps = [similarity_of(path, route) for path, route in zip(chosen["path"], chosen["route"])]
 figures.similarity(maps)
 
 # %% [markdown]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, cast
 
 from experiments.data.data_options import DataError, DataOptions, require
 from experiments.runtime.keys import keys_of
@@ -43,7 +43,7 @@ def parse(options: DataOptions | Mapping[str, Any]) -> DataOptions:
     values = dict(options)
     name = str(values.get("name", ""))
     made = options_class(name)
-    known = keys_of(made)
+    known = keys_of(cast(Any, made))
     for key, value in values.items():
         require(key in known, f"unknown key data.{key} of data={name}{suggest(key, known)}")
         text = known[key][0] not in (str, str | None) or isinstance(value, str | PurePath | None)
