@@ -20,7 +20,7 @@ from IPython.display import Markdown
 
 import analysis
 from analysis import figures, findings, notebook_files
-from analysis.similarity import Protocol, measure, read
+from analysis.similarity import Protocol, SimilarityFile, measure, read
 
 runs = analysis.load(notebook_files.runs_folder())
 runs = runs[runs["seed"] == runs["seed"].min()].sort_values("step", ascending=False)
@@ -30,14 +30,14 @@ pair = runs[runs["route"].isin(["none", *routes.mode().head(1)])]
 chosen = pair.drop_duplicates(["backbone", "route"]).sort_values(["backbone", "route"])
 
 
-def similarity_of(path, route):
+def similarity_of(run: str, route: str) -> SimilarityFile:
     """Return what is stored beside a run, else measure it."""
-    file = Path(path) / "similarity.npz"
+    file = Path(run) / "similarity.npz"
     protocol = Protocol(samples=16, batch=8, centred=True, routed=route != "none")
-    return read(file) if file.is_file() else measure(path, protocol)
+    return read(file) if file.is_file() else measure(run, protocol)
 
 
-maps = [similarity_of(path, route) for path, route in zip(chosen["path"], chosen["route"])]
+maps = [similarity_of(run.path, run.route) for run in chosen.itertuples()]
 figures.similarity(maps)
 
 # %% [markdown]
