@@ -22,4 +22,5 @@ class DigitsOptions(SplitOptions):
         """Return the images; a pixel counts the ink of a 4x4 cell, 0 to 16."""
         from sklearn.datasets import load_digits
 
-        return self.split(*load_digits(return_X_y=True), white=16)
+        images, labels = load_digits(return_X_y=True)
+        return self.split(images, labels, white=16)
