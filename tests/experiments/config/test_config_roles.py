@@ -78,4 +78,4 @@ def test_published_runs_keep_their_names():
                 if values.get("init") is None:
                     assert Config.from_dict(values).name == folder
                     seen += 1
-    assert seen > 100
+    assert seen >= 30  # the published runs, made by commands of many versions
