@@ -26,7 +26,7 @@ import io
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -211,30 +211,10 @@ def measure(
         )
     sums: dict[Any, Tensor] = {}
     counts: Counter[Any] = Counter()
-
-    def add(name: Any, value: Tensor, count: int) -> None:
-        sums[name] = sums.get(name, 0) + value.cpu()
-        counts[name] += count
-
     with torch.inference_mode():
-        for part in torch.arange(protocol.samples).split(protocol.batch):
-            found = data.sample(part, seed=protocol.seed, stream="similarity")
-            for place, level in enumerate(protocol.levels):
-                given = (*data.noisy(found, level), found.cond)
-                hidden = _hidden(data, None, *given)
-                tokens = hidden[0].shape[0] * hidden[0].shape[1]
-                add(place, cosine(hidden), tokens)
-                if protocol.centred:
-                    add("centred", cosine(centre(hidden)), tokens)
-                    # At most 2,048 tokens, evenly: a kernel matrix needs their square.
-                    flat = [h.flatten(0, 1)[:: math.ceil(tokens / 2048)] for h in hidden]
-                    add("hsic", hsic(flat), 1)
-                if protocol.routed:
-                    hidden, stayed = _routed(data, route, found.draws, given)
-                    for name, mask in (("routed", ~stayed), ("stayed", stayed)):
-                        if mask.any():
-                            chosen = [h[mask].unsqueeze(0) for h in hidden]
-                            add(name, cosine(chosen), int(mask.sum()))
+        for name, value, count in _products(data, protocol, route):
+            sums[name] = sums.get(name, 0) + value.cpu()
+            counts[name] += count
     means = {name: (total / counts[name]).numpy() for name, total in sums.items()}
     maps = np.stack([means.pop(place) for place in range(len(protocol.levels))])
     arrays = {"cosine": maps.mean(axis=0)} | ({"per_level": maps} if protocol.per_level else {})
@@ -262,6 +242,30 @@ def measure(
         "layers": "index 0 is the input of block 0, index i + 1 the output of block i",
         "average": "per token over channels, then tokens, samples and levels alike",
     })  # fmt: skip
+
+
+def _products(data: HeldOut, protocol: Protocol, route: Route) -> Iterator[tuple[Any, Tensor, int]]:
+    """Yield what is summed over samples and levels: its name, its value, how many it is the sum of.
+
+    The cosines of a level have its place as their name.
+    """
+    for part in torch.arange(protocol.samples).split(protocol.batch):
+        found = data.sample(part, seed=protocol.seed, stream="similarity")
+        for place, level in enumerate(protocol.levels):
+            given = (*data.noisy(found, level), found.cond)
+            hidden = _hidden(data, None, *given)
+            tokens = hidden[0].shape[0] * hidden[0].shape[1]
+            yield place, cosine(hidden), tokens
+            if protocol.centred:
+                yield "centred", cosine(centre(hidden)), tokens
+                # At most 2,048 tokens, evenly: a kernel matrix needs their square.
+                some = [h.flatten(0, 1)[:: math.ceil(tokens / 2048)] for h in hidden]
+                yield "hsic", hsic(some), 1
+            if protocol.routed:
+                hidden, stayed = _routed(data, route, found.draws, given)
+                for name, mask in (("routed", ~stayed), ("stayed", stayed)):
+                    if mask.any():
+                        yield name, cosine([h[mask].unsqueeze(0) for h in hidden]), int(mask.sum())
 
 
 def _hidden(
