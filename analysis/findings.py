@@ -39,14 +39,16 @@ def main(study: Study) -> list[str]:
     """Say for each backbone how the guideline's route changes every score."""
     said = []
     for base, dense, routed in _pairs(study):
-        parts = []
-        for metric, about in main_table.score_set(study, base).items():
-            found = gap(routed, dense, f"score.{metric}")
-            if found is not None:
-                what = verdict(found, about.get("better"))
-                parts.append(f"{metric} {change(found, metric_decimals(metric))}: {what}")
-        if parts:
+        kinds = main_table.score_set(study, base)
+        gaps = {name: gap(routed, dense, f"score.{name}") for name in kinds}
+        known = {name: found for name, found in gaps.items() if found}
+        parts = [f"{name} {change(found, metric_decimals(name))}" for name, found in known.items()]
+        told = [verdict(found, kinds[name].get("better")) for name, found in known.items()]
+        if len(set(told)) > 1:
+            parts = [f"{part}: {what}" for part, what in zip(parts, told, strict=True)]
             said.append(f"**{_name(base, routed)}**: {'; '.join(parts)}.")
+        elif parts:  # of all alike, such as too few seeds: once
+            said.append(f"**{_name(base, routed)}**: {'; '.join(parts)}: {told[0]}.")
     return said
 
 
@@ -56,12 +58,12 @@ def cost(study: Study) -> list[str]:
     for base, dense, routed in _pairs(study):
         full, sparse = dense.estimate("macs_dense"), routed.estimate("macs_routed")
         if full and sparse:
-            text = f"{full.mean / sparse.mean:.2f} times fewer multiply-adds an image"
+            text = f"{full.mean / sparse.mean:.2f} times fewer multiply-adds an image than dense"
             times = [cell.by_seed("wall_s") for cell in (dense, routed)]
             clock = ratio([times[0][seed] / times[1][seed] for seed in times[0].keys() & times[1]])
             if clock and same_machine(dense, routed):
-                text += f" and {clock.mean:.2f} times less time (n={clock.n})"
-            said.append(f"**{_name(base, routed)}**: {text} than dense.")
+                text += f", {clock.mean:.2f} times its speed by the clock (n={clock.n})"
+            said.append(f"**{_name(base, routed)}**: {text}.")
     return said
 
 
@@ -74,9 +76,9 @@ def response(study: Study) -> list[str]:
         parts = []
         for tokens, curve in part[part["metric"] == metric].groupby("treatment", sort=False):
             values = curve.set_index("setting")["mean"]
-            plain = next((values[name] for name in ("CFG 1", "none") if name in values), None)
+            plain = values.pop("CFG 1") if "CFG 1" in values else None
             if plain:
-                ratios = (f"{name} {v / plain:.2f}" for name, v in values.items() if v != plain)
+                ratios = (f"{name} {value / plain:.2f}" for name, value in values.items())
                 parts.append(f"{tokens} {', '.join(ratios)}")
         if parts:
             said.append(f"**{panel}**, {metric} over that without guidance: {'; '.join(parts)}.")
@@ -102,7 +104,7 @@ def scale(study: Study) -> list[str]:
             if found is not None:
                 how = "inference dense" if kind.endswith(" dense") else "inference routed"
                 text = f"{change(found, 3)}: {verdict(found, None)} (n={found.n})"
-                said.append(f"**{model}**, {how}: instrumented w_eff {text} than a dense run's.")
+                said.append(f"**{model}**, {how}: instrumented w_eff against dense {text}.")
     return said
 
 
@@ -146,8 +148,8 @@ def text(lines: Iterable[str]) -> str:
     return "\n".join(f"- {line}" for line in lines) or "- These runs do not tell."
 
 
-def make(name: str, study: Study) -> str:
-    """Return the sentences of that name as Markdown.
+def make(name: str, study: Study, having: Iterable[str] = ()) -> str:
+    """Return the sentences of that name as Markdown; of settings whose name holds all the words.
 
     Raises:
         UserError: There is no such name.
@@ -156,7 +158,9 @@ def make(name: str, study: Study) -> str:
         raise UserError(
             f"no findings called {name!r}; there are {', '.join(FINDINGS)}{suggest(name, FINDINGS)}"
         )
-    return text(FINDINGS[name](study))
+    # A sentence begins with what it is said of, in bold.
+    lines = ((line.split("**")[1], line) for line in FINDINGS[name](study))
+    return text(line for about, line in lines if all(word in about for word in having))
 
 
 def _pairs(study: Study) -> Iterable[tuple[Base, Cell, Cell]]:

@@ -4,7 +4,8 @@
 its own text; between `<!-- table NAME -->`, `<!-- finding NAME -->` (analysis/findings.py) or
 `<!-- facts -->` and the next `<!-- end -->` stands what the runs say. `<!-- table NAME ours
 columns=0,2,3 -->` leaves out rows that only the paper has, and columns; `group=START` keeps the
-groups whose heading starts so, `flat` has headings as notes.
+groups whose heading starts so, `flat` has headings as notes. `<!-- finding NAME having=WORD -->`
+says the sentences of settings whose name holds the word.
 """
 
 import argparse
@@ -129,7 +130,7 @@ def fill(text: str, study: Study) -> str:
     def block(match: re.Match[str]) -> str:
         kind, *what = match[2].split()
         if kind == "finding":
-            return f"{match[1]}\n{findings.make(' '.join(what), study)}\n\n{match[3]}"
+            return f"{match[1]}\n{_finding(what, study)}\n\n{match[3]}"
         if kind == "table":
             return f"{match[1]}\n{_table(what, study)}\n{match[3]}"
         # What a machine or a commit is called may hold anything.
@@ -137,6 +138,16 @@ def fill(text: str, study: Study) -> str:
         return f"{match[1]}\n{body}\n{match[3]}"
 
     return _BLOCK.sub(block, text)
+
+
+def _finding(words: list[str], study: Study) -> str:
+    name, *options = words or [""]
+    having = [word.removeprefix("having=") for word in options]
+    if not all(word.startswith("having=") for word in options):
+        raise AnalysisError(
+            f"a page asks for finding {' '.join(words)}; the option is `having=WORD` (of a setting)"
+        )
+    return findings.make(name, study, having)
 
 
 def _table(words: list[str], study: Study) -> str:

@@ -165,11 +165,13 @@ def test_findings_say_what_the_tables_show(runs):
     assert "FD-500 (digits-classifier) -9.00 [-11.48, -6.52]: better" in dit
     assert "accuracy-500 (digits-classifier) -9.000 [-11.484, -6.516]: worse" in dit
     dense, routed = findings.scale(runs)
-    assert "dense: instrumented w_eff +0.000 [+0.000, +0.000]: not told apart (n=3)" in dense
-    assert "routed: instrumented w_eff +8.100 [+8.100, +8.100]: higher (n=3)" in routed
+    assert "dense: instrumented w_eff against dense +0.000 [+0.000, +0.000]: not told apart (n=3)" in dense
+    assert "routed: instrumented w_eff against dense +8.100 [+8.100, +8.100]: higher (n=3)" in routed
     said = findings.make("response", runs)
     assert said.count("\n") == 1 and "dense CFG 1.25 0.98" in said
     assert "times fewer multiply-adds" in findings.make("cost", runs)
+    assert findings.make("main", runs, ["mamba"]) == f"- {mamba}"
+    assert "do not tell" in findings.make("main", runs, ["mamba", "fashion"])
     assert findings.make("placement", runs) == "- These runs do not tell."
     with pytest.raises(UserError, match="no findings called 'mian'; .*did you mean main"):
         findings.make("mian", runs)
