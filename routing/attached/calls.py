@@ -17,6 +17,8 @@ from routing.options import RoutingError
 # Arguments that hold one row for each token, in the block lists of diffusers and timm.
 TABLES = ("image_rotary_emb", "rotary_emb", "rope", "freqs_cis", "rotary_pos_emb")
 MASKS = ("attn_mask", "attention_mask")
+# Names that other models have for them, or for something that has nothing to do with tokens.
+_MASKS = ("mask", "key_padding_mask", "src_mask", "src_key_padding_mask", "attention_bias")
 _TOKENS = ("hidden_states", "x")
 _TEXT = "encoder_hidden_states"
 SHARED = (
@@ -46,7 +48,8 @@ class Signature:
         names = list(inspect.signature(inner(block).forward).parameters)
         self.places = {name: place for place, name in enumerate(names)}
         self.tokens = next((name for name in _TOKENS if name in self.places), names[0])
-        self.tables = tuple(name for name in (*TABLES, *extra) if name in self.places)
+        tables = dict.fromkeys((*TABLES, *extra))
+        self.tables = tuple(name for name in tables if name in self.places)
         self.text = _TEXT if _TEXT in self.places else None
         self.name = type(inner(block)).__name__
         self.returned = _returned(inner(block), self.tokens)
@@ -96,6 +99,24 @@ class Call:
     @tokens.setter
     def tokens(self, value: Tensor) -> None:
         self.put(self.signature.tokens, value)
+
+    def refuse_masks(self) -> None:
+        """Refuse a mask over all tokens.
+
+        Raises:
+            AttachError: If there is one.
+        """
+        tokens = self.tokens.shape[1]
+        given = [name for name in MASKS if self.get(name) is not None]
+        # A causal mask of torch's layers only repeats what `is_causal` says.
+        for name in () if self.get("is_causal") else _MASKS:
+            mask = self.get(name)
+            given += [name] if isinstance(mask, Tensor) and tokens in mask.shape else []
+        if given:
+            raise AttachError(
+                f"{given[0]} spans all {tokens} tokens, and only some are in the route; leave the "
+                "mask out"
+            )
 
     def lengths(self, tokens: int, prefix: int) -> set[int]:
         """Return how many rows a per-token table may have, of all grid tokens and a prefix."""

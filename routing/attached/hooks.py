@@ -21,13 +21,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from routing.attached.calls import (
-    MASKS,
     SHARED,
     AttachError,
     Call,
@@ -43,7 +43,7 @@ from routing.attached.supported import (
     refuse_positional,
     refuse_unknown_prefix,
 )
-from routing.errors import one_of
+from routing.errors import one_of, suggest
 from routing.layout import Layout
 from routing.moves import Move
 from routing.rng import Draws
@@ -53,6 +53,8 @@ from routing.selection import Selection
 _FREE = ("random", "stride")  # need no grid
 _WHOLE_GRAPH = "routing.attach moves tokens between compiled graphs; leave fullgraph=True out"
 WHEN = ("training", "always", "never")
+# Blocks in the route of an attachment that was not removed.
+_ROUTED: WeakSet[nn.Module] = WeakSet()
 
 
 def attach(
@@ -87,7 +89,8 @@ def attach(
         The attachment, also a context manager.
 
     Raises:
-        AttachError: If the blocks mix tokens by position, or grid or prefix are needed and unknown.
+        AttachError: If the blocks mix tokens by position or have a route already, if they have no
+            argument of a name in `extra`, or if grid or prefix are needed and unknown.
         RouteError: If the route does not fit the blocks.
     """
     whole = False
@@ -100,6 +103,19 @@ def attach(
     resolved = Route.parse(route).resolve(len(members), "the list")
     for i in resolved.sparse_blocks:
         refuse_positional(members[i])
+        if members[i] in _ROUTED:
+            raise AttachError(
+                f"block {i} has a route already; call remove() on what the first attach returned"
+            )
+    if isinstance(extra, str):
+        raise AttachError(f"extra={extra!r}: expected a sequence of names, such as ({extra!r},)")
+    known = [Signature(members[i]).places for i in resolved.sparse_blocks]
+    for name in extra:
+        if known and not any(name in places for places in known):
+            raise AttachError(
+                f"extra: the blocks have no argument {name}; they have {', '.join(known[0])}"
+                f"{suggest(name, known[0])}"
+            )
     if prefix is None and not whole and any(needs_prefix(block) for block in members):
         raise AttachError(
             "the number of class and register tokens before the image's is unknown; pass the "
@@ -112,7 +128,6 @@ class Attached:
     """Routing that is attached to a list of blocks; made by `attach`.
 
     Attributes:
-        when: When tokens are routed: `training`, `always` or `never`.
         ids: Explicit raster ids of the tokens that stay, one tensor for each segment, instead of
             drawing them; None draws.
         inner: Layouts of the latest routed pass, one for each segment: `.ids` stayed.
@@ -130,14 +145,13 @@ class Attached:
         extra: Sequence[str],
         whole: bool,
     ) -> None:
-        self.route, self.grid, self.prefix, self.seed = route, grid, prefix or 0, seed
+        self._route, self.grid, self.prefix, self.seed = route, grid, prefix or 0, seed
         self._prefix_known, self._whole = prefix is not None, whole
         self.automatic = isinstance(selection, str)
         self.selection = Selection(selection) if isinstance(selection, str) else selection
         self.when = when
         self.ids: Sequence[Tensor] | None = None
         self.inner: tuple[Layout, ...] = ()
-        one_of("when", when, WHEN, AttachError)
         if grid is None and self.selection.mode not in _FREE:
             raise AttachError(
                 f"selection {self.selection.mode} needs the grid of tokens; "
@@ -152,6 +166,8 @@ class Attached:
         }
         self._passes = Passes()
         self._handles: list[RemovableHandle] = []
+        self._routed = [blocks[i] for i in route.sparse_blocks]
+        _ROUTED.update(self._routed)
         for i, block in enumerate(blocks):
             # A compiler would specialise on the block and the pass, and run some hooks eagerly
             # and others not; outside of its graphs, all of them are the same.
@@ -165,8 +181,24 @@ class Attached:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        _ROUTED.difference_update(self._routed)
         self._passes = Passes()
         self.when = "never"  # for copies of the model that still hold the hooks
+
+    @property
+    def route(self) -> Route:
+        """The route; for another one, `remove()` this and attach again."""
+        return self._route
+
+    @property
+    def when(self) -> str:
+        """When tokens are routed: `training`, `always` or `never`."""
+        return self._when
+
+    @when.setter
+    def when(self, value: str) -> None:
+        one_of("when", value, WHEN, AttachError)
+        self._when = value
 
     @property
     def step(self) -> int:
@@ -243,6 +275,11 @@ class Attached:
         x = call.tokens
         batch, tokens = x.shape[0], x.shape[1] - self.prefix
         grid = self.grid
+        if tokens < 1:
+            raise AttachError(
+                f"prefix={self.prefix}: {x.shape[1]} tokens come into block "
+                f"{self.route.segments[k].start}, and none of them is the image's"
+            )
         if not self._prefix_known:
             refuse_unknown_prefix(block, call, grid, self._whole)
         if grid is None or grid[0] * grid[1] != tokens:
@@ -252,9 +289,7 @@ class Attached:
                     "input's grid of tokens, grid=(rows, columns)"
                 )
             grid = (1, tokens)
-        for name in MASKS:
-            if call.get(name) is not None:
-                raise AttachError(f"{name} spans all tokens, and only some are in the route")
+        call.refuse_masks()
         outer = Layout(grid, prefix=self.prefix, device=x.device)
         shared = self._shared(call, batch, tokens)
         if self.ids is not None:

@@ -26,7 +26,8 @@ def refuse_positional(block: nn.Module) -> None:
     Raises:
         AttachError: If it has convolutions over tokens, pooling, windows, a table of relative
             positions or a linear layer over tokens: none of them has a meaning for a subset of
-            the tokens. Or if a second sequence runs beside the tokens.
+            the tokens. Or if a second sequence runs beside the tokens, or the batch does not come
+            first.
     """
     whole = inner(block)
     if hasattr(whole, "attn_in") and hasattr(whole, "attn_out"):
@@ -36,6 +37,12 @@ def refuse_positional(block: nn.Module) -> None:
         )
     for path, module in whole.named_modules():
         what = None
+        layer = isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer)
+        if layer and not module.self_attn.batch_first:  # type: ignore[union-attr]
+            raise AttachError(
+                f"{type(module).__name__} takes (tokens, batch, width), and the route would drop "
+                "samples; build it with batch_first=True"
+            )
         if isinstance(module, _CONVOLUTIONS) and max(module.kernel_size) > 1:
             what = "a convolution"
         elif isinstance(module, _POOLS):

@@ -306,3 +306,63 @@ def test_rotary_tables_of_each_sample_with_a_dimension_for_heads():
     assert ids.shape == (4, 6) and states[0].shape[:3] == (4, 1, 12)
     for sample in range(4):
         assert torch.equal(states[1][sample], states[0][sample][:, ids[sample]])
+
+
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x, mask=None, pos=None):
+        if mask is not None:
+            x = x * mask[..., None]
+        return x + self.linear(x if pos is None else x + pos)
+
+
+def plain():
+    return nn.ModuleList(Plain() for _ in range(4))
+
+
+@pytest.mark.parametrize(
+    ("blocks", "options", "message"),
+    [
+        (lambda: [nn.TransformerEncoderLayer(8, 2, 8) for _ in range(4)], {}, "build it with batch_first=True"),
+        (plain, {"extra": "pos"}, r"extra='pos': expected a sequence of names, such as \('pos',\)"),
+        (plain, {"extra": ["poss"]}, "no argument poss; they have x, mask, pos; did you mean pos"),
+        (plain, {"when": "trainin"}, "did you mean training"),
+    ],
+)
+def test_what_would_go_wrong_silently_is_refused(blocks, options, message):
+    with pytest.raises(AttachError, match=message):
+        routing.attach(blocks(), "1-2", **options)
+
+
+def test_an_attachment_is_changed_by_attaching_again():
+    blocks = plain()
+    attached = routing.attach(blocks, "1-2")
+    with pytest.raises(AttachError, match=r"block 2 has a route already; call remove\(\)"):
+        routing.attach(blocks, "2-3")
+    routing.attach(blocks, "0-0").remove()  # beside it there is room
+    with pytest.raises(AttributeError):
+        attached.route = "0-3"
+    for change in (lambda: setattr(attached, "when", "nevr"), attached.mode("nevr").__enter__):
+        with pytest.raises(AttachError, match="did you mean never"):
+            change()
+    attached.remove()
+    with routing.attach(blocks, "2-3") as attached:
+        x = torch.randn(3, 16, 8)
+        for block in blocks.train():
+            x = block(x)
+        (layout,) = attached.inner
+        assert layout.full_length - layout.prefix - layout.tokens == 8
+
+
+def test_masks_over_the_tokens_are_refused_by_any_usual_name():
+    blocks, x = plain().train(), torch.randn(3, 16, 8)
+    whole = pytest.raises(AttachError, match="mask spans all 16 tokens, .* leave the mask out")
+    with routing.attach(blocks, "0-1"), whole:
+        blocks[0](x, mask=torch.ones(3, 16))
+    with routing.attach(blocks, "0-1", prefix=16), pytest.raises(AttachError, match="none of them is the image's"):
+        blocks[0](x)
+    with routing.attach(blocks, "0-1", extra=("pos",)):
+        assert blocks[0](x, pos=torch.randn(3, 16, 8)).shape[1] == 8
