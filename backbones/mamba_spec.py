@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from backbones.registry import BlockCost, Spec, check_choice, register
+from backbones.registry import BlockCost, Spec, check_choice, check_kernel, register
 from backbones.sizes import BackboneError, Size
 
 
@@ -41,6 +41,7 @@ class MambaOptions:
         check_choice(self, "gap", "off", "decay", "dt")
         check_choice(self, "mixer", "mamba2", "mamba1")
         check_state(self.state)
+        check_kernel(self.kernel, "ssd" if self.mixer == "mamba2" else "selective_scan")
         if self.chunk < 1:
             raise BackboneError(f"chunk={self.chunk} must be 1 or more; 64 is a good value")
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from backbones.sizes import BackboneError, Size
-from routing.errors import suggest
+from routing.errors import UserError, suggest
 
 
 @dataclass(frozen=True)
@@ -187,6 +187,30 @@ def build_options(
                 + suggest(key, [*fields, *known])
             )
     return cls(**given)
+
+
+# Kernels of each operation in the order in which `auto` prefers them; torch and the reference run
+# everywhere. `native` is for CPUs (`backbones.ops.native`), the others need CUDA.
+KERNELS = {
+    "ssd": ("mamba-ssm", "fla", "native"),
+    "selective_scan": ("mamba-ssm",),
+    "biwkv": ("triton", "native"),
+    "conv": ("causal-conv1d", "native"),
+    "shift": ("native",),
+    "gla": ("fla",),
+    "rwkv6": ("fla",),
+    "rwkv7": ("fla",),
+}
+
+
+def check_kernel(requested: str, op: str, error: type[UserError] = BackboneError) -> None:
+    """Raise `error` unless an operation has a kernel of that name, here or elsewhere."""
+    known = ("auto", "torch", "reference", "kernel", *KERNELS[op])
+    if requested not in known:
+        raise error(
+            f"unknown kernel={requested} for {op}; expected {' | '.join(known)}"
+            f"{suggest(requested, known)}"
+        )
 
 
 def check_choice(options: Any, name: str, *choices: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from backbones.registry import BlockCost, Spec, check_choice, register
+from backbones.registry import BlockCost, Spec, check_choice, check_kernel, register
 from backbones.sizes import BackboneError, Size
 
 MISSING = ("self", "zero", "nearest")
@@ -35,6 +35,7 @@ class RWKVOptions:
     def __post_init__(self) -> None:
         check_choice(self, "wkv", "true", "rank")
         check_choice(self, "missing", *MISSING)
+        check_kernel(self.kernel, "biwkv")
         if self.ratio <= 0:
             raise BackboneError(f"ratio={self.ratio} must be positive; 3.5 matches DiT's size")
 

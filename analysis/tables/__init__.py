@@ -42,6 +42,7 @@ TABLES: dict[str, Callable[[Study], Table]] = {
     "guidance": guidance_table.guidance,
     "guidance_scale": scale_table.guidance_scale,
     "throughput": throughput.throughput,
+    "benchmark": throughput.benchmark,
     "scan_order": ablations.scan_order,
     "differences": main_table.differences,
     "all_scores": main_table.all_scores,

@@ -1,4 +1,4 @@
-"""Throughput: images per second of runs and of timed steps against what multiply-adds allow."""
+"""Images per second of runs against what multiply-adds allow; training steps that were timed."""
 
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,6 @@ _BUSY = (
     "dense runs, so no clock time of these runs is to be trusted; step times of "
     "experiments/bench.py are taken in turn."
 )
-_TIMED = (
-    "Step times are experiments/bench.py's: forward, backward and update alone, dense and routed "
-    "in turn; their speed-up is the median of the ratios within a round."
-)
 
 
 def throughput(study: Study) -> Table:
@@ -41,15 +37,12 @@ def throughput(study: Study) -> Table:
     rows = []
     for base in study.bases:
         rows += [(base.label, _throughput_row(base, cell, text)) for cell in base.cells]
-    timed, damaged = _timed_rows(study.runs.attrs.get("root", "."), text)
-    rows = rows + timed or [not_run(columns, [words(text)])]
+    rows = rows or [not_run(columns, [words(text)])]
     shares = [entries[6].value for _, entries in rows]
     doubtful = any(share is not None and share > _DOUBTFUL for share in shares)
     notes = paper_notes(
         "speed",
-        *([_TIMED] if timed else []),
         *([_BUSY] if doubtful else []),
-        *([f"Benchmarks that cannot be read: {', '.join(damaged)}."] if damaged else []),
         "GMACs are multiply-adds of one forward pass per image, with attention matmuls; the "
         "paper's count leaves them out.",
         "Images/s is measured over whole runs on whatever machine made them: compare rows of one "
@@ -59,43 +52,70 @@ def throughput(study: Study) -> Table:
     return build("throughput", title, columns, rows, notes)
 
 
-def _timed_rows(root: str | Path, text: str) -> tuple[list[tuple[str, list[Entry]]], list[str]]:
-    """Return a row per timed step below a runs folder, and the files that cannot be read."""
+_VARIANTS = {
+    "torch": "Without native operations",
+    "bf16": "bf16",
+    "compiled": "Compiled",
+    "bf16+compiled": "bf16, compiled",
+}
+
+
+def benchmark(study: Study) -> Table:
+    """Training steps as experiments/bench.py times them: dense, routed and run otherwise."""
     rows: list[tuple[str, list[Entry]]] = []
     damaged: list[str] = []
-    for path in sorted(path for place in _PLACES for path in Path(root).glob(place)):
+    root = Path(study.runs.attrs.get("root", "."))
+    for path in sorted(path for place in _PLACES for path in root.glob(place)):
         try:
             if path.stat().st_size > _LARGEST:
                 raise ValueError("too large")
-            record = json_of(path.read_bytes())
-            about = f"batch {record['options']['batch']}, {record['options']['precision']}"
-            machine = record["environment"]
-            # The other parts of a benchmark (a step's shares, single blocks) are no throughput.
-            rows += [_timed_row(row, about, machine, text) for row in record.get("steps", [])]
+            rows += _benchmark_rows(json_of(path.read_bytes()))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             damaged.append(path.name)
-    return rows, damaged
-
-
-def _timed_row(
-    row: dict[str, Any], about: str, machine: dict[str, Any], text: str
-) -> tuple[str, list[Entry]]:
-    group = (
-        f"Step times: {row['backbone']}-{row['size']}, {row['tokens']} tokens, {about}, "
-        f"{machine['device_name']}, {machine['threads']} threads, torch {machine['torch']}"
+    columns = (
+        Column("Step", numeric=False),
+        *Column.each("ms", "Routed over dense", "MACs allow", "Share of it", *_VARIANTS.values()),
+        Column("Over plain DiT"),
     )
-    macs, speed = exact(_number(row["macs_per_image"]) / 1e9, 4), _number(row["images_per_s"])
-    routed = [words("")] * 4
-    if "speedup" in row and "allowed" in row:
-        speedup, allowed = _number(row["speedup"]), _number(row["allowed"])
-        routed = [
-            exact(speedup, 2, unit="x"),
-            exact(allowed, 2, unit="x"),
-            exact(speedup / allowed, 2),
-            words(text if row["backbone"] == "dit" else "not published"),
-        ]
-    name = words(row["route"] if "speedup" in row else "dense")
-    return group, [name, macs, words(""), exact(speed, 1), *routed]
+    notes = (
+        "Forward, backward and update, in turn in one process; ratios are medians of those within "
+        "a round. The last columns: how many times as fast as the step itself it is otherwise; "
+        "how many times as fast as a plain reimplementation of the official DiT's structure.",
+        *([f"Benchmarks that cannot be read: {', '.join(damaged)}."] if damaged else []),
+    )
+    title = "Training steps: what routing, native operations, bf16 and compiling gain"
+    return build("benchmark", title, columns, rows or [not_run(columns)], notes)
+
+
+def _benchmark_rows(record: dict[str, Any]) -> list[tuple[str, list[Entry]]]:
+    """Return a row per step of one benchmark's record."""
+    options, machine = record["options"], record["environment"]
+    about = f"batch {options['batch']}, {options['precision']}"
+    about += ", compiled" if options["compile"] == "blocks" else ""
+    threads = f"{machine['threads']} thread{'s' * (machine['threads'] != 1)}"
+    place = f"{machine['device_name']}, {threads}, torch {machine['torch']}"
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    plain: dict[str, float] = {}
+    for row in [*record.get("variants", []), *record.get("steps", [])]:
+        if row["backbone"] == "plain":
+            plain[row["route"]] = row["ours_faster_by"]
+        else:
+            key = f"{row['backbone']}-{row['size']}, {row['tokens']} tokens", row["route"]
+            found[key] = found.get(key, {}) | row
+    rows = []
+    for (step, route), row in found.items():
+        faster, allowed = row.get("faster", {}), row.get("allowed")
+        ratio = row.get("speedup")
+        numbers = [ratio, allowed, ratio / allowed if ratio and allowed else None]
+        numbers += [faster.get(name) for name in _VARIANTS]
+        numbers.append(plain.get(route) if row["backbone"] == "dit" else None)
+        entries = [words(f"{step}, {'dense' if route == 'none' else route}")]
+        entries.append(exact(1e3 * _number(row["seconds"]), 1))
+        rows.append((
+            f"{about}, {options['clock']} clock: {place}",
+            entries + [words("") if n is None else exact(_number(n), 2, unit="x") for n in numbers],
+        ))  # fmt: skip
+    return rows
 
 
 def _number(value: Any) -> float:

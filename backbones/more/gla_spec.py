@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from backbones.registry import BlockCost, Spec, register
+from backbones.registry import BlockCost, Spec, check_kernel, register
 from backbones.sizes import Size, hidden_for, low_rank, matrix_scan
 
 
@@ -17,6 +17,9 @@ class GLAOptions:
     """
 
     kernel: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_kernel(self.kernel, "gla")
 
 
 def block_cost(size: Size, options: GLAOptions, index: int) -> BlockCost:

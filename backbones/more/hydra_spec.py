@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from backbones.mamba_spec import check_state
-from backbones.registry import BlockCost, Spec, check_choice, register
+from backbones.registry import BlockCost, Spec, check_choice, check_kernel, register
 from backbones.sizes import Size
 
 
@@ -29,6 +29,7 @@ class HydraOptions:
     def __post_init__(self) -> None:
         check_choice(self, "conv", "true", "compact", "none")
         check_state(self.state)
+        check_kernel(self.kernel, "ssd")
 
     def states(self, size: Size) -> int:
         """Return N of each direction."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from backbones.registry import BlockCost, Spec, check_choice, register
+from backbones.registry import BlockCost, Spec, check_choice, check_kernel, register
 from backbones.rwkv_spec import MISSING
 from backbones.sizes import Size, hidden_for, low_rank, matrix_scan
 
@@ -23,6 +23,7 @@ class MatrixRWKVOptions:
 
     def __post_init__(self) -> None:
         check_choice(self, "missing", *MISSING)
+        check_kernel(self.kernel, "rwkv6")
 
 
 def block_cost(size: Size, options: MatrixRWKVOptions, index: int) -> BlockCost:

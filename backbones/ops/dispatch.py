@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from backbones.ops import native
+from backbones.registry import KERNELS, check_kernel
 from routing.errors import UserError, suggest
 
 INSTALL = {
@@ -27,18 +28,6 @@ INSTALL = {
     "fla": 'pip install "fla-core>=0.4" triton',
     "triton": "pip install triton",
     "native": "install g++ or clang++",
-}
-# In the order in which `auto` prefers them; torch and the reference run everywhere. `native` is for
-# CPUs (`backbones.ops.native`), the others need CUDA.
-KERNELS = {
-    "ssd": ("mamba-ssm", "fla", "native"),
-    "selective_scan": ("mamba-ssm",),
-    "biwkv": ("triton", "native"),
-    "conv": ("causal-conv1d", "native"),
-    "shift": ("native",),
-    "gla": ("fla",),
-    "rwkv6": ("fla",),
-    "rwkv7": ("fla",),
 }
 
 
@@ -109,6 +98,23 @@ def probe(op: str, kernel: str) -> _Probe:
     if (op, kernel) not in _PROBED:
         _PROBED[op, kernel] = _probe(op, kernel)
     return _PROBED[op, kernel]
+
+
+@contextlib.contextmanager
+def without_native() -> Iterator[None]:
+    """Run torch's operations in place of the native ones, as where there is no compiler."""
+    loaded, probed, resolved = native._LOADED[:], _PROBED.copy(), _RESOLVED.copy()
+    native._LOADED[:] = [(None, "switched off")]
+    _PROBED.clear()
+    _RESOLVED.clear()
+    try:
+        yield
+    finally:
+        native._LOADED[:] = loaded
+        _PROBED.clear()
+        _PROBED.update(probed)
+        _RESOLVED.clear()
+        _RESOLVED.update(resolved)
 
 
 def kernel_function(op: str, kernel: str) -> Callable[..., Any]:
@@ -182,12 +188,7 @@ def _resolve(op: str, requested: str, device: str) -> Choice:
         raise KernelError(
             f"unknown op {op}; expected one of {', '.join(KERNELS)}{suggest(op, KERNELS)}"
         )
-    names = ("auto", "torch", "reference", "kernel", *KERNELS[op])
-    if requested not in names:
-        raise KernelError(
-            f"unknown kernel={requested} for {op}; expected {' | '.join(names)}"
-            f"{suggest(requested, names)}"
-        )
+    check_kernel(requested, op, KernelError)
     if requested in ("torch", "reference"):
         return Choice(op, requested, "asked for")
     # Triton's interpreter is for tests: a thousand times slower, so never chosen here.

@@ -14,7 +14,8 @@ from routing.errors import UserError, suggest
 from routing.parsing import whole
 from routing.route import Route
 
-PARTS = ("steps", "profile", "blocks", "loop")
+PARTS = ("steps", "variants", "profile", "blocks", "loop")
+VARIANTS = ("torch", "bf16", "compiled", "bf16+compiled")
 
 
 class BenchError(UserError):
@@ -35,9 +36,12 @@ class BenchOptions:
         batch: Samples in a step.
         depth: Blocks, instead of the size's; fewer make it quicker and change little per block.
         rounds: How often all variants are run in turn; medians are reported.
-        parts: What to measure: `steps` (the main table), `profile` (where a step's time goes),
-            `blocks` (one block of each family by tokens: where they cross, what they keep) and
-            `loop` (the training loop's own share at scale tiny, and the time to the first step).
+        parts: What to measure: `steps` (the main table), `variants` (the same steps run otherwise),
+            `profile` (where a step's time goes), `blocks` (one block of each family by tokens:
+            where they cross, what they keep) and `loop` (the training loop's own share at scale
+            tiny, and the time to the first step).
+        variants: Of the part `variants`: `torch` (without the native CPU operations), `bf16`,
+            `compiled` and `bf16+compiled`, each against the step as the other keys have it.
         block_tokens: Tokens of the part `blocks`.
         plain: Also time a plain reimplementation of the official structure of DiT with TREAD.
         device: auto, cpu or cuda.
@@ -60,7 +64,8 @@ class BenchOptions:
     batch: int = 8
     depth: int | None = None
     rounds: int = 7
-    parts: tuple[str, ...] = PARTS
+    parts: tuple[str, ...] = ("steps", "profile", "blocks", "loop")
+    variants: tuple[str, ...] = VARIANTS
     block_tokens: tuple[int, ...] = (64, 256, 1024, 4096)
     plain: bool = True
     device: str = "auto"
@@ -83,6 +88,8 @@ class BenchOptions:
             _among(key, getattr(self, key), words)
         for part in self.parts:
             _among("parts", part, PARTS)
+        for variant in self.variants:
+            _among("variants", variant, VARIANTS)
         for name in self.backbone:
             _among("backbone", name, names())
         for size in self.size:

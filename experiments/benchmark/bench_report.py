@@ -21,6 +21,7 @@ from experiments.runtime.memory import keep_freed_memory
 from experiments.training.session import processor
 
 NOTES = (
+    "variants: how many times as fast as the step itself, median of the ratios within a round.",
     "speed-up: dense over routed, median of the ratios within a round; allowed: of multiply-"
     "accumulates, all blocks, embeddings and head.",
     "FLOP/s: 2 per multiply-accumulate, backward counted as twice forward, element-wise work not "
@@ -96,6 +97,16 @@ def steps_table(rows: Sequence[dict[str, Any]]) -> str:
     return text
 
 
+def variants_table(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
+    """Print rows of `step_times.compare`."""
+    lines = [
+        [f"{r['backbone']}-{r['size']}", str(r["tokens"]), r["route"], f"{1e3 * r['seconds']:.1f}"]
+        + [f"{r['faster'][name]:.2f}x" for name in names]
+        for r in rows
+    ]
+    return table(["step", "tokens", "route", "ms", *names], lines)
+
+
 def profile_table(profiles: dict[str, dict[str, float]]) -> str:
     """Print shares of a step's time: parts down, variants across."""
     names = list(profiles)
@@ -167,6 +178,11 @@ def run(o: BenchOptions, say: Callable[[str], None] = print) -> dict[str, Any]:
         for size, tokens in product(o.size, o.tokens):
             found["steps"] += step_times.measure(o, size, tokens, device)
         say("\n" + steps_table(found["steps"]))
+    if "variants" in o.parts:
+        found["variants"] = []
+        for size, tokens in product(o.size, o.tokens):
+            found["variants"] += step_times.compare(o, size, tokens, device)
+        say("\n" + variants_table(found["variants"], o.variants))
     if "profile" in o.parts:
         found["profile"] = profiles(o, device)
         say("\n" + profile_table(found["profile"]))

@@ -8,6 +8,7 @@ its own, where it is timed in turn with the others.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import multiprocessing
 import statistics
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 
 from backbones.cost import Cost, cost
+from backbones.ops.dispatch import without_native
 from backbones.sizes import parse_size
 from experiments.benchmark.bench_options import BenchError, BenchOptions
 from experiments.benchmark.plain_dit import PlainDiT, PlainStep
@@ -137,6 +139,22 @@ class Step:
         """Take one step."""
         self.trainer.one_step()
         self.state.step += 1
+
+
+def variant(name: str, case: Case, o: BenchOptions, device: torch.device) -> Callable[[], None]:
+    """Return the same step run otherwise: see `BenchOptions.variants`."""
+    if name == "torch":
+        plain = Step(case, o, device)
+
+        def step() -> None:
+            with without_native():
+                plain()
+
+        return step
+    words = name.split("+")
+    precision = "bf16" if "bf16" in words else o.precision
+    compiled = "blocks" if "compiled" in words else o.compile
+    return Step(case, dataclasses.replace(o, precision=precision, compile=compiled), device)
 
 
 def make_step(case: Case, o: BenchOptions, device: torch.device) -> Step | PlainStep:
@@ -351,4 +369,25 @@ def measure(o: BenchOptions, size: str, tokens: int, device: torch.device) -> li
             row["ours_faster_by"] = timed.ratio(i, list(same).index(True))
         rows.append(row)
     rows[0]["matmul_flops_per_s"] = max(timed.peaks)
+    return rows
+
+
+def compare(o: BenchOptions, size: str, tokens: int, device: torch.device) -> list[dict[str, Any]]:
+    """Time steps as they are against `o.variants` of them; return a row for each step.
+
+    `faster` has by variant how many times as fast as the step itself it is.
+    """
+    rows = []
+    for case in cases(dataclasses.replace(o, plain=False, rate=o.rate[:1]), size, tokens):
+        runs = [variant(name, case, o, device) for name in o.variants]
+        timed = interleave([Step(case, o, device), *runs], o, device)
+        rows.append({
+            "backbone": case.backbone,
+            "size": case.size,
+            "tokens": case.tokens,
+            "route": str(case.route.resolve(parse_size(size, o.depth).depth)),
+            "seconds": timed.median(0),
+            "faster": {name: timed.ratio(0, i) for i, name in enumerate(o.variants, 1)},
+            "rounds": timed.seconds,
+        })  # fmt: skip
     return rows

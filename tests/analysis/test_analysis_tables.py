@@ -556,26 +556,28 @@ def test_guidance_of_a_run_that_was_trained_on_for_another_sweep(tmp_path):
     assert plot is not None and set(plot.data["n"]) == {3}
 
 
-def test_throughput_reads_the_step_times_that_the_benchmark_and_its_sweep_wrote(tmp_path):
+def test_benchmark_shows_the_steps_that_the_benchmark_and_its_sweep_timed(tmp_path):
     from experiments.benchmark.bench_options import BenchOptions
     from experiments.benchmark.bench_report import run
 
-    small = {"size": ("T/2",), "tokens": (16,), "batch": 2, "rounds": 1, "parts": ("steps",)}
+    small = {"size": ("T/2",), "tokens": (16,), "batch": 2, "rounds": 1, "parts": ("steps", "variants")}
     where = tmp_path / ".sweeps" / "bench" / "outputs"
     where.mkdir(parents=True)
-    options = BenchOptions(**small, backbone=("dit",), depth=8, plain=False)
+    options = BenchOptions(**small, backbone=("dit",), depth=8, variants=("torch", "bf16"))
     options = dataclasses.replace(options, out=str(where / "bench-0123456789ab.json"))
-    steps = run(options, say=lambda _: None)["steps"]
+    found = run(options, say=lambda _: None)
     (tmp_path / "bench.json").write_text("{half")
-    table = make("throughput", tmp_path)
+    table = make("benchmark", tmp_path)
     assert table.covered and any("bench.json" in note for note in table.notes)
-    by_route = {row["route"] if "speedup" in row else "dense": row for row in steps}
-    assert len(by_route) > 1
-    for name, row in by_route.items():
-        shown = find(table, "Step times: dit-T/2, 16 tokens, batch 2", name)
-        assert shown["Images/s"].value == row["images_per_s"]
+    assert not make("throughput", tmp_path).covered
+    plain = {row["route"]: row["ours_faster_by"] for row in found["steps"] if row["backbone"] == "plain"}
+    for row, same in zip(found["steps"], found["variants"], strict=False):
+        name = "dense" if row["route"] == "none" else row["route"]
+        shown = find(table, "batch 2, fp32, wall clock", f"dit-T/2, 16 tokens, {name}")
+        assert shown["ms"].value == 1e3 * row["seconds"] and same["route"] == row["route"]
+        assert shown["bf16"].value == same["faster"]["bf16"] and shown["Compiled"].text == ""
+        assert shown["Over plain DiT"].value == plain[row["route"]]
         if name != "dense":
-            assert shown["Speed-up"].value == row["speedup"]
             assert shown["Share of it"].value == pytest.approx(row["speedup"] / row["allowed"])
 
 

@@ -1,7 +1,8 @@
-"""What the C++ kernels gain: python tests/tools/native_speed.py [ops] [steps] [tokens=64] [batch=64] [rounds=9] ...
+"""What the C++ kernels gain: python tests/tools/native_speed.py [tokens=64] [batch=64] [rounds=9] ...
 
-Each variant in turn with and without them, in one process; medians over rounds of the ratio of
-process CPU times (clock=wall: of elapsed times, for threads=2).
+Each operation in turn with and without them, in one process; medians over rounds of the ratio of
+process CPU times (clock=wall: of elapsed times, for threads=2). Of whole steps:
+`python experiments/bench.py parts=variants variants=torch`.
 """
 
 import os
@@ -13,40 +14,35 @@ from pathlib import Path
 sys.path[0] = str(Path(__file__).resolve().parents[2])
 OPTIONS = {
     "size": "T/2", "tokens": "64", "batch": "64", "rounds": "9", "threads": "1", "clock": "cpu",
-    "backbone": "mamba,rwkv,dit", "precision": "fp32", "against": "fp32",
+    "precision": "fp32",
 } | dict(word.split("=") for word in sys.argv[1:] if "=" in word)  # fmt: skip
 os.environ["OMP_NUM_THREADS"] = OPTIONS["threads"]
 
 import torch  # noqa: E402
 
-from backbones.ops import biwkv, conv, dispatch, native, ssd  # noqa: E402
+from backbones.ops import biwkv, conv, native, ssd  # noqa: E402
+from backbones.ops.dispatch import without_native  # noqa: E402
 from backbones.sizes import parse_size  # noqa: E402
-from experiments.benchmark.bench_options import BenchOptions  # noqa: E402
-from experiments.benchmark.step_times import Case, Step  # noqa: E402
 from experiments.runtime.memory import keep_freed_memory  # noqa: E402
 from routing.layout import Layout  # noqa: E402
-from routing.route import Route  # noqa: E402
 
 SIZE = parse_size(OPTIONS["size"])
 TOKENS, BATCH, ROUNDS = (int(OPTIONS[key]) for key in ("tokens", "batch", "rounds"))
-LIBRARY = native.library()
 keep_freed_memory()
 
 
-def switch(on):
-    native._LOADED[:] = [LIBRARY if on else (None, "off")]
-    dispatch._PROBED.clear()
-    dispatch._RESOLVED.clear()
+def plainly(run):
+    with without_native():
+        run()
 
 
-def compare(label, plain, fast):
+def compare(label, run):
     now = time.process_time if OPTIONS["clock"] == "cpu" else time.perf_counter
     seconds = [], []
     for n in range(ROUNDS + 2):
-        for on, run in enumerate((plain, fast)):
-            switch(bool(on))
+        for on, call in enumerate((lambda: plainly(run), run)):
             began = now()
-            run()
+            call()
             if n > 1:
                 seconds[on].append(now() - began)
     ratio = statistics.median(a / b for a, b in zip(*seconds, strict=True))
@@ -94,21 +90,9 @@ def ops():
             def run(function=function, given=given, probe=probe):
                 torch.autograd.grad(function(*given), given, probe)
 
-            compare(name + label, run, run)
-
-
-def steps():
-    for backbone in OPTIONS["backbone"].split(","):
-        for route in (Route(()), Route.parse("2-8")):
-            case = Case(backbone, OPTIONS["size"], TOKENS, route, 0.5 if route else 0.0)
-            plain, fast = (
-                Step(case, BenchOptions(batch=BATCH, precision=OPTIONS[key]), torch.device("cpu"))
-                for key in ("against", "precision")
-            )
-            compare(f"{backbone} {OPTIONS['size']} {'routed' if route else 'dense'}", plain, fast)
+            compare(name + label, run)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(int(OPTIONS["threads"]))
-    for part in {"ops", "steps"} & set(sys.argv[1:]) or ("ops", "steps"):
-        {"ops": ops, "steps": steps}[part]()
+    ops()

@@ -52,6 +52,7 @@ def test_words_become_options():
         ("plain=maybe", "expected true or false"),
         ("precision=fp61", "did you mean fp16|expected fp32 . bf16"),
         ("parts=step", "did you mean steps"),
+        ("variants=bf61", "did you mean bf16"),
         ("mamba", "expected key=value"),
     ],
 )
