@@ -171,6 +171,13 @@ class Backbone(nn.Module, Pretrained):
             fuse=Fuse(shape.width, fuse, shape.depth) if fuse else None,
             router=LearnedRouter(shape.width, router, shape.depth) if router else None,
         )
+        for i, one in enumerate(self.stack.blocks):
+            has, counted = sum(p.numel() for p in one.parameters()), spec.cost(shape, own, i).params
+            if i not in hybrid and abs(has - counted) > 0.01 * has:
+                raise BackboneError(
+                    f"block {i} of {name} has {has} parameters where its block_cost counts "
+                    f"{counted}; mend the count, which banners, budgets and tables are made from"
+                )
         self._implementations()  # A kernel that is not there is an error now, not in step 1.
         self.head: Head | None = None
         self.decoder: Decoder | None = None

@@ -1,6 +1,6 @@
 """A backbone of one's own in one file: minGRU (arXiv 2410.01201), trained by the real command.
 
-TREAD_BACKBONES=mingru.py python -m experiments.run backbone=mingru route=2-8
+TREAD_BACKBONES=$PWD/examples/mingru.py python -m experiments.run backbone=mingru route=2-8
 """
 
 from dataclasses import dataclass

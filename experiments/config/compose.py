@@ -186,8 +186,12 @@ def _store_outside() -> None:
 
     for name in names():
         if not (CONF / "backbone" / f"{name}.yaml").exists():
-            node = {"name": name, **dataclasses.asdict(find(name).options()), **SHARED}
-            ConfigStore.instance().store(name, node, group="backbone")
+            ConfigStore.instance().store(name, outside_node(name), group="backbone")
+
+
+def outside_node(name: str) -> dict[str, Any]:
+    """Return the configuration of a backbone that has no YAML file."""
+    return {"name": name, **dataclasses.asdict(find(name).options()), **SHARED}
 
 
 def complete(argv: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from experiments.config.compose import options_of
+from experiments.config.compose import options_of, outside_node
 from experiments.config.schema import CONF, GROUPS, Config
 from experiments.data import specs
 from experiments.metrics.eval_options import MetricError
@@ -106,7 +106,11 @@ def sections() -> dict[str, str]:
 
 
 def _option(group: str, name: str) -> str:
-    lines = (CONF / group / f"{name}.yaml").read_text().splitlines()
+    file = CONF / group / f"{name}.yaml"
+    if file.exists():
+        lines = file.read_text().splitlines()
+    else:
+        lines = yaml.safe_dump(outside_node(name), sort_keys=False).splitlines()
     return "\n".join([f"{group}={name}", *_reflowed(lines), ""])
 
 

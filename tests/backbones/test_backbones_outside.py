@@ -1,10 +1,14 @@
 """Families that are not in the package: a file that TREAD_BACKBONES names."""
 
+import dataclasses
 import subprocess
 import sys
 
 import pytest
 from small import ROOT
+
+import backbones
+from backbones import BackboneError, registry
 
 OWN = """
 from dataclasses import dataclass
@@ -35,6 +39,15 @@ def test_a_registered_family_is_composed_from_its_options_defaults(tmp_path):
     assert said == f"{{'name': 'mine', 'taps': 5, {shared}, 'align': None}} False"
 
 
+def test_help_has_a_registered_family(tmp_path):
+    (tmp_path / "mine.py").write_text(OWN)
+    code = (
+        "from experiments.config.help_text import help_text; "
+        "print('backbone=mine' in help_text('all') + help_text('backbone'), 'taps: 3' in help_text('backbone=mine'))"
+    )
+    assert python(code, TREAD_BACKBONES=str(tmp_path / "mine.py")) == "True True"
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -53,3 +66,11 @@ def test_a_file_that_cannot_be_imported_by_its_name_is_refused(tmp_path, name, s
 def test_an_unknown_family_says_how_one_of_ones_own_gets_known():
     code = "from backbones.registry import find; find('mine')"
     assert "TREAD_BACKBONES=FILE.py" in python(code)
+
+
+def test_a_wrong_count_of_parameters_is_refused(monkeypatch):
+    spec = registry.find("dit")
+    half = dataclasses.replace(spec, cost=lambda *a: dataclasses.replace(spec.cost(*a), params=10))
+    monkeypatch.setitem(registry._SPECS, "dit", half)
+    with pytest.raises(BackboneError, match="block 0 of dit has [0-9]+ parameters where its block_cost counts 10"):
+        backbones.create("dit", "T/2", depth=2)
