@@ -21,7 +21,7 @@ from torch import Tensor
 
 from experiments.data.data_options import DataError
 from experiments.data.latent_store import LatentStore, Shards, Store, TensorFile
-from experiments.data.latents_spec import IMAGES, layout
+from experiments.data.latents_spec import latent_field, layout
 from experiments.data.tars import Member, group, list_tar, read_label
 from experiments.runtime.files import atomic_path
 
@@ -178,13 +178,7 @@ def _map(path: Path) -> NDArray[Any]:
 
 
 def _latent_field(where: str, fields: dict[str, Member]) -> Member:
-    for name in ("latent.npy", "latent"):
-        if name in fields:
-            return fields[name]
-    hint = ""
-    if any(f".{name.rsplit('.', 1)[-1]}" in IMAGES for name in fields):
-        hint = "; these are pictures: run python experiments/prepare.py on them"
-    raise DataError(f"{where} has no latent.npy; found {', '.join(sorted(fields))}{hint}")
+    return fields[latent_field(where, fields)]
 
 
 def _read_header(handle: io.BufferedReader, member: Member, where: str) -> bytes:

@@ -7,7 +7,7 @@ import json
 import math
 import re
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -185,8 +185,13 @@ class LatentsOptions(DataOptions):
         require(bool(self.path), "data=latents needs the folder of a store: data.path=FOLDER")
         for path in filter(None, (self.path, self.test)):
             folder = Path(path).expanduser()
-            if layout(folder) == "prepared":
+            kind = layout(folder)
+            if kind == "prepared":
                 Manifest.loads(bytes_of(folder / MANIFEST), folder / MANIFEST)
+            elif kind == "tars":
+                first = min(folder.glob("*.tar"))
+                if (fields := _first_fields(first)) is not None:
+                    latent_field(f"{first}: the first sample", fields)
 
     def fingerprint(self) -> str:
         """Return a checksum of the manifest, or of the names and sizes of a foreign store's files.
@@ -271,6 +276,42 @@ def _stored_shape(folder: Path, kind: str) -> list[int] | None:
 def _shard_shape(path: Path) -> list[int]:
     with safe_open(path, "numpy") as file:
         return file.get_slice("latents").get_shape()[1:]
+
+
+def latent_field(where: str, fields: Collection[str]) -> str:
+    """Return the field of a tar's sample that holds its latent.
+
+    Raises:
+        DataError: None of them does.
+    """
+    for name in ("latent.npy", "latent"):
+        if name in fields:
+            return name
+    pictures = any(f".{name.rsplit('.', 1)[-1]}" in IMAGES for name in fields)
+    hint = "these are pictures: run python experiments/prepare.py on them"
+    raise DataError(
+        f"{where} has no latent.npy; found {', '.join(sorted(fields))}; "
+        f"{hint if pictures else 'name its files KEY.latent.npy and KEY.cls'}"
+    )
+
+
+def _first_fields(path: Path) -> set[str] | None:
+    """Return the fields of a tar's first sample; None where it has none or cannot be read."""
+    fields: dict[str, set[str]] = {}
+    try:
+        with tarfile.open(path, "r:") as archive:
+            for info in archive:
+                folder, slash, file = info.name.rpartition("/")
+                key, dot, name = file.partition(".")
+                if not info.isreg() or ".." in info.name:
+                    return None
+                if dot:
+                    fields.setdefault(folder + slash + key, set()).add(name)
+                if len(fields) > 1:
+                    break
+    except (OSError, tarfile.TarError):
+        return None  # opening the data set for real names what is wrong with it
+    return next(iter(fields.values()), None)
 
 
 def _tar_shape(path: Path) -> list[int]:

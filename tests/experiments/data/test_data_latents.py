@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from experiments.data import DataError, Prefetch, create
 from experiments.data.foreign_latents import open_store
+from experiments.data.latents_spec import LatentsOptions
 from routing.rng import Draws
 
 COUNT = 13
@@ -362,6 +363,9 @@ def test_wrong_tar_layouts_are_named(tmp_path, labels):
     z = latents(4)
     images = write_tars(tmp_path / "a", [b"x"] * 4, labels, field="jpg", encode=bytes)
     refused(lambda: load(images), "no latent.npy; found cls, jpg", "prepare.py")
+    bare = write_tars(tmp_path / "g", z, labels, field="npy")
+    with pytest.raises(DataError, match=r"found cls, npy; name its files KEY.latent.npy"):  # of a dry run too
+        LatentsOptions(path=str(bare)).check()
     odd = write_tars(tmp_path / "b", [z[0], z[1][:3], z[2]], labels)
     refused(
         lambda: load(odd), "holds float32 [3, 8, 8]; the samples before it hold float32 [4, 8, 8]"
