@@ -100,6 +100,11 @@ def main(study: Study) -> Table:
     return build("main", title, columns, rows, notes)
 
 
+def _by_kind(study: Study, base: Base) -> dict[Any, str]:
+    """Return the metric of each kind, in the data's own feature space, which stands first."""
+    return {about.get("key"): name for name, about in reversed(score_set(study, base).items())}
+
+
 _SUMMARY = ("fd", "precision", "recall", "accuracy", "heldout_loss", "w_eff")
 
 
@@ -115,8 +120,8 @@ def summary(study: Study) -> Table:
     for base in study.bases:
         dense, routed = base.pair()
         if dense and routed:
-            # The own feature space stands first. What backbones share heads their rows.
-            names = {v.get("key"): k for k, v in reversed(score_set(study, base).items())}
+            # What backbones share heads their rows.
+            names = _by_kind(study, base)
             whole, part = routed.first("macs_dense"), routed.first("macs_routed")
             cost = exact(part / whole if whole and part else None, unit="x")
             group = f"{base.label.partition(', ')[2]}: route {routed.treatment}, {base.metric}"
@@ -172,13 +177,13 @@ _SOTA = {
 
 def sota(study: Study) -> Table:
     """The state-of-the-art table, with our runs below in their own groups (Table 1)."""
-    known, rows = study.runs.attrs.get("metrics", {}), []
+    rows = []
     for row in paper.rows("sota"):
         group = "Paper, guided" if row["guided"] else "Paper, unguided"
         numbers = [published(row[key]) for key, *_ in _SOTA.values()]
         rows.append((group, [words(row["method"]), words(f"{row['epochs']} epochs"), *numbers]))
     for base in study.bases:
-        names = {v["key"]: name for name, v in known.items() if f"score.{name}" in base.any.runs}
+        names = _by_kind(study, base)
         names["fd"] = base.metric
         shown = [cell for cell in base.pair() if cell is not None]
         for cell in shown:
