@@ -203,8 +203,9 @@ def _send(
         place = f"job {', '.join(sorted({i.split('_')[0] for i in ids.values()}, key=int))}"
         place += f", at most {resources.throttle} at once" if len(runs) > 1 else ""
     else:
-        place = f"{min(resources.workers, len(runs))} workers on this machine"
-    say(f"submitted {len(runs)} runs as {place}; code {batch.code}")
+        workers = min(resources.workers, len(runs))
+        place = f"{workers} worker{'s' * (workers > 1)} on this machine"
+    say(f"submitted {len(runs)} run{'s' * (len(runs) > 1)} as {place}; code {batch.code}")
     say(f"python -m sweeps status {sweep.name}")
     return Launched([run.name for run in runs])
 

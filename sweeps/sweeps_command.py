@@ -214,6 +214,8 @@ def _dry_run(made: Plan, place: cluster_resources.Resources, full: bool) -> None
     counts = f"{len(made.runs)} runs on cluster={place.name}, {len(made.waiting)} waiting"
     more = "" if full else " (dry=full adds the words of every run)"
     print(f"{counts}; nothing was submitted{more}")
+    if place.kind == "slurm" and _default_cluster() != "slurm":
+        print("there is no sbatch here: a launch without cluster= would train on this machine")
     if place.kind == "slurm" and made.runs:
         sweep = Sweep(made.root, made.grid.name)
         print(slurm.script(sweep, place, len(made.runs), sweep.snapshots / "SNAPSHOT"))

@@ -37,8 +37,10 @@ def clock(seconds: float) -> str:
 
 
 def big(number: float) -> str:
-    """Return a count with a unit: 2.0M, 118.6G."""
-    for unit, size in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("K", 1e3)):
+    """Return a count with a unit: 2.0M, 118.6G; from 1e18 on 4.2e19."""
+    if number >= 1e18:
+        return f"{number:.3g}".replace("+", "")
+    for unit, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("K", 1e3)):
         if number >= size:
             return (
                 f"{number / size:.3g}{unit}"

@@ -147,10 +147,11 @@ def draw_curve(folder: Path) -> str | None:
         smooth.append(mean)
     figure = Figure(figsize=(6, 3.2), layout="constrained")
     axes = figure.subplots()
-    axes.plot(steps, losses, color="#bbbbbb", linewidth=0.8, label="logged")
-    dot = "o" if len(steps) == 1 else None  # a line through one point is invisible
-    style: dict[str, Any] = {"marker": dot, "clip_on": dot is None, "color": "#0072b2"}
-    axes.plot(steps, smooth, linewidth=1.6, label="moving average", **style)
+    few = len(steps) < 20  # a mean over so few lags behind them
+    style: dict[str, Any] = {"marker": "o", "clip_on": False} if few else {"color": "#bbbbbb"}
+    axes.plot(steps, losses, linewidth=0.8, label="logged", **style)
+    if not few:
+        axes.plot(steps, smooth, linewidth=1.6, label="moving average", color="#0072b2")
     if min(losses) > 0 and max(losses) / min(losses) > 5:
         axes.set_yscale("log")
     axes.set(xlabel="step", ylabel="training loss", xlim=(0, max(steps)))

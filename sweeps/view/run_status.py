@@ -215,7 +215,7 @@ def _running(row: RunStatus, events: list[dict[str, Any]]) -> RunStatus:
     told = number(beat, "eta_s")
     row.eta = None if told is None else max(0.0, told - row.beat)
     if row.step is not None and row.step == row.steps:
-        row.why = "last evaluation"
+        row.why, row.eta = "last evaluation", row.eta or None
     return row
 
 
