@@ -83,7 +83,7 @@ def show(ax: Axes, base: Base, grid: np.ndarray) -> None:
 
 @styled
 def samples(study: Study) -> Plot | None:
-    """Draw dense above routed, a column per base and two lines of panels per recipe and steps.
+    """Draw dense above routed, a column per base and its lines of panels per recipe and steps.
 
     None without a sample grid.
     """
@@ -98,7 +98,8 @@ def samples(study: Study) -> Plot | None:
     lines, more = some(list(recipes.values()), _RECIPES, len)
     columns = max(map(len, lines))
     tall = height(lines[0][0][1][0][2], columns)
-    figure, axes = canvas((tall + 0.42) * 2 * len(lines), 2 * len(lines), columns)
+    each = len(both[0][1])  # lines of panels: dense and routed, or the one that there is
+    figure, axes = canvas((tall + 0.42) * each * len(lines), each * len(lines), columns)
     data: list[dict[str, Any]] = []
     for ax in axes.flat:
         ax.set_visible(False)
@@ -107,7 +108,7 @@ def samples(study: Study) -> Plot | None:
         for x, (base, found) in enumerate(line):
             tint = colour(str(base.any.first("backbone")))
             for cell, row, image in found:
-                ax = axes[2 * y + (cell is not found[0][0] or base.dense is None)][x]
+                ax = axes[each * y + (cell is not found[0][0])][x]
                 ax.set_visible(True)
                 show(ax, base, image)
                 value = row.get(base.score)
@@ -115,8 +116,9 @@ def samples(study: Study) -> Plot | None:
                 if value is not None and not pd.isna(value):
                     about += f", {base.metric.split(' ')[0]} {value:.2f}"
                 # About 17 characters an inch.
-                about = fill(about, int(17 * figure.get_figwidth() / columns))
-                ax.set_title(f"{names[base.label]}\n{about}", color=tint, fontsize=7)
+                width = int(17 * figure.get_figwidth() / columns)
+                title = f"{fill(names[base.label], width)}\n{fill(about, width)}"
+                ax.set_title(title, color=tint, fontsize=7)
                 panel = {"panel": base.label, "treatment": cell.treatment, "step": row["step"]}
                 run = {"run": row["run"], "seed": row["seed"]}
                 data.append({**panel, **run, "score": value, "metric": base.metric})

@@ -350,3 +350,11 @@ def test_a_curve_over_rates_is_of_one_recipe_and_one_number_of_steps(tmp_path):
     assert set(plot.data["step"]) == {400} and set(plot.data["rate"]) == {0.0, 0.25, 0.5}
     labels = [text.get_text() for text in plot.figure.axes[0].get_legend().get_texts()]
     assert len(set(labels)) == 2 and all("2-8, step 400 (n=1)" in label for label in labels)
+
+
+def test_samples_of_a_grid_without_dense_runs_leave_no_empty_line(tmp_path):
+    for route in ("2-8", "4-10"):
+        (folder := write(tmp_path, route=route) / "samples").mkdir(exist_ok=True)
+        Image.new("RGB", (80, 100)).save(folder / "final.png")
+    plot = figures.make("samples", tmp_path)
+    assert all(ax.get_visible() for ax in plot.figure.axes) and len(plot.figure.axes) == 1
