@@ -256,9 +256,10 @@ def guidance_scales(folder: Path, step: object) -> list[dict[str, Any]]:
         if isinstance(row, dict) and row.get("pair") == "dense" and row.get("level") is None
     ]
     return [
-        {"metric": f"w_eff ({form})", "key": "w_eff", "value": row[form], "n": found.get("samples")}
+        {"metric": f"w_eff ({form})", "key": key, "value": row[form], "n": found.get("samples")}
         for row in means[:1]
-        for form in ("plain", "instrumented")
+        # What a model's own error does not raise is what is read as its scale.
+        for form, key in (("instrumented", "w_eff"), ("plain", "w_eff_plain"))
         if found.get("step") == step and is_number(row.get(form))
     ]
 

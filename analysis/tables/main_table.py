@@ -44,7 +44,7 @@ _MEMORY = ("Memorisation, dense", "Memorisation, + TREAD")
 # What a score never stands without, in this order: the kinds of scores, see `eval_options.METRICS`.
 _SET = (
     "fd", "precision", "recall", "accuracy", "adherence", "memorisation", "heldout_loss",
-    "heldout_loss_routed", "w_eff",
+    "heldout_loss_routed", "w_eff", "w_eff_plain",
 )  # fmt: skip
 
 

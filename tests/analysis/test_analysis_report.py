@@ -110,7 +110,7 @@ def test_strings_from_runs_are_escaped(page):
 
 def test_an_empty_folder_still_makes_a_page(tmp_path):
     path = report.write(tmp_path, tmp_path / "out.html")
-    assert "nothing to compare" in path.read_text()
+    assert "too few to judge by" in path.read_text()
 
 
 def test_a_broken_picture_is_left_out(folder, tmp_path):
