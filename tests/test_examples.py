@@ -70,7 +70,6 @@ def test_a_diffusers_dit_trains_routed_and_its_own_pipeline_samples_it(tmp_path)
 
 @pytest.mark.slow
 def test_lora_adapters_train_routed_and_dense_inference_knows_nothing_of_it(tmp_path):
-    pytest.importorskip("peft")  # not in the test extra: this needs pip install peft
     from safetensors.torch import load_file
 
     said = example(tmp_path, "sd3_lora", "30")
@@ -104,8 +103,8 @@ def test_a_backbone_of_ones_own_is_known_to_the_real_commands(tmp_path):
     path = shutil.copy(ROOT / "examples" / "mingru.py", tmp_path)
     command = ast.get_docstring(ast.parse((ROOT / "examples" / "mingru.py").read_text()))
     setting, _, *words = shlex.split(command.splitlines()[-1])
-    assert setting == "TREAD_BACKBONES=mingru.py"
-    own = {"TREAD_BACKBONES": "mingru.py"}
+    assert setting == "TREAD_BACKBONES=$PWD/examples/mingru.py"
+    own = {"TREAD_BACKBONES": "mingru.py"}  # the copy, in the folder of the command
     more = [*SMALL, "route=1-2", "train.batch=32", "train.steps=40", "train.lr=3e-3"]
     said = outside(tmp_path, sys.executable, *words, *more, **own)
     assert re.search(r"tokens 64 -> 32", said)
