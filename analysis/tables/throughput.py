@@ -92,6 +92,7 @@ def _benchmark_rows(record: dict[str, Any]) -> list[tuple[str, list[Entry]]]:
     options, machine = record["options"], record["environment"]
     about = f"batch {options['batch']}, {options['precision']}"
     about += ", compiled" if options["compile"] == "blocks" else ""
+    about += f", {options['depth']} blocks" if options["depth"] else ""
     threads = f"{machine['threads']} thread{'s' * (machine['threads'] != 1)}"
     place = f"{machine['device_name']}, {threads}, torch {machine['torch']}"
     found: dict[tuple[str, str], dict[str, Any]] = {}

@@ -573,7 +573,7 @@ def test_benchmark_shows_the_steps_that_the_benchmark_and_its_sweep_timed(tmp_pa
     plain = {row["route"]: row["ours_faster_by"] for row in found["steps"] if row["backbone"] == "plain"}
     for row, same in zip(found["steps"], found["variants"], strict=False):
         name = "dense" if row["route"] == "none" else row["route"]
-        shown = find(table, "batch 2, fp32, wall clock", f"dit-T/2, 16 tokens, {name}")
+        shown = find(table, "batch 2, fp32, 8 blocks, wall clock", f"dit-T/2, 16 tokens, {name}")
         assert shown["ms"].value == 1e3 * row["seconds"] and same["route"] == row["route"]
         assert shown["bf16"].value == same["faster"]["bf16"] and shown["Compiled"].text == ""
         assert shown["Over plain DiT"].value == plain[row["route"]]
