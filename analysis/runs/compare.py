@@ -12,6 +12,8 @@ from analysis.runs.run_records import AnalysisError, read_run
 
 # Where a run stands on disk says nothing about what it is.
 _ASIDE = ("run", "path", "name", "hash", "config_keys", "config.paths.")
+# What `config.route` and `throughput` say too.
+_TWICE = ("config.routing.route", "images_per_s")
 
 
 class Difference(NamedTuple):
@@ -35,7 +37,9 @@ def pair(
     for key in dict.fromkeys([*one, *two]):
         a, b = one.get(key), two.get(key)
         kind = next(kind for kind in found if key.startswith(f"{kind}." if kind else ""))
-        if not key.startswith(_ASIDE) and (kind == "score" or a != b):
+        if key.startswith(_ASIDE) or key in _TWICE:
+            continue
+        if kind == "score" or a != b:
             found[kind].append(Difference(key.removeprefix(f"{kind}."), a, b))
     return found["config"], found["score"], found[""]
 
