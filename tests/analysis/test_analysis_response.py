@@ -85,8 +85,8 @@ def test_the_set_of_a_base_begins_with_its_own_metric_and_space(runs):
         "accuracy-500 (digits-classifier)",
         "heldout-loss-360",
         "heldout-loss-routed-360",
-        "w_eff (plain)",
         "w_eff (instrumented)",
+        "w_eff (plain)",
     ]
     assert list(score_set(runs, mamba)) == names[:8]
 
