@@ -108,9 +108,10 @@ class Call:
         """
         tokens = self.tokens.shape[1]
         given = [name for name in MASKS if self.get(name) is not None]
-        # A causal mask of torch's layers only repeats what `is_causal` says.
-        for name in () if self.get("is_causal") else _MASKS:
+        for name in _MASKS:
             mask = self.get(name)
+            if name == "src_mask" and self.get("is_causal"):
+                continue  # it only repeats what `is_causal` says
             given += [name] if isinstance(mask, Tensor) and tokens in mask.shape else []
         if given:
             raise AttachError(

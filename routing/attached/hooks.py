@@ -16,7 +16,7 @@ hooks themselves are never compiled: `torch.compile` breaks its graph there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -107,15 +107,6 @@ def attach(
             raise AttachError(
                 f"block {i} has a route already; call remove() on what the first attach returned"
             )
-    if isinstance(extra, str):
-        raise AttachError(f"extra={extra!r}: expected a sequence of names, such as ({extra!r},)")
-    known = [Signature(members[i]).places for i in resolved.sparse_blocks]
-    for name in extra:
-        if known and not any(name in places for places in known):
-            raise AttachError(
-                f"extra: the blocks have no argument {name}; they have {', '.join(known[0])}"
-                f"{suggest(name, known[0])}"
-            )
     if prefix is None and not whole and any(needs_prefix(block) for block in members):
         raise AttachError(
             "the number of class and register tokens before the image's is unknown; pass the "
@@ -160,13 +151,15 @@ class Attached:
         if self.selection.mode == "unsorted":
             raise AttachError("selection unsorted shuffles scans, and these blocks have none")
         self._signatures = [Signature(block, extra) for block in blocks]
+        _check_extra(extra, [self._signatures[i].places for i in route.sparse_blocks])
         self._starts = {segment.start: k for k, segment in enumerate(route.segments)}
         self._inside = {
             i: k for k, s in enumerate(route.segments) for i in range(s.start, s.end + 1)
         }
         self._passes = Passes()
         self._handles: list[RemovableHandle] = []
-        self._routed = [blocks[i] for i in route.sparse_blocks]
+        # Weak: a model that nobody holds is freed at once, its attachment too.
+        self._routed = WeakSet(blocks[i] for i in route.sparse_blocks)
         _ROUTED.update(self._routed)
         for i, block in enumerate(blocks):
             # A compiler would specialise on the block and the pass, and run some hooks eagerly
@@ -333,6 +326,18 @@ class Attached:
                 gathered = rows(table, move, lengths, batch, call.signature.heads)
                 now.tables[k, name] = table, gathered
             call.put(name, gathered)
+
+
+def _check_extra(extra: Sequence[str], known: Sequence[Collection[str]]) -> None:
+    """Refuse names that are no argument of any block in the route."""
+    if isinstance(extra, str):
+        raise AttachError(f"extra={extra!r}: expected a sequence of names, such as ({extra!r},)")
+    for name in extra:
+        if known and not any(name in places for places in known):
+            raise AttachError(
+                f"extra: the blocks have no argument {name}; they have {', '.join(known[0])}"
+                f"{suggest(name, known[0])}"
+            )
 
 
 def _rank() -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -366,3 +369,27 @@ def test_masks_over_the_tokens_are_refused_by_any_usual_name():
         blocks[0](x)
     with routing.attach(blocks, "0-1", extra=("pos",)):
         assert blocks[0](x, pos=torch.randn(3, 16, 8)).shape[1] == 8
+
+
+def test_a_model_that_nobody_holds_is_freed_with_its_attachment():
+    blocks = plain()
+    kept, gone = routing.attach(blocks, "1-2"), weakref.ref(blocks[1])
+    gc.collect()
+    gc.disable()
+    try:
+        del blocks
+        assert gone() is None
+    finally:
+        gc.enable()
+    kept.remove()
+
+
+def test_only_the_causal_mask_goes_with_is_causal():
+    layers = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True) for _ in range(2)).train()
+    x, causal = torch.randn(3, 16, 8), nn.Transformer.generate_square_subsequent_mask(16)
+    with routing.attach(layers, "0-1"):
+        padded = pytest.raises(AttachError, match="src_key_padding_mask spans all 16 tokens")
+        with padded:
+            layers[0](x, src_mask=causal, is_causal=True, src_key_padding_mask=torch.zeros(3, 16))
+        with pytest.raises(AttachError, match="src_mask spans all 16 tokens"):
+            layers[0](x, src_mask=causal)
