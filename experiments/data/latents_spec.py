@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from safetensors import safe_open
 
 from experiments.data.data_options import DataError, DataOptions, ShapeError, require
+from experiments.data.tars import Member, group, walk
 from experiments.runtime.keys import Key
 from routing.parsing import bytes_of, json_of
 
@@ -91,6 +92,7 @@ def _is_text(text: dict[str, Any]) -> bool:
     return sides and type(text["encoder"]) is str
 
 
+_LATENT = ("latent.npy", "latent")  # fields of a tar's sample
 IMAGES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".parquet", ".arrow"}
 
 
@@ -189,9 +191,7 @@ class LatentsOptions(DataOptions):
             if kind == "prepared":
                 Manifest.loads(bytes_of(folder / MANIFEST), folder / MANIFEST)
             elif kind == "tars":
-                first = min(folder.glob("*.tar"))
-                if (fields := _first_fields(first)) is not None:
-                    latent_field(f"{first}: the first sample", fields)
+                _check_tar(min(folder.glob("*.tar")))
 
     def fingerprint(self) -> str:
         """Return a checksum of the manifest, or of the names and sizes of a foreign store's files.
@@ -284,7 +284,7 @@ def latent_field(where: str, fields: Collection[str]) -> str:
     Raises:
         DataError: None of them does.
     """
-    for name in ("latent.npy", "latent"):
+    for name in _LATENT:
         if name in fields:
             return name
     pictures = any(f".{name.rsplit('.', 1)[-1]}" in IMAGES for name in fields)
@@ -295,23 +295,15 @@ def latent_field(where: str, fields: Collection[str]) -> str:
     )
 
 
-def _first_fields(path: Path) -> set[str] | None:
-    """Return the fields of a tar's first sample; None where it has none or cannot be read."""
-    fields: dict[str, set[str]] = {}
-    try:
-        with tarfile.open(path, "r:") as archive:
-            for info in archive:
-                folder, slash, file = info.name.rpartition("/")
-                key, dot, name = file.partition(".")
-                if not info.isreg() or ".." in info.name:
-                    return None
-                if dot:
-                    fields.setdefault(folder + slash + key, set()).add(name)
-                if len(fields) > 1:
-                    break
-    except (OSError, tarfile.TarError):
-        return None  # opening the data set for real names what is wrong with it
-    return next(iter(fields.values()), None)
+def _check_tar(path: Path) -> None:
+    """Refuse an archive without a latent; one with latents is read up to the first."""
+    seen: list[Member] = []
+    for member in walk(path):
+        if member.field in _LATENT:
+            return
+        seen.append(member)
+    for key, fields in group(seen).items():
+        latent_field(f"{path}: {key}", fields)
 
 
 def _tar_shape(path: Path) -> list[int]:

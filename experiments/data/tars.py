@@ -8,6 +8,7 @@ name, the rest is the field (`n01440764/10026.latent.npy` is the field `latent.n
 from __future__ import annotations
 
 import tarfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -27,7 +28,18 @@ class Member:
 
 def list_tar(path: Path) -> list[Member]:
     """Return the regular files of an uncompressed tar archive, in its order."""
-    members = []
+    members = list(walk(path))
+    if not members:
+        raise DataError(f"{path} holds no files")
+    return members
+
+
+def walk(path: Path) -> Iterator[Member]:
+    """Yield them as their headers are read.
+
+    Raises:
+        DataError: The archive is damaged, or a name in it leaves it.
+    """
     try:
         size = path.stat().st_size
         with tarfile.open(path, "r:") as archive:
@@ -40,7 +52,7 @@ def list_tar(path: Path) -> list[Member]:
                 folder, _, name = info.name.rpartition("/")
                 stem, _, field = name.partition(".")
                 key = f"{folder}/{stem}" if folder else stem
-                members.append(Member(key, field.lower(), info.offset_data, info.size))
+                yield Member(key, field.lower(), info.offset_data, info.size)
     except DataError:
         raise
     except OSError as error:
@@ -50,9 +62,6 @@ def list_tar(path: Path) -> list[Member]:
             f"{path} is truncated, compressed, or no tar archive ({error}); copy it again, "
             "or unpack a compressed one to plain .tar"
         ) from None
-    if not members:
-        raise DataError(f"{path} holds no files")
-    return members
 
 
 def _refuse_escape(path: Path, info: tarfile.TarInfo) -> None:

@@ -359,6 +359,18 @@ def test_pickles_are_refused_and_not_run(tmp_path, labels):
     assert not ran.exists()
 
 
+def test_a_dry_run_takes_what_the_run_reads_files_of_a_sample_apart_too(tmp_path, labels):
+    z, folder = latents(4), tmp_path / "apart"
+    folder.mkdir()
+    with tarfile.open(folder / "x.tar", "w") as archive:
+        for i in range(4):
+            add(archive, f"{i}.cls", str(labels[i]).encode())
+        for i in range(4):
+            add(archive, f"{i}.latent.npy", npy(z[i]))
+    LatentsOptions(path=str(folder)).check()
+    assert len(load(folder).batch(torch.arange(4), None).x) == 4
+
+
 def test_wrong_tar_layouts_are_named(tmp_path, labels):
     z = latents(4)
     images = write_tars(tmp_path / "a", [b"x"] * 4, labels, field="jpg", encode=bytes)
