@@ -172,8 +172,9 @@ class Backbone(nn.Module, Pretrained):
             router=LearnedRouter(shape.width, router, shape.depth) if router else None,
         )
         for i, one in enumerate(self.stack.blocks):
-            has, counted = sum(p.numel() for p in one.parameters()), spec.cost(shape, own, i).params
-            if i not in hybrid and abs(has - counted) > 0.01 * has:
+            counted = spec.cost(shape, own, i).params
+            has = counted if i in hybrid else sum(p.numel() for p in one.parameters())
+            if abs(has - counted) > 0.01 * has:
                 raise BackboneError(
                     f"block {i} of {name} has {has} parameters where its block_cost counts "
                     f"{counted}; mend the count, which banners, budgets and tables are made from"

@@ -96,12 +96,13 @@ def _benchmark_rows(record: dict[str, Any]) -> list[tuple[str, list[Entry]]]:
     threads = f"{machine['threads']} thread{'s' * (machine['threads'] != 1)}"
     place = f"{machine['device_name']}, {threads}, torch {machine['torch']}"
     found: dict[tuple[str, str], dict[str, Any]] = {}
-    plain: dict[str, float] = {}
+    plain: dict[tuple[str, str], float] = {}
     for row in [*record.get("variants", []), *record.get("steps", [])]:
+        name = "dit" if row["backbone"] == "plain" else row["backbone"]
+        key = f"{name}-{row['size']}, {row['tokens']} tokens", row["route"]
         if row["backbone"] == "plain":
-            plain[row["route"]] = row["ours_faster_by"]
+            plain[key] = row["ours_faster_by"]
         else:
-            key = f"{row['backbone']}-{row['size']}, {row['tokens']} tokens", row["route"]
             found[key] = found.get(key, {}) | row
     rows = []
     for (step, route), row in found.items():
@@ -109,7 +110,7 @@ def _benchmark_rows(record: dict[str, Any]) -> list[tuple[str, list[Entry]]]:
         ratio = row.get("speedup")
         numbers = [ratio, allowed, ratio / allowed if ratio and allowed else None]
         numbers += [faster.get(name) for name in _VARIANTS]
-        numbers.append(plain.get(route) if row["backbone"] == "dit" else None)
+        numbers.append(plain.get((step, route)))
         entries = [words(f"{step}, {'dense' if route == 'none' else route}")]
         entries.append(exact(1e3 * _number(row["seconds"]), 1))
         rows.append((

@@ -23,7 +23,6 @@ class MatrixRWKVOptions:
 
     def __post_init__(self) -> None:
         check_choice(self, "missing", *MISSING)
-        check_kernel(self.kernel, "rwkv6")
 
 
 def block_cost(size: Size, options: MatrixRWKVOptions, index: int) -> BlockCost:
@@ -40,4 +39,12 @@ def block_cost(size: Size, options: MatrixRWKVOptions, index: int) -> BlockCost:
     )
 
 
-register(Spec("rwkv6", MatrixRWKVOptions, block_cost, "backbones.more.rwkv6:RWKV6Block"))
+register(
+    Spec(
+        "rwkv6",
+        MatrixRWKVOptions,
+        block_cost,
+        "backbones.more.rwkv6:RWKV6Block",
+        lambda _, options: check_kernel(options.kernel, "rwkv6"),
+    )
+)

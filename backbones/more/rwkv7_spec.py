@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from backbones.more.rwkv6_spec import MatrixRWKVOptions
-from backbones.registry import BlockCost, Spec, register
+from backbones.registry import BlockCost, Spec, check_kernel, register
 from backbones.sizes import Size, hidden_for, low_rank, matrix_scan
 
 
@@ -24,4 +24,12 @@ def block_cost(size: Size, options: MatrixRWKVOptions, index: int) -> BlockCost:
     )
 
 
-register(Spec("rwkv7", MatrixRWKVOptions, block_cost, "backbones.more.rwkv7:RWKV7Block"))
+register(
+    Spec(
+        "rwkv7",
+        MatrixRWKVOptions,
+        block_cost,
+        "backbones.more.rwkv7:RWKV7Block",
+        lambda _, options: check_kernel(options.kernel, "rwkv7"),
+    )
+)

@@ -68,6 +68,11 @@ def pick_device(o: BenchOptions) -> torch.device:
     device = torch.device("cuda" if cuda and o.device != "cpu" else "cpu")
     if o.graphs and device.type != "cuda":
         raise BenchError("graphs=true: CUDA graphs need device=cuda; type graphs=false")
+    if device.type == "cuda" and "variants" in o.parts and "torch" in o.variants:
+        raise BenchError(
+            "variants=torch leaves out the CPU's native operations, and device=cuda has none; type "
+            "variants=bf16,compiled,bf16+compiled"
+        )
     if device.type == "cuda" and o.tf32:
         torch.set_float32_matmul_precision("high")
     if device.type == "cpu":

@@ -62,6 +62,12 @@ class Case:
         """Side of the latents."""
         return math.isqrt(self.tokens) * parse_size(self.size).patch
 
+    def names(self, depth: int | None) -> dict[str, Any]:
+        """Return what a row of figures says of it."""
+        route = self.route.resolve(parse_size(self.size, depth).depth)
+        about = {"backbone": self.backbone, "size": self.size, "tokens": self.tokens}
+        return about | {"route": str(route)}
+
     def cost(self, depth: int | None) -> Cost:
         """Count this step's forward pass."""
         return cost(self.family, self.size, route=self.route, input_size=self.side, depth=depth)
@@ -344,10 +350,7 @@ def measure(o: BenchOptions, size: str, tokens: int, device: torch.device) -> li
         memory, measured = step_memory(step, device)
         seconds = timed.median(i)
         row: dict[str, Any] = {
-            "backbone": case.backbone,
-            "size": case.size,
-            "tokens": case.tokens,
-            "route": str(case.route.resolve(parse_size(size, o.depth).depth)),
+            **case.names(o.depth),
             "rate": case.rate,
             "device": device.type,
             "seconds": seconds,
@@ -382,10 +385,7 @@ def compare(o: BenchOptions, size: str, tokens: int, device: torch.device) -> li
         runs = [variant(name, case, o, device) for name in o.variants]
         timed = interleave([Step(case, o, device), *runs], o, device)
         rows.append({
-            "backbone": case.backbone,
-            "size": case.size,
-            "tokens": case.tokens,
-            "route": str(case.route.resolve(parse_size(size, o.depth).depth)),
+            **case.names(o.depth),
             "seconds": timed.median(0),
             "faster": {name: timed.ratio(0, i) for i, name in enumerate(o.variants, 1)},
             "rounds": timed.seconds,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -141,16 +142,13 @@ def draw_curve(folder: Path) -> str | None:
     if not entries:
         return None
     steps, losses = [e["step"] for e in entries], [e["loss"] for e in entries]
-    smooth, mean = [], losses[0]
-    for loss in losses:
-        mean = 0.7 * mean + 0.3 * loss
-        smooth.append(mean)
     figure = Figure(figsize=(6, 3.2), layout="constrained")
     axes = figure.subplots()
     few = len(steps) < 20  # a mean over so few lags behind them
     style: dict[str, Any] = {"marker": "o", "clip_on": False} if few else {"color": "#bbbbbb"}
     axes.plot(steps, losses, linewidth=0.8, label="logged", **style)
     if not few:
+        smooth = list(accumulate(losses, lambda mean, loss: 0.7 * mean + 0.3 * loss))
         axes.plot(steps, smooth, linewidth=1.6, label="moving average", color="#0072b2")
     if min(losses) > 0 and max(losses) / min(losses) > 5:
         axes.set_yscale("log")

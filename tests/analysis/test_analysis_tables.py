@@ -581,6 +581,20 @@ def test_benchmark_shows_the_steps_that_the_benchmark_and_its_sweep_timed(tmp_pa
             assert shown["Share of it"].value == pytest.approx(row["speedup"] / row["allowed"])
 
 
+def test_benchmark_compares_with_the_plain_step_of_the_same_shape(tmp_path):
+    def row(backbone, tokens, **more):
+        return {"backbone": backbone, "size": "T/2", "tokens": tokens, "route": "none", "seconds": 1.0, **more}
+
+    steps = [row("dit", 16), row("dit", 64), row("plain", 16, ours_faster_by=2.0), row("plain", 64, ours_faster_by=3.0)]
+    options = {"batch": 2, "precision": "fp32", "compile": "none", "depth": None, "clock": "cpu"}
+    machine = {"device_name": "a CPU", "threads": 1, "torch": "2"}
+    write(tmp_path)
+    (tmp_path / "bench.json").write_text(json.dumps({"options": options, "environment": machine, "steps": steps}))
+    table = make("benchmark", tmp_path)
+    shown = [find(table, "batch 2", f"dit-T/2, {n} tokens, dense")["Over plain DiT"].value for n in (16, 64)]
+    assert shown == [2.0, 3.0]
+
+
 def test_throughput_says_when_the_clock_cannot_be_trusted(tmp_path):
     for seed in range(2):
         write(tmp_path, seed=seed)
