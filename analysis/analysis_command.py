@@ -2,7 +2,7 @@
 
 import argparse
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from experiments.runtime.command import run_command
@@ -67,14 +67,8 @@ def parser() -> argparse.ArgumentParser:
     compare = commands.add_parser("compare", help="what differs between two runs")
     compare.add_argument("first", type=Path, metavar="RUN_A")
     compare.add_argument("second", type=Path, metavar="RUN_B")
-    _similarity(
-        commands.add_parser("similarity", help="layer similarity of runs, stored beside them")
-    )
-    _guidance_scale(
-        commands.add_parser(
-            "guidance-scale", help="effective guidance scale of runs, stored beside them"
-        )
-    )
+    _similarity(commands.add_parser)
+    _guidance_scale(commands.add_parser)
     notebooks = commands.add_parser(
         "notebooks", help="execute the notebooks and write them as .ipynb"
     )
@@ -97,7 +91,8 @@ def _source(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _similarity(command: argparse.ArgumentParser) -> None:
+def _similarity(add: Callable[..., argparse.ArgumentParser]) -> None:
+    command = add("similarity", help="layer similarity of runs, stored beside them")
     command.add_argument(
         "runs", type=Path, nargs="+", metavar="RUN", help="run folders, or folders of them"
     )
@@ -113,7 +108,8 @@ def _similarity(command: argparse.ArgumentParser) -> None:
     command.add_argument("--routed", action="store_true", help="also routed against staying tokens")
 
 
-def _guidance_scale(command: argparse.ArgumentParser) -> None:
+def _guidance_scale(add: Callable[..., argparse.ArgumentParser]) -> None:
+    command = add("guidance-scale", help="effective guidance scale of runs, stored beside them")
     command.add_argument(
         "runs", type=Path, nargs="+", metavar="RUN",
         help="run folders, folders of them, or exported .safetensors: measured together",

@@ -4,16 +4,15 @@ Every sentence is made from the numbers that stand in the table beside it. A dif
 apart from none where its paired 95 % interval over seeds excludes zero, and not below three seeds.
 """
 
-from __future__ import annotations
-
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 from analysis.runs.cells import Base, Cell, Study, same_machine
+from analysis.runs.run_records import pick
 from analysis.runs.statistics import ENOUGH_SEEDS, Estimate, paired, ratio
 from analysis.similarity import SimilarityFile
 from analysis.tables import guidance_table, main_table, scale_table
 from analysis.tables.score_entries import gap, metric_decimals
-from routing.errors import UserError, suggest
 from routing.route import Route
 
 
@@ -38,7 +37,7 @@ def change(found: Estimate, decimals: int) -> str:
 def main(study: Study) -> list[str]:
     """Say for each backbone how the guideline's route changes every score."""
     said = []
-    for base, dense, routed in _pairs(study):
+    for base, dense, routed in study.pairs():
         kinds = main_table.score_set(study, base)
         gaps = {name: gap(routed, dense, f"score.{name}") for name in kinds}
         known = {name: found for name, found in gaps.items() if found}
@@ -55,7 +54,7 @@ def main(study: Study) -> list[str]:
 def cost(study: Study) -> list[str]:
     """Say what the route saves of a training step, by multiply-adds and by the clock."""
     said = []
-    for base, dense, routed in _pairs(study):
+    for base, dense, routed in study.pairs():
         full, sparse = dense.estimate("macs_dense"), routed.estimate("macs_routed")
         if full and sparse:
             text = f"{full.mean / sparse.mean:.2f} times fewer multiply-adds an image than dense"
@@ -87,24 +86,27 @@ def response(study: Study) -> list[str]:
 
 def scale(study: Study) -> list[str]:
     """Say how the effective guidance scale of routed runs differs from dense ones'."""
-    known: dict[tuple[str, str], dict[int, float]] = {}
+    # By model and steps, then by route and pass, then by seed.
+    known: dict[tuple[str, float], dict[tuple[str, str], dict[int, float]]] = {}
     for file in scale_table.stored(study):
+        runs = f"{file['backbone']}-{file['size']}, {file['data']}", float(file["step"])
         for row in file["rows"]:
             if row.get("level") is None and row.get("instrumented") is not None:
-                model = f"{file['backbone']}-{file['size']}, {file['data']}"
-                kind = "dense run" if file["route"] == "none" else "routed run"
-                pair = (model, f"{kind}, {row['pair']}")
-                known.setdefault(pair, {})[int(file["seed"])] = row["instrumented"]
+                pair = known.setdefault(runs, {}).setdefault((file["route"], row["pair"]), {})
+                pair[int(file["seed"])] = row["instrumented"]
     said = []
-    for model in dict.fromkeys(model for model, _ in known):
-        baseline = known.get((model, "dense run, dense"))
-        for kind in ("routed run, dense", "routed run, routed"):
-            values = known.get((model, kind))
-            found = paired(baseline, values) if baseline and values else None
-            if found is not None:
-                how = "inference dense" if kind.endswith(" dense") else "inference routed"
+    for (model, steps), pairs in known.items():
+        name = model
+        if sum(other == model for other, _ in known) > 1:
+            name += f", after {steps:.0f} steps"
+        baseline = pairs.get(("none", "dense"), {})
+        routes = [route for route in dict.fromkeys(route for route, _ in pairs) if route != "none"]
+        for route, way in itertools.product(routes, ("dense", "routed")):
+            if found := paired(baseline, pairs.get((route, way), {})):
+                about = f"{name}, route {route}" if len(routes) > 1 else name
                 text = f"{change(found, 3)}: {verdict(found, None)} (n={found.n})"
-                said.append(f"**{model}**, {how}: instrumented w_eff against dense {text}.")
+                how = f"inference {way}: instrumented w_eff against dense"
+                said.append(f"**{about}**, {how} {text}.")
     return said
 
 
@@ -149,25 +151,10 @@ def text(lines: Iterable[str]) -> str:
 
 
 def make(name: str, study: Study, having: Iterable[str] = ()) -> str:
-    """Return the sentences of that name as Markdown; of settings whose name holds all the words.
-
-    Raises:
-        UserError: There is no such name.
-    """
-    if name not in FINDINGS:
-        raise UserError(
-            f"no findings called {name!r}; there are {', '.join(FINDINGS)}{suggest(name, FINDINGS)}"
-        )
+    """Return the sentences of that name as Markdown; of settings whose name holds all the words."""
     # A sentence begins with what it is said of, in bold.
-    lines = ((line.split("**")[1], line) for line in FINDINGS[name](study))
+    lines = ((line.split("**")[1], line) for line in pick("findings", name, FINDINGS)(study))
     return text(line for about, line in lines if all(word in about for word in having))
-
-
-def _pairs(study: Study) -> Iterable[tuple[Base, Cell, Cell]]:
-    for base in study.bases:
-        dense, routed = base.pair()
-        if dense is not None and routed is not None:
-            yield base, dense, routed
 
 
 def _name(base: Base, routed: Cell) -> str:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from analysis.figures.scale_curves import draw
+from analysis.figures.guidance_figures import draw
 from analysis.runs.run_records import AnalysisError
 from analysis.runs.weights import beside, one_by_one, with_weights
 from analysis.scale_estimators import estimates, instrumented, plain, products

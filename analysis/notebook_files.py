@@ -12,19 +12,18 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from analysis.runs.run_records import AnalysisError, find
+from analysis.runs.run_records import AnalysisError, find, pick
 from experiments.runtime.files import atomic_write
-from routing.errors import suggest
 
 FOLDER = Path(__file__).with_name("notebooks")
 ROOT = Path(__file__).resolve().parents[1]
 VARIABLE = "ANALYSIS_RUNS"
 RECORDS = ROOT / "results" / "runs.tar.gz"
+_SECONDS = 1200  # that a cell may take
 
 # Eight narrow blocks on real digits: a minute for all of them on two quiet cores. `auto` is 2-4 at
 # this depth.
@@ -60,18 +59,11 @@ def names() -> list[str]:
 
 
 def source(name: str) -> Any:
-    """Return a notebook of the percent script `name`, without outputs.
-
-    Raises:
-        AnalysisError: if there is no such notebook.
-    """
-    if name not in names():
-        raise AnalysisError(
-            f"no notebook {name}; there are {', '.join(names())}{suggest(name, names())}"
-        )
+    """Return a notebook of the percent script `name`, without outputs."""
+    path = pick("notebook", name, {name: FOLDER / f"{name}.py" for name in names()})
     import jupytext
 
-    notebook = jupytext.read(FOLDER / f"{name}.py")
+    notebook = jupytext.read(path)
     for index, cell in enumerate(notebook.cells):
         # Random ids would make every export a change.
         cell["id"] = f"{name}-{index}"
@@ -79,16 +71,8 @@ def source(name: str) -> Any:
     return notebook
 
 
-def execute(name: str, timeout: int = 1200) -> Any:
-    """Run a notebook in a kernel of this Python and return it with its outputs.
-
-    Args:
-        name: The notebook.
-        timeout: Seconds a cell may take.
-
-    Raises:
-        AnalysisError: if a cell raises, with what it raised.
-    """
+def execute(name: str) -> Any:
+    """Run a notebook in a kernel of this Python and return it with its outputs."""
     from jupyter_client import KernelManager
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError
@@ -104,7 +88,7 @@ def execute(name: str, timeout: int = 1200) -> Any:
     # Sockets in the file system: nothing listens on a network.
     kernel = KernelManager(kernel_name="python3", transport="ipc")
     client = NotebookClient(
-        notebook, km=kernel, timeout=timeout, resources={"metadata": {"path": root}}
+        notebook, km=kernel, timeout=_SECONDS, resources={"metadata": {"path": root}}
     )
     # tqdm asks for widgets that nothing here shows, with a path of this machine in its warning.
     quiet = {"PYTHONPATH": path, "PYTHONWARNINGS": "ignore:IProgress not found"}
@@ -146,9 +130,6 @@ def runs_folder() -> Path:
     `ANALYSIS_RUNS=DIR` names one with runs in it, or an empty one to be filled. Without it, the
     published records are unpacked below `runs/published`; `runs/notebooks` is filled where there
     are none.
-
-    Raises:
-        AnalysisError: if training fails; the message holds the command and its last line.
     """
     chosen = os.environ.get(VARIABLE)
     if not chosen and RECORDS.is_file():
@@ -175,17 +156,15 @@ def unpack(archive: Path, folder: Path) -> Path:
     return place
 
 
-def train_small_runs(
-    path: Path, axes: Iterable[Sequence[str]] = STUDY, guides: Sequence[str] = GUIDES
-) -> None:
-    """Train every combination of overrides, then score one routed run under guidances."""
-    for cell in product(*axes):
+def train_small_runs(path: Path) -> None:
+    """Train the study, then score one routed run under guidances."""
+    for cell in product(*STUDY):
         _command("experiments/run.py", *SMALL, *cell, f"paths.runs={path}")
     routed = next(
         (run for run in find(path) if run.name.startswith("dit") and "_2-4_" in run.name), None
     )
-    if routed is not None and guides:
-        words = ("--samples", "80", "--metrics", "fd", "--guidance", *guides)
+    if routed is not None:
+        words = ("--samples", "80", "--metrics", "fd", "--guidance", *GUIDES)
         _command("experiments/evaluate.py", str(routed), *words)
 
 

@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import gzip
 import io
+import os
 import re
 import tarfile
 from collections import Counter
@@ -25,6 +26,7 @@ from analysis.runs.run_files import environment
 from analysis.runs.run_records import AnalysisError
 from analysis.tables.render import frame_csv
 from analysis.tables.table import NOT_RUN, markdown, markdown_escape
+from analysis.tables.throughput import benchmarks
 from experiments.runtime.files import atomic_write
 
 # What a run leaves but for its weights: enough for every table.
@@ -45,24 +47,14 @@ _BLOCK = re.compile(r"(<!-- (table [^>]*?|finding [^>]*?|facts) -->\n).*?(<!-- e
 
 
 def publish(study: Study, folder: Path, pages: Sequence[Path] = ()) -> list[str]:
-    """Write tables, figures, `runs.csv` and `runs.tar.gz`, and fill in the pages.
+    """Write tables, figures, `runs.csv` and `runs.tar.gz`; return the tables' and figures' names.
 
-    Args:
-        study: The runs.
-        folder: Where to write.
-        pages: Markdown files whose blocks are filled in, beside the folder's README.md.
-
-    Returns:
-        Names of the tables and figures that the runs give.
-
-    Raises:
-        AnalysisError: If there is no finished run, or a page asks for a table that does not exist.
+    The blocks of the folder's README.md and of `pages` are filled in. Nothing is written where a
+    page asks for what does not exist.
     """
     if study.runs.empty:
         raise AnalysisError("no finished run to publish; python -m analysis list RUNS says why")
-    filled = [
-        (page, fill(page.read_text(encoding="utf-8"), study)) for page in _pages(folder, pages)
-    ]
+    filled = [(page, fill(_text(page), study)) for page in _pages(folder, pages)]
     given = [table.only(ours=True) for table in tables.make_all(study) if table.covered]
     tables.save(given, folder / "tables")
     plots = figures.make_all(study)
@@ -89,18 +81,28 @@ def _pages(folder: Path, more: Sequence[Path]) -> list[Path]:
     return [*([own] if own.is_file() else []), *more]
 
 
+def _text(page: Path) -> str:
+    try:
+        return page.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise AnalysisError(f"{page} is no text in UTF-8; name Markdown files") from None
+
+
 def records(study: Study) -> dict[str, Path]:
     """Return what goes into the archive: name in it to file."""
     root = Path(str(study.runs.attrs.get("root", "")))
-    found = {f"runs/{path.name}": path for path in root.glob("bench*.json")}
+    found = {f"runs/{path.relative_to(root)}": path for path in benchmarks(study)}
     first = study.runs["seed"].min()
+    known = Counter(study.runs["run"])
     for path, seed in zip(study.runs["path"], study.runs["seed"], strict=True):
         run = Path(str(path))
+        # One configuration that was trained twice has two folders of one name.
+        place = run.name if known[run.name] == 1 else os.path.relpath(run, root)
         for name in RECORDS + (PICTURES if seed == first else ()):
             if (run / name).is_file():
-                found[f"runs/{run.name}/{name}"] = run / name
+                found[f"runs/{place}/{name}"] = run / name
         for later in sorted((run / "evaluations").glob("*.json")):
-            found[f"runs/{run.name}/evaluations/{later.name}"] = later
+            found[f"runs/{place}/evaluations/{later.name}"] = later
     return found
 
 
@@ -192,8 +194,9 @@ def facts(study: Study) -> list[str]:
     lines = [f"{len(about)} finished runs, {hours:.1f} hours of training in all"]
     for key, label in (("git", "commit"), ("device", "device"), ("python", "Python")):
         lines.append(f"{label}: {_counted([entry.get(key) for entry in about])}")
-    versions = [dict(entry.get("packages") or {}) for entry in about]
-    lines.append(f"torch: {_counted([entry.get('torch') for entry in versions])}")
+    packages = [entry.get("packages") for entry in about]
+    versions = [entry.get("torch") for entry in packages if isinstance(entry, dict)]
+    lines.append(f"torch: {_counted(versions)}")
     lines.append(f"threads: {_counted([entry.get('threads') for entry in about])}")
     return lines
 

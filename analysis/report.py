@@ -24,7 +24,7 @@ from analysis.figures.sample_grids import picture
 from analysis.figures.style import Plot
 from analysis.publish import facts
 from analysis.runs import compare
-from analysis.runs.cells import Study, study_for_command
+from analysis.runs.cells import Source, Study, study_for_command
 from analysis.runs.run_records import AnalysisError
 from analysis.runs.statistics import ENOUGH_SEEDS
 from analysis.tables.equal_cost import headline_cell
@@ -38,21 +38,12 @@ _MOST_GRIDS = 48
 
 
 def write(
-    source: Study | pd.DataFrame | str | Path,
-    out: str | Path,
-    title: str | None = None,
-    say: Callable[[str], object] = str,
+    source: Source, out: str | Path, title: str | None = None, say: Callable[[str], object] = str
 ) -> Path:
-    """Write the report of a runs folder, of loaded runs or of a study; return the path.
+    """Write the report of runs to an HTML file; return its path.
 
-    Args:
-        source: The runs.
-        out: The HTML file to write.
-        title: Heading; None names the folder.
-        say: Called with the name of each of the `STAGES` parts as it is done.
-
-    Raises:
-        AnalysisError: if the folder is none.
+    Without `title` the heading names the folder. `say` hears of each of the `STAGES` parts as it
+    is done.
     """
     path = Path(out)
     atomic_write(path, html(Study.of(source), title, say))
@@ -78,7 +69,11 @@ def html(study: Study, title: str | None = None, say: Callable[[str], object] = 
     first = next((name for name in ("overview", "convergence") if name in drawn), None)
     grids, more = _grids(study)
     attrs = study.runs.attrs
-    known = {name: _values(study, name) for name in ("backbone", "data", "scale", "route")}
+    known = {
+        name: sorted({str(value) for value in study.runs.get(name, ()) if not pd.isna(value)})
+        for name in ("backbone", "data", "scale", "route")
+    }
+    known["route"] = [route for route in known["route"] if route != "none"]
     say("samples and runs")
     return TEMPLATES.get_template("report.html").render(
         title=title or f"Runs in {Path(attrs.get('root', 'runs')).name}",
@@ -126,11 +121,6 @@ def _uri(content: bytes, kind: str) -> str:
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
-def _values(study: Study, column: str) -> list[str]:
-    known = study.runs[column].dropna() if column in study.runs else ()
-    return sorted({str(value) for value in known if value != "none"})
-
-
 def _answer(main: Table) -> Table:
     """Return our columns of the main table, and its rows with a difference of enough seeds."""
     own = [place for place, column in enumerate(main.columns) if not column.published]
@@ -150,10 +140,7 @@ def _answer(main: Table) -> Table:
 def _headlines(study: Study) -> tuple[list[dict[str, Any]], list[str]]:
     """Return a card per base whose speed-up enough seeds give, and why the others have none."""
     cards, without = [], []
-    for base in study.bases:
-        dense, routed = base.pair()
-        if dense is None or routed is None:
-            continue
+    for base, dense, routed in study.pairs():
         speedups = headline_cell(study, base, dense, routed)
         factor, seeds = speedups["macs"], plain(speedups["seeds"])
         label = f"{base.label}: {routed.treatment}{after([dense, routed])}"

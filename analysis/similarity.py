@@ -142,14 +142,7 @@ def read(path: str | Path) -> SimilarityFile:
 
 
 def cosine(hidden: Sequence[Tensor]) -> Tensor:
-    """Return the summed per-token cosine of every two layers.
-
-    Args:
-        hidden: L tensors (B, T, D).
-
-    Returns:
-        (L, L) float64: the sum over B * T tokens; divide by their number for the mean.
-    """
+    """Return the cosine of every two of L layers (B, T, D), summed over their tokens: (L, L)."""
     total = torch.zeros(len(hidden), len(hidden), dtype=torch.float64)
     unit = [torch.nn.functional.normalize(h.double(), dim=-1, eps=1e-12) for h in hidden]
     for i, first in enumerate(unit):
@@ -164,13 +157,9 @@ def centre(hidden: Sequence[Tensor]) -> list[Tensor]:
 
 
 def hsic(hidden: Sequence[Tensor]) -> Tensor:
-    """Return the unbiased linear HSIC of every two layers over tokens (Song et al. 2012).
+    """Return the unbiased linear HSIC of every two of L layers, (L, L) (Song et al. 2012).
 
-    Args:
-        hidden: L tensors (M, D): M > 3 tokens.
-
-    Returns:
-        (L, L) float64.
+    Each is (M, D), of M > 3 tokens.
     """
     kernels = []
     for h in hidden:
@@ -204,11 +193,15 @@ def measure(
     """
     protocol = protocol or Protocol()
     data = HeldOut.open(run, weights=protocol.weights, device=device)
-    route = Route.parse(data.config.resolved_route)
-    if protocol.routed and route.is_none:
+    if protocol.routed and data.config.resolved_route == "none":
         raise AnalysisError(
             f"{run} was trained without a route: leave routed out, or give a routed run"
         )
+    return _measured(run, data, protocol)
+
+
+def _measured(run: str | Path, data: HeldOut, protocol: Protocol) -> SimilarityFile:
+    route = Route.parse(data.config.resolved_route)
     sums: dict[Any, Tensor] = {}
     counts: Counter[Any] = Counter()
     with torch.inference_mode():
@@ -312,8 +305,9 @@ def command(options: argparse.Namespace) -> int:
     protocol = Protocol(**{option.name: given[option.name] for option in fields(Protocol)})
 
     def stored(folder: Path) -> None:
-        routed = protocol.routed and "_none_" not in folder.name
-        result = measure(folder, dataclasses.replace(protocol, routed=routed))
+        data = HeldOut.open(folder, weights=protocol.weights)
+        routed = protocol.routed and data.config.resolved_route != "none"
+        result = _measured(folder, data, dataclasses.replace(protocol, routed=routed))
         path = beside(folder, "similarity.npz")
         result.save(path)
         print(f"{path}  {result.label}, lowest {result.arrays['cosine'].min():.3f}")

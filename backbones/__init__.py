@@ -2,7 +2,7 @@
 
     model = backbones.create("mamba", size="S/2", num_classes=1000)
 
-Nothing here knows that routing exists but the call of `routing.Stack`; nothing here trains.
+No block knows that routing exists (`routing.Stack` does); nothing here trains.
 """
 
 from __future__ import annotations

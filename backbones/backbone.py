@@ -4,7 +4,7 @@
     c (B, D) = time embedding + class embedding or pooled text
     tokens --blocks under c--> head --> prediction (B, C, H p, W p)
 
-Nothing here depends on the family but the class of its blocks. Routes are `routing.Stack`'s
+Nothing here depends on the family but its blocks and the head's norm. Routes are `routing.Stack`'s
 business: a forward pass hands it a `Routing`, or none for a dense pass.
 """
 
@@ -31,10 +31,10 @@ from backbones.embeddings import (
 from backbones.head_options import AlignOptions, DecoderOptions
 from backbones.heads import Decoder, Head, Projector
 from backbones.hub import Pretrained
-from backbones.layers import Modulation
+from backbones.layers import Modulation, xavier
 from backbones.ops.dispatch import Choice, resolve
 from backbones.registry import build_options, find
-from backbones.sizes import BackboneError, Size, attention_blocks, parse_size, patch_grid
+from backbones.sizes import SIZES, BackboneError, Size, attention_blocks, parse_size, patch_grid
 from routing.layout import Layout
 from routing.learned import Fuse, LearnedRouter
 from routing.stack import Reuse, Routing, Stack, StackOutput
@@ -125,6 +125,7 @@ class Backbone(nn.Module, Pretrained):
     ) -> None:
         super().__init__()
         shape, spec = parse_size(size, depth, width, heads), find(name)
+        lettered = not isinstance(size, Size) or size.name in SIZES
         self.name, self.size = name, shape
         self.depth, self.width = shape.depth, shape.width
         self.in_channels, self.num_classes = in_channels, num_classes
@@ -135,7 +136,8 @@ class Backbone(nn.Module, Pretrained):
         self.residual: torch.dtype | None = None
         self.config: dict[str, Any] = {
             "name": name,
-            "size": str(size),
+            # What a shape without a letter is, depth, width and heads say.
+            "size": str(size) if lettered else f"S/{shape.patch}",
             "in_channels": in_channels,
             "input_size": [s * shape.patch for s in self.grid],
             "num_classes": num_classes,
@@ -202,8 +204,7 @@ class Backbone(nn.Module, Pretrained):
     @torch.no_grad()
     def initialise(self) -> None:
         """Draw every weight anew; gates and head are set to zero last, and stay so."""
-        nn.init.xavier_uniform_(self.patches.project.weight)
-        nn.init.zeros_(self.patches.project.bias)
+        xavier(self.patches)
         blocks: Any = self.stack.blocks
         for block in blocks:
             block.initialise()
@@ -285,7 +286,7 @@ class Backbone(nn.Module, Pretrained):
 
     def _predict(self, out: StackOutput, c: Tensor, layout: Layout) -> Tensor:
         """Return rows (B, N, p p C) for every grid token."""
-        move = None if out.layout.is_full else layout.move_to(out.layout)
+        move = None if out.kept is None else layout.move_to(out.layout)
         if self.decoder is not None:
             return self.decoder(out.x, c, move, layout)
         assert self.head is not None
@@ -322,10 +323,15 @@ class Backbone(nn.Module, Pretrained):
         Returns:
             One (B, T, D) tensor per index, in the order asked for, prefix tokens first; within a
             route it holds the tokens that were present.
+
+        Raises:
+            BackboneError: There is no such block, or there are not that many.
         """
         if indices is None:
             indices = range(self.depth)
         elif isinstance(indices, int):
+            if not 0 <= indices <= self.depth:
+                raise BackboneError(f"there are {self.depth} blocks, not the last {indices}")
             indices = range(self.depth - indices, self.depth)
         self._check_taps(indices)
         output = self(x, t, y, taps=tuple(indices), return_output=True, **conditions)

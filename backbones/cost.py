@@ -20,6 +20,7 @@ from backbones import dit_spec
 from backbones.head_options import AlignOptions, DecoderOptions
 from backbones.registry import build_options, find
 from backbones.sizes import Size, attention_blocks, parse_size, patch_grid
+from routing.options import check_words, drop_before
 from routing.route import Route, keep_count
 
 
@@ -98,6 +99,7 @@ def cost(
     Raises:
         BackboneError: Unknown family, size or option, or values that do not fit.
         RouteError: A route that does not fit the depth.
+        RoutingError: A `reinsert` or `remove` that there is not, or that does not fit the route.
     """
     shape = parse_size(size, depth, width, heads)
     d, patch = shape.width, shape.patch
@@ -106,7 +108,8 @@ def cost(
     family, hybrid = find(name), attention_blocks(attention, shape.depth)
     own, dit = family.parse(shape, options), dit_spec.block_cost(shape, dit_spec.DiTOptions())
     blocks = [dit if i in hybrid else family.cost(shape, own, i) for i in range(shape.depth)]
-    parsed = (route if isinstance(route, Route) else Route.parse(route)).resolve(shape.depth)
+    parsed = Route.parse(route).resolve(shape.depth)
+    check_words(reinsert, remove, parsed)
     tokens = tuple(prefix + n for n in _present(parsed, shape.depth, grid, reinsert, remove))
     dense = (prefix + grid,) * shape.depth
     last = grid if reinsert != "none" or not parsed else tokens[-1] - prefix
@@ -175,14 +178,8 @@ def _present(route: Route, depth: int, grid: int, reinsert: str, remove: str) ->
     """Return the grid tokens in each block of a routed pass."""
     inside = [grid] * depth
     for segment in route.segments:
-        first = segment.start
-        if remove == "never":
-            first = segment.end + 1
-        elif remove.startswith("after:"):
-            block = int(remove.removeprefix("after:"))
-            first = block + 1 if segment.start <= block <= segment.end else first
         stop = depth if reinsert == "none" else segment.end + 1
-        for block in range(first, stop):
+        for block in range(drop_before(remove, segment), stop):
             inside[block] = keep_count(grid, segment.rate)
     return inside
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from backbones.layers import xavier
 from routing.rng import widest
 
 
@@ -31,10 +32,12 @@ def sincos_2d(width: int, grid: tuple[int, int]) -> Tensor:
 class TimeEmbedder(nn.Module):
     """Sinusoids of the model's time input, then a two-layer MLP: (B,) -> (B, D)."""
 
-    def __init__(self, width: int, channels: int = 256) -> None:
+    waves = 128
+
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.waves = channels // 2
-        self.mlp = nn.Sequential(nn.Linear(channels, width), nn.SiLU(), nn.Linear(width, width))
+        first, second = nn.Linear(2 * self.waves, width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(first, nn.SiLU(), second)
 
     def forward(self, t: Tensor) -> Tensor:
         """Embed times (B,); the sinusoids in float32 or wider, whatever the weights are in."""
@@ -96,9 +99,7 @@ class TextEmbedder(nn.Module):
     def initialise(self) -> None:
         """Draw the null text and the projections."""
         nn.init.normal_(self.null, std=0.02)
-        for layer in (self.project, self.pool):
-            nn.init.xavier_uniform_(layer.weight)
-            nn.init.zeros_(layer.bias)
+        xavier(self.project, self.pool)
 
 
 class PatchEmbed(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from backbones.sizes import BackboneError, parse_size
+from backbones.sizes import BackboneError, check_positive, parse_size
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class DecoderOptions:
 
     def __post_init__(self) -> None:
         try:
+            check_positive(depth=self.depth, width=self.width, heads=self.heads)
             parse_size("S/2", self.depth, self.width, self.heads)
         except BackboneError as error:
             raise BackboneError(f"decoder: {error}") from None
@@ -41,3 +42,11 @@ class AlignOptions:
     block: int = 7
     channels: int = 768
     hidden: int = 2048
+
+    def __post_init__(self) -> None:
+        try:
+            check_positive(channels=self.channels, hidden=self.hidden)
+        except BackboneError as error:
+            raise BackboneError(f"align: {error}") from None
+        if type(self.block) is not int:
+            raise BackboneError(f"align: block={self.block} is no number of a block")

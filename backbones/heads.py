@@ -18,7 +18,7 @@ from backbones.dit import DiTBlock
 from backbones.dit_spec import DiTOptions
 from backbones.embeddings import sincos_2d
 from backbones.head_options import AlignOptions, DecoderOptions
-from backbones.layers import Modulation, RMSNorm
+from backbones.layers import Modulation, RMSNorm, xavier
 from backbones.ops.native import adaln
 from backbones.sizes import Size
 from routing.layout import Layout
@@ -45,9 +45,7 @@ class Head(nn.Module):
     def forward(self, x: Tensor, c: Tensor) -> Tensor:
         """Predict patches from grid tokens and the conditioning vector."""
         shift, scale = self.modulate(c)[0].unbind(1)
-        if self.norm is not None:
-            return self.project(torch.addcmul(shift, self.norm(x), scale + 1))
-        return self.project(adaln(x, shift, scale))
+        return self.project(adaln(x, shift, scale, norm=self.norm))
 
     def initialise(self) -> None:
         """Zero it, so that the untrained model predicts 0 everywhere (DiT)."""
@@ -76,10 +74,7 @@ class Projector(nn.Module):
 
     def initialise(self) -> None:
         """Draw the weights."""
-        for layer in self.mlp:
-            if isinstance(layer, nn.Linear):
-                nn.init.xavier_uniform_(layer.weight)
-                nn.init.zeros_(layer.bias)
+        xavier(self)
 
 
 class Decoder(nn.Module):
@@ -135,9 +130,7 @@ class Decoder(nn.Module):
         blocks: Any = self.stack.blocks
         for block in blocks:
             block.initialise()
-        for layer in (self.norm.project, self.condition):
-            nn.init.xavier_uniform_(layer.weight)
-            nn.init.zeros_(layer.bias)
+        xavier(self.norm.project, self.condition)
         nn.init.normal_(self.mask, std=0.02)
         self.norm.modulate.initialise()
         self.modulate.initialise()

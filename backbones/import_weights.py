@@ -45,6 +45,7 @@ _VELOCITY = ("sit", "lightningdit")
 _PREFIX = re.compile(r"^(module\.|_orig_mod\.|model\.)+")
 _PATCHES = "x_embedder.proj.weight"
 _BLOCK = re.compile(r"^blocks\.(\d+)\.")
+_AXES = {_PATCHES: 4, "pos_embed": 3}
 #: Their module and ours, for each family of ours; `*` is the number of a block.
 _COMMON = {
     "x_embedder.proj": "patches.project",
@@ -108,7 +109,8 @@ def convert(state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
     if unknown:
         raise BackboneError(f"{source} weights have no place for: {', '.join(sorted(unknown))}")
     for part, rows in joined.items():
-        if rows and sorted(rows) == list(range(len(rows))):
+        shapes = {row.shape for row in rows.values()}
+        if len(shapes) == 1 and sorted(rows) == list(range(len(rows))):
             found[f"modulate.project.{part}"] = torch.cat([rows[b] for b in range(len(rows))])
     if source in _VELOCITY and _PATCHES in given:
         channels, patch = given[_PATCHES].shape[1:3]
@@ -209,7 +211,11 @@ def load(
 
 
 def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {_PREFIX.sub("", key): value for key, value in state.items()}
+    given = {_PREFIX.sub("", key): value for key, value in state.items()}
+    for key, value in given.items():
+        if not value.numel() or value.dim() != _AXES.get(key, max(1, value.dim())):
+            raise BackboneError(f"no weights have the shape {tuple(value.shape)} at {key}")
+    return given
 
 
 def _equal(table: Tensor, ours: Tensor) -> bool:

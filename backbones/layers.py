@@ -20,11 +20,8 @@ from torch import Tensor, nn
 
 from backbones.dit_spec import DiTOptions
 from backbones.ops.dispatch import resolve
-from backbones.ops.native import adaln, gated_sum
+from backbones.ops.native import EPS, adaln, gated_sum
 from routing.layout import Layout
-from routing.moves import Reorder
-
-EPS = 1e-6
 
 
 class Modulation(nn.Module):
@@ -64,6 +61,7 @@ class Block(nn.Module):
             mixes tokens or channels of (B, T, D).
         scans: The scan order in which each branch gets its tokens and returns them; None is the
             canonical one, that of the residual stream.
+        norms: Two norms with weights in place of adaLN's own, or None.
     """
 
     branches: tuple[str, str]
@@ -72,6 +70,7 @@ class Block(nn.Module):
     def __init__(self, index: int) -> None:
         super().__init__()
         self.index = index
+        self.norms: nn.ModuleList | None = None
 
     def ops(self) -> list[tuple[str, str]]:
         """Return the dispatched operations that this block calls: name and the kernel asked for."""
@@ -84,12 +83,6 @@ class Block(nn.Module):
         for scan in self.scans:
             if scan is not None:
                 layout.reorder(scan)
-
-    def norm(
-        self, branch: int, x: Tensor, shift: Tensor, scale: Tensor, order: Reorder | None
-    ) -> Tensor:
-        """Normalise and modulate the input of branch 0 or 1, and put it into its scan order."""
-        return adaln(x, shift, scale, order)
 
     def forward(self, x: Tensor, cond: Tensor, layout: Layout) -> Tensor:
         """Run both branches on tokens (B, T, D) under this block's modulation (B, 6, 1, D)."""
@@ -108,17 +101,23 @@ class Block(nn.Module):
             shift, scale, gate = parts[3 * n : 3 * n + 3]
             scan = self.scans[n]
             order = None if scan is None else layout.reorder(scan)
-            y = branch(self.norm(n, x, shift, scale, order), layout)
+            norm = None if self.norms is None else self.norms[n]
+            y = branch(adaln(x, shift, scale, order, norm), layout)
             x = gated_sum(x, gate, y, order)
         return x
 
     def initialise(self) -> None:
-        """Draw the weights: Xavier for every linear layer, zero biases; a family adds its own."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.xavier_uniform_(module.weight)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+        """Draw the weights of linear layers; a family adds its own."""
+        xavier(self)
+
+
+def xavier(*parts: nn.Module) -> None:
+    """Draw the weights of every linear layer in `parts` as Xavier does, with zero biases."""
+    for module in (module for part in parts for module in part.modules()):
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
 
 
 class RMSNorm(nn.Module):
@@ -133,14 +132,14 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, x.shape[-1:], self.weight.to(x.dtype), EPS)
 
 
-def rope_2d(size: int, grid: tuple[int, int], base: float = 10000.0) -> Tensor:
+def rope_2d(size: int, grid: tuple[int, int]) -> Tensor:
     """Return the angles (H W, size / 2) of a head's channel pairs: half by row, half by column.
 
     A position is the number of the row or column, at every size of the grid (LightningDiT, arXiv
     2501.01423, after EVA-02, with its `pt_seq_len` the side of the grid).
     """
     rows, columns = grid
-    rate = base ** -(torch.arange(size // 4, dtype=torch.float64) / (size // 4))
+    rate = 10000.0 ** -(torch.arange(size // 4, dtype=torch.float64) / (size // 4))
     row = torch.arange(rows, dtype=torch.float64).repeat_interleave(columns)
     column = torch.arange(columns, dtype=torch.float64).repeat(rows)
     return torch.cat([row[:, None] * rate, column[:, None] * rate], dim=1).float()

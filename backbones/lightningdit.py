@@ -6,13 +6,11 @@ tokens. XL/1 on VA-VAE latents (32 channels, 16x16) has 675M parameters, as DiT-
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from backbones.layers import Attention, Block, RMSNorm, SwiGLU
 from backbones.lightningdit_spec import LightningDiTOptions, hidden_width
 from backbones.sizes import Size
-from routing.moves import Reorder, permute
 
 
 class LightningDiTBlock(Block):
@@ -27,9 +25,3 @@ class LightningDiTBlock(Block):
         self.norms = nn.ModuleList(RMSNorm(size.width) for _ in range(2))
         self.attention = Attention(size.width, size.heads, grid, options)
         self.mlp = SwiGLU(size.width, hidden_width(size.width))
-
-    def norm(
-        self, branch: int, x: Tensor, shift: Tensor, scale: Tensor, order: Reorder | None
-    ) -> Tensor:
-        """Normalise and modulate the input of branch 0 or 1, and put it into its scan order."""
-        return permute(torch.addcmul(shift, self.norms[branch](x), scale + 1), order)

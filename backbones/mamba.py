@@ -38,10 +38,10 @@ def paths(scan: str, index: int) -> tuple[str, str]:
 class Conv(nn.Module):
     """Depthwise causal convolution of four taps along the scan path, then SiLU."""
 
-    def __init__(self, channels: int, mode: str, taps: int = 4) -> None:
+    def __init__(self, channels: int, mode: str) -> None:
         super().__init__()
         self.mode = mode
-        self.weight = nn.Parameter(torch.empty(channels, taps))
+        self.weight = nn.Parameter(torch.empty(channels, 4))
         self.bias = nn.Parameter(torch.empty(channels))
 
     def forward(self, x: Tensor, layout: Layout, path: str) -> Tensor:
@@ -70,8 +70,9 @@ def _steps(
     return dt * gaps[..., None], None
 
 
-def _draw_dt_bias(bias: Tensor, low: float = 1e-3, high: float = 1e-1) -> None:
-    """Fill with the inverse softplus of steps drawn log-uniformly from [low, high]."""
+def _draw_dt_bias(bias: Tensor) -> None:
+    """Fill with the inverse softplus of steps drawn log-uniformly from [1e-3, 1e-1]."""
+    low, high = 1e-3, 1e-1
     dt = torch.exp(torch.rand_like(bias) * math.log(high / low) + math.log(low))
     bias.copy_(dt + torch.log(-torch.expm1(-dt)))
 
@@ -126,10 +127,9 @@ class Mamba2(nn.Module):
         y = self._scan(u, mixed, self.directions[0], layout, self.path)
         if len(self.directions) == 2:
             turned = self.path + REVERSED
-            # From this path's order to the reversed one's: back to raster, then out again.
-            there = [layout.to_scan(layout.from_scan(v, self.path), turned) for v in (u, mixed)]
-            back = self._scan(there[0], there[1], self.directions[1], layout, turned)
-            y = y + layout.to_scan(layout.from_scan(back, turned), self.path)
+            u, mixed = (layout.turn(v, self.path, turned) for v in (u, mixed))
+            back = self._scan(u, mixed, self.directions[1], layout, turned)
+            y = y + layout.turn(back, turned, self.path)
         return self.out_proj(gated_rms_norm(y, z, self.scale))
 
     def _scan(self, u: Tensor, mixed: Tensor, way: Direction, layout: Layout, path: str) -> Tensor:
@@ -177,9 +177,9 @@ class Mamba1(nn.Module):
         y = self._scan(x, self.directions[0], layout, self.path)
         if len(self.directions) == 2:
             turned = self.path + REVERSED
-            there = layout.to_scan(layout.from_scan(x, self.path), turned)
+            there = layout.turn(x, self.path, turned)
             back = self._scan(there, self.directions[1], layout, turned)
-            y = y + layout.to_scan(layout.from_scan(back, turned), self.path)
+            y = y + layout.turn(back, turned, self.path)
         return self.out_proj(y.to(z.dtype) * F.silu(z))
 
     def _scan(self, x: Tensor, way: SelectiveDirection, layout: Layout, path: str) -> Tensor:

@@ -40,10 +40,8 @@ class MambaOptions:
         check_choice(self, "conv", "true", "compact", "none")
         check_choice(self, "gap", "off", "decay", "dt")
         check_choice(self, "mixer", "mamba2", "mamba1")
-        check_state(self.state)
+        check_scan(self.state, self.chunk)
         check_kernel(self.kernel, "ssd" if self.mixer == "mamba2" else "selective_scan")
-        if self.chunk < 1:
-            raise BackboneError(f"chunk={self.chunk} must be 1 or more; 64 is a good value")
 
     @property
     def ways(self) -> int:
@@ -51,10 +49,12 @@ class MambaOptions:
         return 2 if self.scan == "bidirectional" else 1
 
 
-def check_state(state: int | None) -> None:
-    """Raise `BackboneError` for a number of state channels that kernels do not take."""
+def check_scan(state: int | None, chunk: int) -> None:
+    """Raise `BackboneError` for state channels or a length of chunks that scans do not take."""
     if state is not None and (state < 8 or state % 8):
         raise BackboneError(f"state={state} must be a multiple of 8, as kernels need")
+    if chunk < 1:
+        raise BackboneError(f"chunk={chunk} must be 1 or more; 64 is a good value")
 
 
 def step_rank(width: int) -> int:

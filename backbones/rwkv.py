@@ -118,7 +118,7 @@ class RWKVBlock(Block):
         return [("biwkv", self.spatial.kernel), ("shift", "auto")]
 
     def prepare(self, layout: Layout) -> None:
-        """Make what the branches look up, the neighbours and places of tokens among it."""
+        """Make what the branches look up: kernels, and the neighbours and places of tokens."""
         super().prepare(layout)
         layout.neighbours(self.spatial.shift.missing)
         layout.reorder("raster")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from backbones.registry import BlockCost, Spec, check_choice, check_kernel, register
@@ -36,12 +37,12 @@ class RWKVOptions:
         check_choice(self, "wkv", "true", "rank")
         check_choice(self, "missing", *MISSING)
         check_kernel(self.kernel, "biwkv")
-        if self.ratio <= 0:
+        if not 0 < self.ratio < math.inf:
             raise BackboneError(f"ratio={self.ratio} must be positive; 3.5 matches DiT's size")
 
     def hidden(self, width: int) -> int:
-        """Return the hidden width of the channel mix."""
-        return round(width * self.ratio / 8) * 8
+        """Return the hidden width of the channel mix, in steps of 8."""
+        return max(8, round(width * self.ratio / 8) * 8)
 
 
 def block_cost(size: Size, options: RWKVOptions, index: int) -> BlockCost:

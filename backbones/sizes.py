@@ -160,7 +160,7 @@ def parse_size(
         return size
     depth = size.depth if depth is None else depth
     width = size.width if width is None else width
-    _check_positive(depth=depth, width=width)
+    check_positive(depth=depth, width=width)
     if depth > _MOST_BLOCKS or width > _MOST_CHANNELS:
         raise BackboneError(
             f"depth={depth} and width={width}: expected at most {_MOST_BLOCKS} blocks of "
@@ -172,7 +172,7 @@ def parse_size(
         raise BackboneError(f"width={width} is not a multiple of 16, as kernels need; try {near}")
     if heads is None:
         heads = next(h for h in range(min(size.heads, width), 0, -1) if width % h == 0)
-    _check_positive(heads=heads)
+    check_positive(heads=heads)
     if width % heads:
         good = [h for h in range(1, min(width, 64) + 1) if width % h == 0]
         raise BackboneError(
@@ -198,7 +198,8 @@ def _named(text: str) -> Size:
     return replace(SIZES[letter], patch=int(patch))
 
 
-def _check_positive(**values: int) -> None:
+def check_positive(**values: int) -> None:
+    """Raise `BackboneError` unless every value is a whole number of at least 1."""
     for key, value in values.items():
         if type(value) is not int or value < 1:
             raise BackboneError(f"{key}={value} must be 1 or more, a whole number")

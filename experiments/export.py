@@ -14,8 +14,7 @@ if __name__ == "__main__":
 from experiments.config.schema import PathsConfig
 from experiments.data.specs import places
 from experiments.runtime.command import run_command
-from experiments.training.checkpoint import CheckpointError, export, load_model
-from routing.errors import Parser
+from routing.errors import Parser, UserError
 
 
 def parser() -> argparse.ArgumentParser:
@@ -32,18 +31,21 @@ def main(argv: list[str]) -> int:
     """Run the command with these arguments; return its exit code."""
     args = parser().parse_args(argv)
     if args.out.suffix != ".safetensors":
-        raise CheckpointError(f"{args.out}: expected a file name such as model.safetensors")
-    loaded = load_model(args.source, device="cpu")
+        raise UserError(f"{args.out}: expected a file name such as model.safetensors")
+
+    from experiments.training import checkpoint
+
+    loaded = checkpoint.load_model(args.source, device="cpu")
     weights, data = loaded.model.state_dict(), dict(loaded.config.data)
     if args.half:
         weights = {k: v.half() if v.is_floating_point() else v for k, v in weights.items()}
         if large := [k for k, v in weights.items() if not v.isfinite().all()]:
-            raise CheckpointError(f"{large[0]} does not fit float16: leave out --half")
+            raise checkpoint.CheckpointError(f"{large[0]} does not fit float16: leave out --half")
     # Where runs and data lay is nobody else's business, and no part of a run's name.
     for key in places(data["name"]):
         data.pop(key, None)
     config = dataclasses.replace(loaded.config, paths=PathsConfig(), data=data)
-    export(args.out, loaded.model, weights, config, loaded.step, loaded.info)
+    checkpoint.export(args.out, loaded.model, weights, config, loaded.step, loaded.info)
     print(f"{args.out}  {args.out.stat().st_size / 1e6:.2f} MB, step {loaded.step}")
     return 0
 

@@ -13,11 +13,12 @@ import sys
 from typing import Any
 
 from experiments.config import help_text
-from experiments.config.compose import load, register_resolvers
-from experiments.config.schema import CONF, Config
+from experiments.config.compose import load, options_of, readable, register_resolvers
+from experiments.config.schema import CONF, GROUPS, Config
 from experiments.runtime.command import Interrupted, print_error
+from experiments.training import run_folder
 from routing.errors import UserError
-from routing.parsing import bytes_of, check_word, json_of
+from routing.parsing import check_word
 
 _sweeping = 0  # the process whose jobs run one after another in it
 _failed: list[str] = []
@@ -92,14 +93,7 @@ def _check(words: list[str]) -> list[Config]:
 
 def _summed_up(runs: list[Config]) -> str:
     """Return what the sweep did, from the run folders: a launcher's jobs print elsewhere."""
-    left = []
-    for run in runs:
-        try:
-            summary = json_of(bytes_of(run.folder / "summary.json"))
-            done = summary["status"] == "done" and summary["step"] >= run.train.steps
-        except (OSError, ValueError, KeyError, TypeError):
-            done = False
-        left += [] if done else [run.name]
+    left = [run.name for run in runs if not run_folder.finished(run.folder, run.train.steps)]
     root = runs[0].paths.runs
     text = f"-m: {len(runs) - len(left)} of {len(runs)} runs are done, in {root}"
     if left:
@@ -111,8 +105,6 @@ def _summed_up(runs: list[Config]) -> str:
 def _values(override: Any) -> int:
     """Return how many values an override sweeps over, without making them."""
     from hydra.core.override_parser.types import ChoiceSweep, Glob, RangeSweep
-
-    from experiments.config import GROUPS, options_of
 
     value = override.value()
     if isinstance(value, RangeSweep):
@@ -141,8 +133,6 @@ def multirun(argv: list[str]) -> int:
             f"(hydra-core {hydra.__version__} "
             "is installed): python -m sweeps launch does the same here"
         )
-    from experiments.config.compose import readable
-
     # Flags and Hydra's own words as they are.
     argv = [readable(w) if "=" in w and not w.startswith(("-", "hydra")) else w for w in argv]
     runs = _check(argv)

@@ -180,8 +180,9 @@ def prepare(given: argparse.Namespace) -> None:
 
 
 def _full_path(name: str) -> str:
-    """Return a folder's full path, so that training finds it from anywhere, or a hub's name."""
-    return str(Path(name).resolve()) if Path(name).is_dir() else name
+    """Return the full path of what is here, so that training finds it, or a hub's name."""
+    path = Path(name).expanduser()
+    return str(path.resolve()) if path.exists() else name
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

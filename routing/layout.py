@@ -101,6 +101,10 @@ class Layout:
         order = self.reorder(name)
         return permute(y, order and order.inverse())
 
+    def turn(self, x: Tensor, start: str, end: str) -> Tensor:
+        """Put tokens from one scan order into another."""
+        return self.to_scan(self.from_scan(x, start), end)
+
     def reorder(self, name: str) -> Reorder | None:
         """Return what takes tokens from ascending to scan order; None where nothing moves."""
         if name == "raster" and self.shuffle is None:
@@ -174,6 +178,7 @@ class Layout:
 
     def subset(self, ids: Tensor, shuffle: Tensor | None = None) -> Layout:
         """Return the layout of some of the tokens present; arguments as in the constructor."""
+        shuffle = None if shuffle is None else shuffle.to(self.device)
         return Layout(self.grid, ids.to(self.device), self.prefix, shuffle)
 
     def to(self, device: torch.device | str) -> Layout:
@@ -196,6 +201,8 @@ class Layout:
         return Move(self._behind_prefix(local), self.length)
 
     def _behind_prefix(self, places: Tensor) -> Tensor:
+        if not self.prefix:
+            return places
         front = paths.arange(self.prefix, self.device).expand(places.shape[0], -1)
         return torch.cat((front, places), 1)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from routing.errors import UserError, one_of
-from routing.route import MODES, Route, keep_count
+from routing.route import MODES, Route, Segment, keep_count
 from routing.schedule import RouteSchedule, Schedule
 
 REINSERT = ("identity", "sum_input", "none")
@@ -127,24 +127,27 @@ def check_words(reinsert: str, remove: str, route: Route, random_end: bool = Fal
     if reinsert == "none" and len(route.segments) > 1:
         raise RoutingError("reinsert none drops tokens for good; try a route of a single segment")
     after = remove.removeprefix("after:")
-    if remove not in ("start", "never") and (after == remove or not after.isdigit()):
+    if remove not in ("start", "never") and (after == remove or not after.isdecimal()):
         raise RoutingError(
             f"remove {remove!r}: expected start, never or after:<block>, as in after:4"
         )
     if after != remove and random_end:
         raise RoutingError("remove after a block and random_end contradict; try remove=start")
-    if (
-        after != remove
-        and route
-        and route.resolved
-        and int(after) not in route.sparse_blocks
-    ):
+    if after != remove and route and route.resolved and int(after) not in route.sparse_blocks:
         raise RoutingError(
             f"remove {remove}: block {after} is not in route {route}; "
             f"try remove=after:{route.sparse_blocks[:2][-1]}"
         )
     if reinsert == "none" and remove == "never":
         raise RoutingError("reinsert none drops tokens and remove never does not; try remove=start")
+
+
+def drop_before(remove: str, segment: Segment) -> int:
+    """Index of the first block that sees fewer tokens in a segment of a resolved route."""
+    if remove == "never":
+        return segment.end + 1
+    after = int(remove.removeprefix("after:")) if remove != "start" else -1
+    return after + 1 if segment.start <= after <= segment.end else segment.start
 
 
 def check_quad(grid: tuple[int, int], keep: int) -> None:

@@ -18,8 +18,6 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from routing.paths import table
-
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 _WORD = 0xFFFFFFFF
@@ -58,7 +56,8 @@ def philox_words(even: Tensor, odd: Tensor, key: tuple[int, int]) -> tuple[Tenso
     return even, odd
 
 
-@table
+@lru_cache(maxsize=4096)
+@torch.inference_mode(False)  # made while sampling, they must still serve a training step
 def _round_keys(
     key: tuple[int, int], dims: int, device: torch.device
 ) -> tuple[tuple[Tensor, Tensor], ...]:

@@ -142,8 +142,6 @@ class Route:
 
     def scaled(self, factor: float) -> Route:
         """Return the route with all rates multiplied; segments whose rate becomes 0 are gone."""
-        if factor == 1:
-            return self
         rates = [(segment, segment.rate * factor) for segment in self.segments]
         return Route(tuple(replace(segment, rate=rate) for segment, rate in rates if rate > 0))
 

@@ -170,7 +170,8 @@ class RouteSchedule:
         if self.off_after <= progress and self.off_after < 1:
             return Route()
         route = [route for start, route in self.stages if start <= max(progress, 0.0)][-1]
-        return route.scaled(self.factor.at(progress))
+        factor = self.factor.at(progress)
+        return route if factor == 1 else route.scaled(factor)
 
     def __str__(self) -> str:
         pieces = [

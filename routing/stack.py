@@ -32,7 +32,7 @@ from routing.errors import UserError
 from routing.layout import Layout
 from routing.learned import Fuse, LearnedRouter
 from routing.moves import Move
-from routing.options import RoutingError, RoutingOptions, check_words
+from routing.options import RoutingError, RoutingOptions, check_words, drop_before
 from routing.paths import table
 from routing.rng import Draws
 from routing.route import Route, Segment, keep_count
@@ -96,14 +96,6 @@ class Routing:
     def resolve(self, depth: int | None) -> Route:
         """Return the checked route, with absolute block indices where the depth is known."""
         return _checked(self.route, depth, self.reinsert, self.remove, self.random_end)
-
-    def drop_before(self, segment: Segment) -> int:
-        """Index of the first block that sees fewer tokens in a segment of the resolved route."""
-        if self.remove == "never":
-            return segment.end + 1
-        _, _, after = self.remove.partition("after:")
-        inside = bool(after) and segment.start <= int(after) <= segment.end
-        return int(after) + 1 if inside else segment.start
 
     def require_draws(self, need: str = "`draws` or `ids` to select tokens") -> Draws:
         """Return the random numbers, or refuse a pass that needs them and has none."""
@@ -363,7 +355,7 @@ class StackPass:
         self.segments = {s.start: (k, s) for k, s in enumerate(self._segments())}
         self.span: Span | None = None
         self.inner: list[Layout] = []
-        self.prepared: Layout | None = None
+        self.prepared: list[Layout] = []
         self.returns = self.routing.reinsert != "none"
         self.fp32_next = False
 
@@ -372,11 +364,11 @@ class StackPass:
         stack, outer = self.stack, self.layout
         gate = None if stack.router is None else stack.router(self.x, outer.prefix)
         inner, move = outer, None
-        if self.route:
+        if self.route.segments:
             inner = self._choose(k, segment, gate)
             move = outer.move_to(inner)
             self.inner.append(inner)
-        first = self.routing.drop_before(segment)
+        first = drop_before(self.routing.remove, segment)
         self.span = Span(segment, first, outer, inner, move, self.x, dict(self.state), gate)
 
     def gather(self, span: Span) -> None:
@@ -392,7 +384,7 @@ class StackPass:
         # Picked here, and tables made here: a block that did it would be compiled once for every
         # index, and once more for the tables that are there already.
         cond = self.cond[i] if type(self.cond) is tuple else self.cond
-        if self.layout is not self.prepared:
+        if not any(layout is self.layout for layout in self.prepared):
             self._prepare(i)
         fp32, self.fp32_next = self.fp32_next, False
         device = self.x.device.type
@@ -411,13 +403,14 @@ class StackPass:
 
     def _prepare(self, i: int) -> None:
         """Tell the blocks from `i` on that will see this layout, once for all of them."""
-        inside = self.span is not None and self.span.gathered
-        end = self.span.segment.end + 1 if inside and self.span is not None else self.stack.depth
+        span, end = self.span, self.stack.depth
+        if span is not None and span.gathered and self.returns:
+            end = span.segment.end + 1
         for block in self.stack.blocks[i:end]:
             prepare: Any = getattr(block, "prepare", None)
             if prepare is not None:
                 prepare(self.layout)
-        self.prepared = self.layout
+        self.prepared.append(self.layout)
 
     def scatter(self, span: Span, left_out: bool) -> None:
         """Leave a span: put the processed tokens back among the routed ones.

@@ -4,9 +4,7 @@
 torch except the job itself, so planning 2,000 runs and looking at them stays fast.
 """
 
-import importlib
-from typing import Any
-
+from experiments.runtime.lazy import lazily
 from routing.errors import UserError
 
 _HOME = {
@@ -22,14 +20,8 @@ _HOME = {
     "plan": "planning.planned_runs",
 }
 __all__ = sorted([*_HOME, "SweepError"])
+__getattr__, __dir__ = lazily(__name__, _HOME)
 
 
 class SweepError(UserError):
     """A wrong grid, resource, override or command: one sentence with what to type instead."""
-
-
-def __getattr__(name: str) -> Any:
-    """Import the module of a public name when it is first asked for (PEP 562)."""
-    if name not in _HOME:
-        raise AttributeError(f"module 'sweeps' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"sweeps.{_HOME[name]}"), name)

@@ -151,9 +151,7 @@ def retry(
 def cancel(sweep: Sweep, runs: Sequence[PlannedRun], say: Say = print) -> int:
     """Cancel live runs (what they have saved stays); return how many."""
     with locked(sweep.locked_folder, wait_s=60.0):
-        rows, trouble = run_status.statuses(sweep, runs)
-        if trouble:
-            raise SweepError(trouble)
+        rows = _known(sweep, runs)
         latest = sweep.latest_batches()
         ids: list[str] = []
         pools: dict[str, list[str]] = {}

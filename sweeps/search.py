@@ -74,9 +74,9 @@ class Search:
         raw, where = found.raw["search"], f"grid {found.name}: search"
         for key in raw:
             one_of(f"{where} has the key", str(key), ("metric", "trials", "over"), SweepError)
-        self.trials = whole(raw.get("trials", 20) if trials is None else trials, "", SweepError)
-        over = raw.get("over")
-        if self.trials < 1 or not isinstance(over, dict):
+        wanted = raw.get("trials", 20) if trials is None else trials
+        self.trials, over = whole(wanted, f"{where}: trials=", SweepError), raw.get("over")
+        if self.trials < 1 or not isinstance(over, dict) or not over:
             raise SweepError(f"{where}: expected trials of at least 1 and over: {{key: values}}")
         if typed := sorted(set(over) & set(user)):
             raise SweepError(f"{where}: {typed[0]} is searched over; leave the word out")

@@ -373,7 +373,7 @@ def make_scales(folder):
 
 @reader("guidance scale", make_scales, "guidance_scale.json")
 def read_scales(folder):
-    from analysis.figures.scale_curves import draw
+    from analysis.figures.guidance_figures import draw
     from analysis.tables.scale_table import read, table
 
     found = read(folder / "guidance_scale.json")

@@ -7,23 +7,16 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-import pandas as pd
-
-from analysis.figures.block_cost import cost
 from analysis.figures.convergence import convergence, methods, overview
-from analysis.figures.heat_maps import guidance, similarity, similarity_maps
-from analysis.figures.response_curve import response
-from analysis.figures.route_ablations import placement, rate
+from analysis.figures.guidance_figures import draw, guidance, response
+from analysis.figures.layer_maps import similarity, similarity_maps
+from analysis.figures.route_ablations import cost, placement, rate
 from analysis.figures.sample_grids import samples
-from analysis.figures.scale_curves import guidance_scale
 from analysis.figures.scans import scan_paths, selections
 from analysis.figures.style import Plot
-from analysis.runs.cells import Study, study_for_command
-from analysis.runs.run_records import AnalysisError
-from routing.errors import suggest
-
-Source = Study | pd.DataFrame | str | Path
-
+from analysis.runs.cells import Source, Study, study_for_command
+from analysis.runs.run_records import pick
+from analysis.tables.scale_table import stored
 
 FIGURES: dict[str, Callable[[Study], Plot | None]] = {
     "overview": overview,
@@ -35,7 +28,7 @@ FIGURES: dict[str, Callable[[Study], Plot | None]] = {
     "similarity": similarity_maps,
     "response": response,
     "guidance": guidance,
-    "guidance_scale": guidance_scale,
+    "guidance_scale": lambda study: draw(stored(study)),
     "cost": cost,
     "scan_paths": lambda _: scan_paths(),
     "selections": lambda _: selections(),
@@ -60,11 +53,7 @@ def make(name: str, source: Source, metric: str | None = None) -> Plot | None:
     Raises:
         AnalysisError: if there is no such figure, runs folder or metric.
     """
-    if name not in FIGURES:
-        raise AnalysisError(
-            f"no figure {name}; figures are {', '.join(FIGURES)}{suggest(name, FIGURES)}"
-        )
-    return FIGURES[name](Study.of(source, metric))
+    return pick("figure", name, FIGURES)(Study.of(source, metric))
 
 
 def make_all(source: Source, metric: str | None = None) -> list[Plot]:

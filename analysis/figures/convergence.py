@@ -23,9 +23,7 @@ from analysis.figures.style import (
 )
 from analysis.runs.cells import Base, Cell, Study, same_machine
 from analysis.runs.grouping import shared, short
-from analysis.runs.statistics import ratio
-from analysis.tables.equal_cost import reach
-from analysis.tables.table import Entry
+from analysis.tables.equal_cost import reach, speedup
 
 AXES = (("step", "training steps"), ("macs", "training multiply-adds"), ("hours", "training time"))
 # Settings, and panels of other methods, on one page.
@@ -191,23 +189,23 @@ def _arrow(
     """Draw how much earlier the route is at the dense run's best score; return it in words."""
     (dense, first), (routed, _) = curves
     reached = reach(study, base, dense, routed)
-    there = [item for item in reached if item.routed is not None]
-    factor = ratio([value for item in there if (value := item.factor(key)) is not None])
+    factor = speedup(reached, key)
     if key == "hours" and not same_machine(dense, routed):
         # Two machines: the clock says nothing about the route.
         return "two machines: not compared"
     best = first["mean"].min() if base.better == "lower" else first["mean"].max()
     ax.axhline(best, color="#999999", linewidth=0.7, linestyle=":")
-    if factor is None:
+    there = [item for item in reached if item.routed is not None]
+    if factor.value is None:
         return "dense best not reached"
-    if Entry(value=factor.mean, n=factor.n, of=len(reached)).few:
+    if factor.few:
         return f"dense best reached by {len(there)} of {len(reached)} seeds"
     start = unit * float(np.mean([item.dense[key] for item in there]))
     end = unit * float(np.mean([item.routed[key] for item in there if item.routed]))
     arrow: Options = {"arrowstyle": "-|>", "color": "#1a1a1a", "lw": 1.1}
     arrow |= {"shrinkA": 2, "shrinkB": 2}
     ax.annotate("", xy=(end, best), xytext=(start, best), arrowprops=arrow, zorder=5)
-    return f"{factor.mean:.1f}x to dense best ({len(there)} of {len(reached)} seeds)"
+    return f"{factor.value:.1f}x to dense best ({len(there)} of {len(reached)} seeds)"
 
 
 @styled

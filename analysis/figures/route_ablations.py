@@ -1,10 +1,11 @@
-"""What a route should be: its place (TREAD, Fig. 8) and its rate (TREAD, Table 5)."""
+"""A route: its place (TREAD, Fig. 8), its rate (TREAD, Table 5), what it saves of each block."""
 
 from collections import Counter
 from textwrap import fill
 from typing import Any
 
 import pandas as pd
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.patches import FancyBboxPatch
@@ -12,22 +13,24 @@ from matplotlib.patches import FancyBboxPatch
 from analysis.figures.style import (
     PAPER_COLOUR,
     SIGNED,
+    Options,
     Plot,
     canvas,
     centred,
-    colormap,
     colour,
     ink,
     line,
-    seeds,
+    panels,
     styled,
 )
-from analysis.runs.cells import Base, Cell, Study
+from analysis.runs.cells import Base, Study
 from analysis.runs.grouping import shared, short
-from analysis.runs.statistics import ENOUGH_SEEDS, mean_std
+from analysis.runs.run_files import model_arguments
+from analysis.runs.statistics import ENOUGH_SEEDS, extent, mean_std
 from analysis.tables import paper
-from analysis.tables.ablations import plain_routes, span_order
+from analysis.tables.ablations import half, plain_routes, span_order
 from analysis.tables.score_entries import gap
+from backbones.cost import cost as count_cost
 
 
 def _placement_rows(base: Base) -> list[dict[str, Any]]:
@@ -35,12 +38,12 @@ def _placement_rows(base: Base) -> list[dict[str, Any]]:
     protocol = {"metric": base.metric, "depth": base.any.depth}
     protocol["sign"] = 1 if base.better == "lower" else -1
     rows = []
-    for cell in plain_routes(base):
+    for route, cell in half(base).items():
         estimate, own = gap(cell, base.dense, base.score), cell.estimate(base.score)
-        if cell.first("rate") == 0.5 and estimate is not None and own is not None:
+        if estimate is not None and own is not None:
             delta = {"delta": estimate.mean, "low": estimate.low, "high": estimate.high}
             score = {"n": estimate.n, "score": own.mean, "step": int(cell.steps)}
-            rows.append({**about, "route": str(cell.first("span")), **delta, **score, **protocol})
+            rows.append({**about, "route": route, **delta, **score, **protocol})
     return sorted(rows, key=lambda row: span_order(row["route"]))
 
 
@@ -58,34 +61,34 @@ def _paper_rows() -> list[dict[str, Any]]:
 @styled
 def placement(study: Study) -> Plot | None:
     """Draw every base with two or more routes beside the paper's figure; else None."""
-    panels = [rows for base in study.bases if len(rows := _placement_rows(base)) > 1]
-    if not panels:
+    found = [rows for base in study.bases if len(rows := _placement_rows(base)) > 1]
+    if not found:
         return None
-    panels.append(_paper_rows())
-    columns, rows = 2, [row for panel in panels for row in panel]
+    found.append(_paper_rows())
+    columns, rows = 2, [row for panel in found for row in panel]
     # The line of every route, by depth, so that panels are read across.
     places: dict[int, dict[str, int]] = {}
     for row in sorted(rows, key=lambda row: span_order(row["route"])):
         known = places.setdefault(row["depth"], {})
         known.setdefault(row["route"], len(known))
     # Bars are equally thick in all panels: each line of panels is as tall as its longest list.
-    counts = [len(places[panel[0]["depth"]]) for panel in panels]
+    counts = [len(places[panel[0]["depth"]]) for panel in found]
     tallest = [max(counts[i : i + columns]) for i in range(0, len(counts), columns)]
     heights = [0.185 * count + 0.75 for count in tallest]
     figure, axes = canvas(sum(heights), len(heights), columns, height_ratios=heights)
-    names = short(panel[0]["panel"] for panel in panels[:-1])
+    names = short(panel[0]["panel"] for panel in found[:-1])
     # One scale of colours for all panels of a metric.
     largest: dict[str, float] = {}
     for row in rows:
         largest[row["metric"]] = max(largest.get(row["metric"], 1e-9), abs(row["delta"]))
-    for index, (panel, ax) in enumerate(zip(panels, axes.flat, strict=False)):
+    for index, (panel, ax) in enumerate(zip(found, axes.flat, strict=False)):
         about = panel[0]
         _panel(ax, panel, places[about["depth"]], largest[about["metric"]])
         tint = "#333333" if about["backbone"] == "paper" else colour(about["backbone"])
         # Above the metric's name, which stands over the numbers.
         ax.set_title(names.get(about["panel"], about["panel"]), color=tint, pad=10)
         ax.set_ylim(tallest[index // columns] - 0.4, -0.6)
-    for ax in axes.flat[len(panels) :]:
+    for ax in axes.flat[len(found) :]:
         ax.set_visible(False)
     return Plot.of("route_placement", figure, rows, names=shared(names))
 
@@ -93,7 +96,7 @@ def placement(study: Study) -> Plot | None:
 def _panel(ax: Axes, rows: list[dict[str, Any]], places: dict[str, int], largest: float) -> None:
     depth = rows[0]["depth"]
     usual = Counter(row["step"] for row in rows).most_common(1)[0][0]
-    norm, cmap = TwoSlopeNorm(0, -largest, largest), colormap(SIGNED)
+    norm, cmap = TwoSlopeNorm(0, -largest, largest), colormaps[SIGNED]
     by_route = {row["route"]: row for row in rows}
     for route, y in places.items():
         row = by_route.get(route)
@@ -108,7 +111,7 @@ def _panel(ax: Axes, rows: list[dict[str, Any]], places: dict[str, int], largest
     best = places[min(rivals, key=lambda row: row["delta"] * row["sign"])["route"]]
     centred(ax, -0.9, best, "\u2605", fontsize=9, color="#E69F00")
     known = [row["n"] for row in rows if row["n"] is not None]
-    n = f", {seeds(known)}" if known else ""
+    n = f", n={extent(known)}" if known else ""
     ax.set(xlim=(-1.4, depth * 1.4), yticks=[], xlabel=f"block (scores after {usual} steps{n})")
     ax.set_xticks(range(0, depth, 1 if depth <= 12 else 4))
     ax.grid(axis="y", visible=False)
@@ -135,11 +138,8 @@ def _label(row: dict[str, Any]) -> str:
 
 
 def _rate_rows(base: Base) -> list[dict[str, Any]]:
-    spans: dict[str, dict[float, Cell]] = {}
-    for cell in plain_routes(base):
-        spans.setdefault(str(cell.first("span")), {})[float(cell.first("rate"))] = cell
     rows: list[dict[str, Any]] = []
-    for span, cells in spans.items():
+    for span, cells in plain_routes(base).items():
         if len(cells) < 2:
             continue
         known = {0.0: base.dense, **cells} if base.dense else cells
@@ -173,7 +173,7 @@ def rate(study: Study) -> Plot | None:
             ["panel", "span"], sort=False
         ):
             steps = part["step"].iloc[0]
-            about = f"{fill(names[str(panel)], 40)}, {span}, step {steps} ({seeds(part['n'])})"
+            about = f"{fill(names[str(panel)], 40)}, {span}, step {steps} (n={extent(part['n'])})"
             style = line(str(span)) | {"color": colour(str(part["backbone"].iloc[0]))}
             style |= {"capsize": 2, "label": about, "elinewidth": 0.8}
             ax.errorbar(part["rate"], part["mean"], yerr=part["std"].fillna(0.0), **style)
@@ -186,3 +186,65 @@ def rate(study: Study) -> Plot | None:
         ax.set(xticks=[0, 0.25, 0.5, 0.75], xlim=(-0.06, 0.81))
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2))
     return Plot.of("selection_rate", figure, frame, names=shared(names))
+
+
+def _panel_data(base: Base) -> pd.DataFrame | None:
+    routed = base.auto()
+    paths = () if routed is None else routed.runs["path"]
+    arguments = next((m for path in paths if (m := model_arguments(path))), None)
+    if routed is None or arguments is None:
+        return None
+    try:
+        dense = count_cost(**arguments)
+        sparse = count_cost(**arguments, route=str(routed.first("route")))
+    except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError):
+        return None  # somebody else's metadata: no model of ours
+    return pd.DataFrame(
+        {
+            "panel": base.label,
+            "backbone": base.any.first("backbone"),
+            "route": routed.first("route"),
+            "block": range(len(dense.per_block)),
+            "dense_macs": dense.per_block,
+            "routed_macs": sparse.per_block,
+            "tokens": sparse.tokens,
+            "total_dense": dense.macs_dense,
+            "total_routed": sparse.macs_routed,
+        }
+    )
+
+
+@styled
+def cost(study: Study) -> Plot | None:
+    """Draw every base with exported weights, whose metadata say what was built; else None."""
+    found: dict[tuple[Any, ...], pd.DataFrame] = {}
+    for base in study.bases:
+        if (data := _panel_data(base)) is not None:
+            # Objectives and optimisers cost nothing per block: one panel per architecture does.
+            found.setdefault((*data.iloc[0][["backbone", "total_dense", "total_routed"]],), data)
+    if not found:
+        return None
+    figure, axes = panels(len(found), 3, 1.9, sharey=True)
+    for ax, data in zip(axes.flat, found.values(), strict=False):
+        _draw(ax, data)
+    # The panels share their axis: room for the legend above the tallest bar of all.
+    tallest = max(data["dense_macs"].max() for data in found.values())
+    axes[0][0].set_ylim(top=tallest / 1e6 * 1.3)
+    axes[0][0].set_ylabel("MACs per image (M)")
+    return Plot.of("cost", figure, pd.concat(found.values(), ignore_index=True))
+
+
+def _draw(ax: Axes, data: pd.DataFrame) -> None:
+    tint = colour(str(data["backbone"].iloc[0]))
+    outline: Options = {"facecolor": "#f4f4f4", "edgecolor": "#888888", "linewidth": 0.8}
+    label = f"route {data['route'].iloc[0]}"
+    ax.bar(data["block"], data["dense_macs"] / 1e6, 0.8, label="dense", **outline)
+    ax.bar(data["block"], data["routed_macs"] / 1e6, 0.8, label=label, color=tint)
+    total, routed = data["total_dense"].iloc[0], data["total_routed"].iloc[0]
+    head = str(data["panel"].iloc[0]).split(",")[0]
+    saved = f"\u2212{1 - routed / total:.0%} MACs, {total / routed:.2f}x"
+    ax.set_title(f"{head}: {saved}", color=tint)
+    ax.set_xlabel("block")
+    ax.set_xticks(range(0, len(data), 2 if len(data) <= 12 else 4))
+    ax.grid(axis="x", visible=False)
+    ax.legend(loc="upper right", ncols=2, handlelength=1.2, columnspacing=1)

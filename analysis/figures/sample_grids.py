@@ -29,7 +29,8 @@ def picture(run: str | Path) -> np.ndarray | None:
         with Image.open(path) as image:
             if image.width * image.height > _MOST_PIXELS or image.format != "PNG":
                 return None
-            return np.asarray(image.convert("RGB"))
+            pitch = image.width // _PER_CLASS
+            return np.asarray(image.convert("RGB")) if 0 < pitch <= image.height else None
     except (OSError, UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError):
         return None
 

@@ -2,10 +2,11 @@
 
 import numpy as np
 import torch
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
-from analysis.figures.style import Options, Plot, canvas, colormap, quiet, styled
+from analysis.figures.style import Options, Plot, canvas, quiet, styled
 from routing.layout import Layout
 from routing.rng import Draws
 from routing.route import MODES, keep_count
@@ -59,7 +60,7 @@ def _path(ax: Axes, grid: tuple[int, int], order: np.ndarray, present: np.ndarra
     points = np.stack([columns, rows], axis=1).astype(float)
     segments = np.stack([points[:-1], points[1:]], axis=1)
     lines = LineCollection(
-        list(segments), cmap=colormap("plasma"), linewidths=1.1, zorder=2, capstyle="round"
+        list(segments), cmap=colormaps["plasma"], linewidths=1.1, zorder=2, capstyle="round"
     )
     lines.set_array(np.linspace(0, 0.88, len(segments)))
     lines.set_clim(0, 1)

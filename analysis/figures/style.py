@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import functools
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import pandas as pd
 import yaml
 from matplotlib import style as mpl_style
@@ -150,12 +149,6 @@ def some(found: Sequence[Any], most: int, rank: Callable[[Any], Any]) -> tuple[l
     return [found[place] for place in sorted(best)], more
 
 
-def seeds(counts: Iterable[float]) -> str:
-    """Return the numbers of seeds behind a panel, `n=3`, or `n=3-5` where they differ."""
-    known = sorted(set(counts))
-    return f"n={known[0]:.0f}" + (f"-{known[-1]:.0f}" if len(known) > 1 else "")
-
-
 def quiet(axes: Axes) -> None:
     """Remove ticks, grid and frame."""
     axes.set_xticks([])
@@ -170,12 +163,7 @@ def centred(axes: Axes, x: float, y: float, text: str, **style: Any) -> None:
     axes.text(x, y, text, ha="center", va="center", **style)
 
 
-def ink(rgba: tuple[float, ...]) -> str:
+def ink(rgba: Any) -> str:
     """Return black or white, whichever reads better on a colour."""
     red, green, blue = rgba[:3]
     return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else "#1a1a1a"
-
-
-def colormap(name: str) -> Any:
-    """Return a matplotlib colour map by name."""
-    return matplotlib.colormaps[name]

@@ -23,7 +23,10 @@ from analysis import figures, findings, notebook_files
 from analysis.similarity import Protocol, SimilarityFile, measure, read
 
 runs = analysis.load(notebook_files.runs_folder())
-runs = runs[runs["seed"] == runs["seed"].min()].sort_values("step", ascending=False)
+# Of published runs, some have what was measured on them and none has weights.
+files = ("similarity.npz", "model.safetensors")
+runs = runs[[any((Path(run) / name).is_file() for name in files) for run in runs["path"]]]
+runs = runs[runs["seed"] == runs["seed"].min()].sort_values(["step", "data"], ascending=False)
 routes = runs.loc[(runs["variant"] == "TREAD") & (runs["rate"] == 0.5), "route"]
 pair = runs[runs["route"].isin(["none", *routes.mode().head(1)])]
 # The longest run of each backbone, dense and routed.

@@ -186,16 +186,54 @@ class Study:
     metric: str | None = None
 
     @classmethod
-    def of(cls, source: Study | pd.DataFrame | str | Path, metric: str | None = None) -> Study:
+    def of(cls, source: Source, metric: str | None = None) -> Study:
         """Return a study of a folder, of loaded runs or of itself."""
         if isinstance(source, Study):
-            return source
+            return source if metric in (None, source.metric) else cls(source.runs, metric)
         return cls(source if isinstance(source, pd.DataFrame) else load(source), metric)
 
     @functools.cached_property
     def bases(self) -> list[Base]:
-        """Runs sorted into bases and treatments."""
-        return bases(self.runs, self.metric, self.scores)
+        """Runs sorted into bases and treatments; `AnalysisError` if none has the metric."""
+        known, metric = self.runs.attrs.get("metrics", {}), self.metric
+        if metric is not None and metric not in known:
+            raise AnalysisError(
+                f"no run has a score called {metric!r}; there are "
+                f"{', '.join(known) or 'none'}{suggest(metric, known)}"
+            )
+        if self.runs.empty:
+            return []
+        frame = named(self.runs)
+        frame.attrs = {}  # pandas copies them, however large, with every column
+        ways = on_the_way(self.scores)
+        found = []
+        for key, part in frame.groupby("base", sort=False):
+            # The metric that most runs have, Frechet distances before others.
+            columns = [f"score.{name}" for name in known if f"score.{name}" in part]
+            counts = part[columns].notna().sum()
+            ranks = {
+                n: (known[n].get("key") == "fd", counts[f"score.{n}"])
+                for n in known
+                if counts.get(f"score.{n}")
+            }
+            name = metric or max(ranks, key=ranks.__getitem__, default=None)
+            if name is None or name not in ranks:
+                continue
+            cells = [
+                Cell(str(key), str(text), runs, scored(runs, ways), f"score.{name}")
+                for text, runs in part.groupby("treatment", sort=False)
+            ]
+            cells.sort(key=_order)
+            dense = next((cell for cell in cells if cell.first("variant") == "dense"), None)
+            others = [cell for cell in cells if cell is not dense]
+            routed = tuple(read_at(cell, [dense] if dense else [], cell.ends) for cell in others)
+            if dense is not None:
+                ends = dense.ends.union(*(cell.ends for cell in routed))
+                dense = read_at(dense, routed, ends)
+            better = known.get(name, {}).get("better") or "lower"
+            row = part.iloc[0]
+            found.append(Base(str(key), row["recipe"], row["setting"], name, better, dense, routed))
+        return sorted(found, key=lambda base: base.label)
 
     @functools.cached_property
     def scores(self) -> pd.DataFrame:
@@ -204,112 +242,62 @@ class Study:
         found.attrs = {}  # as in `bases`
         return found
 
+    def pairs(self) -> Iterator[tuple[Base, Cell, Cell]]:
+        """Yield every base that has both: with its dense cell and the guideline's."""
+        for base in self.bases:
+            dense, routed = base.pair()
+            if dense is not None and routed is not None:
+                yield base, dense, routed
+
     @functools.cached_property
     def _paths(self) -> dict[tuple[str, str], pd.DataFrame]:
-        known = self.scores
-        if known.empty or "metric" not in known:
+        """Every run's own scores by metric and run: step, macs, hours, value."""
+        if self.scores.empty:
             return {}
         # Split once: tables and figures ask for a run's path thousands of times.
-        own = known.loc[known["own"].astype(bool), ["metric", "run", *_PATH]].sort_values("step")
-        groups = own.groupby(["metric", "run"], sort=False)
+        own = self.scores[self.scores["own"].astype(bool)].sort_values("step")
         return {
-            (str(metric), str(run)): part[list(_PATH)].reset_index(drop=True)
-            for (metric, run), part in groups
+            (str(metric), str(run)): part[list(_PATH)].drop_duplicates("step", keep="last")
+            for (metric, run), part in own.groupby(["metric", "run"], sort=False)
         }
 
-    def path(self, base: Base, run: str) -> pd.DataFrame:
-        """Return one run's scores of the base's metric: step, macs, hours, value."""
-        return self._paths.get((base.metric, run), pd.DataFrame(columns=list(_PATH)))
-
     def by_seed(self, base: Base, cell: Cell) -> dict[int, pd.DataFrame]:
-        """Return every seed's scores over training, as `path`.
+        """Return every seed's scores of the base's metric: step, macs, hours, value.
 
         Of runs of one seed the one that was scored most often counts, of those the longest; a seed
         without a score after the cell's steps is left out, as everywhere.
         """
         key = ("paths", base.metric, cell.steps)
-        if key in cell._known:
-            return cell._known[key]  # type: ignore[no-any-return]
-        seeds = cell.by_seed(base.score)
-        found: dict[int, pd.DataFrame] = {}
-        for seed, run in zip(cell.runs["seed"], cell.runs["run"], strict=True):
-            path = self.path(base, str(run)).drop_duplicates("step", keep="last")
-            if pd.isna(seed) or int(seed) not in seeds or path.empty:
-                continue
-            known = found.get(int(seed))
-            rank = (len(path), path["step"].iloc[-1])
-            if known is None or rank > (len(known), known["step"].iloc[-1]):
-                found[int(seed)] = path
-        cell._known[key] = found
-        return found
+        if key not in cell._known:
+            found: dict[int, list[pd.DataFrame]] = {seed: [] for seed in cell.by_seed(base.score)}
+            for seed, run in zip(cell.runs["seed"], cell.runs["run"], strict=True):
+                path = self._paths.get((base.metric, str(run)))
+                if path is not None and not pd.isna(seed) and int(seed) in found:
+                    found[int(seed)].append(path)
+            cell._known[key] = {
+                seed: max(paths, key=lambda path: (len(path), path["step"].iloc[-1]))
+                for seed, paths in found.items()
+                if paths
+            }
+        return cell._known[key]  # type: ignore[no-any-return]
 
 
-def bases(
-    frame: pd.DataFrame, metric: str | None = None, scores: pd.DataFrame | None = None
-) -> list[Base]:
-    """Sort what `analysis.load` returned into bases and treatments.
-
-    Args:
-        frame: The runs.
-        metric: Full name of the tables' metric; None takes each base's own Frechet distance.
-        scores: What `analysis.scores` returned; None knows of the runs' last scores alone.
-
-    Raises:
-        AnalysisError: if no run has that metric.
-    """
-    known = frame.attrs.get("metrics", {})
-    if metric is not None and metric not in known:
-        raise AnalysisError(
-            f"no run has a score called {metric!r}; there are "
-            f"{', '.join(known) or 'none'}{suggest(metric, known)}"
-        )
-    if frame.empty:
-        return []
-    frame = named(frame)
-    frame.attrs = {}  # pandas copies them, however large, with every column
-    ways = on_the_way(scores)
-    found = []
-    for key, part in frame.groupby("base", sort=False):
-        # The metric that most runs have, Frechet distances before others.
-        columns = [f"score.{name}" for name in known if f"score.{name}" in part]
-        counts = part[columns].notna().sum()
-        ranks = {
-            n: (known[n].get("key") == "fd", counts[f"score.{n}"])
-            for n in known
-            if counts.get(f"score.{n}")
-        }
-        name = metric or max(ranks, key=ranks.__getitem__, default=None)
-        if name is None or name not in ranks:
-            continue
-        cells = [
-            Cell(str(key), str(text), runs, scored(runs, ways), f"score.{name}")
-            for text, runs in part.groupby("treatment", sort=False)
-        ]
-        cells.sort(key=_order)
-        dense = next((cell for cell in cells if cell.first("variant") == "dense"), None)
-        others = [cell for cell in cells if cell is not dense]
-        routed = tuple(read_at(cell, [dense] if dense else [], cell.ends) for cell in others)
-        if dense is not None:
-            ends = dense.ends.union(*(cell.ends for cell in routed))
-            dense = read_at(dense, routed, ends)
-        better = known.get(name, {}).get("better") or "lower"
-        row = part.iloc[0]
-        found.append(Base(str(key), row["recipe"], row["setting"], name, better, dense, routed))
-    return sorted(found, key=lambda base: base.label)
+Source = Study | pd.DataFrame | str | Path
 
 
 def _order(cell: Cell) -> tuple[Any, ...]:
     span = str(cell.first("span"))
     numbers = tuple(int(n) for n in span.replace("+", "-").split("-") if n.isdigit())
     variant = str(cell.first("variant"))
-    place = (len(numbers), numbers, cell.first("rate"), cell.treatment)
+    rate = cell.first("rate", 2.0)  # a route with several rates stands after those with one
+    place = (len(numbers), numbers, rate, cell.treatment)
     return (variant != "dense", variant != "TREAD", variant, *place)
 
 
-def on_the_way(scores: pd.DataFrame | None) -> dict[str, list[tuple[str, float, float]]]:
+def on_the_way(scores: pd.DataFrame) -> dict[str, list[tuple[str, float, float]]]:
     """Return every run's own scores: column, step, value."""
     found: dict[str, list[tuple[str, float, float]]] = {}
-    if scores is not None and "own" in scores:
+    if not scores.empty:
         own = scores[scores["own"].astype(bool)].dropna(subset=["step", "value"])
         names = (own[name] for name in ("run", "metric", "step", "value"))
         for run, name, step, value in zip(*names, strict=True):
@@ -346,14 +334,6 @@ def read_at(cell: Cell, others: Sequence[Cell], ends: Iterable[float]) -> Cell:
         if pairs.get(best):
             return dataclasses.replace(cell, steps=best)
     return dataclasses.replace(cell, steps=cell.usual)
-
-
-def matching(found: list[Base]) -> Iterator[tuple[Base, Cell, Cell]]:
-    """Yield `(base, dense, routed)` for every treatment with a dense run beside it."""
-    for base in found:
-        if base.dense is not None:
-            for cell in base.routed:
-                yield base, base.dense, cell
 
 
 def study_for_command(options: argparse.Namespace) -> Study:

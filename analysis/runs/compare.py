@@ -39,7 +39,8 @@ def pair(
         kind = next(kind for kind in found if key.startswith(f"{kind}." if kind else ""))
         if key.startswith(_ASIDE) or key in _TWICE:
             continue
-        if kind == "score" or a != b:
+        same = a == b or (a != a and b != b)  # the rate of a route with several is NaN
+        if kind == "score" or not same:
             found[kind].append(Difference(key.removeprefix(f"{kind}."), a, b))
     return found["config"], found["score"], found[""]
 
@@ -89,11 +90,7 @@ def _show(value: Any) -> str:
 def varying(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the config keys that differ between runs, and how many runs have each value.
 
-    Args:
-        frame: What `analysis.load` returned.
-
-    Returns:
-        Columns key, value, runs; keys in order, the most frequent value first.
+    Columns key, value, runs; keys in order, the most frequent value first.
     """
     rows = [
         (key, str(value), int(n))

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.runs.other_logs import records
-from analysis.runs.run_files import PROTOCOL, Damaged, is_number, is_score
+from analysis.runs.run_files import PROTOCOL, Damaged, guidance_scales, is_number, is_score
 from analysis.runs.run_records import load
 from routing.parsing import json_of
 
@@ -77,13 +77,14 @@ def _scores(row: Mapping[Any, Any]) -> tuple[list[dict[str, Any]], list[str]]:
         known = [(float(line["step"]), float(line[key])) for line in log if _has(line, key)]
         curve[key] = ([0.0, *(x for x, _ in known)], [0.0, *(y for _, y in known)])
     protocol = [own[0].get(key) for key in PROTOCOL] if own else None
+    scales = guidance_scales(folder)
     rows = []
-    for place, line in enumerate([*own, *(line for line in later if is_score(line))]):
-        step = line.get("step")
-        at = float(step) if isinstance(step, int | float) else float("nan")
+    for place, line in enumerate([*own, *(line for line in later if is_score(line)), *scales]):
         found = {("sample_seed" if key == "seed" else key): value for key, value in line.items()}
-        found["step"] = step
-        found["own"] = place < len(own) and [line.get(key) for key in PROTOCOL] == protocol
+        step = found.setdefault("step")
+        at = float("nan") if step is None else float(step)
+        of_run = place < len(own) and [line.get(key) for key in PROTOCOL] == protocol
+        found["own"] = of_run or line in scales
         found["macs"], found["hours"] = _at(at, *curve["macs"]), _at(at, *curve["time"]) / 3600
         rows.append(found)
     return rows, problems

@@ -45,8 +45,7 @@ def is_other(names: set[str]) -> bool:
 def read_row(folder: Path) -> dict[str, Any]:
     """Return a run's columns by name, as `run_records.read_run` does.
 
-    Raises:
-        Damaged: It cannot be read, or too little is known of its configuration; says what to add.
+    Where too little is known of its configuration, `Damaged` says what to add.
     """
     found = _configs(folder)
     own, config = {field.name for field in dataclasses.fields(Config)}, dict[str, Any]()
@@ -95,11 +94,7 @@ def _configs(folder: Path) -> dict[str, Any]:
 
 
 def records(folder: Path, name: str) -> list[dict[str, Any]]:
-    """Return the lines of a run's metrics.jsonl or scores.jsonl, or what other logs say in them.
-
-    Raises:
-        Damaged: The logs cannot be read.
-    """
+    """Return the lines of a run's metrics.jsonl or scores.jsonl, or what other logs say in them."""
     entries = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set[str]()
     if not is_other(entries):
         return read_lines(folder / name)

@@ -16,9 +16,6 @@ from safetensors import SafetensorError, safe_open
 
 from routing.parsing import Malformed, bytes_of, json_of, yaml_of
 
-# A few lines of YAML whose aliases hold aliases stand for more values than any memory.
-_MOST_VALUES = 100_000
-_DEEPEST = 50
 # Scores under another of these are comparisons of their own.
 PROTOCOL = ("guidance", "sampler", "weights", "seed")
 _NUMBERS = (
@@ -46,11 +43,7 @@ def shown(path: str | Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the mapping of a JSON file.
-
-    Raises:
-        Damaged: if it cannot be read, holds no mapping or a character that is no text.
-    """
+    """Return the mapping of a JSON file, all of it text and numbers that can be written."""
     try:
         value = json_of(bytes_of(path), path.name)
         text = json.dumps(value, ensure_ascii=False)
@@ -68,10 +61,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the objects of a JSONL file.
 
-    A missing file is empty and a half-written last line is left out.
-
-    Raises:
-        Damaged: if a line before the last is no JSON object.
+    A missing file is empty and a half-written last line is left out; another one is `Damaged`.
     """
     try:
         lines = bytes_of(path).splitlines()
@@ -93,11 +83,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return a YAML file as `config.<dotted key>` to value.
-
-    Raises:
-        Damaged: if it cannot be read or is no configuration.
-    """
+    """Return a YAML file as `config.<dotted key>` to value."""
     try:
         text = bytes_of(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -235,15 +221,15 @@ def own_scores(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return []
     protocol = [usable[0].get(key) for key in PROTOCOL]
     same = [line for line in usable if [line.get(key) for key in PROTOCOL] == protocol]
-    steps = [step if isinstance(step := line.get("step"), int | float) else 0 for line in same]
-    return [line for line, step in zip(same, steps, strict=True) if step == max(steps)]
+    last = max(line.get("step") or 0 for line in same)
+    return [line for line in same if (line.get("step") or 0) == last]
 
 
-def guidance_scales(folder: Path, step: object) -> list[dict[str, Any]]:
-    """Return the effective guidance scales of a run's dense pass after `step`, as scores are.
+def guidance_scales(folder: Path) -> list[dict[str, Any]]:
+    """Return the effective guidance scales of a run's dense pass, as scores are, with their step.
 
-    They are what `python -m analysis guidance-scale` stored; a file that is missing, broken or of
-    other weights gives none.
+    They are what `python -m analysis guidance-scale` stored, maybe before the run went on; a file
+    that is missing or broken gives none.
     """
     try:
         found = read_json(folder / "guidance_scale.json")
@@ -255,12 +241,13 @@ def guidance_scales(folder: Path, step: object) -> list[dict[str, Any]]:
         for row in (rows if isinstance(rows, list) else [])
         if isinstance(row, dict) and row.get("pair") == "dense" and row.get("level") is None
     ]
+    of = {"n": found.get("samples"), "step": found.get("step")}
     return [
-        {"metric": f"w_eff ({form})", "key": key, "value": row[form], "n": found.get("samples")}
+        {"metric": f"w_eff ({form})", "key": key, "value": row[form], **of}
         for row in means[:1]
         # What a model's own error does not raise is what is read as its scale.
         for form, key in (("instrumented", "w_eff"), ("plain", "w_eff_plain"))
-        if found.get("step") == step and is_number(row.get(form))
+        if is_number(of["step"]) and is_number(row.get(form))
     ]
 
 

@@ -18,9 +18,9 @@ Nothing is fatal: `df.attrs["damaged"]` lists folders that cannot be read, with 
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
@@ -38,9 +38,10 @@ from analysis.runs.run_files import (
     shown,
 )
 from backbones.sizes import BackboneError, parse_size
-from routing.errors import UserError
+from routing.errors import UserError, suggest
 from routing.route import Route, RouteError
 
+T = TypeVar("T")
 MARKS = ("config.yaml", "summary.json", "status.json", "metrics.jsonl")
 _SUMMARY = (
     "name", "hash", "backbone", "size", "data", "scale", "seed", "route", "step", "params",
@@ -55,12 +56,17 @@ class AnalysisError(UserError):
     """Runs, tables or figures were asked for in a way that cannot be met."""
 
 
-def find(root: str | os.PathLike[str]) -> list[Path]:
-    """Return every run folder at or below `root`, sorted; hidden folders and links are not entered.
+def pick(what: str, name: str, known: Mapping[str, T]) -> T:
+    """Return what is known by a name; raise `AnalysisError` where nothing is."""
+    if name not in known:
+        raise AnalysisError(
+            f"no {what} called {name!r}; there are {', '.join(known)}{suggest(name, known)}"
+        )
+    return known[name]
 
-    Raises:
-        AnalysisError: if `root` is no folder.
-    """
+
+def find(root: str | os.PathLike[str]) -> list[Path]:
+    """Return every run folder at or below a folder, sorted; none of hidden folders and links."""
     top = Path(root)
     if not top.is_dir():
         raise AnalysisError(
@@ -99,25 +105,25 @@ def load(root: str | os.PathLike[str]) -> pd.DataFrame:
     damaged: list[dict[str, str]] = []
     unfinished: list[dict[str, Any]] = []
     metrics: dict[str, dict[str, Any]] = {}
+    versions: dict[str, int] = {}
     for folder in find(root):
         try:
             row = read_run(folder, metrics)
         except Damaged as error:
             damaged.append({"run": shown(folder.name), "path": shown(folder), "reason": str(error)})
             continue
-        (rows if row.get("status") == "done" else unfinished).append(row)
-    keys = ("run", "path", "status", *_STATUS)
-    # Few versions wrote all runs: their key sets are kept once, and a run has a number.
-    versions = {
-        text: place for place, text in enumerate(dict.fromkeys(r["config_keys"] for r in rows))
-    }
-    for row in rows:
-        row["config_keys"] = versions[row["config_keys"]]
+        if row.get("status") == "done":
+            # Few versions wrote all runs: their key sets are kept once, and a run has a number.
+            row["config_keys"] = versions.setdefault(row["config_keys"], len(versions))
+            rows.append(row)
+        else:
+            keys = ("run", "path", "status", *_STATUS)
+            unfinished.append({key: row[key] for key in keys if key in row})
     frame = typed(rows)
     frame.attrs = {
         "root": str(root),
         "damaged": damaged,
-        "unfinished": [{key: row[key] for key in keys if key in row} for row in unfinished],
+        "unfinished": unfinished,
         "metrics": metrics,
         "config_keys": [text.split(",") for text in versions],
     }
@@ -127,10 +133,8 @@ def load(root: str | os.PathLike[str]) -> pd.DataFrame:
 def read_run(folder: Path, metrics: dict[str, dict[str, Any]] | None = None) -> dict[str, Any]:
     """Read one run folder into a flat dict; fill `metrics` with what each metric's name means.
 
-    An unfinished run gives run, path and what its status says.
-
-    Raises:
-        Damaged: if a file that should be there is missing or unreadable.
+    An unfinished run gives run, path and what its status says. Raises `Damaged` where a file that
+    should be there is missing or unreadable.
     """
     check_path(folder)
     row: dict[str, Any] = {"run": folder.name, "path": str(folder)}
@@ -175,8 +179,10 @@ def _completed(
     except BackboneError as error:
         raise Damaged(f"its size cannot be read ({error})") from None
     own = own_scores(records(folder, "scores.jsonl"))
-    for line in [*own, *guidance_scales(folder, row["step"])]:
-        row[f"score.{line['metric']}"] = line["value"]
+    for line in [*own, *guidance_scales(folder)]:
+        # A scale that was measured before the run went on is known of that step.
+        if line in own or line["step"] == row["step"]:
+            row[f"score.{line['metric']}"] = line["value"]
         if metrics is not None:
             known = {key: line.get(key) for key in ("key", "better", "features", "n")}
             metrics.setdefault(line["metric"], known)
@@ -190,11 +196,7 @@ def _completed(
 
 
 def derive(row: dict[str, Any]) -> None:
-    """Add span, rate, selection, objective, variant and throughput to a run's flat row.
-
-    Raises:
-        RouteError: if the route cannot be read.
-    """
+    """Add span, rate, selection, objective, variant and throughput to a run's flat row."""
     route = Route.parse(str(row.get("route") or row.get("config.route") or "none"))
     rates = sorted({segment.rate for segment in route.segments})
     row["route"] = str(route)

@@ -6,7 +6,7 @@ Student's, mean +- t(0.975, n - 1) s / sqrt(n). Ratios (speed-ups) get the same 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,13 +50,7 @@ def interval(values: Sequence[float], level: float = 0.95) -> Estimate | None:
 def paired(
     first: Mapping[Any, float], second: Mapping[Any, float], level: float = 0.95
 ) -> Estimate | None:
-    """Return `second - first` over the seeds both have, with its interval.
-
-    Args:
-        first: Value per seed of the baseline.
-        second: Value per seed of the treatment.
-        level: Confidence level.
-    """
+    """Return `second - first` (treatment, baseline) over the seeds both have, with its interval."""
     common = sorted(set(first) & set(second), key=str)
     return interval([second[seed] - first[seed] for seed in common], level)
 
@@ -69,3 +63,9 @@ def ratio(values: Sequence[float], level: float = 0.95) -> Estimate | None:
         return None
     bounds = [None if v is None else math.exp(v) for v in (estimate.low, estimate.high)]
     return Estimate(math.exp(estimate.mean), estimate.n, None, *bounds)
+
+
+def extent(counts: Iterable[float]) -> str:
+    """Return numbers of seeds or steps as text, `3`, or `3-5` where they differ."""
+    known = set(counts)
+    return "-".join(f"{count:.0f}" for count in sorted({min(known), max(known)}))

@@ -14,11 +14,7 @@ from routing.errors import UserError
 
 
 def with_weights(given: Sequence[Path]) -> list[Path]:
-    """Return the run folders with weights at or below folders, and exported files as they are.
-
-    Raises:
-        AnalysisError: If there is none.
-    """
+    """Return the run folders with weights at or below folders, and exported files as they are."""
     found = [run for top in given for run in ([top] if top.suffix == ".safetensors" else find(top))]
     files = [run if run.suffix == ".safetensors" else run / "model.safetensors" for run in found]
     finished = [run for run, file in zip(found, files, strict=True) if file.is_file()]
@@ -47,11 +43,7 @@ def read_beside(runs: pd.DataFrame, name: str, read: Callable[[Path], Any]) -> l
 
 
 def one_by_one(runs: Sequence[Path], measure: Callable[[Path], None]) -> None:
-    """Measure every run; one that is damaged is no reason to leave the others out.
-
-    Raises:
-        AnalysisError: After all of them, if some could not be measured.
-    """
+    """Measure every run; one that is damaged is named, and refused after all others are done."""
     failed = 0
     for run in runs:
         try:

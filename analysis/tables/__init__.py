@@ -8,10 +8,8 @@ import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import pandas as pd
-
-from analysis.runs.cells import Study, study_for_command
-from analysis.runs.run_records import AnalysisError
+from analysis.runs.cells import Source, Study, study_for_command
+from analysis.runs.run_records import AnalysisError, pick
 from analysis.tables import (
     ablations,
     equal_cost,
@@ -23,12 +21,12 @@ from analysis.tables import (
 from analysis.tables.render import PAGE_WIDTH, PREAMBLE, document, write
 from analysis.tables.table import Table, markdown
 from experiments.runtime.files import atomic_write
-from routing.errors import suggest
 
 TABLES: dict[str, Callable[[Study], Table]] = {
     "speedup": equal_cost.headline,
     "main": main_table.main,
     "summary": main_table.summary,
+    "steps": main_table.steps_and_cost,
     "sota": main_table.sota,
     "route_placement": ablations.placement,
     "selection_rate": ablations.rate,
@@ -40,7 +38,7 @@ TABLES: dict[str, Callable[[Study], Table]] = {
     "masking": equal_cost.masking,
     "response": guidance_table.response,
     "guidance": guidance_table.guidance,
-    "guidance_scale": scale_table.guidance_scale,
+    "guidance_scale": lambda study: scale_table.table(scale_table.stored(study)),
     "throughput": throughput.throughput,
     "benchmark": throughput.benchmark,
     "scan_order": ablations.scan_order,
@@ -52,7 +50,7 @@ TABLES: dict[str, Callable[[Study], Table]] = {
 __all__ = ["TABLES", "Table", "make", "make_all", "save"]
 
 
-def make(name: str, source: Study | pd.DataFrame | str | Path, metric: str | None = None) -> Table:
+def make(name: str, source: Source, metric: str | None = None) -> Table:
     """Build one table.
 
     Args:
@@ -63,25 +61,17 @@ def make(name: str, source: Study | pd.DataFrame | str | Path, metric: str | Non
     Raises:
         AnalysisError: if there is no such table, runs folder or metric.
     """
-    if name not in TABLES:
-        raise AnalysisError(
-            f"no table {name}; tables are {', '.join(TABLES)}{suggest(name, TABLES)}"
-        )
-    return TABLES[name](Study.of(source, metric))
+    return pick("table", name, TABLES)(Study.of(source, metric))
 
 
-def make_all(source: Study | pd.DataFrame | str | Path, metric: str | None = None) -> list[Table]:
+def make_all(source: Source, metric: str | None = None) -> list[Table]:
     """Build every table; `Table.covered` says whether our runs give any of its numbers."""
     study = Study.of(source, metric)
     return [builder(study) for builder in TABLES.values()]
 
 
 def places(table: Table, names: Sequence[str]) -> list[int]:
-    """Return the numbers of a table's first column and of those named by heading or number.
-
-    Raises:
-        AnalysisError: if it has no such column.
-    """
+    """Return the numbers of a table's first column and of those named by heading or number."""
     labels = {column.label.casefold(): place for place, column in enumerate(table.columns)}
     labels |= {str(place): place for place in range(len(table.columns))}
     if unknown := [name for name in names if name.casefold() not in labels]:
@@ -92,7 +82,7 @@ def places(table: Table, names: Sequence[str]) -> list[int]:
 
 def save(tables: list[Table], folder: str | Path, width: float = PAGE_WIDTH) -> list[Path]:
     """Write tables in all formats, `preamble.tex` and `tables.tex`, which compiles as it is."""
-    paths = [path for table in tables for path in write(table, folder, width=width)]
+    paths = [path for table in tables for path in write(table, folder, width)]
     whole = {"preamble.tex": PREAMBLE, "tables.tex": document(tables, width)}
     for name, text in whole.items():
         atomic_write(Path(folder) / name, text)

@@ -65,14 +65,18 @@ def _index(rows: Iterable[dict[str, Any]], key: str, baseline: float) -> Publish
     return {row[key]: {"delta": round(row["fid"] - baseline, 2), **row} for row in rows}
 
 
-def plain_routes(base: Base) -> list[Cell]:
-    """Return the base's TREAD cells with one route and the usual options."""
-    return [cell for cell in base.plain if "+" not in str(cell.first("span"))]
+def plain_routes(base: Base) -> dict[str, dict[float, Cell]]:
+    """Return the base's TREAD cells with one route and the usual options, by span and rate."""
+    found: dict[str, dict[float, Cell]] = {}
+    for cell in base.plain:
+        if "+" not in (span := str(cell.first("span"))):
+            found.setdefault(span, {})[float(cell.first("rate"))] = cell
+    return found
 
 
-def _half(base: Base) -> dict[str, Cell]:
+def half(base: Base) -> dict[str, Cell]:
     """Return the plain routes at rate 0.5 by their span."""
-    return {str(c.first("span")): c for c in plain_routes(base) if c.first("rate") == 0.5}
+    return {span: cells[0.5] for span, cells in plain_routes(base).items() if 0.5 in cells}
 
 
 def placement(study: Study) -> Table:
@@ -83,7 +87,7 @@ def placement(study: Study) -> Table:
     known["dense"] = {"fid": baseline, "delta": 0.0}
 
     def rows_of(base: Base) -> Axis:
-        cells = _half(base)
+        cells = half(base)
         if len(cells) < 2:
             return []
         spans = [*(frame["route"] if base.any.depth == 12 else ()), *cells]
@@ -109,16 +113,11 @@ def rate(study: Study) -> Table:
 
     def rows_of(base: Base) -> Axis:
         rows: Axis = []
-        spans = dict.fromkeys(str(cell.first("span")) for cell in plain_routes(base))
-        for span in spans:
-            cells = {
-                float(c.first("rate")): c for c in plain_routes(base) if c.first("span") == span
-            }
-            if len(cells) < 2:
-                continue
-            rows += [] if rows else [(0.0, "0 (dense)", base.dense)]
-            values = sorted({0.25, 0.5, 0.75, *cells})
-            rows += [(value, f"{value:g} on {span}", cells.get(value)) for value in values]
+        for span, cells in plain_routes(base).items():
+            if len(cells) > 1:
+                rows += [] if rows else [(0.0, "0 (dense)", base.dense)]
+                values = sorted({0.25, 0.5, 0.75, *cells})
+                rows += [(value, f"{value:g} on {span}", cells.get(value)) for value in values]
         return rows
 
     title = "Selection rate (Table 5)"
@@ -135,7 +134,7 @@ def scaling(study: Study) -> Table:
             "relative": f"{round(depth / 6)}-{round(2 * depth / 3)}",
             "absolute": f"2-{depth - 4}",
         }
-        cells = _half(base)
+        cells = half(base)
         if spans["relative"] == spans["absolute"] or spans["relative"] not in cells:
             return []
         return [(None, "dense", base.dense)] + [
@@ -158,7 +157,7 @@ def routes(study: Study) -> Table:
         v1 = [cell for cell in base.routed if str(cell.first("variant")).endswith("v1")]
         if not several and not v1:
             return []
-        chosen = {cell.treatment: cell for cell in [*_half(base).values(), *v1, *several]}
+        chosen = {cell.treatment: cell for cell in [*half(base).values(), *v1, *several]}
         found = [(str(c.first("span")), name, c) for name, c in chosen.items()]
         return [("dense", "dense", base.dense), *found]
 

@@ -8,14 +8,14 @@ interval on the logarithms. Seeds that never get there are counted and shown.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analysis.runs.cells import Base, Cell, Study, matching, same_machine
+from analysis.runs.cells import Base, Cell, Study, same_machine
 from analysis.runs.statistics import mean_std, paired, ratio
 from analysis.tables import paper
 from analysis.tables.score_entries import (
@@ -23,9 +23,9 @@ from analysis.tables.score_entries import (
     PAIRED,
     Memory,
     better_end,
-    decimals,
     difference,
     heading,
+    metric_decimals,
     paper_notes,
     score,
 )
@@ -92,15 +92,18 @@ def headline(study: Study) -> Table:
     known = [row for row in paper.rows("speedup") if row["version"] == "v3"]
     text = " and ".join(f"{row['factor']:g}x" for row in known)
     claims = "; ".join(f"{row['factor']:g}x {row['claim']}" for row in known)
-    heads = {base.key: heading(base) for base in study.bases}
     rows: list[tuple[str, list[Entry]]] = []
-    for base, dense, routed in matching(study.bases):
-        found = headline_cell(study, base, dense, routed)
-        # The claim is about the guideline's route: beside any other row it would mislead.
+    for base in study.bases:
+        if base.dense is None:
+            continue
+        head = heading(base)
         claim = words(text) if base.any.first("backbone") == "dit" else published(None)
-        claim = claim if routed is base.auto() else words("")
-        entries = [found[key] for key in ("target", "seeds", *COSTS)]
-        rows.append((heads[base.key], [words(routed.treatment), *entries, claim]))
+        for routed in base.routed:
+            found = headline_cell(study, base, base.dense, routed)
+            entries = [found[key] for key in ("target", "seeds", *COSTS)]
+            # The claim is about the guideline's route: beside any other row it would mislead.
+            entries.append(claim if routed is base.auto() else words(""))
+            rows.append((head, [words(routed.treatment), *entries]))
     rows = rows or [not_run(columns, [words(text)])]
     notes = (
         "Target: each seed's dense run at its best score. A routed run's cost counts to the first "
@@ -119,19 +122,21 @@ def headline_cell(study: Study, base: Base, dense: Cell, routed: Cell) -> dict[s
     counts = sorted({len(paths[item.seed]) for item in reached})
     scored = f", {'-'.join(map(str, counts))} scored" if counts else ""
     entries = {"seeds": words(f"{len(there)} of {len(reached)}{scored}")}
-    digits = decimals(base)
+    digits = metric_decimals(base.metric)
     target = mean_std([item.target for item in reached])
     entries["target"] = ours(target, digits) if reached else score(base, dense)
-    for cost in COSTS:
-        if cost == "hours" and there and not same_machine(dense, routed):
-            entries[cost] = OTHER_MACHINE
-            continue
-        factors = [factor for item in there if (factor := item.factor(cost)) is not None]
-        if estimate := ratio(factors):
-            entries[cost] = dataclasses.replace(ours(estimate, unit="x"), of=len(reached))
-        else:
-            entries[cost] = words("not reached") if reached else missing()
+    entries |= {cost: speedup(reached, cost) for cost in COSTS}
+    if there and not same_machine(dense, routed):
+        entries["hours"] = OTHER_MACHINE
     return entries
+
+
+def speedup(reached: Sequence[Reach], cost: str) -> Entry:
+    """Return the mean speed-up, by one cost, over the seeds that reach the target."""
+    estimate = ratio([factor for item in reached if (factor := item.factor(cost)) is not None])
+    if estimate is None:
+        return words("not reached") if reached else missing()
+    return dataclasses.replace(ours(estimate, unit="x"), of=len(reached))
 
 
 _BASELINES = {"dense": "DiT", "TREAD": "TREAD-2", "MaskDiT": "MaskDiT"}
@@ -184,11 +189,10 @@ def _masking_rows(study: Study, base: Base, memory: Memory) -> list[tuple[Cell, 
     ]
     paths = {cell.treatment: study.by_seed(base, cell) for cell in cells}
     every = [path for by_seed in paths.values() for path in by_seed.values()]
-    budget = {
-        cost: min((float(path[cost].iloc[-1]) for path in every), default=np.nan)
-        for cost in _BUDGETS
-    }
-    digits = decimals(base)
+    # Of runs that logged no time or cost nothing is known there: NaN is left out.
+    ends = pd.DataFrame([path.iloc[-1] for path in every], columns=list(_BUDGETS))
+    budget = {cost: float(ends[cost].min()) for cost in _BUDGETS}
+    digits = metric_decimals(base.metric)
     rows = []
     for cell in cells:
         entries = [words(cell.treatment)]

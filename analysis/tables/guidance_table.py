@@ -7,13 +7,12 @@ from typing import Any
 import pandas as pd
 
 from analysis.runs.cells import Base, Cell, Study
-from analysis.runs.statistics import mean_std, paired
+from analysis.runs.statistics import extent, mean_std, paired
 from analysis.tables import paper
 from analysis.tables.main_table import score_set
 from analysis.tables.score_entries import (
     PAIRED,
     better_end,
-    decimals,
     metric_decimals,
     paper_notes,
 )
@@ -155,11 +154,7 @@ def response(study: Study) -> Table:
     )
     rows = []
     for (_, panel), group in [] if frame.empty else frame.groupby(["base", "panel"], sort=False):
-        seeds, steps = (
-            "-".join(f"{v:g}" for v in sorted({group[key].min(), group[key].max()}))
-            for key in ("n", "step")
-        )
-        heading = f"{panel}: after {steps} steps, n = {seeds}"
+        heading = f"{panel}: after {extent(group['step'])} steps, n = {extent(group['n'])}"
         for (metric, tokens), part in group.groupby(["metric", "treatment"], sort=False):
             digits = metric_decimals(str(metric))
             known = zip(part["setting"], part["mean"], part["std"], strict=True)
@@ -219,12 +214,12 @@ def _by_seed(part: pd.DataFrame) -> dict[int, float]:
 
 def _row(base: Base, text: str, part: pd.DataFrame, none: pd.DataFrame | None) -> list[Entry]:
     values = _by_seed(part)
-    score = ours(mean_std(list(values.values())), decimals(base))
+    score = ours(mean_std(list(values.values())), metric_decimals(base.metric))
     if none is part:
         delta = words("")
     else:
         before = {} if none is None else _by_seed(none)
-        delta = ours(paired(before, values), decimals(base), signed=True)
+        delta = ours(paired(before, values), metric_decimals(base.metric), signed=True)
     known = pd.to_numeric(part["macs_per_sample"], errors="coerce").dropna()
     giga = None if known.empty else float(known.mean()) / 1e9
     steps = re.search(r"steps=(\d+)", str(part["sampler"].iloc[0]))  # of `heun steps=12`

@@ -3,13 +3,15 @@
 TREAD's main table, Table 1 and Table 4 (high resolution, text to image, 256 against 1024 tokens).
 """
 
-import functools
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pandas as pd
+
 from analysis.runs.cells import Base, Cell, Study
 from analysis.runs.run_files import model_arguments
-from analysis.runs.statistics import Estimate, paired
+from analysis.runs.statistics import paired
 from analysis.tables import paper
 from analysis.tables.score_entries import (
     PAIRED,
@@ -48,8 +50,8 @@ _SET = (
 )  # fmt: skip
 
 
-def score_set(study: Study, base: Base) -> dict[str, dict[str, Any]]:
-    """Return the metrics that a base's scores are read together with, its own first.
+def score_set(study: Study, base: Base, kinds: Sequence[str] = _SET) -> dict[str, dict[str, Any]]:
+    """Return the metrics of these kinds that a base's scores are read together with, its own first.
 
     Those of the feature space of its own metric stand before those of others; memorisation, which
     says the same in each, in one alone.
@@ -63,9 +65,9 @@ def score_set(study: Study, base: Base) -> dict[str, dict[str, Any]]:
         same_n = about.get("features") is None or about.get("n") == own.get("n")
         if name == base.metric:
             ranks[name] = (False, 0, False)
-        elif here and same_n and kind in _SET and (kind != "memorisation" or name == memory):
+        elif here and same_n and kind in kinds and (kind != "memorisation" or name == memory):
             foreign = about.get("features") != own.get("features")
-            ranks[name] = (True, _SET.index(kind), foreign)
+            ranks[name] = (True, kinds.index(kind), foreign)
     return {name: known[name] for name in sorted(ranks, key=ranks.__getitem__)}
 
 
@@ -100,45 +102,86 @@ def main(study: Study) -> Table:
     return build("main", title, columns, rows, notes)
 
 
-def _by_kind(study: Study, base: Base) -> dict[Any, str]:
+def _by_kind(study: Study, base: Base, kinds: Sequence[str]) -> dict[Any, str]:
     """Return the metric of each kind, in the data's own feature space, which stands first."""
-    return {about.get("key"): name for name, about in reversed(score_set(study, base).items())}
+    found = score_set(study, base, kinds)
+    return {about.get("key"): name for name, about in reversed(found.items())}
 
 
 _SUMMARY = ("fd", "precision", "recall", "accuracy", "heldout_loss", "w_eff")
 
 
+_ARROW = "Dense \u2192 routed (difference, paired by seed, \u00b1 half of Student's 95 % interval)."
+# Two trainings cost the same if the routed one takes this share of the dense one's multiply-adds.
+_EQUAL_COST = (0.95, 1.0)
+
+
+def _summary_columns(study: Study, *names: str) -> list[Column]:
+    known = study.runs.attrs.get("metrics", {}).values()
+    ends = {about.get("key"): about.get("better") for about in known}
+    scores = [Column("FD" if kind == "fd" else kind, better=ends.get(kind)) for kind in _SUMMARY]
+    return [Column(names[0], numeric=False), *map(Column, names[1:]), *scores]
+
+
 def summary(study: Study) -> Table:
     """The main table in a row per backbone: `dense -> routed (paired difference)` of each score."""
-    ends = {
-        about.get("key"): about.get("better")
-        for about in study.runs.attrs.get("metrics", {}).values()
-    }
-    columns = [Column("Backbone", numeric=False), Column("Seeds"), Column("MACs per step")]
-    columns += [Column("FD" if kind == "fd" else kind, better=ends.get(kind)) for kind in _SUMMARY]
+    columns = _summary_columns(study, "Backbone", "Seeds", "MACs per step")
     rows: list[tuple[str, list[Entry]]] = []
-    for base in study.bases:
-        dense, routed = base.pair()
-        if dense and routed:
-            # What backbones share heads their rows.
-            names = _by_kind(study, base)
-            whole, part = routed.first("macs_dense"), routed.first("macs_routed")
-            cost = exact(part / whole if whole and part else None, unit="x")
-            group = f"{base.label.partition(', ')[2]}: route {routed.treatment}, {base.metric}"
-            n = getattr(gap(routed, dense, base.score), "n", 0)
-            changes = [_change(dense, routed, str(names.get(kind)), n) for kind in _SUMMARY]
-            rows.append((group + after([routed]), [words(base.model), exact(n, 0), cost, *changes]))
+    for base, dense, routed in study.pairs():
+        # What backbones share heads their rows.
+        whole, part = routed.first("macs_dense"), routed.first("macs_routed")
+        cost = exact(part / whole if whole and part else None, unit="x")
+        group = f"{base.label.partition(', ')[2]}: route {routed.treatment}, {base.metric}"
+        n, changes = _changes(study, base, dense, routed)
+        rows.append((group + after([routed]), [words(base.model), exact(n, 0), cost, *changes]))
     rows = sorted(rows, key=lambda row: row[0]) or [not_run(columns)]
-    note = (
-        "Dense \u2192 routed (difference, paired by seed, \u00b1 half of Student's 95 % interval)."
-    )
-    return build("summary", "Dense against routed, a row per backbone", columns, rows, (note,))
+    return build("summary", "Dense against routed, a row per backbone", columns, rows, (_ARROW,))
+
+
+def steps_and_cost(study: Study) -> Table:
+    """Dense against routed after equal steps, and after equal multiply-adds of training."""
+    columns = _summary_columns(study, "Steps, dense \u2192 routed", "Seeds", "MACs")
+    rows: list[tuple[str, list[Entry]]] = []
+    for base, dense, routed in study.pairs():
+        first, second = (_training_macs(study, base, cell) for cell in (dense, routed))
+        low, high = _EQUAL_COST
+        costs = {(s, t): second[t] / first[s] for s in first for t in second if first[s]}
+        pairs = [*((s, s) for s in first if s in second)]
+        pairs += [(s, t) for (s, t), cost in costs.items() if s != t and low <= cost <= high]
+        found = []
+        for pair in pairs:
+            one, two = dense.at(pair[0]), routed.at(pair[1])
+            n, changes = _changes(study, base, one, two)
+            name = " \u2192 ".join(dict.fromkeys(f"{steps:.0f}" for steps in pair))
+            row = [words(name), exact(n, 0), exact(costs.get(pair), unit="x"), *changes]
+            found.append((n, row))
+        # What one seed says beside several is left out.
+        most = min(3, max((n for n, _ in found), default=0))
+        group = f"{base.label}: route {routed.treatment}, {base.metric}"
+        if len(found) > 1:
+            rows += [(group, entries) for n, entries in found if n >= most]
+    notes = (_ARROW, "Two numbers of steps: the routed runs' multiply-adds are those of the dense.")
+    title = "Dense against routed after equal steps and at equal cost"
+    return build("steps", title, columns, rows or [not_run(columns)], notes)
+
+
+def _training_macs(study: Study, base: Base, cell: Cell) -> dict[float, float]:
+    """Return the multiply-adds of training by the number of steps that a cell was scored after."""
+    paths = [path[["step", "macs"]] for path in study.by_seed(base, cell).values()]
+    return dict(pd.concat(paths).groupby("step")["macs"].mean()) if paths else {}
+
+
+def _changes(study: Study, base: Base, dense: Cell, routed: Cell) -> tuple[int, list[Entry]]:
+    """Return the number of seeds that both were scored with, and an entry per kind of score."""
+    names = _by_kind(study, base, _SUMMARY)
+    n = len(dense.by_seed(base.score).keys() & routed.by_seed(base.score).keys())
+    return n, [_change(dense, routed, str(names.get(kind)), n) for kind in _SUMMARY]
 
 
 def _change(dense: Cell, routed: Cell, metric: str, usual: int) -> Entry:
     """Return `dense -> routed (difference +- half its interval)`, with n where it is unusual."""
     digits, column = metric_decimals(metric), f"score.{metric}"
-    first, second = (cell.by_seed(column, routed.steps) for cell in (dense, routed))
+    first, second = dense.by_seed(column), routed.by_seed(column)
     known, both = paired(first, second), first.keys() & second.keys()
     if known is None:
         return missing()
@@ -147,12 +190,6 @@ def _change(dense: Cell, routed: Cell, metric: str, usual: int) -> Entry:
     if known.low is not None:
         text += f" ({known.mean:+.{digits}f} \u00b1 {known.mean - known.low:.{digits}f})"
     return words(text + ("" if known.n == usual else f", n={known.n}"))
-
-
-def _pair(base: Base) -> list[Entry]:
-    """Return the scores of the dense runs and of the guideline's, and their difference."""
-    dense, routed = base.pair()
-    return [score(base, dense), score(base, routed), difference(base, routed, dense)]
 
 
 def _paper_entries(row: dict[str, Any]) -> list[Entry]:
@@ -165,13 +202,13 @@ def _paper_entries(row: dict[str, Any]) -> list[Entry]:
     return [words(name), *numbers, published(-float(row["delta"]), signed=True)]
 
 
-# Columns of Table 1: the paper's key, the better end, our kind of score and its digits.
+# Columns of Table 1 by our kind of score: heading, the paper's key and the better end.
 _SOTA = {
-    "FID": ("fid", "lower", "fd", 2),
-    "sFID": ("sfid", "lower", "sfid", 2),
-    "IS": ("is", "higher", "is", 2),
-    "Precision": ("precision", "higher", "precision", 3),
-    "Recall": ("recall", "higher", "recall", 3),
+    "fd": ("FID", "fid", "lower"),
+    "sfid": ("sFID", "sfid", "lower"),
+    "is": ("IS", "is", "higher"),
+    "precision": ("Precision", "precision", "higher"),
+    "recall": ("Recall", "recall", "higher"),
 }
 
 
@@ -180,77 +217,62 @@ def sota(study: Study) -> Table:
     rows = []
     for row in paper.rows("sota"):
         group = "Paper, guided" if row["guided"] else "Paper, unguided"
-        numbers = [published(row[key]) for key, *_ in _SOTA.values()]
+        numbers = [published(row[key]) for _, key, _ in _SOTA.values()]
         rows.append((group, [words(row["method"]), words(f"{row['epochs']} epochs"), *numbers]))
     for base in study.bases:
-        names = _by_kind(study, base)
-        names["fd"] = base.metric
+        names = _by_kind(study, base, tuple(_SOTA))
         shown = [cell for cell in base.pair() if cell is not None]
         for cell in shown:
             entries = [words(f"{base.model}, {cell.treatment}"), words(f"{cell.steps:.0f} steps")]
-            for _, _, kind, digits in _SOTA.values():
+            for kind in _SOTA:
                 estimate = cell.estimate(f"score.{names[kind]}") if kind in names else None
-                entries.append(ours(estimate, digits))
+                entries.append(ours(estimate, metric_decimals(kind)))
             rows.append((f"Ours: {heading(base, *shown)}", entries))
     # The numbers of other people's rows share the columns: only ours make the table ours.
     theirs = not any(group.startswith("Ours") for group, _ in rows)
     columns = [
         *Column.each("Method", "Epochs or steps", numeric=False, published=theirs),
-        *(Column(name, better=end, published=theirs) for name, (_, end, _, _) in _SOTA.items()),
+        *(Column(name, better=end, published=theirs) for name, _, end in _SOTA.values()),
     ]
     return build("sota", "State of the art and our runs", columns, rows, paper_notes("sota"))
 
 
-def _metrics(study: Study) -> dict[str, str | None]:
-    known = study.runs.attrs.get("metrics", {})
-    return {
-        name: about.get("better")
-        for name, about in known.items()
-        # What held-out images get themselves is no score of a run: it stands in a note.
-        if f"score.{name}" in study.runs and not str(about.get("key")).endswith("_heldout")
-    }
-
-
 def all_scores(study: Study) -> Table:
     """Every treatment's every score, mean and standard deviation over seeds."""
-    columns = [Column(name, better=better) for name, better in _metrics(study).items()]
-    cells = [(base, cell, cell.estimate) for base in study.bases for cell in base.cells]
-    return _every_metric(study, "all_scores", "Every score", columns, cells, Memory.of(study).notes)
-
-
-def _every_metric(
-    study: Study,
-    name: str,
-    title: str,
-    columns: Sequence[Column],
-    cells: Sequence[tuple[Base, Cell, Callable[[str], Estimate | None]]],
-    notes: Sequence[str],
-    signed: bool = False,
-) -> Table:
-    """Build a table of a row per cell and a column per metric, an estimate of its scores."""
-    rows = []
-    for base, cell, estimate in cells:
-        about = base.any
-        head = f"{base.label}; guidance {about.first('guidance')}, sampler {about.first('sampler')}"
-        entries = [words(cell.treatment), words(steps(cell))]
-        for metric in _metrics(study):
-            found = estimate(f"score.{metric}")
-            entries.append(ours(found, metric_decimals(metric), signed=signed))
-        rows.append((head, entries))
-    both = [Column("Tokens", numeric=False), Column("Steps", numeric=False), *columns]
-    return build(name, title, both, rows or [not_run(both)], notes)
+    return _every_metric(study, "all_scores", "Every score", Memory.of(study).notes)
 
 
 def differences(study: Study) -> Table:
     """Every treatment's difference to the dense runs, paired by seed, with 95 % intervals."""
-    columns = [Column(f"\u0394 {name}") for name in _metrics(study)]
-    cells = [
-        (base, cell, functools.partial(gap, cell, base.dense))
-        for base in study.bases
-        for cell in base.routed
-    ]
     title = "Differences to dense, paired by seed and step"
-    return _every_metric(study, "differences", title, columns, cells, (PAIRED,), signed=True)
+    return _every_metric(study, "differences", title, (PAIRED,), to_dense=True)
+
+
+def _every_metric(
+    study: Study, name: str, title: str, notes: Sequence[str], to_dense: bool = False
+) -> Table:
+    """Build a table of a row per cell and a column per metric."""
+    metrics = {
+        metric: about.get("better")
+        for metric, about in study.runs.attrs.get("metrics", {}).items()
+        # What held-out images get themselves is no score of a run: it stands in a note.
+        if f"score.{metric}" in study.runs and not str(about.get("key")).endswith("_heldout")
+    }
+    columns = [*Column.each("Tokens", "Steps", numeric=False)]
+    for metric, better in metrics.items():
+        columns.append(Column(f"\u0394 {metric}") if to_dense else Column(metric, better=better))
+    rows = []
+    for base in study.bases:
+        about = base.any
+        head = f"{base.label}; guidance {about.first('guidance')}, sampler {about.first('sampler')}"
+        for cell in base.routed if to_dense else base.cells:
+            entries = [words(cell.treatment), words(steps(cell))]
+            for metric in metrics:
+                column = f"score.{metric}"
+                found = gap(cell, base.dense, column) if to_dense else cell.estimate(column)
+                entries.append(ours(found, metric_decimals(metric), signed=to_dense))
+            rows.append((head, entries))
+    return build(name, title, columns, rows or [not_run(columns)], notes)
 
 
 def followups(study: Study) -> Table:
@@ -323,8 +345,9 @@ def token_count(base: Base) -> int | None:
     """Return a base's image tokens from its weights' metadata; None without weights."""
     for cell in base.cells:
         for path in cell.runs["path"]:
-            model = model_arguments(path)
-            if model and isinstance(model.get("input_size"), list):
+            model = model_arguments(path) or {}
+            # Somebody else may have written them.
+            with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
                 patch = parse_size(str(model["size"])).patch
                 height, width = model["input_size"]
                 return (int(height) // patch) * (int(width) // patch)
@@ -354,7 +377,9 @@ def _costs_row(base: Base, memory: Memory) -> list[Entry]:
     return [
         words(f"{base.model} on {base.any.first('data')}"),
         exact(token_count(base), 0),
-        *_pair(base),
+        score(base, dense),
+        score(base, routed),
+        difference(base, routed, dense),
         *(exact(macs.mean / 1e9 if macs else None, 3) for macs in (full, sparse)),
         *memory.entries(base, dense, routed),
     ]

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from routing.errors import UserError, suggest
+from routing.errors import UserError, one_of
 
 PAPER = Path(__file__).with_name("paper.yaml")
 
@@ -41,10 +41,7 @@ def table(name: str) -> pd.DataFrame:
         PaperError: if there is no such table.
     """
     known = _document()["tables"]
-    if name not in known:
-        raise PaperError(
-            f"no published table {name}; there are {', '.join(known)}{suggest(name, known)}"
-        )
+    one_of("published table", name, list(known), PaperError)
     entry = known[name]
     frame = pd.DataFrame(entry["rows"])
     frame.attrs = {key: value for key, value in entry.items() if key != "rows"}
@@ -69,10 +66,7 @@ def citation(name: str) -> str:
 def main_row(family: str, objective: str, size: str) -> dict[str, Any] | None:
     """Return the main-table row of a backbone, or None where the paper has none.
 
-    Args:
-        family: Backbone name, such as `dit` or `mamba`.
-        objective: `edm`, `flow` or `ddpm`; only the DiT rows tell objectives apart.
-        size: Size such as `B/2`; RWKV and Mamba have one row each, of another, unpublished model.
+    Only the DiT rows tell objectives and sizes apart: the others have one row each.
     """
     for row in rows("main"):
         same = family != "dit" or (row["objective"], row["size"]) == (objective, size)

@@ -1,7 +1,6 @@
 """A table as LaTeX (booktabs, siunitx), CSV or HTML, escaped for each, and its files."""
 
 import csv
-import functools
 import io
 import math
 import textwrap
@@ -10,10 +9,8 @@ from pathlib import Path
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from analysis.runs.run_records import AnalysisError
 from analysis.tables.table import Entry, Row, Table, head, markdown, plain
 from experiments.runtime.files import atomic_write
-from routing.errors import suggest
 
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
@@ -242,27 +239,15 @@ def to_html(table: Table) -> str:
     return TEMPLATES.get_template("table.html").render(table=table, head=head, plain=plain)
 
 
-FORMATS = {"md": markdown, "tex": latex, "csv": to_csv, "html": to_html}
-
-
-def write(
-    table: Table,
-    folder: str | Path,
-    formats: tuple[str, ...] = ("md", "tex", "csv", "html"),
-    width: float = PAGE_WIDTH,
-) -> list[Path]:
-    """Write a table in each format as `folder/<name>.<format>`; return the paths.
-
-    Raises:
-        AnalysisError: if a format is not one of md, tex, csv, html.
-    """
-    makers = FORMATS | {"tex": functools.partial(latex, width=width)}
-    if unknown := [name for name in formats if name not in FORMATS]:
-        raise AnalysisError(
-            f"no format {unknown[0]!r}; formats are {', '.join(FORMATS)}"
-            f"{suggest(unknown[0], FORMATS)}"
-        )
-    paths = [Path(folder) / f"{table.name}.{name}" for name in formats]
-    for path, name in zip(paths, formats, strict=True):
-        atomic_write(path, makers[name](table))
+def write(table: Table, folder: str | Path, width: float = PAGE_WIDTH) -> list[Path]:
+    """Write a table in each format as `folder/<name>.<format>`; return the paths."""
+    made = {
+        "md": markdown(table),
+        "tex": latex(table, width),
+        "csv": to_csv(table),
+        "html": to_html(table),
+    }
+    paths = [Path(folder) / f"{table.name}.{suffix}" for suffix in made]
+    for path, text in zip(paths, made.values(), strict=True):
+        atomic_write(path, text)
     return paths

@@ -107,8 +107,3 @@ def _entry(rows: list[dict[str, Any]], name: str, one: bool) -> Entry:
         return dataclasses.replace(ours(mean_std(known), decimals), of=len(rows))
     low, high = (rows[0].get(f"{name}_{end}") for end in ("low", "high"))
     return Entry("", known[0], None, low, high, None if one else 1, decimals=decimals)
-
-
-def guidance_scale(study: Study) -> Table:
-    """Return the effective guidance scales that were measured on a study's runs."""
-    return table(stored(study))

@@ -25,13 +25,8 @@ _KEYS = ("memorisation", "memorisation_pixels")
 _DECIMALS = 3
 
 
-def decimals(base: Base) -> int:
-    """Return the digits a metric is shown with: distances two, shares three."""
-    return metric_decimals(base.metric)
-
-
 def metric_decimals(metric: str) -> int:
-    """Return the digits of a metric by its full name."""
+    """Return the digits a metric is shown with: distances two, shares three."""
     shares = ("accuracy", "precision", "recall", "memorisation", "adherence", "heldout", "w_eff")
     return 3 if metric.lower().startswith(shares) else 2
 
@@ -79,13 +74,13 @@ def better_end(study: Study) -> str | None:
 
 def score(base: Base, cell: Cell | None) -> Entry:
     """Return a cell's score."""
-    return ours(cell.estimate(base.score) if cell else None, decimals(base))
+    return ours(cell.estimate(base.score) if cell else None, metric_decimals(base.metric))
 
 
 def difference(base: Base, cell: Cell | None, baseline: Cell | None) -> Entry:
     """Return a cell's score minus the baseline's after the same steps, paired by seed."""
     estimate = gap(cell, baseline, base.score)
-    return ours(estimate, decimals(base), signed=True)
+    return ours(estimate, metric_decimals(base.metric), signed=True)
 
 
 def gap(cell: Cell | None, baseline: Cell | None, column: str) -> Estimate | None:

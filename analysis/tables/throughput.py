@@ -11,7 +11,6 @@ from analysis.tables.score_entries import OTHER_MACHINE, paper_notes
 from analysis.tables.table import Column, Entry, Table, build, exact, missing, not_run, ours, words
 from routing.parsing import json_of
 
-# What `experiments/bench.py` and the sweep `bench` write below a runs folder.
 _PLACES = ("bench*.json", ".sweeps/*/outputs/*.json")
 _LARGEST = 10_000_000  # bytes; a benchmark's file has thousands
 # Speed-ups beyond what the multiply-adds allow do not come from routing.
@@ -60,12 +59,17 @@ _VARIANTS = {
 }
 
 
+def benchmarks(study: Study) -> list[Path]:
+    """Return the files that `experiments/bench.py` and the sweep `bench` wrote below the runs."""
+    root = Path(study.runs.attrs.get("root", "."))
+    return sorted(path for place in _PLACES for path in root.glob(place))
+
+
 def benchmark(study: Study) -> Table:
     """Training steps as experiments/bench.py times them: dense, routed and run otherwise."""
     rows: list[tuple[str, list[Entry]]] = []
     damaged: list[str] = []
-    root = Path(study.runs.attrs.get("root", "."))
-    for path in sorted(path for place in _PLACES for path in root.glob(place)):
+    for path in benchmarks(study):
         try:
             if path.stat().st_size > _LARGEST:
                 raise ValueError("too large")

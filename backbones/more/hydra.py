@@ -83,15 +83,11 @@ class Hydra(nn.Module):
         x, first, second = mixed.split([self.inner, 2 * self.state, 2 * self.state], dim=-1)
         y = self._scan(u, x, first, self.directions[0])
         turned = self.path + REVERSED
-        u, x_there, second = (self._turn(v, layout, self.path, turned) for v in (u, x, second))
+        u, x_there, second = (layout.turn(v, self.path, turned) for v in (u, x, second))
         back = self._scan(u, x_there, second, self.directions[1])
-        y = y + self._turn(back, layout, turned, self.path)
+        y = y + layout.turn(back, turned, self.path)
         own = self.diagonal(x)[..., None] * x.unflatten(-1, (-1, self.headdim))
         return self.out_proj(gated_rms_norm(y + own.flatten(-2), z, self.scale))
-
-    @staticmethod
-    def _turn(v: Tensor, layout: Layout, start: str, end: str) -> Tensor:
-        return layout.to_scan(layout.from_scan(v, start), end)
 
     def _scan(self, u: Tensor, x: Tensor, bc: Tensor, way: Direction) -> Tensor:
         dt = F.softplus(way.dt_proj(u).to(way.dt_bias.dtype) + way.dt_bias)
@@ -138,6 +134,14 @@ class HydraBlock(Block):
         """Return the dispatched operations of this block."""
         conv = [("conv", "auto")] if self.options.conv != "none" else []
         return [("ssd", self.options.kernel), *conv]
+
+    def prepare(self, layout: Layout) -> None:
+        """Make what the branches look up: kernels, both ways of each path, places along it."""
+        super().prepare(layout)
+        for mixer in (self.one, self.two):
+            layout.reorder(mixer.path + REVERSED)
+            if self.options.conv == "true":
+                layout.positions(mixer.path)
 
     def initialise(self) -> None:
         """Draw weights."""

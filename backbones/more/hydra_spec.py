@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from backbones.mamba_spec import check_state
+from backbones.mamba_spec import check_scan
 from backbones.registry import BlockCost, Spec, check_choice, check_kernel, register
 from backbones.sizes import Size
 
@@ -28,7 +28,7 @@ class HydraOptions:
 
     def __post_init__(self) -> None:
         check_choice(self, "conv", "true", "compact", "none")
-        check_state(self.state)
+        check_scan(self.state, self.chunk)
         check_kernel(self.kernel, "ssd")
 
     def states(self, size: Size) -> int:

@@ -95,6 +95,12 @@ class RWKV6Block(Block):
         """Return the dispatched operations of this block."""
         return [("rwkv6", self.time.kernel), ("shift", "auto")]
 
+    def prepare(self, layout: Layout) -> None:
+        """Make what the branches look up: kernels, neighbours and the scan order."""
+        super().prepare(layout)
+        layout.neighbours(self.time.missing)
+        layout.reorder(self.time.path)
+
     def initialise(self) -> None:
         """Draw weights."""
         super().initialise()

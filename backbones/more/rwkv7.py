@@ -128,6 +128,12 @@ class RWKV7Block(Block):
         """Return the dispatched operations of this block."""
         return [("rwkv7", self.time.kernel), ("shift", "auto")]
 
+    def prepare(self, layout: Layout) -> None:
+        """Make what the branches look up: kernels, neighbours and the scan order."""
+        super().prepare(layout)
+        layout.neighbours(self.time.shift.missing)
+        layout.reorder(self.time.path)
+
     def forward(
         self,
         x: Tensor,

@@ -25,13 +25,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from backbones.ops import native
-from backbones.ops.dispatch import KernelError, choose, full_precision, kernel_function, work_dtype
+from backbones.ops.dispatch import (
+    KernelError,
+    batches,
+    choose,
+    full_precision,
+    kernel_function,
+    work_dtype,
+)
 
 MAX_DECAY = (
     60.0  # |w| beyond this would overflow float32 in the factors; e^-60 is no weight at all.
 )
 # Tokens that one triangular matrix product sums on the CPU; measured best of 16, 32 and 64.
 BLOCK = 16
+CACHED = 131072  # Numbers of a block of samples that stay in a CPU's L2 cache.
 
 
 def reference(
@@ -190,14 +198,6 @@ class _Kernel:
         return before, after
 
 
-def _samples(x: Tensor) -> list[slice]:
-    """Blocks of the batch: what fits in the L2 cache on the CPU, everything on a device."""
-    if x.device.type != "cpu":
-        return [slice(0, x.shape[0])]
-    step = max(1, 131072 // max(1, x.shape[1] * x.shape[2]))
-    return [slice(i, i + step) for i in range(0, x.shape[0], step)]
-
-
 class _BiWKV(torch.autograd.Function):
     """K applied to (e^k v, e^k), divided; saves its output and two tensors of that size."""
 
@@ -214,7 +214,7 @@ class _BiWKV(torch.autograd.Function):
         operator = _Kernel(decay, position, k.shape[1], length)
         top = k.amax(1, keepdim=True)
         y, below, slope = torch.empty_like(v), torch.empty_like(v), torch.empty_like(v)
-        for part in _samples(k):
+        for part in batches(k, CACHED):
             up, down, _ = operator.at(part)
             e = torch.exp(k[part] - top[part])
             z = torch.stack((e * v[part], e), dim=2)
@@ -237,7 +237,7 @@ class _BiWKV(torch.autograd.Function):
         dk, dv = torch.empty_like(k), torch.empty_like(v)
         ddecay, dbonus = torch.zeros_like(decay), torch.zeros_like(bonus)
         with full_precision(k):
-            for part in _samples(k):
+            for part in batches(k, CACHED):
                 up, down, p = operator.at(part)
                 g = grad[part]
                 z = torch.empty(

@@ -8,27 +8,19 @@ is walked in blocks that stay in the cache, and everything is read and written w
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from backbones.ops.dispatch import full_precision
+from backbones.ops.dispatch import batches, full_precision
 
 # A smaller dt counts as this where its logarithm or a quotient by it is taken.
 TINY = 1e-20
 # Exponents are clamped: exp is 300 times slower on a CPU where its result is denormal, and a weight
 # of e^-60 is as good as none. The upper limit is met by masked entries alone.
 LIMIT = 60.0
-
-
-def _parts(x: Tensor) -> list[slice]:
-    """Blocks of the batch: what fits in the L2 cache on the CPU, everything on a device."""
-    if x.device.type != "cpu":
-        return [slice(0, len(x))]
-    step = max(1, 262144 // math.prod(x.shape[1:]))
-    return [slice(i, i + step) for i in range(0, len(x), step)]
+CACHED = 262144  # Numbers of a block of samples that stay in a CPU's L2 cache.
 
 
 @functools.lru_cache(maxsize=8)
@@ -163,7 +155,7 @@ class SSD(torch.autograd.Function):
         packed = packed.contiguous()
         y = packed.new_empty(*dt.shape, width)
         states = []
-        for part in _parts(y.flatten(2)):
+        for part in batches(y, CACHED):
             k = _Chunks(packed[part], dt[part], log_decay[part], chunk, width)
             out = y[part].view(k.x.shape)
             received = k.pass_states(torch.bmm(k.keys.mT, k.scale(k.x, k.to_end, out)))
@@ -184,7 +176,7 @@ class SSD(torch.autograd.Function):
         ddt, dlog = torch.empty_like(dt), torch.empty_like(log_decay)
         dD = None if D is None else torch.zeros_like(D)
         with full_precision(packed):
-            for part, received in zip(_parts(y.flatten(2)), states, strict=True):
+            for part, received in zip(batches(y, CACHED), states, strict=True):
                 k = _Chunks(packed[part], dt[part], log_decay[part], ctx.chunk, ctx.width)
                 g = grad[part].view(received.shape[0], ctx.chunk, -1)
                 dx, scratch = _backward(k, g, received, dpacked[part])

@@ -19,7 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from backbones.ops import native
-from backbones.ops.dispatch import choose, kernel_function
+from backbones.ops.dispatch import batches, choose, kernel_function
+
+CACHED = 131072  # Numbers of a block of samples that stay in a CPU's L2 cache.
 
 
 def reference(
@@ -149,13 +151,6 @@ def _followers(table: Tensor) -> Tensor:
     return inverse.scatter_(2, table, index)[..., :tokens]
 
 
-def _blocks(x: Tensor) -> list[slice]:
-    if x.device.type != "cpu":
-        return [slice(0, len(x))]
-    step = max(1, 131072 // max(1, x.shape[1] * x.shape[2]))
-    return [slice(i, i + step) for i in range(0, len(x), step)]
-
-
 class _Rows:
     """Reads rows of one block of samples through a table, an index of T meaning a row of zeros."""
 
@@ -190,7 +185,7 @@ class _Conv(torch.autograd.Function):
         table: Tensor | None,
     ) -> Tensor:
         y = torch.empty_like(x)
-        for part in _blocks(x):
+        for part in batches(x, CACHED):
             own, out = x[part], y[part]
             torch.mul(own, rows[0], out=out)
             if bias is not None:
@@ -213,7 +208,7 @@ class _Conv(torch.autograd.Function):
         dbias = torch.zeros_like(rows[0]) if ctx.has_bias else None
         inverse = None if table is None else _followers(table)
         grad = grad.contiguous()
-        for part in _blocks(x):
+        for part in batches(x, CACHED):
             own, g, out = x[part], grad[part], dx[part]
             torch.mul(g, rows[0], out=out)
             drows[0] += (own * g).sum((0, 1))

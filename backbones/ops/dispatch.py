@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -168,7 +169,7 @@ def resolve(op: str, requested: str = "auto", device: str | None = None) -> Choi
     """Say which implementation of `op` runs.
 
     Args:
-        op: ssd, selective_scan, biwkv, conv or shift.
+        op: One of `registry.KERNELS`.
         requested: auto (the first kernel that can run, else torch), torch, reference, kernel (any
             kernel), or a kernel by name.
         device: "cuda" or "cpu"; by default cuda where there is one.
@@ -231,7 +232,8 @@ def choose(
     Raises:
         KernelError: A kernel was asked for by name and the inputs do not fit it.
     """
-    if requested in ("auto", "native") and x.device.type == "cpu" and native.bypassed():
+    anything = requested in ("auto", "kernel", "native")
+    if anything and x.device.type == "cpu" and native.bypassed():
         return "torch"
     name = resolve(op, requested, x.device.type).name
     if name in ("torch", "reference"):
@@ -252,6 +254,14 @@ def full_precision(x: torch.Tensor) -> Iterator[None]:
     """Switch autocast off for x's device: half precision ruins the sums and exponents of a scan."""
     with torch.autocast(x.device.type, enabled=False):
         yield
+
+
+def batches(x: torch.Tensor, floats: int) -> list[slice]:
+    """Cut the batch of x: on a CPU in parts of `floats` numbers, which its cache holds."""
+    if x.device.type != "cpu":
+        return [slice(0, len(x))]
+    step = max(1, floats // max(1, math.prod(x.shape[1:])))
+    return [slice(i, i + step) for i in range(0, len(x), step)]
 
 
 def work_dtype(*tensors: torch.Tensor) -> torch.dtype:

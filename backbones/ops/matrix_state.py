@@ -58,7 +58,8 @@ class Decay:
         g = g.clamp(min=FLOOR)
         self.upto = g.cumsum(-2)
         self.before = self.upto - g
-        self.middle = self.upto[..., g.shape[-2] // 2 - 1 : g.shape[-2] // 2, :]
+        half = max(1, g.shape[-2] // 2)
+        self.middle = self.upto[..., half - 1 : half, :]
         self.total = self.upto[..., -1:, :]
 
     def pairs(self, q: Tensor, k: Tensor, strict: bool) -> Tensor:

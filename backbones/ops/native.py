@@ -27,7 +27,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ TUNING = (("-march=native",), ("-mcpu=native",), ())
 PATIENCE = 120.0  # Seconds to wait for another process's build before building as well.
 TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 TAPS = 8  # As in the source: the widest convolution.
+EPS = 1e-6  # Added to the variance or the mean square by every norm.
 
 _LOADED: list[tuple[ctypes.CDLL | None, str]] = []
 _FUNCTIONS: dict[tuple[str, torch.dtype], Any] = {}
@@ -77,7 +78,8 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         version = _output(compiler, "--version").partition("\n")[0]
         path = _built(compiler, version)
         return ctypes.CDLL(str(path)), f"built by {version}"
-    except (OSError, subprocess.SubprocessError) as error:
+    # A user without an entry and without $HOME has no home: a RuntimeError.
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         failed = isinstance(error, subprocess.CalledProcessError) and error.stderr
         said = str(failed or error).strip().splitlines()
         line = next((line for line in said if "error" in line), said[0])
@@ -263,7 +265,11 @@ def _order(perm: Tensor | None, tokens: int) -> tuple[Tensor | None, int]:
 
 
 def adaln(
-    x: Tensor, shift: Tensor, scale: Tensor, order: Reorder | None = None, eps: float = 1e-6
+    x: Tensor,
+    shift: Tensor,
+    scale: Tensor,
+    order: Reorder | None = None,
+    norm: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Normalise tokens (B, T, D), then scale and shift them per sample: (B, 1, D) each.
 
@@ -272,16 +278,16 @@ def adaln(
         shift: What to add.
         scale: What to multiply by, less 1.
         order: Put the result into this order.
-        eps: Added to the variance.
+        norm: Normalises in place of a LayerNorm without weights.
 
     Returns:
         Tokens (B, T, D); where a kernel runs, in the type that autocast gives to matmuls.
     """
-    if _takes_stream(x, shift, scale):
+    if norm is None and _takes_stream(x, shift, scale):
         half = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") in TYPES
         dtype = torch.get_autocast_dtype("cpu") if half else x.dtype
-        return _AdaLN.apply(x, shift, scale, eps, None if order is None else order.perm, dtype)
-    unit = F.layer_norm(x, x.shape[-1:], eps=eps)
+        return _AdaLN.apply(x, shift, scale, None if order is None else order.perm, dtype)
+    unit = F.layer_norm(x, x.shape[-1:], eps=EPS) if norm is None else norm(x)
     return permute(torch.addcmul(shift, unit, scale + 1), order)
 
 
@@ -292,14 +298,13 @@ class _AdaLN(torch.autograd.Function):
         x: Tensor,
         shift: Tensor,
         scale: Tensor,
-        eps: float,
         perm: Tensor | None,
         dtype: torch.dtype,
     ) -> Tensor:
         x, ((shift, scale), stride) = x.contiguous(), _rows(shift, scale)
         out, mean, rstd = x.new_empty(x.shape, dtype=dtype), *x.new_empty(2, *x.shape[:2])
         order = _order(perm, x.shape[1])
-        given = (x, shift, scale, stride, eps, *order, *x.shape)
+        given = (x, shift, scale, stride, EPS, *order, *x.shape)
         _call("adaln_forward", dtype, *given, out, mean, rstd)
         ctx.save_for_backward(x, scale, perm, mean, rstd)
         return out
@@ -311,7 +316,7 @@ class _AdaLN(torch.autograd.Function):
         dx, (dshift, dscale) = torch.empty_like(x), x.new_empty(2, len(x), 1, x.shape[-1])
         given = (grad.contiguous(), x, scale, scale.stride(0), *_order(perm, x.shape[1]))
         _call("adaln_backward", grad.dtype, *given, mean, rstd, *x.shape, dx, dshift, dscale)
-        return dx, dshift, dscale, None, None, None
+        return dx, dshift, dscale, None, None
 
 
 def gated_sum(x: Tensor, gate: Tensor, y: Tensor, order: Reorder | None = None) -> Tensor:
@@ -351,12 +356,12 @@ class _GatedSum(torch.autograd.Function):
 
 class _GatedRMSNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, y: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Any, y: Tensor, z: Tensor, weight: Tensor) -> Tensor:
         y, z, weight = y.contiguous(), z.contiguous(), weight.float().contiguous()
         rows, out = y.numel() // y.shape[-1], torch.empty_like(y)
         scale = torch.empty(rows)
         shape = (rows, y.shape[-1])
-        _call("gated_rms_forward", y.dtype, y, z, weight, eps, *shape, out, scale)
+        _call("gated_rms_forward", y.dtype, y, z, weight, EPS, *shape, out, scale)
         ctx.save_for_backward(y, z, weight, scale)
         return out
 
@@ -368,14 +373,14 @@ class _GatedRMSNorm(torch.autograd.Function):
         shape = (len(scale), y.shape[-1])
         given = (grad.contiguous(), y, z, weight, scale)
         _call("gated_rms_backward", y.dtype, *given, *shape, dy, dz, dweight)
-        return dy, dz, dweight, None
+        return dy, dz, dweight
 
 
-def gated_rms_norm(y: Tensor, z: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+def gated_rms_norm(y: Tensor, z: Tensor, weight: Tensor) -> Tensor:
     """RMSNorm(y silu(z)) weight over the channels of (B, T, C): Mamba-2 before its output."""
     if takes(y, z):
-        return _GatedRMSNorm.apply(y, z, weight, eps)
-    return F.rms_norm(y * F.silu(z), weight.shape, weight.to(y.dtype), eps)
+        return _GatedRMSNorm.apply(y, z, weight)
+    return F.rms_norm(y * F.silu(z), weight.shape, weight.to(y.dtype), EPS)
 
 
 class _Conv(torch.autograd.Function):

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backbones.ops.dispatch import choose, full_precision, kernel_function, work_dtype
+from backbones.ops.dispatch import batches, choose, full_precision, kernel_function, work_dtype
 
 SPAN = 16  # Tokens per recomputed piece.
 
@@ -129,13 +129,6 @@ def _mamba_ssm(
     ).transpose(1, 2)
 
 
-def _groups(x: Tensor) -> list[slice]:
-    """Blocks of the batch: one sample on the CPU (its state fits in the cache), else all."""
-    if x.device.type != "cpu":
-        return [slice(0, len(x))]
-    return [slice(i, i + 1) for i in range(len(x))]
-
-
 def _span(
     first: Tensor, steps: Tensor, write: Tensor, rates: Tensor, B: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -167,7 +160,7 @@ class _Scan(torch.autograd.Function):
         rates = A.t().contiguous()  # (N, D): channels last, so that the inner loops are long.
         y = torch.empty_like(write)
         firsts = write.new_zeros(-(-tokens // SPAN), batch, *rates.shape)
-        for part in _groups(write):
+        for part in batches(write, 1):  # one sample: its state fits in the cache
             state = firsts[0, part]
             for i, start in enumerate(range(0, tokens, SPAN)):
                 span = (part, slice(start, start + SPAN))
@@ -185,7 +178,7 @@ class _Scan(torch.autograd.Function):
         dsteps, dwrite = torch.empty_like(steps), torch.empty_like(write)
         dB, dC, drates = torch.empty_like(B), torch.empty_like(C), torch.zeros_like(rates)
         with full_precision(write):
-            for part in _groups(write):
+            for part in batches(write, 1):
                 carried = torch.zeros_like(firsts[0, part])
                 for i in range(len(firsts) - 1, -1, -1):
                     span = (part, slice(i * SPAN, i * SPAN + SPAN))

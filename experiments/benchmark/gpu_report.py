@@ -27,7 +27,7 @@ from experiments.benchmark.bench_report import steps_table
 from experiments.runtime.command import ROOT, run_command
 from experiments.runtime.files import atomic_write
 from experiments.training.session import environment
-from routing.errors import UserError, suggest
+from routing.errors import UserError, one_of, suggest
 from routing.parsing import whole
 
 DEFAULTS = {"out": "results/gpu", "size": "S/2,B/2,L/2,XL/2", "steps": "200", "tests": "true"}
@@ -157,13 +157,15 @@ def main(argv: list[str]) -> int:
         if not equals or key not in words:
             raise UserError(f"{word}: expected {' '.join(DEFAULTS)}{suggest(key, DEFAULTS)}")
         words[key] = value
+    one_of("tests", words["tests"], ("true", "false"))
     sizes = words["size"].split(",")
     for size in sizes:
         parse_size(size)
     try:
-        steps = whole(words["steps"])
+        if (steps := whole(words["steps"])) < 1:
+            raise ValueError
     except ValueError:
-        raise BenchError(f"steps={words['steps']}: expected a whole number") from None
+        raise BenchError(f"steps={words['steps']}: expected a whole number above 0") from None
     listed = devices()
     if not listed:
         raise UserError(

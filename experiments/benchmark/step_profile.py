@@ -101,22 +101,21 @@ def _scopes(step: Step) -> Iterator[None]:
         yield
 
 
-def _part(event: Any) -> str | None:
-    """The innermost named part around an event."""
-    while event is not None:
-        if event.name.startswith("part:"):
-            return event.name.removeprefix("part:")
+def _around(event: Any, name: str) -> Any:
+    """The innermost event around this one whose name begins so, itself included, or None."""
+    while event is not None and not event.name.startswith(name):
         event = event.cpu_parent
-    return None
+    return event
+
+
+def _part(event: Any) -> str:
+    named = _around(event, "part:")
+    return "draw, loss" if named is None else named.name.removeprefix("part:")
 
 
 def _task(event: Any) -> Any:
     """The backward task that an event belongs to, or None in the forward pass."""
-    while event is not None:
-        if event.name.startswith("autograd::engine::evaluate_function"):
-            return event
-        event = event.cpu_parent
-    return None
+    return _around(event, "autograd::engine::evaluate_function")
 
 
 def attribute(events: list[Any], cuda: bool) -> dict[str, float]:
@@ -126,7 +125,7 @@ def attribute(events: list[Any], cuda: bool) -> dict[str, float]:
     for event in sorted(forward, key=lambda e: e.time_range.start):
         # The last operation that carries a number is the one that made the node.
         if event.sequence_nr >= 0:
-            made[event.sequence_nr] = _part(event) or "draw, loss"
+            made[event.sequence_nr] = _part(event)
     totals: dict[str, float] = defaultdict(float)
     for event in events:
         spent = event.self_device_time_total if cuda else event.self_cpu_time_total
@@ -134,7 +133,7 @@ def attribute(events: list[Any], cuda: bool) -> dict[str, float]:
             continue
         task = _task(event)
         if task is None:
-            part = _part(event) or "draw, loss"
+            part = _part(event)
         elif "AccumulateGrad" in task.name:
             part = "gradients"
         else:

@@ -1,6 +1,6 @@
 """What a run is: schema, composition, identity and help of its configuration."""
 
-from experiments.config.compose import flatten, load, options_of, readable, tidy
+from experiments.config.compose import load, options_of
 from experiments.config.schema import (
     CONF,
     GROUPS,
@@ -10,7 +10,7 @@ from experiments.config.schema import (
     TrainConfig,
     role,
 )
-from experiments.runtime.keys import ConfigError
+from experiments.runtime.keys import ConfigError, flatten
 
 __all__ = [
     "CONF",
@@ -23,7 +23,5 @@ __all__ = [
     "flatten",
     "load",
     "options_of",
-    "readable",
     "role",
-    "tidy",
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from backbones.registry import find, names
@@ -16,7 +16,7 @@ from experiments.config.parent import parent_digest
 from experiments.config.schema import CONF, GROUPS, Config
 from experiments.config.validation import SHARED
 from experiments.data.specs import describe, evaluation, suited
-from experiments.runtime.keys import ConfigError
+from experiments.runtime.keys import ConfigError, flatten
 from routing.errors import suggest
 from routing.parsing import check_word
 
@@ -32,21 +32,23 @@ def load(overrides: Sequence[str] = ()) -> Config:
     """
     # null is what stands there already, and Hydra has no word for it.
     overrides = [tidy(text) for text in overrides if text.strip() != "experiment=null"]
-    for text in overrides:
-        if text.split("=", 1)[0] in GROUPS:
-            _check_single(*text.split("=", 1))
-        _check_group(*text.split("=", 1))
-    base, known = _base(tuple(t for t in overrides if t.split("=", 1)[0] in GROUPS))
-    for text in overrides:
-        key = text.split("=", 1)[0]
-        if key not in GROUPS and key not in known and not _is_branch(key, known):
-            raise ConfigError(_unknown(key, known, base))
-        if _is_branch(key, known):
+    pairs = [tuple(text.split("=", 1)) for text in overrides]
+    groups = [(key, value) for key, value in pairs if key in GROUPS]
+    for key, value in groups:
+        _check_single(key, value)
+        _check_group(key, value)
+    base, known = _base(tuple(f"{key}={value}" for key, value in groups))
+    for key, value in pairs:
+        if key in GROUPS:
+            continue
+        if below := [name for name in known if name.startswith(f"{key}.")]:
             raise ConfigError(
                 f"{key} is a group of keys, not a key: type one of {key}.{{...}}, for example "
-                f"{_first(key, known)}=..."
+                f"{below[0]}=..."
             )
-        _check_single(*text.split("=", 1))
+        if key not in known:
+            raise ConfigError(_unknown(key, known, base))
+        _check_single(key, value)
     config = Config.from_dict(_compose(overrides))
     if config.init:
         # Only where a run is about to start: a saved configuration may outlive its parent.
@@ -114,12 +116,8 @@ def readable(override: str) -> str:
     return override
 
 
-def _quoted(value: str) -> bool:
-    return bool(set(value) & set("'\"[{(\\"))
-
-
 def _check_single(key: str, value: str) -> None:
-    if "," in value and not _quoted(value):
+    if "," in value and not set(value) & set("'\"[{(\\"):
         raise ConfigError(
             f"{key}={value}: one run takes one value; type python experiments/run.py -m "
             f"{key}={value} to run each"
@@ -152,14 +150,6 @@ def _has_option(group: str, name: str, key: str) -> bool:
 
 
 def _check_group(group: str, value: str) -> None:
-    if (
-        group not in GROUPS
-        or value in ("null", "none")
-        and (CONF / group / f"{value}.yaml").exists()
-    ):
-        return
-    if group == "experiment" and value == "null":
-        return
     names = options_of(group)
     if value not in names:
         guess = suggest(value, names).replace("did you mean ", f"did you mean {group}=")
@@ -227,28 +217,6 @@ def _compose(overrides: Sequence[str]) -> dict[str, Any]:
     finally:
         GlobalHydra.instance().hydra = held
     assert isinstance(values, dict)
-    for group in ("scale", "experiment"):
-        chosen = [t.split("=", 1)[1] for t in overrides if t.startswith(f"{group}=")]
-        values[group] = chosen[-1] if chosen and chosen[-1] != "null" else _default(group)
+    chosen = dict(text.split("=", 1) for text in overrides)
+    values |= {"scale": chosen.get("scale", "tiny"), "experiment": chosen.get("experiment")}
     return {str(key): value for key, value in values.items()}
-
-
-def _default(group: str) -> str | None:
-    return "tiny" if group == "scale" else None
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted keys of nested mappings."""
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from flatten(value, f"{prefix}{key}.")
-        else:
-            yield prefix + str(key)
-
-
-def _is_branch(key: str, known: Sequence[str]) -> bool:
-    return key not in GROUPS and any(name.startswith(f"{key}.") for name in known)
-
-
-def _first(key: str, known: Sequence[str]) -> str:
-    return next(name for name in known if name.startswith(f"{key}."))

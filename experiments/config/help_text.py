@@ -148,12 +148,6 @@ def _reflowed(lines: list[str]) -> list[str]:
     ]
 
 
-def facts(config: Config) -> tuple[dict[str, Any], Any]:
-    """Return a run's model arguments and cost, without its data and without building it."""
-    arguments = model_arguments(config, specs.describe(config.data))
-    return arguments, run_cost(config, arguments)
-
-
 def check_ready(config: Config, processes: int, on_gpu: bool) -> None:
     """Refuse what so many processes, on GPUs or not, would refuse before their first step."""
     config.check_processes(processes, on_gpu)
@@ -171,7 +165,9 @@ def dry_run(config: Config) -> None:
     It needs no torch, so that it answers at once. With `dry=full` it does: the parts are built, the
     kernels named and a step timed, and the whole configuration follows.
     """
-    arguments, cost = facts(config)
+    info = specs.describe(config.data)
+    arguments = model_arguments(config, info)
+    cost = run_cost(config, arguments)
     train, kernels = config.train, list[str]()
     if full := config.dry == "full":
         import torch
@@ -186,7 +182,6 @@ def dry_run(config: Config) -> None:
     # Forward and backward: three times the forward's MACs, two floating-point operations each.
     macs = cost.macs_routed if config.resolved_route != "none" else cost.macs_dense
     work = 6 * macs * train.batch * train.steps
-    info = specs.describe(config.data)
     shape = "x".join(map(str, info["shape"]))
     pieces = train.micro_batch if isinstance(train.micro_batch, int) else train.batch
     state, memory = cost.training_bytes(0), cost.training_bytes(pieces)

@@ -8,6 +8,7 @@ import json
 import struct
 from pathlib import Path
 
+from experiments.training import run_folder
 from routing.errors import UserError, suggest
 
 
@@ -25,10 +26,11 @@ def split(text: str, key: str = "init=") -> tuple[Path, int | None]:
         raise InitError("this recipe goes on from another run's weights: say which with init=RUN")
     # A run has an @ of its own in its name (2-8@0.75); a step is what follows the last one.
     head, at, tail = text.rpartition("@")
-    if at and not tail.isdigit() and Path(text).expanduser().exists():
+    number = tail.isascii() and tail.isdigit()
+    if at and not number and Path(text).expanduser().exists():
         at = ""
     path, step = (head, tail) if at else (text, "")
-    if at and not step.isdigit():
+    if at and not number:
         raise InitError(
             f"{key}{text}: expected RUN or RUN@STEP with a whole number, got step {step!r}"
         )
@@ -54,11 +56,10 @@ def parent_digest(text: str) -> str:
     """
     path, step = split(text)
     if path.is_dir():
-        path = path / (
-            f"checkpoints/step-{step:08d}/state.safetensors"
-            if step is not None
-            else "model.safetensors"
-        )
+        if step is None:
+            path = path / "model.safetensors"
+        else:
+            path = run_folder.step_folder(path, step) / "state.safetensors"
     if not path.is_file():
         raise InitError(
             f"init={text}: no weights at {path}; finish that run, or name a step it kept"

@@ -18,11 +18,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from experiments.data.data_options import DataError
+from experiments.data.data_options import DataError, first_line
 from experiments.data.dataset import to_uint8
 from routing.rng import Draws
 
 DEFAULT = "stabilityai/sd-vae-ft-ema"
+_NO_DIFFUSERS = 'diffusers is not installed (pip install -e ".[data]"), so latents stay latents'
 _FILES = ("config.json", "diffusion_pytorch_model.safetensors")
 
 
@@ -31,7 +32,7 @@ def why_not(name: str | None) -> str:
     if not name:
         return "the store does not say which VAE made it; set data.vae=FOLDER to see pixels"
     if importlib.util.find_spec("diffusers") is None:
-        return 'diffusers is not installed (pip install -e ".[data]"), so latents stay latents'
+        return _NO_DIFFUSERS
     path = Path(name).expanduser()
     if path.is_file() and path.suffix not in SUFFIXES:
         return f"{path} is no autoencoder: expected one of {' '.join(SUFFIXES)}"
@@ -72,7 +73,7 @@ class Autoencoder:
     ) -> None:
         folder = Path(name).expanduser()
         reason = why_not(name)
-        if reason and not (download and not folder.exists()):
+        if reason and (reason == _NO_DIFFUSERS or folder.exists() or not download):
             raise DataError(reason)
         if folder.is_file():
             network = load_single_file(folder)
@@ -116,8 +117,7 @@ def _pretrained(name: str, dtype: torch.dtype, download: bool) -> Any:
             name, use_safetensors=True, local_files_only=not download, torch_dtype=dtype
         )
     except Exception as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise DataError(f"the VAE {name} cannot be loaded: {lines[0]}") from None
+        raise DataError(f"the VAE {name} cannot be loaded: {first_line(error)}") from None
 
 
 def sample_moments(moments: Tensor, draws: Draws, stream: str) -> Tensor:
@@ -159,14 +159,7 @@ _ATTENTION = {"norm": "group_norm", "q": "to_q", "k": "to_k", "v": "to_v", "proj
 
 
 def load_single_file(path: Path) -> Any:
-    """Return diffusers' AutoencoderKL with the weights of a single file.
-
-    Args:
-        path: .safetensors, or .pt, .pth, .ckpt that hold plain tensors.
-
-    Raises:
-        DataError: A pickle of more than tensors, or no autoencoder of this kind.
-    """
+    """Return diffusers' AutoencoderKL with the weights of a single file of plain tensors."""
     from diffusers import AutoencoderKL
 
     state = _state(path)

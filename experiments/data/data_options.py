@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from experiments.runtime.keys import Key, check_ranges
-from routing.errors import UserError, suggest
+from routing.errors import UserError
 
 TASKS = ("class", "text", "none")
 
@@ -26,12 +25,9 @@ def require(ok: bool, message: str) -> None:
         raise DataError(message)
 
 
-def one_of(key: str, value: str, choices: Collection[str]) -> None:
-    """Raise `DataError` unless `value` is one of `choices`."""
-    require(
-        value in choices,
-        f"{key}={value}: expected one of {', '.join(choices)}{suggest(value, choices)}",
-    )
+def first_line(error: Exception) -> str:
+    """Return the first line of what an exception says, or its type where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 @dataclass(frozen=True)

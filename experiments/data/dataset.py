@@ -21,8 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.data.data_options import TASKS, DataError, DataOptions, one_of
+from experiments.data.data_options import TASKS, DataError, DataOptions, require
 from experiments.data.specs import parse
+from routing.errors import suggest
 from routing.rng import Draws
 
 
@@ -81,12 +82,11 @@ class Dataset(abc.ABC):
     Args:
         options: What is known before the data are read; a subclass whose files say more sets
             `shape`, `num_classes` and `text` anew.
-        task: `class`, `text` or `none`.
+        task: `class`, `text` or `none`: what `batch` returns beside `x`.
         device: Where batches are made.
 
     Attributes:
         name: As in `data=`.
-        task: `class`, `text` or `none`: what `batch` returns beside `x`.
         shape: (C, H, W) of one sample.
         num_classes: Number of classes; 0 for a data set without labels or another task.
         class_names: One name per class.
@@ -94,7 +94,6 @@ class Dataset(abc.ABC):
         sizes: Number of samples per split; None is an endless stream.
         sigma_data: Standard deviation of `x`, as the objective assumes it.
         fingerprint: Changes when the data change; part of a run's identity.
-        device: Where batches are made.
         reads_disk: Whether `rows` reads files, so that a prefetch thread pays.
     """
 
@@ -106,11 +105,13 @@ class Dataset(abc.ABC):
     def __init__(
         self, options: DataOptions, task: str = "class", device: torch.device | str = "cpu"
     ) -> None:
-        one_of("task", task, TASKS)
-        if task == "text" and options.caption_shape is None:
-            raise DataError(
-                f"data={options.name} has no captions; use task=class, or data=scenes task=text"
-            )
+        require(
+            task in TASKS, f"task={task}: expected one of {', '.join(TASKS)}{suggest(task, TASKS)}"
+        )
+        require(
+            task != "text" or options.caption_shape is not None,
+            f"data={options.name} has no captions; use task=class, or data=scenes task=text",
+        )
         self.name, self.sigma_data = options.name, options.sigma_data
         self.task, self.device = task, torch.device(device)
         self.shape = options.sample_shape
@@ -121,6 +122,11 @@ class Dataset(abc.ABC):
     def size(self) -> int | None:
         """Number of training samples; None for an endless stream."""
         return self.sizes["train"]
+
+    @property
+    def pixels_fingerprint(self) -> str:
+        """Changes when the pictures of a split change, also where the data stay."""
+        return self.fingerprint
 
     @property
     def cannot_decode(self) -> str:

@@ -18,7 +18,6 @@ from experiments.data.published_files import (
     NAMES,
     ImageOptions,
     LabelledImages,
-    Split,
     content,
     fetch,
     images_and_labels,
@@ -70,9 +69,16 @@ class FashionOptions(ImageOptions):
     def read(self) -> LabelledImages:
         """Return 60,000 training and 10,000 held-out images: the published split."""
         with explained():
-            files = files_of(Path(self.path).expanduser() if self.path else _downloaded())
+            folder = Path(self.path).expanduser() if self.path else _downloaded()
+            held = {}
+            for name, path in files_of(folder).items():
+                held[name] = content(path)
+                if hashlib.sha256(held[name]).hexdigest() != SHA256[name]:
+                    raise DataError(
+                        f"{path} is cut short or is not what was published (its SHA-256 is another)"
+                    )
             splits = {
-                split: _read(files[images], files[labels])
+                split: images_and_labels(held[images], held[labels], str(folder))
                 for split, (images, labels) in NAMES.items()
             }
         return LabelledImages(splits, CLASSES)
@@ -106,15 +112,3 @@ def _downloaded() -> Path:
         for name, md5 in FashionMNIST.resources:
             fetch([mirror + name for mirror in FashionMNIST.mirrors], folder / name, md5)
     return folder
-
-
-def _read(images: Path, labels: Path) -> Split:
-    """Return one split."""
-    found = []
-    for path in (images, labels):
-        found.append(content(path))
-        if hashlib.sha256(found[-1]).hexdigest() != SHA256[path.name.removesuffix(".gz")]:
-            raise DataError(
-                f"{path} is cut short or is not what was published (its SHA-256 is another)"
-            )
-    return images_and_labels(found[0], found[1], str(images.parent))

@@ -19,10 +19,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from experiments.data.data_options import DataError
+from experiments.data.data_options import DataError, first_line
 from experiments.data.latent_store import LatentStore, Shards, Store, TensorFile
 from experiments.data.latents_spec import latent_field, layout
-from experiments.data.tars import Member, group, list_tar, read_label
+from experiments.data.tars import Member, read_label, samples_of
 from experiments.runtime.files import atomic_path
 
 _INDEX = ".latent-index.npz"
@@ -124,9 +124,9 @@ class TarStore(Store):
         header = b""
         for number, path in enumerate(self._tars):
             with path.open("rb") as handle:
-                for key, fields in group(list_tar(path)).items():
+                for key, fields in samples_of(path).items():
                     where = f"{path}: {key}"
-                    member = _latent_field(where, fields)
+                    member = fields[latent_field(where, fields)]
                     found = _read_header(handle, member, f"{where}.{member.field}")
                     if header and found != header:
                         raise DataError(
@@ -174,11 +174,7 @@ def _map(path: Path) -> NDArray[Any]:
     try:
         return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).numpy()
     except RuntimeError as error:
-        raise DataError(f"{path} cannot be mapped: {str(error).splitlines()[0]}") from None
-
-
-def _latent_field(where: str, fields: dict[str, Member]) -> Member:
-    return fields[latent_field(where, fields)]
+        raise DataError(f"{path} cannot be mapped: {first_line(error)}") from None
 
 
 def _read_header(handle: io.BufferedReader, member: Member, where: str) -> bytes:
@@ -243,8 +239,6 @@ class LightningStore(Store):
         files = [TensorFile(name) for name in names]
         counts = []
         for file in files:
-            if "latents" not in file:
-                file.check("latents", ())
             rows = file.shape("latents")
             if len(rows) != 4:
                 raise DataError(
@@ -283,6 +277,8 @@ def _read_statistics(path: Path, channels: int) -> tuple[Tensor, Tensor]:
             f"{path} holds no plain tensors mean and std (anything else is refused because it can "
             "run code); delete it and use data.scale=std to measure them"
         ) from None
-    if len(mean) != channels or len(std) != channels or not bool((std > 0).all()):
+    if len(mean) != channels or len(std) != channels:
         raise DataError(f"{path} has {len(mean)} means for {channels} channels of latents")
+    if not bool((mean.isfinite() & std.isfinite() & (std > 0)).all()):
+        raise DataError(f"{path} is damaged: expected finite means, and deviations above 0")
     return mean, std

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from experiments.data.data_options import DataError
-from experiments.data.published_files import ImageOptions, LabelledImages, package_folder
+from experiments.data.published_files import ImageOptions, LabelledImages
 from experiments.runtime.files import atomic_path, default_cache, sha256
 from routing.parsing import json_of
 
@@ -45,14 +45,11 @@ class IconsOptions(ImageOptions):
     class_count = 50
     patch = 4
     evaluation = "icons"
-
-    def check(self) -> None:
-        """Refuse the set where the package that brings the fonts is not installed."""
-        self.package()
+    package = ("qtawesome", "the fonts")
 
     def read(self) -> LabelledImages:
         """Return the icons of the commonest first words; all drawings of a name are on one side."""
-        folder = self.package() / "fonts"
+        folder = self.folder() / "fonts"
         try:
             kept, words = _kept(folder, self.class_count)
         except (OSError, ValueError, TypeError, AttributeError, OverflowError) as error:
@@ -62,11 +59,6 @@ class IconsOptions(ImageOptions):
             ) from None
         splits = {split: (kept[f"{split}-x"], kept[f"{split}-y"]) for split in ("train", "test")}
         return LabelledImages(splits, words)
-
-    @staticmethod
-    def package() -> Path:
-        """Return the folder of that package."""
-        return package_folder("qtawesome", "data=icons", "the fonts")
 
 
 def _kept(folder: Path, classes: int) -> tuple[dict[str, np.ndarray], list[str]]:

@@ -11,7 +11,6 @@ Rows are read from mapped files in any order, without worker processes.
 from __future__ import annotations
 
 import abc
-import hashlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,9 +22,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from experiments.data.data_options import DataError
-from experiments.data.latents_spec import MANIFEST, Manifest
+from experiments.data.latents_spec import Manifest
 from experiments.runtime.files import sha256
-from routing.parsing import bytes_of
 
 
 class Store(abc.ABC):
@@ -82,7 +80,10 @@ class TensorFile:
         return name in self._shapes
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape without mapping it."""
+        """Return a tensor's shape without mapping it; refuse a file that has none of this name."""
+        if name not in self:
+            holds = ", ".join(f"{key} {list(size)}" for key, size in self._shapes.items())
+            raise DataError(f"{self.path} has no {name}; it holds {holds or 'nothing'}")
         return self._shapes[name]
 
     def __getitem__(self, name: str) -> Tensor:
@@ -93,13 +94,9 @@ class TensorFile:
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """Refuse a file whose tensor `name` is missing or not of `shape`."""
-        if name not in self:
-            holds = ", ".join(f"{key} {list(size)}" for key, size in self._shapes.items())
-            raise DataError(f"{self.path} has no {name}; it holds {holds or 'nothing'}")
-        if self._shapes[name] != shape:
-            raise DataError(
-                f"{self.path}: {name} has shape {list(self._shapes[name])}; expected {list(shape)}"
-            )
+        found = self.shape(name)
+        if found != shape:
+            raise DataError(f"{self.path}: {name} has shape {list(found)}; expected {list(shape)}")
 
 
 class Shards:
@@ -148,9 +145,8 @@ class LatentStore(Store):
 
     def __init__(self, path: Path, verify: bool = False) -> None:
         self.path = path
-        content = _read(path / MANIFEST)
-        manifest = self.manifest = Manifest.loads(content, path / MANIFEST)
-        self.fingerprint = hashlib.sha256(content).hexdigest()[:16]
+        self.manifest, self.fingerprint = Manifest.read(path)
+        manifest = self.manifest
         self.kind, self.shape, self.count = manifest.kind, manifest.shape, manifest.count
         self.has_flips, self.classes = manifest.flips, manifest.classes
         self.scale_factor, self.shift_factor = manifest.scale_factor, manifest.shift_factor
@@ -185,8 +181,8 @@ class LatentStore(Store):
             expected["caption_ends"] = (self.text[0],)
         for name, tail in expected.items():
             file.check(name, (shard["count"], *tail))
-        if self.text is not None and "captions" not in file:
-            file.check("captions", ())
+        if self.text is not None:
+            file.shape("captions")
         if verify and sha256(path) != shard["sha256"]:
             raise DataError(
                 f"{path} has changed since it was written (its SHA-256 is not the manifest's); "
@@ -200,8 +196,6 @@ class LatentStore(Store):
 
     def text_rows(self, index: Tensor, which: Tensor) -> tuple[Tensor, list[str]]:
         """Return embeddings (B, L, E) and captions."""
-        if self.text is None:
-            return super().text_rows(index, which)
         rows = self._shards.rows("text", index)
         chosen = rows[torch.arange(len(index)), which].float()
         places = zip(*self._shards.find(index), which.tolist(), strict=True)
@@ -213,10 +207,3 @@ class LatentStore(Store):
         at = row * ends.shape[1] + which
         start, end = (int(ends.view(-1)[at - 1]) if at else 0), int(ends.view(-1)[at])
         return file["captions"][start:end].numpy().tobytes().decode("utf-8", "replace")
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return bytes_of(path)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None

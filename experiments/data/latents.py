@@ -10,6 +10,7 @@ numbers and names.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ from experiments.data.latent_store import Store
 from experiments.data.latents_spec import LatentsOptions
 from experiments.data.text_encoder import TextEncoder
 from routing.rng import Draws
+
+# Options that change the pictures of a split while the store stays.
+_PIXELS = ("held_out", "kind", "scaled", "scale_factor", "vae", "vae_dtype")
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,14 @@ class LatentSpace(Dataset):
         return self.decoding.vae or (DEFAULT if self.shape[0] == 4 else None)
 
     @property
+    def pixels_fingerprint(self) -> str:
+        """The store's, with the options that show it in another way or split it elsewhere."""
+        chosen = {key: getattr(self.options, key) for key in _PIXELS}
+        said = {k: v for k, v in chosen.items() if v != getattr(LatentsOptions, k)}
+        digest = hashlib.sha256(repr(said).encode()).hexdigest()[:8]
+        return f"{self.fingerprint}-{digest}" if said else self.fingerprint
+
+    @property
     def cannot_decode(self) -> str:
         """Why latents cannot be shown as pixels here; empty if they can."""
         return "" if self._codec is not None else why_not(self.vae)
@@ -204,8 +216,8 @@ class Latents(LatentSpace):
             split: len(self._ids[split]) if split in self._ids else one.count
             for split, one in self._stores.items()
         }
-        for one in self._stores.values():
-            self._require(one)
+        for split, one in self._stores.items():
+            self._require(one, options.test if split == "test" and options.test else options.path)
         self._affine(store)
         self.fingerprint = store.fingerprint
         if options.test:
@@ -220,8 +232,7 @@ class Latents(LatentSpace):
         self._stores["test"] = store
         self._ids = {"test": shuffled[:count].sort()[0], "train": shuffled[count:].sort()[0]}
 
-    def _require(self, store: Store) -> None:
-        options, path = self.options, self.options.path
+    def _require(self, store: Store, path: str) -> None:
         if self.task == "text":
             if store.text is None:
                 raise DataError(
@@ -240,7 +251,7 @@ class Latents(LatentSpace):
         if high >= _MOST_CLASSES:
             raise DataError(f"{path} has label {high}, which is damage; mend the store")
         named = self._stores["train"].classes
-        self.num_classes = options.num_classes or len(named) or self.num_classes or high + 1
+        self.num_classes = self.options.num_classes or len(named) or self.num_classes or high + 1
         if low < 0 or high >= self.num_classes:
             raise DataError(
                 f"{path} has label {low if low < 0 else high}, outside 0..{self.num_classes - 1}; "

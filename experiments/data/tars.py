@@ -26,16 +26,18 @@ class Member:
     size: int
 
 
-def list_tar(path: Path) -> list[Member]:
-    """Return the regular files of an uncompressed tar archive, in its order."""
-    members = list(walk(path))
-    if not members:
+def samples_of(path: Path) -> dict[str, dict[str, Member]]:
+    """Return {key: {field: member}} of an archive, keys in its order."""
+    samples: dict[str, dict[str, Member]] = {}
+    for member in walk(path):
+        samples.setdefault(member.key, {})[member.field] = member
+    if not samples:
         raise DataError(f"{path} holds no files")
-    return members
+    return samples
 
 
 def walk(path: Path) -> Iterator[Member]:
-    """Yield them as their headers are read.
+    """Yield the regular files of an uncompressed tar archive as their headers are read.
 
     Raises:
         DataError: The archive is damaged, or a name in it leaves it.
@@ -70,14 +72,6 @@ def _refuse_escape(path: Path, info: tarfile.TarInfo) -> None:
     if info.name.startswith("/") or ".." in parts or links or info.isdev():
         kind = "is a link" if links else "points outside of the archive"
         raise DataError(f"{path}: member {info.name!r} {kind}; pack plain files only")
-
-
-def group(members: list[Member]) -> dict[str, dict[str, Member]]:
-    """Return {key: {field: member}}, keys in the archive's order."""
-    samples: dict[str, dict[str, Member]] = {}
-    for member in members:
-        samples.setdefault(member.key, {})[member.field] = member
-    return samples
 
 
 def read_label(content: bytes, where: str) -> int:

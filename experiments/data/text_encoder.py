@@ -9,10 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from experiments.data.data_options import DataError
+from experiments.data.data_options import DataError, first_line
 
-DEFAULT = "openai/clip-vit-large-patch14"
-LENGTH = 77
 _KINDS = {"clip": "CLIPTextModel", "clip_text_model": "CLIPTextModel", "t5": "T5EncoderModel"}
 
 
@@ -26,8 +24,8 @@ class TextEncoder:
     def __init__(
         self,
         name: str,
-        device: torch.device | str = "cpu",
-        length: int = LENGTH,
+        device: torch.device | str,
+        length: int,
         download: bool = False,
     ) -> None:
         if importlib.util.find_spec("transformers") is None:
@@ -49,11 +47,14 @@ class TextEncoder:
         except DataError:
             raise
         except Exception as error:
-            lines = str(error).strip().splitlines() or [type(error).__name__]
             raise DataError(
-                f"the text encoder {name} cannot be loaded ({lines[0]}); fetch it with "
+                f"the text encoder {name} cannot be loaded ({first_line(error)}); fetch it with "
                 f"`hf download {name}`, or give a folder"
             ) from None
+        # CLIP has learnt so many positions; T5's are relative.
+        most = getattr(model.config, "max_position_embeddings", None) or length
+        if length > most:
+            raise DataError(f"the text encoder {name} reads {most} tokens at most, not {length}")
         self.name, self.length, self.device = name, length, torch.device(device)
         self.model = model.to(self.device).eval().requires_grad_(False)
         self.width = int(self.model.config.hidden_size)

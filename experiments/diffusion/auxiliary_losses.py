@@ -70,32 +70,22 @@ def maskdit_loss(
 
 
 def ensemble_loss(
-    losses: Sequence[Tensor],
-    dropped: Sequence[Tensor],
-    grid: tuple[int, int],
-    weight: float = 0.1,
+    loss: Tensor, dropped: Sequence[Tensor], grid: tuple[int, int], weight: float = 0.1
 ) -> Tensor:
-    """Return the loss of TREAD's first version over several routes.
+    """Return the loss of TREAD's first version over the routes of one pass.
 
     `L = mean_k ( dsm_k + weight * mae_k )`, where `dsm_k` is the objective's loss on the tokens
     that stayed in route k and `mae_k` the same error on those that skipped it. Both are means over
     their tokens. The paper's weight is not published; 0.1 is MaskDiT's.
 
     Args:
-        losses: For each route the loss map of the pass with it, `(B, C, H p, W p)`; the same map
-            several times where one pass took all routes.
-        dropped: For each route the tokens that skipped it, `(B, N)`.
+        loss: The objective's loss map, `(B, C, H p, W p)`.
+        dropped: For each route the tokens that skipped it, `(B, N)`; at least one route.
         grid: (H, W) in patches.
         weight: Of the skipped tokens.
     """
-    if not losses or len(losses) != len(dropped):
-        raise ValueError(
-            f"one mask per route is needed, not {len(dropped)} for {len(losses)} routes"
-        )
-    terms = []
-    for loss, mask in zip(losses, dropped, strict=True):
-        hidden = pixel_mask(mask, grid, loss.shape[-1] // grid[1])
-        terms.append(masked_mean(loss, ~hidden) + weight * masked_mean(loss, hidden))
+    hidden = [pixel_mask(mask, grid, loss.shape[-1] // grid[1]) for mask in dropped]
+    terms = [masked_mean(loss, ~mask) + weight * masked_mean(loss, mask) for mask in hidden]
     return torch.stack(terms).mean()
 
 

@@ -27,12 +27,6 @@ def require(ok: bool, message: str) -> None:
         raise DiffusionError(message)
 
 
-def one_of(key: str, value: str, options: tuple[str, ...]) -> None:
-    """Refuse a value that is not among `options`, with the closest one."""
-    hint = suggest(value, options)
-    require(value in options, f"{key}={value}: choose one of {', '.join(options)}{hint}")
-
-
 class DiffusionOptions:
     """Options whose ranges are declared beside their types."""
 
@@ -44,6 +38,7 @@ class DiffusionOptions:
 
 Positive = Annotated[float, Key(above=0)]
 NotNegative = Annotated[float, Key(least=0)]
+Steps = Annotated[int, Key(least=1, most=10**5)]
 
 
 # ------------------------------------------------------------------------------------- objectives
@@ -64,7 +59,7 @@ class EDMOptions(ObjectiveOptions):
     p_std: Positive = 1.2
     sigma_data: Positive = 0.5
     sigma_min: Positive = 0.002
-    sigma_max: float = 80.0
+    sigma_max: Positive = 80.0
     rho: Positive = 7.0
 
     def __post_init__(self) -> None:
@@ -116,12 +111,15 @@ class DDPMOptions(ObjectiveOptions):
 
 @dataclass(frozen=True)
 class SamplerOptions(DiffusionOptions):
-    """What every sampler has; `steps` intervals from noise to data."""
+    """What every sampler has; `steps` intervals from noise to data.
+
+    Heun (order 2) has no more; its last step is Euler's, so `2 * steps - 1` evaluations: 79 for 40.
+    """
 
     GROUP = "sampler"
 
     name: str = "heun"
-    steps: Annotated[int, Key(least=1, most=10**5)] = 40
+    steps: Steps = 40
     shift: Positive = 1.0
     reuse: str | None = None
     reuse_every: Annotated[int, Key(least=1)] = 2  # 1: never reuse
@@ -132,12 +130,7 @@ class EulerOptions(SamplerOptions):
     """Euler steps of the probability-flow ODE (order 1, one evaluation a step)."""
 
     name: str = "euler"
-    steps: Annotated[int, Key(least=1, most=10**5)] = 50
-
-
-@dataclass(frozen=True)
-class HeunOptions(SamplerOptions):
-    """Heun steps (order 2); the last is Euler, so `2 * steps - 1` evaluations: 79 for 40."""
+    steps: Steps = 50
 
 
 @dataclass(frozen=True)
@@ -145,7 +138,7 @@ class ChurnOptions(SamplerOptions):
     """EDM's stochastic sampler (Algorithm 2): renoise a little, then a Heun step."""
 
     name: str = "churn"
-    steps: Annotated[int, Key(least=1, most=10**5)] = 256
+    steps: Steps = 256
     churn: NotNegative = 40.0
     churn_min: float = 0.05
     churn_max: float = 50.0
@@ -165,7 +158,7 @@ class SDEOptions(SamplerOptions):
     """Euler-Maruyama on the reverse SDE (SiT section 3.3), the last step without noise."""
 
     name: str = "sde"
-    steps: Annotated[int, Key(least=1, most=10**5)] = 250
+    steps: Steps = 250
     diffusion: Annotated[str, Key(among=("sigma", "constant", "decreasing"))] = "sigma"
     strength: NotNegative = 1.0  # 0: the ODE
     last_step: Annotated[float, Key(least=0, below=1)] = 0.04
@@ -177,7 +170,7 @@ class DDPMSamplerOptions(SamplerOptions):
     """Ancestral sampling (Ho et al. 2020) on evenly spaced times."""
 
     name: str = "ddpm"
-    steps: Annotated[int, Key(least=1, most=10**5)] = 250
+    steps: Steps = 250
     variance: Annotated[str, Key(among=("learned", "small", "large"))] = "learned"
 
 
@@ -186,7 +179,7 @@ class DDIMOptions(SamplerOptions):
     """DDIM (Song et al. 2021): `eta` 0 is deterministic, 1 is ancestral sampling."""
 
     name: str = "ddim"
-    steps: Annotated[int, Key(least=1, most=10**5)] = 50
+    steps: Steps = 50
     eta: Annotated[float, Key(least=0, most=1)] = 0.0
 
 
@@ -207,7 +200,7 @@ class GuidanceOptions(DiffusionOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(
-            isinstance(self.scale, int | float) and math.isfinite(self.scale),
+            math.isfinite(self.scale),
             f"guidance.scale={self.scale}: a number is needed; 1 is no guidance",
         )
         require(
@@ -337,7 +330,7 @@ OPTIONS: dict[str, dict[str, type]] = {
     "objective": {"edm": EDMOptions, "flow": FlowOptions, "ddpm": DDPMOptions},
     "sampler": {
         "euler": EulerOptions,
-        "heun": HeunOptions,
+        "heun": SamplerOptions,
         "churn": ChurnOptions,
         "sde": SDEOptions,
         "ddpm": DDPMSamplerOptions,
@@ -379,7 +372,8 @@ def options_of(kind: str, value: Any) -> Any:
     if not isinstance(value, Mapping):
         raise DiffusionError(f"{kind}={value!r}: a name or a mapping with a name is needed")
     name = str(value.get("name", next(iter(known))))
-    one_of(kind, name, tuple(known))
+    hint = suggest(name, known)
+    require(name in known, f"{kind}={name}: choose one of {', '.join(known)}{hint}")
     fields = keys_of(known[name])
     for key in value:
         if key not in fields:
@@ -392,16 +386,21 @@ def options_of(kind: str, value: Any) -> Any:
 
 
 def _convert(key: str, hint: Any, value: Any) -> Any:
-    """Read numbers that YAML or a command line gave as text, and refuse what is no number."""
-    target = (typing.get_args(hint) or (hint,))[0]
-    if value is None or target not in (int, float, str):
-        return value
+    """Read numbers that YAML or a command line gave as text; refuse values of another kind."""
+    kinds = typing.get_args(hint) or (hint,)
+    target = kinds[0]
+    if value is None and type(None) in kinds:
+        return None
     if isinstance(value, bool) and target is not str:
-        return value
+        return value  # where a number belongs, its range refuses it
     try:
-        if target is int and float(value) != int(float(value)):
+        if value is None or target is bool:  # a word such as no would count as true
+            raise TypeError
+        found = target(value)
+        if found != found or (target is int and float(value) != found):  # NaN; part of a number
             raise ValueError
-        return target(value)
+        return found
     except (TypeError, ValueError, OverflowError):
-        wanted = {int: "a whole number", float: "a number", str: "text"}[target]
-        raise DiffusionError(f"{key}={value}: {wanted} is needed") from None
+        wanted = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+        said = "null" if value is None else value
+        raise DiffusionError(f"{key}={said}: {wanted[target]} is needed") from None

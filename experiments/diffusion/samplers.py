@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -41,7 +42,8 @@ class Sampler:
         self.options = options
         self.objective = objective
         self.times = objective.schedule(options.steps, options.shift)
-        self._known: dict[tuple[str, float], float] = {}
+        self.alpha, self.sigma = _numbers(objective.alpha), _numbers(objective.sigma)
+        self.scale, self.u = _numbers(objective.scale), _numbers(objective.coordinate)
 
     @property
     def name(self) -> str:
@@ -59,7 +61,7 @@ class Sampler:
 
     def start(self, noise: Tensor) -> Tensor:
         """Return the noisy image at the first time, from standard normal `noise`."""
-        return noise * self._value(self.objective.sigma, self.times[0])
+        return noise * self.sigma(self.times[0])
 
     def sample(self, denoise: Denoise, x: Tensor, noise: Noise) -> Tensor:
         """Walk from `x` at the first time to data.
@@ -83,35 +85,35 @@ class Sampler:
         for i in range(self.steps):
             yield i, self.times[i], self.times[i + 1]
 
-    def _value(self, function: Callable[[Tensor], Tensor], time: float) -> float:
-        # Every batch asks for the same few numbers, and a tensor of one element is slow.
-        key = function.__name__, time
-        if key not in self._known:
-            self._known[key] = float(function(torch.tensor(time, dtype=torch.float64)))
-        return self._known[key]
-
     def _slope(self, x: Tensor, x0: Tensor, time: float) -> Tensor:
         """Return dz/du at `time`."""
-        scale = self._value(self.objective.scale, time)
-        return (x / scale - x0) / self._value(self.objective.coordinate, time)
+        return (x / self.scale(time) - x0) / self.u(time)
 
     def _move(self, x: Tensor, slope: Tensor, time: float, after: float) -> Tensor:
         """Follow `slope` from `time` to `after` in z and u; returns x at `after`."""
-        length = self._value(self.objective.coordinate, after)
-        length -= self._value(self.objective.coordinate, time)
-        z = x / self._value(self.objective.scale, time) + length * slope
-        return z * self._value(self.objective.scale, after)
+        z = x / self.scale(time) + (self.u(after) - self.u(time)) * slope
+        return z * self.scale(after)
 
     def _posterior(
         self, x: Tensor, x0: Tensor, time: float, after: float
     ) -> tuple[Tensor, float, float]:
         """Return mean and (smallest, largest) variance of q(x_after | x_time, x0), as DDPM's."""
-        a_t, a_s = (self._value(self.objective.alpha, t) for t in (time, after))
-        v_t, v_s = (self._value(self.objective.sigma, t) ** 2 for t in (time, after))
+        a_t, a_s = self.alpha(time), self.alpha(after)
+        v_t, v_s = self.sigma(time) ** 2, self.sigma(after) ** 2
         ratio = a_t / a_s
         fresh = max(v_t - ratio**2 * v_s, 0.0)
         mean = (ratio * v_s / v_t) * x + (a_s * fresh / v_t) * x0
         return mean, fresh * v_s / v_t, fresh
+
+
+def _numbers(function: Callable[[Tensor], Tensor]) -> Callable[[float], float]:
+    """Return a function of an objective for plain times: every batch asks for the same few."""
+
+    @cache
+    def number(time: float) -> float:
+        return float(function(torch.tensor(time, dtype=torch.float64)))
+
+    return number
 
 
 class Euler(Sampler):
@@ -150,6 +152,10 @@ class Churn(Heun):
 
     options: ChurnOptions
 
+    def __init__(self, options: ChurnOptions, objective: Objective) -> None:
+        super().__init__(options, objective)
+        self.level, self.from_level = _numbers(objective.level), _numbers(objective.from_level)
+
     def evaluations(self) -> list[tuple[int, float]]:
         """Return two evaluations a step, at the raised level and at the next time."""
         pairs = [[(i, self._raised(time)), (i, after)] for i, time, after in self._intervals()]
@@ -161,20 +167,18 @@ class Churn(Heun):
         """Renoise, then Heun."""
         raised = self._raised(time)
         if raised != time:
-            ratio = self._value(self.objective.alpha, raised)
-            ratio /= self._value(self.objective.alpha, time)
-            extra = self._value(self.objective.sigma, raised) ** 2
-            extra -= (ratio * self._value(self.objective.sigma, time)) ** 2
+            ratio = self.alpha(raised) / self.alpha(time)
+            extra = self.sigma(raised) ** 2 - (ratio * self.sigma(time)) ** 2
             added = self.options.churn_noise * math.sqrt(max(extra, 0.0))
             x = ratio * x + added * noise(i, x)
         return super().step(denoise, x, i, raised, after, noise)
 
     def _raised(self, time: float) -> float:
-        o, level = self.options, self._value(self.objective.level, time)
+        o, level = self.options, self.level(time)
         if not o.churn or not o.churn_min <= level <= o.churn_max:
             return time
         gamma = min(o.churn / self.steps, math.sqrt(2) - 1)
-        return self._value(self.objective.from_level, level * (1 + gamma))
+        return self.from_level(level * (1 + gamma))
 
 
 class SDE(Sampler):
@@ -204,17 +208,15 @@ class SDE(Sampler):
         x0, last = denoise(x, time, i, i).x0, i == self.steps - 1
         if last and self.last == "euler":
             return self._move(x, self._slope(x, x0, time), time, after)
-        u = self._value(self.objective.coordinate, time)
-        length = u - self._value(self.objective.coordinate, after)
-        scale = self._value(self.objective.scale, time)
-        share = self._value(self.objective.alpha, time) / scale
+        u, scale = self.u(time), self.scale(time)
+        length, share = u - self.u(after), self.alpha(time) / scale
         form = {"sigma": u, "constant": 1.0, "decreasing": min(u, 1.0) ** 2}[self.options.diffusion]
         rate = self.options.strength * form
         score = (share * x0 - x / scale) / u**2
         z = x / scale - length * self._slope(x, x0, time) + length * rate * score
         if not last:
             z = z + math.sqrt(2 * rate * length) * noise(i, x)
-        return z * self._value(self.objective.scale, after)
+        return z * self.scale(after)
 
 
 class Ancestral(Sampler):
@@ -247,13 +249,11 @@ class DDIM(Sampler):
     ) -> Tensor:
         """Move along the predicted noise and add `eta` of the posterior's noise."""
         x0 = denoise(x, time, i, i).x0
-        alpha, sigma = (self._value(f, time) for f in (self.objective.alpha, self.objective.sigma))
-        epsilon = (x - alpha * x0) / sigma
+        epsilon = (x - self.alpha(time) * x0) / self.sigma(time)
         _, small, _ = self._posterior(x, x0, time, after)
         spread = self.options.eta**2 * small
-        next_sigma = self._value(self.objective.sigma, after)
-        kept = math.sqrt(max(next_sigma**2 - spread, 0.0))
-        x = self._value(self.objective.alpha, after) * x0 + kept * epsilon
+        kept = math.sqrt(max(self.sigma(after) ** 2 - spread, 0.0))
+        x = self.alpha(after) * x0 + kept * epsilon
         return x + math.sqrt(spread) * noise(i, x) if spread else x
 
 

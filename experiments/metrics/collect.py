@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from experiments.metrics.distances import Moments
+from experiments.metrics.eval_options import MetricError
 
 
 def world() -> tuple[int, int]:
@@ -111,20 +112,21 @@ def identity(features: Features) -> str:
 
 @dataclass
 class Collected:
-    """Features of a set of images."""
+    """What was wanted of the features of a set of images."""
 
     n: int  # number of images
-    moments: Moments | None = None  # moments of the features, where wanted
-    spatial: Moments | None = None  # moments of ADM's spatial features, where wanted
-    rows: Tensor | None = None  # all feature vectors, `(n, d)` float32 on the CPU, where wanted
-    logits: Tensor | None = None  # all logits, `(n, classes)` float32 on the CPU, where wanted
+    moments: Moments | None = None  # of the features
+    spatial: Moments | None = None  # of ADM's spatial features
+    rows: Tensor | None = None  # all feature vectors, `(n, d)` float32 on the CPU
+    logits: Tensor | None = None  # `(n, classes)` float32 on the CPU
+
+
+# What a feature extractor returns, for each part of a collection.
+_SOURCES = {"moments": "features", "spatial": "spatial", "rows": "features", "logits": "logits"}
 
 
 class Collector:
-    """Takes in batches of images and keeps what is wanted of their features.
-
-    `wanted` are some of `moments`, `spatial`, `rows`, `logits`.
-    """
+    """Takes in batches of images and keeps the parts of a collection that are wanted."""
 
     def __init__(
         self, features: Features, wanted: Collection[str], device: torch.device | str | None = None
@@ -133,37 +135,38 @@ class Collector:
         self.device = features.device if device is None else device
         self.n = 0
         self._sums: dict[str, Moments] = {}
-        self._rows: dict[str, list[Tensor]] = {"rows": [], "logits": []}
+        self._rows: dict[str, list[Tensor]] = {}
 
     def update(self, images: Tensor) -> None:
         """Take in a uint8 batch of shape `(B, 3, H, W)`."""
         with exact():
             found = self.features(images)
         self.n += len(images)
-        for key, source in (("moments", "features"), ("spatial", "spatial")):
-            if key in self.wanted:
+        for key in self.wanted:
+            rows = found[_SOURCES[key]]
+            if key in ("rows", "logits"):
+                self._rows.setdefault(key, []).append(rows.float().cpu())
+            else:
                 if key not in self._sums:
-                    self._sums[key] = Moments(found[source].shape[1], self.device)
-                self._sums[key].update(found[source])
-        for key, source in (("rows", "features"), ("logits", "logits")):
-            if key in self.wanted:
-                self._rows[key].append(found[source].float().cpu())
+                    self._sums[key] = Moments(rows.shape[1], self.device)
+                self._sums[key].update(rows)
 
     def merged(self) -> Collected:
         """Return what all processes collected, in rank order; a collective call.
 
-        Every process must have seen at least one image: only then does it know the widths.
+        Raises:
+            MetricError: A process has seen no image, and does not know the widths.
         """
-        moments, spatial = (self._sums.get(key) for key in ("moments", "spatial"))
-        rows, logits = (torch.cat(v) if v else None for v in self._rows.values())
-        count = gather_rows(torch.tensor([self.n])).sum()
-        return Collected(
-            int(count),
-            None if moments is None else merge_moments(moments),
-            None if spatial is None else merge_moments(spatial),
-            None if rows is None else gather_rows(rows),
-            None if logits is None else gather_rows(logits),
-        )
+        counts = gather_rows(torch.tensor([self.n]))
+        if not bool(counts.all()):
+            raise MetricError(
+                f"{int(counts.sum())} images are fewer than {len(counts)} processes; give more "
+                "images or fewer processes"
+            )
+        # In an order of our own: all processes have to gather the same.
+        found: dict[str, Any] = {key: merge_moments(v) for key, v in sorted(self._sums.items())}
+        found |= {key: gather_rows(torch.cat(v)) for key, v in sorted(self._rows.items())}
+        return Collected(int(counts.sum()), **found)
 
 
 def collect(

@@ -183,10 +183,7 @@ def precision_recall(
 ) -> tuple[float, float]:
     """Return improved precision and recall (Kynkaanniemi et al. 2019).
 
-    Args:
-        samples: Features of the samples, with shape `(N, d)`.
-        reference: Features of real images, with shape `(M, d)`.
-        neighbours: k.
+    `samples` `(N, d)` and `reference` `(M, d)` are features; `neighbours` is k.
     """
     centre = reference.mean(dim=0)
     # Distances are computed through products: far from the origin they would lose their digits.
@@ -199,9 +196,7 @@ def precision_recall(
 def inception_score(logits: Tensor, split_size: int = 5000) -> float:
     """Return exp of the mean KL of class probabilities to their average (Salimans et al. 2016).
 
-    Args:
-        logits: With shape `(N, classes)`.
-        split_size: The score is the mean over consecutive splits of this many images, as in ADM.
+    Of logits `(N, classes)`; the mean over consecutive splits of `split_size` images, as in ADM.
     """
     scores = []
     for part in logits.double().split(split_size):
@@ -216,12 +211,8 @@ def kernel_distance(
 ) -> float:
     """Return KID (Binkowski et al. 2018): unbiased squared MMD with the kernel `(x.y / d + 1)^3`.
 
-    Args:
-        samples: Features of the samples, with shape `(N, d)`.
-        reference: Features of real images, with shape `(M, d)`.
-        subsets: Number of random subsets that are averaged.
-        subset_size: Images in each; at most as many as there are.
-        seed: Of the subsets.
+    `samples` `(N, d)` and `reference` `(M, d)` are features. It is the mean over random subsets,
+    of `subset_size` images or as many as there are.
     """
     size = min(subset_size, len(samples), len(reference))
     if size < 2:
@@ -268,10 +259,7 @@ def memorisation(samples: Tensor, train: Tensor, heldout: Tensor) -> tuple[float
     images that were never seen do not get exactly 1; the second number is what the held-out images
     get themselves (each against the others), and is what to compare with.
 
-    Args:
-        samples: With shape `(N, d)`, features or pixels.
-        train: With shape `(T, d)`.
-        heldout: With shape `(H, d)`, at least two rows.
+    All are features or pixels: `samples` `(N, d)`, `train` `(T, d)`, `heldout` `(H, d)`.
     """
     if len(heldout) < 2 or not len(train):
         raise MetricError(

@@ -7,6 +7,7 @@ different quantities, and neither is "the FID".
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -82,25 +83,12 @@ _RENAMED = {
 }
 
 
-def check_metrics(names: tuple[str, ...]) -> None:
-    """Refuse unknown metrics, and none."""
-    for name in names:
-        if name not in METRICS:
-            known = ", ".join(METRICS)
-            guess = "; did you mean fd?" if name.lower() == "fid" else suggest(name, METRICS)
-            raise MetricError(f"unknown metric {name!r}: there are {known}{guess}")
-    if not names:
-        raise MetricError(f"no metric was asked for; name some of {', '.join(METRICS)}")
-
-
-def check_features(names: tuple[str, ...]) -> None:
-    """Refuse unknown feature extractors."""
-    for name in names:
-        if name not in FEATURES:
-            known = ", ".join(FEATURES)
-            raise MetricError(
-                f"unknown features {name!r}: there are {known}{suggest(name, FEATURES)}"
-            )
+def check_known(what: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Refuse names that are none of METRICS or FEATURES."""
+    for name in map(str, names):
+        if name not in known:
+            guess = "; did you mean fd?" if name.lower() == "fid" else suggest(name, known)
+            raise MetricError(f"unknown {what} {name!r}: there are {', '.join(known)}{guess}")
 
 
 def count_label(n: int) -> str:
@@ -115,10 +103,9 @@ def direction(metric: str) -> str:
 
 def full_name(metric: str, n: int, features: str | None) -> str:
     """Return a score's name with number and features, as `FID-5K (inception-adm)`."""
-    label = _RENAMED.get((metric, features or ""))
-    if label is None:
-        # Parts of a metric (adherence_colour, memorisation_heldout) carry their own name.
-        label = METRICS[metric].label if metric in METRICS else metric.replace("_", "-")
+    # Parts of a metric (adherence_colour, memorisation_heldout) carry their own name.
+    own = METRICS[metric].label if metric in METRICS else metric.replace("_", "-")
+    label = _RENAMED.get((metric, features or ""), own)
     return f"{label}-{count_label(n)}" + (f" ({features})" if features else "")
 
 
@@ -223,9 +210,13 @@ class EvalOptions:
     def __post_init__(self) -> None:
         for name in ("features", "metrics"):
             value = getattr(self, name)
+            if not isinstance(value, Sequence):
+                raise MetricError(f"eval.{name}={value}: expected a list of names")
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
-        check_features(self.features)
-        check_metrics(self.metrics)
+        check_known("features", self.features, FEATURES)
+        check_known("metric", self.metrics, METRICS)
+        if not self.metrics:
+            raise MetricError(f"no metric was asked for; name some of {', '.join(METRICS)}")
         for name in ("reference", "inception_weights", "dinov2_weights"):
             if not isinstance(getattr(self, name), str | None):
                 raise MetricError(f"eval.{name}={getattr(self, name)!r}: expected a file or null")

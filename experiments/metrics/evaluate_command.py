@@ -129,8 +129,9 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
             "weights": weights,
             "guidance": dataclasses.asdict(pipeline.guidance.options),
             "sampler": dataclasses.asdict(pipeline.sampler.options),
+            **({"data": changes["data"]} if changes["data"] else {}),
         }
-        path, _ = _record(folder, f"step-{step:08d}", about, options)
+        path, settings = _record(folder, f"step-{step:08d}", about, options)
         if path.is_file() and not (args.write_samples or args.keep_samples):
             # A command that was cut short goes on with the guidances that are missing.
             console.say(f"record      {path}  (scored before; delete it to score again)")
@@ -147,13 +148,13 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
             identity=weights,
             console=console,
         )
-        _finish(folder, f"step-{step:08d}", about, options, scores, console)
+        _finish(f"step-{step:08d}", scores, path, settings, console)
         assert store is not None, "samples are kept until they are scored"
         if world()[0]:
             continue
         if args.write_samples:
             pieces = ((images, labels) for images, _, labels in store.shards())
-            write_npz(pieces, options.samples, args.write_samples)
+            write_npz(pieces, options.samples, Path(args.write_samples).expanduser())
             console.say(f"samples     {args.write_samples}")
         if not args.keep_samples:
             shutil.rmtree(store.folder, ignore_errors=True)
@@ -169,15 +170,11 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
 def _images(
     args: argparse.Namespace, source: Path, device: torch.device, console: log.Console
 ) -> int:
-    for name in ("step", "guidance", "sampler", "steps", "seed", "write_samples"):
-        if getattr(args, name) is not None:
-            raise MetricError(
-                f"--{name.replace('_', '-')} is for sampling from a run, and {source} holds images"
-            )
-    if args.changes:
-        raise MetricError(
-            f"{args.changes[0]} is for sampling from a run, and {source} holds images"
-        )
+    of_runs = ("step", "guidance", "sampler", "steps", "seed", "write_samples")
+    given = [f"--{n.replace('_', '-')}" for n in of_runs if getattr(args, n) is not None]
+    given += args.changes
+    if given:
+        raise MetricError(f"{given[0]} is for sampling from a run, and {source} holds images")
     if "heldout_loss" in (args.metrics or ()):
         raise MetricError(f"heldout_loss is a model's own loss, and {source} holds images")
     images = Images(source)
@@ -206,7 +203,8 @@ def _images(
             bar.update(min(n, (start - mine.start) * world()[1]))
     scores = meters.results(labels, source=str(source))
     about = {"source": str(source), "data": args.data}
-    _finish(args.out, source.stem, about, options, scores, console)
+    path, settings = _record(args.out or Path(), source.stem, about, options)
+    _finish(source.stem, scores, path if args.out else None, settings, console)
     return 0
 
 
@@ -231,24 +229,23 @@ def _write(
     dataset: Any,
     cache: Path,
     images: Any,
-    name: str,
+    title: str,
     device: torch.device,
     console: log.Console,
 ) -> int:
     """Write the statistics of real images for one extractor."""
     if len(options.features) != 1 and args.features:
         raise MetricError("--write-reference writes one kind of features; give one --features")
-    path = Path(args.write_reference)
+    path = Path(args.write_reference).expanduser()
     if path.suffix != ".npz":
         raise MetricError(f"--write-reference {path}: the name must end in .npz")
-    chosen = labelled_data(dataset, options.features[0])
-    features = create_features(
-        options.features[0], options, cache=cache, dataset=chosen, device=device
-    )
+    name = options.features[0]
+    data = labelled_data(dataset, name)
+    features = create_features(name, options, cache=cache, dataset=data, device=device)
     wanted = {"moments", "rows"} | ({"spatial"} & set(features.provides))
     found = collect(features, images, wanted, device)
     if not world()[0]:
-        reference.save(path, features, found, name)
+        reference.save(path, features, found, title)
     console.say(f"reference   {path}  ({found.n} images, {features.name})")
     return 0
 
@@ -263,20 +260,18 @@ def _record(
 
 
 def _finish(
-    folder: Path | None,
     name: str,
-    about: dict[str, Any],
-    options: EvalOptions,
     scores: Sequence[Score],
+    path: Path | None,
+    settings: dict[str, Any],
     console: log.Console,
 ) -> None:
-    """Print the scores, and write them as one JSON file that the same settings write again."""
+    """Print the scores, and write them with the settings as one JSON file, if it has a path."""
     rows = [[s.metric, f"{s.value:.4g}", s.reference or "-"] for s in scores]
     how = " ".join(filter(None, [scores[0].guidance, scores[0].sampler])) if scores else ""
     console.table(f"{name}  {how}".rstrip(), rows, ["score", "value", "against"])
-    if folder is None or world()[0]:
+    if path is None or world()[0]:
         return
-    path, settings = _record(folder, name, about, options)
     record = {**settings, "time": time.time(), "scores": [s.to_dict() for s in scores]}
     atomic_write(path, json.dumps(record, indent=1, default=str) + "\n")
     console.say(f"record      {path}")

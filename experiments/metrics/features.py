@@ -15,10 +15,11 @@ from torch import Tensor
 
 from experiments.data import probe
 from experiments.metrics.collect import Features, main_first
-from experiments.metrics.eval_options import FEATURES, EvalOptions, MetricError, check_features
+from experiments.metrics.eval_options import FEATURES, EvalOptions, MetricError, check_known
 from experiments.metrics.images import check_images, labelled_images, split_images
 from experiments.metrics.pretrained import DinoFeatures, InceptionFeatures
 from experiments.metrics.small_networks import (
+    CodeRecipe,
     KeptNetwork,
     load_autoencoder,
     load_classifier,
@@ -116,7 +117,7 @@ def create_features(
         MetricError: An unknown name, a classifier of another data set, or weights that are
             missing.
     """
-    check_features((name,))
+    check_known("features", (name,), FEATURES)
     options = options or EvalOptions()
     if name == "inception-adm":
         return InceptionFeatures(options.inception_weights, cache=Path(cache), device=device)
@@ -142,7 +143,7 @@ def _classifier(
     size = dataset.shape[-1]
     with main_first():
         trained = load_classifier(
-            dataset.name, dataset.fingerprint, size, dataset.num_classes,
+            dataset.name, dataset.pixels_fingerprint, size, dataset.num_classes,
             lambda split: labelled_images(dataset, split), cache,
             recipe_for(dataset.sizes["train"]),
         )  # fmt: skip
@@ -164,8 +165,9 @@ def _autoencoder(cache: Path, dataset: Any, device: torch.device | str) -> Train
         )
     with main_first():
         trained = load_autoencoder(
-            dataset.name, dataset.fingerprint, size,
+            dataset.name, dataset.pixels_fingerprint, size,
             lambda split: torch.cat([x.cpu() for x in split_images(dataset, split)]), cache,
+            CodeRecipe(),
         )  # fmt: skip
     said = "the held-out images' variance explained"
     return TrainedFeatures("autoencoder", trained, size, said, device)

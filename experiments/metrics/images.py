@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
@@ -21,6 +20,7 @@ from numpy.lib import format as npy
 from PIL import Image
 from torch import Tensor
 
+from experiments.data.data_options import first_line
 from experiments.data.picture_files import eight_bits
 from experiments.metrics.collect import share
 from experiments.metrics.eval_options import MetricError
@@ -103,35 +103,7 @@ def _batches(
 # --- arrays in .npz files -------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _opened(
-    path: str | os.PathLike[str], name: str
-) -> Iterator[tuple[IO[bytes], tuple[int, ...], np.dtype]]:
-    """Open one array of an `.npz` file: its bytes after the header, shape and type."""
-    with zipfile.ZipFile(Path(path).expanduser()) as archive, contextlib.ExitStack() as stack:
-        try:
-            handle = stack.enter_context(archive.open(f"{name}.npy"))
-            version = npy.read_magic(handle)
-            read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-            shape, fortran, dtype = read(handle)
-            if any(type(side) is not int or side < 0 for side in shape):
-                raise ValueError(f"its shape is {shape}")
-        except Exception as error:
-            # numpy parses headers as Python text: a damaged one raises any of a dozen types.
-            raise MetricError(f"{name} in {path} is damaged ({_line(error)})") from None
-        if dtype.hasobject or fortran:
-            raise MetricError(
-                f"{name} in {path} is stored as Python objects or in column order; "
-                "expected plain numbers"
-            )
-        yield handle, shape, dtype
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:100] or type(error).__name__
-
-
-def read_arrays(path: str | os.PathLike[str], wanted: Iterable[str]) -> dict[str, np.ndarray]:
+def read_arrays(path: Path, wanted: Iterable[str]) -> dict[str, np.ndarray]:
     """Return whole arrays of an `.npz` file.
 
     Raises:
@@ -153,13 +125,14 @@ def read_arrays(path: str | os.PathLike[str], wanted: Iterable[str]) -> dict[str
     except MetricError:
         raise
     except Exception as error:
-        raise MetricError(f"{path} is damaged or holds Python objects ({_line(error)})") from None
+        raise MetricError(
+            f"{path} is damaged or holds Python objects ({first_line(error)[:100]})"
+        ) from None
     return found
 
 
-def array_names(path: str | os.PathLike[str]) -> list[str]:
+def array_names(path: Path) -> list[str]:
     """Return the names of the arrays in an `.npz` file."""
-    path = Path(path).expanduser()
     if not path.is_file():
         raise MetricError(f"{path}: no such file; expected an .npz")
     try:
@@ -169,47 +142,42 @@ def array_names(path: str | os.PathLike[str]) -> list[str]:
         raise MetricError(f"{path} is no .npz file, or was cut off while it was written") from None
 
 
-def array_shape(path: str | os.PathLike[str], name: str) -> tuple[int, ...]:
-    """Return the shape of one array without reading it."""
-    with _opened(path, name) as (_, shape, _):
-        return shape
+# --- images of no run -----------------------------------------------------------------------------
 
 
-def stream_images(path: str | os.PathLike[str], batch: int = 64) -> Iterator[Tensor]:
-    """Yield the images in an `.npz` file as uint8 batches `(B, 3, H, W)`.
-
-    They are its `arr_0` `(N, H, W, 3)` of uint8, as in ADM's reference and sample batches.
-    """
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[tuple[IO[bytes], tuple[int, ...]]]:
+    """Open the images of an `.npz` file: their bytes `(N, H, W, 3)` uint8, and this shape."""
     present = array_names(path)
     if "arr_0" not in present:
         raise MetricError(
             f"{path} has no images (arr_0); it holds {', '.join(present) or 'nothing'}"
         )
-    with _opened(path, "arr_0") as (handle, shape, dtype):
+    with zipfile.ZipFile(path) as archive, contextlib.ExitStack() as stack:
+        try:
+            handle = stack.enter_context(archive.open("arr_0.npy"))
+            version = npy.read_magic(handle)
+            read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+            shape, fortran, dtype = read(handle)
+            if any(type(side) is not int or side < 0 for side in shape):
+                raise ValueError(f"its shape is {shape}")
+        except Exception as error:
+            # numpy parses headers as Python text: a damaged one raises any of a dozen types.
+            raise MetricError(f"arr_0 in {path} is damaged ({first_line(error)[:100]})") from None
+        if dtype.hasobject or fortran:
+            raise MetricError(
+                f"arr_0 in {path} is stored as Python objects or in column order; "
+                "expected plain numbers"
+            )
         if dtype != np.uint8 or len(shape) != 4 or shape[3] != 3:
             raise MetricError(
                 f"arr_0 in {path} is {dtype} {shape}; expected uint8 images (N, H, W, 3)"
             )
-        item = math.prod(shape[1:])
-        for start in range(0, shape[0], batch):
-            count = min(batch, shape[0] - start)
-            try:
-                data = handle.read(count * item)
-            except (zipfile.BadZipFile, EOFError, OSError, ValueError, MemoryError, zlib.error):
-                data = b""
-            if len(data) != count * item:
-                raise MetricError(
-                    f"{path} is damaged: arr_0 ends before image {start + count} of {shape[0]}"
-                )
-            array = np.frombuffer(data, dtype=np.uint8).reshape(count, *shape[1:])
-            yield torch.from_numpy(array.transpose(0, 3, 1, 2).copy())
-
-
-# --- images of no run -----------------------------------------------------------------------------
+        yield handle, shape
 
 
 class Images:
-    """Images on disk in order: pictures by name, or an `.npz` with `arr_0` `(N, H, W, 3)`."""
+    """Images on disk in order: pictures by name, or an `.npz` as ADM's samples and references."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -223,12 +191,8 @@ class Images:
                 )
             self.n = len(self.files)
         else:
-            if "arr_0" not in array_names(path):
-                raise MetricError(f"{path} has no images (arr_0); give a sample batch or a folder")
-            shape = array_shape(path, "arr_0")
-            if len(shape) != 4:
-                raise MetricError(f"arr_0 in {path} has shape {shape}; expected (N, H, W, 3)")
-            self.n = shape[0]
+            with _opened(path) as (_, shape):
+                self.n = shape[0]
 
     def labels(self) -> Tensor | None:
         """Return the classes `(N,)` that ADM's batches carry as `arr_1`, or None."""
@@ -245,12 +209,23 @@ class Images:
             for start in range(part.start, part.stop, batch):
                 yield self._pictures(self.files[start : min(start + batch, part.stop)])
             return
-        first = 0
-        for images in stream_images(self.path, batch=batch):
-            low, high = max(part.start - first, 0), min(part.stop - first, len(images))
-            if low < high:
-                yield images[low:high]
-            first += len(images)
+        with _opened(self.path) as (handle, shape):
+            item = math.prod(shape[1:])
+            for first in range(0, min(part.stop, self.n), batch):
+                count = min(batch, self.n - first)
+                try:
+                    data = handle.read(count * item)
+                except (zipfile.BadZipFile, EOFError, OSError, ValueError, MemoryError, zlib.error):
+                    data = b""
+                if len(data) != count * item:
+                    raise MetricError(
+                        f"{self.path} is damaged: arr_0 ends before image {first + count} of "
+                        f"{self.n}"
+                    )
+                low, high = max(part.start - first, 0), min(part.stop - first, count)
+                if low < high:
+                    images = np.frombuffer(data, np.uint8).reshape(count, *shape[1:])[low:high]
+                    yield torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
 
     def _pictures(self, files: list[Path]) -> Tensor:
         arrays = []

@@ -216,7 +216,6 @@ class AdherenceMeter:
 class MeterSet:
     """The meters of one evaluation, with references loaded."""
 
-    options: EvalOptions  # what is measured
     meters: list[Any]  # one per extractor, and one for adherence
     notes: list[str]  # lines for the log, as the classifier's accuracy
 
@@ -242,14 +241,9 @@ def prepare(
 ) -> MeterSet:
     """Load extractors and references, and refuse what cannot be measured; a collective call.
 
-    Args:
-        options: What to measure.
-        dataset: The data set whose held-out split is the reference unless `options.reference` names
-            a file; None for images from elsewhere, which then need a file.
-        cache: Folder of trained classifiers, downloaded weights and references.
-        device: Where the networks run.
-        labelled: Whether the classes or captions of the images are known.
-        data: Options of the data set, for a classifier in a run without labels.
+    The reference is the held-out split of `dataset` unless `options.reference` names a file, which
+    images from elsewhere (None) need. `labelled`: whether the classes or captions of the images are
+    known; `data`: options of the data set, for a classifier in a run without labels.
     """
     plan = assign(options.metrics, options.features)
     alone = [m for m in options.metrics if {"probe", "pixels"} & set(METRICS[m].needs)]
@@ -277,7 +271,7 @@ def prepare(
             )
         pixels = metric == "memorisation_pixels"
         made.append(pixel_meter(dataset, options, device) if pixels else AdherenceMeter())
-    return MeterSet(options, made, notes)
+    return MeterSet(made, notes)
 
 
 def labelled_data(dataset: Any, features: str, data: Any = None) -> Any:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
+from experiments.data.data_options import first_line
 from experiments.metrics.eval_options import MetricError
 from experiments.metrics.images import check_images
 from experiments.metrics.small_networks import checksum
@@ -77,11 +78,16 @@ def load_state(path: str | Path, what: str, option: str) -> dict[str, Tensor]:
         raise MetricError(f"{option}={path}: no such file; expected {what}")
     try:
         if path.suffix == ".safetensors":
-            return load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
+            state = load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        if not state:  # `build_inception` would take it for no weights at all
+            raise ValueError("it is empty")
+        return state
     except Exception as error:
-        line = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise MetricError(f"{option}={path} is not readable as {what} ({line[:120]})") from None
+        raise MetricError(
+            f"{option}={path} is not readable as {what} ({first_line(error)[:120]})"
+        ) from None
 
 
 def build_inception() -> torch.nn.Module:
@@ -190,14 +196,14 @@ def build_dinov2(
     except Exception as error:
         if not pretrained:
             raise
-        line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        line = first_line(error)[:120]
         if weights is not None:
             raise MetricError(
-                f"eval.dinov2_weights={weights} does not hold {model} ({line[:120]})"
+                f"eval.dinov2_weights={weights} does not hold {model} ({line})"
             ) from None
         raise MetricError(
             f"weights of {model} are not in timm's cache and could not be downloaded "
-            f"({line[:120]}): fetch model.safetensors of huggingface.co/timm/{model} "
+            f"({line}): fetch model.safetensors of huggingface.co/timm/{model} "
             "and pass eval.dinov2_weights=FILE"
         ) from None
 

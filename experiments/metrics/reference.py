@@ -9,6 +9,7 @@ is a number without meaning, so it is refused.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,16 +99,10 @@ def save(path: str | os.PathLike[str], features: Features, found: Collected, nam
 def load(
     path: str | os.PathLike[str], features: Features, rows: bool = False, spatial: bool = False
 ) -> Reference:
-    """Read statistics of ADM's or of our own making; nothing is unpickled.
+    """Read an `.npz` of statistics, ADM's or our own; nothing is unpickled.
 
-    Args:
-        path: The `.npz` file.
-        features: The samples' extractor; a file of other features is refused.
-        rows: Feature vectors are needed; where the file has images instead, they are computed.
-        spatial: Spatial moments are needed.
-
-    Raises:
-        MetricError: No such file, a damaged one, other features, or arrays that are missing.
+    Where `rows` (feature vectors) are needed and it has images instead, they are computed. A file
+    of other `features` than the samples' is refused, as a damaged one and missing arrays are.
     """
     path = Path(path).expanduser()
     present = array_names(path)
@@ -158,15 +153,11 @@ def _check(path: Path, arrays: dict[str, Any], features: Features) -> None:
             f"{path} holds statistics of {max(dim, 0)} features, {features.name} has "
             f"{features.dim}; write the reference again with these features"
         )
-    _check_numbers(path, arrays, dim)
-
-
-def _check_numbers(path: Path, arrays: dict[str, Any], dim: int) -> None:
-    plain = {key: value for key, value in arrays.items() if key not in ("features", "name")}
     wrong = [
         key
-        for key, value in plain.items()
-        if value.dtype.kind not in "fiu" or not bool(np.isfinite(value).all())
+        for key, value in arrays.items()
+        if key not in ("features", "name")
+        and (value.dtype.kind not in "fiu" or not bool(np.isfinite(value).all()))
     ]
     rows, n = arrays.get("rows"), arrays.get("n")
     if rows is not None and (rows.ndim != 2 or rows.shape[1] != dim):
@@ -191,9 +182,11 @@ def heldout(
     """Return the statistics of a data set's held-out split, from the cache or computed now."""
     n = len(split_indices(dataset, split))
     of = identity(features).replace("@", "-")
-    key = f"{dataset.name}-{dataset.fingerprint}-{split}{n}-{of}"
+    key = f"{dataset.name}-{dataset.pixels_fingerprint}-{split}{n}-{of}"
     path = Path(cache) / "references" / f"{key}{'-spatial' if spatial else ''}.npz"
-    kept = _load_kept(path, features, spatial)
+    kept = None
+    with contextlib.suppress(MetricError):  # damaged, or of other features
+        kept = load(path, features, rows=True, spatial=spatial) if path.is_file() else None
     # All processes decide alike, whichever of them saw the file first.
     found_by_all = gather_rows(torch.tensor([kept is not None])).all()
     if kept is not None and found_by_all:
@@ -204,11 +197,3 @@ def heldout(
         save(path, features, found, f"{dataset.name}-{split}")
     with main_first():
         return load(path, features, rows=True, spatial=spatial)
-
-
-def _load_kept(path: Path, features: Features, spatial: bool) -> Reference | None:
-    """Return the cached file, or None if it is absent, damaged or of other features."""
-    try:
-        return load(path, features, rows=True, spatial=spatial) if path.is_file() else None
-    except MetricError:
-        return None

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +132,7 @@ def sample_and_score(
         about = {
             **made, "weights": identity, "step": step, "samples": total,
             "seed": options.seed, "batch": options.batch, "labels": options.labels,
-            "objective": dict(config.objective), "data": dataset.fingerprint,
+            "objective": dict(config.objective), "data": dataset.pixels_fingerprint,
             "processes": processes, "count": total, "shard": min(options.batch, total),
             "shards": len(_piece_ranges(options)),
         }  # fmt: skip
@@ -146,11 +145,11 @@ def sample_and_score(
     # A loss alone needs no samples.
     pieces = sample_pieces(pipeline, dataset, options, device, store) if meters.meters else ()
     with console.progress("sample", total) as bar:
-        for piece in pieces:
-            meters.update(piece.images, piece.labels, piece.captions)
-            if piece.labels is not None:
-                labels.append(piece.labels.cpu())
-            done += len(piece.images)
+        for images, asked, captions in pieces:
+            meters.update(images, asked, captions)
+            if asked is not None:
+                labels.append(asked.cpu())
+            done += len(images)
             # All processes are about equally fast: one measures the progress of all.
             bar.update(min(total, done * processes))
     requested = gather_rows(torch.cat(labels)) if labels else None
@@ -164,15 +163,6 @@ def sample_and_score(
 
 
 # --- the samples ---------------------------------------------------------------------------------
-
-
-@dataclass
-class Piece:
-    """Some images with their conditions."""
-
-    images: Tensor  # uint8, with shape `(B, 3, H, W)`
-    labels: Tensor | None = None  # classes `(B,)`, or None
-    captions: list[str] | None = None  # captions, or None
 
 
 def conditions(
@@ -214,8 +204,10 @@ def sample_pieces(
     options: EvalOptions,
     device: torch.device,
     store: SampleStore | None = None,
-) -> Iterator[Piece]:
+) -> Iterator[tuple[Tensor, Tensor | None, list[str] | None]]:
     """Yield this process's share of the samples, made now or read from `store`.
+
+    A piece is uint8 images `(B, 3, H, W)` with their classes `(B,)` and captions, or None.
 
     Every piece is sampled as one full batch (a short one is filled up and cut), so that an image
     does not depend on where a run was interrupted, nor on the number of processes.
@@ -244,7 +236,7 @@ def sample_pieces(
             images = dataset.to_pixels(made.to(dataset.device)).cpu()
             if store:
                 store.write(number, images, seeds, None if labels is None else labels.cpu())
-        yield Piece(images, labels, captions)
+        yield images, labels, captions
 
 
 def _kept(store: SampleStore, number: int, seeds: Tensor) -> Tensor | None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -130,7 +129,19 @@ def _load(path: Path, build: Callable[[], nn.Module], identity: str) -> KeptNetw
     return KeptNetwork(model, quality, checksum(model), path, fresh=False)
 
 
-def fit(parameters: Iterable[Any], recipe: Any, steps: int, losses: Iterable[Tensor]) -> None:
+@dataclass(frozen=True)
+class _Recipe:
+    """How a network is built and trained; part of its name in the cache."""
+
+    width: int = 16
+    dim: int = 64
+    batch: int = 64
+    lr: float = 6e-3
+    weight_decay: float = 1e-2
+    seed: int = 0
+
+
+def fit(parameters: Iterable[Any], recipe: _Recipe, steps: int, losses: Iterable[Tensor]) -> None:
     """Follow `losses`, each computed when it is asked for, by AdamW and one cycle of its rate."""
     optimizer = torch.optim.AdamW(parameters, recipe.lr, weight_decay=recipe.weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.lr, total_steps=steps)
@@ -145,17 +156,11 @@ def fit(parameters: Iterable[Any], recipe: Any, steps: int, losses: Iterable[Ten
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How the classifier is built and trained; part of its name in the cache."""
+class Recipe(_Recipe):
+    """How the classifier is built and trained."""
 
-    width: int = 16
-    dim: int = 64
     epochs: int = 16
-    batch: int = 64
-    lr: float = 6e-3
-    weight_decay: float = 1e-2
     shift: int = 1
-    seed: int = 0
 
 
 def recipe_for(count: int) -> Recipe:
@@ -172,9 +177,8 @@ class SmallClassifier(nn.Module):
 
     provides = ("features", "logits")
 
-    def __init__(self, size: int, classes: int, recipe: Recipe | None = None) -> None:
+    def __init__(self, size: int, classes: int, recipe: Recipe) -> None:
         super().__init__()
-        recipe = recipe or Recipe()
         self.dim = recipe.dim
         stride = 2 if size >= 16 else 1
         stem = nn.Conv2d(3, recipe.width, 3, padding=1, stride=stride)
@@ -197,10 +201,9 @@ class SmallClassifier(nn.Module):
 
 
 def train_classifier(
-    images: Tensor, labels: Tensor, classes: int, recipe: Recipe | None = None
+    images: Tensor, labels: Tensor, classes: int, recipe: Recipe
 ) -> SmallClassifier:
     """Train a classifier on images (N, 3, H, W) uint8; the same input gives the same weights."""
-    recipe = recipe or Recipe()
     with training(recipe.seed):
         model = SmallClassifier(images.shape[-1], classes, recipe).double()
 
@@ -242,14 +245,13 @@ def load_classifier(
     size: int,
     classes: int,
     splits: Callable[[str], tuple[Tensor, Tensor]],
-    cache: str | os.PathLike[str],
-    recipe: Recipe | None = None,
+    cache: Path,
+    recipe: Recipe,
 ) -> KeptNetwork:
     """Return the data set's classifier, from the cache or trained now.
 
     `splits` returns images (N, 3, H, W) uint8 and labels (N,) of the split `train` or `test`.
     """
-    recipe = recipe or Recipe()
     settings = [CLASSIFIER_VERSION, name, fingerprint, size, classes, vars(recipe)]
 
     def make() -> tuple[nn.Module, float]:
@@ -259,26 +261,20 @@ def load_classifier(
         model = train_classifier(images, labels, classes, recipe)
         return model, accuracy(model, *splits("test"))
 
-    folder = Path(cache) / "classifiers"
-    return load_or_make(
-        folder, name, settings, lambda: SmallClassifier(size, classes, recipe), make
-    )
+    def build() -> nn.Module:
+        return SmallClassifier(size, classes, recipe)
+
+    return load_or_make(cache / "classifiers", name, settings, build, make)
 
 
 # --- autoencoder ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class CodeRecipe:
-    """How the autoencoder is built and trained; part of its name in the cache."""
+class CodeRecipe(_Recipe):
+    """How the autoencoder is built and trained."""
 
-    width: int = 16
-    dim: int = 64
     steps: int = 800
-    batch: int = 64
-    lr: float = 6e-3
-    weight_decay: float = 1e-2
-    seed: int = 0
 
 
 class SmallAutoencoder(nn.Module):
@@ -291,9 +287,8 @@ class SmallAutoencoder(nn.Module):
 
     provides = ("features",)
 
-    def __init__(self, size: int, recipe: CodeRecipe | None = None) -> None:
+    def __init__(self, size: int, recipe: CodeRecipe) -> None:
         super().__init__()
-        recipe = recipe or CodeRecipe()
         self.dim = min(recipe.dim, size * size // 2)
         down: list[nn.Module] = []
         up: list[nn.Module] = []
@@ -324,9 +319,8 @@ class SmallAutoencoder(nn.Module):
         return (self.decoder(self.encoder(target)) - target).square()
 
 
-def train_autoencoder(images: Tensor, recipe: CodeRecipe | None = None) -> SmallAutoencoder:
+def train_autoencoder(images: Tensor, recipe: CodeRecipe) -> SmallAutoencoder:
     """Train on the squared error of images (N, 3, H, W) uint8; the same input, the same weights."""
-    recipe = recipe or CodeRecipe()
     with training(recipe.seed):
         model = SmallAutoencoder(images.shape[-1], recipe).double()
 
@@ -359,14 +353,13 @@ def load_autoencoder(
     fingerprint: str,
     size: int,
     images: Callable[[str], Tensor],
-    cache: str | os.PathLike[str],
-    recipe: CodeRecipe | None = None,
+    cache: Path,
+    recipe: CodeRecipe,
 ) -> KeptNetwork:
     """Return the data set's autoencoder, from the cache or trained now.
 
     `images` returns those of the split `train` or `test`, uint8 (N, 3, H, W).
     """
-    recipe = recipe or CodeRecipe()
     settings = [AUTOENCODER_VERSION, name, fingerprint, size, vars(recipe)]
 
     def make() -> tuple[nn.Module, float]:
@@ -375,5 +368,7 @@ def load_autoencoder(
         model = train_autoencoder(images("train"), recipe)
         return model, explained(model, images("test"))
 
-    folder = Path(cache) / "autoencoders"
-    return load_or_make(folder, name, settings, lambda: SmallAutoencoder(size, recipe), make)
+    def build() -> nn.Module:
+        return SmallAutoencoder(size, recipe)
+
+    return load_or_make(cache / "autoencoders", name, settings, build, make)

@@ -42,11 +42,7 @@ def big(number: float) -> str:
         return f"{number:.3g}".replace("+", "")
     for unit, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("K", 1e3)):
         if number >= size:
-            return (
-                f"{number / size:.3g}{unit}"
-                if number / size < 100
-                else f"{number / size:.1f}{unit}"
-            )
+            return f"{number / size:{'.3g' if number / size < 100 else '.1f'}}{unit}"
     return f"{number:g}"
 
 
@@ -112,14 +108,11 @@ def append_jsonl(path: Path, entries: Iterable[Mapping[str, Any]]) -> None:
         os.fsync(handle.fileno())
 
 
-def _stands(at: object, step: int) -> bool:
-    return isinstance(at, (int, float)) and at <= step
-
-
 def cut_jsonl(path: Path, step: int) -> None:
     """Drop the lines after `step` and any half-written one: a resumed run writes them again."""
     if path.is_file():
-        kept = [entry for entry in read_jsonl(path) if _stands(entry.get("step", 0), step)]
+        known = ((entry, entry.get("step", 0)) for entry in read_jsonl(path))
+        kept = [entry for entry, at in known if isinstance(at, int | float) and at <= step]
         atomic_write(path, "".join(json.dumps(entry) + "\n" for entry in kept))
 
 

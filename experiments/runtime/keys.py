@@ -82,6 +82,21 @@ class Key:
         raise error(f"{name}={value}: expected {expected}{hint}")
 
 
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested mappings by dotted key; an empty mapping is a value."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        inner = isinstance(value, Mapping) and value
+        found |= flatten(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+    return found
+
+
+def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return both values of each dotted key in which nested mappings differ, None for none."""
+    a, b = flatten(one), flatten(other)
+    return {k: (a.get(k), b.get(k)) for k in sorted(a.keys() | b.keys()) if a.get(k) != b.get(k)}
+
+
 @functools.cache
 def keys_of(cls: Any) -> dict[str, tuple[Any, Key]]:
     """Return the type and the `Key` of every field of a class of options."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +19,9 @@ from routing.errors import UserError
 
 class MemoryLimit(UserError):
     """The model does not fit; the message names the value to type."""
+
+
+_ONE = "out of memory with one sample: take a smaller size= or routing.checkpoint=true"
 
 
 def keep_freed_memory() -> bool:
@@ -41,8 +46,9 @@ def available_memory() -> int:
 def visible_gpus() -> list[str]:
     """Return the GPUs that this shell may use, as CUDA_VISIBLE_DEVICES names them (no torch)."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:
-        return [g for g in named.split(",") if g.strip()]
+    if named is not None:  # CUDA sees those before the first that is none, such as -1
+        given = (gpu.strip() for gpu in named.split(","))
+        return list(itertools.takewhile(re.compile(r"\d+\Z|(GPU|MIG)-").match, given))
     count = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
     if not count:  # a container may hide that folder
         try:
@@ -70,10 +76,11 @@ def is_oom(error: BaseException) -> bool:
 def out_of_memory(error: RuntimeError, tried: int) -> None:
     """Turn an out-of-memory error of `tried` samples into the value to type; leave any other."""
     if is_oom(error):
+        if tried == 1:
+            raise MemoryLimit(_ONE) from error
         raise MemoryLimit(
             f"out of memory with {tried} samples at once: type "
-            f"train.micro_batch={max(1, tried // 2)} (same result, "
-            "accumulated) or train.micro_batch=auto"
+            f"train.micro_batch={tried // 2} (same result, accumulated) or train.micro_batch=auto"
         ) from error
 
 
@@ -118,8 +125,6 @@ def largest_micro_batch(local: int, fits: Callable[[int], bool]) -> int:
     size = local
     while not fits(size):
         if size == 1:
-            raise MemoryLimit(
-                "out of memory with one sample: take a smaller size= or routing.checkpoint=true"
-            )
+            raise MemoryLimit(_ONE)
         size = (size + 1) // 2
     return size

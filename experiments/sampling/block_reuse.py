@@ -12,8 +12,6 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
-
 from experiments.diffusion.diffusion_options import DiffusionError, SamplerOptions
 from routing.route import Route
 from routing.stack import Reuse
@@ -47,25 +45,18 @@ class ReusePlan:
 
     @contextlib.contextmanager
     def run(self, model: Any, evaluation: int, key: Hashable) -> Iterator[None]:
-        """Let the passes of `model` in this block record or replay."""
-        reuse = self._kept.setdefault(key, Reuse(self.start, self.end))
-        reuse = reuse.replay() if self.replays(evaluation, key) else reuse.record()
-        with handed_to(model.stack, reuse):
+        """Let the stack of `model` record or replay in this block, whatever calls it."""
+        kept = self._kept.setdefault(key, Reuse(self.start, self.end))
+        reuse = kept.replay() if self.replays(evaluation, key) else kept.record()
+
+        def add(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return args, {**kwargs, "reuse": reuse}
+
+        hook = model.stack.register_forward_pre_hook(add, with_kwargs=True)
+        try:
             yield
-
-
-@contextlib.contextmanager
-def handed_to(stack: nn.Module, reuse: Any) -> Iterator[None]:
-    """Pass `reuse` to a `routing.Stack`, whatever model calls it."""
-
-    def add(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return args, {**kwargs, "reuse": reuse}
-
-    hook = stack.register_forward_pre_hook(add, with_kwargs=True)
-    try:
-        yield
-    finally:
-        hook.remove()
+        finally:
+            hook.remove()
 
 
 def plan_reuse(options: SamplerOptions, depth: int, sparse: bool = False) -> ReusePlan | None:

@@ -149,7 +149,7 @@ class SamplingPipeline:
         weak = None
         checkpoint = getattr(guide.options, "checkpoint", None)
         if guide.needs_weak and checkpoint is not None:
-            path, step = split(checkpoint)
+            path, step = split(checkpoint, "guidance.checkpoint=")
             weak = load_model(path, step=step, device=next(model.parameters()).device).model
         guide.check(model, weak)
         if "null" in guide.labels and config.train.label_drop == 0:

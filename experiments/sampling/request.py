@@ -73,7 +73,10 @@ def parse_captions(text: str) -> list[str]:
     if text.endswith(".txt"):
         if not Path(text).is_file():
             raise DiffusionError(f"--captions {text}: there is no such file")
-        lines = Path(text).read_text(encoding="utf-8").splitlines()
+        try:
+            lines = Path(text).read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError:
+            raise DiffusionError(f"--captions {text}: expected text in UTF-8") from None
     else:
         lines = text.split(";")
     captions = [line.strip() for line in lines if line.strip()]
@@ -140,7 +143,8 @@ def plan_request(
         for row, (number, _) in enumerate(rows)
         for seed in seeds
     ]
-    shown = [text or _name(number, class_names) for number, text in rows]
+    known = dict(enumerate(class_names))
+    shown = [text or known.get(number or 0, str(number)) for number, text in rows]
     return Request(
         list(seeds) * len(rows),
         [n for n, _ in rows if n is not None for _ in seeds] or None,
@@ -149,7 +153,3 @@ def plan_request(
         shown,
         names,
     )
-
-
-def _name(number: int | None, names: Sequence[str]) -> str:
-    return names[number] if number is not None and number < len(names) else str(number)

@@ -138,8 +138,8 @@ def write_pictures(
             save_png(first[i], out / "png" / f"{request.names[i]}{drawn}.png")
         pieces = ((pixels, classes) for pixels, _, classes in read_shards(out / "shards"))
         write_npz(pieces, len(request.seeds), out / "samples.npz")
-        for shard in (out / "shards").glob("shard-*.npz"):
-            shard.unlink()
+    for shard in (out / "shards").glob("shard-*.npz"):  # an earlier call may have been killed here
+        shard.unlink()
     console.say(f"grid      {out / 'grid.png'}")
     shown = min(pngs, len(request.seeds))
     if shown:

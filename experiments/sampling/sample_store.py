@@ -25,6 +25,7 @@ from torch import Tensor
 
 from experiments.diffusion.diffusion_options import DiffusionError
 from experiments.runtime.files import atomic_path, atomic_write
+from experiments.runtime.keys import differing
 from experiments.sampling.generation import Progress, labels_from_seeds
 from experiments.sampling.pipeline import SamplingPipeline
 from routing.parsing import json_of
@@ -58,8 +59,8 @@ class SampleStore:
         if not finished and not any(self.folder.glob("shard-*.npz")):
             atomic_write(path, json.dumps(about, indent=1) + "\n")
             return
-        found = json_of(path.read_text(), str(path)) if path.exists() else {}
-        if other := _differences(found, about):
+        found = json_of(path.read_bytes(), str(path)) if path.exists() else {}
+        if other := differing(found if isinstance(found, dict) else {}, about):
             raise DiffusionError(
                 f"{self.folder} holds samples with another {', '.join(other)}; give another "
                 "folder, or remove this one"
@@ -232,18 +233,6 @@ def _digest(*conditions: Tensor | Text | None) -> str:
         else:
             digest.update(b"none" if part is None else b"text")
     return digest.hexdigest()[:16]
-
-
-def _differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """Return the keys whose values differ, with a dot for those inside a mapping."""
-    keys: list[str] = []
-    for key in sorted(found.keys() | wanted.keys()):
-        one, other = found.get(key), wanted.get(key)
-        if isinstance(one, Mapping) and isinstance(other, Mapping):
-            keys += [f"{key}.{inner}" for inner in _differences(one, other)]
-        elif one != other:
-            keys.append(key)
-    return keys
 
 
 def write_npz(

@@ -1,8 +1,8 @@
 """Frozen encoders for REPA (Yu et al. 2025): features of the clean image at the model's tokens.
 
 `random` is a fixed random convolution pyramid: a control, and for tests. `probe` is the network
-that reads scenes. `dinov2-vits14` and `dinov2-vitl14` are timm's, whose weights the user fetches
-(eval.dinov2_weights or timm's own cache).
+that reads scenes. `dinov2-*` are timm's, whose weights the user fetches (eval.dinov2_weights or
+timm's own cache).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from backbones import Backbone, BackboneError
 from experiments.config.schema import Config
 from experiments.runtime.files import atomic_path, fsync_dir, sha256
+from experiments.training.run_folder import listed, step_folder
 from routing.errors import UserError
 from routing.parsing import json_of
 
@@ -34,11 +35,6 @@ class CheckpointError(UserError):
 
 
 # --- writing -------------------------------------------------------------------------------------
-
-
-def step_folder(folder: Path, step: int) -> Path:
-    """Return where the checkpoint of `step` stands below a run folder."""
-    return folder / "checkpoints" / f"step-{step:08d}"
 
 
 def save(
@@ -117,16 +113,6 @@ def _prune(folder: Path, keep: int, keep_every: int) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def listed(folder: Path) -> list[tuple[int, Path]]:
-    """Return step and folder of every checkpoint of a run, in order."""
-    found = []
-    for path in (folder / "checkpoints").glob("step-*"):
-        digits = path.name.removeprefix("step-")
-        if digits.isdecimal() and path.is_dir():
-            found.append((int(digits), path))
-    return sorted(found)
-
-
 # --- reading -------------------------------------------------------------------------------------
 
 
@@ -188,24 +174,6 @@ def read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         return load_file(path / "state.safetensors"), state
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"{path} is not a readable checkpoint ({_reason(error)})") from error
-
-
-def difference(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """Return `key (saved X, asked Y)` for every hashed key in which two configurations differ."""
-
-    def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-        for key, value in values.items():
-            if isinstance(value, Mapping) and value:
-                yield from leaves(value, f"{prefix}{key}.")
-            else:
-                yield f"{prefix}{key}", value
-
-    a, b = dict(leaves(saved)), dict(leaves(wanted))
-    return [
-        f"{key} (saved {a.get(key)!r}, asked {b.get(key)!r})"
-        for key in sorted(a.keys() | b.keys())
-        if a.get(key) != b.get(key)
-    ]
 
 
 # --- weights -------------------------------------------------------------------------------------

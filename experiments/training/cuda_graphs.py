@@ -127,12 +127,8 @@ class GraphedSteps:
 
     def __call__(self, batch: Batch | None) -> None:
         """Take one step."""
-        trainer, step = self.trainer, self.trainer.state.step
-        rows = torch.arange(trainer.local)
-        draws = trainer.draws(rows)
-        if batch is None:
-            batch = trainer.dataset.batch(trainer.samples(step, rows), draws)
-        routing = trainer.routes.training(draws, step / trainer.config.train.steps)
+        trainer = self.trainer
+        batch, draws, routing = trainer.drawn(torch.arange(trainer.local), batch)
         route = None if routing is None else routing.route
         if route not in self.steps:
             self.steps[route] = RouteStep(trainer, batch, draws, routing)

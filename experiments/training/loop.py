@@ -94,15 +94,18 @@ class Trainer:
         self.update(total)
 
     def loss(self, rows: Tensor, batch: Batch | None = None) -> Tensor:
-        """Return the mean loss of some rows of the global batch, which may have been read ahead.
+        """Return the mean loss of some rows of the global batch."""
+        return self.loss_of(*self.drawn(rows, batch))
+
+    def drawn(self, rows: Tensor, batch: Batch | None) -> tuple[Batch, Draws, Routing | None]:
+        """Return these rows of the global batch, unless read ahead, their numbers and routes.
 
         Rows and sample numbers stay on the CPU: asking a GPU for them would wait for its work.
         """
-        draws = self.draws(rows)
+        draws, step = self.draws(rows), self.state.step
         if batch is None:
-            batch = self.dataset.batch(self.samples(self.state.step, rows), draws)
-        routing = self.routes.training(draws, self.state.step / self.config.train.steps)
-        return self.loss_of(batch, draws, routing)
+            batch = self.dataset.batch(self.samples(step, rows), draws)
+        return batch, draws, self.routes.training(draws, step / self.config.train.steps)
 
     def loss_of(self, batch: Batch, draws: Draws, routing: Routing | None) -> Tensor:
         """Return the mean loss of a batch under these random numbers and routes."""

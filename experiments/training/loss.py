@@ -112,5 +112,5 @@ def reduce(
         return maskdit_loss(terms, error, ~kept, grid, train.mae_weight)
     if train.loss == "ensemble" and output.inner:
         dropped = [~layout.mask() for layout in output.inner]
-        return ensemble_loss([terms] * len(dropped), dropped, grid, train.mae_weight)
+        return ensemble_loss(terms, dropped, grid, train.mae_weight)
     return terms.mean()

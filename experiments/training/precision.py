@@ -59,8 +59,8 @@ def bf16_speed(runs: list[Config], accelerator: Any) -> float:
     trainer = Trainer(runs[0], accelerator, Console(quiet=True))
     trainer.model.train()
     low, high = trainer.pieces[0]
-    rows = torch.arange(trainer.first + low, trainer.first + high, device=trainer.device)
-    batch = trainer.dataset.batch(trainer.samples(0, rows), trainer.draws(rows))
+    rows = torch.arange(trainer.first + low, trainer.first + high)
+    batch, _, _ = trainer.drawn(rows, None)
     wait = torch.cuda.synchronize if trainer.device.type == "cuda" else lambda: None
 
     def seconds(run: Config) -> float:

@@ -128,18 +128,22 @@ def learned_parts(config: Config) -> dict[str, Any]:
     return parts
 
 
-def run_cost(config: Config, model: dict[str, Any], route: Route | None = None) -> Cost:
+def run_cost(
+    config: Config, model: dict[str, Any] | None = None, route: Route | None = None
+) -> Cost:
     """Return `backbones.cost.cost` for a run; with a drawn end the routed MACs are a mean.
 
-    `route` is a resolved one; None takes the run's first one.
+    `model` are its `model_arguments`, worked out if not given; `route` is a resolved one, the run's
+    first one if not given.
     """
     options = config.routing
+    arguments = model_arguments(config, describe(config.data)) if model is None else model
     if route is None:
         # Routed never, though the model has what a routed one has: SPRINT's dense fine-tune.
         route = Route() if options.off_after == 0 else first_route(config)
 
     def counted(of: Route) -> Cost:
-        return cost(**model, route=of, reinsert=options.reinsert, remove=options.remove)
+        return cost(**arguments, route=of, reinsert=options.reinsert, remove=options.remove)
 
     full = counted(route)
     if not options.random_end or not route:

@@ -57,8 +57,8 @@ def train(config: Config, *, quiet: bool = False) -> Path:
     accelerator = build.make_accelerator(config)
     console = log.Console(quiet or not accelerator.is_main_process)
     folder, steps = config.folder, config.train.steps
-    done = finished(folder, config)
-    if done is not None:
+    summary = read_summary(folder)
+    if summary is not None and (done := summary["step"]) >= steps:
         console.say(
             f"done already: {folder} has {done} steps; train.steps={2 * done} would go on from "
             "there"
@@ -93,14 +93,6 @@ def _write_failed(folder: Path, **fields: Any) -> None:
         with contextlib.suppress(OSError, ValueError):
             known = json_of((folder / "status.json").read_bytes())
             (folder / "status.json").write_text(json.dumps({**known, "status": "failed"}))
-
-
-def finished(folder: Path, config: Config) -> int | None:
-    """Return the steps of a finished run with at least the steps asked for, else None."""
-    summary = read_summary(folder)
-    if summary is None or summary["step"] < config.train.steps:
-        return None
-    return summary["step"]
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:

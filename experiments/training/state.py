@@ -13,6 +13,7 @@ from torch import Tensor
 from backbones import Backbone
 from experiments.config.parent import split
 from experiments.config.schema import Config, TrainConfig
+from experiments.runtime.keys import differing
 from experiments.training import checkpoint
 from routing.errors import UserError
 from routing.rng import widest
@@ -90,8 +91,8 @@ class TrainingState:
     def load(self, path: Path, hashed: dict[str, Any]) -> None:
         """Take everything from a checkpoint folder."""
         tensors, state = checkpoint.read(path)
-        differs = checkpoint.difference(state["hashed"], hashed)
-        if differs:
+        if other := differing(state["hashed"], hashed):
+            differs = (f"{key} (saved {a!r}, asked {b!r})" for key, (a, b) in other.items())
             raise checkpoint.CheckpointError(
                 f"{path} was written by another configuration: {'; '.join(differs)}; "
                 "move that folder away or set paths.runs elsewhere"

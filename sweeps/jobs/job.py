@@ -32,8 +32,8 @@ from typing import Any
 from experiments.runtime import signals
 from experiments.runtime.command import EXIT_CODES, ROOT, Interrupted, choose_spinning
 from experiments.runtime.files import atomic_write
+from experiments.training import run_folder
 from routing.errors import UserError
-from sweeps import run_folder
 from sweeps.jobs.code_snapshot import python_path
 from sweeps.jobs.sweep_folder import FRUITLESS, Attempts, JobBatch, Sweep
 from sweeps.planning.planned_runs import PlannedRun

@@ -18,7 +18,8 @@ from experiments.runtime.command import environment_of_jobs
 from experiments.runtime.files import atomic_write
 from experiments.runtime.locks import is_locked, locked
 from experiments.runtime.memory import visible_gpus
-from sweeps import SweepError, run_folder
+from experiments.training import run_folder
+from sweeps import SweepError
 from sweeps.jobs.cluster_resources import Resources
 from sweeps.jobs.code_snapshot import python_path
 from sweeps.jobs.job import KILLED, REQUEUE, Job

@@ -95,7 +95,8 @@ def queue() -> dict[str, QueueJob]:
 
 def history(ids: Iterable[str]) -> dict[str, QueueJob]:
     """Return the jobs that accounting remembers, {} where the site keeps none."""
-    bases = sorted({i.split("_")[0] for i in ids}, key=int)
+    # Of a damaged file, only what is a number: the others would fail the call for all.
+    bases = sorted({base for i in ids if (base := i.split("_")[0]).isdecimal()})
     if not bases or shutil.which("sacct") is None:
         return {}
     columns = "JobID,State,ExitCode,NodeList"

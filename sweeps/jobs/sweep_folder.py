@@ -14,11 +14,12 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from experiments.runtime.console import append_jsonl, read_jsonl
 from experiments.runtime.files import atomic_write
-from sweeps import SweepError, run_folder
+from experiments.training import run_folder
+from sweeps import SweepError
 from sweeps.planning.planned_runs import PlannedRun
 
 FRUITLESS = 3  # attempts that start from the same step before a run is given up
@@ -35,7 +36,6 @@ class JobBatch:
     time: float
     code: str
     resources: dict[str, Any] = field(default_factory=dict)
-    note: str = ""
     ids: dict[str, str] = field(default_factory=dict)
 
 
@@ -89,7 +89,6 @@ class Sweep:
                     found[name] = batch
             elif name in found and _texts(line.get("ids", {})):
                 found[name].ids.update(line.get("ids", {}))
-                found[name].note = str(line.get("note", found[name].note))
         return list(found.values())
 
     def latest_batches(self) -> dict[str, JobBatch]:
@@ -98,7 +97,7 @@ class Sweep:
 
     def intend(self, batch: JobBatch) -> None:
         """Note a submission before it is made, so that the queue tells of one that is cut off."""
-        values = {k: v for k, v in batch.__dict__.items() if k not in ("name", "ids", "note")}
+        values = {k: v for k, v in batch.__dict__.items() if k not in ("name", "ids")}
         append_jsonl(self.path / "batches.jsonl", [{"batch": batch.name, **values}])
 
     def submitted(self, batch: str, ids: Mapping[str, str], note: str = "") -> None:
@@ -133,7 +132,7 @@ class Attempts:
         return [
             line
             for line in read_jsonl(self.path)
-            if isinstance(line.get("event"), str) and isinstance(line.get("time"), int | float)
+            if isinstance(line.get("event"), str) and _is_time(line.get("time"))
         ]
 
     def note(self, event: str, **values: Any) -> None:
@@ -161,9 +160,13 @@ def _batch(name: str, line: Mapping[str, Any]) -> JobBatch | None:
     values = [line.get(key) for key in ("cluster", "kind", "code")]
     runs, when, resources = line["runs"], line.get("time"), line.get("resources", {})
     good = isinstance(runs, list) and all(isinstance(text, str) for text in [*runs, *values])
-    if not (good and isinstance(when, int | float) and isinstance(resources, dict)):
+    if not (good and _is_time(when) and isinstance(resources, dict)):
         return None
     return JobBatch(name, line["cluster"], line["kind"], runs, when, line["code"], resources)
+
+
+def _is_time(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and abs(value) < 1e11  # the calendar of C ends there
 
 
 def _texts(values: object) -> bool:

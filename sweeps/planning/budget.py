@@ -8,19 +8,13 @@ is twice the forward for both; what REPA's frozen encoder adds is not counted). 
 from collections.abc import Sequence
 from pathlib import Path
 
-from backbones.cost import Cost
 from experiments.config import Config, load, role
-from experiments.data.specs import describe
 from experiments.runtime.console import big
-from experiments.training.routes import TrainingRoutes, model_arguments, run_cost
+from experiments.training import run_folder
+from experiments.training.routes import TrainingRoutes, run_cost
 from routing.errors import one_of
-from sweeps import SweepError, run_folder
+from sweeps import SweepError
 from sweeps.planning.planned_runs import Budget, Plan
-
-
-def costs(config: Config) -> Cost:
-    """Return the `backbones.cost.Cost` of a run, with its way of removing tokens."""
-    return run_cost(config, model_arguments(config, describe(config.data)))
 
 
 def training_macs(config: Config) -> float:
@@ -52,7 +46,7 @@ def dense_of(words: Sequence[str]) -> Config:
 
 def _flops(config: Config, words: Sequence[str]) -> int:
     # A decoder or an aligned block is part of what a method costs, not of the dense run.
-    dense = costs(dense_of(words)).macs_dense
+    dense = run_cost(dense_of(words)).macs_dense
     per_step = training_macs(config) / config.train.steps / config.train.batch
     return max(1, round(config.train.steps * dense / per_step))
 
@@ -88,7 +82,7 @@ def estimate(made: Plan, tflops: float | None) -> list[str]:
         # Forward and backward are three forwards; 2 FLOPs per MAC.
         flops = 6 * training_macs(config)
         total += flops
-        cost = costs(config)
+        cost = run_cost(config)
         dense = config.resolved_route == "none"
         share = "" if dense else f", {cost.speedup:.2f}x fewer per image than dense"
         lines.append(

@@ -10,6 +10,7 @@ from routing.parsing import check_word
 from sweeps import SweepError
 
 KEY = re.compile(r"[A-Za-z_][\w.]*\Z")
+_PLAIN = re.compile(r"[\w+./@:%-]+", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -72,12 +73,9 @@ def show(value: Any) -> str:
         return "[" + ",".join(show(v) for v in value) + "]"
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{k}:{show(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, str) and not (value and set(value) <= _PLAIN):
-        return json.dumps(value)
-    return repr(value) if isinstance(value, float) else str(value)
-
-
-_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+./@:%")
+    if isinstance(value, str) and not _PLAIN.fullmatch(value):
+        return json.dumps(value, ensure_ascii=False)  # Hydra reads no \u00fc
+    return str(value)
 
 
 def same(value: Any, other: Any) -> bool:

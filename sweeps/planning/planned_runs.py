@@ -12,9 +12,10 @@ from typing import Any
 from experiments.config import PathsConfig
 from experiments.config import load as load_config
 from experiments.data.data_options import ShapeError
+from experiments.training import run_folder
 from routing.errors import UserError
 from routing.route import RouteError
-from sweeps import SweepError, run_folder
+from sweeps import SweepError
 from sweeps.planning.grid import Grid, GridCell, expand
 from sweeps.planning.overrides import KEY, Typed, show
 

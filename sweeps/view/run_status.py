@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sweeps import SweepError, run_folder
+from experiments.training import run_folder
+from sweeps import SweepError
 from sweeps.jobs import pool, slurm
 from sweeps.jobs.job import KILLED
 from sweeps.jobs.sweep_folder import JobBatch, Sweep, all_sweeps
@@ -350,7 +351,7 @@ def estimate(rows: Sequence[RunStatus], latest: Mapping[str, JobBatch]) -> None:
     most = max((number(b.resources, kinds.get(b.kind, "")) or 1 for b in batches), default=1)
     limited = any(row.why == "JobArrayTaskLimit" for row in waiting)
     limited = limited or not active or any(batch.kind == "local" for batch in batches)
-    count = min(int(most), len(active) + len(waiting)) if limited else len(active)
+    count = max(1, min(int(most), len(active) + len(waiting))) if limited else len(active)
     free = sorted(row.eta or 0.0 for row in active) + [0.0] * (count - len(active))
     heapq.heapify(free)
     for row in waiting:

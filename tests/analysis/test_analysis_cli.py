@@ -47,6 +47,11 @@ def test_compare_takes_no_difference_between_unequal_steps(tmp_path, capsys):
     assert METRIC in text and "(+" not in text and "(-" not in text
 
 
+def test_compare_finds_no_difference_in_a_run_with_several_rates(tmp_path):
+    run = write(tmp_path, route="0-4@0.25+6-9@0.75")
+    assert compare.text(run, run).endswith("size, cost and time: the same")
+
+
 def test_what_varies_and_what_is_shared(runs):
     import analysis
 

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from analysis_runs import METRIC, study, write
+from analysis_runs import METRIC, score, study, write
 from matplotlib.text import Text
 from PIL import Image
 
@@ -107,6 +107,16 @@ def test_rate_and_guidance_draw_the_data_of_the_runs(runs):
     assert (plot.data["n"] == 2).all() and plot.data["std"].notna().all()
 
 
+@pytest.mark.parametrize("more", ["low=0.3 high=2.0", "checkpoint=run@5", "null_class=True", "subsets=nested"])
+def test_only_scores_under_the_two_rates_alone_stand_in_their_map(tmp_path, more):
+    folder = write(tmp_path, route="2-8", guidance=True)
+    with (folder / "scores.jsonl").open("a") as stream:
+        guidance = f"routed scale=1.5 strong=0.3 weak=0.8 {more}"
+        stream.write(json.dumps(score({}, 400, 1.0, guidance=guidance)) + "\n")
+    plot = figures.make("guidance", tmp_path)
+    assert len(plot.data) == 5 and plot.data["value"].min() > 1
+
+
 def test_every_figure_fits_a_paper_as_it_is(runs, tmp_path):
     """The width of one column or two, a page's height, 7 points, nothing cut off, fonts inside."""
     for route in ("none", "2-8"):
@@ -178,6 +188,18 @@ def test_weights_that_cannot_be_read_have_no_metadata(tmp_path, content):
 
     (tmp_path / "model.safetensors").write_bytes(content)
     assert model_arguments(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"size": "Q/9"}, {"size": None}, {"input_size": [8]}, {"input_size": ["a", 8]}, {"input_size": 3.5},
+     {"odd": 1}, {"name": "nobody"}, {"in_channels": "x"}],
+)  # fmt: skip
+def test_metadata_of_no_model_of_ours_take_no_table_or_figure_away(tmp_path, arguments):
+    for route in ("none", "2-8"):
+        weights(write(tmp_path, route=route, data__name="latents"), **arguments)
+    assert figures.make("cost", tmp_path) is None
+    assert analysis.tables.make("high_res", tmp_path).rows
 
 
 def test_scan_paths_walk_every_order_and_the_subset_keeps_it():

@@ -194,7 +194,7 @@ def test_import_and_load_and_tables_need_no_torch(tmp_path):
     write(tmp_path)
     code = (
         "import sys, analysis; analysis.load(sys.argv[1]); analysis.tables.make_all(sys.argv[1]);"
-        "bad = [m for m in ('torch', 'matplotlib', 'experiments.training') if m in sys.modules]; sys.exit(str(bad) if bad else 0)"
+        "bad = [m for m in ('torch', 'matplotlib', 'experiments.training.build') if m in sys.modules]; sys.exit(str(bad) if bad else 0)"
     )
     result = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True
@@ -294,22 +294,22 @@ def test_a_run_is_named_by_what_it_does_with_its_tokens(tmp_path, route, options
 
 
 def test_methods_of_one_backbone_share_a_base(tmp_path):
-    from analysis.runs.cells import bases
+    from analysis.runs.cells import Study
 
     write(tmp_path)
     write(tmp_path, route="0-11", routing__reinsert="none", backbone__decoder={"depth": 2})
     write(tmp_path, route="2-8", train__encoder="random")
-    (base,) = bases(analysis.load(tmp_path))
+    (base,) = Study.of(tmp_path).bases
     assert base.dense is not None and len(base.routed) == 2
 
 
 @pytest.mark.parametrize(("data", "rows"), [("fashion", 1), ("latents", 2)])
 def test_where_published_files_lay_parts_no_runs(tmp_path, data, rows):
-    from analysis.runs.cells import bases
+    from analysis.runs.cells import Study
 
     write(tmp_path, data__name=data, data__path="/here")
     write(tmp_path, data__name=data, data__path="/there", route="2-8")
-    assert len(bases(analysis.load(tmp_path))) == rows
+    assert len(Study.of(tmp_path).bases) == rows
 
 
 def test_runs_are_named_by_what_may_be_averaged(tmp_path):

@@ -10,7 +10,7 @@ import yaml
 from analysis_runs import write
 
 import analysis
-from analysis.runs.cells import bases
+from analysis.runs.cells import Study
 
 KNOWN = {"backbone": "dit", "size": "T/1", "data": "digits", "seed": 3, "train.batch": 64}
 FID = "FID-50K (inception-adm)"
@@ -95,7 +95,7 @@ def test_another_trainers_run_stands_beside_ones_own(make, trainer, logged, tmp_
     scored = analysis.scores(frame)
     assert list(scored[scored["run"] == "theirs"]["value"]) == [12.5]
     # One's own seed 3 and theirs are never one cell.
-    (theirs,) = bases(frame, FID)
+    (theirs,) = Study.of(frame, FID).bases
     assert list(theirs.dense.runs["run"]) == ["theirs"]
 
 

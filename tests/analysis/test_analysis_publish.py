@@ -69,6 +69,24 @@ def test_a_folder_with_everything_and_again_from_its_archive(runs, tmp_path, cap
     assert not [name for name, content in files.items() if str(runs).encode() in content]
 
 
+def test_the_archive_holds_every_run_and_benchmark(tmp_path):
+    for place in ("a", "b"):
+        folder = write(tmp_path / place, route="2-8")
+        (folder / "env.json").write_text('{"packages": "x", "python": "3.11"}')
+    alone = write(tmp_path, route="none")
+    timed = tmp_path / ".sweeps" / "bench" / "outputs" / "bench-0123456789ab.json"
+    timed.parent.mkdir(parents=True)
+    for path in (timed, tmp_path / "bench.json"):
+        path.write_text("{}")
+    study = Study.of(tmp_path)
+    names = publish.records(study)
+    held = {name.removeprefix("runs/").removesuffix("/summary.json") for name in names if "summary" in name}
+    assert held == {f"a/{folder.name}", f"b/{folder.name}", alone.name}
+    assert {name for name in names if "bench" in name} == {"runs/bench.json", f"runs/{timed.relative_to(tmp_path)}"}
+    # Whatever an environment file holds.
+    assert "torch: not recorded" in publish.facts(study)
+
+
 def test_what_cannot_be_published_is_said_before_anything_is_written(runs, tmp_path, capsys):
     out = tmp_path / "results"
     out.mkdir()
@@ -82,6 +100,10 @@ def test_what_cannot_be_published_is_said_before_anything_is_written(runs, tmp_p
         == 2
     )
     assert "no page" in capsys.readouterr().err
+    (tmp_path / "page.md").write_bytes(b"\xff")
+    words = ["publish", str(runs), "--out", str(out), "--pages", str(tmp_path / "page.md")]
+    assert analysis_command.main(words) == 2
+    assert "page.md is no text in UTF-8" in capsys.readouterr().err
     (out / "README.md").write_text("<!-- table mian -->\n<!-- end -->")
     assert analysis_command.main(["publish", str(runs), "--out", str(out)]) == 2
     assert "did you mean main" in capsys.readouterr().err

@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import analysis_browser
-import numpy as np
 import pytest
 from analysis_runs import METRIC, write
 from PIL import Image
@@ -119,8 +118,14 @@ def test_a_broken_picture_is_left_out(folder, tmp_path):
     (tmp_path / "samples").mkdir()
     (tmp_path / "samples" / "final.png").write_bytes(b"\x89PNG nonsense")
     assert picture(tmp_path) is None and picture(tmp_path / "absent") is None
-    Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / "samples" / "final.png")
-    assert picture(tmp_path).shape == (4, 4, 3)
+    # Eight columns of pictures, and a row of them: less is no grid.
+    for size, whole in (((8, 8), True), ((64, 8), True), ((4, 4), False), ((64, 4), False)):
+        Image.new("RGB", size).save(tmp_path / "samples" / "final.png")
+        assert (picture(tmp_path) is not None) == whole
+    for route in ("none", "2-8"):
+        run = write(tmp_path / "runs", route=route, samples=True)
+        Image.new("RGB", (4, 4)).save(run / "samples" / "final.png")
+    assert analysis.figures.make("samples", tmp_path / "runs") is None
 
 
 browser_needed = pytest.mark.skipif(

@@ -177,5 +177,23 @@ def test_findings_say_what_the_tables_show(runs):
         findings.make("mian", runs)
 
 
+def test_what_is_said_of_scales_mixes_no_routes_and_no_lengths(tmp_path):
+    def scale(route, steps, value):
+        for seed in range(3):
+            folder = write(tmp_path, route=route, seed=seed, train__steps=steps)
+            about = dict.fromkeys(("backbone", "size", "data", "run"), "x")
+            about |= {"format": scale_table.FORMAT, "route": route, "seed": seed, "step": steps, "notes": []}
+            rows = [{"pair": "dense", "level": None, "instrumented": value}]
+            (folder / "guidance_scale.json").write_text(json.dumps(about | {"rows": rows}))
+
+    for route, value in (("none", 1.0), ("2-8", 2.0), ("0-8", 4.0)):
+        scale(route, 400, value)
+    said = findings.scale(Study.of(tmp_path))
+    assert [line.split(",")[2].split("**")[0] for line in said] == [" route 0-8", " route 2-8"]
+    assert ["+3.000" in said[0], "+1.000" in said[1]] == [True, True]
+    scale("none", 800, 9.0)
+    assert findings.scale(Study.of(tmp_path)) == [line.replace("x-x, x,", "x-x, x, after 400 steps,") for line in said]
+
+
 def test_a_finding_below_three_seeds_is_none():
     assert findings.verdict(paired({0: 1.0, 1: 2.0}, {0: 3.0, 1: 4.5}), "lower").startswith("too")

@@ -1,11 +1,17 @@
 """Layer similarity: the arithmetic against plain formulas, and the pass over a real (tiny) model."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
 
+import backbones
+from analysis.analysis_command import main
 from analysis.runs.run_records import AnalysisError
 from analysis.similarity import Protocol, centre, cosine, hsic, measure, read
+from experiments.config.compose import load
+from experiments.training.checkpoint import export
 
 
 def layers(count=4, batch=2, tokens=5, width=8, seed=0):
@@ -69,10 +75,6 @@ def test_a_protocol_without_samples_or_levels_is_refused(key, value):
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     """A routed tiny model with gates that are not zero, exported as a run exports it."""
-    import backbones
-    from experiments.config.compose import load
-    from experiments.training.checkpoint import export
-
     torch.manual_seed(0)
     config = load(["backbone=dit", "data=digits", "route=2-4", "backbone.depth=8"])
     model = backbones.create("dit", "T/1", depth=8, in_channels=1, input_size=8, num_classes=10)
@@ -125,12 +127,21 @@ def test_tokens_that_took_the_route_do_not_move_inside_it(exported):
 
 
 def test_routed_needs_a_route(tmp_path):
-    import backbones
-    from experiments.config.compose import load
-    from experiments.training.checkpoint import export
-
     model = backbones.create("dit", "T/1", depth=2, in_channels=1, input_size=8, num_classes=10)
     config = load(["backbone=dit", "route=none", "backbone.depth=2"])
     export(tmp_path / "model.safetensors", model, model.state_dict(), config, 1, {})
     with pytest.raises(AnalysisError, match="without a route"):
         measure(tmp_path, Protocol(samples=1, routed=True), device="cpu")
+
+
+def test_the_command_knows_routed_runs_by_their_configuration(exported, tmp_path):
+    runs = [tmp_path / name for name in ("of_none_routed.safetensors", "dense.safetensors")]
+    shutil.copy(exported / "model.safetensors", runs[0])
+    model = backbones.create("dit", "T/1", depth=2, in_channels=1, input_size=8, num_classes=10)
+    config = load(["backbone=dit", "data=digits", "route=none", "backbone.depth=2"])
+    info = {"name": "digits", "shape": [1, 8, 8], "num_classes": 10}
+    export(runs[1], model, model.state_dict(), config, 1, info)
+    words = ["--routed", "--samples", "2", "--batch", "2", "--levels", "1"]
+    assert main(["similarity", *map(str, runs), *words]) == 0
+    found = [read(run.with_name(f"{run.stem}.similarity.npz")).arrays.keys() for run in runs]
+    assert found == [{"cosine", "routed", "stayed"}, {"cosine"}]

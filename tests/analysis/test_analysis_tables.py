@@ -18,7 +18,7 @@ from analysis_runs import ACCURACY, METRIC, score, study, write
 
 import analysis
 from analysis.runs import statistics
-from analysis.runs.cells import Study, bases
+from analysis.runs.cells import Study
 from analysis.runs.run_records import AnalysisError
 from analysis.tables import TABLES, make, make_all, render, save
 from analysis.tables.equal_cost import reach
@@ -105,6 +105,30 @@ def test_summary_has_a_row_per_backbone_with_differences_over_the_seeds_of_both(
     assert "(" not in find(one, "digits", "dit-T/1")["FD"].text  # no interval of one seed
 
 
+def test_steps_pairs_equal_steps_and_equal_multiply_adds(tmp_path):
+    for seed in (0, 1, 2):
+        write(tmp_path, route="none", seed=seed, evaluations=4, train__steps=400)
+        # A routed step costs 0.714 of a dense one: after 140 steps it has cost what 100 dense ones do.
+        write(tmp_path, route="2-8", seed=seed, evaluations=5, train__steps=700)
+    folder = next(path for path in tmp_path.iterdir() if "none_s0" in path.name)
+    scale = {"rows": [{"pair": "dense", "level": None, "instrumented": 0.75}], "step": 200, "samples": 9}
+    (folder / "guidance_scale.json").write_text(json.dumps(scale))
+    found = Study.of(tmp_path)
+    rows = {row.entries[0].text: row.entries for row in make("steps", found).rows}
+    # Scored at 100..400 and at 140, 280 .. 700: never after equal steps, four times at equal cost.
+    assert list(rows) == ["100 \u2192 140", "200 \u2192 280", "300 \u2192 420", "400 \u2192 560"]
+    (base,) = found.bases
+    for steps, entries in rows.items():
+        one, two = map(int, steps.split(" \u2192 "))
+        dense, routed = base.dense.by_seed(base.score, one), base.routed[0].by_seed(base.score, two)
+        mean = statistics.interval([routed[seed] - dense[seed] for seed in (0, 1, 2)]).mean
+        assert f"({mean:+.2f}" in entries[3].text and entries[1].value == 3
+        assert entries[2].value == pytest.approx(1.0, abs=0.001)
+    # A scale that was measured before the run went on counts where it was measured, and not at the end.
+    assert base.dense.by_seed("score.w_eff (instrumented)", 200) == {0: 0.75}
+    assert base.dense.by_seed("score.w_eff (instrumented)", 400) == {}
+
+
 def test_different_objectives_and_selections_never_share_a_cell(runs):
     labels = [base.label for base in runs.bases]
     assert len(labels) == len(set(labels)) == 4
@@ -119,7 +143,7 @@ def test_a_changed_hyper_parameter_makes_another_base(tmp_path):
     write(tmp_path, train__lr=1e-3)
     write(tmp_path, train__lr=2e-3)
     write(tmp_path, train__lr=2e-3, train__log_every=5, paths__runs="elsewhere", seed=1)
-    found = bases(analysis.load(tmp_path))
+    found = Study.of(tmp_path).bases
     assert sorted(len(base.dense.runs) for base in found) == [1, 2]
     assert all("train.lr=" in base.label for base in found)
 
@@ -327,8 +351,6 @@ def test_tables_are_written_in_four_formats(tmp_path, runs):
     }
     assert all(path.stat().st_size > 90 for path in paths)
     assert r"\input{preamble}" in (tmp_path / "tables.tex").read_text()
-    with pytest.raises(AnalysisError, match="formats are md"):
-        render.write(make("selection_rate", runs), tmp_path, ("xlsx",))
 
 
 @pytest.mark.slow
@@ -382,7 +404,7 @@ def test_rows_that_miss_every_number_of_ours_are_left_out(runs):
 def test_a_key_that_only_some_runs_set_tells_them_apart(tmp_path):
     write(tmp_path, train__clip=None)
     write(tmp_path, train__clip=1.0)
-    assert len(bases(analysis.load(tmp_path))) == 2
+    assert len(Study.of(tmp_path).bases) == 2
 
 
 def test_every_grid_says_what_it_makes_and_analysis_makes_it():
@@ -407,7 +429,7 @@ def test_fine_tunes_of_several_seeds_share_a_cell(tmp_path):
             init=f"/somewhere/runs/dit-T1-digits_2-8_s{seed}-0123abcd@400",
             train__lr=1e-5,
         )
-    (base,) = bases(analysis.load(tmp_path))
+    (base,) = Study.of(tmp_path).bases
     assert (
         base.dense.treatment == "dense fine-tune (F)" and len(base.dense.by_seed(base.score)) == 3
     )
@@ -625,10 +647,10 @@ def test_a_key_that_was_added_later_does_not_part_old_runs_from_new_ones(tmp_pat
 
     forget(write(tmp_path, seed=0))
     write(tmp_path, seed=1, train__clip=1.0)
-    assert len(bases(analysis.load(tmp_path))) == 1
+    assert len(Study.of(tmp_path).bases) == 1
     write(tmp_path, seed=2, train__clip=None)
     # Now the newer runs differ among themselves, and what the old one did is not known.
-    assert len(bases(analysis.load(tmp_path))) > 1
+    assert len(Study.of(tmp_path).bases) > 1
 
 
 def test_a_seed_that_ran_twice_is_read_by_its_curve(tmp_path):
@@ -724,3 +746,42 @@ def test_a_headline_needs_three_seeds_and_most_of_them(tmp_path, seeds, there, t
         assert text in dict(cards[0]["facts"])["FLOPs"] and ", after 100 steps" in cards[0]["label"]
     else:
         assert f", after 100 steps ({there} of {seeds} seeds reach it)" in without[0]
+
+
+def test_a_route_with_several_rates_stands_after_those_with_one(tmp_path):
+    for route in ("none", "0-4+6-9", "0-4@0.25+6-9@0.75"):
+        write(tmp_path, route=route)
+    (base,) = Study.of(tmp_path).bases
+    assert [cell.treatment for cell in base.routed] == ["0-4+6-9", "0-4@0.25+6-9@0.75"]
+
+
+def test_a_study_is_read_by_the_metric_that_is_asked_for(runs):
+    values = [make("route_placement", runs, metric).rows[0].entries[1].value for metric in (None, METRIC, ACCURACY)]
+    assert values[0] == values[1] > 1 > values[2]
+    assert Study.of(runs, METRIC).runs is runs.runs and Study.of(runs) is runs
+
+
+def test_the_state_of_the_art_has_each_score_in_its_own_column(tmp_path):
+    for seed in range(3):
+        more = [
+            score({}, 400, 9.5, metric="sFID-500 (digits-classifier)", key="sfid"),
+            score({}, 400, 77.0, metric="IS-500 (digits-classifier)", key="is", better="higher"),
+        ]
+        append(write(tmp_path, seed=seed), *more)
+    distance = analysis.load(tmp_path)[f"score.{METRIC}"].mean()
+    for metric in (None, ACCURACY):
+        row = find(make("sota", tmp_path, metric), "Ours", "dit-T/1, dense")
+        assert [row[name].value for name in ("FID", "sFID", "IS")] == pytest.approx([distance, 9.5, 77.0])
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_run_without_a_log_takes_no_budget_from_the_others(tmp_path, seed):
+    for other in (0, 1):
+        write(tmp_path, route="2-8", seed=other)
+        write(tmp_path, route="2-8", seed=other, routing__reinsert="none")
+        folder = write(tmp_path, seed=other)
+        if other == seed:
+            (folder / "metrics.jsonl").unlink()
+    row = find(make("masking", tmp_path), "dit", "2-8")
+    assert [row[f"Equal {what}"].n for what in ("steps", "FLOPs", "time")] == [2, 2, 2]
+    assert [row[f"\u0394 {what}"].n for what in ("steps", "FLOPs", "time")] == [2, 1, 1]

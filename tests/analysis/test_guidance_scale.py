@@ -12,7 +12,7 @@ import torch
 from small import small
 
 from analysis.analysis_command import main
-from analysis.figures.scale_curves import draw
+from analysis.figures.guidance_figures import draw
 from analysis.guidance_scale import Measurement
 from analysis.runs.cells import Study
 from analysis.runs.run_records import AnalysisError

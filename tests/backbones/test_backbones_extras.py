@@ -6,6 +6,7 @@ import torch
 import backbones
 from backbones.cost import cost
 from backbones.sizes import BackboneError
+from routing.errors import UserError
 from routing.route import Route
 from routing.stack import Routing
 
@@ -160,6 +161,9 @@ def test_cost_of_tokens_that_leave_late_or_for_good():
     assert cost(**options, remove="never").tokens == (16, 16, 16, 16)
     gone = cost(**options, reinsert="none")
     assert gone.macs_routed < cost(**options).macs_routed
+    for wrong in ({"remove": "later"}, {"remove": "after:²"}, {"reinsert": "never"}):
+        with pytest.raises(UserError, match=f"{next(iter(wrong))} .*expected"):
+            cost(**options, **wrong)
 
 
 def test_wrong_options():
@@ -167,5 +171,11 @@ def test_wrong_options():
         build(decoder={"dept": 1})
     with pytest.raises(BackboneError, match="decoder: heads=5 does not divide"):
         build(decoder={"width": 32, "heads": 5})
+    with pytest.raises(BackboneError, match="decoder: heads=None must be 1 or more"):
+        build(decoder={"heads": None})
     with pytest.raises(BackboneError, match="0..3"):
         build(align={"block": 4})
+    with pytest.raises(BackboneError, match="align: hidden=0 must be 1 or more"):
+        build(align={"hidden": 0})
+    with pytest.raises(BackboneError, match="align: block=x is no number"):
+        build(align={"block": "x"})

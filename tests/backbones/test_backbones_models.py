@@ -128,6 +128,41 @@ def test_config_builds_the_same_model(name):
     assert shapes[0] == shapes[1]
 
 
+def test_a_shape_without_a_letter_is_built_again():
+    for more in ({}, {"depth": 4}):
+        model = backbones.create("dit", parse_size("T/1", depth=3, width=32), input_size=4, **more)
+        again = backbones.create(**model.config)
+        assert again.size == model.size and again.config == model.config
+
+
+@pytest.mark.parametrize("name", backbones.names())
+def test_tables_are_made_before_blocks_look_them_up(name):
+    """What a block makes itself is compiled in, once for every block and table."""
+    model = tiny(name, depth=8)
+    layout = model.layout().subset(torch.arange(0, 16, 2).expand(2, -1))
+    for block in model.stack.blocks:
+        block.prepare(layout)
+    made, state = set(layout._memo), {}
+    for block, mods in zip(model.stack.blocks, model.modulate(torch.randn(2, 32)), strict=True):
+        extra = (state,) if getattr(block, "carries", ()) else ()
+        block(torch.randn(2, 8, 32), mods, layout, *extra)
+    assert set(layout._memo) == made
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("rwkv", {"ratio": float("nan")}),
+        ("rwkv", {"ratio": float("inf")}),
+        ("hydra", {"chunk": 0}),
+        ("mamba", {"chunk": 0}),
+    ],
+)
+def test_options_that_no_block_can_have(name, wrong):
+    with pytest.raises(BackboneError, match=rf"{next(iter(wrong))}=\S+ must be"):
+        tiny(name, **wrong)
+
+
 @pytest.mark.parametrize("name", backbones.names())
 def test_conditions(name):
     model = stir(tiny(name, text=(2, 5)))
@@ -244,6 +279,9 @@ def test_intermediates(name):
     assert torch.equal(last[0], every[2]) and torch.equal(last[1], every[3])
     with pytest.raises(BackboneError, match="0..3"):
         model.forward_intermediates(x, t, y, indices=[4])
+    for count in (5, -1):
+        with pytest.raises(BackboneError, match=f"4 blocks, not the last {count}"):
+            model.forward_intermediates(x, t, y, indices=count)
 
 
 @pytest.mark.parametrize("name", ["mamba", "rwkv"])

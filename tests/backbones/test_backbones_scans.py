@@ -44,6 +44,14 @@ def test_chunks_equal_the_recurrence(op, tokens, strength):
         torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-8)
 
 
+@pytest.mark.parametrize("chunk", [1, 2, 5])
+@pytest.mark.parametrize("op", OPS)
+def test_chunks_of_any_length(op, chunk):
+    fast, plain, names = OPS[op]
+    given = [drawn(7)[n] for n in names]
+    torch.testing.assert_close(fast(*given, chunk=chunk), plain(*given), rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("strength", [0.01, 1.0, 1000.0])
 @pytest.mark.parametrize("op", OPS)
 def test_float32_is_finite_and_close(op, strength):

@@ -177,6 +177,12 @@ def test_wrong_weights_say_what_is_wrong():
         import_weights.load({**state, "t_embedder.mlp.2.bias": torch.zeros(3)}, "dit", heads=HEADS)
     with pytest.raises(BackboneError, match="learned positions"):
         import_weights.load({**state, "pos_embed": torch.zeros(1, 4, D)}, "dit", heads=HEADS)
+    for key, shape in (("x_embedder.proj.weight", (D, 16)), ("pos_embed", (16,)), ("odd", ())):
+        with pytest.raises(BackboneError, match=rf"no weights have the shape \(.*\) at {key}"):
+            import_weights.load({**state, key: torch.zeros(shape)}, "dit", heads=HEADS)
+    torn = {**state, "blocks.0.adaLN_modulation.1.bias": torch.zeros(2, 3)}
+    with pytest.raises(BackboneError, match="lack what we call modulate.project.bias"):
+        import_weights.load(torn, "dit", heads=HEADS)
     with pytest.raises(BackboneError, match="did you mean sit"):
         import_weights.load(state, "sitt")
     with pytest.raises(BackboneError, match="lack x_embedder"):

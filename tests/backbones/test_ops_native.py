@@ -412,3 +412,21 @@ def test_without_native_operations_torchs_run_for_as_long_as_asked():
     with dispatch.without_native():
         assert dispatch.resolve("biwkv", "auto", "cpu").name == "torch" and native.library()[0] is None
     assert (dispatch.resolve("biwkv", "auto", "cpu"), native.library()) == before
+
+
+@pytest.mark.parametrize("requested", ["auto", "kernel", "native"])
+def test_no_kernel_hides_from_a_mode_that_counts(requested):
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False):
+        assert dispatch.choose("biwkv", requested, torch.ones(1, 4, 8)) == "torch"
+
+
+def test_a_user_without_a_home_has_no_library(monkeypatch, caplog):
+    def nobody():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("TREAD_NATIVE", raising=False)
+    monkeypatch.setattr(native.Path, "home", nobody)
+    assert native._load()[0] is None and "home directory" in caplog.text

@@ -263,6 +263,9 @@ def test_shuffle_moves_tokens_and_leaves_geometry():
         y = mixed.to_scan(x, name)
         assert torch.equal(y[:, 0], x[:, 0]) and not torch.equal(y, plain.to_scan(x, name))
         assert torch.equal(mixed.from_scan(y, name), x)
+    # Drawn elsewhere, ids and shuffle come to where the tokens are.
+    moved = Layout((2, 4), device="meta").subset(ids, shuffle)
+    assert moved.shuffle.device.type == moved.order("raster").perm.device.type == "meta"
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,7 @@ def test_options_over_a_run():
         ({"selection": "row"}, "did you mean rows"),
         ({"reinsert": "sum"}, "sum_input"),
         ({"remove": "later"}, "after:4"),
+        ({"remove": "after:²"}, "after:4"),
         ({"route": "0-2+4-6", "reinsert": "none"}, "single segment"),
         ({"reinsert": "none", "remove": "never"}, "try remove=start"),
         ({"remove": "after:9"}, "block 9 is not in route 2-8; try remove=after:3"),

@@ -287,6 +287,24 @@ def test_dropping_for_good():
         routing("0-1+2-5", reinsert="none")
 
 
+@pytest.mark.parametrize("reinsert", ["identity", "none"])
+def test_every_block_is_told_each_layout_once_and_before_it_runs(reinsert):
+    told, ran = [], []
+
+    class Told(Mix):
+        def prepare(self, layout):
+            told.append((self, layout))
+
+        def forward(self, x, cond, layout):
+            ran.append((self, layout))
+            assert ran[-1] in told
+            return super().forward(x, cond, layout)
+
+    x, cond, layout = inputs()
+    stack(Told)(x, cond, layout, routing("2-5", reinsert=reinsert))
+    assert len(ran) == DEPTH and len(set(told)) == len(told)
+
+
 def test_random_end_is_drawn_per_step_within_the_segment():
     model = stack()
     x, cond, layout = inputs()

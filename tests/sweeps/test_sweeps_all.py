@@ -77,7 +77,7 @@ def test_every_cell_at_paper_composes_costs_and_builds(name, built={}):  # noqa:
     for words in cells(name):
         config = load(words)
         assert config.scale == "paper" and config.name
-        cost, arguments = budget.costs(config), model_arguments(config, describe(config.data))
+        cost, arguments = budget.run_cost(config), model_arguments(config, describe(config.data))
         routed = config.resolved_route != "none" and config.routing.remove != "never"
         assert (cost.macs_routed < cost.macs_dense) == routed, words
         key = repr(sorted(arguments.items(), key=str))
@@ -95,7 +95,7 @@ def test_the_papers_parameter_counts_are_among_them():
     counts = {}
     for words in cells("main_table"):
         config = load(words)
-        counts[config.backbone["name"], config.size] = budget.costs(config).params / 1e6
+        counts[config.backbone["name"], config.size] = budget.run_cost(config).params / 1e6
     for size, millions in {"S/2": 32.9, "B/2": 130.3, "L/2": 457.8, "XL/2": 674.8}.items():
         assert abs(counts["dit", size] / millions - 1) < 0.002, (size, counts["dit", size])
     assert abs(counts["lightningdit", "XL/1"] / 675 - 1) < 0.02

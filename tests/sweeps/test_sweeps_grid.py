@@ -5,6 +5,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.config import load
 from sweeps import SweepError
 from sweeps.planning import grid, overrides
 from sweeps.planning.overrides import Typed
@@ -203,11 +204,13 @@ def test_splitting_inverts_joining(parts):
     ("value", "text"),
     [
         (None, "null"), (True, "true"), (1e-4, "0.0001"), ("2-8@0.75", "2-8@0.75"), ([0.9, 0.95], "[0.9,0.95]"),
-        ("a b", '"a b"'), ("", '""'), ({"a": 1}, "{a:1}"), (Typed("'x'"), "'x'"), ("0-4+6-9", "0-4+6-9"),
+        ("a b", '"a b"'), ("", '""'), ("/home/j\u00fc", '"/home/j\u00fc"'), ({"a": 1}, "{a:1}"), (Typed("'x'"), "'x'"), ("0-4+6-9", "0-4+6-9"),
     ],
 )  # fmt: skip
 def test_values_are_written_as_hydra_reads_them(value, text):
     assert overrides.show(value) == text
+    if isinstance(value, str) and value and "-" not in value:
+        assert load([f"paths.runs={text}"]).paths.runs == value
 
 
 def test_every_grid_of_the_project_names_what_it_makes():

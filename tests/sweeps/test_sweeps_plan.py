@@ -143,7 +143,7 @@ def test_equal_flops_give_a_routed_run_more_steps_in_the_same_folder(tmp_path):
     made = planned(tmp_path, way="flops", **raw)
     assert [r.name for r in made.runs] == [r.name for r in equal.runs]
     dense, routed = made.runs
-    cost = budget.costs(made.configs[routed.name])
+    cost = budget.run_cost(made.configs[routed.name])
     assert dense.steps == 1000 and routed.steps == round(1000 * cost.speedup) > 1300
     macs = [budget.training_macs(made.configs[r.name]) for r in made.runs]
     assert abs(macs[0] - macs[1]) / macs[0] < 1e-3
@@ -194,7 +194,7 @@ def test_the_estimate_prints_every_run_and_the_sum(tmp_path):
     lines = budget.estimate(made, place.tflops)
     assert len(lines) == 3 and "3000 steps" in lines[0] and "fewer per image than dense" in lines[1]
     config = made.configs[made.runs[0].name]
-    flops = 6 * budget.costs(config).macs_dense * 3000 * 16
+    flops = 6 * budget.run_cost(config).macs_dense * 3000 * 16
     assert (
         big(flops) + " FLOPs" in lines[0]
         and f"{flops / 0.5e12 / 3600:.3g} GPU hours" in lines[0]
@@ -204,7 +204,7 @@ def test_the_estimate_prints_every_run_and_the_sum(tmp_path):
 def test_tokens_that_stay_longer_cost_more(tmp_path):
     axes = {"routing.remove": ["start", "after:4", "never"]}
     made = planned(tmp_path, base={"route": "2-8"}, axes=axes)
-    first, later, never = (budget.costs(made.configs[r.name]) for r in made.runs)
+    first, later, never = (budget.run_cost(made.configs[r.name]) for r in made.runs)
     assert first.macs_routed < later.macs_routed < never.macs_routed == never.macs_dense
 
 
@@ -225,6 +225,25 @@ def test_tokens_that_stay_longer_cost_more(tmp_path):
 )
 def test_times_as_slurm_reads_them(text, minutes):
     assert cluster_resources.minutes(text) == minutes
+
+
+def test_accounting_is_asked_for_numbers_alone(monkeypatch):
+    asked = []
+    monkeypatch.setattr(slurm.shutil, "which", lambda name: name)
+    monkeypatch.setattr(slurm, "call", lambda words: asked.append(words[-1]) or "7_1|FAILED|1:0|n1\n")
+    assert slurm.history(["x_1", "7_1", "7_2", ""])["7_1"].exit == "1:0" and asked == ["7"]
+    assert slurm.history(["x_1"]) == {} and asked == ["7"]
+
+
+@pytest.mark.parametrize("text", ["time: 4:00:00", "scales: {tiny: {time: 1:30:00}}"])
+def test_a_time_that_yaml_reads_as_seconds_is_refused(text, tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_text(f"kind: slurm\n{text}\n")
+    with pytest.raises(SweepError, match='type time: "4:00:00"'):
+        cluster_resources.load(str(path))
+    path.write_text('kind: slurm  # not time: 4:00:00\ntime: 90\nscales: {tiny: {time: "1:00:00"}}\n')
+    assert cluster_resources.load(str(path)).minutes == 60
+    assert cluster_resources.load(str(path), "small").minutes == 90
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from slurm_lab import STUB, Launcher, until, use_stubs, write_grid
 import experiments.runtime.command
 from experiments.runtime.console import append_jsonl, read_jsonl
 from experiments.runtime.files import code_commit
-from sweeps import SweepError, launch, run_folder, sweeps_command
+from experiments.training import run_folder
+from sweeps import SweepError, launch, sweeps_command
 from sweeps.jobs import cluster_resources, code_snapshot, job, pool, slurm
 from sweeps.jobs.sweep_folder import JobBatch, Sweep
 from sweeps.planning.planned_runs import PlannedRun
@@ -383,6 +384,9 @@ def test_half_written_and_foreign_lines_are_passed_over(tmp_path):
         handle.write('[1]\nnot json\n{"batch": "z", "ids": {"r": "1"}}\n{"batch": "b", "id')
     (batch,) = sweep.batches()
     assert batch.ids == {"r": "18"} and batch.code == "c"
+    # Times beyond the calendar are none that could be shown.
+    append_jsonl(sweep.attempts("r").path, [{"event": "end", "time": t} for t in (1e300, 1e9)])
+    assert [event["time"] for event in sweep.attempts("r").events()] == [1e9]
     append_jsonl(sweep.path / "x.jsonl", [{"a": 1}])
     assert (sweep.path / "x.jsonl").read_text() == '{"a": 1}\n'
 
@@ -630,6 +634,8 @@ def timed_sweep(root, monkeypatch, done, running, pending, throttle, reason="Job
         (dict(done=[(100, 90)], running=[(60, 10, 540)], pending=0, throttle=1), 540),
         # All wait: the throttle's places are free.
         (dict(done=[(100, 90)], running=[], pending=4, throttle=2), 200),
+        # A damaged file has any number.
+        (dict(done=[(100, 90)], running=[], pending=2, throttle=-3), 200),
     ],
 )  # fmt: skip
 def test_the_estimate_counts_what_waits_what_is_scored_and_how_many_run_at_once(

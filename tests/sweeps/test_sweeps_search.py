@@ -89,6 +89,8 @@ def test_a_killed_coordinator_goes_on_and_bad_trials_are_pruned(tmp_path):
         ({"search": {"over": {"train.lr": {"low": 1}}}}, [], "is no range"),
         ({"search": {"over": {"train.lr": {"low": 2, "high": 1}}}}, [], "is no range"),
         ({"search": {"ovr": OVER}}, [], "did you mean over"),
+        ({"search": {"over": {}}}, [], "expected trials of at least 1 and over"),
+        ({"search": {"trials": 1.5, "over": OVER}}, [], "trials=1.5: expected a whole number"),
         ({"search": {"over": OVER}, "seeds": [0, 1]}, [], "give one seed"),
         ({"search": {"metric": "kid", "over": OVER}}, [], "'kid': expected one of fd"),
         ({}, ["--trials", "0"], "at least 1"),

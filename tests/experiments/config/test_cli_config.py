@@ -264,6 +264,7 @@ MISTAKES = [
     ("~seed=1", "keys can be set"),
     ("size=Q/2", "sizes are"),
     ("init=nowhere", "does not exist"),
+    ("init=/@\u00b2", "a whole number, got step"),
     ("log=wandbb", "did you mean wandb"),
     ("routing.selection=row", "rows"),
     ("routing.remove=later", "after:4"),
@@ -348,7 +349,6 @@ from experiments.config import load
 config = load(["backbone=mamba", "route=2-8"])
 assert config.name
 experiments.config.help_text.help_text()
-experiments.config.help_text.facts(config)
 config = load(["backbone=mamba", "route=2-8", "dry=true"])
 experiments.config.help_text.dry_run(config)
 loaded = [name for name in ("torch", "accelerate", "timm", "pandas", "matplotlib") if name in sys.modules]

@@ -232,6 +232,35 @@ def test_damage_is_named(tmp_path, labels, damage, words):
     refused(lambda: load(path), *words)
 
 
+def test_a_store_without_samples_is_damaged(tmp_path, labels):
+    path = write_store(tmp_path / "s", latents(COUNT), labels)
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps(manifest | {"count": 0, "shards": []}))
+    refused(lambda: load(path), "manifest.json is damaged")
+
+
+def test_what_is_wrong_with_the_second_store_is_said_of_it(tmp_path, labels):
+    path = write_store(tmp_path / "s", latents(COUNT), labels)
+    for name, own in (("none", None), ("more", [9] * COUNT)):
+        other = write_store(tmp_path / name, latents(COUNT), own)
+        refused(lambda other=other: load(path, test=str(other)), f"{other} ")
+
+
+def test_no_number_of_classes_means_that_of_the_store(tmp_path, labels):
+    path = write_store(tmp_path / "s", latents(COUNT), labels)
+    options = LatentsOptions(path=str(path), num_classes=0)
+    assert options.describe()["num_classes"] == create(options).num_classes == 5
+
+
+def test_other_pixels_of_the_same_store_have_another_fingerprint(tmp_path, labels):
+    path = write_store(tmp_path / "s", latents(COUNT), labels)
+    plain = load(path)
+    assert plain.pixels_fingerprint == plain.fingerprint
+    changes = ({"vae": "a"}, {"vae": "b"}, {"vae_dtype": "bfloat16"}, {"held_out": 3}, {"held_out": 4})
+    found = {load(path, **change).pixels_fingerprint for change in changes}
+    assert len(found | {plain.fingerprint}) == 6
+
+
 def test_verify_finds_a_changed_byte(tmp_path, labels):
     path = write_store(tmp_path / "s", latents(COUNT), labels)
     load(path, verify=True)
@@ -473,6 +502,8 @@ def test_wrong_lightning_layouts_are_named(tmp_path, labels):
     torch.save({"mean": torch.zeros(3), "std": torch.ones(3)}, path / "latents_stats.pt")
     (path / "latents_rank01_shard000.safetensors").unlink()
     refused(lambda: load(path), "3 means for 4 channels")
+    torch.save({"mean": torch.tensor([0, 0, 0, torch.nan]), "std": torch.ones(4)}, path / "latents_stats.pt")
+    refused(lambda: load(path), "latents_stats.pt is damaged", "finite means")
 
 
 def test_what_else_is_there_is_named(tmp_path):

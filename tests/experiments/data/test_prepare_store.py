@@ -199,6 +199,58 @@ def test_two_processes_make_the_same_store(folder, tmp_path, vae, monkeypatch):
     assert content(one) == content(two)
 
 
+def test_a_plan_that_another_process_writes_meanwhile_is_no_stranger(
+    folder, tmp_path, vae, monkeypatch
+):
+    out = tmp_path / "out"
+    plan = out / "plan.json"
+    assert run(folder, out, vae) == 0
+    said = plan.read_bytes()
+    shutil.rmtree(out)
+    iterdir = Path.iterdir
+
+    def late(path):
+        """As if the other process wrote it between a first look and this one."""
+        if path == out and not plan.exists():
+            plan.write_bytes(said)
+        return iterdir(path)
+
+    monkeypatch.setattr(Path, "iterdir", late)
+    assert run(folder, out, vae) == 0
+
+
+@pytest.mark.skipif(os.name == "nt", reason="names are bytes")
+def test_names_that_are_no_utf8(pictures, tmp_path, vae):
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for i, content in enumerate((pictures["animals/cat.png"], b"no picture")):
+        (photos / os.fsdecode(b"\xff%d.png" % i)).write_bytes(content)
+    out = tmp_path / "out"
+    assert run(photos, out, vae, "--kind", "sample", "--no-flips") == 0
+    assert (out / "skipped.txt").read_bytes().startswith(b"\xff1.png\t")
+
+
+def test_the_place_of_a_single_file_is_kept_in_full(monkeypatch, tmp_path):
+    (tmp_path / "vae.safetensors").write_bytes(b"")
+    monkeypatch.chdir(tmp_path)
+    assert prepare._full_path("vae.safetensors") == str(tmp_path / "vae.safetensors")
+    assert prepare._full_path(str(tmp_path)) == str(tmp_path)
+    assert prepare._full_path("stabilityai/sd-vae-ft-ema") == "stabilityai/sd-vae-ft-ema"
+
+
+def test_without_diffusers(folder, tmp_path, monkeypatch, capsys):
+    from experiments.data import autoencoder
+
+    found = autoencoder.importlib.util.find_spec
+    monkeypatch.setattr(
+        autoencoder.importlib.util, "find_spec", lambda name: name != "diffusers" and found(name)
+        or None,
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "diffusers", None)
+    code = run(folder, tmp_path / "out", "stabilityai/sd-vae-ft-ema")
+    fails(capsys, code, "diffusers is not installed")
+
+
 def test_unreadable_pictures_are_listed_and_skipped(folder, tmp_path, vae, capsys):
     (folder / "animals/broken.jpg").write_bytes(b"\xff\xd8\xff no picture")
     whole = (folder / "grey/camera.png").read_bytes()
@@ -574,6 +626,51 @@ def test_captions_beside_pictures_in_tars_and_tables(pictures, tmp_path):
         assert [raw.content for raw in source.read(2, 5)] == [
             pictures[k] for k in sorted(pictures)[2:5]
         ]
+
+
+def test_lines_of_captions_are_read_whatever_is_in_them(pictures, tmp_path):
+    from experiments.data.picture_sources import open_source
+
+    for i, content in enumerate(list(pictures.values())[:2]):
+        (tmp_path / f"{i}.png").write_bytes(content)
+    path = tmp_path / "captions.jsonl"
+    rows = [
+        {"file_name": "0.png", "caption": "ends\u2028here"},
+        {"file_name": "1.png", "captions": None, "text": "a"},
+        {"file_name": "0.png", "caption": "again"},
+    ]
+    lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+    path.write_text("\n \n".join(lines) + "\n", encoding="utf-8")
+    source = open_source(tmp_path, captions=path)
+    assert [raw.captions for raw in source.read(0, 2)] == [("ends\u2028here", "again"), ("a",)]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_table_without_a_column_of_the_first_is_named(pictures, tmp_path, kind):
+    from experiments.data.picture_sources import open_source
+
+    write_table(tmp_path / f"a.{kind}", pictures, caption=["a"] * 7)
+    write_table(tmp_path / f"b.{kind}", pictures)
+    with pytest.raises(DataError, match=rf"b.{kind} has no column 'caption', and .*a.{kind} has"):
+        open_source(tmp_path)
+
+
+def test_a_damaged_block_of_a_table_is_named(pictures, tmp_path):
+    from experiments.data.picture_sources import open_source
+
+    write_table(tmp_path / "a.parquet", pictures)
+    data = bytearray((tmp_path / "a.parquet").read_bytes())
+    data[4:60] = b"\xff" * 56
+    (tmp_path / "a.parquet").write_bytes(data)
+    with pytest.raises(DataError, match="is damaged or no table") as error:
+        list(open_source(tmp_path).read(0, 2))
+    assert "\n" not in str(error.value)
+
+
+def test_more_tokens_than_the_text_encoder_reads(folder, coco, tmp_path, vae, capsys):
+    encoder = clip(tmp_path / "encoder")
+    more = ("--captions", coco, "--text", encoder, "--text-length", 78)
+    fails(capsys, run(folder, tmp_path / "out", vae, *more), "reads 77 tokens at most, not 78")
 
 
 def test_missing_captions_are_named(folder, coco, tmp_path, vae, capsys):

@@ -282,6 +282,11 @@ def test_expand():
         ({"name": "flow", "times": "logit"}, "lognormal uniform"),
         ({"name": "ddpm", "steps": 2.5}, "whole number"),
         ({"name": "ddpm", "beta_end": 2}, "DiT has 0.0001 and 0.02"),
+        ({"name": "ddpm", "beta_start": None}, "objective.beta_start=null: a number is needed"),
+        ({"name": "edm", "p_mean": float("nan")}, "objective.p_mean=nan: a number is needed"),
+        ({"name": "edm", "sigma_max": float("inf")}, "expected a number above 0"),
+        ({"name": "flow", "mean": None}, "objective.mean=null: a number is needed"),
+        ({"name": "flow", "reverse": "no"}, "objective.reverse=no: true or false is needed"),
         (3, "a name or a mapping"),
     ],
 )

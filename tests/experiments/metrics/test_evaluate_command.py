@@ -163,6 +163,16 @@ def test_wrong_arguments_are_one_sentence(
     assert error.count("\n") == 1
 
 
+def test_other_data_are_scored_anew(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = (run, "--metrics", "accuracy", "--samples", 4, "--out", tmp_path)
+    for more, again in (((), False), ((), True), (("data.split_seed=1",), False)):
+        assert command(*asked, *more) == 0
+        assert ("scored before" in capsys.readouterr().out) == again
+    assert len(records(tmp_path)) == 2
+
+
 def test_a_source_that_is_not_there(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(run.parent / "runn") == 2
     assert "did you mean run?" in capsys.readouterr().err

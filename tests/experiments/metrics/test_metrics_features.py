@@ -284,6 +284,10 @@ def test_weights_files_are_not_unpickled(tmp_path: Path) -> None:
     assert not (tmp_path / "boom").exists()
     with pytest.raises(MetricError, match="no such file"):
         pretrained.load_state(tmp_path / "none.pth", "weights", "key")
+    # No tensors would leave Inception's random weights as they are.
+    torch.save({}, path)
+    with pytest.raises(MetricError, match="is not readable as weights .it is empty"):
+        pretrained.load_state(path, "weights", "key")
 
 
 def test_absent_dinov2_weights_are_one_sentence(tmp_path: Path) -> None:

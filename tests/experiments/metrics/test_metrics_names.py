@@ -71,6 +71,8 @@ def test_yaml_has_every_option_with_a_comment(path: Path) -> None:
         ({"metrics": ("fdi",)}, "unknown metric 'fdi': there are fd, sfid, .*; did you mean fd"),
         ({"metrics": ("precison",)}, "did you mean precision"),
         ({"metrics": ()}, "no metric was asked for"),
+        ({"metrics": 5}, "eval.metrics=5: expected a list of names"),
+        ({"features": [None]}, "unknown features 'None'"),
         ({"features": ("inception",)}, "did you mean inception-adm"),
         ({"labels": "balance"}, "did you mean balanced"),
         ({"samples": 1}, "eval.samples=1: expected a number of at least 2"),

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.metrics import images as measured
 from experiments.metrics import reference
 from experiments.metrics.collect import collect
 from experiments.metrics.eval_options import MetricError
@@ -48,6 +47,37 @@ def test_what_is_written_is_read_back(tmp_path: Path, pixels: PixelFeatures) -> 
     assert (back.n, back.name, back.features) == (60, "pictures", "pixels@00000000")
     assert back.label == f"pictures@{back.checksum[:8]}"
     assert not list(tmp_path.glob(".*"))
+
+
+def test_a_process_without_an_image_is_an_error_everywhere(
+    pixels: PixelFeatures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As two processes would see it, of which the other one has no image: it must not wait.
+    monkeypatch.setattr(
+        "experiments.metrics.collect.gather_rows", lambda own: torch.cat([own, 0 * own])
+    )
+    with pytest.raises(MetricError, match="3 images are fewer than 2 processes|give more images"):
+        collect(pixels, [pictures(3)])
+
+
+def test_pictures_of_another_autoencoder_are_another_reference(tmp_path: Path, vae: Path) -> None:
+    from data_tools import latents, write_store
+    from diffusers import AutoencoderKL
+
+    from experiments.data import create
+
+    other = AutoencoderKL.from_pretrained(vae)
+    with torch.no_grad():
+        other.decoder.conv_out.bias.add_(0.2)
+    other.save_pretrained(tmp_path / "other")
+    store = write_store(tmp_path / "s", latents(6, side=2), [0, 1] * 3)
+    found = []
+    for name in (vae, tmp_path / "other", vae):
+        options = {"name": "latents", "path": str(store), "held_out": 3, "vae": str(name)}
+        found.append(
+            reference.heldout(create(options), PixelFeatures((16, 16)), tmp_path / "cache")
+        )
+    assert found[0].checksum == found[2].checksum != found[1].checksum
 
 
 def test_adm_reference_batches_are_read(tmp_path: Path) -> None:
@@ -116,7 +146,7 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
             reference.load(path, Other(), rows=True)
         if key == "arr_0":
             with pytest.raises(MetricError, match="Python objects"):
-                list(measured.stream_images(path))
+                list(Images(path).batches(range(4)))
     assert not (tmp_path / "boom").exists()
 
 
@@ -140,7 +170,7 @@ def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(MetricError, match="damaged"):
         reference.load(path, Other())
     with pytest.raises(MetricError, match="damaged"):
-        list(measured.stream_images(path))
+        list(Images(path).batches(range(4)))
 
 
 def test_sample_batches_are_read_back(tmp_path: Path) -> None:
@@ -150,8 +180,8 @@ def test_sample_batches_are_read_back(tmp_path: Path) -> None:
     parts = zip(images.permute(0, 2, 3, 1).split(8), labels.split(8), strict=True)
     path = tmp_path / "samples.npz"
     write_npz(((x.numpy(), y.numpy()) for x, y in parts), 21, path)
-    assert measured.array_shape(path, "arr_0") == (21, 4, 4, 3)
-    assert torch.equal(torch.cat(list(measured.stream_images(path, batch=5))), images)
+    assert Images(path).n == 21
+    assert torch.equal(torch.cat(list(Images(path).batches(range(21), batch=5))), images)
     assert torch.equal(Images(path).labels(), labels)
     assert torch.equal(torch.cat(list(Images(path).batches(range(4, 17), batch=5))), images[4:17])
 
@@ -182,7 +212,7 @@ def test_an_archive_without_images(tmp_path: Path) -> None:
     path = tmp_path / "x.npz"
     np.savez(path, arr_0=np.zeros((3, 4, 4), np.uint8))
     with pytest.raises(MetricError, match="expected uint8 images"):
-        list(measured.stream_images(path))
+        list(Images(path).batches(range(4)))
     with zipfile.ZipFile(path, "w"):
         pass
     with pytest.raises(MetricError, match="has no images"):

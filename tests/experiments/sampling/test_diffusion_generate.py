@@ -26,6 +26,7 @@ from experiments.sampling import (
     read_shards,
     write_npz,
 )
+from routing import UserError
 
 ROOT = Path(__file__).parents[3]
 FAMILIES = ("dit", "mamba", "rwkv")
@@ -238,6 +239,14 @@ def test_a_call_that_failed_before_its_first_image_claims_nothing(tmp_path):
     generate_shards(tmp_path, *rest, text=text, to_pixels=pixels, settings={"captions": "b"})
     with pytest.raises(DiffusionError, match="another settings.captions;"):
         generate_shards(tmp_path, *rest, text=text, to_pixels=pixels, settings={"captions": "a"})
+
+
+@pytest.mark.parametrize("content", [b"[]", b"3", b"\xff\xfe", b"{"])
+def test_a_damaged_manifest_beside_samples_is_one_sentence(content, tmp_path):
+    make(tmp_path)
+    (tmp_path / "manifest.json").write_bytes(content)
+    with pytest.raises(UserError, match="holds samples with another|is not JSON"):
+        make(tmp_path)
 
 
 def test_npz_is_what_adms_evaluator_reads(tmp_path):

@@ -100,6 +100,9 @@ def test_the_same_command_again_is_done_and_another_is_refused(weights, tmp_path
     stamp = (out / "samples.npz").stat().st_mtime_ns
     assert run(*arguments) == 0
     assert (out / "samples.npz").stat().st_mtime_ns == stamp
+    # A kill between the whole npz and the last shard's removal leaves shards: they go now.
+    (out / "shards" / "shard-00000.npz").write_bytes(b"")
+    assert run(*arguments) == 0 and not list(out.glob("shards/*.npz"))
     assert run(*arguments, "--scale", 3) == 2
     assert "holds samples with another guidance" in capsys.readouterr().err
 
@@ -169,6 +172,7 @@ def test_text_model(tmp_path, capsys):
         (["--guidance", "rooted"], "did you mean routed"),
         (["--guidance", "autoguidance"], "guidance.checkpoint=RUN@STEP"),
         (["--guidance", "cfg", "guidance.sclae=2"], "did you mean scale"),
+        (["--guidance", "autoguidance", "guidance.checkpoint=/no"], "guidance.checkpoint=/no: /no does"),
         (["--sampler", "huen"], "did you mean heun"),
         (["--steps", "0"], "at least 1"),
         (["--captions", "a cat"], "not conditioned on text"),
@@ -242,6 +246,9 @@ def test_numbers_classes_captions_overrides():
 def test_captions_from_a_file(tmp_path):
     (tmp_path / "c.txt").write_text("one\n\ntwo\n")
     assert parse_captions(str(tmp_path / "c.txt")) == ["one", "two"]
+    (tmp_path / "c.txt").write_bytes("caf\u00e9".encode("latin-1"))
+    with pytest.raises(DiffusionError, match="expected text in UTF-8"):
+        parse_captions(str(tmp_path / "c.txt"))
 
 
 def test_request_is_row_by_row():

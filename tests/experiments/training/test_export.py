@@ -1,12 +1,14 @@
 """experiments/export.py: one file of half the bytes that every command opens by its path."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from small import small
+from small import ROOT, small
 
 from analysis import analysis_command
 from backbones import Backbone
@@ -85,6 +87,12 @@ def test_the_analysis_opens_it(half, capsys):
     assert analysis_command.main(["guidance-scale", str(half), *few]) == 0
     assert (half.parent / "mamba_1-2.similarity.npz").is_file()
     assert (half.parent / "mamba_1-2.guidance_scale.json").is_file()
+
+
+def test_help_needs_no_torch():
+    words = [sys.executable, "-X", "importtime", str(ROOT / "experiments" / "export.py"), "--help"]
+    shown = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert "--half" in shown.stdout and " torch" not in shown.stderr
 
 
 def test_what_cannot_be_exported_is_one_sentence(weights, tmp_path, capsys):

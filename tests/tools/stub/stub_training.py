@@ -16,7 +16,7 @@ from experiments.runtime.command import Interrupted
 from experiments.runtime.console import append_jsonl
 from experiments.runtime.files import atomic_write
 from experiments.runtime.locks import locked
-from sweeps import run_folder
+from experiments.training import run_folder
 
 
 def agreed(reason):

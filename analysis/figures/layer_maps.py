@@ -1,10 +1,8 @@
-"""Heat maps: guidance with two rates (SG, Figs. 4 to 8), layer similarity (TREAD, Fig. 4)."""
+"""Layer similarity of trained models, as maps side by side (TREAD, Fig. 4)."""
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -12,101 +10,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from analysis.figures.style import (
-    DOUBLE,
-    SINGLE,
-    Options,
-    Plot,
-    centred,
-    colormap,
-    colour,
-    ink,
-    panels,
-    seeds,
-    some,
-    styled,
-)
-from analysis.runs.cells import Base, Cell, Study
-from analysis.runs.grouping import shared, short
+from analysis.figures.style import DOUBLE, SINGLE, Plot, colour, panels, styled
+from analysis.runs.cells import Study
 from analysis.runs.run_records import AnalysisError
-from analysis.runs.statistics import mean_std
 from analysis.runs.weights import read_beside
 from analysis.similarity import SimilarityFile, read
-from analysis.tables.guidance_table import evaluations, number, parse
 from routing.route import Route
-
-# Maps on one page.
-_MAPS = 6
-
-
-def _guidance_rows(study: Study, base: Base, cell: Cell) -> list[dict[str, Any]]:
-    frame = evaluations(study, base, cell)
-    rows: list[dict[str, Any]] = []
-    for text, part in () if frame.empty else frame.groupby("guidance"):
-        kind, options = parse(str(text))
-        rates = {key: number(options.get(key)) for key in ("scale", "strong", "weak")}
-        estimate = mean_std(list(part.groupby("seed")["value"].mean()))
-        routed = kind == "routed" and options.get("null_class") != "True"
-        if estimate and routed and None not in rates.values():
-            about = {"panel": base.label, "treatment": cell.treatment, "better": base.better}
-            about |= {"backbone": base.any.first("backbone"), "metric": part["metric"].iloc[0]}
-            score = {"value": estimate.mean, "std": estimate.std, "n": estimate.n}
-            rows.append({**about, **rates, **score, "step": int(part["step"].iloc[0])})
-    return rows
-
-
-@styled
-def guidance(study: Study) -> Plot | None:
-    """Draw a map per cell and scale that was scored at four or more pairs of rates; else None."""
-    cells = [(base, cell) for base in study.bases for cell in base.routed]
-    frame = pd.DataFrame([row for pair in cells for row in _guidance_rows(study, *pair)])
-    if frame.empty:
-        return None
-    found = [
-        (key, part)
-        for key, part in frame.groupby(["panel", "treatment", "scale"], sort=False)
-        if len(part) >= 4
-    ]
-    if not found:
-        return None
-    shown, more = some(found, _MAPS, lambda item: len(item[1]))
-    figure, axes = panels(len(shown), 2, 2.5)
-    names = short(str(panel) for (panel, *_), _ in found)
-    for ax, ((panel, treatment, scale), part) in zip(axes.flat, shown, strict=False):
-        _guidance_map(ax, part)
-        about = f"{treatment}, w={scale:g}, step {part['step'].iloc[0]}, {seeds(part['n'])}"
-        tint = colour(str(part["backbone"].iloc[0]))
-        ax.set_title(f"{fill(names[str(panel)], 48)}\n{about}", color=tint)
-    return Plot.of("guidance", figure, frame, names=shared(names), more=more)
-
-
-def _guidance_map(ax: Axes, part: pd.DataFrame) -> None:
-    known = {(row["strong"], row["weak"]): row for row in part.to_dict("records")}
-    rows, columns = (sorted(set(part[name])) for name in ("strong", "weak"))
-    rows.reverse()
-    values = [[known.get((y, x), {}).get("value", np.nan) for x in columns] for y in rows]
-    ax.set_facecolor("#f2f2f2")
-    higher = part["better"].iloc[0] == "higher"
-    # The dark end is the better one.
-    cmap = colormap("viridis_r" if higher else "viridis")
-    image = ax.imshow(values, cmap=cmap, aspect="auto", zorder=1)
-    for (y, strong), (x, weak) in itertools.product(enumerate(rows), enumerate(columns)):
-        if (strong, weak) not in known:
-            centred(ax, x, y, "\u00d7", color="#999999")
-            continue
-        value, std = (known[strong, weak][name] for name in ("value", "std"))
-        text = f"{value:.2f}" + ("" if pd.isna(std) else f"\n\u00b1{std:.2f}")
-        centred(ax, x, y, text, color=ink(cmap(image.norm(value))), fontsize=7, linespacing=1.1)
-    place = (max if higher else min)(known, key=lambda rates: known[rates]["value"])
-    x, y = columns.index(place[1]), rows.index(place[0])
-    frame: Options = {"fill": False, "edgecolor": "#E69F00", "linewidth": 2, "zorder": 3}
-    ax.add_patch(Rectangle((x - 0.47, y - 0.47), 0.94, 0.94, **frame))
-    ax.set_xticks(range(len(columns)), [f"{v:g}" for v in columns])
-    ax.set_yticks(range(len(rows)), [f"{v:g}" for v in rows])
-    ax.set(xlabel="rate of the weak pass", ylabel="rate of the strong pass")
-    ax.grid(False)
-    ax.figure.colorbar(image, ax=ax, label=str(part["metric"].iloc[0]), pad=0.02)
-
 
 _WHAT = {
     "cosine": "Cosine similarity, per token over channels, averaged over all else,",

@@ -1,12 +1,9 @@
-"""What a run folder says about its run, read without loading anything but small JSON files."""
+"""What a run folder says of its run: read without torch, from names and small JSON files."""
 
-import re
 from pathlib import Path
 from typing import Any
 
 from routing.parsing import bytes_of, json_of
-
-_STEP = re.compile(r"step-(\d+)\Z")
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -21,19 +18,29 @@ def read(path: str | Path) -> dict[str, Any]:
 def finished(folder: str | Path, steps: int | None = None) -> bool:
     """Whether the run in `folder` is done, with at least `steps` steps."""
     summary = read(Path(folder) / "summary.json")
-    if summary.get("status") != "done":
-        return False
     step = summary.get("step")
-    return steps is None or (isinstance(step, int) and step >= steps)
+    enough = steps is None or (isinstance(step, int) and step >= steps)
+    return summary.get("status") == "done" and enough
+
+
+def step_folder(folder: Path, step: int) -> Path:
+    """Return where the checkpoint of `step` stands below a run folder."""
+    return folder / "checkpoints" / f"step-{step:08d}"
+
+
+def listed(folder: Path) -> list[tuple[int, Path]]:
+    """Return step and folder of every checkpoint of a run, in order."""
+    found = []
+    for path in (folder / "checkpoints").glob("step-*"):
+        digits = path.name.removeprefix("step-")
+        if digits.isdecimal() and path.is_dir():
+            found.append((int(digits), path))
+    return sorted(found)
 
 
 def saved_step(folder: str | Path) -> int:
     """Return the step of the newest checkpoint, 0 if there is none."""
-    try:
-        names = [entry.name for entry in (Path(folder) / "checkpoints").iterdir()]
-    except OSError:
-        return 0
-    return max((int(m.group(1)) for name in names if (m := _STEP.match(name))), default=0)
+    return max((step for step, _ in listed(Path(folder))), default=0)
 
 
 def speed(folder: str | Path) -> float | None:

@@ -1,0 +1,221 @@
+"""Guidance: responses to its scale, maps of two rates (SG, Figs. 4 to 8), the effective scale."""
+
+import itertools
+from collections.abc import Sequence
+from textwrap import fill
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+
+from analysis.figures.style import (
+    DENSE_COLOUR,
+    Options,
+    Plot,
+    canvas,
+    centred,
+    colour,
+    ink,
+    line,
+    panels,
+    some,
+    styled,
+)
+from analysis.runs.cells import Base, Cell, Study
+from analysis.runs.grouping import shared, short
+from analysis.runs.statistics import extent, mean_std
+from analysis.tables.guidance_table import evaluations, number, parse, responses, setting_order
+from analysis.tables.scale_table import FORMS, label
+
+# Maps on one page.
+_MAPS = 6
+
+
+def _guidance_rows(study: Study, base: Base, cell: Cell) -> list[dict[str, Any]]:
+    frame = evaluations(study, base, cell)
+    rows: list[dict[str, Any]] = []
+    for text, part in () if frame.empty else frame.groupby("guidance"):
+        kind, options = parse(str(text))
+        rates = {key: number(options.get(key)) for key in ("scale", "strong", "weak")}
+        estimate = mean_std(list(part.groupby("seed")["value"].mean()))
+        # Under an interval, another model or the null class a score has no place in the map.
+        plain = kind == "routed" and options.keys() <= {*rates, "route"}
+        if estimate and plain and None not in rates.values():
+            about = {"panel": base.label, "treatment": cell.treatment, "better": base.better}
+            about |= {"backbone": base.any.first("backbone"), "metric": part["metric"].iloc[0]}
+            score = {"value": estimate.mean, "std": estimate.std, "n": estimate.n}
+            rows.append({**about, **rates, **score, "step": int(part["step"].iloc[0])})
+    return rows
+
+
+@styled
+def guidance(study: Study) -> Plot | None:
+    """Draw a map per cell and scale that was scored at four or more pairs of rates; else None."""
+    cells = [(base, cell) for base in study.bases for cell in base.routed]
+    frame = pd.DataFrame([row for pair in cells for row in _guidance_rows(study, *pair)])
+    if frame.empty:
+        return None
+    found = [
+        (key, part)
+        for key, part in frame.groupby(["panel", "treatment", "scale"], sort=False)
+        if len(part) >= 4
+    ]
+    if not found:
+        return None
+    shown, more = some(found, _MAPS, lambda item: len(item[1]))
+    figure, axes = panels(len(shown), 2, 2.5)
+    names = short(str(panel) for (panel, *_), _ in found)
+    for ax, ((panel, treatment, scale), part) in zip(axes.flat, shown, strict=False):
+        _guidance_map(ax, part)
+        about = f"{treatment}, w={scale:g}, step {part['step'].iloc[0]}, n={extent(part['n'])}"
+        tint = colour(str(part["backbone"].iloc[0]))
+        ax.set_title(f"{fill(names[str(panel)], 48)}\n{about}", color=tint)
+    return Plot.of("guidance", figure, frame, names=shared(names), more=more)
+
+
+def _guidance_map(ax: Axes, part: pd.DataFrame) -> None:
+    known = {(row["strong"], row["weak"]): row for row in part.to_dict("records")}
+    rows, columns = (sorted(set(part[name])) for name in ("strong", "weak"))
+    rows.reverse()
+    values = [[known.get((y, x), {}).get("value", np.nan) for x in columns] for y in rows]
+    ax.set_facecolor("#f2f2f2")
+    higher = part["better"].iloc[0] == "higher"
+    # The dark end is the better one.
+    cmap = colormaps["viridis_r" if higher else "viridis"]
+    image = ax.imshow(values, cmap=cmap, aspect="auto", zorder=1)
+    for (y, strong), (x, weak) in itertools.product(enumerate(rows), enumerate(columns)):
+        if (strong, weak) not in known:
+            centred(ax, x, y, "\u00d7", color="#999999")
+            continue
+        value, std = (known[strong, weak][name] for name in ("value", "std"))
+        text = f"{value:.2f}" + ("" if pd.isna(std) else f"\n\u00b1{std:.2f}")
+        centred(ax, x, y, text, color=ink(cmap(image.norm(value))), fontsize=7, linespacing=1.1)
+    place = (max if higher else min)(known, key=lambda rates: known[rates]["value"])
+    x, y = columns.index(place[1]), rows.index(place[0])
+    frame: Options = {"fill": False, "edgecolor": "#E69F00", "linewidth": 2, "zorder": 3}
+    ax.add_patch(Rectangle((x - 0.47, y - 0.47), 0.94, 0.94, **frame))
+    ax.set_xticks(range(len(columns)), [f"{v:g}" for v in columns])
+    ax.set_yticks(range(len(rows)), [f"{v:g}" for v in rows])
+    ax.set(xlabel="rate of the weak pass", ylabel="rate of the strong pass")
+    ax.grid(False)
+    ax.figure.colorbar(image, ax=ax, label=str(part["metric"].iloc[0]), pad=0.02)
+
+
+@styled
+def response(study: Study) -> Plot | None:
+    """Draw a line of panels per base, a panel a metric; None without scores under three settings.
+
+    Every panel has the settings at equal distances: the scales of CFG joined by a line, then SG and
+    routed inference, which are no points of that line.
+    """
+    frame = responses(study)
+    if frame.empty:
+        return None
+    # Beside the distances, the shares in the features of the first one: more do not fit the page.
+    first = frame.groupby("base")["metric"].transform("first").str.partition(" (")[2]
+    own = frame["metric"].str.partition(" (")[2] == first
+    frame = frame[own | frame["metric"].str.match("FI?D")]
+    settings = sorted(set(frame["setting"]), key=setting_order)
+    names = short(frame["panel"])
+    bases = list(dict.fromkeys(zip(frame["base"], frame["panel"], strict=True)))
+    metrics = frame.groupby("base", sort=False)["metric"].unique()
+    columns = max(map(len, metrics))
+    height = 1.35 * len(bases) + 0.75
+    figure, axes = canvas(height, len(bases), columns, sharex=True)
+    handles: dict[str, Any] = {}
+    ticks = [name.removeprefix("CFG ") if i else name for i, name in enumerate(settings)]
+    for (key, panel), row in zip(bases, axes, strict=True):
+        mine = frame[frame["base"] == key]
+        for ax in row[len(metrics[key]) :]:
+            ax.set_visible(False)
+        for ax, metric in zip(row, metrics[key], strict=False):
+            part = mine[mine["metric"] == metric]
+            for tokens, curve in part.groupby("treatment", sort=False):
+                label = "dense" if tokens == "dense" else f"{curve['backbone'].iloc[0]}, {tokens}"
+                handles[label] = _curve(ax, curve, settings, str(tokens))
+            if row is axes[0] or metrics[key].tolist() != metrics.iloc[0].tolist():
+                label, _, space = str(metric).partition(" (")
+                arrow = {"lower": " \u2193", "higher": " \u2191"}.get(part["better"].iloc[0], "")
+                ax.set_title(f"{label}{arrow}\n{space.removesuffix(')')}", fontsize=7)
+        about = f"{names[panel]}\nstep {extent(mine['step'])}, n = {extent(mine['n'])}"
+        row[0].set_ylabel(about, color=colour(str(mine["backbone"].iloc[0])))
+    for ax in axes.flat:
+        ax.set_xticks(range(len(settings)), ticks)
+        ax.tick_params(axis="x", labelrotation=90)
+        ax.margins(x=0.08)
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=min(4, len(handles)))
+    return Plot.of("response", figure, frame, names=shared(names))
+
+
+def _curve(ax: Axes, curve: pd.DataFrame, settings: list[str], tokens: str) -> Any:
+    known = curve.set_index("setting")
+    found = known.assign(x=[settings.index(name) for name in known.index]).sort_values("x")
+    tint = DENSE_COLOUR if tokens == "dense" else colour(str(curve["backbone"].iloc[0]))
+    style = line(tokens) | {"color": tint, "capsize": 1.5, "elinewidth": 0.8}
+    scaled = found.index.str.startswith("CFG")
+    drawn = None
+    for part, look in ((found[scaled], style), (found[~scaled], style | {"linestyle": "none"})):
+        if not part.empty:
+            error = part["std"].astype(float).fillna(0.0)
+            bars = ax.errorbar(part["x"], part["mean"], yerr=error, **look)
+            drawn = drawn or bars
+    return drawn
+
+
+_PASSES = {"dense": "dense pass", "routed": "routed pass"}
+
+
+@styled
+def draw(files: Sequence[dict[str, Any]]) -> Plot | None:
+    """Draw a panel per backbone, data and form; None where no scale is defined.
+
+    Args:
+        files: What `analysis.guidance_scale` stored.
+    """
+    about = ("run", "backbone", "data", "route", "seed", "step")
+    frame = pd.DataFrame(
+        {"setting": label(found), **{key: found[key] for key in about}, **row}
+        for found in files
+        for row in found["rows"]
+    ).reindex(columns=["setting", *about, "pair", "level", *_NUMBERS])
+    curves = frame[frame["pair"].isin(_PASSES) & frame["level"].notna()]
+    groups = [
+        (key, form, part)
+        for key, part in curves.groupby(["backbone", "data"], sort=False)
+        for form in FORMS
+        if part[form].notna().any()
+    ]
+    if not groups:
+        return None
+    figure, axes = panels(len(groups), 2, 2.4)
+    for ax, (key, form, part) in zip(axes.flat, groups, strict=False):
+        backbone, data = map(str, key)
+        ax.axhline(1, color="#999999", linewidth=0.8, zorder=1)
+        for setting, same in part.groupby(["setting", "route", "pair"], sort=False):
+            levels = same.astype({name: float for name in _NUMBERS}).groupby("level")
+            _, route, pair = map(str, cast(tuple[str, ...], setting))
+            dense = route == "none"
+            name = "dense net" if dense else f"route {route}, {_PASSES[pair]}"
+            shade = "#555555" if dense else colour(backbone)
+            look = line("dense" if dense else "2-8" if pair == "dense" else pair)
+            mean, low, high = (levels[f"{form}{end}"] for end in ("", "_low", "_high"))
+            ax.plot(mean.mean(), color=shade, label=name, **look)
+            band = (mean.mean().index, low.min(), high.max())
+            ax.fill_between(*band, color=shade, alpha=0.15, linewidth=0)
+        places = sorted(part["level"].unique())
+        ax.set_xscale("log")
+        ax.set_xticks(places, [f"{place:.3g}" for place in places])
+        ax.minorticks_off()
+        ax.set(xlabel="noise level: sigma over the data's std", ylabel=f"w_eff, {form}")
+        ax.set_title(f"{backbone}, {data}", color=colour(backbone))
+        ax.legend(frameon=False)
+    return Plot.of("guidance_scale", figure, frame)
+
+
+_NUMBERS = [
+    *(f"{form}{end}" for form in FORMS for end in ("", "_low", "_high")),
+    *("loss_strong", "loss_weak", "square"),
+]

@@ -1,0 +1,26 @@
+"""What memory and GPUs there are, and what is said when they do not do."""
+
+import pytest
+
+from experiments.runtime import memory
+
+
+@pytest.mark.parametrize(
+    ("named", "seen"),
+    [
+        ("", []), ("-1", []), ("NoDevFiles", []), ("0,1", ["0", "1"]), (" 3, 5 ", ["3", "5"]),
+        ("0,-1,2", ["0"]), ("GPU-8a1f,MIG-2", ["GPU-8a1f", "MIG-2"]),
+    ],
+)  # fmt: skip
+def test_gpus_are_those_before_the_first_that_is_none(named, seen, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    assert memory.visible_gpus() == seen
+
+
+def test_out_of_memory_never_asks_for_what_just_failed():
+    error = RuntimeError("CUDA out of memory")
+    with pytest.raises(memory.MemoryLimit, match="type train.micro_batch=4 "):
+        memory.out_of_memory(error, 9)
+    with pytest.raises(memory.MemoryLimit, match="with one sample: take a smaller size="):
+        memory.out_of_memory(error, 1)
+    memory.out_of_memory(RuntimeError("something else"), 1)
