@@ -179,13 +179,16 @@ def build_options(
     Raises:
         BackboneError: An unknown key, or a value that the class refuses.
     """
-    fields = [field.name for field in dataclasses.fields(cls)]
-    for key in given:
+    fields = {field.name: field.type for field in dataclasses.fields(cls)}
+    for key, value in given.items():
         if key not in fields:
             raise BackboneError(
                 f"{what} has no option {key!r}: its options are {', '.join(fields) or 'none'}"
                 + suggest(key, [*fields, *known])
             )
+        # A word such as no would count as true.
+        if fields[key] in (bool, "bool") and not isinstance(value, bool):
+            raise BackboneError(f"{what}: {key}={value}: expected true or false")
     return cls(**given)
 
 

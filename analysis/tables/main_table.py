@@ -156,7 +156,7 @@ def steps_and_cost(study: Study) -> Table:
             row = [words(name), exact(n, 0), exact(costs.get(pair), unit="x"), *changes]
             found.append((n, row))
         # What one seed says beside several is left out.
-        most = min(3, max((n for n, _ in found), default=0))
+        most = min(2, max((n for n, _ in found), default=0))
         group = f"{base.label}: route {routed.treatment}, {base.metric}"
         if len(found) > 1:
             rows += [(group, entries) for n, entries in found if n >= most]

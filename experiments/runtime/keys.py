@@ -120,6 +120,9 @@ def check_ranges(options: Any, where: str = "", error: type[UserError] = ConfigE
         wanted = set(typing.get_args(kind) or (kind,)) - {type(None)}
         tip = default if key.tip is None else key.tip
         is_whole = wanted == {int}
+        # A word such as no would count as true.
+        if wanted == {bool} and not isinstance(value, bool):
+            raise error(f"{where}{name}={value}: expected true or false")
         if wanted <= {int, float} and isinstance(
             value, (str, bool, *([float] if is_whole else []))
         ):

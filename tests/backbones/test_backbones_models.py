@@ -80,6 +80,8 @@ def test_names_and_suggestions():
         tiny("mamba", scan="zigzg")
     with pytest.raises(BackboneError, match="did you mean width"):
         tiny("dit", widht=32)
+    with pytest.raises(BackboneError, match="dit: rope=no: expected true or false"):
+        tiny("dit", rope="no")  # a word, which would count as true
 
 
 @pytest.mark.parametrize("bad", ["Q/2", "S/0", "S/x", ""])
