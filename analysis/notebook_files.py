@@ -59,7 +59,11 @@ def names() -> list[str]:
 
 
 def source(name: str) -> Any:
-    """Return a notebook of the percent script `name`, without outputs."""
+    """Return a notebook of the percent script `name`, without outputs.
+
+    Raises:
+        AnalysisError: if there is no such notebook.
+    """
     path = pick("notebook", name, {name: FOLDER / f"{name}.py" for name in names()})
     import jupytext
 
@@ -72,7 +76,11 @@ def source(name: str) -> Any:
 
 
 def execute(name: str) -> Any:
-    """Run a notebook in a kernel of this Python and return it with its outputs."""
+    """Run a notebook in a kernel of this Python and return it with its outputs.
+
+    Raises:
+        AnalysisError: if a cell raises, with what it raised.
+    """
     from jupyter_client import KernelManager
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError
@@ -130,6 +138,9 @@ def runs_folder() -> Path:
     `ANALYSIS_RUNS=DIR` names one with runs in it, or an empty one to be filled. Without it, the
     published records are unpacked below `runs/published`; `runs/notebooks` is filled where there
     are none.
+
+    Raises:
+        AnalysisError: if training fails; the message holds the command and its last line.
     """
     chosen = os.environ.get(VARIABLE)
     if not chosen and RECORDS.is_file():

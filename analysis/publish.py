@@ -51,6 +51,9 @@ def publish(study: Study, folder: Path, pages: Sequence[Path] = ()) -> list[str]
 
     The blocks of the folder's README.md and of `pages` are filled in. Nothing is written where a
     page asks for what does not exist.
+
+    Raises:
+        AnalysisError: If there is no finished run, or a page asks for a table that does not exist.
     """
     if study.runs.empty:
         raise AnalysisError("no finished run to publish; python -m analysis list RUNS says why")

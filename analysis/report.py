@@ -44,6 +44,9 @@ def write(
 
     Without `title` the heading names the folder. `say` hears of each of the `STAGES` parts as it
     is done.
+
+    Raises:
+        AnalysisError: if the folder is none.
     """
     path = Path(out)
     atomic_write(path, html(Study.of(source), title, say))

@@ -43,7 +43,11 @@ def shown(path: str | Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the mapping of a JSON file, all of it text and numbers that can be written."""
+    """Return the mapping of a JSON file, all of it text and numbers that can be written.
+
+    Raises:
+        Damaged: if it cannot be read, holds no mapping or a character that is no text.
+    """
     try:
         value = json_of(bytes_of(path), path.name)
         text = json.dumps(value, ensure_ascii=False)
@@ -83,7 +87,11 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return a YAML file as `config.<dotted key>` to value."""
+    """Return a YAML file as `config.<dotted key>` to value.
+
+    Raises:
+        Damaged: if it cannot be read or is no configuration.
+    """
     try:
         text = bytes_of(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -66,7 +66,11 @@ def pick(what: str, name: str, known: Mapping[str, T]) -> T:
 
 
 def find(root: str | os.PathLike[str]) -> list[Path]:
-    """Return every run folder at or below a folder, sorted; none of hidden folders and links."""
+    """Return every run folder at or below a folder, sorted; none of hidden folders and links.
+
+    Raises:
+        AnalysisError: if `root` is no folder.
+    """
     top = Path(root)
     if not top.is_dir():
         raise AnalysisError(
@@ -196,7 +200,11 @@ def _completed(
 
 
 def derive(row: dict[str, Any]) -> None:
-    """Add span, rate, selection, objective, variant and throughput to a run's flat row."""
+    """Add span, rate, selection, objective, variant and throughput to a run's flat row.
+
+    Raises:
+        RouteError: if the route cannot be read.
+    """
     route = Route.parse(str(row.get("route") or row.get("config.route") or "none"))
     rates = sorted({segment.rate for segment in route.segments})
     row["route"] = str(route)

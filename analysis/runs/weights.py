@@ -14,7 +14,11 @@ from routing.errors import UserError
 
 
 def with_weights(given: Sequence[Path]) -> list[Path]:
-    """Return the run folders with weights at or below folders, and exported files as they are."""
+    """Return the run folders with weights at or below folders, and exported files as they are.
+
+    Raises:
+        AnalysisError: If there is none.
+    """
     found = [run for top in given for run in ([top] if top.suffix == ".safetensors" else find(top))]
     files = [run if run.suffix == ".safetensors" else run / "model.safetensors" for run in found]
     finished = [run for run, file in zip(found, files, strict=True) if file.is_file()]

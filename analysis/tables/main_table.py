@@ -4,7 +4,7 @@ TREAD's main table, Table 1 and Table 4 (high resolution, text to image, 256 aga
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -132,7 +132,7 @@ def summary(study: Study) -> Table:
         whole, part = routed.first("macs_dense"), routed.first("macs_routed")
         cost = exact(part / whole if whole and part else None, unit="x")
         group = f"{base.label.partition(', ')[2]}: route {routed.treatment}, {base.metric}"
-        n, changes = _changes(study, base, dense, routed)
+        n, changes = _changes(_by_kind(study, base, _SUMMARY), dense, routed)
         rows.append((group + after([routed]), [words(base.model), exact(n, 0), cost, *changes]))
     rows = sorted(rows, key=lambda row: row[0]) or [not_run(columns)]
     return build("summary", "Dense against routed, a row per backbone", columns, rows, (_ARROW,))
@@ -143,16 +143,17 @@ def steps_and_cost(study: Study) -> Table:
     columns = _summary_columns(study, "Steps, dense \u2192 routed", "Seeds", "MACs")
     rows: list[tuple[str, list[Entry]]] = []
     for base, dense, routed in study.pairs():
+        names = _by_kind(study, base, _SUMMARY)
         first, second = (_training_macs(study, base, cell) for cell in (dense, routed))
         low, high = _EQUAL_COST
         costs = {(s, t): second[t] / first[s] for s in first for t in second if first[s]}
-        pairs = [*((s, s) for s in first if s in second)]
+        pairs = [(s, s) for s in first if s in second]
         pairs += [(s, t) for (s, t), cost in costs.items() if s != t and low <= cost <= high]
         found = []
         for pair in pairs:
             one, two = dense.at(pair[0]), routed.at(pair[1])
-            n, changes = _changes(study, base, one, two)
-            name = " \u2192 ".join(dict.fromkeys(f"{steps:.0f}" for steps in pair))
+            n, changes = _changes(names, one, two)
+            name = " \u2192 ".join(dict.fromkeys(f"{step:.0f}" for step in pair))
             row = [words(name), exact(n, 0), exact(costs.get(pair), unit="x"), *changes]
             found.append((n, row))
         # What one seed says beside several is left out.
@@ -171,10 +172,9 @@ def _training_macs(study: Study, base: Base, cell: Cell) -> dict[float, float]:
     return dict(pd.concat(paths).groupby("step")["macs"].mean()) if paths else {}
 
 
-def _changes(study: Study, base: Base, dense: Cell, routed: Cell) -> tuple[int, list[Entry]]:
+def _changes(names: Mapping[Any, str], dense: Cell, routed: Cell) -> tuple[int, list[Entry]]:
     """Return the number of seeds that both were scored with, and an entry per kind of score."""
-    names = _by_kind(study, base, _SUMMARY)
-    n = len(dense.by_seed(base.score).keys() & routed.by_seed(base.score).keys())
+    n = len(dense.by_seed(dense.score).keys() & routed.by_seed(routed.score).keys())
     return n, [_change(dense, routed, str(names.get(kind)), n) for kind in _SUMMARY]
 
 

@@ -4,10 +4,7 @@ Every data set answers `batch(index, draws)` with tensors that depend on the arg
 that the same run gives the same batches on any number of processes and after any restart.
 """
 
-from __future__ import annotations
-
-import importlib
-from typing import Any
+from experiments.runtime.lazy import lazily
 
 _HOME = {
     "Batch": "dataset",
@@ -29,15 +26,4 @@ _HOME = {
     "Prefetch": "dataset",
 }
 __all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name on first use, so that importing the package needs no torch."""
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    """List the public names."""
-    return __all__
+__getattr__, __dir__ = lazily(__name__, _HOME)

@@ -159,7 +159,11 @@ _ATTENTION = {"norm": "group_norm", "q": "to_q", "k": "to_k", "v": "to_v", "proj
 
 
 def load_single_file(path: Path) -> Any:
-    """Return diffusers' AutoencoderKL with the weights of a single file of plain tensors."""
+    """Return diffusers' AutoencoderKL with the weights of a single file of plain tensors.
+
+    Raises:
+        DataError: A pickle of more than tensors, or no autoencoder of this kind.
+    """
     from diffusers import AutoencoderKL
 
     state = _state(path)

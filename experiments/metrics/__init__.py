@@ -1,9 +1,6 @@
 """How good the samples are: features, distances, reference statistics (imported on first use)."""
 
-from __future__ import annotations
-
-import importlib
-from typing import Any
+from experiments.runtime.lazy import lazily
 
 _HOME = {
     "EvalOptions": "eval_options",
@@ -19,13 +16,4 @@ _HOME = {
 }
 
 __all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazily(__name__, _HOME)

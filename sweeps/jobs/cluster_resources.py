@@ -75,7 +75,9 @@ def load(name: str, scale: str = "tiny", overrides: Mapping[str, str] | None = N
     section = (scales.get(scale) or {}) if isinstance(scales, dict) else None
     if not isinstance(section, dict):
         raise SweepError(f"{where}: scales must map tiny, small, paper to mappings")
-    if type(section.get("time", raw.get("time"))) is int and _SIXTIES.search(path.read_text()):
+    if type(section.get("time", raw.get("time"))) is int and _SIXTIES.search(
+        path.read_text(encoding="utf-8")
+    ):
         raise SweepError(f'{where}: YAML reads a bare 4:00:00 as seconds; type time: "4:00:00"')
     values = {**raw, **section, **_typed(overrides or {})}
     known = [f.name for f in dataclasses.fields(Resources) if f.name != "name"]

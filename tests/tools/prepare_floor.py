@@ -1,4 +1,4 @@
-"""Prepare against its floor: python tests/tools/prepare_floor.py [pictures=64] [rounds=3] [size=256] [vae=sd|thin] [clock=cpu|wall]
+"""Prepare against its floor: python tests/tools/prepare_floor.py [pictures=64] [rounds=3] [size=256] [vae=sd|thin] [threads=1] [clock=cpu|wall]
 
 Three things in turn in one process, in images a second: Pillow alone (each picture decoded and cropped), the
 autoencoder alone (on pictures that are cropped already, mirrored copies too), and `experiments/prepare.py`'s writer,
