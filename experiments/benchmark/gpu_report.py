@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 import time
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ _TRAINING = [
     "route=2-8", "scale=small", "train.precision=bf16", "train.compile=blocks",
     "train.log_every=50", "eval=none",
 ]  # fmt: skip
-_BACKBONES = ("dit", "mamba", "rwkv")
+BACKBONES = ("dit", "mamba", "rwkv")
 
 
 def devices() -> list[dict[str, Any]]:
@@ -70,11 +71,18 @@ def run_tests() -> dict[str, Any]:
     }
 
 
-def time_steps(size: str, words: list[str], device: torch.device) -> dict[str, Any]:
-    """Time one size; halve the batch until it fits. Return rows, or what was in the way."""
+def time_steps(
+    size: str, backbone: str, words: list[str], device: torch.device
+) -> dict[str, Any]:
+    """Time a backbone at one size; halve the batch until it fits.
+
+    One backbone at a time: all steps that are compared are in memory at once, and one that fails
+    leaves the others their rows. Return rows, or what was in the way.
+    """
     batch = next(samples for width, samples in _SAMPLES if parse_size(size).width <= width)
+    keys = [f"size={size}", f"backbone={backbone}", "precision=bf16", "rounds=5", *words]
     while True:
-        o = parse([f"size={size}", f"batch={batch}", "precision=bf16", "rounds=5", *words])
+        o = parse([*keys, f"batch={batch}"])
         try:
             rows = step_times.measure(o, size, o.tokens[0], device)
             return {"batch": batch, "rows": rows}
@@ -129,12 +137,14 @@ def page(found: dict[str, Any]) -> str:
         "bfloat16, 256 tokens, the guideline's route, medians of 5 interleaved rounds; of peak: "
         "the share of a big matmul's FLOP/s in the same rounds."
     )
-    for entry in found["steps"]:
-        lines += ["", f"### {entry['size']}, {entry['variant']}", ""]
-        if "error" in entry:
-            lines.append(f"Failed: {entry['error']}.")
-        else:
-            lines += [f"Batch {entry['batch']}.", "", "```", steps_table(entry["rows"]), "```"]
+    for (size, variant), group in groupby(found["steps"], lambda e: (e["size"], e["variant"])):
+        lines += ["", f"### {size}, {variant}", ""]
+        entries = list(group)
+        rows = [row for entry in entries for row in entry.get("rows", ())]
+        if rows:
+            batches = (f"{e['backbone']} {e['batch']}" for e in entries if "batch" in e)
+            lines += [f"Batch: {', '.join(batches)}.", "", "```", steps_table(rows), "```"]
+        lines += [f"{e['backbone']} failed: {e['error']}." for e in entries if "error" in e]
     lines += ["", "## A short training", ""]
     for entry in found["training"]:
         words = " ".join(entry["words"])
@@ -181,11 +191,13 @@ def main(argv: list[str]) -> int:
     found["steps"], found["training"] = [], []
     for size in sizes:
         for variant, keys in _VARIANTS.items():
-            print(f"{size}, {variant} ...", flush=True)
-            entry = time_steps(size, keys, device)
-            print(entry.get("error") or steps_table(entry["rows"]), flush=True)
-            found["steps"].append({"size": size, "variant": variant, **entry})
-    for backbone in _BACKBONES:
+            for backbone in BACKBONES:
+                print(f"{size}, {variant}, {backbone} ...", flush=True)
+                entry = time_steps(size, backbone, keys, device)
+                print(entry.get("error") or steps_table(entry["rows"]), flush=True)
+                about = {"size": size, "variant": variant, "backbone": backbone}
+                found["steps"].append(about | entry)
+    for backbone in BACKBONES:
         print(f"training {backbone} for {steps} steps ...", flush=True)
         found["training"].append(train(backbone, steps, out / "runs"))
     name = re.sub(r"[^a-z0-9]+", "-", listed[0]["name"].lower()).strip("-")
