@@ -13,6 +13,7 @@ import importlib.util
 import math
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -63,10 +64,12 @@ def _import(module: str, name: str, package: str) -> _Probe:
     if importlib.util.find_spec(module.split(".")[0]) is None:
         return _Probe(None, f"{package} is not installed")
     try:
-        return _Probe(getattr(importlib.import_module(module), name), f"{package} found")
-    except (
-        Exception
-    ) as error:  # A broken binary raises anything: ImportError, OSError, RuntimeError.
+        # Under -W error a warning of the package's own would read as a package that does not load.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = getattr(importlib.import_module(module), name)
+        return _Probe(found, f"{package} found")
+    except Exception as error:  # A broken binary raises anything: ImportError, OSError ...
         return _Probe(None, f"{package} does not load: {str(error).splitlines()[0][:120]}")
 
 

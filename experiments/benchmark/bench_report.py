@@ -92,7 +92,8 @@ def steps_table(rows: Sequence[dict[str, Any]]) -> str:
         gain = ("{speedup:.2f}x", "{allowed:.2f}x", "{of_allowed:.0%}")
         line += [text.format(**r) if routed else "" for text in gain]
         line += [f"{r['flops_per_s'] / 1e9:.0f}", f"{r['share_of_peak']:.0%}"]
-        lines.append([*line, f"{r['memory_bytes'] / 2**30:.2f} GiB"])
+        memory = r["memory_bytes"]
+        lines.append([*line, "" if memory is None else f"{memory / 2**30:.2f} GiB"])
     text = table(headers, lines)
     for r in rows:
         if "ours_faster_by" in r:

@@ -4,18 +4,19 @@
 
 It runs the tests marked `gpu`, times training steps of the three backbones, dense and routed, at
 the paper's sizes (bfloat16, compiled blocks, with and without CUDA graphs) beside a big matmul,
-trains for a moment through the main command, and writes OUT/DEVICE.json and OUT/DEVICE.md. What
-fails is written down as failed.
+trains for a moment through the main command, and writes OUT/DEVICE.json and OUT/DEVICE.md, again
+after each part. What fails is written down as failed.
 """
 
 from __future__ import annotations
 
+import gc
+import itertools
 import json
 import re
 import subprocess
 import sys
 import time
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +88,15 @@ def time_steps(
             rows = step_times.measure(o, size, o.tokens[0], device)
             return {"batch": batch, "rows": rows}
         except torch.cuda.OutOfMemoryError:
-            torch.cuda.empty_cache()
             if batch == 1:
                 return {"error": "out of memory with one sample"}
             batch //= 2
         except Exception as error:  # the page says what failed; the other sizes are timed
             return {"error": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
+        finally:
+            # A trainer and its recorded steps point at each other.
+            gc.collect()
+            torch.cuda.empty_cache()
 
 
 def train(backbone: str, steps: int, runs: Path) -> dict[str, Any]:
@@ -125,26 +129,13 @@ def page(found: dict[str, Any]) -> str:
         "## Tests",
         "",
     ]
-    tests = found.get("tests")
+    tests = found["tests"]
     if tests is None:
         lines.append("Not run (tests=false).")
     else:
         verdict = "passed" if tests["rc"] == 0 else f"failed (exit code {tests['rc']})"
         lines.append(f"`pytest -m gpu` {verdict}: {tests['last']}.")
         lines += [f"- `{line}`" for line in tests["failed"]]
-    lines += ["", "## Training steps", ""]
-    lines.append(
-        "bfloat16, 256 tokens, the guideline's route, medians of 5 interleaved rounds; of peak: "
-        "the share of a big matmul's FLOP/s in the same rounds."
-    )
-    for (size, variant), group in groupby(found["steps"], lambda e: (e["size"], e["variant"])):
-        lines += ["", f"### {size}, {variant}", ""]
-        entries = list(group)
-        rows = [row for entry in entries for row in entry.get("rows", ())]
-        if rows:
-            batches = (f"{e['backbone']} {e['batch']}" for e in entries if "batch" in e)
-            lines += [f"Batch: {', '.join(batches)}.", "", "```", steps_table(rows), "```"]
-        lines += [f"{e['backbone']} failed: {e['error']}." for e in entries if "error" in e]
     lines += ["", "## A short training", ""]
     for entry in found["training"]:
         words = " ".join(entry["words"])
@@ -156,6 +147,21 @@ def page(found: dict[str, Any]) -> str:
                 f"- `{words}`: loss {last['loss']:.4f} at step {last['step']}, "
                 f"{last['images_per_s']:.0f} images/s, {entry['seconds']:.0f} s in all"
             )
+    lines += ["", "## Training steps", ""]
+    lines.append(
+        "bfloat16, 256 tokens, the guideline's route, medians of 5 interleaved rounds; of peak: "
+        "the share of a big matmul's FLOP/s in the same rounds."
+    )
+    for title, group in itertools.groupby(
+        found["steps"], lambda entry: f"{entry['size']}, {entry['variant']}"
+    ):
+        lines += ["", f"### {title}", ""]
+        entries = list(group)
+        rows = [row for entry in entries for row in entry.get("rows", ())]
+        if rows:
+            batches = (f"{e['backbone']} {e['batch']}" for e in entries if "batch" in e)
+            lines += [f"Batch: {', '.join(batches)}.", "", "```", steps_table(rows), "```"]
+        lines += [f"{e['backbone']} failed: {e['error']}." for e in entries if "error" in e]
     return "\n".join(lines) + "\n"
 
 
@@ -184,28 +190,33 @@ def main(argv: list[str]) -> int:
         )
     device, out = torch.device("cuda" if torch.cuda.is_available() else "cpu"), Path(words["out"])
     found: dict[str, Any] = {"devices": listed, "environment": environment()}
+    found |= {"tests": None, "training": [], "steps": []}
+    name = re.sub(r"[^a-z0-9]+", "-", listed[0]["name"].lower()).strip("-")
+
+    def write() -> None:
+        """Write what there is so far: an hour of a GPU may end before the page does."""
+        atomic_write(out / f"{name}.json", json.dumps(found, indent=1) + "\n")
+        atomic_write(out / f"{name}.md", page(found))
+
     if words["tests"] == "true":
         print("tests marked gpu ...", flush=True)
         found["tests"] = run_tests()
         print(found["tests"]["last"], flush=True)
-    found["steps"], found["training"] = [], []
-    for size in sizes:
-        for variant, keys in _VARIANTS.items():
-            for backbone in BACKBONES:
-                print(f"{size}, {variant}, {backbone} ...", flush=True)
-                entry = time_steps(size, backbone, keys, device)
-                print(entry.get("error") or steps_table(entry["rows"]), flush=True)
-                about = {"size": size, "variant": variant, "backbone": backbone}
-                found["steps"].append(about | entry)
     for backbone in BACKBONES:
         print(f"training {backbone} for {steps} steps ...", flush=True)
         found["training"].append(train(backbone, steps, out / "runs"))
-    name = re.sub(r"[^a-z0-9]+", "-", listed[0]["name"].lower()).strip("-")
-    atomic_write(out / f"{name}.json", json.dumps(found, indent=1) + "\n")
-    atomic_write(out / f"{name}.md", page(found))
+        write()
+    for size, (variant, keys) in itertools.product(sizes, _VARIANTS.items()):
+        for backbone in BACKBONES:
+            print(f"{size}, {variant}, {backbone} ...", flush=True)
+            entry = time_steps(size, backbone, keys, device)
+            print(entry.get("error") or steps_table(entry["rows"]), flush=True)
+            about = {"size": size, "variant": variant, "backbone": backbone}
+            found["steps"].append(about | entry)
+            write()
     print(f"written: {out / name}.md and .json")
     failed = [e for e in (*found["steps"], *found["training"]) if "error" in e]
-    return 1 if failed or found.get("tests", {}).get("rc") else 0
+    return 1 if failed or (found["tests"] or {}).get("rc") else 0
 
 
 if __name__ == "__main__":

@@ -347,7 +347,8 @@ def measure(o: BenchOptions, size: str, tokens: int, device: torch.device) -> li
         count = case.cost(o.depth)
         # Forward and twice as much backward; 2 FLOPs a MAC.
         flops = 2 * 3 * count.macs_routed * o.batch
-        memory, measured = step_memory(step, device)
+        # A replayed graph allocates nothing: its memory is what the recording took.
+        memory, measured = (None, False) if o.graphs else step_memory(step, device)
         seconds = timed.median(i)
         row: dict[str, Any] = {
             **case.names(o.depth),

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,10 @@ def test_steps_on_a_fake_gpu_read_nothing_back():
 def test_torch_sees_no_wait_in_a_step(name, route, selection):
     step = prepared(name, route, selection, torch.device("cuda"))
     step()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # It says that it is a prototype.
+            torch.cuda.set_sync_debug_mode("error")
         step()
         step()
     finally:
