@@ -198,7 +198,7 @@ KERNELS = {
     "ssd": ("mamba-ssm", "fla", "native"),
     "selective_scan": ("mamba-ssm",),
     "biwkv": ("triton", "native"),
-    "conv": ("causal-conv1d", "native"),
+    "conv": ("causal-conv1d", "triton", "native"),
     "shift": ("native",),
     "gla": ("fla",),
     "rwkv6": ("fla",),

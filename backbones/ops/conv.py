@@ -64,7 +64,7 @@ def causal_conv(
         bias: (C,) or None.
         position: (T,) or (B, T) strictly ascending coordinates along the full path: taps by true
             distance, dropped tokens count as 0. None: compact, the previous W-1 tokens present.
-        kernel: auto | torch | reference | causal-conv1d (compact only) | native.
+        kernel: auto | torch | reference | causal-conv1d (compact only) | triton | native.
         activation: None or "silu", applied to the result.
 
     Returns:
@@ -86,6 +86,8 @@ def causal_conv(
         return kernel_function("conv", "causal-conv1d")(
             channels, weight, bias, activation=activation
         ).transpose(1, 2)
+    if name == "triton":
+        return kernel_function("conv", "triton")(x, weight, bias, position, activation == "silu")
     table = None if position is None else taps(position, weight.shape[1], x.shape[0])
     if name == "native":
         return native.conv(x, weight.t().flip(0), bias, table, activation == "silu")
@@ -102,6 +104,8 @@ def kernel_misfit(kernel: str, channels: int, width: int, compact: bool) -> str 
     """What keeps a kernel from these inputs, or None (causal-conv1d's strides go by 8)."""
     if kernel == "native":
         return f"width {width} exceeds {native.TAPS}" if width > native.TAPS else None
+    if kernel == "triton":
+        return None
     if not compact:
         return "it knows no positions (use conv=compact or conv=none for it)"
     if channels % 8:

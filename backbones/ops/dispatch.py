@@ -39,11 +39,15 @@ class KernelError(UserError):
 
 @dataclass(frozen=True)
 class Choice:
-    """What runs for an op: `name` is torch, reference or a kernel; `why` is for the banner."""
+    """What runs for an op: `name` is torch, reference or a kernel; `why` is for the banner.
+
+    `others` are kernels that can run too, for inputs that the first does not take.
+    """
 
     op: str
     name: str
     why: str
+    others: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.op}: {self.name} ({self.why})"
@@ -152,8 +156,8 @@ def _probe(op: str, kernel: str) -> _Probe:
         return found
     if (op, kernel) == ("conv", "causal-conv1d"):
         return _import("causal_conv1d", "causal_conv1d_fn", "causal-conv1d")
-    if (op, kernel) == ("biwkv", "triton"):
-        return _import("backbones.ops.biwkv_triton", "biwkv_triton", "triton")
+    if kernel == "triton":
+        return _import(f"backbones.ops.{op}_triton", f"{op}_triton", "triton")
     raise KeyError((op, kernel))
 
 
@@ -201,10 +205,12 @@ def _resolve(op: str, requested: str, device: str) -> Choice:
         why = "needs no kernel" if device == "cuda" else "kernels need a CUDA device"
         return Choice(op, "torch", why)
     refusals = []
-    for kernel in here or KERNELS[op] if requested in ("auto", "kernel") else (requested,):
+    candidates = here or KERNELS[op] if requested in ("auto", "kernel") else (requested,)
+    for i, kernel in enumerate(candidates):
         reason = _refusal(op, kernel, device)
         if reason is None:
-            return Choice(op, kernel, probe(op, kernel).reason)
+            others = tuple(k for k in candidates[i + 1 :] if _refusal(op, k, device) is None)
+            return Choice(op, kernel, probe(op, kernel).reason, others)
         refusals.append((kernel, reason))
     if requested == "auto":
         kernel, reason = refusals[0]
@@ -238,15 +244,19 @@ def choose(
     anything = requested in ("auto", "kernel", "native")
     if anything and x.device.type == "cpu" and native.bypassed():
         return "torch"
-    name = resolve(op, requested, x.device.type).name
+    choice = resolve(op, requested, x.device.type)
+    name = choice.name
     if name in ("torch", "reference"):
         return name
-    if x.dtype == torch.float64 or (name == "native" and x.dtype not in native.TYPES):
-        wrong: str | None = f"it has no {str(x.dtype).removeprefix('torch.')}"
-    else:
-        wrong = fits(name) if fits else None
-    if wrong is None:
-        return name
+    wrong = None
+    for kernel in (name, *choice.others):
+        if x.dtype == torch.float64 or (kernel == "native" and x.dtype not in native.TYPES):
+            reason: str | None = f"it has no {str(x.dtype).removeprefix('torch.')}"
+        else:
+            reason = fits(kernel) if fits else None
+        if reason is None:
+            return kernel
+        wrong = wrong or reason
     if requested == "auto":
         return "torch"
     raise KernelError(f"kernel={name} for {op}: {wrong}; type kernel=auto (torch) instead")

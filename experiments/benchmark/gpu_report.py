@@ -136,17 +136,6 @@ def page(found: dict[str, Any]) -> str:
         verdict = "passed" if tests["rc"] == 0 else f"failed (exit code {tests['rc']})"
         lines.append(f"`pytest -m gpu` {verdict}: {tests['last']}.")
         lines += [f"- `{line}`" for line in tests["failed"]]
-    lines += ["", "## A short training", ""]
-    for entry in found["training"]:
-        words = " ".join(entry["words"])
-        if "error" in entry:
-            lines.append(f"- `{words}`: failed, {entry['error']}")
-        else:
-            last = entry["last"]
-            lines.append(
-                f"- `{words}`: loss {last['loss']:.4f} at step {last['step']}, "
-                f"{last['images_per_s']:.0f} images/s, {entry['seconds']:.0f} s in all"
-            )
     lines += ["", "## Training steps", ""]
     lines.append(
         "bfloat16, 256 tokens, the guideline's route, medians of 5 interleaved rounds; of peak: "
@@ -162,6 +151,17 @@ def page(found: dict[str, Any]) -> str:
             batches = (f"{e['backbone']} {e['batch']}" for e in entries if "batch" in e)
             lines += [f"Batch: {', '.join(batches)}.", "", "```", steps_table(rows), "```"]
         lines += [f"{e['backbone']} failed: {e['error']}." for e in entries if "error" in e]
+    lines += ["", "## A short training", ""]
+    for entry in found["training"]:
+        words = " ".join(entry["words"])
+        if "error" in entry:
+            lines.append(f"- `{words}`: failed, {entry['error']}")
+        else:
+            last = entry["last"]
+            lines.append(
+                f"- `{words}`: loss {last['loss']:.4f} at step {last['step']}, "
+                f"{last['images_per_s']:.0f} images/s, {entry['seconds']:.0f} s in all"
+            )
     return "\n".join(lines) + "\n"
 
 
@@ -202,10 +202,6 @@ def main(argv: list[str]) -> int:
         print("tests marked gpu ...", flush=True)
         found["tests"] = run_tests()
         print(found["tests"]["last"], flush=True)
-    for backbone in BACKBONES:
-        print(f"training {backbone} for {steps} steps ...", flush=True)
-        found["training"].append(train(backbone, steps, out / "runs"))
-        write()
     for size, (variant, keys) in itertools.product(sizes, _VARIANTS.items()):
         for backbone in BACKBONES:
             print(f"{size}, {variant}, {backbone} ...", flush=True)
@@ -214,6 +210,10 @@ def main(argv: list[str]) -> int:
             about = {"size": size, "variant": variant, "backbone": backbone}
             found["steps"].append(about | entry)
             write()
+    for backbone in BACKBONES:
+        print(f"training {backbone} for {steps} steps ...", flush=True)
+        found["training"].append(train(backbone, steps, out / "runs"))
+        write()
     print(f"written: {out / name}.md and .json")
     failed = [e for e in (*found["steps"], *found["training"]) if "error" in e]
     return 1 if failed or (found["tests"] or {}).get("rc") else 0

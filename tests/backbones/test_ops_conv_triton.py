@@ -1,0 +1,128 @@
+"""The convolution's Triton kernels: interpreted against the definition, compiled for an H100, and run on a GPU."""
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from backbones.ops import conv, dispatch
+
+ROOT = Path(__file__).resolve().parents[2]
+LENGTH = 160
+
+
+def inputs(tokens, channels, width, bias, dtype=torch.float32):
+    g = torch.Generator().manual_seed(tokens + width)
+    x, weight = torch.randn(2, tokens, channels, generator=g), torch.randn(channels, width, generator=g)
+    offset = torch.randn(channels, generator=g)
+    return [m.to(dtype).requires_grad_() for m in (x, weight, *([offset] if bias else []))]
+
+
+def positions(kind, tokens):
+    g = torch.Generator().manual_seed(tokens)
+    # From a short stretch of the path: most taps meet someone, and not always the nearest.
+    rows = torch.stack([torch.randperm(min(LENGTH, 2 * tokens), generator=g)[:tokens].sort()[0] for _ in range(2)])
+    return {"compact": None, "shared": rows[0], "own": rows}[kind]
+
+
+def compare(tokens, channels, width, kind, activation, bias, device="cpu", tolerance=1e-5):
+    values = [v.detach().to(device).requires_grad_() for v in inputs(tokens, channels, width, bias)]
+    x, weight, offset = (*values, None)[:3]
+    position = positions(kind, tokens)
+    position = None if position is None else position.to(device)
+    fast = conv.causal_conv(x, weight, offset, position, "triton", activation)
+    exact = [v.double() for v in (x, weight)], None if offset is None else offset.double()
+    plain = conv.reference(*exact[0], exact[1], position, activation)
+    torch.testing.assert_close(fast.double(), plain, rtol=tolerance, atol=tolerance)
+    g = torch.randn_like(fast)
+    ours, want = torch.autograd.grad(fast, values, g), torch.autograd.grad(plain, values, g.double())
+    for a, b in zip(ours, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=10 * tolerance, atol=10 * tolerance)
+
+
+# One token, fewer than the taps, a ragged second tile, more channels than a tile.
+SHAPES = [(1, 3, 4), (3, 3, 4), (41, 5, 4), (9, 70, 4), (12, 3, 2), (8, 3, 1), (33, 3, 5)]
+FORMS = [("compact", "silu", True), ("shared", None, False), ("own", "silu", True), ("own", "silu", False)]
+
+INTERPRETED = """
+import sys
+sys.path[:0] = [sys.argv[1], sys.argv[1] + "/tests/backbones"]
+import torch
+from test_ops_conv_triton import FORMS, SHAPES, compare, inputs
+from backbones.ops import conv
+for shape in SHAPES:
+    for form in FORMS:
+        compare(*shape, *form)
+x, weight, bias = (m.detach().bfloat16() for m in inputs(9, 4, 4, True))
+half = conv.causal_conv(x, weight, bias, None, "triton", "silu")
+assert half.dtype == torch.bfloat16
+torch.testing.assert_close(half, conv.causal_conv(x, weight, bias, None, "torch", "silu"), rtol=2e-2, atol=2e-2)
+print("equal")
+"""
+
+COMPILE = """
+import itertools, sys
+sys.path.insert(0, sys.argv[1])
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+import backbones.ops.conv_triton as kernels
+for fn, half, gaps in itertools.product((kernels._forward, kernels._inner_gradient, kernels._spread), (0, 1), (0, 1)):
+    values = {"SILU": True, "W": 4, "BIAS": True, "GAPS": bool(gaps), "T": kernels.TOKENS, "C": kernels.CHANNELS}
+    own = ("x_ptr", "y_ptr", "grad_ptr", "inner_ptr", "dx_ptr")
+    types = {
+        n: "constexpr" if n in values else "*i32" if n == "position_ptr" and gaps
+        else "*bf16" if half and n in own else "*fp32" if n.endswith("_ptr") else "i32"
+        for n in fn.arg_names
+    }
+    source = ASTSource(fn=fn, signature=types, constexprs={k: v for k, v in values.items() if k in types})
+    binary = triton.compile(source, target=GPUTarget("cuda", 90, 32))
+    assert len(binary.asm["cubin"]) > 1000
+print("compiled")
+"""
+
+
+def run(script, **env):
+    words = [sys.executable, "-W", "ignore", "-c", script, str(ROOT)]
+    done = subprocess.run(words, env=os.environ | env, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_kernels_equal_the_reference_in_tritons_interpreter():
+    pytest.importorskip("triton")
+    # Triton reads the variable when it is imported: a process of its own.
+    assert run(INTERPRETED, TRITON_INTERPRET="1", OMP_NUM_THREADS="1") == "equal"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="triton's assembler is in its Linux wheels")
+def test_the_kernels_compile_for_an_h100_without_one(tmp_path):
+    pytest.importorskip("triton")
+    assert run(COMPILE, TRITON_CACHE_DIR=str(tmp_path), TRITON_INTERPRET="0") == "compiled"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kind", "activation", "bias"), FORMS)
+def test_the_kernels_equal_the_reference_on_a_gpu(kind, activation, bias):
+    for shape in (*SHAPES, (300, 896, 4)):
+        compare(*shape, kind, activation, bias, "cuda")
+
+
+def test_where_one_kernel_does_not_fit_the_next_is_taken(monkeypatch):
+    """causal-conv1d knows no positions: inside a route ours runs, and both of them on one GPU."""
+    monkeypatch.setattr(dispatch, "_RESOLVED", {})
+    monkeypatch.setattr(dispatch, "_refusal", lambda op, kernel, device: None)
+    monkeypatch.setattr(dispatch, "probe", lambda op, kernel: dispatch._Probe(print, "found"))
+    choice = dispatch.resolve("conv", "auto", "cuda")
+    assert (choice.name, choice.others) == ("causal-conv1d", ("triton",))
+    x = torch.empty(1, 2, 8, device="meta")
+    monkeypatch.setitem(dispatch._RESOLVED, ("conv", "auto", "meta"), choice)
+    for compact, width, name in itertools.product((True, False), (4, 5), ("auto",)):
+        fits = lambda kernel: conv.kernel_misfit(kernel, 8, width, compact)  # noqa: B023, E731
+        expected = "causal-conv1d" if compact and width == 4 else "triton"
+        assert dispatch.choose("conv", name, x, fits) == expected
+    assert dispatch.resolve("conv", "causal-conv1d", "cuda").others == ()
