@@ -28,7 +28,9 @@ CHANNELS = 64
 
 
 @triton.jit
-def _weight(rows_ptr, c, channels, distance, lag: tl.constexpr, W: tl.constexpr, GAPS: tl.constexpr):
+def _weight(
+    rows_ptr, c, channels, distance, lag: tl.constexpr, W: tl.constexpr, GAPS: tl.constexpr
+):  # fmt: skip
     """Return the weight (T or 1, C) of a token `lag` places away, at these distances (T,)."""
     here = c < channels
     found = tl.load(rows_ptr + lag * channels + c, mask=here, other=0.0)[None, :]
