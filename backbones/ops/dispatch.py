@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.metadata
 import importlib.util
 import math
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -137,6 +139,15 @@ def kernel_function(op: str, kernel: str) -> Callable[..., Any]:
     return found.function
 
 
+def _fla_is_wrong() -> bool:
+    """Whether fla-core would raise in the backward pass of its gated kernel (its issue 640)."""
+    if importlib.util.find_spec("tilelang") or not importlib.util.find_spec("triton"):
+        return False
+    numbers = [int(n) for n in re.findall(r"\d+", importlib.metadata.version("triton"))[:3]]
+    hopper = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+    return hopper and [3, 4, 0] <= numbers < [3, 7, 1]
+
+
 def _probe(op: str, kernel: str) -> _Probe:
     if kernel == "native":
         library, reason = native.library()
@@ -146,6 +157,9 @@ def _probe(op: str, kernel: str) -> _Probe:
         module = "mamba_ssm.ops.triton.ssd_combined"
         return _import_within(module, "mamba_chunk_scan_combined", "mamba-ssm")
     if (op, kernel) == ("ssd", "fla"):
+        if _fla_is_wrong():
+            reason = "fla-core's gradient is wrong on Hopper with triton 3.4.0 to 3.7.0"
+            return _Probe(None, f"{reason}, and without tilelang it refuses")
         return _import("fla.ops.simple_gla", "chunk_simple_gla", "fla-core")
     if (op, kernel) in (("gla", "fla"), ("rwkv6", "fla"), ("rwkv7", "fla")):
         return _import(f"fla.ops.{op}", f"chunk_{op}", "fla-core")

@@ -165,7 +165,7 @@ def profile(step: Step, rounds: int = 2) -> dict[str, float]:
         step()
         if not cuda:
             _touch(step)
-        with torch.profiler.profile(activities=kinds) as seen:
+        with torch.profiler.profile(activities=kinds, acc_events=True) as seen:
             for _ in range(rounds):
                 step()
     totals = attribute(list(seen.events()), cuda)

@@ -12,7 +12,6 @@ import torch
 from backbones.ops import conv, dispatch
 
 ROOT = Path(__file__).resolve().parents[2]
-LENGTH = 160
 
 
 def inputs(tokens, channels, width, bias, dtype=torch.float32):
@@ -24,8 +23,8 @@ def inputs(tokens, channels, width, bias, dtype=torch.float32):
 
 def positions(kind, tokens):
     g = torch.Generator().manual_seed(tokens)
-    # From a short stretch of the path: most taps meet someone, and not always the nearest.
-    rows = torch.stack([torch.randperm(min(LENGTH, 2 * tokens), generator=g)[:tokens].sort()[0] for _ in range(2)])
+    # Half of a path: most taps meet someone, and not always the nearest.
+    rows = torch.stack([torch.randperm(2 * tokens, generator=g)[:tokens].sort()[0] for _ in range(2)])
     return {"compact": None, "shared": rows[0], "own": rows}[kind]
 
 

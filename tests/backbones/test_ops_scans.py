@@ -391,3 +391,22 @@ def test_float32_decays_that_would_be_denormal_change_nothing():
     values[2].fill_(-15.0)  # Neighbours at distance 58..69 fall between the smallest normal and 0.
     exact = dual.reference(*[m.double() for m in values])
     assert relative(dual.ssd(*values, chunk=64, kernel="torch"), exact) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("version", "chip", "refused"),
+    [("3.6.0", 9, True), ("3.7.0+git1", 9, True), ("3.7.1", 9, False), ("3.3.1", 9, False), ("3.6.0", 8, False)],
+)
+def test_flas_wrong_gradient_on_hopper_is_never_chosen(monkeypatch, version, chip, refused):
+    import importlib.util
+
+    from backbones.ops import dispatch
+
+    find = importlib.util.find_spec
+    there = {"tilelang": None, "triton": "found"}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: there[name] if name in there else find(name))
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (chip, 0))
+    monkeypatch.setattr(dispatch, "_import", lambda *a: dispatch._Probe(print, "found"))
+    assert (dispatch._probe("ssd", "fla").function is None) is refused
