@@ -104,6 +104,7 @@ def real_runs(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("notebooks")  # One worker, or each would train the runs for itself.
 @pytest.mark.parametrize("name", notebook_files.names())
 def test_a_notebook_runs_in_a_kernel_on_real_runs(name, real_runs, tmp_path):
     import nbformat

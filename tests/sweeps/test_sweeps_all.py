@@ -22,9 +22,14 @@ QUICK_COMMANDS = ["samples=20", "step=1", "rounds=1", "batch=2"]
 
 @pytest.mark.filterwarnings("ignore:covariances of rank")
 @pytest.mark.parametrize("name", grid.names())
-def test_two_steps_of_every_cell_at_tiny(name, tmp_path):
+def test_two_steps_of_every_cell_at_tiny(name, tmp_path, monkeypatch):
     from analysis import figures, tables
     from analysis.runs.cells import Study
+    from experiments.training import evaluation
+
+    # Ten rows of pictures cost more than the steps; cluster=debug trains in this process.
+    monkeypatch.setattr(evaluation, "COLUMNS", 1)
+    monkeypatch.setattr(evaluation, "PREVIEW_COLUMNS", 1)
 
     runs = tmp_path / "runs"
     known = {k for stage in grid.load(name).stages("tiny") for k in stage.set_keys()}
@@ -35,6 +40,8 @@ def test_two_steps_of_every_cell_at_tiny(name, tmp_path):
         words.append("eval.every=1")  # a curve has more than one point
     if name == "evidence":
         words.append("backbone=dit")
+    if name == "tokens_256_1024":  # 1,024 tokens: a forward pass of dit takes a second for each sample
+        words = [w for w in words if not w.startswith("eval.")] + ["guidance=none", "eval.samples=8", "eval.metrics=[fd]"]
     if "search" in grid.load(name).raw:
         pytest.importorskip("optuna")
         words.append("--trials=2")
