@@ -268,10 +268,12 @@ def command(options: argparse.Namespace) -> int:
         atomic_write(path, json.dumps(made[-1], indent=1) + "\n")
         print(f"{markdown(scale_table.table(made[-1:], levels=True))}\n{path}\n")
 
-    one_by_one(runs, stored)
-    if options.out:
-        write(scale_table.table(made), options.out / "tables")
-        if plot := draw(made):
-            plot.save(options.out / "figures")
-        print(f"{options.out}  guidance_scale in tables{' and figures' if plot else ''}")
+    try:
+        one_by_one(runs, stored)
+    finally:  # Also of what could be measured where some could not.
+        if options.out and made:
+            write(scale_table.table(made), options.out / "tables")
+            if plot := draw(made):
+                plot.save(options.out / "figures")
+            print(f"{options.out}  guidance_scale in tables{' and figures' if plot else ''}")
     return 0

@@ -124,6 +124,8 @@ class Backbone(nn.Module, Pretrained):
         **options: Any,
     ) -> None:
         super().__init__()
+        if num_classes < 0:
+            raise BackboneError(f"num_classes={num_classes}: expected 0 (no labels) or more")
         shape, spec = parse_size(size, depth, width, heads), find(name)
         lettered = not isinstance(size, Size) or size.name in SIZES
         self.name, self.size = name, shape

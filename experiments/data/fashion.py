@@ -74,8 +74,10 @@ class FashionOptions(ImageOptions):
             for name, path in files_of(folder).items():
                 held[name] = content(path)
                 if hashlib.sha256(held[name]).hexdigest() != SHA256[name]:
+                    advice = "" if self.path else ": delete it, and it is downloaded again"
                     raise DataError(
-                        f"{path} is cut short or is not what was published (its SHA-256 is another)"
+                        f"{path} is cut short or is not what was published (its SHA-256 is "
+                        f"another){advice}"
                     )
             splits = {
                 split: images_and_labels(held[images], held[labels], str(folder))

@@ -105,8 +105,8 @@ def read(images: Tensor) -> Attributes:
 
 def adherence(
     images: Tensor, *, labels: Tensor | None = None, captions: Sequence[str] | None = None
-) -> dict[str, float]:
-    """Return which share of pictures (N, 3, 32, 32) shows what was asked, labels (N,) or captions.
+) -> dict[str, tuple[int, int]]:
+    """Count what of pictures (N, 3, 32, 32) is as asked, of how many, by labels (N,) or captions.
 
     Returns:
         For labels: `class` (exactly one large shape, of that shape and colour), and `shape` and
@@ -118,32 +118,32 @@ def adherence(
         raise DataError("adherence needs either labels or captions")
     seen = read(images).to("cpu")
     if captions is not None:
-        return _caption_shares(seen, words.read_captions(captions))
+        return _caption_hits(seen, words.read_captions(captions))
     assert labels is not None
     found, asked = seen.labels(), labels.cpu()
     colours = len(words.COLOURS)
     one = found >= 0
     return {
-        "class": _share(found == asked),
-        "shape": _share(one & (found // colours == asked // colours)),
-        "colour": _share(one & (found % colours == asked % colours)),
+        "class": _count(found == asked),
+        "shape": _count(one & (found // colours == asked // colours)),
+        "colour": _count(one & (found % colours == asked % colours)),
     }
 
 
-def _share(hits: Tensor) -> float:
-    return float(hits.double().mean())
+def _count(hits: Tensor) -> tuple[int, int]:
+    return int(hits.sum()), hits.numel()
 
 
-def _caption_shares(seen: Attributes, asked: Attributes) -> dict[str, float]:
+def _caption_hits(seen: Attributes, asked: Attributes) -> dict[str, tuple[int, int]]:
     filled = asked.shape > 0
     same = {k: getattr(seen, k) == getattr(asked, k) for k in ("shape", "colour", "size")}
     everything = torch.stack([*same.values()]).all(0).all(1)
     right_ground = seen.background == asked.background
     return {
-        "caption": _share(everything & right_ground),
-        **{key: _share(value[filled]) for key, value in same.items()},
-        "place": _share((seen.shape > 0) == filled),
-        "background": _share(right_ground),
+        "caption": _count(everything & right_ground),
+        **{key: _count(value[filled]) for key, value in same.items()},
+        "place": _count((seen.shape > 0) == filled),
+        "background": _count(right_ground),
     }
 
 

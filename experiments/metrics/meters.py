@@ -188,7 +188,7 @@ class AdherenceMeter:
 
     def __init__(self) -> None:
         self.n = 0
-        self._sums: dict[str, float] = {}
+        self._sums: dict[str, list[int]] = {}  # by part: hits, and of how many
 
     def update(
         self, images: Tensor, labels: Tensor | None = None, captions: Sequence[str] | None = None
@@ -196,15 +196,16 @@ class AdherenceMeter:
         """Update with a uint8 batch of shape `(B, 3, 32, 32)` and its conditions."""
         self.n += len(images)
         asked = {"labels": labels} if captions is None else {"captions": captions}
-        for key, value in adherence(images, **asked).items():
-            self._sums[key] = self._sums.get(key, 0.0) + value * len(images)
+        for key, counts in adherence(images, **asked).items():
+            held = self._sums.setdefault(key, [0, 0])
+            self._sums[key] = [a + b for a, b in zip(held, counts, strict=True)]
 
     def results(self, labels: Tensor | None = None, **record: Any) -> list[Score]:
         """Return the shares over all processes; a collective call."""
-        packed = torch.tensor([[float(self.n), *self._sums.values()]], dtype=torch.float64)
+        packed = torch.tensor([[[self.n, self.n], *self._sums.values()]], dtype=torch.float64)
         total = gather_rows(packed).sum(dim=0)
-        shares = (total[1:] / total[0]).tolist()
-        main, n = next(iter(self._sums)), int(total[0])
+        shares = (total[1:, 0] / total[1:, 1].clamp_min(1)).tolist()
+        main, n = next(iter(self._sums)), int(total[0, 0])
         names = ["adherence" if key == main else f"adherence_{key}" for key in self._sums]
         return [
             scored(name, value, n, "scenes-probe", None, None, record)

@@ -75,10 +75,6 @@ def load(name: str, scale: str = "tiny", overrides: Mapping[str, str] | None = N
     section = (scales.get(scale) or {}) if isinstance(scales, dict) else None
     if not isinstance(section, dict):
         raise SweepError(f"{where}: scales must map tiny, small, paper to mappings")
-    if type(section.get("time", raw.get("time"))) is int and _SIXTIES.search(
-        path.read_text(encoding="utf-8")
-    ):
-        raise SweepError(f'{where}: YAML reads a bare 4:00:00 as seconds; type time: "4:00:00"')
     values = {**raw, **section, **_typed(overrides or {})}
     known = [f.name for f in dataclasses.fields(Resources) if f.name != "name"]
     for key in values:
@@ -118,7 +114,6 @@ def _typed(words: Mapping[str, str]) -> dict[str, Any]:
 
 _TEXT = ("partition", "account", "qos", "constraint", "exclude", "time")
 _CODE = ("setup", "srun", "python")
-_SIXTIES = re.compile(r"^[^#\n]*\btime:\s*\d+:", re.MULTILINE)  # YAML's numbers of base sixty
 _WHOLE = {"nodes": 1, "tasks": 1, "cpus": 1, "signal_s": 5, "throttle": 1, "workers": 1}
 _MOST = 100_000
 _OURS = {"array", "chdir", "error", "job-name", "open-mode", "output", "requeue", "signal", "wrap"}

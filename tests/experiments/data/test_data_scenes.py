@@ -196,24 +196,37 @@ def sample():
     )
 
 
+def shares(*args, **asked):
+    return {part: hits / of for part, (hits, of) in reader.adherence(*args, **asked).items()}
+
+
 def test_probe_reads_pictures_it_never_saw(sample):
     pixels, truth, captions = sample
-    by_label = reader.adherence(pixels, labels=truth.labels())
-    by_caption = reader.adherence(pixels, captions=captions)
+    by_label = shares(pixels, labels=truth.labels())
+    by_caption = shares(pixels, captions=captions)
     assert min(by_label.values()) > 0.97
     assert by_caption["caption"] > 0.95 and min(by_caption.values()) > 0.95
     # The same pictures as floats.
-    assert reader.adherence(pixels.float() / 127.5 - 1, captions=captions) == by_caption
+    assert shares(pixels.float() / 127.5 - 1, captions=captions) == by_caption
 
 
 def test_adherence_is_chance_for_wrong_requests(sample):
     pixels, truth, captions = sample
-    rolled = reader.adherence(pixels, labels=truth.labels().roll(1))
+    rolled = shares(pixels, labels=truth.labels().roll(1))
     assert rolled["class"] < 0.1 and abs(rolled["shape"] - 1 / 5) < 0.08
-    assert reader.adherence(pixels, captions=captions[1:] + captions[:1])["caption"] < 0.02
-    blank = reader.adherence(torch.full_like(pixels, 128), captions=captions)
+    assert shares(pixels, captions=captions[1:] + captions[:1])["caption"] < 0.02
+    blank = shares(torch.full_like(pixels, 128), captions=captions)
     assert blank["caption"] == 0 and blank["shape"] < 0.05
-    assert reader.adherence(torch.full_like(pixels, 128), labels=truth.labels())["class"] == 0
+    assert shares(torch.full_like(pixels, 128), labels=truth.labels())["class"] == 0
+
+
+def test_adherence_counts_add_up_over_batches(sample):
+    """Shapes asked for differ by picture: averaging the batches' shares would weigh them wrongly."""
+    pixels, _, captions = sample
+    whole = reader.adherence(pixels, captions=captions)
+    parts = [reader.adherence(pixels[cut], captions=captions[cut]) for cut in (slice(100), slice(100, None))]
+    assert whole["shape"][1] != len(pixels)
+    assert whole == {key: tuple(a + b for a, b in zip(parts[0][key], parts[1][key], strict=True)) for key in whole}
 
 
 def test_probe_features_are_independent_of_the_batch(sample):
