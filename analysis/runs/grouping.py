@@ -173,4 +173,6 @@ def _difference(frame: pd.DataFrame, key: str, rivals: list[str], columns: Seque
             return "scale's own recipe" if name == "none" else f"experiment={name}"
     varying = [c for c in columns if c in among and among[c].map(str).nunique() > 1]
     row = among[among["base"] == key].iloc[0]
-    return ", ".join(f"{c.removeprefix('config.')}={row[c]}" for c in varying)
+    return ", ".join(
+        f"{c.removeprefix('config.')}={'none' if pd.isna(row[c]) else row[c]}" for c in varying
+    )
