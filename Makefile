@@ -41,7 +41,7 @@ test: $(VENV)/.test  ## the tests (minutes)
 	$(BIN)/python -m pytest -n $(WORKERS) $(TESTS)
 
 test-slow: $(VENV)/.test  ## the tests marked slow
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "slow and not slurm and not gpu and not soak" --durations=25 $(TESTS)
+	$(BIN)/python -m pytest -n $(WORKERS) -m "slow and not slurm and not gpu and not soak" --durations=25 $(TESTS)
 
 test-slurm: $(VENV)/.test  ## the tests on a real Slurm cluster (apt install slurm-wlm munge)
 	$(BIN)/python -m pytest -m "slurm and not soak" $(TESTS)

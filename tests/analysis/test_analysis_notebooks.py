@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from analysis_runs import study
+from filelock import FileLock
 
 from analysis import notebook_files
 from analysis.runs.run_records import AnalysisError
@@ -97,14 +98,17 @@ def test_a_notebook_runs_as_a_script(name, tmp_path):
 
 @pytest.fixture(scope="module")
 def real_runs(tmp_path_factory):
-    """The study that notebooks train when they are given nothing."""
-    path = tmp_path_factory.mktemp("runs")
-    notebook_files.train_small_runs(path)
+    """The study that notebooks train when they are given nothing; the first worker trains it for all."""
+    root = tmp_path_factory.getbasetemp()
+    path = (root.parent if os.environ.get("PYTEST_XDIST_WORKER") else root) / "notebook-runs"
+    with FileLock(f"{path}.lock"):
+        if not (path / "whole").exists():
+            notebook_files.train_small_runs(path)
+            (path / "whole").touch()
     return path
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("notebooks")  # One worker, or each would train the runs for itself.
 @pytest.mark.parametrize("name", notebook_files.names())
 def test_a_notebook_runs_in_a_kernel_on_real_runs(name, real_runs, tmp_path):
     import nbformat
