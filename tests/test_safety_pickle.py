@@ -9,6 +9,7 @@ from pathlib import Path
 
 import hostile
 import pytest
+import yaml
 
 from routing.errors import UserError
 
@@ -146,6 +147,14 @@ def test_the_source_calls_nothing_that_runs_what_a_file_holds():
 )  # fmt: skip
 def test_the_search_finds(line):
     assert findings(line)
+
+
+def test_our_yaml_loader_makes_what_the_safe_one_makes():
+    from routing.parsing import _loader
+
+    assert issubclass(_loader(), yaml.CSafeLoader)
+    assert _loader().yaml_constructors == yaml.CSafeLoader.yaml_constructors
+    assert _loader().yaml_multi_constructors == yaml.CSafeLoader.yaml_multi_constructors
 
 
 @pytest.mark.parametrize(

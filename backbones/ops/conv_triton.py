@@ -162,11 +162,10 @@ class _Conv(torch.autograd.Function):
         silu: bool,
     ) -> Tensor:
         batch, tokens, channels = x.shape
-        gaps = position is not None
         stride = tokens if position is not None and position.dim() == 2 else 0
         ctx.grid = batch, triton.cdiv(tokens, TOKENS), triton.cdiv(channels, CHANNELS)
         ctx.shape = tokens, channels, stride
-        ctx.form = {"W": len(rows), "GAPS": gaps, "T": TOKENS, "C": CHANNELS}
+        ctx.form = {"W": len(rows), "GAPS": position is not None, "T": TOKENS, "C": CHANNELS}
         ctx.switches = {"SILU": silu, "BIAS": bias is not None}
         y = torch.empty_like(x)
         # A pointer that is never read stands in for what is not there.

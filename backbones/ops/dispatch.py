@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.metadata
 import importlib.util
 import math
 import os
@@ -43,7 +42,7 @@ class KernelError(UserError):
 class Choice:
     """What runs for an op: `name` is torch, reference or a kernel; `why` is for the banner.
 
-    `others` are kernels that can run too, for inputs that the first does not take.
+    `others` are kernels of ours that can run too, for inputs that the first does not take.
     """
 
     op: str
@@ -141,11 +140,11 @@ def kernel_function(op: str, kernel: str) -> Callable[..., Any]:
 
 def _fla_is_wrong() -> bool:
     """Whether fla-core would raise in the backward pass of its gated kernel (its issue 640)."""
-    if importlib.util.find_spec("tilelang") or not importlib.util.find_spec("triton"):
+    if importlib.util.find_spec("tilelang"):
         return False
-    numbers = [int(n) for n in re.findall(r"\d+", importlib.metadata.version("triton"))[:3]]
+    numbers = map(int, re.findall(r"\d+", importlib.import_module("triton").__version__)[:3])
     hopper = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
-    return hopper and [3, 4, 0] <= numbers < [3, 7, 1]
+    return hopper and (3, 4, 0) <= tuple(numbers) < (3, 7, 1)
 
 
 def _probe(op: str, kernel: str) -> _Probe:
@@ -157,10 +156,10 @@ def _probe(op: str, kernel: str) -> _Probe:
         module = "mamba_ssm.ops.triton.ssd_combined"
         return _import_within(module, "mamba_chunk_scan_combined", "mamba-ssm")
     if (op, kernel) == ("ssd", "fla"):
-        if _fla_is_wrong():
-            reason = "fla-core's gradient is wrong on Hopper with triton 3.4.0 to 3.7.0"
-            return _Probe(None, f"{reason}, and without tilelang it refuses")
-        return _import("fla.ops.simple_gla", "chunk_simple_gla", "fla-core")
+        found = _import("fla.ops.simple_gla", "chunk_simple_gla", "fla-core")
+        if found.function and _fla_is_wrong():
+            return _Probe(None, "fla-core wants tilelang on Hopper with triton 3.4.0 to 3.7.0")
+        return found
     if (op, kernel) in (("gla", "fla"), ("rwkv6", "fla"), ("rwkv7", "fla")):
         return _import(f"fla.ops.{op}", f"chunk_{op}", "fla-core")
     if (op, kernel) == ("selective_scan", "mamba-ssm"):
@@ -223,7 +222,9 @@ def _resolve(op: str, requested: str, device: str) -> Choice:
     for i, kernel in enumerate(candidates):
         reason = _refusal(op, kernel, device)
         if reason is None:
-            others = tuple(k for k in candidates[i + 1 :] if _refusal(op, k, device) is None)
+            # Another package has the same limits and takes seconds to import: only ours come after.
+            later = (k for k in candidates[i + 1 :] if k == "triton")
+            others = tuple(k for k in later if _refusal(op, k, device) is None)
             return Choice(op, kernel, probe(op, kernel).reason, others)
         refusals.append((kernel, reason))
     if requested == "auto":

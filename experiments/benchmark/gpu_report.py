@@ -72,9 +72,7 @@ def run_tests() -> dict[str, Any]:
     }
 
 
-def time_steps(
-    size: str, backbone: str, words: list[str], device: torch.device
-) -> dict[str, Any]:
+def time_steps(size: str, backbone: str, words: list[str], device: torch.device) -> dict[str, Any]:
     """Time a backbone at one size; halve the batch until it fits.
 
     One backbone at a time: all steps that are compared are in memory at once, and one that fails
@@ -146,10 +144,10 @@ def page(found: dict[str, Any]) -> str:
     ):
         lines += ["", f"### {title}", ""]
         entries = list(group)
-        rows = [row for entry in entries for row in entry.get("rows", ())]
-        if rows:
-            batches = (f"{e['backbone']} {e['batch']}" for e in entries if "batch" in e)
-            lines += [f"Batch: {', '.join(batches)}.", "", "```", steps_table(rows), "```"]
+        if timed := [entry for entry in entries if "rows" in entry]:
+            batches = ", ".join(f"{e['backbone']} {e['batch']}" for e in timed)
+            table = steps_table([row for entry in timed for row in entry["rows"]])
+            lines += [f"Batch: {batches}.", "", "```", table, "```"]
         lines += [f"{e['backbone']} failed: {e['error']}." for e in entries if "error" in e]
     lines += ["", "## A short training", ""]
     for entry in found["training"]:
@@ -202,6 +200,7 @@ def main(argv: list[str]) -> int:
         print("tests marked gpu ...", flush=True)
         found["tests"] = run_tests()
         print(found["tests"]["last"], flush=True)
+        write()
     for size, (variant, keys) in itertools.product(sizes, _VARIANTS.items()):
         for backbone in BACKBONES:
             print(f"{size}, {variant}, {backbone} ...", flush=True)

@@ -36,10 +36,12 @@ SHA256 = {
     "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
     "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
 }
-_WAYS = (
+_FOLDER = (
     "give data.path=FOLDER with its four IDX files (Debian's package dataset-fashion-mnist is such "
-    "a folder, /usr/share/datasets/fashion-mnist), or leave data.path out to download them"
+    "a folder, /usr/share/datasets/fashion-mnist)"
 )
+_WAYS = f"{_FOLDER}, or leave data.path out to download them"
+_AGAIN = f"delete it, and it is downloaded again, or {_FOLDER}"  # of a file of our own cache
 
 
 @dataclass(frozen=True)
@@ -70,14 +72,13 @@ class FashionOptions(ImageOptions):
         """Return 60,000 training and 10,000 held-out images: the published split."""
         with explained():
             folder = Path(self.path).expanduser() if self.path else _downloaded()
+        with explained(_WAYS if self.path else _AGAIN):
             held = {}
             for name, path in files_of(folder).items():
                 held[name] = content(path)
                 if hashlib.sha256(held[name]).hexdigest() != SHA256[name]:
-                    advice = "" if self.path else ": delete it, and it is downloaded again"
                     raise DataError(
-                        f"{path} is cut short or is not what was published (its SHA-256 is "
-                        f"another){advice}"
+                        f"{path} is cut short or is not what was published (its SHA-256 is another)"
                     )
             splits = {
                 split: images_and_labels(held[images], held[labels], str(folder))
@@ -98,12 +99,12 @@ def files_of(folder: Path) -> dict[str, Path]:
 
 
 @contextlib.contextmanager
-def explained() -> Iterator[None]:
+def explained(ways: str = _WAYS) -> Iterator[None]:
     """Add to what is wrong with the files whose they are, and how to get them."""
     try:
         yield
     except DataError as error:
-        raise DataError(f"data=fashion: {error}; {_WAYS}") from None
+        raise DataError(f"data=fashion: {error}; {ways}") from None
 
 
 def _downloaded() -> Path:

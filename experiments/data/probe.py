@@ -109,10 +109,10 @@ def adherence(
     """Count what of pictures (N, 3, 32, 32) is as asked, of how many, by labels (N,) or captions.
 
     Returns:
-        For labels: `class` (exactly one large shape, of that shape and colour), and `shape` and
-        `colour` of it alone. For captions: `caption` (everything right and nothing else), and the
-        shares of asked-for shapes whose quadrant shows the right `shape`, `colour`, `size`,
-        of quadrants rightly empty or filled (`place`), and of right `background`s.
+        Hits and of how many, by part. For labels: `class` (exactly one large shape, of that shape
+        and colour), and `shape` and `colour` of it alone. For captions: `caption` (everything right
+        and nothing else), asked-for shapes whose quadrant shows the right `shape`, `colour`,
+        `size`, quadrants rightly empty or filled (`place`), and right `background`s.
     """
     if (labels is None) == (captions is None):
         raise DataError("adherence needs either labels or captions")

@@ -435,6 +435,14 @@ def test_fine_tunes_of_several_seeds_share_a_cell(tmp_path):
     )
 
 
+def test_a_fine_tune_beside_runs_from_scratch_is_told_apart_in_words(tmp_path):
+    write(tmp_path)
+    write(tmp_path, init="/somewhere/runs/dit-T1-digits_2-8_s0-0123abcd@400", train__lr=1e-5)
+    labels = sorted(base.label for base in Study.of(tmp_path).bases)
+    assert len(labels) == 2
+    assert "init=dit-T1-digits_2-8@400" in labels[0] and "init=none" in labels[1]
+
+
 def test_guidance_with_a_checkpoint_per_seed_is_one_row(tmp_path):
     for seed in range(3):
         folder = write(tmp_path, route="2-8", seed=seed)

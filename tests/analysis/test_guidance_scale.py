@@ -185,6 +185,14 @@ def test_what_cannot_be_measured_is_one_sentence(
     assert re.search(sentence, said)
 
 
+def test_what_could_be_measured_is_written_beside_one_that_could_not(
+    models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert measured(models["dense"], models["blind"], "--out", tmp_path) == 2
+    assert "1 of 2 runs could not be measured" in capsys.readouterr().err
+    assert "dense" in (tmp_path / "tables" / "guidance_scale.md").read_text()
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -169,6 +169,8 @@ def test_cost_of_tokens_that_leave_late_or_for_good():
 def test_wrong_options():
     with pytest.raises(BackboneError, match="did you mean depth"):
         build(decoder={"dept": 1})
+    with pytest.raises(BackboneError, match=r"num_classes=-1: expected 0 \(no labels\) or more"):
+        build(num_classes=-1)
     with pytest.raises(BackboneError, match="decoder: heads=5 does not divide"):
         build(decoder={"width": 32, "heads": 5})
     with pytest.raises(BackboneError, match="decoder: heads=None must be 1 or more"):

@@ -402,10 +402,10 @@ def test_flas_wrong_gradient_on_hopper_is_never_chosen(monkeypatch, version, chi
 
     from backbones.ops import dispatch
 
+    triton = pytest.importorskip("triton")
     find = importlib.util.find_spec
-    there = {"tilelang": None, "triton": "found"}
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: there[name] if name in there else find(name))
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "tilelang" else find(name))
+    monkeypatch.setattr(triton, "__version__", version)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (chip, 0))
     monkeypatch.setattr(dispatch, "_import", lambda *a: dispatch._Probe(print, "found"))

@@ -110,6 +110,14 @@ def test_what_is_missing_is_downloaded_once(folder, server, tmp_path_factory, mo
     capsys.readouterr()
     assert create({"name": "fashion"}).fingerprint == data.fingerprint
     assert "download" not in "".join(capsys.readouterr())
+    # What is damaged in our own cache is there, so it is not downloaded: the way out is to delete it.
+    images = cache / "tread-suite" / "fashion" / IMAGES
+    whole = images.read_bytes()
+    for damaged in (whole[:-9], gzip.compress(b"")):
+        images.write_bytes(damaged)
+        with pytest.raises(DataError, match="delete it, and it is downloaded again, or give data.path") as error:
+            create({"name": "fashion"})
+        assert str(images) in str(error.value) and "leave data.path out" not in str(error.value)
 
 
 def test_what_another_process_downloads_is_waited_for(tmp_path):
