@@ -5,18 +5,16 @@ the commands that a user types: nothing here imports the training code.
 """
 
 import argparse
-import hashlib
 import importlib.util
 import os
 import subprocess
 import sys
-import tarfile
 import tempfile
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from analysis.runs.run_records import AnalysisError, find, pick
+from analysis.runs.run_records import PUBLISHED, AnalysisError, find, pick, unpack
 from experiments.runtime.files import atomic_write
 
 FOLDER = Path(__file__).with_name("notebooks")
@@ -144,27 +142,11 @@ def runs_folder() -> Path:
     """
     chosen = os.environ.get(VARIABLE)
     if not chosen and RECORDS.is_file():
-        return unpack(RECORDS, ROOT / "runs" / "published")
+        return unpack(RECORDS, ROOT / PUBLISHED)
     path = Path(chosen or ROOT / "runs" / "notebooks").expanduser()
     if not (path.is_dir() and find(path)):
         train_small_runs(path)
     return path
-
-
-def unpack(archive: Path, folder: Path) -> Path:
-    """Unpack records into a folder of their content's name, once, and return it."""
-    place = folder / hashlib.sha256(archive.read_bytes()).hexdigest()[:12]
-    if not place.is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
-        # Beside it, so that a folder that looks whole is whole.
-        with tempfile.TemporaryDirectory(dir=folder) as part, tarfile.open(archive) as packed:
-            packed.extractall(part, filter="data")
-            try:
-                (Path(part) / "runs").rename(place)
-            except OSError:
-                if not place.is_dir():  # else another process was first
-                    raise
-    return place
 
 
 def train_small_runs(path: Path) -> None:

@@ -4,12 +4,14 @@
 its own text; between `<!-- table NAME -->`, `<!-- finding NAME -->` (analysis/findings.py) or
 `<!-- facts -->` and the next `<!-- end -->` stands what the runs say. `<!-- table NAME ours
 columns=0,2,3 -->` leaves out rows that only the paper has, and columns; `group=START` keeps the
-groups whose heading starts so, `flat` has headings as notes. `<!-- finding NAME having=WORD -->`
+groups whose heading starts so, `flat` has headings as notes, `of=results/MORE.tar.gz` takes other
+records than the folder's. `<!-- finding NAME having=WORD -->`
 says the sentences of settings whose name holds the word.
 """
 
 import argparse
 import dataclasses
+import functools
 import gzip
 import io
 import os
@@ -23,10 +25,11 @@ from typing import Any
 from analysis import figures, findings, tables
 from analysis.runs.cells import Study, study_for_command
 from analysis.runs.run_files import environment
-from analysis.runs.run_records import AnalysisError
+from analysis.runs.run_records import PUBLISHED, AnalysisError, unpack
 from analysis.tables.render import frame_csv
 from analysis.tables.table import NOT_RUN, markdown, markdown_escape
 from analysis.tables.throughput import benchmarks
+from experiments.runtime.command import ROOT
 from experiments.runtime.files import atomic_write
 
 # What a run leaves but for its weights: enough for every table.
@@ -155,8 +158,18 @@ def _finding(words: list[str], study: Study) -> str:
     return findings.make(name, study, having)
 
 
+@functools.lru_cache(maxsize=8)
+def _archived(archive: Path) -> Study:
+    if not archive.is_file():
+        raise AnalysisError(f"a page asks for the records {archive}, which are not there")
+    return Study.of(unpack(archive, ROOT / PUBLISHED))
+
+
 def _table(words: list[str], study: Study) -> str:
     name, *options = words or [""]
+    for word in [word for word in options if word.startswith("of=")]:
+        study = _archived(ROOT / word.removeprefix("of="))
+        options.remove(word)
     table = tables.make(name, study)
     for word in options:
         kind, _, text = word.partition("=")
@@ -178,7 +191,7 @@ def _table(words: list[str], study: Study) -> str:
         else:
             raise AnalysisError(
                 f"a page asks for table {name} {word}; options are `ours`, `flat`, `group=START`, "
-                "`having=WORD` (of a group's heading) and `columns=0,2,3`"
+                "`having=WORD` (of a group's heading), `columns=0,2,3` and `of=ARCHIVE`"
             )
     # The page has headings of its own.
     return markdown(table.only()).split("\n", 2)[2]

@@ -89,11 +89,7 @@ class Block(nn.Module):
         return self.run(x, cond, layout, *[getattr(self, name) for name in self.branches])
 
     def run(
-        self,
-        x: Tensor,
-        cond: Tensor,
-        layout: Layout,
-        *branches: Callable[[Tensor, Layout], Tensor],
+        self, x: Tensor, cond: Tensor, layout: Layout, *branches: Callable[[Tensor, Layout], Tensor]
     ) -> Tensor:
         """Run the given branches as this block's."""
         parts = cond.unbind(1)

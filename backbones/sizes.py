@@ -138,10 +138,7 @@ def attention_blocks(attention: int | Sequence[int], depth: int) -> set[int]:
 
 
 def parse_size(
-    text: str | Size,
-    depth: int | None = None,
-    width: int | None = None,
-    heads: int | None = None,
+    text: str | Size, depth: int | None = None, width: int | None = None, heads: int | None = None
 ) -> Size:
     """Read "S/2" (letter, patch; the patch is 2 where it is left out) and apply overrides.
 

@@ -51,12 +51,7 @@ class Selection:
             raise SelectionError(f"block {self.block}: a block has at least 1 token; try block=2")
 
     def ids(
-        self,
-        draws: Draws,
-        k: int,
-        grid: tuple[int, int],
-        keep: int,
-        present: Tensor | None = None,
+        self, draws: Draws, k: int, grid: tuple[int, int], keep: int, present: Tensor | None = None
     ) -> Tensor:
         """Draw the tokens that stay in the k-th route.
 

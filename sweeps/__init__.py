@@ -4,23 +4,19 @@
 torch except the job itself, so planning 2,000 runs and looking at them stays fast.
 """
 
-from experiments.runtime.lazy import lazily
 from routing.errors import UserError
+from routing.lazy import lazily
 
-_HOME = {
-    "GridCell": "planning.grid",
-    "Grid": "planning.grid",
-    "Job": "jobs.job",
-    "Plan": "planning.planned_runs",
-    "PlannedRun": "planning.planned_runs",
-    "Sweep": "jobs.sweep_folder",
-    "expand": "planning.grid",
-    "load": "planning.grid",
-    "names": "planning.grid",
-    "plan": "planning.planned_runs",
-}
-__all__ = sorted([*_HOME, "SweepError"])
-__getattr__, __dir__ = lazily(__name__, _HOME)
+__getattr__, __dir__, _names = lazily(
+    __name__,
+    {
+        "planning.grid": ("Grid", "GridCell", "expand", "load", "names"),
+        "jobs.job": ("Job",),
+        "planning.planned_runs": ("Plan", "PlannedRun", "plan"),
+        "jobs.sweep_folder": ("Sweep",),
+    },
+)
+__all__ = sorted([*_names, "SweepError"])
 
 
 class SweepError(UserError):

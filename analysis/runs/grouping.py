@@ -25,6 +25,7 @@ _IN_HEAD = (
     "config.objective.name",
     "config.scale",
 )
+FINE_TUNE = "dense fine-tune (F)"  # the treatment of dense runs from another run's weights
 _PROTOCOL = ("guidance", "sampler", "reference")
 # Routing options that a label names only where they differ from these; the variant's name says what
 # is learned, and the last two only how it is computed.
@@ -65,7 +66,7 @@ def treatment(row: Mapping[Any, Any]) -> str:
     """Return how tokens were routed: `dense`, `2-8`, `2-8@0.75, selection=rows`."""
     variant = str(row["variant"])
     if variant.startswith("dense"):
-        return variant if parent(row.get("config.init")) is None else "dense fine-tune (F)"
+        return variant if parent(row.get("config.init")) is None else FINE_TUNE
     name = "" if variant == "TREAD" else f"{variant} "
     options = [f"{name}{row['route']}".replace(" none", "")]
     for key, usual in USUAL_OPTIONS.items():

@@ -17,7 +17,10 @@ Nothing is fatal: `df.attrs["damaged"]` lists folders that cannot be read, with 
 """
 
 import argparse
+import hashlib
 import os
+import tarfile
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -43,6 +46,7 @@ from routing.route import Route, RouteError
 
 T = TypeVar("T")
 MARKS = ("config.yaml", "summary.json", "status.json", "metrics.jsonl")
+PUBLISHED = Path("runs", "published")  # where records of results/ are unpacked, below the checkout
 _SUMMARY = (
     "name", "hash", "backbone", "size", "data", "scale", "seed", "route", "step", "params",
     "macs_dense", "macs_routed", "macs_dense_no_attention", "macs_routed_no_attention", "wall_s",
@@ -63,6 +67,22 @@ def pick(what: str, name: str, known: Mapping[str, T]) -> T:
             f"no {what} called {name!r}; there are {', '.join(known)}{suggest(name, known)}"
         )
     return known[name]
+
+
+def unpack(archive: Path, folder: Path) -> Path:
+    """Unpack records into a folder of their content's name, once, and return it."""
+    place = folder / hashlib.sha256(archive.read_bytes()).hexdigest()[:12]
+    if not place.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        # Beside it, so that a folder that looks whole is whole.
+        with tempfile.TemporaryDirectory(dir=folder) as part, tarfile.open(archive) as packed:
+            packed.extractall(part, filter="data")
+            try:
+                (Path(part) / "runs").rename(place)
+            except OSError:
+                if not place.is_dir():  # else another process was first
+                    raise
+    return place
 
 
 def find(root: str | os.PathLike[str]) -> list[Path]:

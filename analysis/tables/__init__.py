@@ -16,6 +16,7 @@ from analysis.tables import (
     guidance_table,
     main_table,
     scale_table,
+    tail_table,
     throughput,
 )
 from analysis.tables.render import PAGE_WIDTH, PREAMBLE, document, write
@@ -27,6 +28,7 @@ TABLES: dict[str, Callable[[Study], Table]] = {
     "main": main_table.main,
     "summary": main_table.summary,
     "steps": main_table.steps_and_cost,
+    "tails": tail_table.tails,
     "sota": main_table.sota,
     "route_placement": ablations.placement,
     "selection_rate": ablations.rate,

@@ -10,12 +10,7 @@ from analysis.runs.cells import Base, Cell, Study
 from analysis.runs.statistics import extent, mean_std, paired
 from analysis.tables import paper
 from analysis.tables.main_table import score_set
-from analysis.tables.score_entries import (
-    PAIRED,
-    better_end,
-    metric_decimals,
-    paper_notes,
-)
+from analysis.tables.score_entries import PAIRED, better_end, metric_decimals, paper_notes
 from analysis.tables.table import (
     NOT_RUN,
     Column,

@@ -135,11 +135,7 @@ class RWKV7Block(Block):
         layout.reorder(self.time.path)
 
     def forward(
-        self,
-        x: Tensor,
-        cond: Tensor,
-        layout: Layout,
-        state: dict[str, Tensor] | None = None,
+        self, x: Tensor, cond: Tensor, layout: Layout, state: dict[str, Tensor] | None = None
     ) -> Tensor:
         """Run both branches on tokens (B, T, D); `state` carries the values of block 0."""
         state = {} if state is None else state

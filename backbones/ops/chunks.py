@@ -183,10 +183,7 @@ class SSD(torch.autograd.Function):
                 per_head = (*dt[part].shape, ctx.width)
 
                 def dot(
-                    a: Tensor,
-                    b: Tensor,
-                    out: Tensor = scratch,
-                    shape: tuple[int, ...] = per_head,
+                    a: Tensor, b: Tensor, out: Tensor = scratch, shape: tuple[int, ...] = per_head
                 ) -> Tensor:
                     return torch.mul(a, b, out=out.view(a.shape)).view(shape).sum(-1)
 

@@ -182,11 +182,7 @@ class _Conv(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        rows: Tensor,
-        bias: Tensor | None,
-        table: Tensor | None,
+        ctx: Any, x: Tensor, rows: Tensor, bias: Tensor | None, table: Tensor | None
     ) -> Tensor:
         y = torch.empty_like(x)
         for part in batches(x, CACHED):

@@ -154,12 +154,7 @@ def _spread(
 class _Conv(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        rows: Tensor,
-        bias: Tensor | None,
-        position: Tensor | None,
-        silu: bool,
+        ctx: Any, x: Tensor, rows: Tensor, bias: Tensor | None, position: Tensor | None, silu: bool
     ) -> Tensor:
         batch, tokens, channels = x.shape
         stride = tokens if position is not None and position.dim() == 2 else 0

@@ -156,13 +156,7 @@ def rwkv6_reference(r: Tensor, k: Tensor, v: Tensor, g: Tensor, u: Tensor) -> Te
 
 
 def rwkv6(
-    r: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    u: Tensor,
-    chunk: int = CHUNK,
-    kernel: str = "auto",
+    r: Tensor, k: Tensor, v: Tensor, g: Tensor, u: Tensor, chunk: int = CHUNK, kernel: str = "auto"
 ) -> Tensor:
     """RWKV-6's time mixing.
 

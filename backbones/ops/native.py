@@ -294,12 +294,7 @@ def adaln(
 class _AdaLN(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        shift: Tensor,
-        scale: Tensor,
-        perm: Tensor | None,
-        dtype: torch.dtype,
+        ctx: Any, x: Tensor, shift: Tensor, scale: Tensor, perm: Tensor | None, dtype: torch.dtype
     ) -> Tensor:
         x, ((shift, scale), stride) = x.contiguous(), _rows(shift, scale)
         out, mean, rstd = x.new_empty(x.shape, dtype=dtype), *x.new_empty(2, *x.shape[:2])
@@ -386,12 +381,7 @@ def gated_rms_norm(y: Tensor, z: Tensor, weight: Tensor) -> Tensor:
 class _Conv(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        rows: Tensor,
-        bias: Tensor | None,
-        table: Tensor | None,
-        silu: bool,
+        ctx: Any, x: Tensor, rows: Tensor, bias: Tensor | None, table: Tensor | None, silu: bool
     ) -> Tensor:
         x, rows = x.contiguous(), rows.float().contiguous()
         bias = None if bias is None else bias.float().contiguous()
@@ -442,11 +432,7 @@ class _ShiftMix(torch.autograd.Function):
 
 
 def shift_mix(
-    x: Tensor,
-    neighbours: Tensor,
-    mix: Tensor,
-    grid: tuple[int, int] | None = None,
-    prefix: int = 0,
+    x: Tensor, neighbours: Tensor, mix: Tensor, grid: tuple[int, int] | None = None, prefix: int = 0
 ) -> list[Tensor]:
     """Return x mix + shifted (1 - mix) for rows of `mix` (M, C); the rest as for `grid_shift`."""
     if takes(x):
@@ -494,12 +480,7 @@ class _BiWKV(torch.autograd.Function):
 
 
 def biwkv(
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor,
-    bonus: Tensor,
-    position: Tensor | None,
-    length: int,
+    k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, position: Tensor | None, length: int
 ) -> Tensor:
     """`biwkv.biwkv` on decay w / length and bonus exp(u / length), both float32 (C,)."""
     return _BiWKV.apply(k, v, decay, bonus, position, length, torch.is_grad_enabled())
@@ -508,12 +489,7 @@ def biwkv(
 class _SSD(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        packed: Tensor,
-        dt: Tensor,
-        log_decay: Tensor,
-        D: Tensor | None,
-        width: int,
+        ctx: Any, packed: Tensor, dt: Tensor, log_decay: Tensor, D: Tensor | None, width: int
     ) -> Tensor:
         packed, dt, log_decay = (m.contiguous() for m in (packed, dt, log_decay))
         D = None if D is None else D.contiguous()

@@ -148,14 +148,7 @@ class _Scan(torch.autograd.Function):
     """y_t = <C_t, h_t>, h_t = exp(steps_t A) h_{t-1} + write_t B_t; saves a state per span."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        steps: Tensor,
-        write: Tensor,
-        A: Tensor,
-        B: Tensor,
-        C: Tensor,
-    ) -> Tensor:
+    def forward(ctx: Any, steps: Tensor, write: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
         batch, tokens, width = write.shape
         rates = A.t().contiguous()  # (N, D): channels last, so that the inner loops are long.
         y = torch.empty_like(write)

@@ -174,10 +174,7 @@ def profiles(o: BenchOptions, device: torch.device) -> dict[str, dict[str, float
 def run(o: BenchOptions, say: Callable[[str], None] = print) -> dict[str, Any]:
     """Measure what the options ask for; print it, write it, return it."""
     device = pick_device(o)
-    found: dict[str, Any] = {
-        "options": dataclasses.asdict(o),
-        "environment": environment(device),
-    }
+    found: dict[str, Any] = {"options": dataclasses.asdict(o), "environment": environment(device)}
     say(_heading(o, found["environment"]))
     if "steps" in o.parts:
         found["steps"] = []

@@ -1,15 +1,7 @@
 """What a run is: schema, composition, identity and help of its configuration."""
 
 from experiments.config.compose import load, options_of
-from experiments.config.schema import (
-    CONF,
-    GROUPS,
-    ROLES,
-    Config,
-    PathsConfig,
-    TrainConfig,
-    role,
-)
+from experiments.config.schema import CONF, GROUPS, ROLES, Config, PathsConfig, TrainConfig, role
 from experiments.runtime.keys import ConfigError, flatten
 
 __all__ = [

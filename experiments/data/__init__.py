@@ -4,26 +4,20 @@ Every data set answers `batch(index, draws)` with tensors that depend on the arg
 that the same run gives the same batches on any number of processes and after any restart.
 """
 
-from experiments.runtime.lazy import lazily
+from routing.lazy import lazily
 
-_HOME = {
-    "Batch": "dataset",
-    "Condition": "dataset",
-    "Dataset": "dataset",
-    "Rows": "dataset",
-    "create": "dataset",
-    "DataError": "data_options",
-    "DataOptions": "data_options",
-    "DigitsOptions": "digits",
-    "FashionOptions": "fashion",
-    "IconsOptions": "icons",
-    "LatentsOptions": "latents_spec",
-    "MnistOptions": "mnist",
-    "ScenesOptions": "scenes_spec",
-    "TorchvisionOptions": "torchvision",
-    "parse": "specs",
-    "SampleOrder": "dataset",
-    "Prefetch": "dataset",
-}
-__all__ = sorted(_HOME)
-__getattr__, __dir__ = lazily(__name__, _HOME)
+__getattr__, __dir__, __all__ = lazily(
+    __name__,
+    {
+        "dataset": ("Batch", "Condition", "Dataset", "Prefetch", "Rows", "SampleOrder", "create"),
+        "data_options": ("DataError", "DataOptions"),
+        "digits": ("DigitsOptions",),
+        "fashion": ("FashionOptions",),
+        "icons": ("IconsOptions",),
+        "latents_spec": ("LatentsOptions",),
+        "mnist": ("MnistOptions",),
+        "scenes_spec": ("ScenesOptions",),
+        "torchvision": ("TorchvisionOptions",),
+        "specs": ("parse",),
+    },
+)

@@ -22,11 +22,7 @@ class TextEncoder:
     """
 
     def __init__(
-        self,
-        name: str,
-        device: torch.device | str,
-        length: int,
-        download: bool = False,
+        self, name: str, device: torch.device | str, length: int, download: bool = False
     ) -> None:
         if importlib.util.find_spec("transformers") is None:
             raise DataError('transformers is not installed; pip install -e ".[data]"')

@@ -6,18 +6,14 @@ but `D`. *Guidance* sits between them and makes one `D` out of several passes. S
 every guidance works with every objective and every backbone.
 """
 
-from experiments.runtime.lazy import lazily
+from routing.lazy import lazily
 
-_HOME = {
-    "DiffusionError": "diffusion_options",
-    "options_of": "diffusion_options",
-    "Objective": "objective",
-    "Prediction": "objective",
-    "create_objective": "objective",
-    "Sampler": "samplers",
-    "create_sampler": "samplers",
-    "Guidance": "guidance",
-    "create_guidance": "guidance",
-}
-__all__ = sorted(_HOME)
-__getattr__, __dir__ = lazily(__name__, _HOME)
+__getattr__, __dir__, __all__ = lazily(
+    __name__,
+    {
+        "diffusion_options": ("DiffusionError", "options_of"),
+        "objective": ("Objective", "Prediction", "create_objective"),
+        "samplers": ("Sampler", "create_sampler"),
+        "guidance": ("Guidance", "create_guidance"),
+    },
+)

@@ -30,13 +30,7 @@ from experiments.metrics.collect import (
     world,
 )
 from experiments.metrics.eval_options import MetricError
-from experiments.metrics.images import (
-    Images,
-    array_names,
-    own_images,
-    read_arrays,
-    split_indices,
-)
+from experiments.metrics.images import Images, array_names, own_images, read_arrays, split_indices
 from experiments.runtime.files import atomic_path, sha256
 
 _ARRAYS = ("mu", "sigma", "mu_s", "sigma_s", "rows", "n", "features", "name")

@@ -106,10 +106,5 @@ def save_gif(
     times[-1] = round(4000 * seconds)
     with atomic_path(path) as temporary:
         sheets[0].save(
-            temporary,
-            format="GIF",
-            save_all=True,
-            append_images=sheets[1:],
-            duration=times,
-            loop=0,
+            temporary, format="GIF", save_all=True, append_images=sheets[1:], duration=times, loop=0
         )

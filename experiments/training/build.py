@@ -64,10 +64,7 @@ def make_model(config: Config, info: dict[str, Any]) -> backbones.Backbone:
     arguments = model_arguments(config, info)
     world, micro = max(1, int(os.environ.get("WORLD_SIZE", "1"))), config.train.micro_batch
     samples = 1 if micro == "auto" else int(micro or config.train.batch // world)
-    check_fits(
-        run_cost(config, arguments),
-        0 if torch.cuda.is_available() else samples,
-    )
+    check_fits(run_cost(config, arguments), 0 if torch.cuda.is_available() else samples)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = backbones.create(**arguments)

@@ -71,9 +71,7 @@ def _positive(value: Any) -> bool:
     return any(isinstance(v, int) and not isinstance(v, bool) and v > 0 for v in values)
 
 
-def geometry(
-    model: nn.Module,
-) -> tuple[list[nn.Module], tuple[int, int] | None, int | None]:
+def geometry(model: nn.Module) -> tuple[list[nn.Module], tuple[int, int] | None, int | None]:
     """Return a known model's blocks, its grid of tokens and its number of prefix tokens.
 
     Args:

@@ -139,11 +139,7 @@ def _print_on(log: Path, read: dict[Path, int], first: int = 4096) -> None:
 def details(sweep: Sweep, one: PlannedRun) -> list[str]:
     """Return all that is on disk about one run."""
     (row,), trouble = statuses(sweep, [one])
-    lines = [
-        *plain([row]),
-        f"folder   {one.folder}",
-        f"command  {one.entry} {' '.join(one.args)}",
-    ]
+    lines = [*plain([row]), f"folder   {one.folder}", f"command  {one.entry} {' '.join(one.args)}"]
     for batch in sweep.batches():
         if one.name in batch.runs:
             job = batch.ids.get(one.name, "")

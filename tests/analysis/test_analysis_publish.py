@@ -87,6 +87,20 @@ def test_the_archive_holds_every_run_and_benchmark(tmp_path):
     assert "torch: not recorded" in publish.facts(study)
 
 
+def test_a_block_may_take_other_records(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(publish, "ROOT", tmp_path)
+    study, page = Study.of(runs), "<!-- table main ours{} -->\n<!-- end -->"
+    (tmp_path / "more.tar.gz").write_bytes(
+        publish.archive({name: path.read_bytes() for name, path in publish.records(study).items()})
+    )
+    empty = Study(study.runs.iloc[:0])
+    assert "dit-T/1" not in publish.fill(page.format(""), empty)
+    given = publish.fill(page.format(" of=more.tar.gz"), empty)
+    assert given.replace(" of=more.tar.gz", "") == publish.fill(page.format(""), study)
+    with pytest.raises(AnalysisError, match="records .*none.tar.gz, which are not there"):
+        publish.fill(page.format(" of=none.tar.gz"), study)
+
+
 def test_what_cannot_be_published_is_said_before_anything_is_written(runs, tmp_path, capsys):
     out = tmp_path / "results"
     out.mkdir()

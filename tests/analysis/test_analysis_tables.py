@@ -105,6 +105,33 @@ def test_summary_has_a_row_per_backbone_with_differences_over_the_seeds_of_both(
     assert "(" not in find(one, "digits", "dit-T/1")["FD"].text  # no interval of one seed
 
 
+def test_tails_stand_beside_the_runs_that_they_grew_from(tmp_path):
+    init = "/somewhere/runs/dit-T1-digits_2-8_s{}-0123abcd{}"
+    for seed in (0, 1, 2):
+        for route in ("none", "2-8"):
+            write(tmp_path, route=route, seed=seed, train__steps=400)
+        tail = {"route": "none", "seed": seed, "train__lr": 1e-5, "train__steps": 40}
+        write(tmp_path, **tail, init=init.format(seed, "@400"))
+        write(tmp_path, **tail, init=init.format(seed, "@200"))  # of a checkpoint on the way: no tail of these
+        write(tmp_path, "mamba", **tail, init="/somewhere/mamba-T1-digits_4-6_s0-0123abcd")  # of runs that are not here
+    (group,) = {row.group for row in make("tails", tmp_path).rows}
+    assert group.endswith("route 2-8, after 400 steps, and 40 of tail: 0.81x dense's MACs")
+    row = find(make("tails", tmp_path), "dit-T/1", f"{METRIC} \u2193")
+    frame = analysis.load(tmp_path)
+    frame = frame[(frame.backbone == "dit") & ~frame["config.init"].fillna("").str.endswith("@200")]
+    grown = frame["config.init"].notna()
+    values = {name: part.set_index("seed")[f"score.{METRIC}"] for name, part in (
+        ("Dense", frame[~grown & (frame.route == "none")]),
+        ("Routed", frame[frame.route == "2-8"]),
+        ("+ tail", frame[grown]),
+    )}  # fmt: skip
+    for name, scores in values.items():
+        assert row[name].value == pytest.approx(scores.mean()) and row[name].n == 3
+    for name in ("Dense", "Routed"):
+        known = statistics.interval(list(values["+ tail"] - values[name]))
+        assert row[f"\u0394 tail, {name.lower()}"].low == pytest.approx(known.low)
+
+
 def test_steps_pairs_equal_steps_and_equal_multiply_adds(tmp_path):
     for seed in (0, 1, 2):
         write(tmp_path, route="none", seed=seed, evaluations=4, train__steps=400)

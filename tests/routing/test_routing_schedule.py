@@ -9,15 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from routing import (
-    Route,
-    RouteSchedule,
-    Routing,
-    RoutingError,
-    RoutingOptions,
-    Schedule,
-    UserError,
-)
+from routing import Route, RouteSchedule, Routing, RoutingError, RoutingOptions, Schedule, UserError
 
 factors = st.floats(0, 4)
 marks = st.floats(0, 1, exclude_min=True)

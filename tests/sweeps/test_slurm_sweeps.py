@@ -9,16 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from slurm_lab import (  # noqa: F401
-    STUB,
-    Launcher,
-    lab,
-    named_nodes,
-    squeue,
-    until,
-    use_stubs,
-    write_grid,
-)
+from slurm_lab import STUB, Launcher, lab, named_nodes, squeue, until, use_stubs, write_grid  # noqa: F401
 
 from sweeps import sweeps_command
 from sweeps.jobs import slurm
