@@ -114,10 +114,12 @@ def variants_table(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
 
 
 def profile_table(profiles: dict[str, dict[str, float]]) -> str:
-    """Print shares of a step's time: parts down, variants across."""
-    names = list(profiles)
+    """Print shares of a step's time: parts down, variants across; then what runs through them."""
+    names, within = list(profiles), [f"in {kind}" for kind in step_profile.WITHIN]
+    parts = (*step_profile.PARTS, *step_profile.WITHIN)
     lines = [
-        (part, *(f"{profiles[name][part]:.1%}" for name in names)) for part in step_profile.PARTS
+        (label, *(f"{profiles[name][part]:.1%}" for name in names))
+        for label, part in zip((*step_profile.PARTS, *within), parts, strict=True)
     ]
     return table(("share of a step", *names), lines)
 

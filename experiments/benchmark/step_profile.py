@@ -39,6 +39,11 @@ PARTS = (
     "draw, loss", "embed", NORM, "mixer", "mlp", "route", SCAN, "head", "gradients", "clip",
     "optimizer", "EMA",
 )  # fmt: skip
+# Of all parts together, what torch's own kernels take that no native operation is in place of.
+WITHIN = {
+    "matrix products": ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"),
+    "fused attention": ("aten::_scaled_dot_product",),
+}
 ROUTE = ("_order", "_positions", "_gaps", "_neighbours", "_slots")
 
 
@@ -155,7 +160,7 @@ def _touch(step: Step) -> None:
 
 
 def profile(step: Step, rounds: int = 2) -> dict[str, float]:
-    """Return each part's share of a step's time; the shares sum to 1."""
+    """Return each part's share of a step's time, which sum to 1, and the shares of `WITHIN`."""
     cuda = step.device.type == "cuda"
     kinds = [torch.profiler.ProfilerActivity.CPU]
     if cuda:
@@ -168,9 +173,14 @@ def profile(step: Step, rounds: int = 2) -> dict[str, float]:
         with torch.profiler.profile(activities=kinds, acc_events=True) as seen:
             for _ in range(rounds):
                 step()
-    totals = attribute(list(seen.events()), cuda)
+    events = list(seen.events())
+    totals = attribute(events, cuda)
     whole = sum(totals.values())
-    return {part: totals.get(part, 0.0) / whole for part in PARTS}
+    for kind, names in WITHIN.items():
+        found = [event for event in events if event.name.startswith(names)]
+        spent = (e.self_device_time_total if cuda else e.self_cpu_time_total for e in found)
+        totals[kind] = sum(spent)
+    return {part: totals.get(part, 0.0) / whole for part in (*PARTS, *WITHIN)}
 
 
 # --- the loop's own share ------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import torch
 from experiments import bench
 from experiments.benchmark import bench_report, block_times, step_times
 from experiments.benchmark.bench_options import BenchError, BenchOptions, help_text, parse
-from experiments.benchmark.step_profile import PARTS, first_step, loop_share, profile
+from experiments.benchmark.step_profile import PARTS, WITHIN, first_step, loop_share, profile
 from experiments.benchmark.step_times import (
     Case,
     Clock,
@@ -199,12 +199,14 @@ def test_a_profile_names_the_parts():
     routed = profile(Step(Case("mamba", "T/2", 64, Route.parse("1-2"), 0.5), o, CPU), rounds=1)
     dense = profile(Step(Case("dit", "T/2", 64, Route(()), 0.0), o, CPU), rounds=1)
     for shares in (routed, dense):
-        assert list(shares) == list(PARTS)
-        assert sum(shares.values()) == pytest.approx(1)
+        assert list(shares) == [*PARTS, *WITHIN]
+        assert sum(shares[part] for part in PARTS) == pytest.approx(1)
+        assert 0.05 < shares["matrix products"] < 1
     assert routed["route"] > 0
     assert dense["mlp"] > 0.02
     assert dense["mixer"] > 0.02
     assert dense["scan order"] == 0
+    assert dense["fused attention"] > 0 == routed["fused attention"]
 
 
 def test_the_command_prints_tables_and_writes_the_figures(tmp_path, capsys, monkeypatch):
@@ -215,7 +217,7 @@ def test_the_command_prints_tables_and_writes_the_figures(tmp_path, capsys, monk
     text = capsys.readouterr().out
     assert "of allowed" in text
     assert "ours over plain dit, route 1-2" in text
-    assert "share of a step" in text
+    assert "share of a step" in text and "in matrix products" in text
     assert str(out) in text
     found = json.loads(out.read_text())
     assert len(found["steps"]) == 8
