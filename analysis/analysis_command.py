@@ -12,7 +12,7 @@ _EXAMPLES = """\
 examples:
   python -m analysis report runs                    runs/report.html: one page, opens from disk
   python -m analysis tables runs --out results      every table as .md .tex .csv .html
-  python -m analysis tables runs --only main --columns Dense "+ TREAD" 5 --width 5.5
+  python -m analysis tables runs --only main --columns Dense "+ TREAD" 3 --width 5.5
   python -m analysis figures runs --only route_placement  pictures as .pdf .png .csv
   python -m analysis compare RUN_A RUN_B            what differs in config and scores
   python -m analysis similarity runs --routed       layer similarity of every run, beside its

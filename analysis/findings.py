@@ -5,6 +5,7 @@ apart from none where its paired 95 % interval over seeds excludes zero, and not
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from analysis.runs.cells import Base, Cell, Study, same_machine
@@ -89,7 +90,7 @@ def scale(study: Study) -> list[str]:
     # By model and steps, then by route and pass, then by seed.
     known: dict[tuple[str, float], dict[tuple[str, str], dict[int, float]]] = {}
     for file in scale_table.stored(study):
-        runs = f"{file['backbone']}-{file['size']}, {file['data']}", float(file["step"])
+        runs = scale_table.recipe(file), float(file["step"])
         for row in file["rows"]:
             if row.get("level") is None and row.get("instrumented") is not None:
                 pair = known.setdefault(runs, {}).setdefault((file["route"], row["pair"]), {})
@@ -114,7 +115,10 @@ def placement(study: Study) -> list[str]:
     """Say which routes did best and worst, and how the score goes with the blocks skipped."""
     said = []
     for base in study.bases:
-        scores = {cell.treatment: cell.estimate(base.score) for cell in base.plain}
+        # Routes are ranked after equal steps alone: those after which most of them were read.
+        usual = Counter(cell.steps for cell in base.plain).most_common(1)
+        alike = [cell for cell in base.plain if cell.steps == usual[0][0]]
+        scores = {cell.treatment: cell.estimate(base.score) for cell in alike}
         ranked = sorted((found.mean, name) for name, found in scores.items() if found)
         if len(ranked) < ENOUGH_SEEDS:
             continue

@@ -261,6 +261,8 @@ def command(options: argparse.Namespace) -> int:
     if against:
         work.open(*against)  # What is wrong with it is said once, before anything is measured.
     made: list[dict[str, Any]] = []
+    if options.out:  # what is wrong with the folder, too
+        (options.out / "tables").mkdir(parents=True, exist_ok=True)
 
     def stored(run: Path) -> None:
         made.append(work.measure(run, against))

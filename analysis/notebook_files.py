@@ -122,8 +122,10 @@ def build(chosen: list[str] | None = None, out: str | Path = FOLDER) -> list[Pat
             )
     import nbformat
 
-    paths = []
-    for name in chosen or names():
+    paths, every = [], chosen or names()
+    for name in every:
+        source(name)  # before the first is run
+    for name in every:
         path = Path(out) / f"{name}.ipynb"
         atomic_write(path, nbformat.writes(execute(name)) + "\n")
         paths.append(path)
@@ -134,7 +136,7 @@ def runs_folder() -> Path:
     """Return the folder with the runs that the notebooks read.
 
     `ANALYSIS_RUNS=DIR` names one with runs in it, or an empty one to be filled. Without it, the
-    published records are unpacked below `runs/published`; `runs/notebooks` is filled where there
+    published records are unpacked below `runs/.published`; `runs/.notebooks` is filled where there
     are none.
 
     Raises:
@@ -143,7 +145,7 @@ def runs_folder() -> Path:
     chosen = os.environ.get(VARIABLE)
     if not chosen and RECORDS.is_file():
         return unpack(RECORDS, ROOT / PUBLISHED)
-    path = Path(chosen or ROOT / "runs" / "notebooks").expanduser()
+    path = Path(chosen or ROOT / "runs" / ".notebooks").expanduser()
     if not (path.is_dir() and find(path)):
         train_small_runs(path)
     return path

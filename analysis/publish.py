@@ -98,13 +98,13 @@ def records(study: Study) -> dict[str, Path]:
     """Return what goes into the archive: name in it to file."""
     root = Path(str(study.runs.attrs.get("root", "")))
     found = {f"runs/{path.relative_to(root)}": path for path in benchmarks(study)}
-    first = study.runs["seed"].min()
+    first = study.runs["seed"].dropna().min()
     known = Counter(study.runs["run"])
     for path, seed in zip(study.runs["path"], study.runs["seed"], strict=True):
         run = Path(str(path))
         # One configuration that was trained twice has two folders of one name.
         place = run.name if known[run.name] == 1 else os.path.relpath(run, root)
-        for name in RECORDS + (PICTURES if seed == first else ()):
+        for name in RECORDS + (PICTURES if str(seed) == str(first) else ()):
             if (run / name).is_file():
                 found[f"runs/{place}/{name}"] = run / name
         for later in sorted((run / "evaluations").glob("*.json")):
@@ -171,7 +171,8 @@ def _table(words: list[str], study: Study) -> str:
         study = _archived(ROOT / word.removeprefix("of="))
         options.remove(word)
     table = tables.make(name, study)
-    for word in options:
+    # Headings are asked for by name before they become notes.
+    for word in sorted(options, key=lambda word: (word == "flat", word.startswith("columns="))):
         kind, _, text = word.partition("=")
         if word == "ours" or kind in ("group", "having"):
             rows = [row for row in table.rows if _is_wanted(row.group, kind, text)]

@@ -27,7 +27,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +197,8 @@ def measure(
         raise AnalysisError(
             f"{run} was trained without a route: leave routed out, or give a routed run"
         )
+    if size := data.dataset.sizes.get("test"):
+        protocol = replace(protocol, samples=min(protocol.samples, size))
     return _measured(run, data, protocol)
 
 

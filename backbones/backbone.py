@@ -205,7 +205,7 @@ class Backbone(nn.Module, Pretrained):
 
     @torch.no_grad()
     def initialise(self) -> None:
-        """Draw every weight anew; gates and head are set to zero last, and stay so."""
+        """Draw every weight anew, but a learned span's; gates and head start at zero, and stay."""
         xavier(self.patches)
         blocks: Any = self.stack.blocks
         for block in blocks:
@@ -228,6 +228,11 @@ class Backbone(nn.Module, Pretrained):
             raise BackboneError(
                 f"input of shape {tuple(x.shape)} does not fit this model, which takes (batch, "
                 f"{self.in_channels}, {', '.join(map(str, self.config['input_size']))})"
+            )
+        if text is not None and self.text and [*text.shape] != [len(x), *self.config["text"]]:
+            raise BackboneError(
+                f"text of shape {tuple(text.shape)} does not fit this model, which takes (batch, "
+                f"{', '.join(map(str, self.config['text']))}) with the images' batch"
             )
         tokens = self.patches(x) + self.positions
         c = self.time(t.expand(x.shape[0]))

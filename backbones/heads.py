@@ -120,6 +120,8 @@ class Decoder(nn.Module):
         x = self.norm(x, c)
         if move is not None:
             x = move.put(self.mask.to(x.dtype).expand(x.shape[0], layout.length, -1), x)
+        elif self.training:
+            x = x + 0 * self.mask.to(x.dtype)  # data parallelism wants a gradient, of zero, for it
         x = torch.cat([x[:, : layout.prefix], x[:, layout.prefix :] + self.positions], dim=1)
         c = self.condition(c)
         x = self.stack(x, self.modulate(c), layout).x

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ FORMAT = "tread-suite/1"
 # 4096 x 4096: a table of positions beyond that is a mistake in the file.
 _LARGEST_INPUT = 4096**2
 FILE = "model.safetensors"
+_REPOSITORY = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(?<!\.safetensors)")
 _OPTIONS = ("revision", "cache_dir", "token", "local_files_only", "force_download")
 
 
@@ -97,20 +99,22 @@ class Pretrained(ModelHubMixin):
             **options: `revision`, `cache_dir`, `token`, `local_files_only` and `force_download`.
 
         Raises:
-            BackboneError: The file is damaged, or does not say what model it holds; an option that
-                there is not.
+            BackboneError: There is no such file or folder; the file is damaged, or does not say
+                what model it holds; an option that there is not.
         """
+        path, known = Path(name), _REPOSITORY.fullmatch(str(name))
+        if not path.is_file() and not (path / FILE).is_file() and (path.is_dir() or not known):
+            raise BackboneError(
+                f"{name} is no weights file, no folder with {FILE} in it and no repository of the "
+                "hub, such as name/model"
+            )
         for key in options:
             if key not in _OPTIONS:
                 raise BackboneError(
                     f"from_pretrained has no option {key!r}: its options are {', '.join(_OPTIONS)}"
                     + suggest(key, _OPTIONS)
                 )
-        return (
-            cls._from_file(Path(name))
-            if Path(name).is_file()
-            else super().from_pretrained(name, **options)
-        )
+        return cls._from_file(path) if path.is_file() else super().from_pretrained(name, **options)
 
     @classmethod
     def _from_pretrained(cls, *, model_id: str, **options: Any) -> Any:  # type: ignore[override]

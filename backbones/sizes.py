@@ -125,7 +125,7 @@ def attention_blocks(attention: int | Sequence[int], depth: int) -> set[int]:
     Raises:
         BackboneError: Something else, or an index outside the stack.
     """
-    if type(attention) is int and attention >= 0:
+    if type(attention) is int and 0 <= attention <= depth:
         return set(range(attention - 1, depth, attention)) if attention else set()
     given = [attention] if isinstance(attention, int | str) else list(attention)
     bad = [i for i in given if type(i) is not int or not 0 <= i < depth]

@@ -63,7 +63,8 @@ class Fuse(nn.Module):
             sparse = full if drop is None else torch.where(drop.view(-1, 1, 1), sparse, full)
         # A dense pass has no [MASK]; data parallelism still wants a gradient, of zero, for it.
         bias = self.linear.bias + 0 * self.mask
-        return functional.linear(torch.cat((before, sparse), -1), self.linear.weight, bias)
+        joined = functional.linear(torch.cat((before, sparse), -1), self.linear.weight, bias)
+        return joined.to(before.dtype)  # autocast's products are narrower than the stream
 
 
 class LearnedRouter(nn.Module):

@@ -78,7 +78,8 @@ class RoutingOptions:
                         f"{segment.rate * schedule.largest:g}, and it must stay below 1"
                     )
                 if grid is not None and self.selection == "quad":
-                    check_quad(grid, keep_count(grid[0] * grid[1], segment.rate))
+                    rate = segment.rate * schedule.largest
+                    check_quad(grid, keep_count(grid[0] * grid[1], rate))
         if self.selection == "quad" and schedule.kind != "constant":
             raise RoutingError(
                 "selection quad needs the rate 0.75 throughout; try schedule=constant"
@@ -161,5 +162,5 @@ def check_quad(grid: tuple[int, int], keep: int) -> None:
     if keep * 4 != height * width:
         raise RoutingError(
             f"selection quad keeps one token of every 2x2, {height * width // 4} of "
-            f"{height * width} and not {keep}; try the rate 0.75, as in route=2-8@0.75"
+            f"{height * width} and not {keep}; try the rate 0.75 and no schedule: route=2-8@0.75"
         )

@@ -28,6 +28,28 @@ class SelectionError(RoutingError):
     """A selection that cannot be made on this grid or at this rate."""
 
 
+def check_ids(ids: Tensor, grid: tuple[int, int], batch: int, explicit: bool = True) -> None:
+    """Refuse ids (K,), (1, K) or (B, K) that do not fit the batch or, if `explicit`, the grid.
+
+    On a GPU their values are not looked at: the host would wait for them.
+
+    Raises:
+        SelectionError: Another number of rows, an id outside the grid, or one that comes twice.
+    """
+    tokens, table = grid[0] * grid[1], ids.reshape(-1, ids.shape[-1])
+    if len(table) not in (1, batch):
+        raise SelectionError(
+            f"{len(table)} rows of ids for a batch of {batch}; give each sample a row, or all of "
+            "them one"
+        )
+    if not explicit or ids.device.type != "cpu":
+        return
+    ascending = table.sort(1).values
+    inside = bool(((ascending >= 0) & (ascending < tokens)).all())
+    if not inside or bool((ascending.diff(dim=1) == 0).any()):
+        raise SelectionError(f"ids have to be distinct numbers from 0 to {tokens - 1}")
+
+
 @dataclass(frozen=True)
 class Selection:
     """How the tokens that stay are chosen.

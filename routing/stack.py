@@ -36,7 +36,7 @@ from routing.options import RoutingError, RoutingOptions, check_words, drop_befo
 from routing.paths import table
 from routing.rng import Draws
 from routing.route import Route, Segment, keep_count
-from routing.selection import Selection
+from routing.selection import Selection, check_ids
 
 
 class ReuseError(UserError):
@@ -451,9 +451,7 @@ class StackPass:
         if learned is None:
             return segments
         fixed = learned.segment
-        if not segments:
-            return (fixed,)
-        if [(s.start, s.end) for s in segments] != [(fixed.start, fixed.end)]:
+        if segments and [(s.start, s.end) for s in segments] != [(fixed.start, fixed.end)]:
             raise RoutingError(
                 f"route {self.route}: this model's learned span is {fixed.span}; "
                 f"try route={fixed.span}"
@@ -462,23 +460,19 @@ class StackPass:
             raise RoutingError(
                 f"reinsert {self.routing.reinsert}: a learned span has its own; try identity"
             )
-        return segments
+        return segments or (fixed,)
 
     def _choose(self, k: int, segment: Segment, gate: Tensor | None) -> Layout:
         """Return the layout of the tokens that stay in segment `k`."""
         outer, routing = self.layout, self.routing
         mode, keep = routing.selection, keep_count(outer.tokens, segment.rate)
         ids = routing.ids[k] if routing.ids is not None and k < len(routing.ids) else None
+        explicit = ids is not None
         if ids is None and gate is not None:
             ids = LearnedRouter.choose(gate, outer.prefix, keep)
         if ids is None:
             ids = mode.ids(routing.require_draws(), k, outer.grid, keep, outer.ids)
-        rows = 1 if ids.dim() == 1 else ids.shape[0]
-        if rows not in (1, self.x.shape[0]):
-            raise RoutingError(
-                f"route {routing.route}: {rows} rows of ids for a batch of {self.x.shape[0]}; give "
-                "each sample a row, or all of them one"
-            )
+        check_ids(ids, outer.grid, self.x.shape[0], explicit)
         if mode.mode != "unsorted":
             return outer.subset(ids)
         return outer.subset(ids, mode.shuffle(routing.require_draws(), k, ids.shape[-1]))

@@ -161,6 +161,9 @@ def cancel(sweep: Sweep, runs: Sequence[PlannedRun], say: Say = print) -> int:
             if row.sweep or not row.live:
                 continue
             batch = latest[row.run.name]
+            if batch.kind == "debug":
+                say(f"{row.run.name}: runs in another shell: press Ctrl-C there")
+                continue
             sweep.attempts(row.run.name).note("cancelled")
             if batch.kind == "slurm":
                 ids.append(row.job)

@@ -1,6 +1,7 @@
 """The commands: launch, status, retry, cancel, show, list."""
 
 import argparse
+import dataclasses
 import functools
 import json
 import re
@@ -154,7 +155,15 @@ class CommandWords:
 
     def resources(self, throttle: int | None, default: str) -> cluster_resources.Resources:
         """Return the resources that were asked for."""
-        return cluster_resources.load(self.cluster or default, self.scale, self.keys(throttle))
+        place = cluster_resources.load(self.cluster or default, self.scale, self.keys(throttle))
+        return _capped(place, throttle)
+
+
+def _capped(place: cluster_resources.Resources, most: int | None) -> cluster_resources.Resources:
+    """Return resources whose pool, if they are one, has at most `most` workers."""
+    if most is None or place.kind != "local":
+        return place
+    return dataclasses.replace(place, workers=min(place.workers, most))
 
 
 def _default_cluster() -> str:
@@ -227,6 +236,13 @@ def _sweep(chosen: argparse.Namespace) -> tuple[Sweep, list[PlannedRun], Command
     # Here `scale` is a filter like any other key.
     scales = [word for word in chosen.words if word.startswith("scale=")]
     words = CommandWords([word for word in chosen.words if word not in scales])
+    if words.dry != "false":
+        raise SweepError(
+            f"dry={words.dry} belongs to launch; python -m sweeps status {chosen.grid} shows what "
+            "there is to retry or cancel"
+        )
+    if chosen.command != "retry" and (words.cluster or words.cluster_keys):
+        raise SweepError(f"cluster belongs to launch and retry; leave it out of {chosen.command}")
     wanted = words.overrides | overrides.parse(scales)
     wanted.pop("paths.runs", None)
     name = grid.check_name(re.sub(r"\.(yaml|yml|py)\Z", "", Path(chosen.grid).name))
@@ -293,7 +309,10 @@ def _all_sweeps(chosen: argparse.Namespace, before: str = "") -> None:
     if getattr(chosen, "json", False):
         print(json.dumps(told, indent=1))
     elif found or not before:
-        print("\n".join(found) or f"no sweep was launched below {root}")
+        none = "no run of a sweep" if wanted and all_sweeps(root) else "no sweep was launched"
+        asked = f" has {' '.join(f'{key}={v[0].text}' for key, v in wanted.items())}"
+        none += f" below {root}" + (asked if none.startswith("no run") else "")
+        print("\n".join(found) or none)
     for trouble in {str(one["trouble"]) for one in told} - {""}:
         print(trouble, file=sys.stderr)
 
@@ -305,7 +324,8 @@ def _retry(chosen: argparse.Namespace) -> int:
     if words.cluster or not before:
         place = words.resources(chosen.throttle, _default_cluster())
     else:
-        place = cluster_resources.again(before[-1].resources, words.keys(chosen.throttle))
+        keys = words.keys(chosen.throttle)
+        place = _capped(cluster_resources.again(before[-1].resources, keys), chosen.throttle)
     found = grid.load(chosen.grid) if chosen.grid.endswith(".py") else None
     return int(not retry(sweep, runs, place, found=found).well)
 

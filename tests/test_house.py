@@ -8,8 +8,9 @@ from graphlib import CycleError, TopologicalSorter
 from small import ROOT
 
 PACKAGES = ("routing", "backbones", "experiments", "sweeps", "analysis")
-# Bounds of what was reached; they are lowered where it gets less.
-LINES, IN_FUNCTIONS, FOR_TYPES, COMMANDS = 36_750, 26, 3, 12
+# Bounds of what was reached; they are lowered where it gets less. LINES was raised twice: for the convolution's
+# kernels on a GPU, and for the corners that three readers found.
+LINES, IN_FUNCTIONS, FOR_TYPES, COMMANDS = 36_880, 26, 3, 12
 
 
 @cache

@@ -46,7 +46,8 @@ from routing.route import Route, RouteError
 
 T = TypeVar("T")
 MARKS = ("config.yaml", "summary.json", "status.json", "metrics.jsonl")
-PUBLISHED = Path("runs", "published")  # where records of results/ are unpacked, below the checkout
+# Where records of results/ are unpacked: hidden, so that who reads all of `runs` reads his own.
+PUBLISHED = Path("runs", ".published")
 _SUMMARY = (
     "name", "hash", "backbone", "size", "data", "scale", "seed", "route", "step", "params",
     "macs_dense", "macs_routed", "macs_dense_no_attention", "macs_routed_no_attention", "wall_s",
@@ -70,18 +71,23 @@ def pick(what: str, name: str, known: Mapping[str, T]) -> T:
 
 
 def unpack(archive: Path, folder: Path) -> Path:
-    """Unpack records into a folder of their content's name, once, and return it."""
+    """Unpack records into a folder of their content's name, once, and return it.
+
+    Raises:
+        AnalysisError: If it is no archive with a folder `runs`.
+    """
     place = folder / hashlib.sha256(archive.read_bytes()).hexdigest()[:12]
     if not place.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
         # Beside it, so that a folder that looks whole is whole.
-        with tempfile.TemporaryDirectory(dir=folder) as part, tarfile.open(archive) as packed:
-            packed.extractall(part, filter="data")
+        with tempfile.TemporaryDirectory(dir=folder) as part:
             try:
+                with tarfile.open(archive) as packed:
+                    packed.extractall(part, filter="data")
                 (Path(part) / "runs").rename(place)
-            except OSError:
+            except (OSError, EOFError, tarfile.TarError) as error:
                 if not place.is_dir():  # else another process was first
-                    raise
+                    raise AnalysisError(f"{archive} holds no records of runs: {error}") from None
     return place
 
 

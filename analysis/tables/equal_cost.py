@@ -135,7 +135,8 @@ def speedup(reached: Sequence[Reach], cost: str) -> Entry:
     """Return the mean speed-up, by one cost, over the seeds that reach the target."""
     estimate = ratio([factor for item in reached if (factor := item.factor(cost)) is not None])
     if estimate is None:
-        return words("not reached") if reached else missing()
+        known = not reached or any(item.routed is not None for item in reached)
+        return missing() if known else words("not reached")
     return dataclasses.replace(ours(estimate, unit="x"), of=len(reached))
 
 

@@ -1,11 +1,13 @@
 """The effective guidance scale: what `analysis.guidance_scale` stored beside runs, as a table."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from analysis.runs.cells import Study
+from analysis.runs.grouping import named
 from analysis.runs.run_files import Damaged, is_number, read_json
 from analysis.runs.run_records import AnalysisError
 from analysis.runs.statistics import mean_std
@@ -62,15 +64,31 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def stored(study: Study) -> list[dict[str, Any]]:
-    """Return what was stored beside the runs of a study; a broken file is named and left out."""
-    return read_beside(study.runs, NAME, read)
+    """Return what was stored beside the runs of a study; a broken file is named and left out.
+
+    Each has what tells its runs' setting from others of that model and data, as `apart`.
+    """
+    if study.runs.empty:
+        return []
+    frame = named(study.runs)
+    settings = dict(zip(frame["path"].map(str), frame["setting"].map(str), strict=True))
+
+    def apart(path: Path) -> dict[str, Any]:
+        _, bracket, more = settings.get(str(path.parent), "").partition(" (")
+        return {**read(path), "apart": bracket + more}
+
+    return read_beside(study.runs, NAME, apart)
+
+
+def recipe(found: dict[str, Any]) -> str:
+    """Return model, data and what tells their settings apart."""
+    return f"{found['backbone']}-{found['size']}, {found['data']}{found.get('apart', '')}"
 
 
 def label(found: dict[str, Any]) -> str:
-    """Return what the seeds of one setting share: backbone, size, data, route and steps."""
+    """Return what the seeds of one setting share: its recipe, route and steps."""
     route = "dense" if found["route"] == "none" else f"route {found['route']}"
-    name = f"{found['backbone']}-{found['size']}, {found['data']}, {route}"
-    return f"{name}, after {found['step']:.0f} steps"
+    return f"{recipe(found)}, {route}, after {found['step']:.0f} steps"
 
 
 def table(files: Sequence[dict[str, Any]], levels: bool = False) -> Table:
@@ -81,11 +99,14 @@ def table(files: Sequence[dict[str, Any]], levels: bool = False) -> Table:
     """
     columns = (*Column.each("Strong over weak", "Sigma", numeric=False), *Column.each(*_HEADINGS))
     groups: dict[tuple[str, str, float | None], list[dict[str, Any]]] = {}
+    seeds = Counter((label(found), found["seed"]) for found in files)
     for found in files:
+        heading = label(found)
+        if seeds[heading, found["seed"]] > 1:  # no second seed: who knows what tells them apart
+            heading += f": {found['run']}"
         for row in found["rows"]:
             if levels or row.get("level") is None:
-                key = (label(found), row["pair"], row.get("level"))
-                groups.setdefault(key, []).append(row)
+                groups.setdefault((heading, row["pair"], row.get("level")), []).append(row)
     rows = []
     for (heading, pair, level), same in groups.items():
         names = [words(pair), words("mean" if level is None else f"{level:.3g}")]

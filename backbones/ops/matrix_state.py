@@ -98,7 +98,7 @@ def carry(total: Tensor, written: Tensor) -> Tensor:
 def gla_reference(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
     """The recurrence, literally, in float64, token by token. Shapes as `gla`."""
     queries, keys, values, decay = (x.double() for x in (q, k, v, g.clamp(min=FLOOR)))
-    state = torch.zeros(*k.shape[:1], *k.shape[2:], v.shape[-1], dtype=torch.float64)
+    state = keys.new_zeros(*k.shape[:1], *k.shape[2:], v.shape[-1])
     out = []
     for t in range(q.shape[1]):
         write = keys[:, t, :, :, None] * values[:, t, :, None, :]
@@ -145,7 +145,7 @@ def gla(
 def rwkv6_reference(r: Tensor, k: Tensor, v: Tensor, g: Tensor, u: Tensor) -> Tensor:
     """The recurrence, literally, in float64, token by token. Shapes as `rwkv6`."""
     reads, keys, values, decay = (x.double() for x in (r, k, v, g.clamp(min=FLOOR)))
-    state = torch.zeros(*k.shape[:1], *k.shape[2:], v.shape[-1], dtype=torch.float64)
+    state = keys.new_zeros(*k.shape[:1], *k.shape[2:], v.shape[-1])
     out = []
     for t in range(r.shape[1]):
         write = keys[:, t, :, :, None] * values[:, t, :, None, :]
@@ -196,7 +196,7 @@ def rwkv6(
 def rwkv7_reference(r: Tensor, g: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """The recurrence, literally, in float64, token by token. Shapes as `rwkv7`."""
     read, decay, keys, values, look, put = (x.double() for x in (r, g.clamp(min=FLOOR), k, v, a, b))
-    state = torch.zeros(*k.shape[:1], *k.shape[2:], v.shape[-1], dtype=torch.float64)
+    state = keys.new_zeros(*k.shape[:1], *k.shape[2:], v.shape[-1])
     out = []
     for t in range(r.shape[1]):
         found = (look[:, t, :, :, None] * state).sum(-2, keepdim=True)

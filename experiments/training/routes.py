@@ -55,9 +55,18 @@ class TrainingRoutes:
 def first_route(config: Config) -> Route:
     """Return the first resolved route of a run that is not `none`.
 
-    It is what the banner, the costs, a learned span and routed guidance refer to.
+    It is what a learned span and routed guidance refer to.
     """
     return RouteSchedule.parse(config.route).resolve(config.depth).first
+
+
+def counted_route(config: Config) -> Route:
+    """Return the route that the banner and the costs refer to: the first, none if never routed."""
+    if config.routing.off_after == 0:
+        # Though the model has what a routed one has: SPRINT's dense fine-tune.
+        return Route()
+    route, factor = first_route(config), config.routing.resolve(config.depth).factor
+    return route.scaled(factor.largest) if factor.kind == "constant" else route
 
 
 def routed_pass(config: Config, draws: Draws | None) -> Routing | None:
@@ -96,7 +105,7 @@ def model_arguments(config: Config, info: dict[str, Any]) -> dict[str, Any]:
 
 def banner_lines(config: Config, cost: Cost, kernels: Sequence[str]) -> list[str]:
     """Return the lines that describe a model and its route (see the README's picture)."""
-    route = Route() if config.routing.off_after == 0 else first_route(config)
+    route = counted_route(config)
     name = f"{config.backbone['name']}-{config.size}"
     flops = f"{big(cost.macs_dense)} MACs per image"
     if route:
@@ -134,13 +143,11 @@ def run_cost(
     """Return `backbones.cost.cost` for a run; with a drawn end the routed MACs are a mean.
 
     `model` are its `model_arguments`, worked out if not given; `route` is a resolved one, the run's
-    first one if not given.
+    `counted_route` if not given.
     """
     options = config.routing
     arguments = model_arguments(config, describe(config.data)) if model is None else model
-    if route is None:
-        # Routed never, though the model has what a routed one has: SPRINT's dense fine-tune.
-        route = Route() if options.off_after == 0 else first_route(config)
+    route = counted_route(config) if route is None else route
 
     def counted(of: Route) -> Cost:
         return cost(**arguments, route=of, reinsert=options.reinsert, remove=options.remove)

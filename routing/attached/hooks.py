@@ -48,7 +48,7 @@ from routing.layout import Layout
 from routing.moves import Move
 from routing.rng import Draws
 from routing.route import Route, keep_count
-from routing.selection import Selection
+from routing.selection import Selection, check_ids
 
 _FREE = ("random", "stride")  # need no grid
 _WHOLE_GRAPH = "routing.attach moves tokens between compiled graphs; leave fullgraph=True out"
@@ -119,8 +119,8 @@ class Attached:
     """Routing that is attached to a list of blocks; made by `attach`.
 
     Attributes:
-        ids: Explicit raster ids of the tokens that stay, one tensor for each segment, instead of
-            drawing them; None draws.
+        ids: Explicit raster ids of the tokens that stay, (K,), (1, K) or (B, K), one tensor for
+            each segment, instead of drawing them; None draws.
         inner: Layouts of the latest routed pass, one for each segment: `.ids` stayed.
     """
 
@@ -139,9 +139,11 @@ class Attached:
         self._route, self.grid, self.prefix, self.seed = route, grid, prefix or 0, seed
         self._prefix_known, self._whole = prefix is not None, whole
         self.automatic = isinstance(selection, str)
+        if self.prefix < 0:
+            raise AttachError(f"prefix={prefix}: expected 0 or more tokens before the image's")
         self.selection = Selection(selection) if isinstance(selection, str) else selection
         self.when = when
-        self.ids: Sequence[Tensor] | None = None
+        self.ids: Sequence[Tensor] | Tensor | None = None
         self.inner: tuple[Layout, ...] = ()
         if grid is None and self.selection.mode not in _FREE:
             raise AttachError(
@@ -286,7 +288,14 @@ class Attached:
         outer = Layout(grid, prefix=self.prefix, device=x.device)
         shared = self._shared(call, batch, tokens)
         if self.ids is not None:
-            ids = self.ids[k]
+            given = (self.ids,) if isinstance(self.ids, Tensor) else self.ids
+            if len(given) != len(self.route.segments):
+                raise AttachError(
+                    f"{len(given)} tensors of ids for the {len(self.route.segments)} segments of "
+                    f"route {self.route}; give one for each"
+                )
+            ids = given[k]
+            check_ids(ids, grid, batch)
             if shared and ids.dim() > 1 and ids.shape[0] > 1:
                 raise AttachError(SHARED)
         else:

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from experiments.training import run_folder
 from sweeps import SweepError
 from sweeps.jobs import pool, slurm
-from sweeps.jobs.job import KILLED
+from sweeps.jobs.job import KILLED, host
 from sweeps.jobs.sweep_folder import JobBatch, Sweep, all_sweeps
 from sweeps.planning.planned_runs import PlannedRun
 
@@ -163,7 +165,7 @@ def _status(sweep: Sweep, run: PlannedRun, batch: JobBatch | None, jobs: JobStat
     row.job = batch.ids.get(run.name, "")
     found, job = _job_state(batch, run.name, jobs)
     row.node = job.node if job else ""
-    if found == "RUNNING":
+    if found == "RUNNING" or (batch.kind == "debug" and _lives(events)):
         return _running(row, events)
     row.step = run.saved_step if run.trains else None
     if found == "PENDING":
@@ -173,6 +175,14 @@ def _status(sweep: Sweep, run: PlannedRun, batch: JobBatch | None, jobs: JobStat
             row.why, row.held = f"held ({job.reason}): scontrol release {job.id}", True
         return row
     return _ended(sweep, row, batch, events, found, job, jobs.trouble)
+
+
+def _lives(events: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the process that started last, and has not ended, runs on this machine."""
+    last = events[-1] if events else {}
+    pid = last.get("pid")
+    here = last.get("event") == "start" and last.get("host") == host()
+    return here and isinstance(pid, int) and psutil.pid_exists(pid)
 
 
 def number(values: Mapping[str, Any], key: str) -> Any:

@@ -10,6 +10,7 @@ FILES = sorted(path for path in FOLDER.rglob("*.py") if "notebooks" not in path.
 # Sizes, costs and the route grammar are plain Python tables: no torch, no training.
 PLAIN = {
     "routing.errors",
+    "routing.lazy",
     "routing.options",
     "routing.parsing",
     "routing.route",

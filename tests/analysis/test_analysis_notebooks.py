@@ -57,6 +57,12 @@ def test_an_unknown_notebook_is_refused():
         notebook_files.source("tabels")
 
 
+def test_no_notebook_is_run_beside_an_unknown_one(tmp_path):
+    with pytest.raises(AnalysisError, match="no notebook called 'nope'"):
+        notebook_files.build(["tables", "nope"], tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_runs_are_taken_from_the_variable(tmp_path, monkeypatch):
     study(tmp_path, seeds=1, backbones=("dit",))
     monkeypatch.setenv(notebook_files.VARIABLE, str(tmp_path))

@@ -1,5 +1,6 @@
 """`python -m analysis publish`: a folder whose every number can be made again from its archive."""
 
+import json
 import tarfile
 
 import pytest
@@ -7,7 +8,7 @@ from analysis_runs import write
 
 from analysis import analysis_command, publish
 from analysis.runs.cells import Study
-from analysis.runs.run_records import AnalysisError
+from analysis.runs.run_records import AnalysisError, find
 
 PAGE = """# Ours
 
@@ -99,6 +100,28 @@ def test_a_block_may_take_other_records(runs, tmp_path, monkeypatch):
     assert given.replace(" of=more.tar.gz", "") == publish.fill(page.format(""), study)
     with pytest.raises(AnalysisError, match="records .*none.tar.gz, which are not there"):
         publish.fill(page.format(" of=none.tar.gz"), study)
+    (tmp_path / "text.md").write_text("no archive")
+    with pytest.raises(AnalysisError, match="text.md holds no records of runs"):
+        publish.fill(page.format(" of=text.md"), study)
+    # Who reads all runs of this folder reads none of these.
+    assert not find(tmp_path / "runs")
+
+
+def test_headings_are_asked_for_before_they_become_notes(runs):
+    study = Study.of(runs)
+    one, two = (
+        publish.fill(f"<!-- table summary {words} -->\n<!-- end -->", study).partition("\n")[2]
+        for words in ("flat having=digits", "having=digits flat")
+    )
+    assert one == two and "| dit-T/1 |" in one
+
+
+def test_a_run_whose_seed_nobody_knows_is_published(tmp_path):
+    folder = write(tmp_path, route="2-8", samples=True)
+    summary = json.loads((folder / "summary.json").read_text())
+    del summary["seed"]
+    (folder / "summary.json").write_text(json.dumps(summary))
+    assert any(name.endswith("summary.json") for name in publish.records(Study.of(tmp_path)))
 
 
 def test_what_cannot_be_published_is_said_before_anything_is_written(runs, tmp_path, capsys):

@@ -134,6 +134,11 @@ def test_routed_needs_a_route(tmp_path):
         measure(tmp_path, Protocol(samples=1, routed=True), device="cpu")
 
 
+def test_no_more_samples_than_are_held_out(exported):
+    found = measure(exported, Protocol(levels=(1.0,), samples=10**6, batch=180), device="cpu")
+    assert found.protocol["samples"] == 360
+
+
 def test_the_command_knows_routed_runs_by_their_configuration(exported, tmp_path):
     runs = [tmp_path / name for name in ("of_none_routed.safetensors", "dense.safetensors")]
     shutil.copy(exported / "model.safetensors", runs[0])

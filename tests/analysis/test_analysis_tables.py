@@ -21,7 +21,7 @@ from analysis.runs import statistics
 from analysis.runs.cells import Study
 from analysis.runs.run_records import AnalysisError
 from analysis.tables import TABLES, make, make_all, render, save
-from analysis.tables.equal_cost import reach
+from analysis.tables.equal_cost import Reach, reach, speedup
 from analysis.tables.table import Column, Entry, build, ours, words
 
 
@@ -241,6 +241,13 @@ def test_headline_counts_first_scored_step_that_is_as_good(tmp_path):
     assert never["Speed-up, hours"].text == "not reached" and never[
         "Seeds that reach it, scored steps"
     ].text.startswith("0 of 3, ")
+
+
+def test_a_cost_that_nobody_logged_is_missing_and_not_out_of_reach():
+    known, unknown = {"step": 100.0, "macs": math.nan, "hours": 1.0}, {"step": 50.0, "macs": math.nan, "hours": 1.0}
+    reached = [Reach(seed, 5.0, known, unknown) for seed in (0, 1)]
+    assert speedup(reached, "step").value == pytest.approx(2) and speedup(reached, "macs").is_missing
+    assert speedup([Reach(0, 5.0, known, None)], "macs").text == "not reached"
 
 
 def test_headline_works_for_a_metric_where_higher_is_better(runs):

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from analysis_runs import write
 from small import small
 
+from analysis import findings
 from analysis.analysis_command import main
 from analysis.figures.guidance_figures import draw
 from analysis.guidance_scale import Measurement
@@ -75,6 +77,28 @@ def test_several_seeds_are_one_row_and_one_line() -> None:
     (ax,) = plot.figure.axes  # no panel for the form that is undefined everywhere
     assert list(ax.lines[1].get_xydata()[:, 1]) == pytest.approx([1.1, 1.1])
     assert draw(files[2:]) is None
+
+
+def test_recipes_are_told_apart_and_no_seed_counts_twice(tmp_path: Path) -> None:
+    values = {}
+    for place, rate in enumerate((1e-3, 1e-4)):
+        for seed in (0, 1, 2):
+            for route in ("none", "2-8"):
+                folder = write(tmp_path, route=route, seed=seed, train__lr=rate)
+                value = values[rate, route, seed] = 0.9 + place + (0.01 + seed / 1e3) * (route != "none")
+                row = {"pair": "dense", "level": None, "plain": 1.0, "instrumented": value}
+                about = {"format": scale_table.FORMAT, "run": folder.name, "backbone": "dit", "size": "T/1"}
+                about |= {"data": "digits", "route": route, "step": 400, "seed": seed, "notes": [], "rows": [row]}
+                (folder / scale_table.NAME).write_text(json.dumps(about))
+    study = Study.of(tmp_path)
+    found = scale_table.table(scale_table.stored(study)).rows
+    assert len(found) == 4 and all(row.entries[3].n == 3 for row in found)
+    assert {row.group.partition(" (")[2].partition(")")[0] for row in found} == {"train.lr=0.001", "train.lr=0.0001"}
+    said = findings.scale(study)
+    assert len(said) == 2 and all("+0.011 [" in line and "(n=3)" in line for line in said)
+    # Two of one setting and seed, whatever tells them apart: a row each.
+    twice = scale_table.table([{**scale_table.stored(study)[0], "apart": "", "run": name} for name in "ab"]).rows
+    assert [row.group.rpartition(": ")[2] for row in twice] == ["a", "b"]
 
 
 def rows(run: Path) -> dict[tuple[str, float | None], dict[str, Any]]:
@@ -191,6 +215,9 @@ def test_what_could_be_measured_is_written_beside_one_that_could_not(
     assert measured(models["dense"], models["blind"], "--out", tmp_path) == 2
     assert "1 of 2 runs could not be measured" in capsys.readouterr().err
     assert "dense" in (tmp_path / "tables" / "guidance_scale.md").read_text()
+    (tmp_path / "file").touch()
+    assert measured(models["dense"], "--out", tmp_path / "file") == 2  # before anything is measured
+    assert "file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

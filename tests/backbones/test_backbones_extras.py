@@ -7,6 +7,7 @@ import backbones
 from backbones.cost import cost
 from backbones.sizes import BackboneError
 from routing.errors import UserError
+from routing.options import RoutingError
 from routing.route import Route
 from routing.stack import Routing
 
@@ -78,7 +79,7 @@ def test_decoder_predicts_every_patch(name, text):
     # A dense pass goes through the decoder too, without mask tokens.
     model.zero_grad()
     model(x, t, y).square().sum().backward()
-    assert model.decoder.mask.grad is None
+    assert not model.decoder.mask.grad.any()
     assert model.head is None
 
 
@@ -112,6 +113,30 @@ def test_fusion_acts_in_dense_passes_too():
     shared = {k: v for k, v in model.state_dict().items() if not k.startswith("stack.fuse")}
     plain.load_state_dict(shared)
     assert not torch.allclose(model(x, t, y), plain(x, t, y))
+
+
+def test_fusion_leaves_the_stream_in_float32_and_has_its_own_reinsertion():
+    model, (x, t, y) = build(fuse="1-2"), given()
+    with torch.autocast("cpu", torch.bfloat16):
+        taps = model(x, t, y, taps=(-1, 2, 3), return_output=True).taps
+    assert {tap.dtype for tap in taps.values()} == {torch.float32}
+    with pytest.raises(RoutingError, match="a learned span has its own"):
+        model(x, t, y, routing=Routing(Route(), reinsert="none"))
+
+
+def test_text_of_another_shape_is_refused():
+    model, (x, t, y) = build(text=(3, 5)), given()
+    for shape in ((2, 19, 5), (2, 2, 5), (1, 3, 5), (2, 3, 4), (2, 15)):
+        with pytest.raises(BackboneError, match=r"takes \(batch, 3, 5\)"):
+            model(x, t, y, text=torch.zeros(shape))
+
+
+def test_every_weight_has_a_gradient_in_a_dense_pass_too():
+    # Data parallelism waits for one from each, whatever a step drops.
+    for options in ({"decoder": DECODER}, {"fuse": "1-2"}):
+        model, (x, t, y) = build(**options).train(), given()
+        model(x, t, y).square().sum().backward()
+        assert all(p.grad is not None for p in model.parameters())
 
 
 def test_a_learned_router_needs_no_draws():
@@ -171,6 +196,9 @@ def test_wrong_options():
         build(decoder={"dept": 1})
     with pytest.raises(BackboneError, match=r"num_classes=-1: expected 0 \(no labels\) or more"):
         build(num_classes=-1)
+    for attention in (5, 13):
+        with pytest.raises(BackboneError, match=f"attention={attention}: there is no block"):
+            build("mamba", attention=attention, depth=4)
     with pytest.raises(BackboneError, match="decoder: heads=5 does not divide"):
         build(decoder={"width": 32, "heads": 5})
     with pytest.raises(BackboneError, match="decoder: heads=None must be 1 or more"):

@@ -118,8 +118,13 @@ def test_text_and_image_are_never_swapped(make, text):
     dense, states = run(model, inputs), {}
     tokens = model.transformer_blocks[1]
     with routing.attach(model, "1-1", when="always") as attached:
-        attached.ids = [torch.arange(IMAGE)]
+        attached.ids = torch.arange(IMAGE)
         assert torch.equal(run(model, inputs), dense)
+        for ids, said in (([], "0 tensors of ids"), ([torch.arange(IMAGE) + 1], "distinct numbers"),
+                          ([torch.arange(4).expand(7, 4)], "7 rows of ids")):  # fmt: skip
+            attached.ids = ids
+            with pytest.raises(routing.UserError, match=said):
+                run(model, inputs)
         attached.ids = None
         before = tokens.register_forward_pre_hook(
             lambda m, a, k: states.update(x=k.get("hidden_states", a[0] if a else None)),

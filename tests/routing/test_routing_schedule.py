@@ -108,6 +108,7 @@ def test_options_over_a_run():
         ({"schedule": "linear:1:3"}, "must stay below 1"),
         ({"selection": "quad"}, "rate 0.75"),
         ({"selection": "quad", "route": "2-8@0.75", "schedule": "linear:1:0"}, "schedule=constant"),
+        ({"selection": "quad", "route": "2-8@0.75", "schedule": "constant:0.5"}, "and not 40"),
         ({"off_after": 2}, "off_after=2"),
         ({"path_drop": 0.1}, "learned=fuse"),
         ({"learned": "fuze"}, "did you mean fuse"),
@@ -132,5 +133,6 @@ def test_a_good_config_is_checked_without_torch():
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     RoutingOptions("2-8@0.75", "quad").check(12, (8, 8))
+    RoutingOptions("2-8@0.375", "quad", schedule="constant:2").check(12, (8, 8))
     RoutingOptions("auto@0.75", learned="fuse", path_drop=0.1).check(8)
     assert issubclass(RoutingError, UserError) and Route().is_none

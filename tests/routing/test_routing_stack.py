@@ -441,6 +441,9 @@ def test_options_that_contradict():
     for wrong in ({"draws": draws(index=BATCH - 1)}, {"ids": torch.arange(8).expand(2, 8)}):
         with pytest.raises(RoutingError, match="2 rows of ids for a batch of 3"):
             model(x, cond, layout, routing("2-5", **wrong))
+    for ids in ([0, 1, 10**6], [0, 1, -1], [3, 0, 3]):
+        with pytest.raises(RoutingError, match="distinct numbers from 0 to"):
+            model(x, cond, layout, routing("2-5", ids=torch.tensor(ids)))
     with pytest.raises(UserError, match="has 8 blocks"):
         model(x, cond, layout, routing("2-9"))
 

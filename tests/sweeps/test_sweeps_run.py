@@ -54,6 +54,26 @@ def test_debug_runs_everything_and_the_same_command_nothing(shop):
     assert shop("status", "seed=5").count("_s5-") == 1
 
 
+def test_what_belongs_to_launch_is_refused_elsewhere(shop):
+    shop("launch", "cluster=debug")
+    for command in ("status", "retry", "cancel"):
+        assert "dry=true belongs to launch" in shop(command, "dry=true", code=2)
+    for command in ("status", "cancel"):
+        assert "cluster belongs to launch and retry" in shop(command, "cluster=local", code=2)
+    assert shop.states() == {0: "done", 1: "done"}
+
+
+def test_a_run_of_another_shell_is_running(shop, monkeypatch):
+    shop("launch", "cluster=debug")
+    row = shop.rows()[0]
+    monkeypatch.setattr(Sweep, "is_done", lambda self, run: False)
+    attempts = shop.sweep.attempts(row.run.name)
+    attempts.note("start", step=0, pid=os.getpid(), host=job.host())
+    assert shop.rows()[0].live and "press Ctrl-C there" in shop("cancel")
+    attempts.note("start", step=0, pid=2**22 + 1, host=job.host())  # no such process
+    assert shop.states()[0] == "failed"
+
+
 def test_a_failure_is_shown_and_the_next_run_starts(shop):
     shop.stub({"sleep": 0}, seed0={"fail": 3})
     text = shop("launch", "cluster=debug", code=1)
