@@ -136,7 +136,7 @@ def response(study: Study) -> Plot | None:
             for tokens, curve in part.groupby("treatment", sort=False):
                 label = "dense" if tokens == "dense" else f"{curve['backbone'].iloc[0]}, {tokens}"
                 handles[label] = _curve(ax, curve, settings, str(tokens))
-            if row is axes[0] or metrics[key].tolist() != metrics.iloc[0].tolist():
+            if key == bases[0][0] or metrics[key].tolist() != metrics.iloc[0].tolist():
                 label, _, space = str(metric).partition(" (")
                 arrow = {"lower": " \u2193", "higher": " \u2191"}.get(part["better"].iloc[0], "")
                 ax.set_title(f"{label}{arrow}\n{space.removesuffix(')')}", fontsize=7)

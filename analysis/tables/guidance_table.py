@@ -152,7 +152,9 @@ def response(study: Study) -> Table:
         heading = f"{panel}: after {extent(group['step'])} steps, n = {extent(group['n'])}"
         for (metric, tokens), part in group.groupby(["metric", "treatment"], sort=False):
             digits = metric_decimals(str(metric))
-            known = zip(part["setting"], part["mean"], part["std"], strict=True)
+            # A lone seed has no spread, which a column of numbers holds as nan.
+            spread = part["std"].astype(object).where(part["std"].notna(), None)
+            known = zip(part["setting"], part["mean"], spread, strict=True)
             scores = {name: Entry("", mean, std, decimals=digits) for name, mean, std in known}
             label = head(Column(str(metric), better=part["better"].iloc[0]))
             entries = [scores.get(name, words("")) for name in settings]

@@ -12,6 +12,7 @@ from analysis.runs.statistics import paired
 from analysis.tables import scale_table
 from analysis.tables.guidance_table import setting
 from analysis.tables.main_table import score_set
+from analysis.tables.table import markdown
 from routing.errors import UserError
 
 SPACES = ("digits-classifier@1f2e3d4c", "autoencoder@99887766")
@@ -143,7 +144,12 @@ def test_the_response_has_every_metric_under_every_setting(runs):
     assert [entry.value for entry in routed] == [42.0, 41.0, 40.0, 39.0, 38.0, 37.0]
     assert not any("heldout" in metric or "KD" in metric for metric, _ in rows)
 
+    alone = analysis.tables.make("response", runs.runs[runs.runs.seed == 1])
+    assert "nan" not in markdown(alone) and "50" in markdown(alone)
     plot = analysis.figures.make("response", runs)
+    assert [ax.get_title(loc="left") + ax.get_title() for ax in plot.figure.axes[:2]] == [
+        "FD-500 \u2193\ndigits-classifier", "FD-500 \u2193\nautoencoder"
+    ]  # fmt: skip
     # Both distances, and the shares in the features of the first.
     assert len(plot.data) == 2 * 2 * 6 * 5 and set(plot.data["n"]) == {3}
     labels = {text.get_text() for text in plot.figure.legends[0].get_texts()}
