@@ -179,6 +179,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("guidance=routed route=2-8 guidance.weak=1.5", "0 <= rate < 1"),
             ("guidance=autoguidance", "checkpoint"),
             ("eval.samples=1", "at least 2"),
+            ("data=digits eval.samples=3", "need more images than that, got 3"),
             ("eval.metrics=[fdd]", "fd"),
             ("eval.features=[inception]", "inception-adm"),
             ("eval.labels=all", "balanced"),
@@ -270,6 +271,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("{run} --samples 1", "at least 2"),
             ("{run} --samples x", "samples"),
             ("{run} --metrics fdd", "fd"),
+            ("{run} --metrics heldout_loss --write-samples x.npz", "draws no samples"),
             ("{run} --features incep", "inception-adm"),
             ("{run} --guidance cgf", "cfg"),
             ("{run} --step 77", "there are"),
@@ -362,6 +364,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("depth=1000000000", "1024 blocks"),
             (f"depth={NINES}", "a number"),
             ("backbone=dit batch=1000000 parts=steps", "GB of memory"),
+            ("route=1-2@0.75", "type route=1-2 rate=0.75"),
             ("size=S/2,,Q/2", "size 'Q/2' is not known"),
         ]
     ],

@@ -95,6 +95,9 @@ class BenchOptions:
         for size in self.size:
             parse_size(size, self.depth)
         Route.parse(self.route)
+        if "@" in self.route:
+            bare, _, rate = self.route.partition("@")
+            raise BenchError(f"route={self.route}: rates have a key; type route={bare} rate={rate}")
         for key, most in (("batch", 10**6), ("rounds", 10**6), ("threads", MOST_THREADS)):
             value = getattr(self, key)
             if value is not None and not 1 <= value <= most:

@@ -104,10 +104,20 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
     if args.write_samples and len(chosen) > 1:
         raise MetricError("--write-samples takes the samples of one --guidance; give one")
     loaded = load_model(source, args.step, args.weights, device)
+    held, asked = (d.get("held_out") or 0 for d in (loaded.config.data, changes["data"]))
+    if asked > held:
+        raise MetricError(
+            f"data.held_out={asked}: the run held {held} samples back and was trained on the rest; "
+            "give others as data.test=FOLDER"
+        )
     config = dataclasses.replace(loaded.config, data={**loaded.config.data, **changes["data"]})
     dataset = build.make_dataset(config, device)
     given = {name: getattr(args, name) for name in ("samples", "seed", *_OPTIONS)}
     options = scoring.options_for(config, **given)
+    if args.write_samples and set(options.metrics) == {"heldout_loss"}:
+        raise MetricError(
+            "--write-samples: heldout_loss draws no samples; add another metric"
+        )
     if args.write_reference:
         cache, title = args.cache or scoring.cache_of(config), f"{dataset.name}-{args.split}"
         images = own_images(dataset, args.split)
@@ -130,6 +140,7 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
             "guidance": dataclasses.asdict(pipeline.guidance.options),
             "sampler": dataclasses.asdict(pipeline.sampler.options),
             **({"data": changes["data"]} if changes["data"] else {}),
+            **({} if pipeline.weak is None else {"weaker": checksum(pipeline.weak)}),
         }
         path, settings = _record(folder, f"step-{step:08d}", about, options)
         if path.is_file() and not (args.write_samples or args.keep_samples):
@@ -145,7 +156,7 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
             device=device,
             cache=args.cache,
             out=folder / "samples",
-            identity=weights,
+            identity=weights + about.get("weaker", ""),
             console=console,
         )
         _finish(f"step-{step:08d}", scores, path, settings, console)

@@ -255,6 +255,14 @@ def prepare(
             "accuracy and adherence compare with requested classes or captions, unknown here; "
             "leave them out of the metrics"
         )
+    if {"precision", "recall"} & set(options.metrics):
+        held = None if dataset is None or options.reference else dataset.sizes.get("test")
+        few = min(count for count in (options.samples, held) if count)
+        if few <= options.neighbours:
+            raise MetricError(
+                f"precision and recall with {options.neighbours} neighbours need more images than "
+                f"that, got {few} (eval.samples={options.samples})"
+            )
     made: list[Any] = []
     notes: list[str] = []
     for name, metrics in plan.items():

@@ -67,14 +67,14 @@ def plan_reuse(options: SamplerOptions, depth: int, sparse: bool = False) -> Reu
     if options.reuse in (None, "none") or options.reuse_every == 1:
         return None
     segments = Route.parse(options.reuse).resolve(depth).segments
-    if len(segments) != 1:
+    if len(segments) != 1 or "@" in str(options.reuse):
         raise DiffusionError(
             f"sampler.reuse={options.reuse}: one stretch of blocks is needed, such as "
             f"2-{max(depth - 3, 2)}"
         )
     if sparse:
         raise DiffusionError(
-            f"sampler.reuse={options.reuse} needs dense passes, and guidance=routed drops tokens; "
-            "use one of the two"
+            f"sampler.reuse={options.reuse} needs dense passes, and this guidance drops tokens or "
+            "blocks; use one of the two"
         )
     return ReusePlan(segments[0].start, segments[0].end, options.reuse_every)

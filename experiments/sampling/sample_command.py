@@ -16,6 +16,7 @@ from experiments.data.latents import LatentSpace
 from experiments.data.latents_spec import LatentsOptions
 from experiments.data.specs import parse
 from experiments.diffusion.diffusion_options import DiffusionError
+from experiments.metrics.small_networks import checksum
 from experiments.runtime import console as log
 from experiments.runtime.files import sha256
 from experiments.sampling.pictures import image_grid, save_png
@@ -63,6 +64,10 @@ def sample(
         chosen_options("sampler", config.sampler, args.sampler, changes["sampler"]),
         chosen_options("guidance", config.guidance, args.guidance, changes["guidance"]),
     )
+    if args.scale not in (None, 1.0) and pipeline.guidance.options.name == "none":
+        raise DiffusionError(
+            f"--scale {args.scale:g}: guidance none has none; add --guidance cfg"
+        )
     dataset = data_of(loaded, changes["data"], next(model.parameters()).device)
     if not dataset.can_decode:
         raise DiffusionError(dataset.cannot_decode)
@@ -92,6 +97,8 @@ def sample(
                 "weights": [weights, loaded.step, args.weights],
                 "data": loaded.info.get("fingerprint"),
                 "captions": request.captions,
+                **({"changed": changes["data"]} if changes["data"] else {}),
+                **({} if pipeline.weak is None else {"weaker": checksum(pipeline.weak)}),
             },
             batch=args.batch,
             accelerator=accelerator,
@@ -141,7 +148,7 @@ def write_pictures(
     for shard in (out / "shards").glob("shard-*.npz"):  # an earlier call may have been killed here
         shard.unlink()
     console.say(f"grid      {out / 'grid.png'}")
-    shown = min(pngs, len(request.seeds))
+    shown = len(list((out / "png").glob("*.png")))  # an earlier call may have been asked for fewer
     if shown:
         console.say(f"images    {out / 'png'} ({shown:,} of {len(request.seeds):,})")
     console.say(f"npz       {out / 'samples.npz'} (arr_0, for ADM's evaluator)")

@@ -1,7 +1,7 @@
 import pytest
 from data_tools import latents, write_lightning, write_store, write_tars
 
-from experiments.config import load, options_of
+from experiments.config import compose, load, options_of
 from experiments.data import create, specs
 from experiments.data.data_options import DataError, ShapeError
 from experiments.data.specs import describe, fingerprint
@@ -36,6 +36,7 @@ def test_a_data_set_names_what_scores_it(monkeypatch):
     monkeypatch.setattr(specs.options_class("mnist"), "evaluation", "none")
     assert load([]).eval["name"] == "none"
     assert load(["eval=digits"]).eval["name"] == "digits"
+    compose._base.cache_clear()  # what was composed here is nobody else's default
 
 
 @pytest.mark.parametrize("layout", ["store", "tars", "moments", "lightning"])
