@@ -64,10 +64,9 @@ def sample(
         chosen_options("sampler", config.sampler, args.sampler, changes["sampler"]),
         chosen_options("guidance", config.guidance, args.guidance, changes["guidance"]),
     )
-    if args.scale not in (None, 1.0) and pipeline.guidance.options.name == "none":
-        raise DiffusionError(
-            f"--scale {args.scale:g}: guidance none has none; add --guidance cfg"
-        )
+    guided = args.guidance or pipeline.guidance.options.name != "none"
+    if args.scale not in (None, 1.0) and not guided:
+        raise DiffusionError(f"--scale {args.scale:g}: the run has no guidance; add --guidance cfg")
     dataset = data_of(loaded, changes["data"], next(model.parameters()).device)
     if not dataset.can_decode:
         raise DiffusionError(dataset.cannot_decode)
