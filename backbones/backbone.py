@@ -229,9 +229,10 @@ class Backbone(nn.Module, Pretrained):
                 f"input of shape {tuple(x.shape)} does not fit this model, which takes (batch, "
                 f"{self.in_channels}, {', '.join(map(str, self.config['input_size']))})"
             )
-        if text is not None and self.text and [*text.shape] != [len(x), *self.config["text"]]:
+        shape = None if text is None else tuple(text.shape)
+        if shape and self.text is not None and shape != (len(x), *self.config["text"]):
             raise BackboneError(
-                f"text of shape {tuple(text.shape)} does not fit this model, which takes (batch, "
+                f"text of shape {shape} does not fit this model, which takes (batch, "
                 f"{', '.join(map(str, self.config['text']))}) with the images' batch"
             )
         tokens = self.patches(x) + self.positions

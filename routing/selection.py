@@ -36,7 +36,7 @@ def check_ids(ids: Tensor, grid: tuple[int, int], batch: int, explicit: bool = T
     Raises:
         SelectionError: Another number of rows, an id outside the grid, or one that comes twice.
     """
-    tokens, table = grid[0] * grid[1], ids.reshape(-1, ids.shape[-1])
+    tokens, table = grid[0] * grid[1], ids if ids.dim() > 1 else ids[None]
     if len(table) not in (1, batch):
         raise SelectionError(
             f"{len(table)} rows of ids for a batch of {batch}; give each sample a row, or all of "

@@ -1,7 +1,6 @@
 """The commands: launch, status, retry, cancel, show, list."""
 
 import argparse
-import dataclasses
 import functools
 import json
 import re
@@ -155,15 +154,7 @@ class CommandWords:
 
     def resources(self, throttle: int | None, default: str) -> cluster_resources.Resources:
         """Return the resources that were asked for."""
-        place = cluster_resources.load(self.cluster or default, self.scale, self.keys(throttle))
-        return _capped(place, throttle)
-
-
-def _capped(place: cluster_resources.Resources, most: int | None) -> cluster_resources.Resources:
-    """Return resources whose pool, if they are one, has at most `most` workers."""
-    if most is None or place.kind != "local":
-        return place
-    return dataclasses.replace(place, workers=min(place.workers, most))
+        return cluster_resources.load(self.cluster or default, self.scale, self.keys(throttle))
 
 
 def _default_cluster() -> str:
@@ -300,7 +291,8 @@ def _all_sweeps(chosen: argparse.Namespace, before: str = "") -> None:
     wanted = overrides.parse([*filter(None, [getattr(chosen, "grid", None)]), *chosen.words])
     root, queue, found, told = runs_root(wanted), queue_once(), [], []
     wanted.pop("paths.runs", None)
-    for sweep in all_sweeps(root):
+    launched = all_sweeps(root)
+    for sweep in launched:
         runs = [run for run in sweep.runs().values() if _matches(run, wanted)]
         if runs:
             rows, trouble = statuses(sweep, runs, queue)
@@ -309,9 +301,9 @@ def _all_sweeps(chosen: argparse.Namespace, before: str = "") -> None:
     if getattr(chosen, "json", False):
         print(json.dumps(told, indent=1))
     elif found or not before:
-        none = "no run of a sweep" if wanted and all_sweeps(root) else "no sweep was launched"
-        asked = f" has {' '.join(f'{key}={v[0].text}' for key, v in wanted.items())}"
-        none += f" below {root}" + (asked if none.startswith("no run") else "")
+        asked = " ".join(f"{key}={','.join(v.text for v in of)}" for key, of in wanted.items())
+        none = f"no sweep was launched below {root}"
+        none = f"no run of a sweep below {root} has {asked}" if wanted and launched else none
         print("\n".join(found) or none)
     for trouble in {str(one["trouble"]) for one in told} - {""}:
         print(trouble, file=sys.stderr)
@@ -324,8 +316,7 @@ def _retry(chosen: argparse.Namespace) -> int:
     if words.cluster or not before:
         place = words.resources(chosen.throttle, _default_cluster())
     else:
-        keys = words.keys(chosen.throttle)
-        place = _capped(cluster_resources.again(before[-1].resources, keys), chosen.throttle)
+        place = cluster_resources.again(before[-1].resources, words.keys(chosen.throttle))
     found = grid.load(chosen.grid) if chosen.grid.endswith(".py") else None
     return int(not retry(sweep, runs, place, found=found).well)
 

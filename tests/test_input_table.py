@@ -272,6 +272,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("{run} --samples x", "samples"),
             ("{run} --metrics fdd", "fd"),
             ("{run} --metrics heldout_loss --write-samples x.npz", "draws no samples"),
+            ("{run} data.held_out=x", "held_out"),
             ("{run} --features incep", "inception-adm"),
             ("{run} --guidance cgf", "cfg"),
             ("{run} --step 77", "there are"),
@@ -365,6 +366,7 @@ TABLE: list[tuple[str, str, str]] = [
             (f"depth={NINES}", "a number"),
             ("backbone=dit batch=1000000 parts=steps", "GB of memory"),
             ("route=1-2@0.75", "type route=1-2 rate=0.75"),
+            ("route=0-1@0.5+3-4@0.75", "type route=0-1+3-4 rate=0.5,0.75"),
             ("size=S/2,,Q/2", "size 'Q/2' is not known"),
         ]
     ],

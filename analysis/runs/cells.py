@@ -193,6 +193,13 @@ class Study:
         return cls(source if isinstance(source, pd.DataFrame) else load(source), metric)
 
     @functools.cached_property
+    def named(self) -> pd.DataFrame:
+        """Its runs with base, recipe, setting and treatment (`grouping.named`)."""
+        frame = named(self.runs)
+        frame.attrs = {}  # pandas copies them, however large, with every column
+        return frame
+
+    @functools.cached_property
     def bases(self) -> list[Base]:
         """Runs sorted into bases and treatments; `AnalysisError` if none has the metric."""
         known, metric = self.runs.attrs.get("metrics", {}), self.metric
@@ -203,11 +210,9 @@ class Study:
             )
         if self.runs.empty:
             return []
-        frame = named(self.runs)
-        frame.attrs = {}  # pandas copies them, however large, with every column
         ways = on_the_way(self.scores)
         found = []
-        for key, part in frame.groupby("base", sort=False):
+        for key, part in self.named.groupby("base", sort=False):
             # The metric that most runs have, Frechet distances before others.
             columns = [f"score.{name}" for name in known if f"score.{name}" in part]
             counts = part[columns].notna().sum()

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from analysis.runs.cells import Study
-from analysis.runs.grouping import named
 from analysis.runs.run_files import Damaged, is_number, read_json
 from analysis.runs.run_records import AnalysisError
 from analysis.runs.statistics import mean_std
@@ -70,8 +69,8 @@ def stored(study: Study) -> list[dict[str, Any]]:
     """
     if study.runs.empty:
         return []
-    frame = named(study.runs)
-    settings = dict(zip(frame["path"].map(str), frame["setting"].map(str), strict=True))
+    columns = (study.named[name].map(str) for name in ("path", "setting"))
+    settings = dict(zip(*columns, strict=True))
 
     def apart(path: Path) -> dict[str, Any]:
         _, bracket, more = settings.get(str(path.parent), "").partition(" (")

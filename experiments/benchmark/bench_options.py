@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -96,7 +97,8 @@ class BenchOptions:
             parse_size(size, self.depth)
         Route.parse(self.route)
         if "@" in self.route:
-            bare, _, rate = self.route.partition("@")
+            bare = re.sub(r"@[\d.]+", "", self.route)
+            rate = ",".join(dict.fromkeys(re.findall(r"@([\d.]+)", self.route)))
             raise BenchError(f"route={self.route}: rates have a key; type route={bare} rate={rate}")
         for key, most in (("batch", 10**6), ("rounds", 10**6), ("threads", MOST_THREADS)):
             value = getattr(self, key)

@@ -115,11 +115,12 @@ def variants_table(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
 
 def profile_table(profiles: dict[str, dict[str, float]]) -> str:
     """Print shares of a step's time: parts down, variants across; then what runs through them."""
-    names, within = list(profiles), [f"in {kind}" for kind in step_profile.WITHIN]
-    parts = (*step_profile.PARTS, *step_profile.WITHIN)
+    names = list(profiles)
+    labels = {part: part for part in step_profile.PARTS}
+    labels |= {kind: f"in {kind}" for kind in step_profile.WITHIN}
     lines = [
         (label, *(f"{profiles[name][part]:.1%}" for name in names))
-        for label, part in zip((*step_profile.PARTS, *within), parts, strict=True)
+        for part, label in labels.items()
     ]
     return table(("share of a step", *names), lines)
 

@@ -123,6 +123,11 @@ def _task(event: Any) -> Any:
     return _around(event, "autograd::engine::evaluate_function")
 
 
+def _own(event: Any, cuda: bool) -> float:
+    """The microseconds of an operation without those inside it, of the GPU if `cuda`."""
+    return float(event.self_device_time_total if cuda else event.self_cpu_time_total)
+
+
 def attribute(events: list[Any], cuda: bool) -> dict[str, float]:
     """Sum the own microseconds of a torch profile's operations by part, of the GPU if `cuda`."""
     made: dict[int, str] = {}
@@ -133,7 +138,7 @@ def attribute(events: list[Any], cuda: bool) -> dict[str, float]:
             made[event.sequence_nr] = _part(event)
     totals: dict[str, float] = defaultdict(float)
     for event in events:
-        spent = event.self_device_time_total if cuda else event.self_cpu_time_total
+        spent = _own(event, cuda)
         if not spent:
             continue
         task = _task(event)
@@ -177,9 +182,7 @@ def profile(step: Step, rounds: int = 2) -> dict[str, float]:
     totals = attribute(events, cuda)
     whole = sum(totals.values())
     for kind, names in WITHIN.items():
-        found = [event for event in events if event.name.startswith(names)]
-        spent = (e.self_device_time_total if cuda else e.self_cpu_time_total for e in found)
-        totals[kind] = sum(spent)
+        totals[kind] = sum(_own(event, cuda) for event in events if event.name.startswith(names))
     return {part: totals.get(part, 0.0) / whole for part in (*PARTS, *WITHIN)}
 
 

@@ -104,8 +104,8 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
     if args.write_samples and len(chosen) > 1:
         raise MetricError("--write-samples takes the samples of one --guidance; give one")
     loaded = load_model(source, args.step, args.weights, device)
-    held, asked = (d.get("held_out") or 0 for d in (loaded.config.data, changes["data"]))
-    if asked > held:
+    held, asked = loaded.config.data.get("held_out") or 0, changes["data"].get("held_out")
+    if isinstance(asked, int) and asked > held:  # of another type, the data set refuses it
         raise MetricError(
             f"data.held_out={asked}: the run held {held} samples back and was trained on the rest; "
             "give others as data.test=FOLDER"
@@ -115,9 +115,7 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
     given = {name: getattr(args, name) for name in ("samples", "seed", *_OPTIONS)}
     options = scoring.options_for(config, **given)
     if args.write_samples and set(options.metrics) == {"heldout_loss"}:
-        raise MetricError(
-            "--write-samples: heldout_loss draws no samples; add another metric"
-        )
+        raise MetricError("--write-samples: heldout_loss draws no samples; add another metric")
     if args.write_reference:
         cache, title = args.cache or scoring.cache_of(config), f"{dataset.name}-{args.split}"
         images = own_images(dataset, args.split)

@@ -8,7 +8,7 @@ and `python` say what comes before and around a run. docs/cluster.md lists the k
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,8 @@ def load(name: str, scale: str = "tiny", overrides: Mapping[str, str] | None = N
         raise SweepError(f"{where}: kind is missing; expected slurm, local or debug")
     # A file of the user's is remembered by its place, for a retry from another folder.
     name = str(path.resolve()) if path.parent != FOLDER else path.stem
-    return _checked(Resources(name=name, **{k: v for k, v in values.items() if v is not None}))
+    given = {k: v for k, v in values.items() if v is not None}
+    return _checked(Resources(name=name, **given), overrides or {})
 
 
 def again(values: Mapping[str, Any], overrides: Mapping[str, str]) -> Resources:
@@ -102,7 +103,7 @@ def again(values: Mapping[str, Any], overrides: Mapping[str, str]) -> Resources:
             f"of runs: type cluster= again (it was cluster={values.get('name')})"
         )
     kept = {k: v for k, v in values.items() if k in known}
-    return _checked(Resources(**kept | _typed(overrides)))
+    return _checked(Resources(**kept | _typed(overrides)), overrides)
 
 
 def _typed(words: Mapping[str, str]) -> dict[str, Any]:
@@ -126,10 +127,13 @@ _EXAMPLES = {
 }
 
 
-def _checked(found: Resources) -> Resources:
+def _checked(found: Resources, typed: Collection[str]) -> Resources:
+    """Refuse what is wrong; a throttle that was typed bounds a pool's workers too."""
     one_of(f"resources {found.name}: kind", found.kind, KINDS, SweepError)
     for fault in _faults(found):
         raise SweepError(f"resources {found.name}: {fault}")
+    if found.kind == "local" and "throttle" in typed:
+        return dataclasses.replace(found, workers=min(found.workers, found.throttle))
     return found
 
 

@@ -191,6 +191,11 @@ def test_equal_hours_take_measured_speeds(tmp_path):
 def test_the_estimate_prints_every_run_and_the_sum(tmp_path):
     made = planned(tmp_path, axes={"route": ["none", "2-8"]})
     place = cluster_resources.load("slurm", "tiny", {"tflops": "0.5"})
+    # However a throttle is typed, it bounds a pool too; what a file says is Slurm's alone.
+    pool = {"name": "local", "kind": "local", "workers": 4}
+    for words, workers in (({"throttle": "2"}, 2), ({"throttle": "9"}, 4), ({}, 4)):
+        assert cluster_resources.load("local", "tiny", {"workers": "4", **words}).workers == workers
+        assert cluster_resources.again(pool, words).workers == workers
     lines = budget.estimate(made, place.tflops)
     assert len(lines) == 3 and "3000 steps" in lines[0] and "fewer per image than dense" in lines[1]
     config = made.configs[made.runs[0].name]
