@@ -23,6 +23,23 @@ settings.load_profile("suite")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ.setdefault("MPLBACKEND", "Agg")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # A worker for each core: the commands that a test starts would wait for each other's threads.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Minutes each: they begin before the other slow ones, so that no worker waits for the last of them.
+LONGEST = (
+    "test_the_tutorials_commands_print_what_it_shows",
+    "test_a_notebook_runs_in_a_kernel_on_real_runs",
+    "test_the_classifier_is_as_good_as_a_small_network_gets_in_a_minute",
+    "test_five_kills",
+    "test_two_steps_of_every_cell_at_tiny",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest tests first; all else stays in its order."""
+    items.sort(key=lambda item: getattr(item, "originalname", item.name) not in LONGEST)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -28,6 +28,7 @@ TABLES: dict[str, Callable[[Study], Table]] = {
     "main": main_table.main,
     "summary": main_table.summary,
     "steps": main_table.steps_and_cost,
+    "treatments": main_table.treatments,
     "tails": tail_table.tails,
     "sota": main_table.sota,
     "route_placement": ablations.placement,

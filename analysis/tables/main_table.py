@@ -166,6 +166,38 @@ def steps_and_cost(study: Study) -> Table:
     return build("steps", title, columns, rows or [not_run(columns)], notes)
 
 
+def treatments(study: Study) -> Table:
+    """Every treatment in a row: the mean of each score, with its paired difference to dense."""
+    columns = _summary_columns(study, "Tokens", "Seeds", "MACs per step")
+    rows: list[tuple[str, list[Entry]]] = []
+    for base in study.bases:
+        if base.dense is None or len(base.routed) < 2:
+            continue
+        names = _by_kind(study, base, _SUMMARY)
+        group = f"{base.label}: {base.metric}{after(base.cells)}"
+        for cell in base.cells:
+            whole, part = cell.first("macs_dense"), cell.first("macs_routed")
+            cost = exact(part / whole if whole and part else None, unit="x")
+            n = exact(len(cell.by_seed(cell.score)), 0)
+            scores = [_beside(base.dense, cell, str(names.get(kind))) for kind in _SUMMARY]
+            rows.append((group, [words(cell.treatment), n, cost, *scores]))
+    title, note = "Every treatment against dense", f"Mean {_ARROW.partition(' routed ')[2]}"
+    return build("treatments", title, columns, rows or [not_run(columns)], (note,))
+
+
+def _beside(dense: Cell, cell: Cell, metric: str) -> Entry:
+    """Return the mean of a cell's score, with its difference to dense if seeds tell its spread."""
+    digits, column = metric_decimals(metric), f"score.{metric}"
+    found = cell.estimate(column)
+    if found is None:
+        return missing()
+    text = f"{found.mean:.{digits}f}"
+    gap = None if cell is dense else paired(dense.by_seed(column), cell.by_seed(column))
+    if gap is not None and gap.low is not None:
+        text += f" ({gap.mean:+.{digits}f} \u00b1 {gap.mean - gap.low:.{digits}f})"
+    return words(text)
+
+
 def _training_macs(study: Study, base: Base, cell: Cell) -> dict[float, float]:
     """Return the multiply-adds of training by the number of steps that a cell was scored after."""
     paths = [path[["step", "macs"]] for path in study.by_seed(base, cell).values()]

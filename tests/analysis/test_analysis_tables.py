@@ -105,6 +105,17 @@ def test_summary_has_a_row_per_backbone_with_differences_over_the_seeds_of_both(
     assert "(" not in find(one, "digits", "dit-T/1")["FD"].text  # no interval of one seed
 
 
+def test_every_treatment_is_a_row_of_scores_beside_the_dense_one(runs):
+    table = make("treatments", runs)
+    names = [row.entries[0].text for row in table.rows if row.group.startswith("dit-T/1, digits, edm")]
+    assert names[0] == "dense" and {"2-8", "2-8@0.25", "0-4+6-9"} <= {*names}
+    rows = {name: find(table, "dit-T/1, digits, edm", name) for name in ("dense", "2-8")}
+    gap = find(make("differences", runs), "dit-T/1, digits, edm", "2-8")[f"\u0394 {METRIC}"]
+    assert "(" not in rows["dense"]["FD"].text and rows["dense"]["MACs per step"].value == 1
+    assert f"({gap.value:+.2f} \u00b1 {gap.high - gap.value:.2f})" in rows["2-8"]["FD"].text
+    assert rows["2-8"]["w_eff"].is_missing and rows["2-8"]["Seeds"].value == 3
+
+
 def test_tails_stand_beside_the_runs_that_they_grew_from(tmp_path):
     init = "/somewhere/runs/dit-T1-digits_2-8_s{}-0123abcd{}"
     for seed in (0, 1, 2):

@@ -213,7 +213,7 @@ def test_the_command_prints_tables_and_writes_the_figures(tmp_path, capsys, monk
     monkeypatch.setattr(step_times, "peak", lambda *a: (lambda: torch.mm(torch.ones(8, 8), torch.ones(8, 8)), 1024))
     monkeypatch.setattr(block_times, "VALUES", 1 << 13)
     out = tmp_path / "deep" / "figures.json"
-    assert run_command(bench.main, ["device=cpu", *SMALL, f"out={out}"]) == 0
+    assert run_command(bench.main, ["device=cpu", *SMALL, "variants=torch,bf16", f"out={out}"]) == 0
     text = capsys.readouterr().out
     assert "of allowed" in text
     assert "ours over plain dit, route 1-2" in text
@@ -231,6 +231,15 @@ def test_the_command_prints_tables_and_writes_the_figures(tmp_path, capsys, monk
     }
     assert [row["tokens"] for row in found["blocks"]] == [16, 64]
     assert found["environment"]["torch"] == torch.__version__
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch's own tracing looks at it
+def test_compiled_variants_are_timed_against_the_step(tmp_path):
+    words = ["device=cpu", *SMALL, "parts=variants", "backbone=mamba", f"out={tmp_path / 'f.json'}"]
+    assert run_command(bench.main, words) == 0
+    for row in json.loads((tmp_path / "f.json").read_text())["variants"]:
+        assert {"bf16", "compiled", "bf16+compiled"} <= set(row["faster"])
 
 
 def test_tables_line_up():
