@@ -198,7 +198,6 @@ def _completed(
     row["config_keys"] = ",".join(sorted({k for k in row if k.startswith("config.")} | {_TRAINER}))
     try:
         derive(row)
-        parse_size(row["size"])
     except RouteError as error:
         raise Damaged(f"its route cannot be read ({error})") from None
     except BackboneError as error:
@@ -224,9 +223,12 @@ def derive(row: dict[str, Any]) -> None:
     """Add span, rate, selection, objective, variant and throughput to a run's flat row.
 
     Raises:
-        RouteError: if the route cannot be read.
+        RouteError: if the route cannot be read, or is none of a model of that depth.
+        BackboneError: if the size cannot be read.
     """
     route = Route.parse(str(row.get("route") or row.get("config.route") or "none"))
+    # What others call auto or 2--4 is one route with what this suite has resolved.
+    route = route.resolve(int(row.get("config.backbone.depth") or parse_size(row["size"]).depth))
     rates = sorted({segment.rate for segment in route.segments})
     row["route"] = str(route)
     row["span"] = "+".join(f"{segment.start}-{segment.end}" for segment in route.segments) or "none"
