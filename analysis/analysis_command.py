@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
         "notebooks", help="execute the notebooks and write them as .ipynb"
     )
     notebooks.add_argument(
-        "--runs", type=Path, help="runs to read (default: small ones, trained on the spot)"
+        "--runs", type=Path, help="runs to read (default: the published ones of results/)"
     )
     notebooks.add_argument("--out", type=Path, help="folder to write (default: analysis/notebooks)")
     notebooks.add_argument("--only", nargs="+", metavar="NAME", help="some of them, by name")

@@ -57,10 +57,10 @@ def cost(study: Study) -> list[str]:
     said = []
     for base, dense, routed in study.pairs():
         full, sparse = dense.estimate("macs_dense"), routed.estimate("macs_routed")
-        if full and sparse:
+        if full and sparse and sparse.mean:
             text = f"{full.mean / sparse.mean:.2f} times fewer multiply-adds an image than dense"
-            times = [cell.by_seed("wall_s") for cell in (dense, routed)]
-            clock = ratio([times[0][seed] / times[1][seed] for seed in times[0].keys() & times[1]])
+            slow, fast = (cell.by_seed("wall_s") for cell in (dense, routed))
+            clock = ratio([slow[seed] / fast[seed] for seed in slow.keys() & fast if fast[seed]])
             if clock and same_machine(dense, routed):
                 text += f", {clock.mean:.2f} times its speed by the clock (n={clock.n})"
             said.append(f"**{_name(base, routed)}**: {text}.")

@@ -145,7 +145,8 @@ class Measurement:
                     "a run that differs in its model or route alone"
                 )
             weak = self.predict(against).given
-            by = None if against.run == other else z
+            # No run is its own instrument, however its path was typed.
+            by = None if other and against.run.samefile(other) else z
             found[f"over {against}"] = _products(own.clean, own.given, weak, by)
         return {
             "format": scale_table.FORMAT,

@@ -1,16 +1,9 @@
-"""Notebooks in percent format, executed to .ipynb with outputs, and the runs that they read.
-
-Those are `ANALYSIS_RUNS`, else the records in `results/`, else a small study trained on the spot by
-the commands that a user types: nothing here imports the training code.
-"""
+"""Notebooks in percent format, executed to .ipynb with outputs, and the runs that they read."""
 
 import argparse
 import importlib.util
 import os
-import subprocess
-import sys
 import tempfile
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,33 +15,6 @@ ROOT = Path(__file__).resolve().parents[1]
 VARIABLE = "ANALYSIS_RUNS"
 RECORDS = ROOT / "results" / "runs.tar.gz"
 _SECONDS = 1200  # that a cell may take
-
-# Eight narrow blocks on real digits: a minute for all of them on two quiet cores. `auto` is 2-4 at
-# this depth.
-SMALL = (
-    "data=digits",
-    "backbone.depth=8",
-    "backbone.width=32",
-    "train.steps=60",
-    "train.batch=16",
-    "train.warmup=5",
-    "train.save_every=60",
-    "train.sample_every=0",
-    "eval.every=20",
-    "eval.samples=80",
-    "eval.metrics=[fd,accuracy]",
-    "sampler.steps=4",
-)
-STUDY = (
-    ("backbone=dit", "backbone=mamba"),
-    ("route=none", "route=2-4", "route=0-4", "route=2-4@0.25"),
-    ("seed=0",),
-)
-GUIDES = (
-    "none",
-    "cfg,scale=1.5",
-    *(f"routed,scale=1.5,strong={s},weak={w}" for s, w in product((0, 0.3), (0.6, 0.9))),
-)
 
 
 def names() -> list[str]:
@@ -132,55 +98,30 @@ def build(chosen: list[str] | None = None, out: str | Path = FOLDER) -> list[Pat
     return paths
 
 
-def runs_folder() -> Path:
-    """Return the folder with the runs that the notebooks read.
+def runs_folder(given: Path | None = None) -> Path:
+    """Return the folder with the runs that the notebooks read: `given`, or `ANALYSIS_RUNS=DIR`.
 
-    `ANALYSIS_RUNS=DIR` names one with runs in it, or an empty one to be filled. Without it, the
-    published records are unpacked below `runs/.published`; `runs/.notebooks` is filled where there
-    are none.
+    Without either, the published records are unpacked below `runs/.published`.
 
     Raises:
-        AnalysisError: if training fails; the message holds the command and its last line.
+        AnalysisError: if it holds no runs.
     """
-    chosen = os.environ.get(VARIABLE)
-    if not chosen and RECORDS.is_file():
+    chosen = given or os.environ.get(VARIABLE)
+    if not chosen:
         return unpack(RECORDS, ROOT / PUBLISHED)
-    path = Path(chosen or ROOT / "runs" / ".notebooks").expanduser()
+    path = Path(chosen).expanduser()
     if not (path.is_dir() and find(path)):
-        train_small_runs(path)
+        raise AnalysisError(
+            f"{path} holds no runs; give a folder of them, or leave {VARIABLE} and --runs out for "
+            "those of results/"
+        )
     return path
-
-
-def train_small_runs(path: Path) -> None:
-    """Train the study, then score one routed run under guidances."""
-    for cell in product(*STUDY):
-        _command("experiments/run.py", *SMALL, *cell, f"paths.runs={path}")
-    routed = next(
-        (run for run in find(path) if run.name.startswith("dit") and "_2-4_" in run.name), None
-    )
-    if routed is not None:
-        words = ("--samples", "80", "--metrics", "fd", "--guidance", *GUIDES)
-        _command("experiments/evaluate.py", str(routed), *words)
-
-
-def _command(script: str, *arguments: str) -> None:
-    result = subprocess.run(
-        [sys.executable, str(ROOT / script), *arguments], capture_output=True, text=True, cwd=ROOT
-    )
-    if result.returncode:
-        last = (result.stderr.strip() or result.stdout.strip()).splitlines()[-1:]
-        raise AnalysisError(f"python {script} {' '.join(arguments)} failed: {' '.join(last)}")
 
 
 def command(options: argparse.Namespace) -> int:
     """Execute notebooks on the runs given."""
     if options.runs is not None:
-        if not (options.runs.is_dir() and find(options.runs)):
-            raise AnalysisError(
-                f"{options.runs} holds no runs; give a folder of them, or leave --runs out for "
-                "those of results/"
-            )
-        os.environ[VARIABLE] = str(options.runs.resolve())
+        os.environ[VARIABLE] = str(runs_folder(options.runs).resolve())
     for path in build(options.only, options.out or FOLDER):
         print(path)
     return 0

@@ -46,7 +46,8 @@ RECORDS = (
 PICTURES = ("similarity.npz", "samples/final.png")
 ARCHIVE = "runs.tar.gz"
 _COLUMNS = re.compile(r"columns=(\d+(?:,\d+)*)")
-_BLOCK = re.compile(r"(<!-- (table [^>]*?|finding [^>]*?|facts) -->\n).*?(<!-- end -->)", re.DOTALL)
+_OPENING = r"(<!-- (table [^>]*?|finding [^>]*?|facts) -->\n)"
+_BLOCK = re.compile(_OPENING + r".*?(<!-- end -->)", re.DOTALL)
 
 
 def publish(study: Study, folder: Path, pages: Sequence[Path] = ()) -> list[str]:
@@ -145,6 +146,11 @@ def fill(text: str, study: Study) -> str:
         body = "".join(f"- {markdown_escape(line)}\n" for line in facts(study))
         return f"{match[1]}\n{body}\n{match[3]}"
 
+    openings, blocks = (len(re.findall(form, text)) for form in (_OPENING, _BLOCK))
+    if openings != blocks:  # all the page's own text up to the next end would be lost
+        raise AnalysisError(
+            f"a page opens {openings} blocks and ends {blocks}; put <!-- end --> behind each"
+        )
     return _BLOCK.sub(block, text)
 
 

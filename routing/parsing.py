@@ -13,8 +13,9 @@ import functools
 import json
 import math
 import re
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from routing.errors import UserError
 
@@ -42,6 +43,14 @@ def whole(text: object, what: str = "", error: type[UserError] = Malformed) -> i
     if not re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", str(text)):
         raise error(f"{what}{_brief(text)}: expected a whole number of at most 18 digits")
     return int(str(text))
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether a value is a finite number (a truth value is none)."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    # Not math.isfinite, which stops at a whole number of 400 digits.
+    return abs(value) <= sys.float_info.max
 
 
 def bytes_of(path: Path) -> bytes:

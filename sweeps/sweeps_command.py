@@ -26,7 +26,7 @@ from sweeps.planning.planned_runs import Plan, PlannedRun, plan, runs_root
 from sweeps.search import Search
 from sweeps.search import summary as search_summary
 from sweeps.view import status_table
-from sweeps.view.run_status import RunStatus, queue_once, statuses
+from sweeps.view.run_status import RunStatus, slurm_queue, statuses
 
 HELP = """\
 Many runs, one grid per table or figure of the paper.
@@ -289,7 +289,7 @@ def _status(chosen: argparse.Namespace) -> None:
 
 def _all_sweeps(chosen: argparse.Namespace, before: str = "") -> None:
     wanted = overrides.parse([*filter(None, [getattr(chosen, "grid", None)]), *chosen.words])
-    root, queue, found, told = runs_root(wanted), queue_once(), [], []
+    root, queue, found, told = runs_root(wanted), functools.cache(slurm_queue), [], []
     wanted.pop("paths.runs", None)
     launched = all_sweeps(root)
     for sweep in launched:

@@ -20,10 +20,9 @@ import pandas as pd
 
 from analysis.runs.grouping import USUAL_OPTIONS, named
 from analysis.runs.history import scores
-from analysis.runs.run_records import AnalysisError, load
+from analysis.runs.run_records import load, pick
 from analysis.runs.statistics import Estimate, mean_std
 from backbones.sizes import parse_size
-from routing.errors import suggest
 
 _PATH = ("step", "macs", "hours", "value")
 Scored = dict[tuple[str, float], dict[int, float]]
@@ -203,14 +202,10 @@ class Study:
     def bases(self) -> list[Base]:
         """Runs sorted into bases and treatments; `AnalysisError` if none has the metric."""
         known, metric = self.runs.attrs.get("metrics", {}), self.metric
-        if metric is not None and metric not in known:
-            raise AnalysisError(
-                f"no run has a score called {metric!r}; there are "
-                f"{', '.join(known) or 'none'}{suggest(metric, known)}"
-            )
+        if metric is not None:
+            pick("score", metric, known)
         if self.runs.empty:
             return []
-        ways = on_the_way(self.scores)
         found = []
         for key, part in self.named.groupby("base", sort=False):
             # The metric that most runs have, Frechet distances before others.
@@ -225,7 +220,7 @@ class Study:
             if name is None or name not in ranks:
                 continue
             cells = [
-                Cell(str(key), str(text), runs, scored(runs, ways), f"score.{name}")
+                Cell(str(key), str(text), runs, scored(runs, self._paths), f"score.{name}")
                 for text, runs in part.groupby("treatment", sort=False)
             ]
             cells.sort(key=_order)
@@ -255,16 +250,17 @@ class Study:
                 yield base, dense, routed
 
     @functools.cached_property
-    def _paths(self) -> dict[tuple[str, str], pd.DataFrame]:
-        """Every run's own scores by metric and run: step, macs, hours, value."""
-        if self.scores.empty:
-            return {}
-        # Split once: tables and figures ask for a run's path thousands of times.
-        own = self.scores[self.scores["own"].astype(bool)].sort_values("step")
-        return {
-            (str(metric), str(run)): part[list(_PATH)].drop_duplicates("step", keep="last")
-            for (metric, run), part in own.groupby(["metric", "run"], sort=False)
-        }
+    def _paths(self) -> dict[str, dict[str, pd.DataFrame]]:
+        """Every run's own scores by run and metric: step, macs, hours, value."""
+        found: dict[str, dict[str, pd.DataFrame]] = {}
+        if not self.scores.empty:
+            own = self.scores.loc[self.scores["own"].astype(bool), ["run", "metric", *_PATH]]
+            own = own.dropna(subset=["step", "value"]).sort_values("step", kind="stable")
+            own = own.drop_duplicates(["run", "metric", "step"], keep="last")
+            # Split once: tables and figures ask for a run's path thousands of times.
+            for (run, metric), part in own.groupby(["run", "metric"], sort=False):
+                found.setdefault(str(run), {})[str(metric)] = part[list(_PATH)]
+        return found
 
     def by_seed(self, base: Base, cell: Cell) -> dict[int, pd.DataFrame]:
         """Return every seed's scores of the base's metric: step, macs, hours, value.
@@ -276,7 +272,7 @@ class Study:
         if key not in cell._known:
             found: dict[int, list[pd.DataFrame]] = {seed: [] for seed in cell.by_seed(base.score)}
             for seed, run in zip(cell.runs["seed"], cell.runs["run"], strict=True):
-                path = self._paths.get((base.metric, str(run)))
+                path = self._paths.get(str(run), {}).get(base.metric)
                 if path is not None and not pd.isna(seed) and int(seed) in found:
                     found[int(seed)].append(path)
             cell._known[key] = {
@@ -299,26 +295,18 @@ def _order(cell: Cell) -> tuple[Any, ...]:
     return (variant != "dense", variant != "TREAD", variant, *place)
 
 
-def on_the_way(scores: pd.DataFrame) -> dict[str, list[tuple[str, float, float]]]:
-    """Return every run's own scores: column, step, value."""
-    found: dict[str, list[tuple[str, float, float]]] = {}
-    if not scores.empty:
-        own = scores[scores["own"].astype(bool)].dropna(subset=["step", "value"])
-        names = (own[name] for name in ("run", "metric", "step", "value"))
-        for run, name, step, value in zip(*names, strict=True):
-            found.setdefault(str(run), []).append((f"score.{name}", float(step), float(value)))
-    return found
-
-
-def scored(runs: pd.DataFrame, ways: Mapping[str, list[tuple[str, float, float]]]) -> Scored:
-    """Return a cell's scores by column, steps and seed, from its runs and from `on_the_way`."""
+def scored(runs: pd.DataFrame, paths: Mapping[str, Mapping[str, pd.DataFrame]]) -> Scored:
+    """Return a cell's scores by column, steps and seed: those of its runs' ends and on the way."""
     found: Scored = {}
     columns = [str(column) for column in runs if str(column).startswith("score.")]
-    known = runs[["run", "seed", "step", *columns]].dropna(subset=["seed"])
-    for row in known.sort_values("step", kind="stable").to_dict("records"):
-        ended = [(c, float(row["step"]), float(row[c])) for c in columns if not pd.isna(row[c])]
-        for column, step, value in [*ended, *ways.get(str(row["run"]), [])]:
-            found.setdefault((column, step), {})[int(row["seed"])] = value
+    ends = runs[["run", "seed", "step", *columns]].dropna(subset=["seed"])
+    for row in ends.sort_values("step", kind="stable").to_dict("records"):
+        known = [(c, row["step"], row[c]) for c in columns if not pd.isna(row[c])]
+        for metric, path in paths.get(str(row["run"]), {}).items():
+            points = zip(path["step"], path["value"], strict=True)
+            known += [(f"score.{metric}", *point) for point in points]
+        for column, step, value in known:
+            found.setdefault((column, float(step)), {})[int(row["seed"])] = float(value)
     return found
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from analysis.runs.other_logs import records
-from analysis.runs.run_files import PROTOCOL, Damaged, guidance_scales, is_number, is_score
+from analysis.runs.run_files import PROTOCOL, Damaged, guidance_scales, is_score
 from analysis.runs.run_records import load
-from routing.parsing import json_of
+from routing.parsing import is_number, json_of
 
 _SCORE = ("metric", "key", "features", "guidance", "sampler", "macs_per_sample")
 Read = Callable[[Mapping[Any, Any]], tuple[list[dict[str, Any]], list[str]]]

@@ -12,10 +12,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from analysis.runs.run_files import Damaged, flatten, is_number, read_json, read_lines, shown
+from analysis.runs.run_files import Damaged, leaves, read_json, read_lines, shown
 from experiments.config.schema import Config
 from experiments.metrics.eval_options import METRICS
-from routing.parsing import Malformed, bytes_of, json_of, yaml_of
+from routing.parsing import Malformed, bytes_of, is_number, json_of, yaml_of
 
 _EVENTS, _CHART, _HISTORY = "events.out.tfevents.", "wandb_export_", "history."
 _DESCRIPTION, _SUMMARY = "run.yaml", "files/wandb-summary.json"
@@ -49,9 +49,9 @@ def read_row(folder: Path) -> dict[str, Any]:
     """
     found = _configs(folder)
     own, config = {field.name for field in dataclasses.fields(Config)}, dict[str, Any]()
-    for key, value in flatten({k: v for k, v in found.items() if k != "columns"}, ""):
-        if key[1:].split(".")[0] in own:  # other keys mean nothing here
-            config[key[1:]] = value
+    for key, value in leaves(found).items():
+        if key.split(".")[0] in own:  # other keys mean nothing here
+            config[key] = value
     for group in ("backbone", "data", "objective"):
         config[f"{group}.name"] = config.pop(group, config.get(f"{group}.name"))
     config["objective.name"] = config["objective.name"] or "unknown"
@@ -107,7 +107,7 @@ def records(folder: Path, name: str) -> list[dict[str, Any]]:
         raise Damaged(f"{_DESCRIPTION}: columns must map our names to those of the logs")
     lines = []
     for logged in _logged(folder, sorted(entries)):
-        line = {key: value for key, value in logged.items() if is_number(value)}
+        line: dict[str, Any] = {k: v for k, v in logged.items() if is_number(v)}
         for ours, theirs in [*_USUAL.items(), *((k, (v,)) for k, v in asked.items())]:
             line[ours] = next((line[name] for name in theirs if name in line), line.get(ours))
         if line["step"] is not None:

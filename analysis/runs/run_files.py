@@ -7,23 +7,25 @@ all others alone. Nothing is unpickled, and nothing here needs torch.
 import functools
 import json
 import os
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from routing.parsing import Malformed, bytes_of, json_of, yaml_of
+from experiments.runtime.keys import flatten
+from routing.parsing import Malformed, bytes_of, is_number, json_of, yaml_of
 
 # Scores under another of these are comparisons of their own.
 PROTOCOL = ("guidance", "sampler", "weights", "seed")
-_NUMBERS = (
-    "step", "params", "macs_dense", "macs_routed", "macs_dense_no_attention",
-    "macs_routed_no_attention", "wall_s", "images_per_s",
-)  # fmt: skip
-_WHOLE = ("seed", "step")
-_TEXTS = ("name", "hash", "backbone", "size", "data", "scale", "route")
+_NAME, _WHOLE, _NUMBER = "a name", "a whole number", "a number"
+# What is read from summary.json, and what each must be.
+SUMMARY = {
+    "name": _NAME, "hash": _NAME, "backbone": _NAME, "size": _NAME, "data": _NAME, "scale": _NAME,
+    "seed": _WHOLE, "route": _NAME, "step": _WHOLE, "params": _NUMBER, "macs_dense": _NUMBER,
+    "macs_routed": _NUMBER, "macs_dense_no_attention": _NUMBER,
+    "macs_routed_no_attention": _NUMBER, "wall_s": _NUMBER, "images_per_s": _NUMBER,
+}  # fmt: skip
 _NEEDED = ("backbone", "size", "data")
 
 
@@ -131,18 +133,16 @@ def _parse(block: str) -> dict[str, Any]:
         return {}
     if not isinstance(value, dict):
         raise Damaged("config.yaml holds no mapping")
-    return dict(flatten(value, "config"))
+    return {f"config.{key}": leaf for key, leaf in leaves(value).items()}
 
 
-def flatten(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yield `("prefix.key", leaf)` for a nested mapping; lists become JSON text."""
-    if isinstance(value, dict):
-        for key, child in value.items():
-            yield from flatten(child, f"{prefix}.{key}")
-    elif isinstance(value, list | tuple):
-        yield prefix, json.dumps(value, default=str)
-    else:
-        yield prefix, value
+def leaves(values: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the values of nested mappings by dotted key, lists as JSON text."""
+    return {
+        key: json.dumps(value, default=str) if isinstance(value, list | tuple) else value
+        for key, value in flatten(values).items()
+        if value != {}
+    }
 
 
 def environment(folder: Path) -> dict[str, Any]:
@@ -163,14 +163,6 @@ def model_arguments(folder: str | Path) -> dict[str, Any] | None:
     return model if isinstance(model, dict) else None
 
 
-def is_number(value: object) -> bool:
-    """Return whether a value is a finite number (a truth value is none)."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False
-    # Not math.isfinite, which stops at a whole number of 400 digits.
-    return abs(value) <= sys.float_info.max
-
-
 def is_text(value: object) -> bool:
     """Return whether a value is text that every file and index takes: UTF-8, without NUL."""
     if not isinstance(value, str) or "\0" in value:
@@ -187,17 +179,15 @@ def fault(row: Mapping[str, Any]) -> str | None:
     for key, value in row.items():
         if not is_text(key) or (isinstance(value, str) and not is_text(value)):
             return f"{_brief(key)} is {_brief(value)}, which has a character that is no text"
-    for key in (key for key in (*_NUMBERS, *_WHOLE) if row.get(key) is not None):
-        if key in _NUMBERS and not is_number(row[key]):
-            return f"summary.json: {key} is {_brief(row[key])}, not a number"
-        if key in _WHOLE and not (is_number(row[key]) and row[key] == int(row[key])):
-            return f"summary.json: {key} is {_brief(row[key])}, not a whole number"
+    for key, kind in SUMMARY.items():
+        value = row.get(key)
+        good = isinstance(value, str)
+        if kind != _NAME:
+            good = is_number(value) and (kind == _NUMBER or value == int(value))
+        if not good and (value is not None or key in _NEEDED):
+            return f"summary.json: {key} is {_brief(value)}, not {kind}"
     if row.get("status") == "done" and row.get("step") is None:
         return "summary.json: it is done and has no step"
-    for key in _TEXTS:
-        value = row.get(key)
-        if not isinstance(value, str) and (value is not None or key in _NEEDED):
-            return f"summary.json: {key} is {_brief(value)}, not a name"
     if not isinstance(row.get("config.backbone.name"), str):
         return "config.yaml: backbone has no name"
     depth = row.get("config.backbone.depth")

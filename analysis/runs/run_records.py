@@ -30,6 +30,7 @@ import pandas as pd
 from analysis.runs import other_logs
 from analysis.runs.other_logs import is_other, records
 from analysis.runs.run_files import (
+    SUMMARY,
     Damaged,
     check_path,
     environment,
@@ -48,11 +49,6 @@ T = TypeVar("T")
 MARKS = ("config.yaml", "summary.json", "status.json", "metrics.jsonl")
 # Where records of results/ are unpacked: hidden, so that who reads all of `runs` reads his own.
 PUBLISHED = Path("runs", ".published")
-_SUMMARY = (
-    "name", "hash", "backbone", "size", "data", "scale", "seed", "route", "step", "params",
-    "macs_dense", "macs_routed", "macs_dense_no_attention", "macs_routed_no_attention", "wall_s",
-    "images_per_s",
-)  # fmt: skip
 _TRAINER = "config.trainer"  # whose run it is, where it is another project's
 _STATUS = ("step", "steps", "eta_s", "error")
 
@@ -64,9 +60,8 @@ class AnalysisError(UserError):
 def pick(what: str, name: str, known: Mapping[str, T]) -> T:
     """Return what is known by a name; raise `AnalysisError` where nothing is."""
     if name not in known:
-        raise AnalysisError(
-            f"no {what} called {name!r}; there are {', '.join(known)}{suggest(name, known)}"
-        )
+        there = ", ".join(known) or "none"
+        raise AnalysisError(f"no {what} called {name!r}; there are {there}{suggest(name, known)}")
     return known[name]
 
 
@@ -181,7 +176,7 @@ def read_run(folder: Path, metrics: dict[str, dict[str, Any]] | None = None) -> 
         return row
     summary = read_json(folder / "summary.json")
     row["status"] = str(summary.get("status", "unknown"))
-    row.update({key: summary.get(key) for key in _SUMMARY})
+    row.update({key: summary.get(key) for key in SUMMARY})
     row.update(read_config(folder / "config.yaml"))
     # What it ran on: None where env.json is missing or of an older kind.
     about = environment(folder)
@@ -203,7 +198,6 @@ def _completed(
     row["config_keys"] = ",".join(sorted({k for k in row if k.startswith("config.")} | {_TRAINER}))
     try:
         derive(row)
-        parse_size(row["size"])
     except RouteError as error:
         raise Damaged(f"its route cannot be read ({error})") from None
     except BackboneError as error:
@@ -229,9 +223,12 @@ def derive(row: dict[str, Any]) -> None:
     """Add span, rate, selection, objective, variant and throughput to a run's flat row.
 
     Raises:
-        RouteError: if the route cannot be read.
+        RouteError: if the route cannot be read, or is none of a model of that depth.
+        BackboneError: if the size cannot be read.
     """
     route = Route.parse(str(row.get("route") or row.get("config.route") or "none"))
+    # What others call auto or 2--4 is one route with what this suite has resolved.
+    route = route.resolve(int(row.get("config.backbone.depth") or parse_size(row["size"]).depth))
     rates = sorted({segment.rate for segment in route.segments})
     row["route"] = str(route)
     row["span"] = "+".join(f"{segment.start}-{segment.end}" for segment in route.segments) or "none"

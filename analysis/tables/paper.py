@@ -13,13 +13,9 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from routing.errors import UserError, one_of
+from analysis.runs.run_records import pick
 
 PAPER = Path(__file__).with_name("paper.yaml")
-
-
-class PaperError(UserError):
-    """A table or row of the paper that does not exist."""
 
 
 @functools.cache
@@ -38,11 +34,9 @@ def table(name: str) -> pd.DataFrame:
     `attrs` holds source, where, version, metric, data, basis and note.
 
     Raises:
-        PaperError: if there is no such table.
+        AnalysisError: if there is no such table.
     """
-    known = _document()["tables"]
-    one_of("published table", name, list(known), PaperError)
-    entry = known[name]
+    entry = pick("published table", name, _document()["tables"])
     frame = pd.DataFrame(entry["rows"])
     frame.attrs = {key: value for key, value in entry.items() if key != "rows"}
     return frame

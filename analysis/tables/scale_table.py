@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from analysis.runs.cells import Study
-from analysis.runs.run_files import Damaged, is_number, read_json
+from analysis.runs.run_files import Damaged, read_json
 from analysis.runs.run_records import AnalysisError
 from analysis.runs.statistics import mean_std
 from analysis.runs.weights import read_beside
 from analysis.tables.table import Column, Entry, Table, build, not_run, ours, words
+from routing.parsing import is_number
 
 FORMAT = "tread-suite-guidance-scale/1"
 NAME = "guidance_scale.json"

@@ -4,12 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from analysis.runs.cells import Base, Cell, Study, same_machine
-from analysis.runs.run_files import is_number
 from analysis.runs.statistics import ratio
 from analysis.tables import paper
 from analysis.tables.score_entries import OTHER_MACHINE, paper_notes
 from analysis.tables.table import Column, Entry, Table, build, exact, missing, not_run, ours, words
-from routing.parsing import json_of
+from routing.parsing import is_number, json_of
 
 _PLACES = ("bench*.json", ".sweeps/*/outputs/*.json")
 _LARGEST = 10_000_000  # bytes; a benchmark's file has thousands

@@ -22,7 +22,7 @@ from typing import Any
 
 from experiments.runtime.files import atomic_write
 from routing.errors import UserError
-from routing.parsing import json_of
+from routing.parsing import is_number, json_of
 
 PLAIN_EVERY_S = 10.0
 
@@ -73,20 +73,14 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return [
         entry
         for entry in read_jsonl(folder / "metrics.jsonl")
-        if _number(entry.get("step"))
-        and all(entry.get(k) is None or _number(entry[k]) for k in ("loss", "images_per_s"))
+        if is_number(entry.get("step"))
+        and all(entry.get(k) is None or is_number(entry[k]) for k in ("loss", "images_per_s"))
     ]
 
 
 def is_score(entry: Mapping[str, Any]) -> bool:
     """Return whether a line of `scores.jsonl` names a metric and its value."""
     return isinstance(entry.get("metric"), str) and isinstance(entry.get("value"), (int, float))
-
-
-def _number(value: object) -> bool:
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return False
-    return abs(value) <= sys.float_info.max
 
 
 def append_jsonl(path: Path, entries: Iterable[Mapping[str, Any]]) -> None:

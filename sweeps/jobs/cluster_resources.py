@@ -102,7 +102,7 @@ def again(values: Mapping[str, Any], overrides: Mapping[str, str]) -> Resources:
             f"the last launch had cluster.{code[0]}, and what runs code is not taken from a folder "
             f"of runs: type cluster= again (it was cluster={values.get('name')})"
         )
-    kept = {k: v for k, v in values.items() if k in known}
+    kept = {"name": "", "kind": ""} | {k: v for k, v in values.items() if k in known}
     return _checked(Resources(**kept | _typed(overrides)), overrides)
 
 

@@ -76,12 +76,12 @@ class Grid:
     @property
     def title(self) -> str:
         """The table or figure in words."""
-        return str(self.raw.get("title", self.name))
+        return str(self.raw.get("title") or self.name)
 
     @property
     def makes(self) -> list[str]:
         """The tables and figures of `analysis` that read these runs."""
-        return [str(item) for item in self.raw.get("makes", [])]
+        return [str(item) for item in self.raw.get("makes") or ()]
 
     def stages(self, scale: str) -> list[Stage]:
         """Return the stages at `scale`, the first one made of the file's top level.
@@ -95,7 +95,7 @@ class Grid:
             over = self.raw["search"].get("over") or {}
             return self.at({k: _corner(self.name, k, v) for k, v in over.items()}).stages(scale)
         first = {k: v for k, v in self.raw.items() if k in STAGE}
-        raws = [{"name": first.get("command", "train"), **first}, *self.raw.get("stages", [])]
+        raws = [{"name": first.get("command") or "train", **first}, *(self.raw.get("stages") or ())]
         known = ENTRIES | dict(self.commands)
         found = (read(self.name, raw, scale, known) for raw in raws)
         stages = [stage for stage in found if stage is not None]

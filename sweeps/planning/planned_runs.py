@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments.config import PathsConfig
+from experiments.config import PathsConfig, role
 from experiments.config import load as load_config
 from experiments.data.data_options import ShapeError
 from experiments.training import run_folder
@@ -191,17 +191,18 @@ def _command(made: Plan, cell: GridCell, parent: PlannedRun | None) -> PlannedRu
 
 
 def _coincide(made: Plan, first: GridCell, second: GridCell, name: str) -> str:
-    differ = [
-        f"{key}={show(first.varies.get(key))} and {key}={show(second.varies.get(key))}"
-        for key in {**first.varies, **second.varies}
-        if show(first.varies.get(key)) != show(second.varies.get(key))
-    ]
-    what = f"{' with '.join(differ)} make one and the same run"
-    config, why = made.configs.get(name), ""
+    keys = {**first.varies, **second.varies}
+    both = {key: (first.varies.get(key), second.varies.get(key)) for key in keys}
+    differ = {key: pair for key, pair in both.items() if show(pair[0]) != show(pair[1])}
+    pairs = (f"{key}={show(one)} and {key}={show(two)}" for key, (one, two) in differ.items())
+    what = f"{' with '.join(pairs)} make one and the same run"
+    config, roles, why = made.configs.get(name), {role(key) for key in differ}, ""
     if not differ:
         what = f"'{first.label}' stands twice"
-    if config is not None and any(text.startswith("route=") for text in differ):
+    elif config is not None and "route" in differ:
         why = f": both are route {config.resolved_route} at depth {config.depth}"
-    elif config is not None and config.resolved_route == "none":
+    elif config is not None and config.resolved_route == "none" and roles == {"routes"}:
         why = ": a dense run does not depend on how tokens are routed"
+    elif roles == {"reports"}:
+        why = f": a run's name does not hold {' or '.join(differ)}; launch once for each"
     return f"grid {made.grid.name}: cells coincide at scale {made.scale}, {what}{why}"

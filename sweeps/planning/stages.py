@@ -89,7 +89,7 @@ def read(grid: str, raw: Any, scale: str, known: Mapping[str, str] = ENTRIES) ->
     axes, columns, rows = merged["axes"], merged.get("zip") or {}, merged.get("cells") or [{}]
     for fault in _faults(merged, axes, columns, rows):
         raise SweepError(f"grid {grid}: {fault}")
-    command = merged.get("command", "train")
+    command = merged.get("command") or "train"
     one_of(f"grid {grid}: command", command, list(known), SweepError)
     for kind in merged.get("fits") or ():
         one_of(f"grid {grid}: fits", kind, ("route", "data"), SweepError)

@@ -5,13 +5,14 @@ import heapq
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from experiments.training import run_folder
+from routing.parsing import is_number
 from sweeps import SweepError
 from sweeps.jobs import pool, slurm
 from sweeps.jobs.job import KILLED, host
@@ -20,7 +21,7 @@ from sweeps.planning.planned_runs import PlannedRun
 
 # In the order of the table.
 STATES = ("running", "starting", "failed", "requeued", "pending", "stopped", "new", "done")
-# Beyond it no step, speed or time is one; NaN is not below it.
+# Beyond it no step, speed or time is one.
 _LARGEST = 1e15
 LIVE = ("running", "starting", "requeued", "pending")
 
@@ -52,30 +53,18 @@ class RunStatus:
         return self.state in LIVE
 
 
-@dataclass
-class JobStates:
-    """What the schedulers say now."""
-
-    queued: dict[str, slurm.QueueJob] = field(default_factory=dict)
-    known: dict[str, slurm.QueueJob] = field(default_factory=dict)  # by accounting
-    pools: dict[str, dict[str, str]] = field(default_factory=dict)  # by batch and run
-    trouble: str = ""
+Jobs = dict[str, slurm.QueueJob]
+# PENDING, RUNNING, another state of Slurm's, or "" for a run's latest job, and what Slurm knows.
+JobState = tuple[str, slurm.QueueJob | None]
+Queue = Callable[[], tuple[Jobs, str]]
 
 
-Queue = Callable[[], tuple[dict[str, slurm.QueueJob], str]]
-
-
-def queue_once() -> Queue:
-    """Return what asks for Slurm's queue once: the jobs by id, and why they are not known."""
-
-    @functools.cache
-    def asked() -> tuple[dict[str, slurm.QueueJob], str]:
-        try:
-            return slurm.queue(), ""
-        except SweepError as error:
-            return {}, str(error)
-
-    return asked
+def slurm_queue() -> tuple[Jobs, str]:
+    """Return the jobs in Slurm's queue by id, and why they are not known ("" if they are)."""
+    try:
+        return slurm.queue(), ""
+    except SweepError as error:
+        return {}, str(error)
 
 
 def statuses(
@@ -83,26 +72,29 @@ def statuses(
 ) -> tuple[list[RunStatus], str]:
     """Return where runs are, and what is wrong with the scheduler ("" if nothing).
 
-    A run that is no job of this sweep but one of another is where that one has it.
+    A run that is no job of this sweep but one of another is where that one has it. `queue` is
+    `slurm_queue` that asks once for several sweeps.
     """
-    queue = queue or queue_once()
+    queue = queue or functools.cache(slurm_queue)
     latest = sweep.latest_batches()
-    jobs = ask(sweep, latest, queue)
+    jobs, trouble = ask(sweep, latest, queue)
     known = sweep.runs()
     chosen = {run.name: run for run in (known.values() if runs is None else runs)}
     # All of them: how long the others take is what an estimate is made of.
     every = known | chosen
-    rows = {name: _status(sweep, run, latest.get(name), jobs) for name, run in every.items()}
-    trouble = jobs.trouble
+    rows = {
+        name: _status(sweep, run, latest.get(name), jobs.get(name), trouble)
+        for name, run in every.items()
+    }
     for other in all_sweeps(sweep.root):
         left = {name for name, row in rows.items() if not row.live and row.state != "done"}
         theirs = other.latest_batches() if left and other.name != sweep.name else {}
         theirs = {name: theirs[name] for name in left & theirs.keys()}
-        jobs = ask(other, theirs, queue, history=False)
-        trouble = trouble or jobs.trouble
+        jobs, silent = ask(other, theirs, queue, history=False)
+        trouble = trouble or silent
         for name, batch in theirs.items():
-            if _job_state(batch, name, jobs)[0] in ("PENDING", "RUNNING"):
-                rows[name] = _status(other, rows[name].run, batch, jobs)
+            if jobs[name][0] in ("PENDING", "RUNNING"):
+                rows[name] = _status(other, rows[name].run, batch, jobs[name], silent)
                 rows[name].sweep, rows[name].why = other.name, f"queued by sweep {other.name}"
     estimate(list(rows.values()), latest)
     shown = [row for name, row in rows.items() if name in chosen]
@@ -111,21 +103,25 @@ def statuses(
 
 def ask(
     sweep: Sweep, latest: Mapping[str, JobBatch], queue: Queue, history: bool = True
-) -> JobStates:
-    """Ask Slurm (two calls at most) and the pools about the latest jobs of runs."""
-    jobs = JobStates()
-    found = {id(batch): batch for batch in latest.values()}.values()
-    if any(batch.kind == "slurm" for batch in found):
-        jobs.queued, jobs.trouble = queue()
-        adopt(sweep, found, jobs.queued)
-        ids = [b.ids[r] for r, b in latest.items() if b.kind == "slurm" and r in b.ids]
-        gone = [i for i in ids if i not in jobs.queued]
-        jobs.known = slurm.history(gone) if history and gone and not jobs.trouble else {}
-    jobs.pools = {b.name: pool.states(sweep, b.name) for b in found if b.kind == "local"}
-    return jobs
+) -> tuple[dict[str, JobState], str]:
+    """Ask Slurm (two calls at most) and the pools about the latest jobs of runs, by run."""
+    batches = {batch.name: batch for batch in latest.values()}.values()
+    pools = {b.name: pool.states(sweep, b.name) for b in batches if b.kind == "local"}
+    on_slurm = {run: batch for run, batch in latest.items() if batch.kind == "slurm"}
+    queued, trouble = queue() if on_slurm else ({}, "")
+    adopt(sweep, batches, queued)
+    ids = [batch.ids[run] for run, batch in on_slurm.items() if run in batch.ids]
+    gone = [i for i in ids if i not in queued]
+    known = slurm.history(gone) if history and gone and not trouble else {}
+    states: dict[str, JobState] = {}
+    for run, batch in latest.items():
+        states[run] = pools.get(batch.name, {}).get(run, ""), None
+        if batch.kind == "slurm":
+            states[run] = _slurm_state(batch, batch.ids.get(run, ""), queued, known)
+    return states, trouble
 
 
-def adopt(sweep: Sweep, batches: Iterable[JobBatch], queued: dict[str, slurm.QueueJob]) -> None:
+def adopt(sweep: Sweep, batches: Iterable[JobBatch], queued: Jobs) -> None:
     """Give a batch whose submission was cut off the ids of the jobs that bear its name."""
     for batch in batches:
         if batch.kind != "slurm" or batch.ids:
@@ -139,31 +135,28 @@ def adopt(sweep: Sweep, batches: Iterable[JobBatch], queued: dict[str, slurm.Que
             sweep.submitted(batch.name, ids, "found in the queue")
 
 
-def _job_state(batch: JobBatch, run: str, jobs: JobStates) -> tuple[str, slurm.QueueJob | None]:
-    """Return PENDING, RUNNING, another Slurm state, or "" for a run's latest job."""
-    if batch.kind != "slurm":
-        return jobs.pools.get(batch.name, {}).get(run, ""), None
-    job = jobs.queued.get(batch.ids.get(run, ""))
+def _slurm_state(batch: JobBatch, job_id: str, queued: Jobs, known: Jobs) -> JobState:
+    job = queued.get(job_id)
     # Another job may bear the same id after a cluster was set up anew: the name tells.
-    if job is not None and job.name == batch.name:
-        if job.live:
-            return ("RUNNING" if job.state in slurm.RUNNING else "PENDING"), job
-        return job.state, job
-    job = jobs.known.get(batch.ids.get(run, ""))
+    if job is None or job.name != batch.name:
+        job = known.get(job_id)
+    elif job.live:
+        return ("RUNNING" if job.state in slurm.RUNNING else "PENDING"), job
     return (job.state if job else ""), job
 
 
-def _status(sweep: Sweep, run: PlannedRun, batch: JobBatch | None, jobs: JobStates) -> RunStatus:
+def _status(
+    sweep: Sweep, run: PlannedRun, batch: JobBatch | None, state: JobState | None, trouble: str
+) -> RunStatus:
     row = RunStatus(run, "new", steps=run.steps)
     events = sweep.attempts(run.name).events() if batch else []
     row.attempts = sum(e["event"] == "start" for e in events)
     row.elapsed = _spent(events, 0.0)
     if sweep.is_done(run):
         return _done(row)
-    if batch is None:
+    if batch is None or state is None:
         return row
-    row.job = batch.ids.get(run.name, "")
-    found, job = _job_state(batch, run.name, jobs)
+    row.job, (found, job) = batch.ids.get(run.name, ""), state
     row.node = job.node if job else ""
     if found == "RUNNING" or (batch.kind == "debug" and _lives(events)):
         return _running(row, events)
@@ -174,7 +167,7 @@ def _status(sweep: Sweep, run: PlannedRun, batch: JobBatch | None, jobs: JobStat
         if job and "held" in job.reason.lower():
             row.why, row.held = f"held ({job.reason}): scontrol release {job.id}", True
         return row
-    return _ended(sweep, row, batch, events, found, job, jobs.trouble)
+    return _ended(sweep, row, batch, events, found, job, trouble)
 
 
 def _lives(events: Sequence[Mapping[str, Any]]) -> bool:
@@ -188,9 +181,7 @@ def _lives(events: Sequence[Mapping[str, Any]]) -> bool:
 def number(values: Mapping[str, Any], key: str) -> Any:
     """Return a finite number of a run's own file, None where something else stands there."""
     value = values.get(key)
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return None
-    return value if abs(value) < _LARGEST else None
+    return value if is_number(value) and abs(value) < _LARGEST else None
 
 
 def _done(row: RunStatus) -> RunStatus:

@@ -119,7 +119,7 @@ def test_list_shows_every_folder_with_its_state(runs, capsys):
         (["report", "absent"], "absent is not a folder"),
         (["tables", ".", "--only", "mian"], "did you mean main"),
         (["figures", ".", "--only", "convergance"], "did you mean convergence"),
-        (["tables", ".", "--metric", "FID-50K"], "no run has a score called 'FID-50K'"),
+        (["tables", ".", "--metric", "FID-50K"], "no score called 'FID-50K'"),
         (["compare", "absent", "."], "absent is not a run folder"),
         (["compare", ".", "."], "cannot be compared"),
         (["similarity", "."], "no run with weights"),

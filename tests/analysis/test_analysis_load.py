@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import analysis
-from analysis.runs.run_files import Damaged, flatten, read_lines
+from analysis.runs.run_files import Damaged, leaves, read_lines
 from analysis.runs.run_records import AnalysisError, typed
 
 
@@ -217,10 +217,7 @@ values = st.recursive(
 
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), values, max_size=3), max_size=5))
 def test_any_values_become_columns_of_one_type(rows):
-    flat = [
-        dict(pair for key, value in row.items() for pair in flatten(value, key)) for row in rows
-    ]
-    frame = typed(flat)
+    frame = typed([leaves(row) for row in rows])
     assert len(frame) == len(rows)
     assert {str(t) for t in frame.dtypes} <= {"boolean", "Int64", "float64", "string"}
 

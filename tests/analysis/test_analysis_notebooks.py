@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -79,11 +80,10 @@ def test_published_records_are_unpacked_once(tmp_path, monkeypatch):
     assert notebook_files.runs_folder() == folder and (folder / "mine.txt").exists()
 
 
-def test_a_command_that_fails_says_which_and_why():
-    with pytest.raises(
-        AnalysisError, match="experiments/run.py backbone=nonsense failed: .*nonsense"
-    ):
-        notebook_files._command("experiments/run.py", "backbone=nonsense")
+def test_a_folder_without_runs_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv(notebook_files.VARIABLE, str(tmp_path))
+    with pytest.raises(AnalysisError, match="holds no runs"):
+        notebook_files.runs_folder()
 
 
 @pytest.mark.slow
@@ -102,14 +102,33 @@ def test_a_notebook_runs_as_a_script(name, tmp_path):
     assert result.returncode == 0, result.stderr[-2000:]
 
 
+# Eight narrow blocks on real digits: a minute for all of them on two quiet cores. `auto` is 2-4 at this depth.
+SMALL = "data=digits backbone.depth=8 backbone.width=32 train.steps=60 train.batch=16 train.warmup=5 "
+SMALL += "train.save_every=60 train.sample_every=0 eval.every=20 eval.samples=80 eval.metrics=[fd,accuracy] sampler.steps=4"
+BACKBONES, ROUTES = ("dit", "mamba"), ("none", "2-4", "0-4", "2-4@0.25")
+GUIDES = ("none", "cfg,scale=1.5", *(f"routed,scale=1.5,strong={s},weak={w}" for s in (0, 0.3) for w in (0.6, 0.9)))
+
+
+def train_small_runs(path):
+    """Train the study by the commands that a user types, then score one routed run under guidances."""
+
+    def call(script, *words):
+        subprocess.run([sys.executable, str(ROOT / "experiments" / script), *words], check=True, cwd=ROOT)
+
+    for backbone, route in product(BACKBONES, ROUTES):
+        call("run.py", *SMALL.split(), f"backbone={backbone}", f"route={route}", f"paths.runs={path}")
+    routed = next(path.glob("dit*_2-4_*"))
+    call("evaluate.py", str(routed), "--samples", "80", "--metrics", "fd", "--guidance", *GUIDES)
+
+
 @pytest.fixture(scope="module")
 def real_runs(tmp_path_factory):
-    """The study that notebooks train when they are given nothing; the first worker trains it for all."""
+    """A small study; the first worker trains it for all."""
     root = tmp_path_factory.getbasetemp()
     path = (root.parent if os.environ.get("PYTEST_XDIST_WORKER") else root) / "notebook-runs"
     with FileLock(f"{path}.lock"):
         if not (path / "whole").exists():
-            notebook_files.train_small_runs(path)
+            train_small_runs(path)
             (path / "whole").touch()
     return path
 

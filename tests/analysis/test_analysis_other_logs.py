@@ -111,6 +111,7 @@ def test_another_trainers_run_stands_beside_ones_own(make, trainer, logged, tmp_
         ({"history.csv": "_step,loss\n1,2\n", "run.yaml": "[1]"}, "run.yaml holds no mapping"),
         ({"history.csv": "_step,l\n1,2\n", "run.yaml": yaml.safe_dump(KNOWN | {"size": "Q/9"})}, "its size cannot be read"),
         ({"history.csv": "_step,l\n1,2\n", "run.yaml": yaml.safe_dump(KNOWN | {"columns": [1]})}, "columns must map"),
+        ({"history.csv": "_step,l\n1,2\n", "run.yaml": yaml.safe_dump(KNOWN | {"route": "2-40"})}, "2-40: the model has 12 blocks"),
     ],
 )  # fmt: skip
 def test_what_is_missing_is_said_and_the_others_are_read(files, said, tmp_path):
@@ -122,6 +123,16 @@ def test_what_is_missing_is_said_and_the_others_are_read(files, said, tmp_path):
     assert len(frame) == 1
     (damaged,) = frame.attrs["damaged"]
     assert re.search(said, damaged["reason"]), damaged["reason"]
+
+
+def test_a_route_is_the_same_however_another_trainer_writes_it(tmp_path):
+    for place, route in enumerate(("none", "auto", "2--4", "2-8", "0-6")):
+        history("lines")(folder := tmp_path / str(place))
+        (folder / "run.yaml").write_text(yaml.safe_dump({**KNOWN, "route": route, "columns": {FID: "fid"}}))
+    frame = analysis.load(tmp_path)
+    assert list(frame.sort_values("run")["route"]) == ["none", "2-8", "2-8", "2-8", "0-6"]
+    rows = analysis.tables.make("route_placement", frame).rows
+    assert {row.entries[0].text for row in rows} >= {"dense", "2-8", "0-6"}
 
 
 def test_event_files_without_tensorboard_are_a_sentence(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from analysis.runs.run_records import AnalysisError
 from analysis.tables import paper
 
 
@@ -54,5 +55,5 @@ def test_rwkv_and_mamba_are_marked_as_another_model():
 
 
 def test_an_unknown_table_is_refused_with_a_suggestion():
-    with pytest.raises(paper.PaperError, match="did you mean placement"):
+    with pytest.raises(AnalysisError, match="did you mean placement"):
         paper.table("placment")

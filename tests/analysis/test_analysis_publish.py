@@ -23,6 +23,12 @@ Words stay.
 """
 
 
+@pytest.mark.parametrize("text", [PAGE.replace("old\n<!-- end -->", "old"), PAGE[: PAGE.rindex("<!-- end")]])
+def test_a_block_without_an_end_is_refused(text, runs):
+    with pytest.raises(AnalysisError, match="opens 3 blocks and ends 2; put <!-- end -->"):
+        publish.fill(text, Study.of(runs))
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     root = tmp_path_factory.mktemp("publish") / "runs"

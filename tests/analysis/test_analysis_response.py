@@ -1,6 +1,7 @@
 """The set of scores side by side, and how it responds to guidance: tables and figure."""
 
 import json
+import re
 
 import pytest
 from analysis_runs import score, write
@@ -199,6 +200,14 @@ def test_what_is_said_of_scales_mixes_no_routes_and_no_lengths(tmp_path):
     assert ["+3.000" in said[0], "+1.000" in said[1]] == [True, True]
     scale("none", 800, 9.0)
     assert findings.scale(Study.of(tmp_path)) == [line.replace("x-x, x,", "x-x, x, after 400 steps,") for line in said]
+
+
+@pytest.mark.parametrize(("key", "said"), [("wall_s", "an image than dense.$"), ("macs_routed", "do not tell")])
+def test_a_run_that_took_nothing_is_no_division_by_it(key, said, tmp_path):
+    for route in ("none", "2-8"):
+        path = write(tmp_path, route=route) / "summary.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {key: 1 if route == "none" else 0}))
+    assert re.search(said, findings.make("cost", Study.of(tmp_path)))
 
 
 def test_a_finding_below_three_seeds_is_none():

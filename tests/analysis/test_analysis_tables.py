@@ -308,7 +308,7 @@ def test_scaling_and_resolution_find_their_runs(tmp_path):
 def test_an_unknown_table_or_metric_is_refused(runs):
     with pytest.raises(AnalysisError, match="did you mean route_placement"):
         make("route_placment", runs)
-    with pytest.raises(AnalysisError, match="no run has a score called"):
+    with pytest.raises(AnalysisError, match="no score called"):
         make("main", runs.runs, "FID")
 
 

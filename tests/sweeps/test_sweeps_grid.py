@@ -118,6 +118,11 @@ def test_later_stages_start_from_the_runs_they_name(tmp_path):
     assert dict(cells[4].overrides) == {"w": 2}
 
 
+def test_a_key_without_a_value_is_as_good_as_none(tmp_path):
+    made = make(tmp_path, **dict.fromkeys(grid.GRID))
+    assert (made.title, made.makes, len(grid.expand(made))) == ("g", [], 1)
+
+
 def test_a_grid_may_refuse_a_scale_with_its_reason(tmp_path):
     made = make(tmp_path, scales={"tiny": {"refused": "the cells would be one run"}})
     with pytest.raises(SweepError, match="has no scale tiny: the cells would be one run"):

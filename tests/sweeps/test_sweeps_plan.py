@@ -49,6 +49,8 @@ def test_coinciding_cells_are_refused_with_the_reason(tmp_path):
         match="routing.selection=random and routing.selection=rows.*a dense run does not",
     ):
         planned(tmp_path, axes={"routing.selection": ["random", "rows"]})
+    with pytest.raises(SweepError, match="train.steps=2.*does not hold train.steps; launch once"):
+        planned(tmp_path, axes={"train.steps": [2, 4]})
     with pytest.raises(SweepError, match="'seed=1' stands twice"):
         planned(tmp_path, seeds=[1, 1])
     # At depth 12 the two ways of scaling a route are one: the grid itself runs deeper there.
@@ -299,6 +301,8 @@ def test_a_retry_takes_nothing_that_runs_code_from_a_folder_of_runs():
     for key, value in (("setup", ["rm x"]), ("srun", ["--x"]), ("python", "p")):
         with pytest.raises(SweepError, match=f"cluster.{key}.*type cluster= again"):
             cluster_resources.again({**noted, key: value}, {})
+    with pytest.raises(SweepError, match="kind '': expected one of slurm"):
+        cluster_resources.again({}, {})  # of a damaged record
 
 
 def script(place, runs=4):
