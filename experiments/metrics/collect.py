@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,8 +77,8 @@ def exact() -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = convolution
 
 
-class Features(Protocol):
-    """A feature extractor.
+class Features:
+    """A feature extractor: a subclass says in `measure` what it sees of images.
 
     Attributes:
         name: Its name, one of `eval_options.FEATURES`.
@@ -92,17 +92,27 @@ class Features(Protocol):
     name: str
     dim: int
     checksum: str
-    provides: tuple[str, ...]
-    device: torch.device
-    note: str
+    provides: tuple[str, ...] = ("features",)
+    device = torch.device("cpu")
+    note = ""
 
+    @torch.no_grad()
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
+        """Return what `measure` sees of images on any device; see there."""
+        if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
+            raise MetricError(
+                "features take uint8 images of shape (B, 3, H, W), "
+                f"got {images.dtype} {tuple(images.shape)}"
+            )
+        return self.measure(images.to(self.device))
+
+    def measure(self, images: Tensor) -> dict[str, Tensor]:
         """Return float32 `features` `(B, dim)`, and `logits` and `spatial` rows where provided.
 
         Args:
-            images: uint8 with shape `(B, 3, H, W)`.
+            images: uint8 with shape `(B, 3, H, W)`, on the extractor's device.
         """
-        ...
+        raise NotImplementedError
 
 
 def identity(features: Features) -> str:

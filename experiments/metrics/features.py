@@ -16,7 +16,7 @@ from torch import Tensor
 from experiments.data import probe
 from experiments.metrics.collect import Features, main_first
 from experiments.metrics.eval_options import FEATURES, EvalOptions, MetricError, check_known
-from experiments.metrics.images import check_images, labelled_images, split_images
+from experiments.metrics.images import labelled_images, split_images
 from experiments.metrics.pretrained import DinoFeatures, InceptionFeatures
 from experiments.metrics.small_networks import (
     CodeRecipe,
@@ -31,25 +31,21 @@ from experiments.runtime.files import sha256
 _LARGEST = 64
 
 
-class PixelFeatures:
+class PixelFeatures(Features):
     """The pixels of images of this height and width themselves as features, in 0..1."""
 
     name = "pixels"
     checksum = "0" * 64
-    provides: tuple[str, ...] = ("features",)
-    note = ""
-    device = torch.device("cpu")
 
     def __init__(self, shape: tuple[int, int]) -> None:
         self.dim = 3 * shape[0] * shape[1]
 
-    def __call__(self, images: Tensor) -> dict[str, Tensor]:
+    def measure(self, images: Tensor) -> dict[str, Tensor]:
         """Return the flattened pixels, `(B, 3 * H * W)`."""
-        check_images(images)
         return {"features": images.flatten(1).float() / 255}
 
 
-class TrainedFeatures:
+class TrainedFeatures(Features):
     """A small network that was trained on the data set itself: its classifier or autoencoder."""
 
     def __init__(
@@ -58,42 +54,35 @@ class TrainedFeatures:
         self.name, self.size, self.quality = name, size, kept.quality
         self.device = torch.device(device)
         self.model: Any = kept.model.to(device)
-        self.dim: int = self.model.dim
-        self.provides: tuple[str, ...] = self.model.provides
+        self.dim, self.provides = self.model.dim, self.model.provides
         self.checksum = kept.checksum
         origin = "trained now, kept in" if kept.fresh else "from"
         self.note = f"{name}: {kept.quality:.1%} of {said}, {origin} {kept.path}"
 
-    @torch.no_grad()
-    def __call__(self, images: Tensor) -> dict[str, Tensor]:
-        """Return features, and logits of a classifier; see `Features`."""
-        check_images(images)
+    def measure(self, images: Tensor) -> dict[str, Tensor]:
+        """Return features, and logits of a classifier."""
         if images.shape[-2:] != (self.size, self.size):
             raise MetricError(
                 f"{self.name} takes images of {self.size}x{self.size} pixels, "
                 f"got {images.shape[-1]}x{images.shape[-2]}; choose other features"
             )
-        return dict(zip(self.provides, self.model(images.to(self.device)), strict=True))
+        return dict(zip(self.provides, self.model(images), strict=True))
 
 
-class ProbeFeatures:
+class ProbeFeatures(Features):
     """The network that reads rendered scenes; its weights come with the project."""
 
     name = "scenes-probe"
-    provides: tuple[str, ...] = ("features",)
-    note = ""
+    dim = probe.FEATURES
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
-        self.dim = probe.FEATURES
         self.checksum = sha256(probe.WEIGHTS) if probe.WEIGHTS.is_file() else ""
         probe.load(str(self.device))
 
-    @torch.no_grad()
-    def __call__(self, images: Tensor) -> dict[str, Tensor]:
-        """Return features; see `Features`."""
-        check_images(images)
-        return {"features": probe.probe(images.to(self.device))["features"]}
+    def measure(self, images: Tensor) -> dict[str, Tensor]:
+        """Return features."""
+        return {"features": probe.probe(images)["features"]}
 
 
 def create_features(

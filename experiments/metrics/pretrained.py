@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from experiments.data.data_options import first_line
+from experiments.metrics.collect import Features
 from experiments.metrics.eval_options import MetricError
-from experiments.metrics.images import check_images
 from experiments.metrics.small_networks import checksum
 from experiments.runtime.files import atomic_path, sha256
 
@@ -117,7 +117,7 @@ def build_inception() -> torch.nn.Module:
     )
 
 
-class InceptionFeatures:
+class InceptionFeatures(Features):
     """Inception v3 of 2015 on torch-fidelity's port of the TensorFlow graph.
 
     ADM (Dhariwal and Nichol 2021) compares three outputs of the network:
@@ -133,8 +133,7 @@ class InceptionFeatures:
 
     name = "inception-adm"
     dim = 2048
-    provides: tuple[str, ...] = ("features", "logits", "spatial")
-    note = ""
+    provides = ("features", "logits", "spatial")
 
     def __init__(
         self,
@@ -165,11 +164,9 @@ class InceptionFeatures:
     def _keep(self, module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         self._spatial = output[:, :SPATIAL_CHANNELS].permute(0, 2, 3, 1).flatten(1).float()
 
-    @torch.no_grad()
-    def __call__(self, images: Tensor) -> dict[str, Tensor]:
+    def measure(self, images: Tensor) -> dict[str, Tensor]:
         """Return features `(B, 2048)`, logits `(B, 1008)` and spatial rows `(B, 2023)`."""
-        check_images(images)
-        features, logits = self.network(images.to(self.device))
+        features, logits = self.network(images)
         assert self._spatial is not None, "the hook on Mixed_6d.branch1x1 did not run"
         spatial, self._spatial = self._spatial, None
         return {"features": features, "logits": logits, "spatial": spatial}
@@ -208,7 +205,7 @@ def build_dinov2(
         ) from None
 
 
-class DinoFeatures:
+class DinoFeatures(Features):
     """Class tokens of DINOv2 after the last norm, for FD-DINOv2 (Stein et al. 2023).
 
     Images are resized to 224x224 (bicubic, antialiased) and scaled by ImageNet's mean and standard
@@ -216,9 +213,6 @@ class DinoFeatures:
     original in every forward pass: the numbers agree closely, not to the last digit, so both sides
     of a distance have to come from this extractor, which the reference's check enforces.
     """
-
-    provides: tuple[str, ...] = ("features",)
-    note = ""
 
     def __init__(
         self,
@@ -237,11 +231,9 @@ class DinoFeatures:
         self.mean = torch.tensor(_MEAN, device=device).view(1, 3, 1, 1)
         self.std = torch.tensor(_STD, device=device).view(1, 3, 1, 1)
 
-    @torch.no_grad()
-    def __call__(self, images: Tensor) -> dict[str, Tensor]:
-        """Return features `(B, dim)`; see `Features`."""
-        check_images(images)
-        x = images.to(self.device).float()
+    def measure(self, images: Tensor) -> dict[str, Tensor]:
+        """Return features `(B, dim)`."""
+        x = images.float()
         if x.shape[-2:] != (SIZE, SIZE):
             x = F.interpolate(x, size=(SIZE, SIZE), mode="bicubic", antialias=True).clamp(0, 255)
         return {"features": self.network((x / 255 - self.mean) / self.std)}
