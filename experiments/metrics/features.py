@@ -155,7 +155,7 @@ def _autoencoder(cache: Path, dataset: Any, device: torch.device | str) -> Train
     with main_first():
         trained = load_autoencoder(
             dataset.name, dataset.pixels_fingerprint, size,
-            lambda split: torch.cat([x.cpu() for x in split_images(dataset, split)]), cache,
+            lambda split: (torch.cat([x.cpu() for x in split_images(dataset, split)]),), cache,
             CodeRecipe(),
         )  # fmt: skip
     said = "the held-out images' variance explained"

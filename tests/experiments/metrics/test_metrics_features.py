@@ -96,7 +96,7 @@ def _classifier(folder: Path, fingerprint: str, splits: object) -> object:
 
 def _autoencoder(folder: Path, fingerprint: str, splits: object) -> object:
     recipe = CodeRecipe(steps=3, width=4, batch=16)
-    images = lambda split: splits(split)[0]  # noqa: E731
+    images = lambda split: splits(split)[:1]  # noqa: E731
     return small_networks.load_autoencoder("digits", fingerprint, 8, images, folder, recipe)
 
 
@@ -141,12 +141,16 @@ def test_a_broken_or_foreign_cache_file_is_made_again(tmp_path: Path, get: objec
 def test_of_two_that_want_a_network_one_trains_it(tmp_path: Path) -> None:
     trained = []
 
-    def make() -> tuple[torch.nn.Module, float]:
-        trained.append(time.sleep(0.3))
-        return torch.nn.Linear(2, 2), 0.5
+    class Slow(torch.nn.Linear):
+        def learn(self, name: str) -> None:
+            trained.append(time.sleep(0.3))
+
+        def quality(self) -> float:
+            return 0.5
 
     def get() -> None:
-        found.append(load_or_make(tmp_path, "x", [1], lambda: torch.nn.Linear(2, 2), make))
+        build = lambda: Slow(2, 2)  # noqa: E731
+        found.append(load_or_make(tmp_path, "x", [1], Recipe(), build, lambda split: ()))
 
     found: list = []
     threads = [threading.Thread(target=get) for _ in range(2)]
