@@ -171,35 +171,20 @@ def _read(name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class EvalOptions:
-    """What is measured, on how many samples and against what; one YAML file in `conf/eval` each.
+    """What is measured, on how many samples and against what.
 
-    Attributes:
-        name: Of the file.
-        every: Steps between scores while training; 0 scores only at the end.
-        samples: Samples per evaluation.
-        features: Feature extractors, names of `FEATURES`.
-        metrics: Metrics, names of `METRICS`; each is measured on every extractor that can.
-        labels: `balanced` (class i mod classes) or `random` (drawn per seed).
-        seed: Seed of the first sample; sample i has seed `seed + i`.
-        batch: Images per sampling batch and process.
-        reference: Statistics (`.npz`) of the first features to compare with; further features, and
-            all with None: the data set's held-out split.
-        neighbours: k of precision and recall.
-        kid_subsets: Number of subsets that the kernel distance averages over.
-        kid_subset_size: Samples in each of them, at most.
-        inception_weights: File with torch-fidelity's Inception weights; None: the cache, else a
-            download.
-        dinov2_weights: File with DINOv2 weights; None: timm's own cache, else a download.
+    `experiments/conf/eval/digits.yaml` explains each option.
     """
 
     name: str = "digits"
     every: Annotated[int, Key(least=0, most=10**7)] = 0
     samples: Annotated[int, Key(least=2, most=10**7)] = 500
     features: tuple[str, ...] = ("digits-classifier",)
-    metrics: tuple[str, ...] = ("fd", "accuracy")
+    metrics: tuple[str, ...] = ("fd", "accuracy")  # each on every extractor that can
     labels: Annotated[str, Key(among=("balanced", "random"))] = "balanced"
-    seed: Annotated[int, Key(least=0, most=2**62)] = 100000
+    seed: Annotated[int, Key(least=0, most=2**62)] = 100000  # sample i has `seed + i`
     batch: Annotated[int, Key(least=1, most=10**7)] = 250
+    # Of the first features; further ones are compared with the held-out split
     reference: str | None = None
     neighbours: Annotated[int, Key(least=1, most=10**7)] = 3
     kid_subsets: Annotated[int, Key(least=1, most=10**7)] = 100
