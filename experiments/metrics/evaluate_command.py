@@ -110,6 +110,13 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
             f"data.held_out={asked}: the run held {held} samples back and was trained on the rest; "
             "give others as data.test=FOLDER"
         )
+    for key in ("split_seed", "test_fraction"):
+        own = loaded.config.data.get(key)
+        if own is not None and changes["data"].get(key, own) != own:
+            raise MetricError(
+                f"data.{key}={changes['data'][key]}: the run was trained with {own}, and on samples "
+                "that another split holds out; leave it out"
+            )
     config = dataclasses.replace(loaded.config, data={**loaded.config.data, **changes["data"]})
     dataset = build.make_dataset(config, device)
     given = {name: getattr(args, name) for name in ("samples", "seed", *_OPTIONS)}
