@@ -150,6 +150,8 @@ def test_pictures_are_scored(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
         (("--step", "3"), "has no checkpoints"),
         (("--reference", "nowhere.npz"), "no such file"),
         (("--write-reference", "x.txt"), "must end in .npz"),
+        (("--write-reference", "x.npz", "--features", ","), "give one --features"),
+        (("--write-reference", "x.npz", "--samples", 50), "--samples: --write-reference takes"),
         (("--write-samples", "x.npz", "--guidance", "none", "cfg"), "one --guidance"),
         (("data.split_seed=1",), "the run was trained with 0"),
         (("data.test_fraction=0.5",), "the run was trained with 0.2"),
