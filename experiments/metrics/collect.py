@@ -78,23 +78,14 @@ def exact() -> Iterator[None]:
 
 
 class Features:
-    """A feature extractor: a subclass says in `measure` what it sees of images.
+    """A feature extractor: a subclass says in `measure` what it sees of images."""
 
-    Attributes:
-        name: Its name, one of `eval_options.FEATURES`.
-        dim: Length of a feature vector.
-        checksum: SHA-256 of its weights.
-        provides: What a call returns: `features`, and some of `logits`, `spatial`.
-        device: Where it runs.
-        note: One line for the log, as the classifier's accuracy; may be empty.
-    """
-
-    name: str
-    dim: int
-    checksum: str
-    provides: tuple[str, ...] = ("features",)
-    device = torch.device("cpu")
-    note = ""
+    name: str  # one of `eval_options.FEATURES`
+    dim: int  # length of a feature vector
+    checksum: str  # SHA-256 of its weights
+    provides: tuple[str, ...] = ("features",)  # what a call returns: also `logits`, `spatial`
+    device = torch.device("cpu")  # where it runs
+    note = ""  # a line for the log, as the classifier's accuracy
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> dict[str, Tensor]:

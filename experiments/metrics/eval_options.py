@@ -111,38 +111,23 @@ def full_name(metric: str, n: int, features: str | None) -> str:
 
 @dataclass(frozen=True)
 class Score:
-    """One measured number with everything that is needed to read it.
+    """One measured number with everything that is needed to read it."""
 
-    Attributes:
-        metric: Full name, as `FD-200 (digits-classifier)`.
-        key: Name of the metric in the code, as `fd`.
-        value: The number.
-        n: Samples it was measured on.
-        features: Extractor and the start of its weights' checksum, as `digits-classifier@1f2e3d4c`.
-        reference: What was compared with: name and the start of its checksum; None where nothing
-            was.
-        seed: Seed of the first sample.
-        guidance: How it was sampled, as `cfg scale=1.5`; None for images from elsewhere.
-        sampler: Sampler and steps, as `heun steps=12`; None for images from elsewhere.
-        step: Training step of the weights; None for images from elsewhere.
-        macs_per_sample: Multiply-adds to sample one image; None for images from elsewhere.
-        better: `lower` or `higher`.
-        source: Where the images came from, if not from the run itself.
-    """
-
-    metric: str
-    key: str
+    metric: str  # full name, as `FD-200 (digits-classifier)`
+    key: str  # name of the metric in the code, as `fd`
     value: float
-    n: int
-    features: str | None
-    reference: str | None
-    seed: int | None = None
+    n: int  # samples it was measured on
+    features: str | None  # extractor and start of its checksum, as `digits-classifier@1f2e3d4c`
+    reference: str | None  # what was compared with: name and start of its checksum, or None
+    seed: int | None = None  # of the first sample
+    # How it was sampled, as `cfg scale=1.5` and `heun steps=12`, from weights of which training
+    # step, at how many multiply-adds per image; None for images from elsewhere
     guidance: str | None = None
     sampler: str | None = None
     step: int | None = None
     macs_per_sample: float | None = None
-    better: str = "lower"
-    source: str | None = None
+    better: str = "lower"  # `lower` or `higher`
+    source: str | None = None  # where the images came from, if not from the run itself
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.value):

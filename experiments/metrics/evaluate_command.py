@@ -121,7 +121,7 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
         own = loaded.config.data.get(key)
         if own is not None and changes["data"].get(key, own) != own:
             raise MetricError(
-                f"data.{key}={changes['data'][key]}: the run was trained with {own}, and on samples "
+                f"data.{key}={changes['data'][key]}: the run was trained with {own}, on samples "
                 "that another split holds out; leave it out"
             )
     config = dataclasses.replace(loaded.config, data={**loaded.config.data, **changes["data"]})
