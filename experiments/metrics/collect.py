@@ -129,11 +129,8 @@ _SOURCES = {"moments": "features", "spatial": "spatial", "rows": "features", "lo
 class Collector:
     """Takes in batches of images and keeps the parts of a collection that are wanted."""
 
-    def __init__(
-        self, features: Features, wanted: Collection[str], device: torch.device | str | None = None
-    ) -> None:
+    def __init__(self, features: Features, wanted: Collection[str]) -> None:
         self.features, self.wanted = features, set(wanted)
-        self.device = features.device if device is None else device
         self.n = 0
         self._sums: dict[str, Moments] = {}
         self._rows: dict[str, list[Tensor]] = {}
@@ -149,7 +146,7 @@ class Collector:
                 self._rows.setdefault(key, []).append(rows.float().cpu())
             else:
                 if key not in self._sums:
-                    self._sums[key] = Moments(rows.shape[1], self.device)
+                    self._sums[key] = Moments(rows.shape[1], self.features.device)
                 self._sums[key].update(rows)
 
     def merged(self) -> Collected:
@@ -171,13 +168,10 @@ class Collector:
 
 
 def collect(
-    features: Features,
-    images: Iterable[Tensor],
-    wanted: Collection[str] = ("moments", "rows"),
-    device: torch.device | str | None = None,
+    features: Features, images: Iterable[Tensor], wanted: Collection[str] = ("moments", "rows")
 ) -> Collected:
     """Run `features` over uint8 batches (B, 3, H, W); each process brings its own part."""
-    collector = Collector(features, wanted, device)
+    collector = Collector(features, wanted)
     for batch in images:
         collector.update(batch)
     return collector.merged()

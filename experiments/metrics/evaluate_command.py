@@ -265,7 +265,7 @@ def _write(
     data = labelled_data(dataset, name)
     features = create_features(name, options, cache=cache, dataset=data, device=device)
     wanted = {"moments", "rows"} | ({"spatial"} & set(features.provides))
-    found = collect(features, images, wanted, device)
+    found = collect(features, images, wanted)
     if not world()[0]:
         reference.save(path, features, found, title)
     console.say(f"reference   {path}  ({found.n} images, {features.name})")

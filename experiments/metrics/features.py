@@ -37,8 +37,8 @@ class PixelFeatures(Features):
     name = "pixels"
     checksum = "0" * 64
 
-    def __init__(self, shape: tuple[int, int]) -> None:
-        self.dim = 3 * shape[0] * shape[1]
+    def __init__(self, shape: tuple[int, int], device: torch.device | str = "cpu") -> None:
+        self.dim, self.device = 3 * shape[0] * shape[1], torch.device(device)
 
     def measure(self, images: Tensor) -> dict[str, Tensor]:
         """Return the flattened pixels, `(B, 3 * H * W)`."""
