@@ -7,6 +7,7 @@ the same features name went through the same pre-processing.
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,13 @@ from experiments.metrics.eval_options import FEATURES, EvalOptions, MetricError,
 from experiments.metrics.images import labelled_images, split_images
 from experiments.metrics.pretrained import DinoFeatures, InceptionFeatures
 from experiments.metrics.small_networks import (
+    AUTOENCODER_VERSION,
+    CLASSIFIER_VERSION,
     CodeRecipe,
     KeptNetwork,
-    load_autoencoder,
-    load_classifier,
+    SmallAutoencoder,
+    SmallClassifier,
+    load_or_make,
     recipe_for,
 )
 from experiments.runtime.files import sha256
@@ -129,13 +133,13 @@ def _classifier(
         raise MetricError(
             f"{name} is for data={wanted}, here is {have}; choose other features: {other}"
         )
-    size = dataset.shape[-1]
+    size, classes = dataset.shape[-1], dataset.num_classes
+    recipe = recipe_for(dataset.sizes["train"])
+    settings = [CLASSIFIER_VERSION, dataset.name, dataset.pixels_fingerprint, size, classes]
+    build = partial(SmallClassifier, size, classes, recipe)
+    splits = partial(labelled_images, dataset)
     with main_first():
-        trained = load_classifier(
-            dataset.name, dataset.pixels_fingerprint, size, dataset.num_classes,
-            lambda split: labelled_images(dataset, split), cache,
-            recipe_for(dataset.sizes["train"]),
-        )  # fmt: skip
+        trained = load_or_make(cache / "classifiers", dataset.name, settings, recipe, build, splits)
     return TrainedFeatures(name, trained, size, "held-out images right", device)
 
 
@@ -152,11 +156,16 @@ def _autoencoder(cache: Path, dataset: Any, device: torch.device | str) -> Train
             f"the autoencoder is for images up to {_LARGEST} pixels wide, these are {size}; "
             "choose other features, such as inception-adm"
         )
+    recipe = CodeRecipe()
+    build = partial(SmallAutoencoder, size, recipe)
+    settings = [AUTOENCODER_VERSION, dataset.name, dataset.pixels_fingerprint, size]
+
+    def splits(split: str) -> tuple[Tensor]:
+        return (torch.cat([x.cpu() for x in split_images(dataset, split)]),)
+
     with main_first():
-        trained = load_autoencoder(
-            dataset.name, dataset.pixels_fingerprint, size,
-            lambda split: (torch.cat([x.cpu() for x in split_images(dataset, split)]),), cache,
-            CodeRecipe(),
-        )  # fmt: skip
+        trained = load_or_make(
+            cache / "autoencoders", dataset.name, settings, recipe, build, splits
+        )
     said = "the held-out images' variance explained"
     return TrainedFeatures("autoencoder", trained, size, said, device)

@@ -16,7 +16,6 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -243,21 +242,6 @@ def _shift(images: Tensor, down: int, right: int) -> Tensor:
     return padded[..., pad - down : pad - down + h, pad - right : pad - right + w]
 
 
-def load_classifier(
-    name: str,
-    fingerprint: str,
-    size: int,
-    classes: int,
-    splits: Callable[[str], tuple[Tensor, Tensor]],
-    cache: Path,
-    recipe: Recipe,
-) -> KeptNetwork:
-    """Return the data set's classifier, from the cache or trained now; see `load_or_make`."""
-    settings = [CLASSIFIER_VERSION, name, fingerprint, size, classes]
-    build = partial(SmallClassifier, size, classes, recipe)
-    return load_or_make(cache / "classifiers", name, settings, recipe, build, splits)
-
-
 # --- autoencoder ---------------------------------------------------------------------------------
 
 
@@ -335,17 +319,3 @@ class SmallAutoencoder(nn.Module):
             lost += self.error(part).sum().item()
             total += (self.scaled(part) - mean).square().sum().item()
         return 1 - lost / total
-
-
-def load_autoencoder(
-    name: str,
-    fingerprint: str,
-    size: int,
-    splits: Callable[[str], tuple[Tensor]],
-    cache: Path,
-    recipe: CodeRecipe,
-) -> KeptNetwork:
-    """Return the data set's autoencoder, from the cache or trained now; see `load_or_make`."""
-    settings = [AUTOENCODER_VERSION, name, fingerprint, size]
-    build = partial(SmallAutoencoder, size, recipe)
-    return load_or_make(cache / "autoencoders", name, settings, recipe, build, splits)

@@ -6,6 +6,7 @@ import io
 import threading
 import time
 import urllib.error
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,14 +15,7 @@ import pytest
 import torch
 
 from experiments.data import create
-from experiments.metrics import (
-    EvalOptions,
-    Moments,
-    create_features,
-    frechet_distance,
-    pretrained,
-    small_networks,
-)
+from experiments.metrics import EvalOptions, Moments, create_features, frechet_distance, pretrained
 from experiments.metrics.collect import collect, identity
 from experiments.metrics.eval_options import MetricError
 from experiments.metrics.images import labelled_images, split_images, split_indices
@@ -91,13 +85,15 @@ def test_a_network_is_kept_and_taken_again(digits: object, name: str) -> None:
 
 def _classifier(folder: Path, fingerprint: str, splits: object) -> object:
     recipe = Recipe(epochs=1, width=4)
-    return small_networks.load_classifier("digits", fingerprint, 8, 10, splits, folder, recipe)
+    build = partial(SmallClassifier, 8, 10, recipe)
+    return load_or_make(folder, "digits", [fingerprint], recipe, build, splits)
 
 
 def _autoencoder(folder: Path, fingerprint: str, splits: object) -> object:
     recipe = CodeRecipe(steps=3, width=4, batch=16)
     images = lambda split: splits(split)[:1]  # noqa: E731
-    return small_networks.load_autoencoder("digits", fingerprint, 8, images, folder, recipe)
+    build = partial(SmallAutoencoder, 8, recipe)
+    return load_or_make(folder, "digits", [fingerprint], recipe, build, images)
 
 
 KINDS = pytest.mark.parametrize("get", [_classifier, _autoencoder])
