@@ -240,7 +240,7 @@ def test_absent_weights_offline_are_one_sentence(
     def offline(*args: object, **kwargs: object) -> None:
         raise urllib.error.URLError("no route to host")
 
-    monkeypatch.setattr(pretrained.urllib.request, "urlopen", offline)
+    monkeypatch.setattr("urllib.request.urlopen", offline)
     with pytest.raises(MetricError) as caught:
         create_features("inception-adm", cache=tmp_path)
     message = str(caught.value)
@@ -251,25 +251,23 @@ def test_absent_weights_offline_are_one_sentence(
     ):
         assert part in message
     assert "\n" not in message
-    assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+    assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == ["lock"]
 
 
 def test_a_download_is_checked_before_it_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pretrained.urllib.request, "urlopen", lambda *a, **k: io.BytesIO(b"data"))
+    monkeypatch.setattr("urllib.request.urlopen", lambda *a, **k: io.BytesIO(b"data"))
     digest = "3a6eb0790f39ac87c94f3856b2dd2c5d110e6811602261a9a923d3bb23adc8b7"
-    target = tmp_path / "w.pth"
+    target = tmp_path / "weights" / pretrained.URL.rsplit("/", 1)[1]
     with pytest.raises(MetricError, match="its checksum differs"):
-        pretrained.fetch("https://x/w.pth", target, "0000", "weights", "key")
+        pretrained.published_weights(tmp_path)
     assert not target.exists()
-    assert (
-        pretrained.fetch("https://x/w.pth", target, digest[:8], "weights", "key").read_bytes()
-        == b"data"
-    )
+    monkeypatch.setattr(pretrained, "SHA256", digest[:8])
+    assert pretrained.published_weights(tmp_path).read_bytes() == b"data"
     target.write_bytes(b"else")
     with pytest.raises(MetricError, match="delete it and run again"):
-        pretrained.fetch("https://x/w.pth", target, digest[:8], "weights", "key")
+        pretrained.published_weights(tmp_path)
 
 
 def test_weights_files_are_not_unpickled(tmp_path: Path) -> None:
