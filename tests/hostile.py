@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import pickle
@@ -406,7 +407,8 @@ def make_classifier(folder):
     from experiments.metrics import small_networks
 
     recipe = small_networks.Recipe(width=2, dim=2, epochs=1)
-    small_networks.load_classifier("digits", "f", 8, 2, _digits, folder, recipe)
+    build = functools.partial(small_networks.SmallClassifier, 8, 2, recipe)
+    small_networks.load_or_make(folder / "classifiers", "digits", [], recipe, build, _digits)
 
 
 @reader("cached classifier", make_classifier, "classifiers/*.safetensors")

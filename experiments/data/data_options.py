@@ -36,39 +36,26 @@ class DataOptions:
 
     The class attributes are enough to name a run, to count its parameters and FLOPs and to check
     it before it is submitted, also on a machine that does not hold the data.
-
-    Args:
-        name: Which data set.
-        sigma_data: Standard deviation of the data as the model sees them (EDM, table 1: 0.5).
-
-    Attributes:
-        sample_shape: (C, H, W) of a sample.
-        class_count: Number of classes; 0: none.
-        caption_shape: (L, E) of caption embeddings, or None without captions.
-        dataset: Module and name of the class that makes the batches.
-        evaluation: What scores it: a file of experiments/conf/eval.
-        patch: Side of a patch at scale `tiny`.
-        p_mean: Mean of ln(sigma) in EDM's training; the more pixels say the same, the more noise
-            it takes to hide what a picture shows. The paper's for latents.
-        cfg_scale: Scale of classifier-free guidance.
-        places: Options that say where the files are, of a set whose files are checked against the
-            published checksums: no part of what a run is.
-        source: Where the data come from, as it travels with the weights; empty: not said.
     """
 
     name: str
+    # Standard deviation of the data as the model sees them (EDM, table 1: 0.5)
     sigma_data: Annotated[float, Key(above=0)] = 0.5
 
-    sample_shape: ClassVar[tuple[int, int, int]] = (0, 0, 0)
-    class_count: ClassVar[int] = 0
-    caption_shape: ClassVar[tuple[int, int] | None] = None
-    dataset: ClassVar[str]
-    evaluation: ClassVar[str] = "none"
-    patch: ClassVar[int] = 2
+    sample_shape: ClassVar[tuple[int, int, int]] = (0, 0, 0)  # (C, H, W)
+    class_count: ClassVar[int] = 0  # 0: none
+    caption_shape: ClassVar[tuple[int, int] | None] = None  # (L, E), or None without captions
+    dataset: ClassVar[str]  # module and name of the class that makes the batches
+    evaluation: ClassVar[str] = "none"  # what scores it: a file of experiments/conf/eval
+    patch: ClassVar[int] = 2  # side of a patch at scale `tiny`
+    # Mean of ln(sigma) in EDM's training; the more pixels say the same, the more noise it takes to
+    # hide what a picture shows. The paper's for latents.
     p_mean: ClassVar[float] = -1.2
-    cfg_scale: ClassVar[float] = 1.5
+    cfg_scale: ClassVar[float] = 1.5  # scale of classifier-free guidance
+    # Options that say where the files are, of a set whose files are checked against the published
+    # checksums: no part of what a run is.
     places: ClassVar[tuple[str, ...]] = ()
-    source: ClassVar[str] = ""
+    source: ClassVar[str] = ""  # where the data come from, as it travels with the weights
 
     def __post_init__(self) -> None:
         check_ranges(self, "data.", DataError)

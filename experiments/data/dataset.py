@@ -29,30 +29,19 @@ from routing.rng import Draws
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch, on one device.
+    """One batch, on one device."""
 
-    Args:
-        x: Data as the model sees them, (B, C, H, W) float32.
-        y: Class labels, (B,) int64, or None.
-        text: Caption embeddings, (B, L, E) float32, or None.
-        captions: The captions in words, or None (`Dataset.condition` has them where training
-            batches leave them out).
-    """
-
-    x: Tensor
-    y: Tensor | None = None
-    text: Tensor | None = None
+    x: Tensor  # data as the model sees them, (B, C, H, W) float32
+    y: Tensor | None = None  # class labels, (B,) int64, or None
+    text: Tensor | None = None  # caption embeddings, (B, L, E) float32, or None
+    # In words, or None (`Dataset.condition` has them where training batches leave them out)
     captions: list[str] | None = None
 
     def rows(self, low: int, high: int) -> Batch:
         """Return the samples `low..high-1` of the batch."""
-        part = slice(low, high)
-        return Batch(
-            self.x[part],
-            None if self.y is None else self.y[part],
-            None if self.text is None else self.text[part],
-            None if self.captions is None else self.captions[part],
-        )
+        parts = (self.x, self.y, self.text, self.captions)
+        cut: list[Any] = [None if part is None else part[low:high] for part in parts]
+        return Batch(*cut)
 
 
 @dataclass(frozen=True)
@@ -84,23 +73,17 @@ class Dataset(abc.ABC):
             `shape`, `num_classes` and `text` anew.
         task: `class`, `text` or `none`: what `batch` returns beside `x`.
         device: Where batches are made.
-
-    Attributes:
-        name: As in `data=`.
-        shape: (C, H, W) of one sample.
-        num_classes: Number of classes; 0 for a data set without labels or another task.
-        class_names: One name per class.
-        text: (L, E) of caption embeddings, or None.
-        sizes: Number of samples per split; None is an endless stream.
-        sigma_data: Standard deviation of `x`, as the objective assumes it.
-        fingerprint: Changes when the data change; part of a run's identity.
-        reads_disk: Whether `rows` reads files, so that a prefetch thread pays.
     """
 
+    name: str  # as in `data=`
+    shape: tuple[int, int, int]  # (C, H, W) of one sample
+    num_classes: int  # 0 for a data set without labels or another task
     class_names: tuple[str, ...] = ()
-    sizes: dict[str, int | None]
-    fingerprint: str
-    reads_disk = False
+    text: tuple[int, int] | None  # (L, E) of caption embeddings, or None
+    sizes: dict[str, int | None]  # samples per split; None is an endless stream
+    sigma_data: float  # standard deviation of `x`, as the objective assumes it
+    fingerprint: str  # changes when the data change; part of a run's identity
+    reads_disk = False  # whether `rows` reads files, so that a prefetch thread pays
 
     def __init__(
         self, options: DataOptions, task: str = "class", device: torch.device | str = "cpu"

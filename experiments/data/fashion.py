@@ -46,14 +46,10 @@ _AGAIN = f"delete it, and it is downloaded again, or {_FOLDER}"  # of a file of 
 
 @dataclass(frozen=True)
 class FashionOptions(ImageOptions):
-    """Fashion-MNIST (Xiao et al. 2017): 70,000 pictures of clothes, 28x28 grey in 32x32.
-
-    Args:
-        path: Folder with the four IDX files, packed (.gz) or not; None: downloaded once.
-    """
+    """Fashion-MNIST (Xiao et al. 2017): 70,000 pictures of clothes, 28x28 grey in 32x32."""
 
     name: str = "fashion"
-    path: str | None = None
+    path: str | None = None  # folder with the four IDX files; None: downloaded once
 
     sample_shape = (1, 32, 32)
     class_count = 10

@@ -105,25 +105,7 @@ IMAGES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".parquet", ".arrow"}
 class LatentsOptions(DataOptions):
     """Precomputed VAE latents: ImageNet-256 (4x32x32), ImageNet-512 (4x64x64), COCO.
 
-    Args:
-        sigma_data: Standard deviation that the objective assumes.
-        path: Folder of the store: from `experiments/prepare.py`, WebDataset tars, or
-            LightningDiT's shards.
-        shape: (C, H, W) that the latents must have, or None for any.
-        test: A second store for the held-out split, or None.
-        held_out: Number of samples taken out of `path` for the held-out split where `test` is None.
-        flip: `auto`: stored flips where there are any; `mirror`: mirror the latent itself; `none`.
-        scale: `factor`: times the VAE's scale factor; `std`: every channel to mean 0 and
-            `sigma_data`.
-        scale_factor: Overrides the VAE's scale factor where a store names none (SD: 0.18215).
-        scaled: `auto`: what the store says; `yes` or `no`: whether foreign latents are already
-            scaled.
-        kind: `auto`, or what foreign latents hold: `sample` or `moments` (mean and log variance).
-        num_classes: Number of classes where a store names none; None: highest label plus one.
-        vae: diffusers AutoencoderKL for pixels, a name or a folder; `auto`: the store's own.
-        vae_dtype: `float32` or `bfloat16` for decoding.
-        decode_batch: Latents decoded at a time.
-        verify: Check every shard's SHA-256 at the start (reads the whole store).
+    `experiments/conf/data/latents.yaml` explains each option.
     """
 
     name: str = "latents"

@@ -205,7 +205,7 @@ class TarSource(PictureSource):
             with self._tars[number].open("rb") as handle:
                 for _, key, member, fields in samples:
                     parts = {}
-                    for name, part in ({"image": member} | fields).items():
+                    for name, part in (fields | {"image": member}).items():
                         if name in ("image", "cls", "txt", "json"):
                             handle.seek(part.offset)
                             parts[name] = handle.read(part.size)

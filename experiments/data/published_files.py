@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import math
+import shutil
 import struct
 import sys
 import zlib
@@ -103,15 +104,18 @@ class SplitOptions(ImageOptions):
         return LabelledImages(splits, names, white, digest.hexdigest()[:16])
 
 
-# Seconds to wait for another process that downloads the same file.
-_LONGEST = 3600
+# Seconds to wait for another process that downloads the same file, and for an address to answer.
+_LONGEST, _SILENT = 3600, 20
 
 
-def fetch(addresses: Sequence[str], path: Path, md5: str) -> None:
-    """Download a file unless it is there, whole or absent, from the first address that answers."""
+def fetch(addresses: Sequence[str], path: Path, digest: str, kind: str = "md5") -> None:
+    """Download a file unless it is there, whole or absent, from the first address that answers.
+
+    The checksum of what comes, of this `kind`, has to begin with `digest`.
+    """
     if path.is_file():
         return
-    from torchvision.datasets.utils import download_url
+    from urllib.request import Request, urlopen
 
     why = ""
     with locked(path.parent, wait_s=_LONGEST):
@@ -119,11 +123,16 @@ def fetch(addresses: Sequence[str], path: Path, md5: str) -> None:
             if path.is_file():  # another process was faster
                 return
             print(f"downloading {address} to {path}", file=sys.stderr)
+            # Some servers refuse the name that urllib gives itself.
+            asked = Request(address, headers={"User-Agent": "tread-suite"})
             try:
-                with atomic_path(path) as temporary:
-                    download_url(address, str(path.parent), temporary.name, md5)
+                with urlopen(asked, timeout=_SILENT) as answer, atomic_path(path) as temporary:
+                    with temporary.open("wb") as file:
+                        shutil.copyfileobj(answer, file)
+                    if not _checksum(temporary, kind).startswith(digest):
+                        raise OSError("its checksum differs")
                 return
-            except (OSError, RuntimeError, HTTPException) as error:
+            except (OSError, HTTPException) as error:
                 why = str(error)
                 if isinstance(error, HTTPError):
                     error.close()
@@ -132,13 +141,18 @@ def fetch(addresses: Sequence[str], path: Path, md5: str) -> None:
 
 def check(path: Path, md5: str) -> None:
     """Refuse a file that is not, byte for byte, the published one."""
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    found = _checksum(path, "md5")
     require(
         found == md5,
         f"{path} is cut short or is not what was published: its MD5 is {found}, expected {md5}; "
         "remove it, and it is downloaded again",
     )
+
+
+def _checksum(path: Path, kind: str) -> str:
+    with path.open("rb") as file:
+        made = hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False))
+    return made.hexdigest()
 
 
 #: The four files of a data set that is published as MNIST was: images and labels of each split.

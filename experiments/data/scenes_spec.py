@@ -11,12 +11,7 @@ from experiments.runtime.keys import Key
 
 @dataclass(frozen=True)
 class ScenesOptions(DataOptions):
-    """Procedural 32x32 pictures of one large and up to two small shapes.
-
-    Args:
-        seed: Another seed is another stream of pictures from the same distribution.
-        max_shapes: Most shapes in one picture: 1, 2 or 3.
-    """
+    """Procedural 32x32 pictures of one large and up to two small shapes."""
 
     name: str = "scenes"
     seed: int = 0

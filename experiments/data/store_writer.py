@@ -224,7 +224,7 @@ class StoreWriter:
 
     def _chosen(self, raw: RawPicture) -> list[str]:
         if not raw.captions:
-            raise DataError("a picture has no caption; task=text needs one for each")
+            raise DataError(f"{raw.name} has no caption; --text needs one for every picture")
         return list(itertools.islice(itertools.cycle(raw.captions), self.settings.captions))
 
     def _caption_tensors(self, pictures: list[RawPicture]) -> dict[str, Tensor]:

@@ -50,10 +50,7 @@ SETS: dict[str, tuple[tuple[int, int, int], int, bool]] = {
 class TorchvisionOptions(ImageOptions):
     """A small data set as torchvision downloads it: CIFAR-10 and -100, SVHN, MNIST and its kin.
 
-    Args:
-        set: Which one, a name of `SETS`.
-        root: torchvision's `root`; None: the user's cache folder. What is not there is downloaded.
-        flip: `auto`: CIFAR is mirrored at random while training; `mirror` or `none`: for any set.
+    `experiments/conf/data/torchvision.yaml` explains each option.
     """
 
     name: str = "torchvision"

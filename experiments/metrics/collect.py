@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,32 +77,33 @@ def exact() -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = convolution
 
 
-class Features(Protocol):
-    """A feature extractor.
+class Features:
+    """A feature extractor: a subclass says in `measure` what it sees of images."""
 
-    Attributes:
-        name: Its name, one of `eval_options.FEATURES`.
-        dim: Length of a feature vector.
-        checksum: SHA-256 of its weights.
-        provides: What a call returns: `features`, and some of `logits`, `spatial`.
-        device: Where it runs.
-        note: One line for the log, as the classifier's accuracy; may be empty.
-    """
+    name: str  # one of `eval_options.FEATURES`
+    dim: int  # length of a feature vector
+    checksum: str  # SHA-256 of its weights
+    provides: tuple[str, ...] = ("features",)  # what a call returns: also `logits`, `spatial`
+    device = torch.device("cpu")  # where it runs
+    note = ""  # a line for the log, as the classifier's accuracy
 
-    name: str
-    dim: int
-    checksum: str
-    provides: tuple[str, ...]
-    device: torch.device
-    note: str
-
+    @torch.no_grad()
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
+        """Return what `measure` sees of images on any device; see there."""
+        if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
+            raise MetricError(
+                "features take uint8 images of shape (B, 3, H, W), "
+                f"got {images.dtype} {tuple(images.shape)}"
+            )
+        return self.measure(images.to(self.device))
+
+    def measure(self, images: Tensor) -> dict[str, Tensor]:
         """Return float32 `features` `(B, dim)`, and `logits` and `spatial` rows where provided.
 
         Args:
-            images: uint8 with shape `(B, 3, H, W)`.
+            images: uint8 with shape `(B, 3, H, W)`, on the extractor's device.
         """
-        ...
+        raise NotImplementedError
 
 
 def identity(features: Features) -> str:
@@ -128,11 +129,8 @@ _SOURCES = {"moments": "features", "spatial": "spatial", "rows": "features", "lo
 class Collector:
     """Takes in batches of images and keeps the parts of a collection that are wanted."""
 
-    def __init__(
-        self, features: Features, wanted: Collection[str], device: torch.device | str | None = None
-    ) -> None:
+    def __init__(self, features: Features, wanted: Collection[str]) -> None:
         self.features, self.wanted = features, set(wanted)
-        self.device = features.device if device is None else device
         self.n = 0
         self._sums: dict[str, Moments] = {}
         self._rows: dict[str, list[Tensor]] = {}
@@ -148,7 +146,7 @@ class Collector:
                 self._rows.setdefault(key, []).append(rows.float().cpu())
             else:
                 if key not in self._sums:
-                    self._sums[key] = Moments(rows.shape[1], self.device)
+                    self._sums[key] = Moments(rows.shape[1], self.features.device)
                 self._sums[key].update(rows)
 
     def merged(self) -> Collected:
@@ -170,13 +168,10 @@ class Collector:
 
 
 def collect(
-    features: Features,
-    images: Iterable[Tensor],
-    wanted: Collection[str] = ("moments", "rows"),
-    device: torch.device | str | None = None,
+    features: Features, images: Iterable[Tensor], wanted: Collection[str] = ("moments", "rows")
 ) -> Collected:
     """Run `features` over uint8 batches (B, 3, H, W); each process brings its own part."""
-    collector = Collector(features, wanted, device)
+    collector = Collector(features, wanted)
     for batch in images:
         collector.update(batch)
     return collector.merged()

@@ -111,38 +111,23 @@ def full_name(metric: str, n: int, features: str | None) -> str:
 
 @dataclass(frozen=True)
 class Score:
-    """One measured number with everything that is needed to read it.
+    """One measured number with everything that is needed to read it."""
 
-    Attributes:
-        metric: Full name, as `FD-200 (digits-classifier)`.
-        key: Name of the metric in the code, as `fd`.
-        value: The number.
-        n: Samples it was measured on.
-        features: Extractor and the start of its weights' checksum, as `digits-classifier@1f2e3d4c`.
-        reference: What was compared with: name and the start of its checksum; None where nothing
-            was.
-        seed: Seed of the first sample.
-        guidance: How it was sampled, as `cfg scale=1.5`; None for images from elsewhere.
-        sampler: Sampler and steps, as `heun steps=12`; None for images from elsewhere.
-        step: Training step of the weights; None for images from elsewhere.
-        macs_per_sample: Multiply-adds to sample one image; None for images from elsewhere.
-        better: `lower` or `higher`.
-        source: Where the images came from, if not from the run itself.
-    """
-
-    metric: str
-    key: str
+    metric: str  # full name, as `FD-200 (digits-classifier)`
+    key: str  # name of the metric in the code, as `fd`
     value: float
-    n: int
-    features: str | None
-    reference: str | None
-    seed: int | None = None
+    n: int  # samples it was measured on
+    features: str | None  # extractor and start of its checksum, as `digits-classifier@1f2e3d4c`
+    reference: str | None  # what was compared with: name and start of its checksum, or None
+    seed: int | None = None  # of the first sample
+    # How it was sampled, as `cfg scale=1.5` and `heun steps=12`, from weights of which training
+    # step, at how many multiply-adds per image; None for images from elsewhere
     guidance: str | None = None
     sampler: str | None = None
     step: int | None = None
     macs_per_sample: float | None = None
-    better: str = "lower"
-    source: str | None = None
+    better: str = "lower"  # `lower` or `higher`
+    source: str | None = None  # where the images came from, if not from the run itself
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.value):
@@ -171,35 +156,20 @@ def _read(name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class EvalOptions:
-    """What is measured, on how many samples and against what; one YAML file in `conf/eval` each.
+    """What is measured, on how many samples and against what.
 
-    Attributes:
-        name: Of the file.
-        every: Steps between scores while training; 0 scores only at the end.
-        samples: Samples per evaluation.
-        features: Feature extractors, names of `FEATURES`.
-        metrics: Metrics, names of `METRICS`; each is measured on every extractor that can.
-        labels: `balanced` (class i mod classes) or `random` (drawn per seed).
-        seed: Seed of the first sample; sample i has seed `seed + i`.
-        batch: Images per sampling batch and process.
-        reference: Statistics (`.npz`) of the first features to compare with; further features, and
-            all with None: the data set's held-out split.
-        neighbours: k of precision and recall.
-        kid_subsets: Number of subsets that the kernel distance averages over.
-        kid_subset_size: Samples in each of them, at most.
-        inception_weights: File with torch-fidelity's Inception weights; None: the cache, else a
-            download.
-        dinov2_weights: File with DINOv2 weights; None: timm's own cache, else a download.
+    `experiments/conf/eval/digits.yaml` explains each option.
     """
 
     name: str = "digits"
     every: Annotated[int, Key(least=0, most=10**7)] = 0
     samples: Annotated[int, Key(least=2, most=10**7)] = 500
     features: tuple[str, ...] = ("digits-classifier",)
-    metrics: tuple[str, ...] = ("fd", "accuracy")
+    metrics: tuple[str, ...] = ("fd", "accuracy")  # each on every extractor that can
     labels: Annotated[str, Key(among=("balanced", "random"))] = "balanced"
-    seed: Annotated[int, Key(least=0, most=2**62)] = 100000
+    seed: Annotated[int, Key(least=0, most=2**62)] = 100000  # sample i has `seed + i`
     batch: Annotated[int, Key(least=1, most=10**7)] = 250
+    # Of the first features; further ones are compared with the held-out split
     reference: str | None = None
     neighbours: Annotated[int, Key(least=1, most=10**7)] = 3
     kid_subsets: Annotated[int, Key(least=1, most=10**7)] = 100

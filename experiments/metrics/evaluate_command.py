@@ -36,6 +36,8 @@ from routing.parsing import yaml_of
 
 #: Options of an evaluation that have an argument of their own name.
 _OPTIONS = ("metrics", "features", "reference", "batch", "inception_weights", "dinov2_weights")
+#: Arguments of the samples that a run makes.
+_SAMPLING = ("guidance", "sampler", "steps", "seed", "write_samples")
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
@@ -82,6 +84,11 @@ def parse_choice(text: str) -> tuple[str | None, dict[str, Any]]:
     return name or None, changes
 
 
+def _given(args: argparse.Namespace, *names: str) -> list[str]:
+    """Return which of the arguments were given, as they are typed."""
+    return [f"--{n.replace('_', '-')}" for n in names if getattr(args, n) is not None]
+
+
 def _processes() -> torch.device:
     """Join the processes of torchrun, if there are any, and return this one's device."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -110,6 +117,13 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
             f"data.held_out={asked}: the run held {held} samples back and was trained on the rest; "
             "give others as data.test=FOLDER"
         )
+    for key in ("split_seed", "test_fraction"):
+        own = loaded.config.data.get(key)
+        if own is not None and changes["data"].get(key, own) != own:
+            raise MetricError(
+                f"data.{key}={changes['data'][key]}: the run was trained with {own}, on samples "
+                "that another split holds out; leave it out"
+            )
     config = dataclasses.replace(loaded.config, data={**loaded.config.data, **changes["data"]})
     dataset = build.make_dataset(config, device)
     given = {name: getattr(args, name) for name in ("samples", "seed", *_OPTIONS)}
@@ -117,6 +131,8 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
     if args.write_samples and set(options.metrics) == {"heldout_loss"}:
         raise MetricError("--write-samples: heldout_loss draws no samples; add another metric")
     if args.write_reference:
+        if unused := _given(args, "samples", *_SAMPLING):
+            raise MetricError(f"{unused[0]}: --write-reference takes the whole split of the data")
         cache, title = args.cache or scoring.cache_of(config), f"{dataset.name}-{args.split}"
         images = own_images(dataset, args.split)
         return _write(args, options, dataset, cache, images, title, device, console)
@@ -179,10 +195,7 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
 def _images(
     args: argparse.Namespace, source: Path, device: torch.device, console: log.Console
 ) -> int:
-    of_runs = ("step", "guidance", "sampler", "steps", "seed", "write_samples")
-    given = [f"--{n.replace('_', '-')}" for n in of_runs if getattr(args, n) is not None]
-    given += args.changes
-    if given:
+    if given := [*_given(args, "step", *_SAMPLING), *args.changes]:
         raise MetricError(f"{given[0]} is for sampling from a run, and {source} holds images")
     if "heldout_loss" in (args.metrics or ()):
         raise MetricError(f"heldout_loss is a model's own loss, and {source} holds images")
@@ -243,7 +256,7 @@ def _write(
     console: log.Console,
 ) -> int:
     """Write the statistics of real images for one extractor."""
-    if len(options.features) != 1 and args.features:
+    if not options.features or (len(options.features) != 1 and args.features):
         raise MetricError("--write-reference writes one kind of features; give one --features")
     path = Path(args.write_reference).expanduser()
     if path.suffix != ".npz":
@@ -252,7 +265,7 @@ def _write(
     data = labelled_data(dataset, name)
     features = create_features(name, options, cache=cache, dataset=data, device=device)
     wanted = {"moments", "rows"} | ({"spatial"} & set(features.provides))
-    found = collect(features, images, wanted, device)
+    found = collect(features, images, wanted)
     if not world()[0]:
         reference.save(path, features, found, title)
     console.say(f"reference   {path}  ({found.n} images, {features.name})")

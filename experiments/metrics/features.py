@@ -7,6 +7,7 @@ the same features name went through the same pre-processing.
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,16 @@ from torch import Tensor
 from experiments.data import probe
 from experiments.metrics.collect import Features, main_first
 from experiments.metrics.eval_options import FEATURES, EvalOptions, MetricError, check_known
-from experiments.metrics.images import check_images, labelled_images, split_images
+from experiments.metrics.images import labelled_images, split_images
 from experiments.metrics.pretrained import DinoFeatures, InceptionFeatures
 from experiments.metrics.small_networks import (
+    AUTOENCODER_VERSION,
+    CLASSIFIER_VERSION,
     CodeRecipe,
     KeptNetwork,
-    load_autoencoder,
-    load_classifier,
+    SmallAutoencoder,
+    SmallClassifier,
+    load_or_make,
     recipe_for,
 )
 from experiments.runtime.files import sha256
@@ -31,25 +35,21 @@ from experiments.runtime.files import sha256
 _LARGEST = 64
 
 
-class PixelFeatures:
+class PixelFeatures(Features):
     """The pixels of images of this height and width themselves as features, in 0..1."""
 
     name = "pixels"
     checksum = "0" * 64
-    provides: tuple[str, ...] = ("features",)
-    note = ""
-    device = torch.device("cpu")
 
-    def __init__(self, shape: tuple[int, int]) -> None:
-        self.dim = 3 * shape[0] * shape[1]
+    def __init__(self, shape: tuple[int, int], device: torch.device | str = "cpu") -> None:
+        self.dim, self.device = 3 * shape[0] * shape[1], torch.device(device)
 
-    def __call__(self, images: Tensor) -> dict[str, Tensor]:
+    def measure(self, images: Tensor) -> dict[str, Tensor]:
         """Return the flattened pixels, `(B, 3 * H * W)`."""
-        check_images(images)
         return {"features": images.flatten(1).float() / 255}
 
 
-class TrainedFeatures:
+class TrainedFeatures(Features):
     """A small network that was trained on the data set itself: its classifier or autoencoder."""
 
     def __init__(
@@ -58,42 +58,35 @@ class TrainedFeatures:
         self.name, self.size, self.quality = name, size, kept.quality
         self.device = torch.device(device)
         self.model: Any = kept.model.to(device)
-        self.dim: int = self.model.dim
-        self.provides: tuple[str, ...] = self.model.provides
+        self.dim, self.provides = self.model.dim, self.model.provides
         self.checksum = kept.checksum
         origin = "trained now, kept in" if kept.fresh else "from"
         self.note = f"{name}: {kept.quality:.1%} of {said}, {origin} {kept.path}"
 
-    @torch.no_grad()
-    def __call__(self, images: Tensor) -> dict[str, Tensor]:
-        """Return features, and logits of a classifier; see `Features`."""
-        check_images(images)
+    def measure(self, images: Tensor) -> dict[str, Tensor]:
+        """Return features, and logits of a classifier."""
         if images.shape[-2:] != (self.size, self.size):
             raise MetricError(
                 f"{self.name} takes images of {self.size}x{self.size} pixels, "
                 f"got {images.shape[-1]}x{images.shape[-2]}; choose other features"
             )
-        return dict(zip(self.provides, self.model(images.to(self.device)), strict=True))
+        return dict(zip(self.provides, self.model(images), strict=True))
 
 
-class ProbeFeatures:
+class ProbeFeatures(Features):
     """The network that reads rendered scenes; its weights come with the project."""
 
     name = "scenes-probe"
-    provides: tuple[str, ...] = ("features",)
-    note = ""
+    dim = probe.FEATURES
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
-        self.dim = probe.FEATURES
         self.checksum = sha256(probe.WEIGHTS) if probe.WEIGHTS.is_file() else ""
         probe.load(str(self.device))
 
-    @torch.no_grad()
-    def __call__(self, images: Tensor) -> dict[str, Tensor]:
-        """Return features; see `Features`."""
-        check_images(images)
-        return {"features": probe.probe(images.to(self.device))["features"]}
+    def measure(self, images: Tensor) -> dict[str, Tensor]:
+        """Return features."""
+        return {"features": probe.probe(images)["features"]}
 
 
 def create_features(
@@ -140,13 +133,13 @@ def _classifier(
         raise MetricError(
             f"{name} is for data={wanted}, here is {have}; choose other features: {other}"
         )
-    size = dataset.shape[-1]
+    size, classes = dataset.shape[-1], dataset.num_classes
+    recipe = recipe_for(dataset.sizes["train"])
+    settings = [CLASSIFIER_VERSION, dataset.name, dataset.pixels_fingerprint, size, classes]
+    build = partial(SmallClassifier, size, classes, recipe)
+    splits = partial(labelled_images, dataset)
     with main_first():
-        trained = load_classifier(
-            dataset.name, dataset.pixels_fingerprint, size, dataset.num_classes,
-            lambda split: labelled_images(dataset, split), cache,
-            recipe_for(dataset.sizes["train"]),
-        )  # fmt: skip
+        trained = load_or_make(cache / "classifiers", dataset.name, settings, recipe, build, splits)
     return TrainedFeatures(name, trained, size, "held-out images right", device)
 
 
@@ -163,11 +156,16 @@ def _autoencoder(cache: Path, dataset: Any, device: torch.device | str) -> Train
             f"the autoencoder is for images up to {_LARGEST} pixels wide, these are {size}; "
             "choose other features, such as inception-adm"
         )
+    recipe = CodeRecipe()
+    build = partial(SmallAutoencoder, size, recipe)
+    settings = [AUTOENCODER_VERSION, dataset.name, dataset.pixels_fingerprint, size]
+
+    def splits(split: str) -> tuple[Tensor]:
+        return (torch.cat([x.cpu() for x in split_images(dataset, split)]),)
+
     with main_first():
-        trained = load_autoencoder(
-            dataset.name, dataset.pixels_fingerprint, size,
-            lambda split: torch.cat([x.cpu() for x in split_images(dataset, split)]), cache,
-            CodeRecipe(),
-        )  # fmt: skip
+        trained = load_or_make(
+            cache / "autoencoders", dataset.name, settings, recipe, build, splits
+        )
     said = "the held-out images' variance explained"
     return TrainedFeatures("autoencoder", trained, size, said, device)

@@ -151,7 +151,8 @@ def scores(data: HeldOut, batch: int, **record: Any) -> list[Score]:
     total = torch.zeros(1 + len(names), dtype=torch.float64)
     with torch.inference_mode(), evaluating(data.model), exact():
         for draw in range(max(1, INPUTS // len(index))):
-            for part in own.split(batch):
+            # A process without a sample has no loss; it only waits for the others.
+            for part in own.split(batch) if len(own) else ():
                 found = torch.stack(data.losses(part, draw)).cpu()
                 total += len(part) * torch.cat((torch.ones(1), found))
     count, *sums = gather_rows(total.unsqueeze(0)).sum(dim=0).tolist()

@@ -36,15 +36,6 @@ _TIGHTEST = 100
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 
-def check_images(images: Tensor) -> None:
-    """Refuse what is no batch of 8-bit RGB images."""
-    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
-        raise MetricError(
-            "features take uint8 images of shape (B, 3, H, W), "
-            f"got {images.dtype} {tuple(images.shape)}"
-        )
-
-
 # --- splits of data sets -------------------------------------------------------------------------
 
 

@@ -96,12 +96,11 @@ class Meter:
         options: EvalOptions,
         reference: Reference | None = None,
         train: Tensor | None = None,
-        device: torch.device | str = "cpu",
     ) -> None:
         self.features, self.metrics, self.options = features, tuple(metrics), options
-        self.reference, self.train, self.device = reference, train, device
+        self.reference, self.train = reference, train
         wanted = {_KEEP[need] for m in metrics for need in METRICS[m].needs if need in _KEEP}
-        self.collector = Collector(features, wanted, device)
+        self.collector = Collector(features, wanted)
 
     def update(
         self, images: Tensor, labels: Tensor | None = None, captions: Sequence[str] | None = None
@@ -144,7 +143,8 @@ class Meter:
                     "leave it out"
                 )
             return {"accuracy": (found.logits.argmax(dim=1) == labels.cpu()).double().mean().item()}
-        rows, real_rows = found.rows.to(self.device), real.rows.to(self.device)
+        device = self.features.device
+        rows, real_rows = found.rows.to(device), real.rows.to(device)
         if metric == "kid":
             o = self.options
             return {"kid": kernel_distance(rows, real_rows, o.kid_subsets, o.kid_subset_size)}
@@ -154,7 +154,7 @@ class Meter:
             named = zip(("precision", "recall"), both, strict=True)
             return {key: value for key, value in named if key in self.metrics}
         assert self.train is not None, metric
-        ratio, fresh = memorisation(rows, self.train.to(self.device), real_rows)
+        ratio, fresh = memorisation(rows, self.train.to(device), real_rows)
         return {metric: ratio, f"{metric}_heldout": fresh}
 
 
@@ -166,14 +166,14 @@ def pixel_meter(dataset: Any, options: EvalOptions, device: torch.device | str =
             f"memorisation_pixels compares images up to {_LARGEST_PIXELS} pixels wide, these are "
             f"{held.shape[-1]}; use memorisation on features"
         )
-    features = PixelFeatures((held.shape[-2], held.shape[-1]))
-    rows = features(held)["features"]
+    features = PixelFeatures((held.shape[-2], held.shape[-1]), device)
+    rows = features(held)["features"].cpu()
     moments = torch.zeros(0).numpy()
     label = f"{dataset.name}-test", identity(features), len(held)
     reference = Reference(*label, moments, moments, None, None, rows, dataset.fingerprint)
     _refuse_endless(dataset)
     train = collect(features, own_images(dataset, "train"), ("rows",)).rows
-    return Meter(features, ("memorisation_pixels",), options, reference, train, device)
+    return Meter(features, ("memorisation_pixels",), options, reference, train)
 
 
 def _refuse_endless(dataset: Any) -> None:
@@ -269,7 +269,7 @@ def prepare(
         if metrics:
             chosen = labelled_data(dataset, name, data)
             features = create_features(name, options, cache=cache, dataset=chosen, device=device)
-            made.append(_meter(features, metrics, options, dataset, cache, device))
+            made.append(_meter(features, metrics, options, dataset, cache))
             notes += [features.note] if features.note else []
     for metric in alone:
         if dataset is None or (metric == "adherence" and dataset.name != "scenes"):
@@ -296,7 +296,6 @@ def _meter(
     options: EvalOptions,
     dataset: Any,
     cache: str | os.PathLike[str],
-    device: torch.device | str,
 ) -> Meter:
     needs = {need for m in metrics for need in METRICS[m].needs}
     real = None
@@ -322,4 +321,4 @@ def _meter(
             )
         _refuse_endless(dataset)
         train = reference.heldout(dataset, features, cache, split="train").rows
-    return Meter(features, metrics, options, real, train, device)
+    return Meter(features, metrics, options, real, train)

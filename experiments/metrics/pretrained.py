@@ -5,10 +5,7 @@ Weights are fetched once, checked, and loaded without unpickling anything.
 
 from __future__ import annotations
 
-import hashlib
 import io
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import torch
@@ -16,13 +13,15 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
-from experiments.data.data_options import first_line
+from experiments.data.data_options import DataError, first_line
+from experiments.data.published_files import fetch
+from experiments.metrics.collect import Features
 from experiments.metrics.eval_options import MetricError
-from experiments.metrics.images import check_images
 from experiments.metrics.small_networks import checksum
-from experiments.runtime.files import atomic_path, sha256
+from experiments.runtime.files import sha256
 
 URL = "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/weights-inception-2015-12-05-6726825d.pth"
+SHA256 = "6726825d"  # how it begins
 SPATIAL_CHANNELS = 7
 _WHAT = "torch-fidelity's Inception weights"
 _OPTION = "eval.inception_weights"
@@ -36,39 +35,22 @@ _MEAN = (0.485, 0.456, 0.406)
 _STD = (0.229, 0.224, 0.225)
 
 
-def fetch(
-    url: str, target: Path, digest_start: str, what: str, option: str, timeout: float = 20.0
-) -> Path:
-    """Return `target`, downloaded from `url` if it is not there, with a SHA-256 of this start.
+def published_weights(cache: Path) -> Path:
+    """Return the file of Inception's weights in the cache, downloaded if it is not there.
 
     Raises:
-        MetricError: It is missing; the message says what to fetch by hand and how to pass it.
+        MetricError: It cannot be had; the message says how to pass it by hand.
     """
-    if target.exists():
-        if not sha256(target).startswith(digest_start):
-            raise MetricError(
-                f"{target} are not {what} (the checksum differs); delete it and run again"
-            )
-        return target
+    path = cache / "weights" / URL.rsplit("/", 1)[1]
     try:
-        with (
-            urllib.request.urlopen(url, timeout=timeout) as answer,
-            atomic_path(target) as temporary,
-        ):
-            digest = hashlib.sha256()
-            with temporary.open("wb") as handle:
-                while piece := answer.read(1 << 20):
-                    digest.update(piece)
-                    handle.write(piece)
-            if not digest.hexdigest().startswith(digest_start):
-                raise OSError("its checksum differs")
-    except (OSError, urllib.error.URLError) as error:
-        reason = getattr(error, "reason", error)
+        fetch([URL], path, SHA256, "sha256")
+    except DataError as error:
         raise MetricError(
-            f"{what} are not at {target} and could not be downloaded ({reason}): "
-            f"fetch {url} on a machine with the internet and pass {option}=FILE"
+            f"{error}: fetch it on a machine with the internet and pass {_OPTION}=FILE"
         ) from None
-    return target
+    if not sha256(path).startswith(SHA256):
+        raise MetricError(f"{path} are not {_WHAT} (the checksum differs); delete it and run again")
+    return path
 
 
 def load_state(path: str | Path, what: str, option: str) -> dict[str, Tensor]:
@@ -117,7 +99,7 @@ def build_inception() -> torch.nn.Module:
     )
 
 
-class InceptionFeatures:
+class InceptionFeatures(Features):
     """Inception v3 of 2015 on torch-fidelity's port of the TensorFlow graph.
 
     ADM (Dhariwal and Nichol 2021) compares three outputs of the network:
@@ -133,8 +115,7 @@ class InceptionFeatures:
 
     name = "inception-adm"
     dim = 2048
-    provides: tuple[str, ...] = ("features", "logits", "spatial")
-    note = ""
+    provides = ("features", "logits", "spatial")
 
     def __init__(
         self,
@@ -146,15 +127,13 @@ class InceptionFeatures:
     ) -> None:
         if network is None:
             network = build_inception()
-            file = URL.rsplit("/", 1)[1]
-            if weights is None:
-                weights = fetch(URL, cache / "weights" / file, "6726825d", _WHAT, _OPTION)
+            weights = published_weights(cache) if weights is None else weights
             state = load_state(weights, _WHAT, _OPTION)
             try:
                 network.load_state_dict(state)
             except (RuntimeError, AttributeError, TypeError):
                 raise MetricError(
-                    f"{_OPTION}={weights} holds another network; expected {file}"
+                    f"{_OPTION}={weights} holds another network; expected {URL.rpartition('/')[2]}"
                 ) from None
         self.network = network.eval().requires_grad_(False).to(device)
         self.device = torch.device(device)
@@ -165,11 +144,9 @@ class InceptionFeatures:
     def _keep(self, module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         self._spatial = output[:, :SPATIAL_CHANNELS].permute(0, 2, 3, 1).flatten(1).float()
 
-    @torch.no_grad()
-    def __call__(self, images: Tensor) -> dict[str, Tensor]:
+    def measure(self, images: Tensor) -> dict[str, Tensor]:
         """Return features `(B, 2048)`, logits `(B, 1008)` and spatial rows `(B, 2023)`."""
-        check_images(images)
-        features, logits = self.network(images.to(self.device))
+        features, logits = self.network(images)
         assert self._spatial is not None, "the hook on Mixed_6d.branch1x1 did not run"
         spatial, self._spatial = self._spatial, None
         return {"features": features, "logits": logits, "spatial": spatial}
@@ -208,7 +185,7 @@ def build_dinov2(
         ) from None
 
 
-class DinoFeatures:
+class DinoFeatures(Features):
     """Class tokens of DINOv2 after the last norm, for FD-DINOv2 (Stein et al. 2023).
 
     Images are resized to 224x224 (bicubic, antialiased) and scaled by ImageNet's mean and standard
@@ -216,9 +193,6 @@ class DinoFeatures:
     original in every forward pass: the numbers agree closely, not to the last digit, so both sides
     of a distance have to come from this extractor, which the reference's check enforces.
     """
-
-    provides: tuple[str, ...] = ("features",)
-    note = ""
 
     def __init__(
         self,
@@ -237,11 +211,9 @@ class DinoFeatures:
         self.mean = torch.tensor(_MEAN, device=device).view(1, 3, 1, 1)
         self.std = torch.tensor(_STD, device=device).view(1, 3, 1, 1)
 
-    @torch.no_grad()
-    def __call__(self, images: Tensor) -> dict[str, Tensor]:
-        """Return features `(B, dim)`; see `Features`."""
-        check_images(images)
-        x = images.to(self.device).float()
+    def measure(self, images: Tensor) -> dict[str, Tensor]:
+        """Return features `(B, dim)`."""
+        x = images.float()
         if x.shape[-2:] != (SIZE, SIZE):
             x = F.interpolate(x, size=(SIZE, SIZE), mode="bicubic", antialias=True).clamp(0, 255)
         return {"features": self.network((x / 255 - self.mean) / self.std)}

@@ -38,29 +38,17 @@ _ARRAYS = ("mu", "sigma", "mu_s", "sigma_s", "rows", "n", "features", "name")
 
 @dataclass(frozen=True)
 class Reference:
-    """What samples are compared with.
+    """What samples are compared with."""
 
-    Attributes:
-        name: File name, or data set and split.
-        features: Extractor and checksum, as `inception-adm@6726825d`.
-        n: Number of images behind `mu`; 0 where a file lacks it.
-        mu: Mean, with shape `(d,)`, float64.
-        sigma: Covariance, with shape `(d, d)`, float64.
-        mu_s: Mean of ADM's spatial features, `(2023,)`, or None.
-        sigma_s: Their covariance, or None.
-        rows: Feature vectors, `(n, d)` float32, or None.
-        checksum: SHA-256 of the file.
-    """
-
-    name: str
-    features: str
-    n: int
-    mu: np.ndarray
+    name: str  # file name, or data set and split
+    features: str  # extractor and checksum, as `inception-adm@6726825d`
+    n: int  # number of images behind `mu`; 0 where a file lacks it
+    mu: np.ndarray  # mean of the features, `(d,)` float64, and their covariance, `(d, d)`
     sigma: np.ndarray
-    mu_s: np.ndarray | None
+    mu_s: np.ndarray | None  # the same of ADM's spatial features, d = 2023, or None
     sigma_s: np.ndarray | None
-    rows: Tensor | None
-    checksum: str
+    rows: Tensor | None  # feature vectors, `(n, d)` float32, or None
+    checksum: str  # SHA-256 of the file
 
     @property
     def label(self) -> str:

@@ -50,17 +50,13 @@ def options_for(config: Config, **changes: Any) -> EvalOptions:
     return EvalOptions(**values)
 
 
-def check(
-    config: Config, dataset: Any, model: Any = None, device: torch.device | str = "cpu"
-) -> list[str]:
+def check(config: Config, dataset: Any, device: torch.device | str = "cpu") -> list[str]:
     """Load what a run's scores need, so that a run that cannot be scored stops before it trains.
 
     Returns:
         Lines for the log, as the classifier's accuracy on held-out images.
     """
     options, conditional = options_for(config), config.task != "none"
-    if model is not None:
-        SamplingPipeline.make(model, config)
     return prepare(options, dataset, cache_of(config), device, conditional, config.data).notes
 
 

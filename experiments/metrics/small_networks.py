@@ -84,19 +84,22 @@ def load_or_make(
     folder: Path,
     name: str,
     settings: list[Any],
-    build: Callable[[], nn.Module],
-    make: Callable[[], tuple[nn.Module, float]],
+    recipe: _Recipe,
+    build: Callable[[], Any],
+    splits: Callable[[str], tuple[Tensor, ...]],
 ) -> KeptNetwork:
     """Return a network from the cache, or train and keep it while other processes wait.
 
     Args:
         folder: Of the cache, for networks of this kind.
-        name: Start of the file's name.
-        settings: Everything that decides the weights, as JSON holds it.
-        build: Returns a network of the same shape, to load into.
-        make: Trains one; returns it and how good it is.
+        name: The data set's, start of the file's name.
+        settings: What else decides the weights, as JSON holds it.
+        recipe: How it is trained.
+        build: Returns the network untrained; it has `learn(name, ...)` and `quality(...)`.
+        splits: Returns what these take of the split `train` or `test`: images (N, 3, H, W) uint8
+            and, for a classifier, labels (N,).
     """
-    identity = json.dumps(settings, sort_keys=True)
+    identity = json.dumps([*settings, vars(recipe)], sort_keys=True)
     path = folder / f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.safetensors"
     found = _load(path, build, identity)
     if found is not None:
@@ -105,7 +108,13 @@ def load_or_make(
         found = _load(path, build, identity)
         if found is not None:
             return found
-        model, quality = make()
+        images = splits("train")
+        with training(recipe.seed):
+            model = build().double()
+            model.learn(name, *images)
+        model.float().eval().requires_grad_(False)
+        with torch.no_grad():
+            quality = model.quality(*splits("test"))
         with atomic_path(path) as temporary:
             metadata = {"identity": identity, "accuracy": repr(quality)}
             save_file(model.state_dict(), temporary, metadata=metadata)
@@ -179,7 +188,7 @@ class SmallClassifier(nn.Module):
 
     def __init__(self, size: int, classes: int, recipe: Recipe) -> None:
         super().__init__()
-        self.dim = recipe.dim
+        self.recipe, self.dim = recipe, recipe.dim
         stride = 2 if size >= 16 else 1
         stem = nn.Conv2d(3, recipe.width, 3, padding=1, stride=stride)
         layers: list[nn.Module] = [stem, nn.GELU()]
@@ -199,26 +208,28 @@ class SmallClassifier(nn.Module):
         features = self.neck(self.body(x))
         return features, self.head(F.gelu(features))
 
-
-def train_classifier(
-    images: Tensor, labels: Tensor, classes: int, recipe: Recipe
-) -> SmallClassifier:
-    """Train a classifier on images (N, 3, H, W) uint8; the same input gives the same weights."""
-    with training(recipe.seed):
-        model = SmallClassifier(images.shape[-1], classes, recipe).double()
+    def learn(self, name: str, images: Tensor, labels: Tensor) -> None:
+        """Train on a data set's images (N, 3, H, W) uint8."""
+        if len(images) > _QUICK:
+            announce(f"{name}-classifier")
+        recipe = self.recipe
 
         def losses() -> Iterator[Tensor]:
             for _ in range(recipe.epochs):
                 for index in torch.randperm(len(images)).split(recipe.batch):
                     offset = torch.randint(-recipe.shift, recipe.shift + 1, (2,)).tolist()
-                    logits = model(_shift(images[index], *offset))[1]
+                    logits = self(_shift(images[index], *offset))[1]
                     yield F.cross_entropy(logits, labels[index], label_smoothing=0.05)
 
-        decay = [p for p in model.parameters() if p.ndim > 1]
-        rest = [p for p in model.parameters() if p.ndim == 1]
+        decay = [p for p in self.parameters() if p.ndim > 1]
+        rest = [p for p in self.parameters() if p.ndim == 1]
         groups = [{"params": decay}, {"params": rest, "weight_decay": 0.0}]
         fit(groups, recipe, recipe.epochs * -(-len(images) // recipe.batch), losses())
-    return model.float().eval().requires_grad_(False)
+
+    def quality(self, images: Tensor, labels: Tensor) -> float:
+        """Return the share of `images` that is taken for `labels`."""
+        pieces = zip(images.split(1024), labels.split(1024), strict=True)
+        return sum(int((self(x)[1].argmax(dim=1) == y).sum()) for x, y in pieces) / len(images)
 
 
 def _shift(images: Tensor, down: int, right: int) -> Tensor:
@@ -229,42 +240,6 @@ def _shift(images: Tensor, down: int, right: int) -> Tensor:
     h, w = images.shape[-2:]
     padded = F.pad(images.float(), (pad, pad, pad, pad), mode="replicate").to(images.dtype)
     return padded[..., pad - down : pad - down + h, pad - right : pad - right + w]
-
-
-@torch.no_grad()
-def accuracy(model: SmallClassifier, images: Tensor, labels: Tensor, batch: int = 1024) -> float:
-    """Return the share of `images` that `model` takes for `labels`."""
-    pieces = zip(images.split(batch), labels.split(batch), strict=True)
-    right = sum(int((model(x)[1].argmax(dim=1) == y).sum()) for x, y in pieces)
-    return right / len(images)
-
-
-def load_classifier(
-    name: str,
-    fingerprint: str,
-    size: int,
-    classes: int,
-    splits: Callable[[str], tuple[Tensor, Tensor]],
-    cache: Path,
-    recipe: Recipe,
-) -> KeptNetwork:
-    """Return the data set's classifier, from the cache or trained now.
-
-    `splits` returns images (N, 3, H, W) uint8 and labels (N,) of the split `train` or `test`.
-    """
-    settings = [CLASSIFIER_VERSION, name, fingerprint, size, classes, vars(recipe)]
-
-    def make() -> tuple[nn.Module, float]:
-        images, labels = splits("train")
-        if len(images) > _QUICK:
-            announce(f"{name}-classifier")
-        model = train_classifier(images, labels, classes, recipe)
-        return model, accuracy(model, *splits("test"))
-
-    def build() -> nn.Module:
-        return SmallClassifier(size, classes, recipe)
-
-    return load_or_make(cache / "classifiers", name, settings, build, make)
 
 
 # --- autoencoder ---------------------------------------------------------------------------------
@@ -289,6 +264,7 @@ class SmallAutoencoder(nn.Module):
 
     def __init__(self, size: int, recipe: CodeRecipe) -> None:
         super().__init__()
+        self.recipe, self.size = recipe, size
         self.dim = min(recipe.dim, size * size // 2)
         down: list[nn.Module] = []
         up: list[nn.Module] = []
@@ -318,11 +294,11 @@ class SmallAutoencoder(nn.Module):
         target = self.scaled(images)
         return (self.decoder(self.encoder(target)) - target).square()
 
-
-def train_autoencoder(images: Tensor, recipe: CodeRecipe) -> SmallAutoencoder:
-    """Train on the squared error of images (N, 3, H, W) uint8; the same input, the same weights."""
-    with training(recipe.seed):
-        model = SmallAutoencoder(images.shape[-1], recipe).double()
+    def learn(self, name: str, images: Tensor) -> None:
+        """Train on the squared error of a data set's images (N, 3, H, W) uint8."""
+        if self.size >= 16:
+            announce(f"autoencoder of {name}")
+        recipe = self.recipe
 
         def losses() -> Iterator[Tensor]:
             order = torch.empty(0, dtype=torch.long)
@@ -330,45 +306,16 @@ def train_autoencoder(images: Tensor, recipe: CodeRecipe) -> SmallAutoencoder:
                 if len(order) < recipe.batch:
                     order = torch.cat([order, torch.randperm(len(images))])
                 index, order = order[: recipe.batch], order[recipe.batch :]
-                yield model.error(images[index]).mean()
+                yield self.error(images[index]).mean()
 
-        fit(model.parameters(), recipe, recipe.steps, losses())
-    return model.float().eval().requires_grad_(False)
+        fit(self.parameters(), recipe, recipe.steps, losses())
 
-
-@torch.no_grad()
-def explained(model: SmallAutoencoder, images: Tensor) -> float:
-    """Return the share of the pixels' variance over `images` that is there again after decoding."""
-    parts = images.split(1024)
-    mean = sum(model.scaled(part).sum(dim=0) for part in parts) / len(images)
-    lost = total = 0.0
-    for part in parts:
-        lost += model.error(part).sum().item()
-        total += (model.scaled(part) - mean).square().sum().item()
-    return 1 - lost / total
-
-
-def load_autoencoder(
-    name: str,
-    fingerprint: str,
-    size: int,
-    images: Callable[[str], Tensor],
-    cache: Path,
-    recipe: CodeRecipe,
-) -> KeptNetwork:
-    """Return the data set's autoencoder, from the cache or trained now.
-
-    `images` returns those of the split `train` or `test`, uint8 (N, 3, H, W).
-    """
-    settings = [AUTOENCODER_VERSION, name, fingerprint, size, vars(recipe)]
-
-    def make() -> tuple[nn.Module, float]:
-        if size >= 16:
-            announce(f"autoencoder of {name}")
-        model = train_autoencoder(images("train"), recipe)
-        return model, explained(model, images("test"))
-
-    def build() -> nn.Module:
-        return SmallAutoencoder(size, recipe)
-
-    return load_or_make(cache / "autoencoders", name, settings, build, make)
+    def quality(self, images: Tensor) -> float:
+        """Return the share of the pixels' variance that is there again after decoding."""
+        parts = images.split(1024)
+        mean = sum(self.scaled(part).sum(dim=0) for part in parts) / len(images)
+        lost = total = 0.0
+        for part in parts:
+            lost += self.error(part).sum().item()
+            total += (self.scaled(part) - mean).square().sum().item()
+        return 1 - lost / total

@@ -158,7 +158,7 @@ def _check_scores(trainer: Trainer, console: log.Console) -> None:
         console.say(f"no pictures and no scores in this run: {dataset.cannot_decode}")
         return
     # What a score lacks (weights, a reference) is said now, not after the last step.
-    for note in scoring.check(config, dataset, trainer.model, trainer.device):
+    for note in scoring.check(config, dataset, trainer.device):
         console.once(note)
 
 

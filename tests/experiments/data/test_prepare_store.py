@@ -8,6 +8,7 @@ import sys
 import tarfile
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -615,7 +616,8 @@ def test_captions_beside_pictures_in_tars_and_tables(pictures, tmp_path):
     from experiments.data.picture_sources import open_source
 
     said = [f"caption {i}" for i in range(7)]
-    write_tar(tmp_path / "txt.tar", pictures, txt=said)
+    # A field of the name `image` is no picture: the one with a picture's suffix is.
+    write_tar(tmp_path / "txt.tar", pictures, txt=said, image=said)
     write_tar(tmp_path / "json.tar", pictures, json=[json.dumps({"caption": s}) for s in said])
     write_table(tmp_path / "x.parquet", pictures, caption=said)
     write_table(tmp_path / "y.parquet", pictures, sentences=[[s, "b"] for s in said])
@@ -626,6 +628,21 @@ def test_captions_beside_pictures_in_tars_and_tables(pictures, tmp_path):
         assert [raw.content for raw in source.read(2, 5)] == [
             pictures[k] for k in sorted(pictures)[2:5]
         ]
+
+
+def test_a_picture_without_a_caption_is_named(pictures, tmp_path, vae):
+    from experiments.data.picture_sources import open_source
+    from experiments.data.store_writer import StoreSettings, StoreWriter
+
+    notes = [json.dumps({"caption": "" if i == 3 else "a"}) for i in range(7)]
+    write_tar(tmp_path / "x.tar", pictures, json=notes)
+    encoder = SimpleNamespace(length=2, width=2, name="e")
+    encode = Autoencoder(str(vae))
+    source = open_source(tmp_path / "x.tar")
+    settings = StoreSettings(str(vae), size=16, text="e")
+    writer = StoreWriter(source, encode, tmp_path / "out", settings, encoder)
+    with pytest.raises(DataError, match="x.tar: 0003 has no caption; --text needs one"):
+        writer.write(0)
 
 
 def test_lines_of_captions_are_read_whatever_is_in_them(pictures, tmp_path):

@@ -150,7 +150,11 @@ def test_pictures_are_scored(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
         (("--step", "3"), "has no checkpoints"),
         (("--reference", "nowhere.npz"), "no such file"),
         (("--write-reference", "x.txt"), "must end in .npz"),
+        (("--write-reference", "x.npz", "--features", ","), "give one --features"),
+        (("--write-reference", "x.npz", "--samples", 50), "--samples: --write-reference takes"),
         (("--write-samples", "x.npz", "--guidance", "none", "cfg"), "one --guidance"),
+        (("data.split_seed=1",), "the run was trained with 0"),
+        (("data.test_fraction=0.5",), "the run was trained with 0.2"),
     ],
 )
 def test_wrong_arguments_are_one_sentence(
@@ -167,7 +171,7 @@ def test_other_data_are_scored_anew(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = (run, "--metrics", "accuracy", "--samples", 4, "--out", tmp_path)
-    for more, again in (((), False), ((), True), (("data.split_seed=1",), False)):
+    for more, again in (((), False), ((), True), (("data.sigma_data=1",), False)):
         assert command(*asked, *more) == 0
         assert ("scored before" in capsys.readouterr().out) == again
     assert len(records(tmp_path)) == 2

@@ -272,9 +272,7 @@ def test_training_precision_does_not_reach_the_metrics(case: Case) -> None:
 def test_guidance_that_a_run_cannot_have_is_said_at_its_start(tmp_path: Path) -> None:
     plain = Case(tmp_path, "task=none", "guidance=none", "eval.metrics=[kid]")
     with pytest.raises(ValueError, match="neither"):
-        scoring.check(
-            small(tmp_path, "task=none", "guidance=cfg", "eval=digits"), plain.dataset, plain.model
-        )
+        SamplingPipeline.make(plain.model, small(tmp_path, "task=none", "guidance=cfg"))
 
 
 def test_every_piece_is_sampled_as_one_full_batch(

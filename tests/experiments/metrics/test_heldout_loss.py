@@ -81,6 +81,15 @@ def test_the_loss_is_the_objectives_own_mean_over_all_of_the_split(
     assert found["heldout_loss_routed"] == pytest.approx(found["heldout_loss"], rel=1e-6)
 
 
+def test_a_process_without_a_sample_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = torch.tensor([[4.0, 6.0]], dtype=torch.float64)  # of another process: images, loss
+    monkeypatch.setattr(heldout, "share", lambda n: range(0))
+    monkeypatch.setattr(heldout, "gather_rows", lambda own: torch.cat([own, other]))
+    assert values(heldout.scores(data(tmp_path), 10)) == {"heldout_loss": 1.5}
+
+
 @pytest.mark.parametrize("start", [0, 1000])
 def test_noise_levels_cover_those_of_training_evenly(start: int) -> None:
     spread = heldout._Spread(torch.arange(start, start + 200), 3)

@@ -6,6 +6,7 @@ import io
 import threading
 import time
 import urllib.error
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,14 +15,7 @@ import pytest
 import torch
 
 from experiments.data import create
-from experiments.metrics import (
-    EvalOptions,
-    Moments,
-    create_features,
-    frechet_distance,
-    pretrained,
-    small_networks,
-)
+from experiments.metrics import EvalOptions, Moments, create_features, frechet_distance, pretrained
 from experiments.metrics.collect import collect, identity
 from experiments.metrics.eval_options import MetricError
 from experiments.metrics.images import labelled_images, split_images, split_indices
@@ -91,13 +85,15 @@ def test_a_network_is_kept_and_taken_again(digits: object, name: str) -> None:
 
 def _classifier(folder: Path, fingerprint: str, splits: object) -> object:
     recipe = Recipe(epochs=1, width=4)
-    return small_networks.load_classifier("digits", fingerprint, 8, 10, splits, folder, recipe)
+    build = partial(SmallClassifier, 8, 10, recipe)
+    return load_or_make(folder, "digits", [fingerprint], recipe, build, splits)
 
 
 def _autoencoder(folder: Path, fingerprint: str, splits: object) -> object:
     recipe = CodeRecipe(steps=3, width=4, batch=16)
-    images = lambda split: splits(split)[0]  # noqa: E731
-    return small_networks.load_autoencoder("digits", fingerprint, 8, images, folder, recipe)
+    images = lambda split: splits(split)[:1]  # noqa: E731
+    build = partial(SmallAutoencoder, 8, recipe)
+    return load_or_make(folder, "digits", [fingerprint], recipe, build, images)
 
 
 KINDS = pytest.mark.parametrize("get", [_classifier, _autoencoder])
@@ -141,12 +137,16 @@ def test_a_broken_or_foreign_cache_file_is_made_again(tmp_path: Path, get: objec
 def test_of_two_that_want_a_network_one_trains_it(tmp_path: Path) -> None:
     trained = []
 
-    def make() -> tuple[torch.nn.Module, float]:
-        trained.append(time.sleep(0.3))
-        return torch.nn.Linear(2, 2), 0.5
+    class Slow(torch.nn.Linear):
+        def learn(self, name: str) -> None:
+            trained.append(time.sleep(0.3))
+
+        def quality(self) -> float:
+            return 0.5
 
     def get() -> None:
-        found.append(load_or_make(tmp_path, "x", [1], lambda: torch.nn.Linear(2, 2), make))
+        build = lambda: Slow(2, 2)  # noqa: E731
+        found.append(load_or_make(tmp_path, "x", [1], Recipe(), build, lambda split: ()))
 
     found: list = []
     threads = [threading.Thread(target=get) for _ in range(2)]
@@ -240,7 +240,7 @@ def test_absent_weights_offline_are_one_sentence(
     def offline(*args: object, **kwargs: object) -> None:
         raise urllib.error.URLError("no route to host")
 
-    monkeypatch.setattr(pretrained.urllib.request, "urlopen", offline)
+    monkeypatch.setattr("urllib.request.urlopen", offline)
     with pytest.raises(MetricError) as caught:
         create_features("inception-adm", cache=tmp_path)
     message = str(caught.value)
@@ -251,25 +251,23 @@ def test_absent_weights_offline_are_one_sentence(
     ):
         assert part in message
     assert "\n" not in message
-    assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+    assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == ["lock"]
 
 
 def test_a_download_is_checked_before_it_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pretrained.urllib.request, "urlopen", lambda *a, **k: io.BytesIO(b"data"))
+    monkeypatch.setattr("urllib.request.urlopen", lambda *a, **k: io.BytesIO(b"data"))
     digest = "3a6eb0790f39ac87c94f3856b2dd2c5d110e6811602261a9a923d3bb23adc8b7"
-    target = tmp_path / "w.pth"
+    target = tmp_path / "weights" / pretrained.URL.rsplit("/", 1)[1]
     with pytest.raises(MetricError, match="its checksum differs"):
-        pretrained.fetch("https://x/w.pth", target, "0000", "weights", "key")
+        pretrained.published_weights(tmp_path)
     assert not target.exists()
-    assert (
-        pretrained.fetch("https://x/w.pth", target, digest[:8], "weights", "key").read_bytes()
-        == b"data"
-    )
+    monkeypatch.setattr(pretrained, "SHA256", digest[:8])
+    assert pretrained.published_weights(tmp_path).read_bytes() == b"data"
     target.write_bytes(b"else")
     with pytest.raises(MetricError, match="delete it and run again"):
-        pretrained.fetch("https://x/w.pth", target, digest[:8], "weights", "key")
+        pretrained.published_weights(tmp_path)
 
 
 def test_weights_files_are_not_unpickled(tmp_path: Path) -> None:

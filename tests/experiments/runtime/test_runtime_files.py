@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import resource
 import subprocess
@@ -75,7 +76,8 @@ def test_a_cache_on_a_full_disk_is_one_sentence(tmp_path, capsys):
 
     def cache(_):
         recipe = small_networks.Recipe(epochs=1)
-        small_networks.load_classifier("digits", "print", 8, 2, splits, tmp_path, recipe)
+        build = functools.partial(small_networks.SmallClassifier, 8, 2, recipe)
+        small_networks.load_or_make(tmp_path, "digits", [], recipe, build, splits)
 
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
