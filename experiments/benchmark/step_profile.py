@@ -1,7 +1,7 @@
 """Where a training step's time goes, by part, and what the loop around it takes.
 
-Parts are named while the step runs: by hooks on modules, and by wrapping the branches of a block
-and `routing`'s functions for the time of the profile. An operation counts for the innermost name
+Parts are named while the step runs: modules, the branches of a block and `routing`'s functions are
+wrapped for the time of the profile. An operation counts for the innermost name
 around it; one in the backward pass for the part whose forward operation made it (autograd numbers
 them alike). The gathers inside a block's norm and gated sum are those of its scan orders; there are
 hundreds in a step, and a name around each would cost as much as they do.
@@ -53,19 +53,6 @@ def _scopes(step: Step) -> Iterator[None]:
     model, state = step.model, step.state
     with ExitStack() as undo:
 
-        def scope(module: torch.nn.Module, part: str) -> None:
-            inside: list[Any] = []
-
-            def enter(*_: Any) -> None:
-                inside.append(torch.profiler.record_function(f"part:{part}"))
-                inside[-1].__enter__()
-
-            def leave(*_: Any) -> None:
-                inside.pop().__exit__(None, None, None)
-
-            undo.callback(module.register_forward_pre_hook(enter).remove)
-            undo.callback(module.register_forward_hook(leave).remove)
-
         def wrap(owner: Any, name: str, part: str) -> None:
             inner: Callable[..., Any] = getattr(owner, name)
             own = name in vars(owner)
@@ -81,16 +68,14 @@ def _scopes(step: Step) -> Iterator[None]:
                 undo.callback(delattr, owner, name)
 
         for block in model.stack.blocks:
-            scope(block, NORM)
+            wrap(block, "forward", NORM)
             # A Mamba block's second branch is another mixer.
             parts = ("mixer", "mixer" if hasattr(block, "two") else "mlp")
             for name, part in zip(block.branches, parts, strict=True):
                 branch = getattr(block, name)
-                if isinstance(branch, torch.nn.Module):
-                    scope(branch, part)
-                else:
-                    wrap(block, name, part)
-        scope(model.head, "head")
+                is_module = isinstance(branch, torch.nn.Module)
+                wrap(*((branch, "forward") if is_module else (block, name)), part)
+        wrap(model.head, "forward", "head")
         wrap(step.trainer, "clip", "clip")
         wrap(state.optimizer, "step", "optimizer")
         wrap(step.trainer, "average", "EMA")
