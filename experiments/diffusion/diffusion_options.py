@@ -201,10 +201,6 @@ class GuidanceOptions(DiffusionOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(
-            math.isfinite(self.scale),
-            f"guidance.scale={self.scale}: a number is needed; 1 is no guidance",
-        )
-        require(
             0 <= self.low < (math.inf if self.high is None else self.high),
             f"guidance.low={self.low}, high={self.high}: 0 <= low < high is needed (in sigma)",
         )
