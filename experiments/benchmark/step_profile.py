@@ -19,6 +19,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,19 @@ WITHIN = {
 ROUTE = ("_order", "_positions", "_gaps", "_neighbours", "_slots")
 
 
+def _wrap(owner: Any, name: str, around: Callable[[], Any]) -> Callable[[], None]:
+    """Run a method inside the context that `around` opens; return what puts it back."""
+    inner: Callable[..., Any] = getattr(owner, name)
+    own = name in vars(owner)
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        with around():
+            return inner(*args, **kwargs)
+
+    setattr(owner, name, wrapped)
+    return partial(setattr, owner, name, inner) if own else partial(delattr, owner, name)
+
+
 @contextmanager
 def _scopes(step: Step) -> Iterator[None]:
     """Name the parts of a step while the block runs."""
@@ -54,18 +68,8 @@ def _scopes(step: Step) -> Iterator[None]:
     with ExitStack() as undo:
 
         def wrap(owner: Any, name: str, part: str) -> None:
-            inner: Callable[..., Any] = getattr(owner, name)
-            own = name in vars(owner)
-
-            def wrapped(*args: Any, **kwargs: Any) -> Any:
-                with torch.profiler.record_function(f"part:{part}"):
-                    return inner(*args, **kwargs)
-
-            setattr(owner, name, wrapped)
-            if own:
-                undo.callback(setattr, owner, name, inner)
-            else:
-                undo.callback(delattr, owner, name)
+            named = partial(torch.profiler.record_function, f"part:{part}")
+            undo.callback(_wrap(owner, name, named))
 
         for block in model.stack.blocks:
             wrap(block, "forward", NORM)
@@ -177,21 +181,6 @@ LOOP_STEPS = 24
 _QUIET = ("eval=none", "train.sample_every=0", "data=digits", "scale=tiny")
 
 
-class Stopwatch:
-    """Adds up the seconds between `start` and `stop`."""
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self.now, self.total, self._began = now, 0.0, 0.0
-
-    def start(self, *_: Any) -> None:
-        """Begin."""
-        self._began = self.now()
-
-    def stop(self, *_: Any) -> None:
-        """End."""
-        self.total += self.now() - self._began
-
-
 class TimedTrainer(Trainer):
     """A run whose model, optimizer and saves are timed; the first `warm` steps do not count."""
 
@@ -199,34 +188,25 @@ class TimedTrainer(Trainer):
         config = load(words)
         config.folder.mkdir(parents=True)
         super().__init__(config, make_accelerator(config), Console(quiet=True))
-        self.work, self.whole, self.saving = Stopwatch(now), Stopwatch(now), Stopwatch(now)
-        self.warm = warm
-        optimizer: Any = self.state.optimizer
-        for before, after in (
-            (self.model.register_forward_pre_hook, self.model.register_forward_hook),
-            (optimizer.register_step_pre_hook, optimizer.register_step_post_hook),
-        ):
-            before(self.work.start)
-            after(self.work.stop)
+        self.now, self.warm, self.began = now, warm, 0.0
+        self.seconds = dict.fromkeys(("work", "saving"), 0.0)
+        worked = (self.model, "forward"), (self, "backward"), (self.state.optimizer, "step")
+        for owner, name in worked:
+            _wrap(owner, name, partial(self.counted, "work"))
+        _wrap(self, "save", partial(self.counted, "saving"))
+
+    @contextmanager
+    def counted(self, what: str) -> Iterator[None]:
+        """Add the seconds of the block to those of `what`."""
+        began = self.now()
+        yield
+        self.seconds[what] += self.now() - began
 
     def one_step(self) -> None:
         """Take one step."""
         if self.state.step == self.warm:
-            self.work.total = 0.0
-            self.whole.start()
+            self.seconds["work"], self.began = 0.0, self.now()
         super().one_step()
-
-    def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradients."""
-        self.work.start()
-        super().backward(loss)
-        self.work.stop()
-
-    def save(self) -> None:
-        """Write a checkpoint."""
-        self.saving.start()
-        super().save()
-        self.saving.stop()
 
     def evaluate(self, *_: Any, **__: Any) -> None:
         """Leave out the pictures of the last step."""
@@ -239,17 +219,17 @@ def loop_share(backbone: str, clock: str = "wall", steps: int = LOOP_STEPS) -> d
         words = [f"backbone={backbone}", "route=2-8", *_QUIET, f"train.steps={2 * steps}"]
         run = TimedTrainer([*words, f"paths.runs={folder}"], now, steps)
         run.fit()
-        run.whole.stop()
+        whole, saving = now() - run.began, run.seconds["saving"]
     # The one save was that of the last step; a run has one in so many steps.
-    save_s = run.saving.total / run.config.train.save_every
-    step_s = (run.whole.total - run.saving.total) / steps + save_s
-    overhead_s = step_s - run.work.total / steps
+    save_s = saving / run.config.train.save_every
+    step_s = (whole - saving) / steps + save_s
+    overhead_s = step_s - run.seconds["work"] / steps
     return {
         "backbone": backbone,
         "step_s": step_s,
         "overhead_s": overhead_s,
         "overhead": overhead_s / step_s,
-        "save_s": run.saving.total,
+        "save_s": saving,
     }
 
 

@@ -283,9 +283,7 @@ class Timed:
         return statistics.median(flops / s / p for s, p in pairs)
 
 
-def interleave(
-    runs: Sequence[Callable[[], Any]], o: BenchOptions, device: torch.device
-) -> Timed:
+def interleave(runs: Sequence[Callable[[], Any]], o: BenchOptions, device: torch.device) -> Timed:
     """Time all variants in turn, every round in another order, with a matmul in between."""
     warm = EAGER + 1 if o.graphs else 2  # a step is recorded after so many
     clock, (matmul, flops) = Clock(device, o.clock), peak(device, o.precision)
