@@ -64,9 +64,9 @@ def sample(
         chosen_options("sampler", config.sampler, args.sampler, changes["sampler"]),
         chosen_options("guidance", config.guidance, args.guidance, changes["guidance"]),
     )
-    guided = args.guidance or pipeline.guidance.options.name != "none"
-    if args.scale not in (None, 1.0) and not guided:
-        raise DiffusionError(f"--scale {args.scale:g}: the run has no guidance; add --guidance cfg")
+    guidance, asked = pipeline.guidance.options, "scale" in changes["guidance"]
+    if guidance.name == "none" and asked and guidance.scale != 1:
+        raise DiffusionError(f"scale {guidance.scale:g}: there is no guidance; add --guidance cfg")
     dataset = data_of(loaded, changes["data"], next(model.parameters()).device)
     if not dataset.can_decode:
         raise DiffusionError(dataset.cannot_decode)

@@ -189,6 +189,8 @@ def test_text_model(tmp_path, capsys):
         (["--guidance", "rooted"], "did you mean routed"),
         (["--guidance", "autoguidance"], "guidance.checkpoint=RUN@STEP"),
         (["--guidance", "cfg", "guidance.sclae=2"], "did you mean scale"),
+        (["--guidance", "none", "--scale", "2"], "scale 2: there is no guidance; add --guidance cfg"),
+        (["--guidance", "none", "guidance.scale=2"], "scale 2: there is no guidance"),
         (["--guidance", "autoguidance", "guidance.checkpoint=/no"], "guidance.checkpoint=/no: /no does"),
         (["--sampler", "huen"], "did you mean heun"),
         (["--steps", "0"], "at least 1"),
