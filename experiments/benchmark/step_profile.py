@@ -77,8 +77,10 @@ def _scopes(step: Step) -> Iterator[None]:
             parts = ("mixer", "mixer" if hasattr(block, "two") else "mlp")
             for name, part in zip(block.branches, parts, strict=True):
                 branch = getattr(block, name)
-                is_module = isinstance(branch, torch.nn.Module)
-                wrap(*((branch, "forward") if is_module else (block, name)), part)
+                if isinstance(branch, torch.nn.Module):
+                    wrap(branch, "forward", part)
+                else:
+                    wrap(block, name, part)
         wrap(model.head, "forward", "head")
         wrap(step.trainer, "clip", "clip")
         wrap(state.optimizer, "step", "optimizer")
