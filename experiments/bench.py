@@ -15,12 +15,12 @@ from experiments.runtime.command import run_command
 
 def main(argv: list[str]) -> int:
     """Run the command with these arguments; return its exit code."""
-    from experiments.benchmark.bench_options import help_text, parse
+    from experiments.benchmark.bench_options import BenchOptions, help_text, parse
 
     if any(flag in argv for flag in ("-h", "--help", "help")):
         print(help_text())
         return 0
-    options = parse(argv)
+    options = parse(argv, BenchOptions)
     # Before torch: its profiler would report every start and stop on the terminal.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from experiments.benchmark.bench_report import run

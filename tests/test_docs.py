@@ -81,9 +81,9 @@ def train(words):
 
 
 def bench(words):
-    from experiments.benchmark.bench_options import parse
+    from experiments.benchmark.bench_options import BenchOptions, parse
 
-    parse(words)
+    parse(words, BenchOptions)
 
 
 def sweep(words):

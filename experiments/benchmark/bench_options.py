@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from backbones.registry import names
 from backbones.sizes import parse_size
 from experiments.config.schema import MOST_THREADS
+from experiments.runtime.keys import Key, check_ranges, keys_of
 from routing.errors import UserError, suggest
 from routing.parsing import whole
 from routing.route import Route
@@ -62,37 +64,29 @@ class BenchOptions:
     rate: tuple[float, ...] = (0.5,)
     route: str = "auto"
     selection: str = "random"
-    batch: int = 8
+    batch: Annotated[int, Key(least=1, most=10**6)] = 8
     depth: int | None = None
-    rounds: int = 7
+    rounds: Annotated[int, Key(least=1, most=10**6)] = 7
     parts: tuple[str, ...] = ("steps", "profile", "blocks", "loop")
     variants: tuple[str, ...] = VARIANTS
     block_tokens: tuple[int, ...] = (64, 256, 1024, 4096)
     plain: bool = True
-    device: str = "auto"
-    precision: str = "fp32"
+    device: Annotated[str, Key(among=("auto", "cpu", "cuda"))] = "auto"
+    precision: Annotated[str, Key(among=("fp32", "bf16"))] = "fp32"
     tf32: bool = True
     fp32_after: bool = False
-    compile: str = "none"
+    compile: Annotated[str, Key(among=("none", "blocks"))] = "none"
     graphs: bool = False
-    threads: int | None = None
-    clock: str = "wall"
+    threads: Annotated[int | None, Key(least=1, most=MOST_THREADS)] = None
+    clock: Annotated[str, Key(among=("wall", "cpu"))] = "wall"
     out: str = "runs/bench.json"
 
     def __post_init__(self) -> None:
-        for key, words in (
-            ("device", ("auto", "cpu", "cuda")),
-            ("precision", ("fp32", "bf16")),
-            ("compile", ("none", "blocks")),
-            ("clock", ("wall", "cpu")),
-        ):
-            _among(key, getattr(self, key), words)
-        for part in self.parts:
-            _among("parts", part, PARTS)
-        for variant in self.variants:
-            _among("variants", variant, VARIANTS)
-        for name in self.backbone:
-            _among("backbone", name, names())
+        check_ranges(self, error=BenchError)
+        lists = (("parts", PARTS), ("variants", VARIANTS), ("backbone", tuple(names())))
+        for key, among in lists:
+            for word in getattr(self, key):
+                Key(among=among).check(key, word, BenchError)
         for size in self.size:
             parse_size(size, self.depth)
         Route.parse(self.route)
@@ -100,10 +94,6 @@ class BenchOptions:
             bare = re.sub(r"@[\d.]+", "", self.route)
             rate = ",".join(dict.fromkeys(re.findall(r"@([\d.]+)", self.route)))
             raise BenchError(f"route={self.route}: rates have a key; type route={bare} rate={rate}")
-        for key, most in (("batch", 10**6), ("rounds", 10**6), ("threads", MOST_THREADS)):
-            value = getattr(self, key)
-            if value is not None and not 1 <= value <= most:
-                raise BenchError(f"{key}={value}: expected 1 or more, at most {most}")
         for count in (*self.tokens, *self.block_tokens):
             if count > 4096**2:
                 raise BenchError(f"tokens={count}: expected at most {4096**2}")
@@ -112,18 +102,13 @@ class BenchOptions:
                 raise BenchError(f"tokens={count} is no square number: try tokens={near}")
 
 
-def _among(key: str, value: str, words: Sequence[str]) -> None:
-    if value not in words:
-        raise BenchError(f"{key}={value}: expected {' | '.join(words)}{suggest(value, words)}")
-
-
-def parse(argv: Sequence[str]) -> BenchOptions:
-    """Read `key=value` words.
+def parse(argv: Sequence[str], kind: Any) -> Any:
+    """Read `key=value` words as the options of a dataclass, such as `BenchOptions`.
 
     Raises:
         BenchError: An unknown key, a word without `=`, or a value of the wrong kind.
     """
-    fields = {f.name: str(f.type) for f in dataclasses.fields(BenchOptions)}
+    fields = keys_of(kind)
     values: dict[str, Any] = {}
     for word in argv:
         key, equals, text = word.partition("=")
@@ -131,36 +116,33 @@ def parse(argv: Sequence[str]) -> BenchOptions:
             raise BenchError(f"{word!r}: expected key=value, such as backbone=mamba")
         if key not in fields:
             raise BenchError(f"unknown key {key}{suggest(key, fields)}")
-        values[key] = _value(key, text, fields[key])
-    return BenchOptions(**values)
+        default = getattr(kind, key)
+        tip = default[0] if isinstance(default, tuple) else default
+        values[key] = _value(key, text, fields[key][0], tip)
+    return kind(**values)
 
 
-def _value(key: str, text: str, kind: str) -> Any:
-    if kind.startswith("tuple"):
-        inner = kind.removeprefix("tuple[").split(",")[0]
-        found = tuple(_value(key, item, inner) for item in text.split(",") if item)
+def _value(key: str, text: str, kind: Any, tip: Any) -> Any:
+    inner = typing.get_args(kind)
+    if typing.get_origin(kind) is tuple:
+        found = tuple(_value(key, item, inner[0], tip) for item in text.split(",") if item)
         if not found:
-            raise BenchError(f"{key}={text}: expected one or more, such as {key}={_first(key)}")
+            raise BenchError(f"{key}={text}: expected one or more, such as {key}={tip}")
         return found
-    if "None" in kind and text in ("null", "none", ""):
+    if type(None) in inner and text in ("null", "none", ""):
         return None
-    if kind == "bool":
+    if kind is bool:
         if text not in ("true", "false"):
             raise BenchError(f"{key}={text}: expected true or false")
         return text == "true"
-    if kind == "str":
+    if kind is str:
         if not text:
-            raise BenchError(f"{key}=: expected a value, such as {key}={_first(key)}")
+            raise BenchError(f"{key}=: expected a value, such as {key}={tip}")
         return text
     try:
-        return whole(text) if kind.startswith("int") else float(text)
+        return float(text) if kind is float else whole(text)
     except ValueError:
         raise BenchError(f"{key}={text}: expected a number") from None
-
-
-def _first(key: str) -> Any:
-    default = BenchOptions.__dataclass_fields__[key].default
-    return default[0] if isinstance(default, tuple) else default
 
 
 def help_text() -> str:

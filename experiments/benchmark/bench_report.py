@@ -16,7 +16,7 @@ import torch
 
 from experiments.benchmark import block_times, step_profile, step_times
 from experiments.benchmark.bench_options import BenchError, BenchOptions
-from experiments.runtime.files import atomic_write
+from experiments.runtime.files import atomic_write, check_replaceable
 from experiments.runtime.memory import keep_freed_memory
 from experiments.training.session import processor
 
@@ -177,6 +177,7 @@ def profiles(o: BenchOptions, device: torch.device) -> dict[str, dict[str, float
 def run(o: BenchOptions, say: Callable[[str], None] = print) -> dict[str, Any]:
     """Measure what the options ask for; print it, write it, return it."""
     device = pick_device(o)
+    check_replaceable(Path(o.out))  # before what takes minutes
     found: dict[str, Any] = {"options": dataclasses.asdict(o), "environment": environment(device)}
     say(_heading(o, found["environment"]))
     if "steps" in o.parts:

@@ -54,7 +54,7 @@ def measure(o: BenchOptions, device: torch.device) -> list[dict[str, Any]]:
         for tokens in o.block_tokens:
             batch = max(1, VALUES // (tokens * width)) if device.type == "cpu" else o.batch
             blocks = [BlockRun(name, size, tokens, batch, device) for name in o.backbone]
-            timed = interleave(blocks, o, device, warm=1)
+            timed = interleave(blocks, o, device)
             row: dict[str, Any] = {"size": size, "tokens": tokens, "batch": batch}
             for i, (name, block) in enumerate(zip(o.backbone, blocks, strict=True)):
                 kept = kept_bytes(block.forward, block.block)

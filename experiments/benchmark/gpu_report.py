@@ -17,22 +17,38 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from backbones.sizes import parse_size
 from experiments.benchmark import step_times
-from experiments.benchmark.bench_options import BenchError, parse
+from experiments.benchmark.bench_options import BenchError, BenchOptions, parse
 from experiments.benchmark.bench_report import steps_table
 from experiments.runtime.command import ROOT, run_command
 from experiments.runtime.files import atomic_write
+from experiments.runtime.keys import Key, check_ranges
 from experiments.training.session import environment
-from routing.errors import UserError, one_of, suggest
-from routing.parsing import whole
+from routing.errors import UserError
 
-DEFAULTS = {"out": "results/gpu", "size": "S/2,B/2,L/2,XL/2", "steps": "200", "tests": "true"}
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """What to measure, as in the module's first line of use; `tests`: run those marked `gpu`."""
+
+    out: str = "results/gpu"
+    size: tuple[str, ...] = ("S/2", "B/2", "L/2", "XL/2")
+    steps: Annotated[int, Key(least=1)] = 200
+    tests: bool = True
+
+    def __post_init__(self) -> None:
+        check_ranges(self, error=BenchError)
+        for size in self.size:
+            parse_size(size)
+
+
 # Samples of a step by width: enough work for an H100, and no more than its memory.
 _SAMPLES = ((384, 256), (768, 128), (1024, 64), (10**6, 32))
 # What is timed: name, and the benchmark's keys.
@@ -81,7 +97,7 @@ def time_steps(size: str, backbone: str, words: list[str], device: torch.device)
     batch = next(samples for width, samples in _SAMPLES if parse_size(size).width <= width)
     keys = [f"size={size}", f"backbone={backbone}", "precision=bf16", "rounds=5", *words]
     while True:
-        o = parse([*keys, f"batch={batch}"])
+        o = parse([*keys, f"batch={batch}"], BenchOptions)
         try:
             rows = step_times.measure(o, size, o.tokens[0], device)
             return {"batch": batch, "rows": rows}
@@ -165,28 +181,14 @@ def page(found: dict[str, Any]) -> str:
 
 def main(argv: list[str]) -> int:
     """Run the command; return 0 if everything passed, 1 if something failed."""
-    words = dict(DEFAULTS)
-    for word in argv:
-        key, equals, value = word.partition("=")
-        if not equals or key not in words:
-            raise UserError(f"{word}: expected {' '.join(DEFAULTS)}{suggest(key, DEFAULTS)}")
-        words[key] = value
-    one_of("tests", words["tests"], ("true", "false"))
-    sizes = words["size"].split(",")
-    for size in sizes:
-        parse_size(size)
-    try:
-        if (steps := whole(words["steps"])) < 1:
-            raise ValueError
-    except ValueError:
-        raise BenchError(f"steps={words['steps']}: expected a whole number above 0") from None
+    asked = parse(argv, ReportOptions)
     listed = devices()
     if not listed:
         raise UserError(
             "make gpu: torch sees no CUDA device here; run it on a machine with one, or type "
             "python experiments/bench.py device=cpu"
         )
-    device, out = torch.device("cuda" if torch.cuda.is_available() else "cpu"), Path(words["out"])
+    device, out = torch.device("cuda" if torch.cuda.is_available() else "cpu"), Path(asked.out)
     found: dict[str, Any] = {"devices": listed, "environment": environment()}
     found |= {"tests": None, "training": [], "steps": []}
     name = re.sub(r"[^a-z0-9]+", "-", listed[0]["name"].lower()).strip("-")
@@ -196,12 +198,12 @@ def main(argv: list[str]) -> int:
         atomic_write(out / f"{name}.json", json.dumps(found, indent=1) + "\n")
         atomic_write(out / f"{name}.md", page(found))
 
-    if words["tests"] == "true":
+    if asked.tests:
         print("tests marked gpu ...", flush=True)
         found["tests"] = run_tests()
         print(found["tests"]["last"], flush=True)
         write()
-    for size, (variant, keys) in itertools.product(sizes, _VARIANTS.items()):
+    for size, (variant, keys) in itertools.product(asked.size, _VARIANTS.items()):
         for backbone in BACKBONES:
             print(f"{size}, {variant}, {backbone} ...", flush=True)
             entry = time_steps(size, backbone, keys, device)
@@ -210,8 +212,8 @@ def main(argv: list[str]) -> int:
             found["steps"].append(about | entry)
             write()
     for backbone in BACKBONES:
-        print(f"training {backbone} for {steps} steps ...", flush=True)
-        found["training"].append(train(backbone, steps, out / "runs"))
+        print(f"training {backbone} for {asked.steps} steps ...", flush=True)
+        found["training"].append(train(backbone, asked.steps, out / "runs"))
         write()
     print(f"written: {out / name}.md and .json")
     failed = [e for e in (*found["steps"], *found["training"]) if "error" in e]

@@ -1,7 +1,7 @@
 """Where a training step's time goes, by part, and what the loop around it takes.
 
-Parts are named while the step runs: by hooks on modules, and by wrapping the branches of a block
-and `routing`'s functions for the time of the profile. An operation counts for the innermost name
+Parts are named while the step runs: modules, the branches of a block and `routing`'s functions are
+wrapped for the time of the profile. An operation counts for the innermost name
 around it; one in the backward pass for the part whose forward operation made it (autograd numbers
 them alike). The gathers inside a block's norm and gated sum are those of its scan orders; there are
 hundreds in a step, and a name around each would cost as much as they do.
@@ -19,6 +19,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,50 +48,40 @@ WITHIN = {
 ROUTE = ("_order", "_positions", "_gaps", "_neighbours", "_slots")
 
 
+def _wrap(owner: Any, name: str, around: Callable[[], Any]) -> Callable[[], None]:
+    """Run a method inside the context that `around` opens; return what puts it back."""
+    inner: Callable[..., Any] = getattr(owner, name)
+    own = name in vars(owner)
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        with around():
+            return inner(*args, **kwargs)
+
+    setattr(owner, name, wrapped)
+    return partial(setattr, owner, name, inner) if own else partial(delattr, owner, name)
+
+
 @contextmanager
 def _scopes(step: Step) -> Iterator[None]:
     """Name the parts of a step while the block runs."""
     model, state = step.model, step.state
     with ExitStack() as undo:
 
-        def scope(module: torch.nn.Module, part: str) -> None:
-            inside: list[Any] = []
-
-            def enter(*_: Any) -> None:
-                inside.append(torch.profiler.record_function(f"part:{part}"))
-                inside[-1].__enter__()
-
-            def leave(*_: Any) -> None:
-                inside.pop().__exit__(None, None, None)
-
-            undo.callback(module.register_forward_pre_hook(enter).remove)
-            undo.callback(module.register_forward_hook(leave).remove)
-
         def wrap(owner: Any, name: str, part: str) -> None:
-            inner: Callable[..., Any] = getattr(owner, name)
-            own = name in vars(owner)
-
-            def wrapped(*args: Any, **kwargs: Any) -> Any:
-                with torch.profiler.record_function(f"part:{part}"):
-                    return inner(*args, **kwargs)
-
-            setattr(owner, name, wrapped)
-            if own:
-                undo.callback(setattr, owner, name, inner)
-            else:
-                undo.callback(delattr, owner, name)
+            named = partial(torch.profiler.record_function, f"part:{part}")
+            undo.callback(_wrap(owner, name, named))
 
         for block in model.stack.blocks:
-            scope(block, NORM)
+            wrap(block, "forward", NORM)
             # A Mamba block's second branch is another mixer.
             parts = ("mixer", "mixer" if hasattr(block, "two") else "mlp")
             for name, part in zip(block.branches, parts, strict=True):
                 branch = getattr(block, name)
                 if isinstance(branch, torch.nn.Module):
-                    scope(branch, part)
+                    wrap(branch, "forward", part)
                 else:
                     wrap(block, name, part)
-        scope(model.head, "head")
+        wrap(model.head, "forward", "head")
         wrap(step.trainer, "clip", "clip")
         wrap(state.optimizer, "step", "optimizer")
         wrap(step.trainer, "average", "EMA")
@@ -192,21 +183,6 @@ LOOP_STEPS = 24
 _QUIET = ("eval=none", "train.sample_every=0", "data=digits", "scale=tiny")
 
 
-class Stopwatch:
-    """Adds up the seconds between `start` and `stop`."""
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self.now, self.total, self._began = now, 0.0, 0.0
-
-    def start(self, *_: Any) -> None:
-        """Begin."""
-        self._began = self.now()
-
-    def stop(self, *_: Any) -> None:
-        """End."""
-        self.total += self.now() - self._began
-
-
 class TimedTrainer(Trainer):
     """A run whose model, optimizer and saves are timed; the first `warm` steps do not count."""
 
@@ -214,34 +190,25 @@ class TimedTrainer(Trainer):
         config = load(words)
         config.folder.mkdir(parents=True)
         super().__init__(config, make_accelerator(config), Console(quiet=True))
-        self.work, self.whole, self.saving = Stopwatch(now), Stopwatch(now), Stopwatch(now)
-        self.warm = warm
-        optimizer: Any = self.state.optimizer
-        for before, after in (
-            (self.model.register_forward_pre_hook, self.model.register_forward_hook),
-            (optimizer.register_step_pre_hook, optimizer.register_step_post_hook),
-        ):
-            before(self.work.start)
-            after(self.work.stop)
+        self.now, self.warm, self.began = now, warm, 0.0
+        self.seconds = dict.fromkeys(("work", "saving"), 0.0)
+        worked = (self.model, "forward"), (self, "backward"), (self.state.optimizer, "step")
+        for owner, name in worked:
+            _wrap(owner, name, partial(self.counted, "work"))
+        _wrap(self, "save", partial(self.counted, "saving"))
+
+    @contextmanager
+    def counted(self, what: str) -> Iterator[None]:
+        """Add the seconds of the block to those of `what`."""
+        began = self.now()
+        yield
+        self.seconds[what] += self.now() - began
 
     def one_step(self) -> None:
         """Take one step."""
         if self.state.step == self.warm:
-            self.work.total = 0.0
-            self.whole.start()
+            self.seconds["work"], self.began = 0.0, self.now()
         super().one_step()
-
-    def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradients."""
-        self.work.start()
-        super().backward(loss)
-        self.work.stop()
-
-    def save(self) -> None:
-        """Write a checkpoint."""
-        self.saving.start()
-        super().save()
-        self.saving.stop()
 
     def evaluate(self, *_: Any, **__: Any) -> None:
         """Leave out the pictures of the last step."""
@@ -254,17 +221,17 @@ def loop_share(backbone: str, clock: str = "wall", steps: int = LOOP_STEPS) -> d
         words = [f"backbone={backbone}", "route=2-8", *_QUIET, f"train.steps={2 * steps}"]
         run = TimedTrainer([*words, f"paths.runs={folder}"], now, steps)
         run.fit()
-        run.whole.stop()
+        whole, saving = now() - run.began, run.seconds["saving"]
     # The one save was that of the last step; a run has one in so many steps.
-    save_s = run.saving.total / run.config.train.save_every
-    step_s = (run.whole.total - run.saving.total) / steps + save_s
-    overhead_s = step_s - run.work.total / steps
+    save_s = saving / run.config.train.save_every
+    step_s = (whole - saving) / steps + save_s
+    overhead_s = step_s - run.seconds["work"] / steps
     return {
         "backbone": backbone,
         "step_s": step_s,
         "overhead_s": overhead_s,
         "overhead": overhead_s / step_s,
-        "save_s": run.saving.total,
+        "save_s": saving,
     }
 
 

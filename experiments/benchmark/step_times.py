@@ -283,10 +283,9 @@ class Timed:
         return statistics.median(flops / s / p for s, p in pairs)
 
 
-def interleave(
-    runs: Sequence[Callable[[], Any]], o: BenchOptions, device: torch.device, warm: int = 2
-) -> Timed:
+def interleave(runs: Sequence[Callable[[], Any]], o: BenchOptions, device: torch.device) -> Timed:
     """Time all variants in turn, every round in another order, with a matmul in between."""
+    warm = EAGER + 1 if o.graphs else 2  # a step is recorded after so many
     clock, (matmul, flops) = Clock(device, o.clock), peak(device, o.precision)
     for run in (*runs, matmul):
         for _ in range(warm):
@@ -339,7 +338,7 @@ def measure(o: BenchOptions, size: str, tokens: int, device: torch.device) -> li
         if device.type == "cpu" and isinstance(step, PlainStep):
             elsewhere.append(StepElsewhere(variants[i], o))
             runs[i] = elsewhere[-1]
-    timed = interleave(runs, o, device, warm=EAGER + 1 if o.graphs else 2)
+    timed = interleave(runs, o, device)
     for process in elsewhere:
         process.close()
     rows = []

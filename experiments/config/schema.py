@@ -53,7 +53,7 @@ class TrainConfig:
     precision: Annotated[str, Key(among=("fp32", "bf16", "auto"))] = "fp32"
     residual: Annotated[str, Key(among=("fp32", "bf16"))] = "fp32"
     tf32: Annotated[bool, Key("reports")] = True
-    threads: Annotated[int | None, Key("reports")] = None
+    threads: Annotated[int | None, Key("reports", least=1, most=MOST_THREADS)] = None
     compile: Annotated[str, Key("reports", among=("none", "blocks"))] = "none"
     graphs: Annotated[bool, Key("reports")] = False
     log_every: Annotated[int, Key("reports", least=1)] = 10
@@ -81,7 +81,7 @@ class PathsConfig:
 class Config:
     """One run; groups with options of their own stay mappings, which their owners type."""
 
-    seed: int
+    seed: Annotated[int, Key(least=0, most=2**31 - 1)]
     scale: Annotated[str, Key("reports")]
     size: str
     route: Annotated[str, Key("routes")]
@@ -115,8 +115,6 @@ class Config:
         """Refuse what cannot be run, with one sentence (ranges, names, route against depth)."""
         check_ranges(self)
         train = self.train
-        if not 0 <= self.seed < 2**31:
-            raise ConfigError(f"seed={self.seed}: expected a whole number from 0 to {2**31 - 1}")
         if self.dry not in (True, False, "full"):
             raise ConfigError(f"dry={self.dry}: expected true or false, or full")
         if not self.paths.runs.strip():
@@ -129,11 +127,6 @@ class Config:
             raise ConfigError(
                 f"train.betas={list(train.betas)}: expected two numbers from 0 to below 1, such as "
                 "[0.9,0.999]"
-            )
-        if train.threads is not None and not 1 <= train.threads <= MOST_THREADS:
-            raise ConfigError(
-                f"train.threads={train.threads}: expected null or a number of at least 1 and at "
-                f"most {MOST_THREADS}"
             )
         micro = train.micro_batch
         if isinstance(micro, str) and micro != "auto" or isinstance(micro, int) and micro < 1:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar
 
 from experiments.runtime.keys import Key, check_ranges, keys_of
 from routing.errors import UserError, suggest
+from routing.schedule import Schedule, ScheduleError
 
 
 class DiffusionError(UserError):
@@ -200,10 +201,6 @@ class GuidanceOptions(DiffusionOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(
-            math.isfinite(self.scale),
-            f"guidance.scale={self.scale}: a number is needed; 1 is no guidance",
-        )
-        require(
             0 <= self.low < (math.inf if self.high is None else self.high),
             f"guidance.low={self.low}, high={self.high}: 0 <= low < high is needed (in sigma)",
         )
@@ -247,8 +244,8 @@ class RoutedOptions(GuidanceOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        Rate.parse(self.strong, "guidance.strong")
-        Rate.parse(self.weak, "guidance.weak")
+        rate_over_steps(self.strong, "guidance.strong")
+        rate_over_steps(self.weak, "guidance.weak")
 
 
 @dataclass(frozen=True)
@@ -288,65 +285,35 @@ class PathDropOptions(GuidanceOptions):
     null_class: bool = True
 
 
-@dataclass(frozen=True)
-class Rate:
-    """A selection rate over the sampling steps: `0.5`, `cosine:0.6:0` or `linear:0.6:0`."""
-
-    start: float  # rate at the first (noisiest) step
-    end: float  # rate at the last step
-    shape: str = "constant"  # `constant`, `linear` or `cosine` (half a cosine from start to end)
-
-    @classmethod
-    def parse(cls, text: str | float, key: str = "rate") -> Rate:
-        """Read a rate."""
-        if isinstance(text, Rate):
-            return text
-        parts = str(text).replace(" ", "").split(":")
-        try:
-            shape, numbers = ("constant", parts) if len(parts) == 1 else (parts[0], parts[1:])
-            start, end = float(numbers[0]), float(numbers[-1])
-            if shape not in ("constant", "linear", "cosine") or len(parts) not in (1, 3):
-                raise ValueError
-        except ValueError:
-            raise DiffusionError(
-                f"{key}={text}: a rate is a number such as 0.5, or a schedule from the first to "
-                "the last step such as cosine:0.6:0 or linear:0.6:0"
-            ) from None
-        require(
-            0 <= start < 1 and 0 <= end < 1,
-            f"{key}={text}: a rate is the fraction of tokens that skip, 0 <= rate < 1; 0 is dense",
-        )
-        return cls(start, end, shape)
-
-    def at(self, progress: float) -> float:
-        """Return the rate at `progress`, 0 at the first step and 1 at the last."""
-        if self.shape == "constant":
-            return self.start
-        ramp = progress if self.shape == "linear" else (1 - math.cos(math.pi * progress)) / 2
-        return self.start + (self.end - self.start) * ramp
+def rate_over_steps(text: str, key: str) -> Schedule:
+    """Read the selection rate of the option `key` over the sampling steps, 0 to 1 of the way."""
+    words = text.replace(" ", "")
+    try:
+        rate = Schedule.parse(words if ":" in words else f"constant:{words}")
+        if rate.largest < 1:
+            return rate
+    except ScheduleError:
+        pass
+    raise DiffusionError(
+        f"{key}={text}: a rate is the fraction of tokens that skip, 0 <= rate < 1, such as 0.5, or "
+        "a schedule from the first to the last step such as cosine:0.6:0 or linear:0.6:0"
+    )
 
 
-OPTIONS: dict[str, dict[str, type]] = {
-    "objective": {"edm": EDMOptions, "flow": FlowOptions, "ddpm": DDPMOptions},
-    "sampler": {
-        "euler": EulerOptions,
-        "heun": SamplerOptions,
-        "churn": ChurnOptions,
-        "sde": SDEOptions,
-        "ddpm": DDPMSamplerOptions,
-        "ddim": DDIMOptions,
-    },
-    "guidance": {
-        "none": GuidanceOptions,
-        "cfg": CFGOptions,
-        "interval": IntervalOptions,
-        "routed": RoutedOptions,
-        "autoguidance": AutoOptions,
-        "apg": APGOptions,
-        "icg": ICGOptions,
-        "pathdrop": PathDropOptions,
-    },
-}
+def _by_name(*kinds: Any) -> dict[str, type]:
+    return {kind.name: kind for kind in kinds}
+
+
+OPTIONS = {
+    "objective": _by_name(EDMOptions, FlowOptions, DDPMOptions),
+    "sampler": _by_name(
+        EulerOptions, SamplerOptions, ChurnOptions, SDEOptions, DDPMSamplerOptions, DDIMOptions
+    ),
+    "guidance": _by_name(
+        GuidanceOptions, CFGOptions, IntervalOptions, RoutedOptions, AutoOptions, APGOptions,
+        ICGOptions, PathDropOptions,
+    ),
+}  # fmt: skip
 
 
 def options_of(kind: str, value: Any) -> Any:

@@ -24,9 +24,9 @@ from experiments.diffusion.diffusion_options import (
     GuidanceOptions,
     ICGOptions,
     PathDropOptions,
-    Rate,
     RoutedOptions,
     options_of,
+    rate_over_steps,
 )
 from routing.route import Route
 
@@ -167,8 +167,8 @@ class Routed(Guidance):
 
     def __init__(self, options: RoutedOptions) -> None:
         super().__init__(options)
-        self.strong = Rate.parse(options.strong, "guidance.strong")
-        self.weak = Rate.parse(options.weak, "guidance.weak")
+        self.strong = rate_over_steps(options.strong, "guidance.strong")
+        self.weak = rate_over_steps(options.weak, "guidance.weak")
         self.needs_weak = options.checkpoint is not None
 
     def passes(self, progress: float, level: float) -> list[Pass]:

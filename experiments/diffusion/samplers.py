@@ -132,8 +132,11 @@ class Heun(Sampler):
 
     def evaluations(self) -> list[tuple[int, float]]:
         """Return two evaluations a step, one for the last."""
-        pairs = [[(i, time), (i, after)] for i, time, after in self._intervals()]
+        pairs = [[(i, self._first(time)), (i, after)] for i, time, after in self._intervals()]
         return [item for pair in pairs for item in pair][:-1]
+
+    def _first(self, time: float) -> float:
+        return time
 
     def step(
         self, denoise: Denoise, x: Tensor, i: int, time: float, after: float, noise: Noise
@@ -156,16 +159,11 @@ class Churn(Heun):
         super().__init__(options, objective)
         self.level, self.from_level = _numbers(objective.level), _numbers(objective.from_level)
 
-    def evaluations(self) -> list[tuple[int, float]]:
-        """Return two evaluations a step, at the raised level and at the next time."""
-        pairs = [[(i, self._raised(time)), (i, after)] for i, time, after in self._intervals()]
-        return [item for pair in pairs for item in pair][:-1]
-
     def step(
         self, denoise: Denoise, x: Tensor, i: int, time: float, after: float, noise: Noise
     ) -> Tensor:
         """Renoise, then Heun."""
-        raised = self._raised(time)
+        raised = self._first(time)
         if raised != time:
             ratio = self.alpha(raised) / self.alpha(time)
             extra = self.sigma(raised) ** 2 - (ratio * self.sigma(time)) ** 2
@@ -173,7 +171,8 @@ class Churn(Heun):
             x = ratio * x + added * noise(i, x)
         return super().step(denoise, x, i, raised, after, noise)
 
-    def _raised(self, time: float) -> float:
+    def _first(self, time: float) -> float:
+        """Return the raised time, at which a step's first evaluation is."""
         o, level = self.options, self.level(time)
         if not o.churn or not o.churn_min <= level <= o.churn_max:
             return time

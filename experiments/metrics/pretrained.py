@@ -5,6 +5,7 @@ Weights are fetched once, checked, and loaded without unpickling anything.
 
 from __future__ import annotations
 
+import functools
 import io
 from pathlib import Path
 
@@ -185,6 +186,21 @@ def build_dinov2(
         ) from None
 
 
+@functools.cache
+def _imagenet(device: torch.device) -> list[Tensor]:
+    # Moved once: a copy in every step of REPA would stall a GPU.
+    return [torch.tensor(values, device=device).view(1, 3, 1, 1) for values in (_MEAN, _STD)]
+
+
+def dinov2_input(images: Tensor) -> Tensor:
+    """Return uint8 images (B, 3, H, W) as DINOv2 takes them, (B, 3, 224, 224)."""
+    x = images.float()
+    if x.shape[-2:] != (SIZE, SIZE):
+        x = F.interpolate(x, size=(SIZE, SIZE), mode="bicubic", antialias=True).clamp(0, 255)
+    mean, std = _imagenet(x.device)
+    return (x / 255 - mean) / std
+
+
 class DinoFeatures(Features):
     """Class tokens of DINOv2 after the last norm, for FD-DINOv2 (Stein et al. 2023).
 
@@ -208,12 +224,7 @@ class DinoFeatures(Features):
         self.device = torch.device(device)
         self.dim = int(self.network.num_features)  # type: ignore[arg-type]
         self.checksum = checksum(network)
-        self.mean = torch.tensor(_MEAN, device=device).view(1, 3, 1, 1)
-        self.std = torch.tensor(_STD, device=device).view(1, 3, 1, 1)
 
     def measure(self, images: Tensor) -> dict[str, Tensor]:
         """Return features `(B, dim)`."""
-        x = images.float()
-        if x.shape[-2:] != (SIZE, SIZE):
-            x = F.interpolate(x, size=(SIZE, SIZE), mode="bicubic", antialias=True).clamp(0, 255)
-        return {"features": self.network((x / 255 - self.mean) / self.std)}
+        return {"features": self.network(dinov2_input(images))}

@@ -64,8 +64,8 @@ class Key:
             and (most is None or value <= most)
             and (self.below is None or value < self.below)
         )
-        bounded = (least, self.above, most, self.below) != (None,) * 4
-        if good and not (bounded and isinstance(value, float) and not math.isfinite(value)):
+        endless = isinstance(value, float) and not math.isfinite(value)
+        if good and not endless:
             return
         if least == 0 and 1 in (most, self.below):
             expected = "a share between 0 and 1" + (", below 1" if self.below == 1 else "")
@@ -74,6 +74,8 @@ class Key:
         elif self.above is not None:
             expected = f"a number above {self.above:g}"
             expected += "" if self.below is None else f" and below {self.below:g}"
+        elif least is None:
+            expected = "a finite number"
         else:
             expected = f"a number of at least {least:g}"
             if most is not None and value > least:

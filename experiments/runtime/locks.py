@@ -21,11 +21,12 @@ class LockedError(UserError):
 
 
 @contextlib.contextmanager
-def locked(folder: Path, wait_s: float = 0.0) -> Iterator[None]:
+def locked(folder: Path, wait_s: float = 0.5) -> Iterator[None]:
     """Hold `folder/lock` while the block runs; the file's text names the holder.
 
     The kernel drops a dead process's lock by itself, so a crash never blocks the next start. It
     reaches across hosts where the file system carries `flock` (NFSv4, Lustre mounted with flock).
+    `is_locked` holds it for a moment, which no writer may take for another one: hence the wait.
 
     Raises:
         LockedError: Another process held it for `wait_s` seconds, or the file system has no locks.

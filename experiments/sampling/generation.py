@@ -224,6 +224,9 @@ def generate(
     Raises:
         DiffusionError: If guidance, labels or text do not fit the model.
     """
+    for what, given in (("labels", labels), ("text", text)):
+        if isinstance(given, Tensor) and len(given) != len(seeds):
+            raise DiffusionError(f"{what} for {len(given)} images, and {len(seeds)} seeds")
     guidance.check(model, weak_model)
     depth = getattr(model, "depth", 0)
     plan_reuse(sampler.options, depth, guidance.sparse)

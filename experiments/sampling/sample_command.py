@@ -64,9 +64,9 @@ def sample(
         chosen_options("sampler", config.sampler, args.sampler, changes["sampler"]),
         chosen_options("guidance", config.guidance, args.guidance, changes["guidance"]),
     )
-    guided = args.guidance or pipeline.guidance.options.name != "none"
-    if args.scale not in (None, 1.0) and not guided:
-        raise DiffusionError(f"--scale {args.scale:g}: the run has no guidance; add --guidance cfg")
+    guidance, asked = pipeline.guidance.options, "scale" in changes["guidance"]
+    if guidance.name == "none" and asked and guidance.scale != 1:
+        raise DiffusionError(f"scale {guidance.scale:g}: there is no guidance; add --guidance cfg")
     dataset = data_of(loaded, changes["data"], next(model.parameters()).device)
     if not dataset.can_decode:
         raise DiffusionError(dataset.cannot_decode)
@@ -131,17 +131,19 @@ def write_pictures(
     The shards go once the npz is whole; `finished`: an earlier call did all this.
     """
     if not finished:
-        images: list[NDArray[np.uint8]] = []
-        labels: list[NDArray[np.int64]] = []
+        number, gridded = 0, grid_positions(request)
+        tiles: list[NDArray[np.uint8]] = []
         for pixels, _, classes in read_shards(out / "shards"):
-            keep = max(0, max(pngs, MOST_COLUMNS * MOST_ROWS) - sum(len(piece) for piece in images))
-            images.append(pixels[:keep])
-            labels.append(classes[:keep])
-        first, classes = np.concatenate(images), np.concatenate(labels)
-        save_png(grid_of(first, request), out / "grid.png")
-        for i in range(min(pngs, len(first))):
-            drawn = f"_class{classes[i]:04d}" if request.labels is None and classes[i] >= 0 else ""
-            save_png(first[i], out / "png" / f"{request.names[i]}{drawn}.png")
+            for image, label in zip(pixels, classes, strict=True):
+                if number in gridded:
+                    tiles.append(image)
+                if number < pngs:
+                    drawn = f"_class{label:04d}" if request.labels is None and label >= 0 else ""
+                    save_png(image, out / "png" / f"{request.names[number]}{drawn}.png")
+                number += 1
+        columns = request.columns and min(request.columns, MOST_COLUMNS)
+        names = request.row_names and request.row_names[:MOST_ROWS]
+        save_png(image_grid(np.stack(tiles), columns, names), out / "grid.png")
         pieces = ((pixels, classes) for pixels, _, classes in read_shards(out / "shards"))
         write_npz(pieces, len(request.seeds), out / "samples.npz")
     for shard in (out / "shards").glob("shard-*.npz"):  # an earlier call may have been killed here
@@ -153,13 +155,10 @@ def write_pictures(
     console.say(f"npz       {out / 'samples.npz'} (arr_0, for ADM's evaluator)")
 
 
-def grid_of(images: NDArray[np.uint8], request: Request) -> NDArray[np.uint8]:
-    """Return the grid: a row per class or caption, or square where seeds draw them."""
+def grid_positions(request: Request) -> set[int]:
+    """Return which images the grid shows: a row per class or caption, or the first hundred."""
     if request.columns is None:
-        return image_grid(images[:100])
-    rows = min(len(request.seeds) // request.columns, MOST_ROWS)
-    columns = min(request.columns, MOST_COLUMNS)
-    chosen = [row * request.columns + column for row in range(rows) for column in range(columns)]
-    held = [i for i in chosen if i < len(images)]
-    names = request.row_names[:rows] if request.row_names else None
-    return image_grid(images[held], columns=columns, row_names=names)
+        return set(range(100))
+    rows = range(min(len(request.seeds) // request.columns, MOST_ROWS))
+    columns = range(min(request.columns, MOST_COLUMNS))
+    return {row * request.columns + column for row in rows for column in columns}

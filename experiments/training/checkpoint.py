@@ -282,23 +282,22 @@ def _load_checkpoint(run: Path, step: int | None, weights: str, device: Any) -> 
             f"{run} has no checkpoints: give a run folder that trained for a while"
         )
     if step is None:
-        step = next((s for s in sorted(found, reverse=True) if damage(found[s]) is None), None)
-        if step is None:
+        path = next((p for p in reversed(found.values()) if damage(p) is None), None)
+        if path is None:
             raise CheckpointError(f"no checkpoint in {run} verifies: each is damaged")
-    if step not in found:
+    elif (path := found.get(step)) is None:
         raise CheckpointError(
             f"{run} has no checkpoint of step {step}: there are "
             f"{', '.join(map(str, sorted(found)))}"
         )
-    problem = damage(found[step])
-    if problem:
+    elif problem := damage(path):
         raise CheckpointError(
             f"the checkpoint of step {step} in {run} is damaged ({problem}): choose another --step"
         )
-    tensors, state = read(found[step])
+    tensors, state = read(path)
     prefix = "ema." if weights == "ema" else "model."
     chosen = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-    return _make(state, chosen, str(found[step]), device)
+    return _make(state, chosen, str(path), device)
 
 
 def _make(

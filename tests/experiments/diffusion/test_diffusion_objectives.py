@@ -15,7 +15,12 @@ from oracles import GAUSSIAN, MIXTURE, Oracle
 from torch.distributions import Normal, kl_divergence
 
 from experiments.diffusion import create_objective
-from experiments.diffusion.diffusion_options import OPTIONS, DiffusionError, Rate, options_of
+from experiments.diffusion.diffusion_options import (
+    OPTIONS,
+    DiffusionError,
+    options_of,
+    rate_over_steps,
+)
 from experiments.diffusion.objective import expand
 from routing.rng import Draws
 
@@ -335,7 +340,7 @@ def test_options_come_from_hydra_too():
 )
 def test_rates_run_monotonically_from_start_to_end(shape, start, end, progress):
     text = f"{start!r}" if shape == "constant" else f"{shape}:{start!r}:{end!r}"
-    rate = Rate.parse(text)
+    rate = rate_over_steps(text, "rate")
     last = start if shape == "constant" else end
     assert rate.at(0) == pytest.approx(start, abs=1e-12) and rate.at(1) == pytest.approx(
         last, abs=1e-12

@@ -9,7 +9,7 @@ import torch
 
 import backbones
 from experiments.diffusion import create_guidance, create_objective, create_sampler
-from experiments.diffusion.diffusion_options import DiffusionError, Rate
+from experiments.diffusion.diffusion_options import DiffusionError, rate_over_steps
 from experiments.diffusion.guidance import Pass
 from experiments.sampling import generate, model_cost, sampling_cost
 from experiments.sampling.generation import Guided, batches
@@ -179,8 +179,8 @@ def test_rates_follow_a_schedule_over_the_steps():
     evaluate(guidance, model, step=4, steps=5)
     assert model.calls[0].routing.route.segments[0].rate == pytest.approx(0.6)
     assert model.calls[1].routing is None
-    assert Rate.parse("linear:0.8:0.2").at(0.25) == pytest.approx(0.65)
-    assert Rate.parse(0.3).at(0.7) == 0.3
+    assert rate_over_steps("linear:0.8:0.2", "rate").at(0.25) == pytest.approx(0.65)
+    assert rate_over_steps("0.3", "rate").at(0.7) == 0.3
 
 
 def test_any_two_checkpoints():
@@ -401,7 +401,8 @@ def test_reuse_does_not_outlive_its_batch():
         ({"name": "routed", "subsets": "nestd"}, "1-2", "did you mean nested"),
         ({"name": "cfg", "scal": 2}, None, "did you mean scale"),
         ({"name": "cfg", "scale": float("nan")}, None, "a number is needed"),
-        ({"name": "cfg", "scale": float("inf")}, None, "1 is no guidance"),
+        ({"name": "cfg", "scale": float("inf")}, None, "scale=inf: expected a finite number"),
+        ({"name": "apg", "eta": float("inf")}, None, "eta=inf: expected a finite number; try guidance.eta=0"),
         ({"name": "cfg", "low": None}, None, "guidance.low=null: a number is needed"),
         ({"name": "routed", "null_class": "no"}, "1-2", "null_class=no: true or false is needed"),
         ({"name": "interval", "low": 3}, None, "0 <= low < high"),

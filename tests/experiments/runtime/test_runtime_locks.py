@@ -4,8 +4,10 @@ import errno
 import os
 import subprocess
 import sys
+import time
 
 import pytest
+from filelock import FileLock
 from small import ROOT
 
 from experiments.runtime.locks import LockedError, is_locked, locked
@@ -32,6 +34,15 @@ def test_two_writers_are_refused_and_the_lock_of_a_killed_process_is_not_held(tm
         with locked(tmp_path, wait_s=5):
             assert is_locked(tmp_path)
     assert not is_locked(tmp_path)
+
+
+def test_a_look_at_the_lock_is_not_another_writer(tmp_path, monkeypatch):
+    """What `is_locked` holds for a moment is free when a writer asks again."""
+    look = FileLock(tmp_path / "lock")
+    look.acquire()
+    monkeypatch.setattr(time, "sleep", lambda _: look.release())
+    with locked(tmp_path):
+        assert not look.is_locked and is_locked(tmp_path)
 
 
 def test_an_unreadable_holder_is_another_process(tmp_path):

@@ -118,6 +118,8 @@ def test_labels_and_text_must_fit_the_model():
     rest = parts("euler", "none")
     with pytest.raises(DiffusionError, match="class 7: this model knows classes 0..4"):
         generate(tiny(), *rest, torch.arange(2), torch.tensor([1, 7]))
+    with pytest.raises(DiffusionError, match="labels for 3 images, and 2 seeds"):
+        generate(tiny(), *rest, torch.arange(2), torch.tensor([1, 2, 3]))
     with pytest.raises(DiffusionError, match="has no classes"):
         generate(tiny(num_classes=0), *rest, torch.arange(2), torch.tensor([1, 1]))
     with pytest.raises(DiffusionError, match="not conditioned on text"):

@@ -18,6 +18,7 @@ from experiments.config.compose import load
 from experiments.data.data_options import DataError
 from experiments.diffusion.diffusion_options import DiffusionError
 from experiments.runtime.command import run_command
+from experiments.runtime.console import Console
 from experiments.sampling.request import (
     parse_captions,
     parse_classes,
@@ -25,7 +26,8 @@ from experiments.sampling.request import (
     parse_overrides,
     plan_request,
 )
-from experiments.sampling.sample_command import data_of
+from experiments.sampling.sample_command import data_of, write_pictures
+from experiments.sampling.sample_store import SampleStore
 from experiments.training import build, checkpoint
 
 ROOT = Path(__file__).parents[3]
@@ -55,6 +57,21 @@ def weights(tmp_path_factory):
 
 def run(*args):
     return run_command(sample.main, [str(a) for a in args])
+
+
+def test_the_grid_has_every_row_however_few_pngs_are_asked_for(tmp_path):
+    """A row of 400 seeds is longer than what is held at once; each class has another grey."""
+    store, request = SampleStore(tmp_path / "shards"), plan_request(range(400), [0, 1], None)
+    store.claim({"count": 800, "shard": 400})
+    for label in (0, 1):
+        grey = torch.full((400, 3, 8, 8), 100 * label, dtype=torch.uint8)
+        store.write(label, grey, torch.arange(400), torch.full((400,), label))
+    write_pictures(tmp_path, request, 1, False, Console(quiet=True))
+    with Image.open(tmp_path / "grid.png") as grid:
+        assert grid.height == 2 * 50 + 2
+        assert [grid.getpixel((grid.width - 10, y))[0] for y in (20, 70)] == [0, 100]
+    assert [p.name for p in (tmp_path / "png").iterdir()] == ["class0000_seed000000.png"]
+    assert np.load(tmp_path / "samples.npz")["arr_0"].shape == (800, 8, 8, 3)
 
 
 def test_weights_that_are_not_finite_are_refused(weights, tmp_path, capsys):
@@ -172,6 +189,8 @@ def test_text_model(tmp_path, capsys):
         (["--guidance", "rooted"], "did you mean routed"),
         (["--guidance", "autoguidance"], "guidance.checkpoint=RUN@STEP"),
         (["--guidance", "cfg", "guidance.sclae=2"], "did you mean scale"),
+        (["--guidance", "none", "--scale", "2"], "scale 2: there is no guidance; add --guidance cfg"),
+        (["--guidance", "none", "guidance.scale=2"], "scale 2: there is no guidance"),
         (["--guidance", "autoguidance", "guidance.checkpoint=/no"], "guidance.checkpoint=/no: /no does"),
         (["--sampler", "huen"], "did you mean heun"),
         (["--steps", "0"], "at least 1"),
