@@ -244,6 +244,8 @@ TABLE: list[tuple[str, str, str]] = [
             ("{run} --classes cat", "class"),
             ("{run} --seeds x", "seed"),
             ("{run} --seeds 9-3", "seed"),
+            ("{run} --seeds 0-4,3", "--seeds: a number stands twice"),
+            ("{run} --classes 3,3", "--classes: a number stands twice"),
             ("{run} --guidance cgf", "cfg"),
             ("{run} --guidance routed", "route"),
             ("{run} --steps 0", "steps"),

@@ -132,6 +132,9 @@ def plan_request(
     class_names: Sequence[str] = (),
 ) -> Request:
     """Return every seed for every class or caption, one row of the grid for each of those."""
+    for key, given in (("--seeds", seeds), ("--classes", classes or ())):
+        if len({*given}) < len(given):
+            raise DiffusionError(f"{key}: a number stands twice, and its images would share a name")
     rows: list[tuple[int | None, str | None]] = [(number, None) for number in classes or ()]
     if captions is not None:
         rows = [(None, text) for text in captions]

@@ -45,6 +45,20 @@ def test_a_look_at_the_lock_is_not_another_writer(tmp_path, monkeypatch):
         assert not look.is_locked and is_locked(tmp_path)
 
 
+def test_a_colleagues_lock_is_looked_at_without_the_right_to_write(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    def seen_by_a_colleague():
+        with monkeypatch.context() as patch:
+            patch.setattr(FileLock, "acquire", refuse)
+            return is_locked(tmp_path)
+
+    with locked(tmp_path):
+        assert seen_by_a_colleague()
+    assert (tmp_path / "lock").is_file() and not seen_by_a_colleague()
+
+
 def test_an_unreadable_holder_is_another_process(tmp_path):
     with locked(tmp_path):
         (tmp_path / "lock").write_text("[")
