@@ -26,13 +26,13 @@ import platform
 import shutil
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from filelock import FileLock
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
@@ -119,10 +119,14 @@ def _built(compiler: str, version: str) -> Path:
     path = folder / f"{name}.so"
     if path.is_file():
         return path
-    with _lock(folder / f"{name}.lock") as alone:
+    # A file system without locks is no hindrance: the rename alone keeps files whole.
+    lock = FileLock(folder / f"{name}.lock", timeout=PATIENCE, fallback_to_soft=False)
+    with contextlib.suppress(OSError, NotImplementedError):
+        lock.acquire()
+    try:
         if path.is_file():
             return path
-        if alone:  # What a killed build left behind.
+        if lock.is_locked:  # What a killed build left behind.
             for left in folder.glob(f"{name}.*.tmp"):
                 left.unlink(missing_ok=True)
         handle, building = tempfile.mkstemp(".tmp", f"{name}.", folder)
@@ -133,6 +137,8 @@ def _built(compiler: str, version: str) -> Path:
         finally:
             os.close(handle)
             Path(building).unlink(missing_ok=True)
+    finally:
+        lock.release()
     return path
 
 
@@ -144,25 +150,6 @@ def _compile(compiler: str, out: str) -> None:
         except subprocess.CalledProcessError:
             if not tuning:
                 raise
-
-
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[bool]:
-    """Hold a lock, which dies with its process; False where it cannot be had in time, or at all."""
-    import fcntl  # No Windows has it, and there nothing is built.
-
-    until = time.monotonic() + PATIENCE
-    with path.open("a") as handle:
-        alone = False
-        while not alone and time.monotonic() < until:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                alone = True
-            except BlockingIOError:
-                time.sleep(0.1)
-            except OSError:  # A file system without locks: the rename alone keeps files whole.
-                break
-        yield alone
 
 
 def bypassed() -> bool:
