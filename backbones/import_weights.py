@@ -29,7 +29,7 @@ from torch import Tensor
 from backbones.backbone import Backbone, create
 from backbones.layers import rope_2d
 from backbones.sizes import SIZES, BackboneError
-from routing.errors import suggest
+from routing.errors import one_of
 
 SOURCES = {"dit": "dit", "sit": "dit", "tread": "dit", "lightningdit": "lightningdit"}
 #: What the weights of a source were trained to see and to say, as `create_objective` takes it: SiT
@@ -223,11 +223,7 @@ def _equal(table: Tensor, ours: Tensor) -> bool:
 
 
 def _family(source: str) -> str:
-    if source not in SOURCES:
-        raise BackboneError(
-            f"weights of {source!r} are not known: sources are {', '.join(SOURCES)}"
-            + suggest(source, SOURCES)
-        )
+    one_of("source of weights", source, tuple(SOURCES), BackboneError)
     return SOURCES[source]
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from backbones.sizes import BackboneError, Size
-from routing.errors import UserError, suggest
+from routing.errors import UserError, one_of, suggest
 
 
 @dataclass(frozen=True)
@@ -209,11 +209,7 @@ KERNELS = {
 def check_kernel(requested: str, op: str, error: type[UserError] = BackboneError) -> None:
     """Raise `error` unless an operation has a kernel of that name, here or elsewhere."""
     known = ("auto", "torch", "reference", "kernel", *KERNELS[op])
-    if requested not in known:
-        raise error(
-            f"unknown kernel={requested} for {op}; expected {' | '.join(known)}"
-            f"{suggest(requested, known)}"
-        )
+    one_of(f"{op}: kernel", requested, known, error)
 
 
 def check_choice(options: Any, name: str, *choices: str) -> None:
@@ -226,8 +222,4 @@ def check_choice(options: Any, name: str, *choices: str) -> None:
         words = ("true",) if value else ("off", "none")
         value = next((word for word in words if word in choices), str(value))
         object.__setattr__(options, name, value)
-    if value not in choices:
-        raise BackboneError(
-            f"{name}={value} is not known: take one of {', '.join(choices)}"
-            + suggest(str(value), choices)
-        )
+    one_of(name, value, choices, BackboneError)

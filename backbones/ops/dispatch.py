@@ -23,7 +23,7 @@ import torch
 
 from backbones.ops import native
 from backbones.registry import KERNELS, check_kernel
-from routing.errors import UserError, suggest
+from routing.errors import UserError, one_of
 
 INSTALL = {
     "mamba-ssm": 'pip install --no-build-isolation -e ".[kernels]" (after torch; needs nvcc)',
@@ -205,10 +205,7 @@ def resolve(op: str, requested: str = "auto", device: str | None = None) -> Choi
 
 
 def _resolve(op: str, requested: str, device: str) -> Choice:
-    if op not in KERNELS:
-        raise KernelError(
-            f"unknown op {op}; expected one of {', '.join(KERNELS)}{suggest(op, KERNELS)}"
-        )
+    one_of("op", op, tuple(KERNELS), KernelError)
     check_kernel(requested, op, KernelError)
     if requested in ("torch", "reference"):
         return Choice(op, requested, "asked for")

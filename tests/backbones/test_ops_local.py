@@ -220,7 +220,7 @@ def test_auto_never_raises_and_says_why():
         ("gla", "kernel", "fla needs a CUDA device"),
         ("conv", "causal-conv1d", "needs a CUDA device"),
         ("biwkv", "trition", "did you mean triton"),
-        ("selective_scan", "native", "expected auto"),
+        ("selective_scan", "native", "expected one of auto"),
         ("sdd", "auto", "did you mean ssd"),
     ],
 )
