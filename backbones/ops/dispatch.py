@@ -75,7 +75,9 @@ def _import(module: str, name: str, package: str) -> _Probe:
             found = getattr(importlib.import_module(module), name)
         return _Probe(found, f"{package} found")
     except Exception as error:  # A broken binary raises anything: ImportError, OSError ...
-        return _Probe(None, f"{package} does not load: {str(error).splitlines()[0][:120]}")
+        # A bare assert says nothing.
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        return _Probe(None, f"{package} does not load: {reason[:120]}")
 
 
 def _import_within(module: str, name: str, package: str) -> _Probe:

@@ -259,6 +259,13 @@ def test_a_kernel_is_taken_when_it_fits_and_torch_when_it_does_not(monkeypatch):
         dispatch.choose("ssd", "mamba-ssm", x.double())
 
 
+def test_a_package_that_fails_without_a_word_is_not_there(monkeypatch, tmp_path):
+    (tmp_path / "speechless.py").write_text("assert False\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = dispatch._import("speechless", "function", "speechless")
+    assert found == _Probe(None, "speechless does not load: AssertionError")
+
+
 def test_the_ssd_of_mamba_ssm_loads_without_the_cuda_part(monkeypatch, tmp_path):
     """The package's __init__ raises, its Triton file does not: only the latter is wanted."""
     import sys
