@@ -80,11 +80,7 @@ _TABLES = {"dit": {"pos_embed"}, "lightningdit": {"pos_embed", *_ROPE}}
 
 
 def convert(state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
-    """Rename a published state dict to ours; tables that are computed are left out.
-
-    Args:
-        state: Names and tensors as published.
-        source: Whose they are: `dit`, `sit`, `tread` or `lightningdit`.
+    """Rename a published state dict of a source to ours; tables that are computed are left out.
 
     Raises:
         BackboneError: An unknown source, or names that are not in its table.
@@ -122,12 +118,7 @@ def convert(state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
 
 
 def describe(state: Mapping[str, Tensor], source: str, heads: int | None = None) -> dict[str, Any]:
-    """Return the arguments of `backbones.create` that fit a published state dict.
-
-    Args:
-        state: Names and tensors as published.
-        source: As for `convert`.
-        heads: Attention heads, where neither the weights nor the size table say how many.
+    """Return the arguments of `backbones.create` that fit a published state dict (see `load`).
 
     Raises:
         BackboneError: The dict lacks what tells the shape, or the heads cannot be told.

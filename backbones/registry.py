@@ -71,16 +71,7 @@ class Spec:
     weighted_norms: bool = False
 
     def parse(self, size: Size, given: Mapping[str, Any], known: Collection[str] = ()) -> Any:
-        """Build the family's options.
-
-        Args:
-            size: Shape of the stack.
-            given: Options as typed.
-            known: Further names that the caller accepts, for the suggestion.
-
-        Raises:
-            BackboneError: An option that the family does not have, or a value it cannot take.
-        """
+        """Build the family's options for a stack of this size; arguments as in `build_options`."""
         options = build_options(self.options, given, f"backbone {self.name}", known)
         if self.check is not None:
             self.check(size, options)
@@ -170,11 +161,7 @@ def build_options(
 ) -> Any:
     """Build a dataclass of options from keyword arguments.
 
-    Args:
-        cls: The dataclass.
-        given: Keys and values; missing ones take the default.
-        what: What to call their owner in an error.
-        known: Further names to suggest.
+    In an error, `what` is their owner, and `known` further names that may have been meant.
 
     Raises:
         BackboneError: An unknown key, or a value that the class refuses.

@@ -246,11 +246,8 @@ def choose(
 ) -> str:
     """Resolve for one call: torch also where `auto` meets inputs that no kernel takes.
 
-    Args:
-        op: The op's name.
-        requested: As for `resolve`.
-        x: An input; its device and dtype count (kernels have no float64).
-        fits: Returns for a kernel's name what is wrong with the inputs, or None.
+    Of the input x, device and dtype count (kernels have no float64); `fits` returns for a kernel's
+    name what is wrong with the inputs, or None.
 
     Raises:
         KernelError: A kernel was asked for by name and the inputs do not fit it.

@@ -184,23 +184,10 @@ def rwkv7(
     chunk: int = CHUNK,
     kernel: str = "auto",
 ) -> Tensor:
-    """RWKV-7's time mixing.
+    """RWKV-7's time mixing: as `gla` of receptances r, but for a and b (B, T, H, K).
 
-    Args:
-        r: Receptances (B, T, H, K).
-        g: Log decays (B, T, H, K), at most 0; clamped at -10.
-        k: Keys (B, T, H, K).
-        v: Values (B, T, H, V).
-        a: Where to look in the state (B, T, H, K): the negative of a unit key.
-        b: Where to put what was found (B, T, H, K): the unit key times a rate in 0..1.
-        chunk: Tokens of one chunk; need not divide T. At most 16 keeps float32 finite.
-        kernel: auto | torch | reference | fla.
-
-    Returns:
-        (B, T, H, V) in v's dtype; computed in float32 at least.
-
-    Raises:
-        KernelError: The kernel asked for cannot run.
+    They say where to look in the state (the negative of a unit key) and where to put what was found
+    (the unit key times a rate in 0..1).
     """
     name = choose("rwkv7", kernel, v)
     if name == "reference":

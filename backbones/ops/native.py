@@ -260,15 +260,8 @@ def adaln(
 ) -> Tensor:
     """Normalise tokens (B, T, D), then scale and shift them per sample: (B, 1, D) each.
 
-    Args:
-        x: The tokens.
-        shift: What to add.
-        scale: What to multiply by, less 1.
-        order: Put the result into this order.
-        norm: Normalises in place of a LayerNorm without weights.
-
-    Returns:
-        Tokens (B, T, D); where a kernel runs, in the type that autocast gives to matmuls.
+    The result is in this `order`; `norm` takes the place of a LayerNorm without weights. Where a
+    kernel runs, the result has the type that autocast gives to matmuls.
     """
     if norm is None and _takes_stream(x, shift, scale):
         half = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") in TYPES
@@ -304,11 +297,7 @@ class _AdaLN(torch.autograd.Function):
 def gated_sum(x: Tensor, gate: Tensor, y: Tensor, order: Reorder | None = None) -> Tensor:
     """Return x + gate y for tokens (B, T, D) and a gate per sample (B, 1, D), in the type of x.
 
-    Args:
-        x: The residual stream.
-        gate: The gate.
-        y: A branch's output, of another type under autocast.
-        order: The order that y is in, against x.
+    A branch's output y is in this `order`, and of another type than the stream x under autocast.
     """
     if y.dtype in TYPES and y.shape == x.shape and _takes_stream(x, gate):
         return _GatedSum.apply(x, gate, y, None if order is None else order.perm)
