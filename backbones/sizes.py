@@ -128,8 +128,9 @@ def attention_blocks(attention: int | Sequence[int], depth: int) -> set[int]:
     """
     if type(attention) is int and 0 <= attention <= depth:
         return set(range(attention - 1, depth, attention)) if attention else set()
-    several = isinstance(attention, Iterable) and not isinstance(attention, str)
-    given: list[Any] = list(attention) if several else [attention]  # type: ignore[call-overload]
+    given: list[Any] = [attention]
+    if isinstance(attention, Iterable) and not isinstance(attention, str):
+        given = list(attention)
     bad = [i for i in given if type(i) is not int or not 0 <= i < depth]
     if bad:
         raise BackboneError(
