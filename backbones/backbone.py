@@ -127,6 +127,7 @@ class Backbone(nn.Module, Pretrained):
         if num_classes < 0:
             raise BackboneError(f"num_classes={num_classes}: expected 0 (no labels) or more")
         shape, spec = parse_size(size, depth, width, heads), find(name)
+        hybrid = attention_blocks(attention, shape.depth)
         lettered = not isinstance(size, Size) or size.name in SIZES
         self.name, self.size = name, shape
         self.depth, self.width = shape.depth, shape.width
@@ -164,7 +165,7 @@ class Backbone(nn.Module, Pretrained):
         self.labels = LabelEmbedder(num_classes, shape.width) if num_classes else None
         self.text = TextEmbedder(text, shape.width) if text else None
         self.modulate = Modulation(shape.width, shape.depth)
-        block, hybrid = spec.block_class(), attention_blocks(attention, shape.depth)
+        block = spec.block_class()
         self.stack = Stack(
             [
                 DiTBlock(shape, i, self.grid, DiTOptions())

@@ -29,11 +29,7 @@ from routing.stack import Stack
 class Head(nn.Module):
     """AdaLN and a linear layer, both zero at init: tokens (B, N, D) -> rows (B, N, p p C).
 
-    Args:
-        width: Channels D.
-        patch: Side of a patch.
-        channels: Image channels C.
-        weighted: Normalise by an RMSNorm with weights, not by a LayerNorm without.
+    It is `weighted` where its norm is an RMSNorm with weights, not a LayerNorm without.
     """
 
     def __init__(self, width: int, patch: int, channels: int, weighted: bool = False) -> None:
@@ -78,15 +74,7 @@ class Projector(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A small DiT over all tokens, mask tokens where the backbone has none; it ends in a head.
-
-    Args:
-        width: Channels D of the backbone.
-        given: Shape of the decoder.
-        grid: Patches (H, W).
-        patch: Side of a patch.
-        channels: Channels of the prediction.
-    """
+    """A small DiT over all tokens, mask tokens where the backbone has none; it ends in a head."""
 
     positions: Tensor
 

@@ -34,22 +34,13 @@ _OPTIONS = ("revision", "cache_dir", "token", "local_files_only", "force_downloa
 
 
 def write(path: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
-    """Write weights with the arguments of `backbones.create` in the metadata.
-
-    Args:
-        path: File to write.
-        tensors: Names and weights.
-        config: A model's `config`.
-    """
+    """Write weights with a model's `config`, the arguments of `create`, in the metadata."""
     whole = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
     save_file(whole, path, metadata={"format": FORMAT, "model": json.dumps(config)})
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return weights and the arguments of `backbones.create`.
-
-    Args:
-        path: A safetensors file that `write`, or a run of this suite, wrote.
+    """Return the weights of a file that `write` or a run wrote, and the arguments of `create`.
 
     Raises:
         BackboneError: It is not a whole safetensors file, or does not say what model it holds.
@@ -133,14 +124,9 @@ class Pretrained(ModelHubMixin):
     def from_tensors(
         cls, config: dict[str, Any], tensors: Mapping[str, Tensor], source: str
     ) -> Any:
-        """Build the model that a file describes and load the weights beside the description.
+        """Build the model that a file, `source`, describes and load the weights beside that.
 
         It is built without memory first: a file of kilobytes that describes terabytes is refused.
-
-        Args:
-            config: The model's arguments, as the file holds them.
-            tensors: The weights.
-            source: The file, for messages.
 
         Raises:
             BackboneError: No description of a model, or one that the weights do not fit.

@@ -29,7 +29,7 @@ from torch import Tensor
 from backbones.backbone import Backbone, create
 from backbones.layers import rope_2d
 from backbones.sizes import SIZES, BackboneError
-from routing.errors import suggest
+from routing.errors import one_of
 
 SOURCES = {"dit": "dit", "sit": "dit", "tread": "dit", "lightningdit": "lightningdit"}
 #: What the weights of a source were trained to see and to say, as `create_objective` takes it: SiT
@@ -80,11 +80,7 @@ _TABLES = {"dit": {"pos_embed"}, "lightningdit": {"pos_embed", *_ROPE}}
 
 
 def convert(state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
-    """Rename a published state dict to ours; tables that are computed are left out.
-
-    Args:
-        state: Names and tensors as published.
-        source: Whose they are: `dit`, `sit`, `tread` or `lightningdit`.
+    """Rename a published state dict of a source to ours; tables that are computed are left out.
 
     Raises:
         BackboneError: An unknown source, or names that are not in its table.
@@ -122,12 +118,7 @@ def convert(state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
 
 
 def describe(state: Mapping[str, Tensor], source: str, heads: int | None = None) -> dict[str, Any]:
-    """Return the arguments of `backbones.create` that fit a published state dict.
-
-    Args:
-        state: Names and tensors as published.
-        source: As for `convert`.
-        heads: Attention heads, where neither the weights nor the size table say how many.
+    """Return the arguments of `backbones.create` that fit a published state dict (see `load`).
 
     Raises:
         BackboneError: The dict lacks what tells the shape, or the heads cannot be told.
@@ -223,11 +214,7 @@ def _equal(table: Tensor, ours: Tensor) -> bool:
 
 
 def _family(source: str) -> str:
-    if source not in SOURCES:
-        raise BackboneError(
-            f"weights of {source!r} are not known: sources are {', '.join(SOURCES)}"
-            + suggest(source, SOURCES)
-        )
+    one_of("source of weights", source, tuple(SOURCES), BackboneError)
     return SOURCES[source]
 
 

@@ -177,13 +177,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Multi-head self-attention through torch's fused kernel: order means nothing to it.
 
-    A routed subset needs nothing but its rows of the rotary table.
-
-    Args:
-        width: Channels D.
-        heads: Number of heads.
-        grid: Patches (H, W), for the rotary table.
-        options: Whether to rotate queries and keys by their place, and to RMS-normalise them.
+    A routed subset needs nothing but its rows of the rotary table, which has one for each patch.
     """
 
     angles: Tensor | None

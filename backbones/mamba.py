@@ -9,6 +9,7 @@ the absent tokens deleted, and its output is put back.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,10 +39,12 @@ def paths(scan: str, index: int) -> tuple[str, str]:
 class Conv(nn.Module):
     """Depthwise causal convolution of four taps along the scan path, then SiLU."""
 
+    taps = 4
+
     def __init__(self, channels: int, mode: str) -> None:
         super().__init__()
         self.mode = mode
-        self.weight = nn.Parameter(torch.empty(channels, 4))
+        self.weight = nn.Parameter(torch.empty(channels, self.taps))
         self.bias = nn.Parameter(torch.empty(channels))
 
     def forward(self, x: Tensor, layout: Layout, path: str) -> Tensor:
@@ -52,7 +55,7 @@ class Conv(nn.Module):
 
     def initialise(self) -> None:
         """Draw taps and bias as torch's convolutions do."""
-        bound = 1 / math.sqrt(self.weight.shape[1])
+        bound = self.taps**-0.5
         nn.init.uniform_(self.weight, -bound, bound)
         nn.init.uniform_(self.bias, -bound, bound)
 
@@ -97,7 +100,32 @@ class Direction(nn.Module):
             self.skip.fill_(1.0)
 
 
-class Mamba2(nn.Module):
+class Mixer(nn.Module):
+    """What mixers share: a convolution or none, and one or two directions along a path."""
+
+    path: str
+    conv: Conv | None
+    directions: Any
+
+    def both_ways(self, scan: Callable[..., Tensor], layout: Layout, *inputs: Tensor) -> Tensor:
+        """Scan inputs (B, T, *) that are in the order of `path`, and back where there is a way."""
+        y = scan(*inputs, self.directions[0], layout, self.path)
+        if len(self.directions) == 2:
+            turned = self.path + REVERSED
+            there = [layout.turn(x, self.path, turned) for x in inputs]
+            back = scan(*there, self.directions[1], layout, turned)
+            y = y + layout.turn(back, turned, self.path)
+        return y
+
+    def initialise(self) -> None:
+        """Draw steps, decays and the convolution."""
+        if self.conv is not None:
+            self.conv.initialise()
+        for way in self.directions:
+            way.initialise()
+
+
+class Mamba2(Mixer):
     """Mamba-2 mixer: state-space duality with scalar decay per head.
 
     z, x, B, C = W x;  h_t = exp(dt A) h_{t-1} + dt B_t x_t;  y_t = C_t h_t + skip x_t
@@ -113,9 +141,7 @@ class Mamba2(nn.Module):
         mixed = self.inner + 2 * self.state
         self.in_proj = nn.Linear(size.width, self.inner + mixed, bias=False)
         self.conv = Conv(mixed, options.conv) if options.conv != "none" else None
-        self.directions: Any = nn.ModuleList(
-            Direction(size.width, heads) for _ in range(options.ways)
-        )
+        self.directions = nn.ModuleList(Direction(size.width, heads) for _ in range(options.ways))
         self.scale = nn.Parameter(torch.ones(self.inner))
         self.out_proj = nn.Linear(self.inner, size.width, bias=False)
 
@@ -124,12 +150,7 @@ class Mamba2(nn.Module):
         # Two products and not one that is cut: the two gradients need not be put side by side.
         into_z, into_mixed = self.in_proj.weight.split([self.inner, self.inner + 2 * self.state])
         z, mixed = F.linear(u, into_z), F.linear(u, into_mixed)
-        y = self._scan(u, mixed, self.directions[0], layout, self.path)
-        if len(self.directions) == 2:
-            turned = self.path + REVERSED
-            u, mixed = (layout.turn(v, self.path, turned) for v in (u, mixed))
-            back = self._scan(u, mixed, self.directions[1], layout, turned)
-            y = y + layout.turn(back, turned, self.path)
+        y = self.both_ways(self._scan, layout, u, mixed)
         return self.out_proj(gated_rms_norm(y, z, self.scale))
 
     def _scan(self, u: Tensor, mixed: Tensor, way: Direction, layout: Layout, path: str) -> Tensor:
@@ -148,15 +169,12 @@ class Mamba2(nn.Module):
         return y.flatten(-2)
 
     def initialise(self) -> None:
-        """Draw steps, decays and the convolution."""
-        if self.conv is not None:
-            self.conv.initialise()
+        """Draw what mixers share; the norm starts at 1."""
+        super().initialise()
         nn.init.ones_(self.scale)
-        for way in self.directions:
-            way.initialise()
 
 
-class Mamba1(nn.Module):
+class Mamba1(Mixer):
     """Mamba mixer (arXiv 2312.00752): a selective scan with a decay per channel and state."""
 
     def __init__(self, size: Size, path: str, options: MambaOptions) -> None:
@@ -166,7 +184,7 @@ class Mamba1(nn.Module):
         self.path, self.options = path, options
         self.in_proj = nn.Linear(size.width, 2 * self.inner, bias=False)
         self.conv = Conv(self.inner, options.conv) if options.conv != "none" else None
-        self.directions: Any = nn.ModuleList(
+        self.directions = nn.ModuleList(
             SelectiveDirection(self.inner, self.rank, self.state) for _ in range(options.ways)
         )
         self.out_proj = nn.Linear(self.inner, size.width, bias=False)
@@ -174,13 +192,7 @@ class Mamba1(nn.Module):
     def forward(self, u: Tensor, layout: Layout) -> Tensor:
         """Mix tokens (B, T, D) that are in the order of `path`, and return them in it."""
         x, z = self.in_proj(u).chunk(2, dim=-1)
-        y = self._scan(x, self.directions[0], layout, self.path)
-        if len(self.directions) == 2:
-            turned = self.path + REVERSED
-            there = layout.turn(x, self.path, turned)
-            back = self._scan(there, self.directions[1], layout, turned)
-            y = y + layout.turn(back, turned, self.path)
-        return self.out_proj(y.to(z.dtype) * F.silu(z))
+        return self.out_proj(self.both_ways(self._scan, layout, x).to(z.dtype) * F.silu(z))
 
     def _scan(self, x: Tensor, way: SelectiveDirection, layout: Layout, path: str) -> Tensor:
         x = F.silu(x) if self.conv is None else self.conv(x, layout, path)
@@ -188,13 +200,6 @@ class Mamba1(nn.Module):
         dt, decay = _steps(way.dt_proj(low), way.dt_bias, self.options.gap, layout, path)
         a = -torch.exp(way.log_a)
         return selective_scan(x, dt, a, b, c, way.skip, kernel=self.options.kernel, decay_gap=decay)
-
-    def initialise(self) -> None:
-        """Draw steps, decays and the convolution."""
-        if self.conv is not None:
-            self.conv.initialise()
-        for way in self.directions:
-            way.initialise()
 
 
 class SelectiveDirection(nn.Module):
@@ -219,25 +224,42 @@ class SelectiveDirection(nn.Module):
         self.skip.fill_(1.0)
 
 
-class MambaBlock(Block):
-    """Two mixers, each under its own half of the block's modulation."""
+class TwoMixers(Block):
+    """A block of two mixers of one kind, each under its own half of the block's modulation."""
 
     branches = ("one", "two")
+    one: Mixer
+    two: Mixer
+    operation: str  # what the mixers' scan is called by `dispatch`
+
+    def __init__(self, index: int, options: Any) -> None:
+        super().__init__(index)
+        self.options = options
+
+    def ops(self) -> list[tuple[str, str]]:
+        """Return the dispatched operations of this block."""
+        conv = [("conv", "auto")] if self.options.conv != "none" else []
+        return [(self.operation, self.options.kernel), *conv]
+
+    def initialise(self) -> None:
+        """Draw weights."""
+        super().initialise()
+        self.one.initialise()
+        self.two.initialise()
+
+
+class MambaBlock(TwoMixers):
+    """Two mixers of Mamba-2 or Mamba-1."""
 
     def __init__(
         self, size: Size, index: int, grid: tuple[int, int], options: MambaOptions
     ) -> None:
-        super().__init__(index)
-        self.options = options
-        mixer = Mamba2 if options.mixer == "mamba2" else Mamba1
+        super().__init__(index, options)
+        mixer, self.operation = (
+            (Mamba2, "ssd") if options.mixer == "mamba2" else (Mamba1, "selective_scan")
+        )
         self.scans = paths(options.scan, index)
         self.one, self.two = (mixer(size, path, options) for path in self.scans)
-
-    def ops(self) -> list[tuple[str, str]]:
-        """Return the dispatched operations of this block."""
-        scan = "ssd" if self.options.mixer == "mamba2" else "selective_scan"
-        conv = [("conv", "auto")] if self.options.conv != "none" else []
-        return [(scan, self.options.kernel), *conv]
 
     def prepare(self, layout: Layout) -> None:
         """Make what the branches look up, the places and gaps along both ways among it."""
@@ -250,9 +272,3 @@ class MambaBlock(Block):
                 layout.positions(scan)
             if self.options.gap != "off":
                 layout.gaps(scan)
-
-    def initialise(self) -> None:
-        """Draw weights."""
-        super().initialise()
-        self.one.initialise()
-        self.two.initialise()

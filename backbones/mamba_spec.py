@@ -51,10 +51,10 @@ class MambaOptions:
 
 def check_scan(state: int | None, chunk: int) -> None:
     """Raise `BackboneError` for state channels or a length of chunks that scans do not take."""
-    if state is not None and (state < 8 or state % 8):
+    if state is not None and (type(state) is not int or state < 8 or state % 8):
         raise BackboneError(f"state={state} must be a multiple of 8, as kernels need")
-    if chunk < 1:
-        raise BackboneError(f"chunk={chunk} must be 1 or more; 64 is a good value")
+    if type(chunk) is not int or chunk < 1:
+        raise BackboneError(f"chunk={chunk} must be a whole number, 1 or more; 64 is a good value")
 
 
 def step_rank(width: int) -> int:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from backbones.sizes import BackboneError, Size
-from routing.errors import UserError, suggest
+from routing.errors import UserError, one_of, suggest
 
 
 @dataclass(frozen=True)
@@ -71,16 +71,7 @@ class Spec:
     weighted_norms: bool = False
 
     def parse(self, size: Size, given: Mapping[str, Any], known: Collection[str] = ()) -> Any:
-        """Build the family's options.
-
-        Args:
-            size: Shape of the stack.
-            given: Options as typed.
-            known: Further names that the caller accepts, for the suggestion.
-
-        Raises:
-            BackboneError: An option that the family does not have, or a value it cannot take.
-        """
+        """Build the family's options for a stack of this size; arguments as in `build_options`."""
         options = build_options(self.options, given, f"backbone {self.name}", known)
         if self.check is not None:
             self.check(size, options)
@@ -170,11 +161,7 @@ def build_options(
 ) -> Any:
     """Build a dataclass of options from keyword arguments.
 
-    Args:
-        cls: The dataclass.
-        given: Keys and values; missing ones take the default.
-        what: What to call their owner in an error.
-        known: Further names to suggest.
+    In an error, `what` is their owner, and `known` further names that may have been meant.
 
     Raises:
         BackboneError: An unknown key, or a value that the class refuses.
@@ -209,11 +196,7 @@ KERNELS = {
 def check_kernel(requested: str, op: str, error: type[UserError] = BackboneError) -> None:
     """Raise `error` unless an operation has a kernel of that name, here or elsewhere."""
     known = ("auto", "torch", "reference", "kernel", *KERNELS[op])
-    if requested not in known:
-        raise error(
-            f"unknown kernel={requested} for {op}; expected {' | '.join(known)}"
-            f"{suggest(requested, known)}"
-        )
+    one_of(f"{op}: kernel", requested, known, error)
 
 
 def check_choice(options: Any, name: str, *choices: str) -> None:
@@ -226,8 +209,4 @@ def check_choice(options: Any, name: str, *choices: str) -> None:
         words = ("true",) if value else ("off", "none")
         value = next((word for word in words if word in choices), str(value))
         object.__setattr__(options, name, value)
-    if value not in choices:
-        raise BackboneError(
-            f"{name}={value} is not known: take one of {', '.join(choices)}"
-            + suggest(str(value), choices)
-        )
+    one_of(name, value, choices, BackboneError)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from routing.errors import UserError, suggest
 
@@ -127,7 +128,9 @@ def attention_blocks(attention: int | Sequence[int], depth: int) -> set[int]:
     """
     if type(attention) is int and 0 <= attention <= depth:
         return set(range(attention - 1, depth, attention)) if attention else set()
-    given = [attention] if isinstance(attention, int | str) else list(attention)
+    given: list[Any] = [attention]
+    if isinstance(attention, Iterable) and not isinstance(attention, str):
+        given = list(attention)
     bad = [i for i in given if type(i) is not int or not 0 <= i < depth]
     if bad:
         raise BackboneError(

@@ -107,6 +107,12 @@ class RoutingOptions:
                     f"learned={self.learned} belongs to one span, and route {routes} has "
                     f"{route} too; try route={own[0]}"
                 )
+        free = self.selection in ("random", "unsorted") and not self.shared
+        if self.learned == "router" and not free:
+            raise RoutingError(
+                "learned=router chooses each sample's tokens by their scores; try selection=random "
+                "and shared=false"
+            )
         if self.random_end:
             raise RoutingError(
                 f"learned={self.learned} belongs to one span and random_end draws others; try "

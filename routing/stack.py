@@ -413,12 +413,7 @@ class StackPass:
         self.prepared.append(self.layout)
 
     def scatter(self, span: Span, left_out: bool) -> None:
-        """Leave a span: put the processed tokens back among the routed ones.
-
-        Args:
-            span: The one that is open.
-            left_out: Whether its blocks did not run (SPRINT's path drop).
-        """
+        """Leave a span, whose blocks SPRINT's path drop may have left out: put its tokens back."""
         if not span.gathered:  # remove=never
             self.gather(span)
         move, bypass, fuse = span.move, span.bypass, self.stack.fuse

@@ -7,14 +7,11 @@ three tokens to either side. A block is two mixers, one along rows, one along co
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.layers import Block
-from backbones.mamba import REVERSED, Direction
+from backbones.mamba import REVERSED, Conv, Direction, Mixer, TwoMixers
 from backbones.more.hydra_spec import HydraOptions
 from backbones.ops.conv import causal_conv
 from backbones.ops.native import gated_rms_norm
@@ -25,14 +22,10 @@ from routing.layout import Layout
 REACH = 3
 
 
-class CentredConv(nn.Module):
+class CentredConv(Conv):
     """Depthwise convolution of seven taps around each token of a path, then SiLU."""
 
-    def __init__(self, channels: int, mode: str) -> None:
-        super().__init__()
-        self.mode = mode
-        self.weight = nn.Parameter(torch.empty(channels, 2 * REACH + 1))
-        self.bias = nn.Parameter(torch.empty(channels))
+    taps = 2 * REACH + 1
 
     def forward(self, x: Tensor, layout: Layout, path: str) -> Tensor:
         """Convolve tokens (B, T, C) that are in scan order."""
@@ -45,14 +38,8 @@ class CentredConv(nn.Module):
         y = causal_conv(x, before.contiguous(), self.bias, place)
         return F.silu(y + causal_conv(x.flip(1), after, None, turned).flip(1))
 
-    def initialise(self) -> None:
-        """Draw taps and bias as torch's convolutions do."""
-        bound = self.weight.shape[1] ** -0.5
-        nn.init.uniform_(self.weight, -bound, bound)
-        nn.init.uniform_(self.bias, -bound, bound)
 
-
-class Hydra(nn.Module):
+class Hydra(Mixer):
     """Bidirectional mixer.
 
     z, x, B1, C1, B2, C2 = W u
@@ -69,9 +56,7 @@ class Hydra(nn.Module):
         self.in_proj = nn.Linear(size.width, self.inner + mixed, bias=False)
         self.conv = CentredConv(mixed, options.conv) if options.conv != "none" else None
         # No skip: the diagonal is shared, and depends on the token.
-        self.directions: Any = nn.ModuleList(
-            Direction(size.width, heads, skip=False) for _ in range(2)
-        )
+        self.directions = nn.ModuleList(Direction(size.width, heads, skip=False) for _ in range(2))
         self.diagonal = nn.Linear(self.inner, heads)
         self.scale = nn.Parameter(torch.ones(self.inner))
         self.out_proj = nn.Linear(self.inner, size.width, bias=False)
@@ -108,32 +93,23 @@ class Hydra(nn.Module):
         return (y - itself.to(y.dtype)[..., None] * heads).flatten(-2)
 
     def initialise(self) -> None:
-        """Draw steps, decays and the convolution; the diagonal starts at 1."""
-        if self.conv is not None:
-            self.conv.initialise()
-        for way in self.directions:
-            way.initialise()
+        """Draw what mixers share; diagonal and norm start at 1."""
+        super().initialise()
         nn.init.ones_(self.diagonal.bias)
         nn.init.ones_(self.scale)
 
 
-class HydraBlock(Block):
+class HydraBlock(TwoMixers):
     """Two bidirectional mixers: along rows, then along columns."""
 
-    branches = ("one", "two")
+    operation = "ssd"
+    scans = ("zigzag:0", "zigzag:1")
 
     def __init__(
         self, size: Size, index: int, grid: tuple[int, int], options: HydraOptions
     ) -> None:
-        super().__init__(index)
-        self.options = options
-        self.scans = ("zigzag:0", "zigzag:1")
+        super().__init__(index, options)
         self.one, self.two = (Hydra(size, path, options) for path in self.scans)
-
-    def ops(self) -> list[tuple[str, str]]:
-        """Return the dispatched operations of this block."""
-        conv = [("conv", "auto")] if self.options.conv != "none" else []
-        return [("ssd", self.options.kernel), *conv]
 
     def prepare(self, layout: Layout) -> None:
         """Make what the branches look up: kernels, both ways of each path, places along it."""
@@ -142,9 +118,3 @@ class HydraBlock(Block):
             layout.reorder(mixer.path + REVERSED)
             if self.options.conv == "true":
                 layout.positions(mixer.path)
-
-    def initialise(self) -> None:
-        """Draw weights."""
-        super().initialise()
-        self.one.initialise()
-        self.two.initialise()

@@ -239,19 +239,7 @@ class _BiWKV(torch.autograd.Function):
 def biwkv_triton(
     k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, position: Tensor | None, length: int
 ) -> Tensor:
-    """Run the kernels.
-
-    Args:
-        k: (B, T, C) keys, any float type.
-        v: (B, T, C) values.
-        decay: (C,) float32 decay per unit of distance.
-        bonus: (C,) float32 factor of the token itself, exp(u / L).
-        position: (T,) or (B, T) ascending integers, or None for 0..T-1.
-        length: Tokens of the whole sequence.
-
-    Returns:
-        (B, T, C) in v's dtype.
-    """
+    """Run the kernels: `biwkv` on decay w / length and bonus exp(u / length), both float32 (C,)."""
     if position is None:
         position = torch.arange(k.shape[1], device=k.device)
     position = position.to(torch.int32).contiguous()

@@ -192,18 +192,7 @@ class _Conv(torch.autograd.Function):
 def conv_triton(
     x: Tensor, weight: Tensor, bias: Tensor | None, position: Tensor | None, silu: bool
 ) -> Tensor:
-    """Run the kernels.
-
-    Args:
-        x: (B, T, C) tokens in path order, any float type.
-        weight: (C, W) taps, the last one for the token itself.
-        bias: (C,) or None.
-        position: (T,) or (B, T) ascending integers for taps by true distance, or None.
-        silu: Apply SiLU to the result.
-
-    Returns:
-        (B, T, C) in x's dtype; products and sums are float32.
-    """
+    """Run the kernels; arguments as for `conv.causal_conv`, products and sums in float32."""
     rows = weight.float().t().flip(0).contiguous()  # (W, C), row j for distance j
     if position is not None:
         position = position.to(torch.int32).contiguous()

@@ -23,7 +23,7 @@ import torch
 
 from backbones.ops import native
 from backbones.registry import KERNELS, check_kernel
-from routing.errors import UserError, suggest
+from routing.errors import UserError, one_of
 
 INSTALL = {
     "mamba-ssm": 'pip install --no-build-isolation -e ".[kernels]" (after torch; needs nvcc)',
@@ -75,7 +75,9 @@ def _import(module: str, name: str, package: str) -> _Probe:
             found = getattr(importlib.import_module(module), name)
         return _Probe(found, f"{package} found")
     except Exception as error:  # A broken binary raises anything: ImportError, OSError ...
-        return _Probe(None, f"{package} does not load: {str(error).splitlines()[0][:120]}")
+        # A bare assert says nothing.
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        return _Probe(None, f"{package} does not load: {reason[:120]}")
 
 
 def _import_within(module: str, name: str, package: str) -> _Probe:
@@ -205,10 +207,7 @@ def resolve(op: str, requested: str = "auto", device: str | None = None) -> Choi
 
 
 def _resolve(op: str, requested: str, device: str) -> Choice:
-    if op not in KERNELS:
-        raise KernelError(
-            f"unknown op {op}; expected one of {', '.join(KERNELS)}{suggest(op, KERNELS)}"
-        )
+    one_of("op", op, tuple(KERNELS), KernelError)
     check_kernel(requested, op, KernelError)
     if requested in ("torch", "reference"):
         return Choice(op, requested, "asked for")
@@ -247,11 +246,8 @@ def choose(
 ) -> str:
     """Resolve for one call: torch also where `auto` meets inputs that no kernel takes.
 
-    Args:
-        op: The op's name.
-        requested: As for `resolve`.
-        x: An input; its device and dtype count (kernels have no float64).
-        fits: Returns for a kernel's name what is wrong with the inputs, or None.
+    Of the input x, device and dtype count (kernels have no float64); `fits` returns for a kernel's
+    name what is wrong with the inputs, or None.
 
     Raises:
         KernelError: A kernel was asked for by name and the inputs do not fit it.

@@ -95,15 +95,29 @@ def carry(total: Tensor, written: Tensor) -> Tensor:
     return torch.stack(states, 2)
 
 
-def gla_reference(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
-    """The recurrence, literally, in float64, token by token. Shapes as `gla`."""
-    queries, keys, values, decay = (x.double() for x in (q, k, v, g.clamp(min=FLOOR)))
+def reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    u: Tensor | None = None,
+    a: Tensor | None = None,
+    b: Tensor | None = None,
+) -> Tensor:
+    """The recurrences, literally, in float64, token by token: with u RWKV-6's, with a and b 7's."""
+    reads, keys, values, decay = (x.double() for x in (q, k, v, g.clamp(min=FLOOR)))
     state = keys.new_zeros(*k.shape[:1], *k.shape[2:], v.shape[-1])
     out = []
     for t in range(q.shape[1]):
         write = keys[:, t, :, :, None] * values[:, t, :, None, :]
-        state = decay[:, t].exp()[..., None] * state + write
-        out.append((queries[:, t, :, :, None] * state).sum(-2))
+        after = decay[:, t].exp()[..., None] * state
+        if a is not None and b is not None:
+            found = (a.double()[:, t, :, :, None] * state).sum(-2, keepdim=True)
+            after = after + b.double()[:, t, :, :, None] * found
+        after = after + write
+        seen = after if u is None else state + u.double()[..., None] * write
+        out.append((reads[:, t, :, :, None] * seen).sum(-2))
+        state = after
     return torch.stack(out, 1).to(v.dtype)
 
 
@@ -126,84 +140,38 @@ def gla(
     Raises:
         KernelError: The kernel asked for cannot run.
     """
-    name = choose("gla", kernel, v)
-    if name == "reference":
-        return gla_reference(q, k, v, g)
-    if name == "fla":
-        floor = g.float().clamp(min=FLOOR)
-        same = (x.to(v.dtype) for x in (q, k))
-        return kernel_function("gla", "fla")(*same, v, floor, scale=1.0)[0]
-    dtype = work_dtype(q, k, v, g)
-    with full_precision(v):
-        qs, ks, vs, gs = (cut(x.to(dtype), chunk) for x in (q, k, v, g))
-        decay = Decay(gs)
-        states = carry(decay.total, decay.to_end(ks).mT @ vs)
-        y = decay.pairs(qs, ks, strict=False) @ vs + (qs * decay.upto.exp()) @ states
-    return join(y, q.shape[1]).to(v.dtype)
-
-
-def rwkv6_reference(r: Tensor, k: Tensor, v: Tensor, g: Tensor, u: Tensor) -> Tensor:
-    """The recurrence, literally, in float64, token by token. Shapes as `rwkv6`."""
-    reads, keys, values, decay = (x.double() for x in (r, k, v, g.clamp(min=FLOOR)))
-    state = keys.new_zeros(*k.shape[:1], *k.shape[2:], v.shape[-1])
-    out = []
-    for t in range(r.shape[1]):
-        write = keys[:, t, :, :, None] * values[:, t, :, None, :]
-        seen = state + u.double()[..., None] * write
-        out.append((reads[:, t, :, :, None] * seen).sum(-2))
-        state = decay[:, t].exp()[..., None] * state + write
-    return torch.stack(out, 1).to(v.dtype)
+    return _with_decay("gla", q, k, v, g, None, chunk, kernel)
 
 
 def rwkv6(
     r: Tensor, k: Tensor, v: Tensor, g: Tensor, u: Tensor, chunk: int = CHUNK, kernel: str = "auto"
 ) -> Tensor:
-    """RWKV-6's time mixing.
+    """RWKV-6's time mixing: `gla` of receptances r, with a bonus u (H, K) for the token itself."""
+    return _with_decay("rwkv6", r, k, v, g, u, chunk, kernel)
 
-    Args:
-        r: Receptances (B, T, H, K).
-        k: Keys (B, T, H, K).
-        v: Values (B, T, H, V).
-        g: Log decays (B, T, H, K), at most 0; clamped at -10.
-        u: Bonus of the token itself (H, K).
-        chunk: Tokens of one chunk; need not divide T. At most 16 keeps float32 finite.
-        kernel: auto | torch | reference | fla.
 
-    Returns:
-        (B, T, H, V) in v's dtype; computed in float32 at least.
-
-    Raises:
-        KernelError: The kernel asked for cannot run.
-    """
-    name = choose("rwkv6", kernel, v)
+def _with_decay(
+    op: str, q: Tensor, k: Tensor, v: Tensor, g: Tensor, u: Tensor | None, chunk: int, kernel: str
+) -> Tensor:
+    name = choose(op, kernel, v)
     if name == "reference":
-        return rwkv6_reference(r, k, v, g, u)
+        return reference(q, k, v, g, u)
     if name == "fla":
         floor = g.float().clamp(min=FLOOR)
-        same = (x.to(v.dtype) for x in (r, k))
-        return kernel_function("rwkv6", "fla")(*same, v, floor, u.float(), scale=1.0)[0]
-    dtype = work_dtype(r, k, v, g)
+        same = (x.to(v.dtype) for x in (q, k))
+        bonus = () if u is None else (u.float(),)
+        return kernel_function(op, "fla")(*same, v, floor, *bonus, scale=1.0)[0]
+    dtype = work_dtype(q, k, v, g)
     with full_precision(v):
-        rs, ks, vs, gs = (cut(x.to(dtype), chunk) for x in (r, k, v, g))
+        qs, ks, vs, gs = (cut(x.to(dtype), chunk) for x in (q, k, v, g))
         decay = Decay(gs)
         states = carry(decay.total, decay.to_end(ks).mT @ vs)
-        y = decay.pairs(rs, ks, strict=True) @ vs + (rs * decay.before.exp()) @ states
-        own = (rs * ks * u.to(dtype)[:, None, None]).sum(-1, keepdim=True)
-        y = y + own * vs
-    return join(y, r.shape[1]).to(v.dtype)
-
-
-def rwkv7_reference(r: Tensor, g: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """The recurrence, literally, in float64, token by token. Shapes as `rwkv7`."""
-    read, decay, keys, values, look, put = (x.double() for x in (r, g.clamp(min=FLOOR), k, v, a, b))
-    state = keys.new_zeros(*k.shape[:1], *k.shape[2:], v.shape[-1])
-    out = []
-    for t in range(r.shape[1]):
-        found = (look[:, t, :, :, None] * state).sum(-2, keepdim=True)
-        state = decay[:, t].exp()[..., None] * state + put[:, t, :, :, None] * found
-        state = state + keys[:, t, :, :, None] * values[:, t, :, None, :]
-        out.append((read[:, t, :, :, None] * state).sum(-2))
-    return torch.stack(out, 1).to(v.dtype)
+        # With a bonus the state is read before the token is written to it.
+        sums = decay.upto if u is None else decay.before
+        y = decay.pairs(qs, ks, strict=u is not None) @ vs + (qs * sums.exp()) @ states
+        if u is not None:
+            y = y + (qs * ks * u.to(dtype)[:, None, None]).sum(-1, keepdim=True) * vs
+    return join(y, q.shape[1]).to(v.dtype)
 
 
 def rwkv7(
@@ -216,27 +184,14 @@ def rwkv7(
     chunk: int = CHUNK,
     kernel: str = "auto",
 ) -> Tensor:
-    """RWKV-7's time mixing.
+    """RWKV-7's time mixing: as `gla` of receptances r, but for a and b (B, T, H, K).
 
-    Args:
-        r: Receptances (B, T, H, K).
-        g: Log decays (B, T, H, K), at most 0; clamped at -10.
-        k: Keys (B, T, H, K).
-        v: Values (B, T, H, V).
-        a: Where to look in the state (B, T, H, K): the negative of a unit key.
-        b: Where to put what was found (B, T, H, K): the unit key times a rate in 0..1.
-        chunk: Tokens of one chunk; need not divide T. At most 16 keeps float32 finite.
-        kernel: auto | torch | reference | fla.
-
-    Returns:
-        (B, T, H, V) in v's dtype; computed in float32 at least.
-
-    Raises:
-        KernelError: The kernel asked for cannot run.
+    They say where to look in the state (the negative of a unit key) and where to put what was found
+    (the unit key times a rate in 0..1).
     """
     name = choose("rwkv7", kernel, v)
     if name == "reference":
-        return rwkv7_reference(r, g, k, v, a, b)
+        return reference(r, k, v, g, a=a, b=b)
     if name == "fla":
         same = [x.to(v.dtype) for x in (r, g.clamp(min=FLOOR), k, v, a, b)]
         return kernel_function("rwkv7", "fla")(*same, scale=1.0)[0]

@@ -26,13 +26,13 @@ import platform
 import shutil
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from filelock import FileLock
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
@@ -119,10 +119,14 @@ def _built(compiler: str, version: str) -> Path:
     path = folder / f"{name}.so"
     if path.is_file():
         return path
-    with _lock(folder / f"{name}.lock") as alone:
+    # A file system without locks is no hindrance: the rename alone keeps files whole.
+    lock = FileLock(folder / f"{name}.lock", timeout=PATIENCE, fallback_to_soft=False)
+    with contextlib.suppress(OSError, NotImplementedError):
+        lock.acquire()
+    try:
         if path.is_file():
             return path
-        if alone:  # What a killed build left behind.
+        if lock.is_locked:  # What a killed build left behind.
             for left in folder.glob(f"{name}.*.tmp"):
                 left.unlink(missing_ok=True)
         handle, building = tempfile.mkstemp(".tmp", f"{name}.", folder)
@@ -133,6 +137,8 @@ def _built(compiler: str, version: str) -> Path:
         finally:
             os.close(handle)
             Path(building).unlink(missing_ok=True)
+    finally:
+        lock.release()
     return path
 
 
@@ -144,25 +150,6 @@ def _compile(compiler: str, out: str) -> None:
         except subprocess.CalledProcessError:
             if not tuning:
                 raise
-
-
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[bool]:
-    """Hold a lock, which dies with its process; False where it cannot be had in time, or at all."""
-    import fcntl  # No Windows has it, and there nothing is built.
-
-    until = time.monotonic() + PATIENCE
-    with path.open("a") as handle:
-        alone = False
-        while not alone and time.monotonic() < until:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                alone = True
-            except BlockingIOError:
-                time.sleep(0.1)
-            except OSError:  # A file system without locks: the rename alone keeps files whole.
-                break
-        yield alone
 
 
 def bypassed() -> bool:
@@ -273,15 +260,8 @@ def adaln(
 ) -> Tensor:
     """Normalise tokens (B, T, D), then scale and shift them per sample: (B, 1, D) each.
 
-    Args:
-        x: The tokens.
-        shift: What to add.
-        scale: What to multiply by, less 1.
-        order: Put the result into this order.
-        norm: Normalises in place of a LayerNorm without weights.
-
-    Returns:
-        Tokens (B, T, D); where a kernel runs, in the type that autocast gives to matmuls.
+    The result is in this `order`; `norm` takes the place of a LayerNorm without weights. Where a
+    kernel runs, the result has the type that autocast gives to matmuls.
     """
     if norm is None and _takes_stream(x, shift, scale):
         half = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") in TYPES
@@ -317,11 +297,7 @@ class _AdaLN(torch.autograd.Function):
 def gated_sum(x: Tensor, gate: Tensor, y: Tensor, order: Reorder | None = None) -> Tensor:
     """Return x + gate y for tokens (B, T, D) and a gate per sample (B, 1, D), in the type of x.
 
-    Args:
-        x: The residual stream.
-        gate: The gate.
-        y: A branch's output, of another type under autocast.
-        order: The order that y is in, against x.
+    A branch's output y is in this `order`, and of another type than the stream x under autocast.
     """
     if y.dtype in TYPES and y.shape == x.shape and _takes_stream(x, gate):
         return _GatedSum.apply(x, gate, y, None if order is None else order.perm)

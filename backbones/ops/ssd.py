@@ -123,21 +123,7 @@ def ssd_packed(
     The same as `ssd` on the three pieces. The torch path reads them where they are and writes their
     gradients side by side, which saves a copy of everything each way.
 
-    Args:
-        packed: (B, T, H width + 2 N) with x, then B, then C.
-        dt: (B, T, H) steps after softplus.
-        A: (H,) negative rates.
-        D: (H,) skip, or None.
-        chunk: As `ssd`.
-        kernel: As `ssd`.
-        decay_gap: As `ssd`.
-        width: P, of one head.
-
-    Returns:
-        (B, T, H, width) in packed's dtype.
-
-    Raises:
-        KernelError: The kernel asked for cannot run.
+    `packed` is (B, T, H width + 2 N), with heads of this width; all else is as for `ssd`.
     """
     inner = dt.shape[2] * width
     state = (packed.shape[2] - inner) // 2

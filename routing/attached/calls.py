@@ -37,12 +37,7 @@ def inner(block: nn.Module) -> nn.Module:
 
 
 class Signature:
-    """Where a block's call holds its tokens, tables and masks, by name or by position.
-
-    Args:
-        block: The block.
-        extra: Names of further per-token arguments.
-    """
+    """Where a block's call holds its tokens, tables (`extra` ones too) and masks."""
 
     def __init__(self, block: nn.Module, extra: Sequence[str] = ()) -> None:
         names = list(inspect.signature(inner(block).forward).parameters)
@@ -131,11 +126,6 @@ def replace_image(output: Any, call: Call, change: Callable[[Tensor], Tensor]) -
 
     The image tokens have the shape of the call's; where text has it too, the names in the block's
     `return` decide.
-
-    Args:
-        output: What the block returned.
-        call: The call that returned it.
-        change: What to make of its image tokens.
 
     Raises:
         AttachError: If no tensor has the shape of the call's tokens, or several have it.

@@ -119,10 +119,7 @@ class Passes:
     def enter(self, i: int, x: Tensor, routed: bool) -> ForwardPass | None:
         """Return the pass that block `i` is being run for; None if it routes nothing.
 
-        Args:
-            i: Index of the block.
-            x: The block's input, which identifies a pass that is recomputed.
-            routed: Whether a pass that begins here routes tokens.
+        Its input x identifies a pass that is recomputed; one that begins here is `routed` or not.
         """
         if recomputing():
             now = self._recompute(i, x)

@@ -126,13 +126,9 @@ def needs_prefix(block: nn.Module) -> bool:
 def refuse_unknown_prefix(
     block: nn.Module, call: Call, grid: tuple[int, int] | None, whole: bool
 ) -> None:
-    """Refuse a call in which text may be in front of the image in the same sequence.
+    """Refuse a call of a route's first block in which text may be in front of the image.
 
-    Args:
-        block: The first block of a route with an unknown prefix.
-        call: Its call.
-        grid: Rows and columns of the image's tokens, if known.
-        whole: Whether a model was attached to rather than a list of its blocks.
+    The grid is that of the image's tokens, and `whole` says that a model was attached to.
 
     Raises:
         AttachError: If there are not as many tokens as in the grid, or how many of

@@ -196,7 +196,7 @@ def test_wrong_options():
         build(decoder={"dept": 1})
     with pytest.raises(BackboneError, match=r"num_classes=-1: expected 0 \(no labels\) or more"):
         build(num_classes=-1)
-    for attention in (5, 13):
+    for attention in (5, 13, 1.5):
         with pytest.raises(BackboneError, match=f"attention={attention}: there is no block"):
             build("mamba", attention=attention, depth=4)
     with pytest.raises(BackboneError, match="decoder: heads=5 does not divide"):

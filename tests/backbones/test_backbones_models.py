@@ -158,6 +158,8 @@ def test_tables_are_made_before_blocks_look_them_up(name):
         ("rwkv", {"ratio": float("inf")}),
         ("hydra", {"chunk": 0}),
         ("mamba", {"chunk": 0}),
+        ("mamba", {"chunk": 1.5}),
+        ("mamba", {"state": "16"}),
     ],
 )
 def test_options_that_no_block_can_have(name, wrong):

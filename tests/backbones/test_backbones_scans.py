@@ -23,9 +23,9 @@ def drawn(tokens, dtype=torch.float64, strength=1.0):
 
 
 OPS = {
-    "gla": (scans.gla, scans.gla_reference, "qkvg"),
-    "rwkv6": (scans.rwkv6, scans.rwkv6_reference, "qkvgu"),
-    "rwkv7": (scans.rwkv7, scans.rwkv7_reference, "qgkvab"),
+    "gla": (scans.gla, scans.reference, "qkvg"),
+    "rwkv6": (scans.rwkv6, scans.reference, "qkvgu"),
+    "rwkv7": (scans.rwkv7, lambda q, g, k, v, a, b: scans.reference(q, k, v, g, None, a, b), "qgkvab"),
 }
 
 

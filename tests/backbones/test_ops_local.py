@@ -220,7 +220,7 @@ def test_auto_never_raises_and_says_why():
         ("gla", "kernel", "fla needs a CUDA device"),
         ("conv", "causal-conv1d", "needs a CUDA device"),
         ("biwkv", "trition", "did you mean triton"),
-        ("selective_scan", "native", "expected auto"),
+        ("selective_scan", "native", "expected one of auto"),
         ("sdd", "auto", "did you mean ssd"),
     ],
 )
@@ -257,6 +257,13 @@ def test_a_kernel_is_taken_when_it_fits_and_torch_when_it_does_not(monkeypatch):
     assert dispatch.choose("ssd", "auto", x.double(), lambda k: None) == "torch"
     with pytest.raises(KernelError, match="it has no float64"):
         dispatch.choose("ssd", "mamba-ssm", x.double())
+
+
+def test_a_package_that_fails_without_a_word_is_not_there(monkeypatch, tmp_path):
+    (tmp_path / "speechless.py").write_text("assert False\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = dispatch._import("speechless", "function", "speechless")
+    assert found == _Probe(None, "speechless does not load: AssertionError")
 
 
 def test_the_ssd_of_mamba_ssm_loads_without_the_cuda_part(monkeypatch, tmp_path):

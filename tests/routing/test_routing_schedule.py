@@ -115,6 +115,8 @@ def test_options_over_a_run():
         ({"route": "none", "learned": "fuse"}, "try route=auto"),
         ({"route": "2-8/0.5:3-8", "learned": "fuse"}, "belongs to one span"),
         ({"route": "2-4+6-8", "learned": "router"}, "belongs to one span"),
+        ({"learned": "router", "selection": "rows"}, "selection=random"),
+        ({"learned": "router", "shared": True}, "shared=false"),
         ({"learned": "fuse", "random_end": True}, "random_end=false"),
         ({"learned": "fuse", "reinsert": "sum_input"}, "reinsert=identity"),
     ],
