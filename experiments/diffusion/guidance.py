@@ -1,4 +1,4 @@
-"""Guidance: which passes one evaluation makes, and how their answers become one denoised image.
+"""Guidance: the passes of one evaluation (class, null class, routed), and their one answer.
 
 A guidance is two pure functions: `passes(progress, level)` names the passes (which model,
 which label, which selection rate), `combine` mixes what they return. `Guided` runs the passes;

@@ -1,4 +1,4 @@
-"""What the network learns: corruption, target and the way back to a clean image.
+"""What the network learns: noise levels, corruption, target and the way back to a clean image.
 
 Every objective is a Gaussian path `x_t = alpha(time) * x0 + sigma(time) * noise`. A table converts
 between its native time, the noise level and the network's input:

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or absent, and the weights that a run leaves behind.
+"""Checkpoints that are whole or absent, the newest of them, and the weights of a finished run.
 
 A checkpoint is a folder `step-00001000` with `state.safetensors` (weights, EMA, optimizer),
 `state.json` (step, counters, generators, config) and `manifest.json` (sizes and SHA-256 of both).

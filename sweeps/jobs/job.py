@@ -1,4 +1,4 @@
-"""One run inside its job: attempts noted, signals answered, failures left visible.
+"""One run inside its job: attempts noted, USR2 answered by a requeue, failures left visible.
 
 On USR2 (pre-emption, time limit) training saves at a step boundary; rank 0 then requeues this very
 job and every rank waits to be ended, because a rank that leaves early would end the others before

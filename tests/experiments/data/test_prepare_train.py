@@ -31,6 +31,7 @@ TINY = (
 def few_pictures(monkeypatch):
     """One sample per row of the grid: grids have tests of their own."""
     monkeypatch.setattr(evaluation, "COLUMNS", 1)
+    monkeypatch.setattr(evaluation, "PREVIEW_COLUMNS", 1)
 
 
 def fit(tmp_path, *more):

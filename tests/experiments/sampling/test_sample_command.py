@@ -136,7 +136,8 @@ def test_classes_of_unnamed_seeds_are_drawn_from_the_seeds(weights, tmp_path):
 @pytest.mark.parametrize("guidance", ["none", "cfg", "interval", "routed", "apg", "icg"])
 def test_every_guidance_and_its_options(weights, tmp_path, capsys, guidance):
     arguments = [weights, "--classes", "1", "--seeds", "0-1", "--device", "cpu"]
-    assert run(*arguments, "--guidance", guidance, "--scale", 2, "--out", tmp_path / "a") == 0
+    scale = ["--scale", 1 if guidance == "none" else 2]
+    assert run(*arguments, "--guidance", guidance, *scale, "--out", tmp_path / "a") == 0
     assert f"guidance  {guidance}" in capsys.readouterr().out
 
 
