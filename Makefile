@@ -45,7 +45,7 @@ test-slow: $(VENV)/.test  ## the tests marked slow
 	$(BIN)/python -m pytest -n $(WORKERS) --maxschedchunk=1 -m "slow and not slurm and not gpu and not soak" --durations=25 $(TESTS)
 
 test-slurm: $(VENV)/.test  ## the tests on a real Slurm cluster (apt install slurm-wlm munge)
-	$(BIN)/python -m pytest -m "slurm and not soak" --durations=25 $(TESTS)
+	$(BIN)/python -m pytest -m "slurm and not soak" -o cache_dir=.pytest_cache/slurm --durations=25 $(TESTS)
 
 slurm-lab:  ## a Slurm cluster on this machine, two nodes with fake GPUs (docs/cluster.md)
 	@tests/tools/start-slurm.sh start

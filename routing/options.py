@@ -72,6 +72,11 @@ class RoutingOptions:
         for _, route in routes.stages:
             check_words(self.reinsert, self.remove, route, self.random_end)
             for segment in route.segments:
+                if self.reinsert == "none" and drop_before(self.remove, segment) >= depth:
+                    raise RoutingError(
+                        f"remove {self.remove} with reinsert none drops nothing: block "
+                        f"{depth - 1} is the last one; try remove=start"
+                    )
                 if segment.rate * schedule.largest >= 1:
                     raise RoutingError(
                         f"schedule {self.schedule}: takes the rate of route {segment} to "

@@ -140,6 +140,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("routing.selection=quad route=2-8", "0.75"),
             ("routing.remove=later route=2-8", "after"),
             ("routing.remove=after: route=2-8", "after"),
+            ("routing.remove=after:11 routing.reinsert=none route=2-11", "drops nothing"),
             ("routing.reinsert=sum route=2-8", "sum_input"),
             ("routing.reinsert=none route=0-4+6-9", "single segment"),
             ("routing.off_after=2 route=2-8", "0 to 1"),
