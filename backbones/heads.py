@@ -21,8 +21,7 @@ from backbones.head_options import AlignOptions, DecoderOptions
 from backbones.layers import Modulation, RMSNorm, xavier
 from backbones.ops.native import adaln
 from backbones.sizes import Size
-from routing.layout import Layout
-from routing.moves import Move
+from routing.layout import Layout, Move
 from routing.stack import Stack
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from routing.moves import Move
+from routing.layout import Move
 from routing.route import Route, RouteError, Segment
 
 

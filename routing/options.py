@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from routing.errors import UserError, one_of
-from routing.route import MODES, Route, Segment, keep_count
-from routing.schedule import RouteSchedule, Schedule
+from routing.route import MODES, Route, RouteSchedule, Schedule, Segment, keep_count
 
 REINSERT = ("identity", "sum_input", "none")
 LEARNED = ("none", "fuse", "router")
@@ -21,7 +20,7 @@ class RoutingOptions:
     """The routing of a training run.
 
     Args:
-        route: A route, or stages of routes (`routing.schedule.RouteSchedule`).
+        route: A route, or stages of routes (`routing.route.RouteSchedule`).
         selection: How the tokens that stay are chosen, one of `MODES`.
         shared: One subset for the whole batch.
         block: Side of the squares of `selection=blocks`.
@@ -29,7 +28,7 @@ class RoutingOptions:
         fp32_after, checkpoint: As in `Stack`.
         learned: `fuse` (SPRINT's fusion) or `router` (a learned choice of tokens) on the span.
         path_drop: Share of samples whose fused span is left out in training (SPRINT: 0.1).
-        schedule: Factor of the rate over progress (`routing.schedule.Schedule`).
+        schedule: Factor of the rate over progress (`routing.route.Schedule`).
         off_after: Progress from which nothing is routed.
     """
 

@@ -29,9 +29,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from routing.errors import UserError
-from routing.layout import Layout
+from routing.layout import Layout, Move
 from routing.learned import Fuse, LearnedRouter
-from routing.moves import Move
 from routing.options import RoutingError, RoutingOptions, check_words, drop_before
 from routing.paths import table
 from routing.rng import Draws

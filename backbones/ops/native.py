@@ -37,7 +37,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from backbones.ops.shift import grid_shift
-from routing.moves import Reorder, permute
+from routing.layout import Reorder, permute
 
 SWITCH = "TREAD_NATIVE"
 SOURCE = Path(__file__).with_name("native.cpp")

@@ -20,7 +20,7 @@ from experiments.config.validation import ENCODERS, build, check_groups
 from experiments.data.specs import fingerprint, places
 from experiments.runtime.keys import ConfigError, Key, check_ranges, keys_of
 from routing.options import RoutingOptions
-from routing.schedule import RouteSchedule
+from routing.route import RouteSchedule
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 GROUPS = ("backbone", "data", "objective", "sampler", "guidance", "eval", "scale", "experiment")
@@ -201,9 +201,7 @@ class Config:
         keep_steps = self.train.schedule != "constant" or (
             self.resolved_route != "none"
             and (
-                self.routing.schedule != "constant"
-                or self.routing.off_after < 1
-                or "/" in self.route
+                self.routing.schedule != "constant" or self.routing.off_after < 1 or "/" in self.route
             )
         )
         steps = values["train"]["steps"]

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar
 
 from experiments.runtime.keys import Key, check_ranges, keys_of
 from routing.errors import UserError, suggest
-from routing.schedule import Schedule, ScheduleError
+from routing.route import Schedule, ScheduleError
 
 
 class DiffusionError(UserError):
@@ -287,7 +287,7 @@ class PathDropOptions(GuidanceOptions):
 
 def rate_over_steps(text: str, key: str) -> Schedule:
     """Read the selection rate of the option `key` over the sampling steps, 0 to 1 of the way."""
-    words = text.replace(" ", "")
+    words = str(text).replace(" ", "")
     try:
         rate = Schedule.parse(words if ":" in words else f"constant:{words}")
         if rate.largest < 1:

@@ -14,8 +14,7 @@ from experiments.config.validation import ENCODERS
 from experiments.data.specs import describe
 from experiments.runtime.console import big
 from routing.errors import UserError
-from routing.route import Route, Segment
-from routing.schedule import RouteSchedule
+from routing.route import Route, RouteSchedule, Segment
 
 if TYPE_CHECKING:  # both import torch
     from routing.rng import Draws

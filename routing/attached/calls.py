@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from routing.moves import Move
+from routing.layout import Move
 from routing.options import RoutingError
 
 # Arguments that hold one row for each token, in the block lists of diffusers and timm.

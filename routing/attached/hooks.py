@@ -44,8 +44,7 @@ from routing.attached.supported import (
     refuse_unknown_prefix,
 )
 from routing.errors import one_of, suggest
-from routing.layout import Layout
-from routing.moves import Move
+from routing.layout import Layout, Move
 from routing.rng import Draws
 from routing.route import Route, keep_count
 from routing.selection import Selection, check_ids

@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from routing.attached.calls import AttachError
-from routing.layout import Layout
-from routing.moves import Move
+from routing.layout import Layout, Move
 
 _REMEMBERED = 4096  # block inputs; an entry is a weak reference and at most two passes
 _WAITING = 8  # passes without gradients yet; more than one is already ambiguous

@@ -14,8 +14,7 @@ import torch.nn.functional as F
 
 import backbones
 from backbones.ops import biwkv, conv, dispatch, native, shift, ssd
-from routing.layout import Layout
-from routing.moves import Reorder, flat
+from routing.layout import Layout, Reorder, flat
 
 ROOT = Path(__file__).resolve().parents[2]
 compiled = pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
@@ -410,7 +409,9 @@ def test_without_a_library_torch_runs_and_one_line_says_so(tmp_path, changes, sa
 def test_without_native_operations_torchs_run_for_as_long_as_asked():
     before = dispatch.resolve("biwkv", "auto", "cpu"), native.library()
     with dispatch.without_native():
-        assert dispatch.resolve("biwkv", "auto", "cpu").name == "torch" and native.library()[0] is None
+        assert (
+            dispatch.resolve("biwkv", "auto", "cpu").name == "torch" and native.library()[0] is None
+        )
     assert (dispatch.resolve("biwkv", "auto", "cpu"), native.library()) == before
 
 
