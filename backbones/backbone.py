@@ -20,21 +20,31 @@ from torch import Tensor, nn
 
 from backbones.dit import DiTBlock
 from backbones.dit_spec import DiTOptions
-from backbones.embeddings import (
+from backbones.heads import (
+    Decoder,
+    Head,
     LabelEmbedder,
     PatchEmbed,
+    Projector,
     TextEmbedder,
     TimeEmbedder,
     sincos_2d,
     unpatchify,
 )
-from backbones.head_options import AlignOptions, DecoderOptions
-from backbones.heads import Decoder, Head, Projector
 from backbones.hub import Pretrained
 from backbones.layers import Modulation, xavier
 from backbones.ops.dispatch import Choice, resolve
 from backbones.registry import build_options, find
-from backbones.sizes import SIZES, BackboneError, Size, attention_blocks, parse_size, patch_grid
+from backbones.sizes import (
+    SIZES,
+    AlignOptions,
+    BackboneError,
+    DecoderOptions,
+    Size,
+    attention_blocks,
+    parse_size,
+    patch_grid,
+)
 from routing.layout import Layout
 from routing.learned import Fuse, LearnedRouter
 from routing.stack import Reuse, Routing, Stack, StackOutput
@@ -86,8 +96,8 @@ class Backbone(nn.Module, Pretrained):
         fuse: Route of SPRINT's fusion (one segment): its span is fused in every pass, dense ones
             too; None for none.
         router: Route whose tokens a learned score picks (one segment; Mixture of Depths); or None.
-        decoder: MaskDiT's decoder (`head_options.DecoderOptions`, {} for its defaults), or None.
-        align: REPA's projector (`head_options.AlignOptions`), or None.
+        decoder: MaskDiT's decoder (`sizes.DecoderOptions`, {} for its defaults), or None.
+        align: REPA's projector (`sizes.AlignOptions`), or None.
         **options: The family's own options.
 
     Attributes:

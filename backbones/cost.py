@@ -17,9 +17,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from backbones import dit_spec
-from backbones.head_options import AlignOptions, DecoderOptions
 from backbones.registry import build_options, find
-from backbones.sizes import Size, attention_blocks, parse_size, patch_grid
+from backbones.sizes import (
+    AlignOptions,
+    DecoderOptions,
+    Size,
+    attention_blocks,
+    parse_size,
+    patch_grid,
+)
 from routing.options import check_words, drop_before
 from routing.route import Route, keep_count
 

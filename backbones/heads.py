@@ -1,4 +1,8 @@
-"""The way out: the head that predicts patches, and learned parts that some baselines add.
+"""The way in and the way out: patch, time, label and text embedders; head, decoder, projector.
+
+Shapes: B samples, T present tokens (prefix first), N = H W grid tokens, D channels, C image
+channels, p patch side, c the conditioning vector (B, D). The embedders are DiT's (arXiv 2212.09748,
+section 3.2). The way out:
 
 * `Head`: DiT's final layer (arXiv 2212.09748).
 * `Decoder`: MaskDiT (arXiv 2306.09305). Tokens that were dropped for good come back as a learned
@@ -9,6 +13,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,12 +22,11 @@ from torch import Tensor, nn
 
 from backbones.dit import DiTBlock
 from backbones.dit_spec import DiTOptions
-from backbones.embeddings import sincos_2d
-from backbones.head_options import AlignOptions, DecoderOptions
 from backbones.layers import Modulation, RMSNorm, xavier
 from backbones.ops.native import adaln
-from backbones.sizes import Size
+from backbones.sizes import AlignOptions, DecoderOptions, Size
 from routing.layout import Layout, Move
+from routing.rng import widest
 from routing.stack import Stack
 
 
@@ -124,3 +129,123 @@ class Decoder(nn.Module):
         self.norm.modulate.initialise()
         self.modulate.initialise()
         self.head.initialise()
+
+
+# --- the way in -----------------------------------------------------------------------------------
+
+
+def sincos_2d(width: int, grid: tuple[int, int]) -> Tensor:
+    """Return the fixed position table (H W, D): half of the channels for the column, then the row.
+
+    Each half is [sin, cos] of position / 10000^(i / (D / 4)), as in DiT and MAE.
+    """
+    rows, columns = grid
+    rate = 10000.0 ** -(torch.arange(width // 4, dtype=torch.float64) / (width // 4))
+    row = torch.arange(rows, dtype=torch.float64).repeat_interleave(columns)
+    column = torch.arange(columns, dtype=torch.float64).repeat(rows)
+    angles = [position[:, None] * rate for position in (column, row)]
+    return torch.cat([f(a) for a in angles for f in (torch.sin, torch.cos)], dim=1).float()
+
+
+class TimeEmbedder(nn.Module):
+    """Sinusoids of the model's time input, then a two-layer MLP: (B,) -> (B, D)."""
+
+    waves = 128
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        first, second = nn.Linear(2 * self.waves, width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(first, nn.SiLU(), second)
+
+    def forward(self, t: Tensor) -> Tensor:
+        """Embed times (B,); the sinusoids in float32 or wider, whatever the weights are in."""
+        t = t.to(torch.promote_types(t.dtype, torch.float32))
+        steps = torch.arange(self.waves, device=t.device, dtype=widest(t.device)) / self.waves
+        angles = t[:, None] * torch.exp(-math.log(10000.0) * steps).to(t.dtype)
+        waves = torch.cat([angles.cos(), angles.sin()], dim=1)
+        first: nn.Linear = self.mlp[0]  # type: ignore[assignment]
+        return self.mlp(waves.to(first.weight.dtype))
+
+    def initialise(self) -> None:
+        """Draw the weights as DiT does."""
+        for layer in self.mlp:
+            if isinstance(layer, nn.Linear):
+                nn.init.normal_(layer.weight, std=0.02)
+                nn.init.zeros_(layer.bias)
+
+
+class LabelEmbedder(nn.Module):
+    """Table of class vectors, with one more row for "no class": (B,) -> (B, D)."""
+
+    def __init__(self, num_classes: int, width: int) -> None:
+        super().__init__()
+        self.null = num_classes
+        self.table = nn.Embedding(num_classes + 1, width)
+
+    def forward(self, y: Tensor | None, batch: int) -> Tensor:
+        """Embed labels (B,); None stands for the null class everywhere."""
+        if y is None:
+            return self.table.weight[self.null].expand(batch, -1)
+        return self.table(y)
+
+    def initialise(self) -> None:
+        """Draw the weights as DiT does."""
+        nn.init.normal_(self.table.weight, std=0.02)
+
+
+class TextEmbedder(nn.Module):
+    """Text states (B, L, E) -> prefix tokens (B, L, D), and their mean for c (B, D)."""
+
+    def __init__(self, shape: Sequence[int], width: int) -> None:
+        super().__init__()
+        length, channels = self.shape = (int(shape[0]), int(shape[1]))
+        self.project = nn.Linear(channels, width)
+        self.pool = nn.Linear(channels, width)
+        self.null = nn.Parameter(torch.zeros(length, channels))
+
+    def forward(
+        self, text: Tensor | None, batch: int, drop: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Embed text; None, or a sample whose `drop` (B,) is true, takes the learned null text."""
+        if text is None:
+            text = self.null.expand(batch, *self.shape)
+        elif drop is not None:
+            text = torch.where(drop[:, None, None], self.null.to(text.dtype), text)
+        text = text.to(self.null.dtype)
+        return self.project(text), self.pool(text.mean(dim=1))
+
+    def initialise(self) -> None:
+        """Draw the null text and the projections."""
+        nn.init.normal_(self.null, std=0.02)
+        xavier(self.project, self.pool)
+
+
+class PatchEmbed(nn.Module):
+    """Images (B, C, H p, W p) -> tokens (B, H W, D), raster order.
+
+    A reshape and one matmul: about twice as fast on a CPU as a strided convolution with the same
+    weights.
+    """
+
+    def __init__(self, channels: int, patch: int, width: int) -> None:
+        super().__init__()
+        self.patch = patch
+        self.project = nn.Linear(channels * patch * patch, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Cut into patches and project."""
+        return self.project(patchify(x, self.patch))
+
+
+def patchify(x: Tensor, patch: int) -> Tensor:
+    """Cut images (B, C, H p, W p) into rows (B, H W, C p p), channels slowest (as in Conv2d)."""
+    batch, channels, height, width = x.shape
+    cut = x.reshape(batch, channels, height // patch, patch, width // patch, patch)
+    return cut.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * patch * patch)
+
+
+def unpatchify(x: Tensor, grid: tuple[int, int], patch: int) -> Tensor:
+    """Put rows (B, H W, p p C), channels fastest (as in DiT), back to images (B, C, H p, W p)."""
+    batch, (rows, columns) = x.shape[0], grid
+    cut = x.reshape(batch, rows, columns, patch, patch, -1).permute(0, 5, 1, 3, 2, 4)
+    return cut.reshape(batch, -1, rows * patch, columns * patch)

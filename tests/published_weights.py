@@ -2,7 +2,7 @@
 
 import torch
 
-from backbones.embeddings import sincos_2d
+from backbones.heads import sincos_2d
 
 D, HEADS, DEPTH, CLASSES, SIDE, PATCH, C = 32, 2, 3, 5, 4, 2, 4
 

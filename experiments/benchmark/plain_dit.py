@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.embeddings import sincos_2d
+from backbones.heads import sincos_2d
 from backbones.sizes import Size
 from experiments.diffusion import create_objective
 from routing.rng import Draws

@@ -201,7 +201,9 @@ class Config:
         keep_steps = self.train.schedule != "constant" or (
             self.resolved_route != "none"
             and (
-                self.routing.schedule != "constant" or self.routing.off_after < 1 or "/" in self.route
+                self.routing.schedule != "constant"
+                or self.routing.off_after < 1
+                or "/" in self.route
             )
         )
         steps = values["train"]["steps"]

@@ -12,9 +12,8 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from backbones.head_options import AlignOptions
 from backbones.registry import find
-from backbones.sizes import parse_size
+from backbones.sizes import AlignOptions, parse_size
 from experiments.data import specs
 from experiments.diffusion.diffusion_options import options_of
 from experiments.metrics.eval_options import EvalOptions

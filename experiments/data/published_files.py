@@ -43,9 +43,9 @@ class LabelledImages(NamedTuple):
 
 @dataclass(frozen=True)
 class ImageOptions(DataOptions):
-    """Options of a set of labelled images that fits in memory (`pixel_set`)."""
+    """Options of a set of labelled images that fits in memory (`dataset.PixelSet`)."""
 
-    dataset = "experiments.data.pixel_set.PixelSet"
+    dataset = "experiments.data.dataset.PixelSet"
     package: ClassVar[tuple[str, str]] = ("", "")  # brings the files; what they are to the set
 
     def check(self) -> None:

@@ -27,10 +27,9 @@ from experiments.diffusion import create_objective
 from experiments.runtime import console, memory, signals
 from experiments.runtime.command import Interrupted
 from experiments.training import build, checkpoint
-from experiments.training.alignment import make_encoder
 from experiments.training.cuda_graphs import GraphedSteps
 from experiments.training.evaluation import Evaluation, forget_after
-from experiments.training.loss import training_loss
+from experiments.training.loss import make_encoder, training_loss
 from experiments.training.routes import TrainingRoutes, run_cost
 from experiments.training.state import TrainingState
 from routing.errors import UserError

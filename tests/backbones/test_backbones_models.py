@@ -251,7 +251,7 @@ def test_learn_sigma_and_patches():
 
 
 def test_patches_are_a_convolution_and_back():
-    from backbones.embeddings import PatchEmbed, patchify, unpatchify
+    from backbones.heads import PatchEmbed, patchify, unpatchify
 
     embed = PatchEmbed(3, 2, 16)
     x = torch.randn(2, 3, 4, 6)
@@ -263,7 +263,7 @@ def test_patches_are_a_convolution_and_back():
 
 
 def test_positions_are_the_formula():
-    from backbones.embeddings import sincos_2d
+    from backbones.heads import sincos_2d
 
     table = sincos_2d(32, (2, 3))
     omega = 1 / 10000 ** (torch.arange(8) / 8)

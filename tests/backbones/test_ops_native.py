@@ -409,9 +409,7 @@ def test_without_a_library_torch_runs_and_one_line_says_so(tmp_path, changes, sa
 def test_without_native_operations_torchs_run_for_as_long_as_asked():
     before = dispatch.resolve("biwkv", "auto", "cpu"), native.library()
     with dispatch.without_native():
-        assert (
-            dispatch.resolve("biwkv", "auto", "cpu").name == "torch" and native.library()[0] is None
-        )
+        assert dispatch.resolve("biwkv", "auto", "cpu").name == "torch" and native.library()[0] is None
     assert (dispatch.resolve("biwkv", "auto", "cpu"), native.library()) == before
 
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from small import small
 
 from experiments.config.validation import ConfigError
-from experiments.training import build, precision
+from experiments.training import build, session
 from experiments.training.session import train
 
 
@@ -28,7 +28,7 @@ def test_auto_is_the_run_of_the_precision_that_it_takes_and_goes_on_in_it(
     one, other = (load_file(path / "model.safetensors") for path in (folder, typed))
     assert all(torch.equal(one[key], other[key]) for key in one)
     # Another machine measures something else: nothing is measured again.
-    monkeypatch.setattr(precision, "bf16_speed", lambda *given: 1 / found["bf16_speed"])
+    monkeypatch.setattr(session, "bf16_speed", lambda *given: 1 / found["bf16_speed"])
     assert train(small(tmp_path / "a", "train.precision=auto", "train.steps=4")) == folder
     assert json.loads((folder / "summary.json").read_text())["step"] == 4
     assert f"precision   {took}: settled by an earlier start" in capsys.readouterr().out
@@ -36,8 +36,8 @@ def test_auto_is_the_run_of_the_precision_that_it_takes_and_goes_on_in_it(
 
 @pytest.mark.parametrize(("ratio", "took"), [(1.3, "bf16"), (1.02, "fp32"), (0.5, "fp32")])
 def test_bf16_has_to_gain_something(tmp_path, monkeypatch, ratio, took):
-    monkeypatch.setattr(precision, "bf16_speed", lambda *given: ratio)
-    config = precision.settled(small(tmp_path, "train.precision=auto"), quiet=True)
+    monkeypatch.setattr(session, "bf16_speed", lambda *given: ratio)
+    config = session.settled(small(tmp_path, "train.precision=auto"), quiet=True)
     assert config.train.precision == took
     assert [p.name for p in tmp_path.glob("*/precision.json")] == ["precision.json"]
     assert (config.folder / "precision.json").exists()
@@ -47,14 +47,14 @@ def test_the_slower_precision_measures_slower(tmp_path, monkeypatch):
     """Each timed pass runs in its own precision: a loss that idles under autocast makes it slow."""
     import time
 
-    honest = precision.Trainer.loss_of
+    honest = session.Trainer.loss_of
 
     def idle(self, *given):
         time.sleep(0.3 if self.config.train.precision == "bf16" else 0)
         return honest(self, *given)
 
-    monkeypatch.setattr(precision.Trainer, "loss_of", idle)
-    config = precision.settled(small(tmp_path, "train.precision=auto"), quiet=True)
+    monkeypatch.setattr(session.Trainer, "loss_of", idle)
+    config = session.settled(small(tmp_path, "train.precision=auto"), quiet=True)
     assert config.train.precision == "fp32"
 
 
