@@ -26,7 +26,7 @@ from backbones.sizes import (
     parse_size,
     patch_grid,
 )
-from routing.options import check_words, drop_before
+from routing.options import check_words
 from routing.route import Route, keep_count
 
 
@@ -185,7 +185,7 @@ def _present(route: Route, depth: int, grid: int, reinsert: str, remove: str) ->
     inside = [grid] * depth
     for segment in route.segments:
         stop = depth if reinsert == "none" else segment.end + 1
-        for block in range(drop_before(remove, segment), stop):
+        for block in range(segment.drop_before(remove), stop):
             inside[block] = keep_count(grid, segment.rate)
     return inside
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from routing.errors import UserError, one_of
-from routing.route import MODES, Route, RouteSchedule, Schedule, Segment, keep_count
+from routing.route import MODES, Route, RouteSchedule, Schedule, keep_count
 
 REINSERT = ("identity", "sum_input", "none")
 LEARNED = ("none", "fuse", "router")
@@ -71,7 +71,7 @@ class RoutingOptions:
         for _, route in routes.stages:
             check_words(self.reinsert, self.remove, route, self.random_end)
             for segment in route.segments:
-                if self.reinsert == "none" and drop_before(self.remove, segment) >= depth:
+                if self.reinsert == "none" and segment.drop_before(self.remove) >= depth:
                     raise RoutingError(
                         f"remove {self.remove} with reinsert none drops nothing: block "
                         f"{depth - 1} is the last one; try remove=start"
@@ -151,14 +151,6 @@ def check_words(reinsert: str, remove: str, route: Route, random_end: bool = Fal
         )
     if reinsert == "none" and remove == "never":
         raise RoutingError("reinsert none drops tokens and remove never does not; try remove=start")
-
-
-def drop_before(remove: str, segment: Segment) -> int:
-    """Index of the first block that sees fewer tokens in a segment of a resolved route."""
-    if remove == "never":
-        return segment.end + 1
-    after = int(remove.removeprefix("after:")) if remove != "start" else -1
-    return after + 1 if segment.start <= after <= segment.end else segment.start
 
 
 def check_quad(grid: tuple[int, int], keep: int) -> None:

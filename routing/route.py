@@ -84,6 +84,13 @@ class Segment:
         """The two ends without the rate, `2-8`."""
         return f"{self.start}-{self.end}"
 
+    def drop_before(self, remove: str) -> int:
+        """Index of the first block that sees fewer tokens, in a resolved route (see `Routing`)."""
+        if remove == "never":
+            return self.end + 1
+        after = int(remove.removeprefix("after:")) if remove != "start" else -1
+        return after + 1 if self.start <= after <= self.end else self.start
+
     def __str__(self) -> str:
         return self.span if self.rate == DEFAULT_RATE else f"{self.span}@{self.rate!r}"
 

@@ -31,7 +31,7 @@ from torch.utils.checkpoint import checkpoint
 from routing.errors import UserError
 from routing.layout import Layout, Move
 from routing.learned import Fuse, LearnedRouter
-from routing.options import RoutingError, RoutingOptions, check_words, drop_before
+from routing.options import RoutingError, RoutingOptions, check_words
 from routing.paths import table
 from routing.rng import Draws
 from routing.route import Route, Segment, keep_count
@@ -367,7 +367,7 @@ class StackPass:
             inner = self._choose(k, segment, gate)
             move = outer.move_to(inner)
             self.inner.append(inner)
-        first = drop_before(self.routing.remove, segment)
+        first = segment.drop_before(self.routing.remove)
         self.span = Span(segment, first, outer, inner, move, self.x, dict(self.state), gate)
 
     def gather(self, span: Span) -> None:
