@@ -130,6 +130,18 @@ def os_error_text(error: OSError) -> str | None:
     )
 
 
+def _missing(package: str) -> str:
+    """Return the sentence for a package that this Python does not have, as before `make env`."""
+    own = ROOT / ".venv" / "bin" / "python"
+    if own.exists() and Path(sys.prefix).resolve() != own.parents[1].resolve():
+        advice = f"type {own} in its place, or `source {own.with_name('activate')}` first"
+    elif (ROOT / "pyproject.toml").exists():
+        advice = f"type `make env` in {ROOT}, or `{sys.executable} -m pip install -e {ROOT}`"
+    else:
+        advice = f"type `{sys.executable} -m pip install {package}`"
+    return f"{sys.executable} has no package {package!r}; {advice}"
+
+
 # What others raise as a RuntimeError, by a part of its message.
 _KNOWN = {
     "torchvision::nms does not exist": "torch and torchvision come from different builds (a CPU "
@@ -191,6 +203,11 @@ def run_command(
         if text is None:
             raise
         print_error(text)
+        return 2
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in PACKAGES:
+            raise
+        print_error(_missing(error.name))
         return 2
     except RuntimeError as error:
         known = [said for part, said in _KNOWN.items() if part in str(error)]
