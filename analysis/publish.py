@@ -26,9 +26,9 @@ from analysis import figures, findings, tables
 from analysis.runs.cells import Study, study_for_command
 from analysis.runs.run_files import environment
 from analysis.runs.run_records import PUBLISHED, AnalysisError, unpack
+from analysis.tables.equal_cost import benchmarks
 from analysis.tables.render import frame_csv
 from analysis.tables.table import NOT_RUN, markdown, markdown_escape
-from analysis.tables.throughput import benchmarks
 from experiments.runtime.command import ROOT
 from experiments.runtime.files import atomic_write
 

@@ -20,7 +20,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from analysis import figures, tables
-from analysis.figures.sample_grids import picture
+from analysis.figures.convergence import picture
 from analysis.figures.style import Plot
 from analysis.publish import facts
 from analysis.runs import compare

@@ -15,15 +15,13 @@ from pathlib import Path
 from experiments.runtime.files import atomic_write
 from experiments.runtime.locks import locked
 from routing.errors import UserError
-from sweeps import SweepError
-from sweeps.jobs import code_snapshot, pool, slurm
+from sweeps import SweepError, run_status
+from sweeps.jobs import pool, slurm
 from sweeps.jobs.cluster_resources import Resources
 from sweeps.jobs.job import REQUEUE, STOPPED, GivenUp, Job, RunFailed, execute
-from sweeps.jobs.sweep_folder import JobBatch, Sweep
-from sweeps.planning.grid import Grid
+from sweeps.jobs.sweep_folder import JobBatch, Sweep, snapshot
+from sweeps.planning.grid import ENTRIES, Grid
 from sweeps.planning.planned_runs import Plan, PlannedRun
-from sweeps.planning.stages import ENTRIES
-from sweeps.view import run_status
 
 Say = Callable[[str], None]
 
@@ -186,7 +184,7 @@ def _note(
     batch = JobBatch(
         f"{sweep.name}.{uuid.uuid4().hex[:8]}", resources.name, resources.kind,
         [run.name for run in runs], time.time(),
-        "" if debug else code_snapshot.take(sweep.snapshots, own=code).name,
+        "" if debug else snapshot(sweep.snapshots, own=code).name,
         dataclasses.asdict(resources),
     )  # fmt: skip
     sweep.intend(batch)

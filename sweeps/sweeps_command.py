@@ -16,17 +16,16 @@ from experiments.config.schema import GROUPS
 from experiments.runtime.command import run_command
 from experiments.runtime.memory import visible_gpus
 from routing.errors import Parser, one_of, suggest
-from sweeps import SweepError
+from sweeps import SweepError, status_table
 from sweeps.jobs import cluster_resources, slurm
 from sweeps.jobs.sweep_folder import Sweep, all_sweeps
 from sweeps.launch import cancel, launch, retry
-from sweeps.planning import budget, grid, overrides
+from sweeps.planning import grid, overrides
 from sweeps.planning.overrides import Typed
-from sweeps.planning.planned_runs import Plan, PlannedRun, plan, runs_root
+from sweeps.planning.planned_runs import Plan, PlannedRun, budget, estimate, plan, runs_root
+from sweeps.run_status import RunStatus, slurm_queue, statuses
 from sweeps.search import Search
 from sweeps.search import summary as search_summary
-from sweeps.view import status_table
-from sweeps.view.run_status import RunStatus, slurm_queue, statuses
 
 HELP = """\
 Many runs, one grid per table or figure of the paper.
@@ -166,7 +165,7 @@ def _launch(chosen: argparse.Namespace) -> int:
     dry = "true" if chosen.dry_run and words.dry == "false" else words.dry
     found = grid.load(chosen.grid)
     place = words.resources(chosen.throttle, "slurm" if dry != "false" else _default_cluster())
-    way = budget.budget(chosen.compare_at)
+    way = budget(chosen.compare_at)
     planned = functools.partial(plan, scale=words.scale, user=words.overrides, budget=way)
     searching = bool(found.raw.get("search"))
     if chosen.trials is not None and not searching:
@@ -205,7 +204,7 @@ def _check_ready(made: Plan, place: cluster_resources.Resources) -> None:
 
 
 def _dry_run(made: Plan, place: cluster_resources.Resources, full: bool) -> None:
-    for line in budget.estimate(made, place.tflops):
+    for line in estimate(made, place.tflops):
         print(line)
     for label, why in made.waiting:
         print(f"waiting: {label} (for {why})")

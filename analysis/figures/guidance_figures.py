@@ -27,8 +27,16 @@ from analysis.figures.style import (
 from analysis.runs.cells import Base, Cell, Study
 from analysis.runs.grouping import shared, short
 from analysis.runs.statistics import extent, mean_std
-from analysis.tables.guidance_table import evaluations, number, parse, responses, setting_order
-from analysis.tables.scale_table import FORMS, label
+from analysis.tables.guidance_table import (
+    FORMS,
+    NUMBERS,
+    evaluations,
+    number,
+    parse,
+    responses,
+    scale_label,
+    setting_order,
+)
 
 # Maps on one page.
 _MAPS = 6
@@ -177,10 +185,10 @@ def draw(files: Sequence[dict[str, Any]]) -> Plot | None:
     """
     about = ("run", "backbone", "data", "route", "seed", "step")
     frame = pd.DataFrame(
-        {"setting": label(found), **{key: found[key] for key in about}, **row}
+        {"setting": scale_label(found), **{key: found[key] for key in about}, **row}
         for found in files
         for row in found["rows"]
-    ).reindex(columns=["setting", *about, "pair", "level", *_NUMBERS])
+    ).reindex(columns=["setting", *about, "pair", "level", *NUMBERS])
     curves = frame[frame["pair"].isin(_PASSES) & frame["level"].notna()]
     groups = [
         (key, form, part)
@@ -195,7 +203,7 @@ def draw(files: Sequence[dict[str, Any]]) -> Plot | None:
         backbone, data = map(str, key)
         ax.axhline(1, color="#999999", linewidth=0.8, zorder=1)
         for setting, same in part.groupby(["setting", "route", "pair"], sort=False):
-            levels = same.astype({name: float for name in _NUMBERS}).groupby("level")
+            levels = same.astype({name: float for name in NUMBERS}).groupby("level")
             _, route, pair = map(str, cast(tuple[str, ...], setting))
             dense = route == "none"
             name = "dense net" if dense else f"route {route}, {_PASSES[pair]}"
@@ -213,9 +221,3 @@ def draw(files: Sequence[dict[str, Any]]) -> Plot | None:
         ax.set_title(f"{backbone}, {data}", color=colour(backbone))
         ax.legend(frameon=False)
     return Plot.of("guidance_scale", figure, frame)
-
-
-_NUMBERS = [
-    *(f"{form}{end}" for form in FORMS for end in ("", "_low", "_high")),
-    *("loss_strong", "loss_weak", "square"),
-]

@@ -34,8 +34,7 @@ from experiments.runtime.command import EXIT_CODES, ROOT, Interrupted, choose_sp
 from experiments.runtime.files import atomic_write
 from experiments.training import run_folder
 from routing.errors import UserError
-from sweeps.jobs.code_snapshot import python_path
-from sweeps.jobs.sweep_folder import FRUITLESS, Attempts, JobBatch, Sweep
+from sweeps.jobs.sweep_folder import FRUITLESS, Attempts, JobBatch, Sweep, python_path
 from sweeps.planning.planned_runs import PlannedRun
 
 # Exit codes: a local worker asks for a place at the end of the queue (EX_TEMPFAIL) ...

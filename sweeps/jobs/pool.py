@@ -21,9 +21,8 @@ from experiments.runtime.memory import visible_gpus
 from experiments.training import run_folder
 from sweeps import SweepError
 from sweeps.jobs.cluster_resources import Resources
-from sweeps.jobs.code_snapshot import python_path
 from sweeps.jobs.job import KILLED, REQUEUE, Job
-from sweeps.jobs.sweep_folder import JobBatch, Sweep
+from sweeps.jobs.sweep_folder import JobBatch, Sweep, python_path
 from sweeps.planning.planned_runs import PlannedRun
 
 

@@ -12,7 +12,7 @@ from experiments.runtime.console import clock
 from sweeps import SweepError
 from sweeps.jobs.sweep_folder import Sweep
 from sweeps.planning.planned_runs import PlannedRun
-from sweeps.view.run_status import STATES, RunStatus, number, statuses
+from sweeps.run_status import STATES, RunStatus, number, statuses
 
 # Legible on dark and on light: blue vanishes on black, yellow and cyan on white.
 _COLOUR = {
