@@ -106,6 +106,12 @@ class Cell:
         return frozenset(self.runs["device"].dropna()) if "device" in self.runs else frozenset()
 
     @property
+    def macs_share(self) -> float | None:
+        """The multiply-adds of a routed step over those of a dense one."""
+        dense, routed = self.first("macs_dense"), self.first("macs_routed")
+        return routed / dense if dense and routed else None
+
+    @property
     def depth(self) -> int:
         """Number of blocks."""
         depth = self.first("config.backbone.depth")

@@ -8,7 +8,7 @@ interval on the logarithms. Seeds that never get there are counted and shown.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from analysis.tables.table import (
     not_run,
     ours,
     published,
+    published_row,
     words,
 )
 from routing.parsing import is_number, json_of
@@ -166,9 +167,9 @@ def masking(study: Study) -> Table:
             continue
         for cell, entries in _masking_rows(study, base, memory):
             theirs = known.get(_BASELINES.get(str(cell.first("variant")), ""), {})
-            rows.append((str(head), [*entries, *_published(theirs)]))
-    if not rows:
-        rows = [not_run(columns, _published(row), name, NOT_RUN) for name, row in known.items()]
+            rows.append((str(head), [*entries, *published_row(theirs, "fid", "hours")]))
+    for name, row in () if rows else known.items():
+        rows.append(not_run(columns, published_row(row, "fid", "hours"), name, NOT_RUN))
     notes = paper_notes(
         "masking",
         "Budgets are the least that every seed of every row spent, so that all rows are read at "
@@ -178,10 +179,6 @@ def masking(study: Study) -> Table:
         *memory.notes,
     )
     return build("masking", "Routing against dropping and masking", columns, rows, notes)
-
-
-def _published(row: Mapping[str, Any]) -> list[Entry]:
-    return [published(row.get("fid")), published(row.get("hours"))]
 
 
 def _masking_rows(study: Study, base: Base, memory: Memory) -> list[tuple[Cell, list[Entry]]]:

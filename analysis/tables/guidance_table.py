@@ -3,7 +3,7 @@
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,10 @@ from analysis.tables.table import (
     Table,
     build,
     exact,
-    head,
+    metric_head,
     not_run,
     ours,
-    published,
+    published_row,
     words,
 )
 from routing.parsing import is_number
@@ -162,9 +162,9 @@ def response(study: Study) -> Table:
             spread = part["std"].astype(object).where(part["std"].notna(), None)
             known = zip(part["setting"], part["mean"], spread, strict=True)
             scores = {name: Entry("", mean, std, decimals=digits) for name, mean, std in known}
-            label = head(Column(str(metric), better=part["better"].iloc[0]))
+            label = metric_head(metric, part["better"].iloc[0])
             entries = [scores.get(name, words("")) for name in settings]
-            rows.append((heading, [words(label), words(tokens), *entries]))
+            rows.append((heading, [label, words(tokens), *entries]))
     notes = (
         "Mean and standard deviation over seeds. CFG 1 is no guidance; SG guides a dense pass away "
         "from a routed one of the same weights; routed: one pass with the route, as in training.",
@@ -200,8 +200,9 @@ def guidance(study: Study) -> Table:
             for text, part in parts.items():
                 entries = _row(base, text, part, None if none is None else parts[none])
                 rows.append((group, [*entries, *_paper(known, text, best)]))
-    if not rows:
-        rows = [not_run(columns, _published(row), row["method"], NOT_RUN) for row in known.values()]
+    for row in () if rows else known.values():
+        theirs = published_row(row, "fid", "gmacs")
+        rows.append(not_run(columns, theirs, row["method"], NOT_RUN))
     notes = paper_notes(
         "guidance",
         PAIRED,
@@ -236,11 +237,7 @@ def _paper(known: dict[str, dict[str, Any]], text: str, best: str | None) -> lis
     if key == "routed":
         flops = (number(options["strong"]), number(options["weak"])) == (0.5, 0.9)
         key = "sg_flops" if flops else "sg_fid" if text == best else ""
-    return _published(known.get(key, {}))
-
-
-def _published(row: Mapping[str, Any]) -> list[Entry]:
-    return [published(row.get("fid")), published(row.get("gmacs"))]
+    return published_row(known.get(key, {}), "fid", "gmacs")
 
 
 # --- the effective scale: what `analysis.guidance_scale` stored beside runs -----------------------

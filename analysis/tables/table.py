@@ -7,7 +7,7 @@ Markdown is made here, since notebooks show it; the other formats in `analysis.t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -160,9 +160,9 @@ def ours(
     return Entry("", mean, std, low, high, n, decimals=decimals, unit=unit, signed=signed)
 
 
-def exact(value: float | None, decimals: int = 2, unit: str = "", text: str = "") -> Entry:
+def exact(value: float | None, decimals: int = 2, unit: str = "") -> Entry:
     """Return a number without seeds (computed, not measured), or `missing`."""
-    return missing() if value is None else Entry(text, value, decimals=decimals, unit=unit)
+    return missing() if value is None else Entry("", value, decimals=decimals, unit=unit)
 
 
 def published(
@@ -172,6 +172,11 @@ def published(
     if value is None or value != value:
         return Entry(text=text or "not published")
     return Entry(text, float(value), decimals=decimals, signed=signed)
+
+
+def published_row(row: Mapping[str, Any], *keys: str) -> list[Entry]:
+    """Return the published numbers of a row by their keys."""
+    return [published(row.get(key)) for key in keys]
 
 
 def build(
@@ -231,6 +236,11 @@ def plain(entry: Entry) -> str:
     if entry.few:
         text += "\u2020"
     return f"{text} {entry.text}".rstrip()
+
+
+def metric_head(name: object, better: str | None) -> Entry:
+    """Return the first cell of a metric's row: its name with an arrow to its better end."""
+    return words(head(Column(str(name), better=better)))
 
 
 def head(column: Column) -> str:
