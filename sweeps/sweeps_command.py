@@ -125,12 +125,14 @@ def _dispatch(words: list[str]) -> int | None:
 class CommandWords:
     """A command's words, sorted: scale, cluster and its keys, and overrides of the runs."""
 
-    def __init__(self, words: Sequence[str]) -> None:
+    def __init__(self, words: Sequence[str], throttle: int | None = None) -> None:
         self.overrides = overrides.parse(words)
         self.scale = self._one("scale", "tiny")
         self.cluster = self._one("cluster", "")
         keys = [key for key in self.overrides if key.startswith("cluster.")]
         self.cluster_keys = {key.removeprefix("cluster."): self._one(key, "") for key in keys}
+        if throttle is not None:
+            self.cluster_keys["throttle"] = str(throttle)
         self.root = runs_root(self.overrides)
         self.dry = self._one("dry", "false")
         one_of("dry", self.dry, ("true", "false", "full"), SweepError)
@@ -147,13 +149,9 @@ class CommandWords:
             )
         return values[0].text.strip("'\"")
 
-    def keys(self, throttle: int | None) -> dict[str, str]:
-        """Return the `cluster.KEY=VALUE` words by key."""
-        return self.cluster_keys | ({} if throttle is None else {"throttle": str(throttle)})
-
-    def resources(self, throttle: int | None, default: str) -> cluster_resources.Resources:
+    def resources(self, default: str) -> cluster_resources.Resources:
         """Return the resources that were asked for."""
-        return cluster_resources.load(self.cluster or default, self.scale, self.keys(throttle))
+        return cluster_resources.load(self.cluster or default, self.scale, self.cluster_keys)
 
 
 def _default_cluster() -> str:
@@ -161,10 +159,10 @@ def _default_cluster() -> str:
 
 
 def _launch(chosen: argparse.Namespace) -> int:
-    words = CommandWords(chosen.words)
+    words = CommandWords(chosen.words, chosen.throttle)
     dry = "true" if chosen.dry_run and words.dry == "false" else words.dry
     found = grid.load(chosen.grid)
-    place = words.resources(chosen.throttle, "slurm" if dry != "false" else _default_cluster())
+    place = words.resources("slurm" if dry != "false" else _default_cluster())
     way = budget(chosen.compare_at)
     planned = functools.partial(plan, scale=words.scale, user=words.overrides, budget=way)
     searching = bool(found.raw.get("search"))
@@ -225,7 +223,8 @@ def _sweep(chosen: argparse.Namespace) -> tuple[Sweep, list[PlannedRun], Command
     """Return the sweep, those of its runs that match the words, and the words."""
     # Here `scale` is a filter like any other key.
     scales = [word for word in chosen.words if word.startswith("scale=")]
-    words = CommandWords([word for word in chosen.words if word not in scales])
+    others = [word for word in chosen.words if word not in scales]
+    words = CommandWords(others, getattr(chosen, "throttle", None))
     if words.dry != "false":
         raise SweepError(
             f"dry={words.dry} belongs to launch; python -m sweeps status {chosen.grid} shows what "
@@ -313,9 +312,9 @@ def _retry(chosen: argparse.Namespace) -> int:
     before = sweep.batches()
     words.scale = runs[0].values.get("scale", words.scale)
     if words.cluster or not before:
-        place = words.resources(chosen.throttle, _default_cluster())
+        place = words.resources(_default_cluster())
     else:
-        place = cluster_resources.again(before[-1].resources, words.keys(chosen.throttle))
+        place = cluster_resources.again(before[-1].resources, words.cluster_keys)
     found = grid.load(chosen.grid) if chosen.grid.endswith(".py") else None
     return int(not retry(sweep, runs, place, found=found).well)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.runs.other_logs import records
-from analysis.runs.run_files import PROTOCOL, Damaged, guidance_scales, is_score
+from analysis.runs.run_files import Damaged, guidance_scales, is_score, protocol
 from analysis.runs.run_records import load
 from routing.parsing import is_number, json_of
 
@@ -76,14 +76,13 @@ def _scores(row: Mapping[Any, Any]) -> tuple[list[dict[str, Any]], list[str]]:
     for key in ("macs", "time"):
         known = [(float(line["step"]), float(line[key])) for line in log if _has(line, key)]
         curve[key] = ([0.0, *(x for x, _ in known)], [0.0, *(y for _, y in known)])
-    protocol = [own[0].get(key) for key in PROTOCOL] if own else None
     scales = guidance_scales(folder)
     rows = []
     for place, line in enumerate([*own, *(line for line in later if is_score(line)), *scales]):
         found = {("sample_seed" if key == "seed" else key): value for key, value in line.items()}
         step = found.setdefault("step")
         at = float("nan") if step is None else float(step)
-        of_run = place < len(own) and [line.get(key) for key in PROTOCOL] == protocol
+        of_run = place < len(own) and protocol(line) == protocol(own[0])
         found["own"] = of_run or line in scales
         found["macs"], found["hours"] = _at(at, *curve["macs"]), _at(at, *curve["time"]) / 3600
         rows.append(found)

@@ -35,9 +35,9 @@ from analysis.runs.run_files import (
     SUMMARY,
     Damaged,
     check_path,
-    environment,
     fault,
     guidance_scales,
+    json_or_nothing,
     own_scores,
     read_config,
     read_json,
@@ -181,7 +181,7 @@ def read_run(folder: Path, metrics: dict[str, dict[str, Any]] | None = None) -> 
     row.update({key: summary.get(key) for key in SUMMARY})
     row.update(read_config(folder / "config.yaml"))
     # What it ran on: None where env.json is missing or of an older kind.
-    about = environment(folder)
+    about = json_or_nothing(folder / "env.json")
     packages = about.get("packages")
     torch = packages.get("torch") if isinstance(packages, dict) else None
     values = {"device": about.get("device"), "torch": torch, "commit": about.get("git")}
@@ -269,9 +269,7 @@ def variant(row: dict[str, Any]) -> str:
 
 def typed(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """Return a data frame whose columns have one type each: boolean, Int64, float64 or text."""
-    names: dict[str, None] = {}
-    for row in rows:
-        names.update(dict.fromkeys(row))
+    names = dict.fromkeys(name for row in rows for name in row)
     plain = [name for name in names if "." not in name]
     scores = [name for name in names if name.startswith("score.")]
     ordered = plain + scores + sorted(name for name in names if name.startswith("config."))

@@ -7,7 +7,7 @@ Student's, mean +- t(0.975, n - 1) s / sqrt(n). Ratios (speed-ups) get the same 
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from scipy.special import stdtrit
@@ -36,30 +36,25 @@ def mean_std(values: Sequence[float]) -> Estimate | None:
     return Estimate(mean, n, math.sqrt(squares / (n - 1)) if n > 1 else None)
 
 
-def interval(values: Sequence[float], level: float = 0.95) -> Estimate | None:
+def interval(values: Sequence[float]) -> Estimate | None:
     """Return the mean with Student's two-sided interval (None bounds below two values)."""
     estimate = mean_std(values)
     if estimate is None or estimate.std is None:
         return estimate
-    half = float(stdtrit(estimate.n - 1, 0.5 + level / 2)) * estimate.std / math.sqrt(estimate.n)
-    return Estimate(
-        estimate.mean, estimate.n, estimate.std, estimate.mean - half, estimate.mean + half
-    )
+    half = float(stdtrit(estimate.n - 1, 0.975)) * estimate.std / math.sqrt(estimate.n)
+    return replace(estimate, low=estimate.mean - half, high=estimate.mean + half)
 
 
-def paired(
-    first: Mapping[Any, float], second: Mapping[Any, float], level: float = 0.95
-) -> Estimate | None:
+def paired(first: Mapping[Any, float], second: Mapping[Any, float]) -> Estimate | None:
     """Return `second - first` (treatment, baseline) over the seeds both have, with its interval."""
     common = sorted(set(first) & set(second), key=str)
-    return interval([second[seed] - first[seed] for seed in common], level)
+    return interval([second[seed] - first[seed] for seed in common])
 
 
-def ratio(values: Sequence[float], level: float = 0.95) -> Estimate | None:
+def ratio(values: Sequence[float]) -> Estimate | None:
     """Return the geometric mean of positive ratios with the interval taken on their logarithms."""
     logs = [math.log(v) for v in values if v is not None and v > 0 and math.isfinite(v)]
-    estimate = interval(logs, level)
-    if estimate is None:
+    if (estimate := interval(logs)) is None:
         return None
     bounds = [None if v is None else math.exp(v) for v in (estimate.low, estimate.high)]
     return Estimate(math.exp(estimate.mean), estimate.n, None, *bounds)

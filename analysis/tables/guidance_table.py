@@ -128,12 +128,13 @@ def responses(study: Study) -> pd.DataFrame:
                 for name, part in frame.groupby(frame["guidance"].map(setting), sort=True):
                     estimate = mean_std(list(_by_seed(part).values()))
                     assert estimate is not None, "a score is a finite number"
-                    cells: dict[str, Any] = {"base": base.key, "panel": base.label}
-                    cells |= {"treatment": cell.treatment, "backbone": base.any.first("backbone")}
-                    cells |= {"setting": str(name)}
-                    cells |= {"metric": part["metric"].iloc[0], "better": about.get("better")}
-                    spread = {"mean": estimate.mean, "std": estimate.std, "n": estimate.n}
-                    found.append({**cells, **spread, "step": int(part["step"].iloc[0])})
+                    found.append({
+                        "base": base.key, "panel": base.label, "treatment": cell.treatment,
+                        "backbone": base.any.first("backbone"), "setting": str(name),
+                        "metric": part["metric"].iloc[0], "better": about.get("better"),
+                        "mean": estimate.mean, "std": estimate.std, "n": estimate.n,
+                        "step": int(part["step"].iloc[0]),
+                    })  # fmt: skip
         if len({row["setting"] for row in found}) >= 3:
             rows += found
     return pd.DataFrame(rows)

@@ -56,10 +56,7 @@ class Sweep:
         self.snapshots = self.locked_folder / "code"  # of the code, shared by these sweeps
         self.path = self.locked_folder / name
         self.logs = self.path / "logs"  # the jobs' output
-
-    def pool(self, batch: str) -> Path:
-        """Return the folder of a pool of workers on this machine."""
-        return self.path / "pools" / batch
+        self.pools = self.path / "pools"  # of workers on this machine, by batch
 
     def log(self, batch: JobBatch, run: str, kind: str) -> Path | None:
         """Return the path of a run's log in a batch (`kind` is out or err), None without a job."""
@@ -88,14 +85,14 @@ class Sweep:
         """Return the submissions in order, each with its ids if they were written."""
         found: dict[str, JobBatch] = {}
         for line in read_jsonl(self.path / "batches.jsonl"):
-            name = line.get("batch")
+            name, ids = line.get("batch"), line.get("ids", {})
             if not isinstance(name, str):
                 continue
             if "runs" in line:
                 if batch := _batch(name, line):
                     found[name] = batch
-            elif name in found and _texts(line.get("ids", {})):
-                found[name].ids.update(line.get("ids", {}))
+            elif name in found and isinstance(ids, dict) and all(map(_is_text, ids.values())):
+                found[name].ids.update(ids)
         return list(found.values())
 
     def latest_batches(self) -> dict[str, JobBatch]:
@@ -114,14 +111,13 @@ class Sweep:
 
     def is_done(self, run: PlannedRun) -> bool:
         """Whether nothing is left to do for a run."""
-        return run.finished if run.trains else self._done_mark(run.name).is_file()
+        mark = self.path / "done" / f"{run.name}.json"
+        return run.finished if run.trains else mark.is_file()
 
     def mark_done(self, run: str) -> None:
         """Note that a command which is no training run has ended well."""
-        atomic_write(self._done_mark(run), json.dumps({"run": run, "time": time.time()}))
-
-    def _done_mark(self, run: str) -> Path:
-        return self.path / "done" / f"{run}.json"
+        mark = self.path / "done" / f"{run}.json"
+        atomic_write(mark, json.dumps({"run": run, "time": time.time()}))
 
     def attempts(self, run: str) -> Attempts:
         """Return the record of a run's starts and ends."""
@@ -166,18 +162,18 @@ def _batch(name: str, line: Mapping[str, Any]) -> JobBatch | None:
     """Return the submission that a line notes, or None if something else stands there."""
     values = [line.get(key) for key in ("cluster", "kind", "code")]
     runs, when, resources = line["runs"], line.get("time"), line.get("resources", {})
-    good = isinstance(runs, list) and all(isinstance(text, str) for text in [*runs, *values])
+    good = isinstance(runs, list) and all(map(_is_text, [*runs, *values]))
     if not (good and _is_time(when) and isinstance(resources, dict)):
         return None
     return JobBatch(name, line["cluster"], line["kind"], runs, when, line["code"], resources)
 
 
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
 def _is_time(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and abs(value) < 1e11  # the calendar of C ends there
-
-
-def _texts(values: object) -> bool:
-    return isinstance(values, dict) and all(isinstance(v, str) for v in values.values())
 
 
 def code_files(root: Path = ROOT) -> Iterator[Path]:
