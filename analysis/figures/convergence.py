@@ -11,20 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, MaxNLocator
 from PIL import Image, UnidentifiedImageError
 
-from analysis.figures.style import (
-    DENSE_COLOUR,
-    DOUBLE,
-    SINGLE,
-    Options,
-    Plot,
-    canvas,
-    colour,
-    line,
-    panels,
-    quiet,
-    some,
-    styled,
-)
+from analysis.figures import style
+from analysis.figures.style import Options, Plot, styled
 from analysis.runs.cells import Base, Cell, Study, same_machine
 from analysis.runs.grouping import shared, short
 from analysis.tables.equal_cost import reach, speedup
@@ -99,9 +87,9 @@ def convergence(study: Study) -> Plot | None:
     pairs = _pairs(study)
     if not pairs:
         return None
-    shown, more = some(pairs, _LINES, lambda pair: _points(pair[1]))
+    shown, more = style.some(pairs, _LINES, lambda pair: _points(pair[1]))
     log = _wide([path["mean"] for _, curves in shown for _, path in curves])
-    figure, axes = canvas(1.72 * len(shown), len(shown), 3, sharey="row")
+    figure, axes = style.canvas(1.72 * len(shown), len(shown), 3, sharey="row")
     names = short(base.label for base, _ in pairs)
     for (base, curves), row in zip(shown, axes, strict=True):
         for ax, (key, label) in zip(row, AXES, strict=True):
@@ -111,7 +99,7 @@ def convergence(study: Study) -> Plot | None:
             _scales(ax, key, log)
             ax.set_xlabel(f"{label}{unit}\n{_arrow(ax, study, base, curves, key, factor)}")
         row[0].set_ylabel(base.metric.replace(" (", "\n("))
-        row[0].set_title(names[base.label], color=colour(str(base.any.first("backbone"))))
+        row[0].set_title(names[base.label], color=style.colour(str(base.any.first("backbone"))))
         # Beside the title, above the panels: it would hide curves.
         legend = row[-1].legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderpad=0)
         legend.set_in_layout(False)
@@ -134,8 +122,8 @@ def methods(study: Study) -> Plot | None:
         found += [(base, rivals, other) for other in _curves(study, base, *others)]
     if not found:
         return None
-    shown, more = some(found, _PANELS, lambda panel: _points([panel[2]]))
-    figure, axes = panels(len(shown), 3, 1.75, sharey=True)
+    shown, more = style.some(found, _PANELS, lambda panel: _points([panel[2]]))
+    figure, axes = style.panels(len(shown), 3, 1.75, sharey=True)
     names = short(base.label for base, _, _ in found)
     log = _wide([path["mean"] for _, rivals, other in shown for _, path in [*rivals, other]])
     for place, (ax, (base, rivals, (cell, path))) in enumerate(zip(axes.flat, shown, strict=False)):
@@ -155,14 +143,12 @@ def methods(study: Study) -> Plot | None:
     return Plot.of("methods", figure, data, names=shared(names), seeds=_SEEDS, more=more)
 
 
-def _curve(
-    ax: Axes, base: Base, cell: Cell, path: pd.DataFrame, x: pd.Series, **style: Any
-) -> None:
+def _curve(ax: Axes, base: Base, cell: Cell, path: pd.DataFrame, x: pd.Series, **look: Any) -> None:
     """Draw a cell's mean over seeds and, as a band, its standard deviation."""
-    usual = colour(str(base.any.first("backbone")))
-    shade = style.pop("shade", DENSE_COLOUR if cell.treatment == "dense" else usual)
-    label = style.pop("label", cell.treatment) + f" ({_seeds(base, cell, path)})"
-    ax.plot(x, path["mean"], color=shade, label=label, **(line(cell.treatment) | style))
+    usual = style.colour(str(base.any.first("backbone")))
+    shade = look.pop("shade", style.DENSE_COLOUR if cell.treatment == "dense" else usual)
+    label = look.pop("label", cell.treatment) + f" ({_seeds(base, cell, path)})"
+    ax.plot(x, path["mean"], color=shade, label=label, **(style.line(cell.treatment) | look))
     spread = path["std"].fillna(0.0)
     low, high = path["mean"] - spread, path["mean"] + spread
     ax.fill_between(x, low, high, color=shade, alpha=0.15, linewidth=0)
@@ -263,14 +249,14 @@ def turned(grid: np.ndarray) -> np.ndarray:
 def height(grid: np.ndarray, columns: int) -> float:
     """Return the inches that a turned grid needs in a line of `columns` of them."""
     tall, wide, _ = turned(grid).shape
-    return (SINGLE if columns == 1 else DOUBLE / columns - 0.15) * tall / wide
+    return (style.SINGLE if columns == 1 else style.DOUBLE / columns - 0.15) * tall / wide
 
 
 def show(ax: Axes, base: Base, grid: np.ndarray) -> None:
     """Draw a turned grid; the classes stand below where its columns are classes."""
     image = turned(grid)
     ax.imshow(image, interpolation="nearest", aspect="auto")
-    quiet(ax)
+    style.quiet(ax)
     pitch = grid.shape[1] // _PER_CLASS
     classes = image.shape[1] // pitch
     if str(base.any.first("config.task", "class")) == "class" and classes > 1:
@@ -293,18 +279,18 @@ def samples(study: Study) -> Plot | None:
         recipes.setdefault((base.recipe, found[0][1]["step"]), []).append((base, found))
     if not recipes:
         return None
-    lines, more = some(list(recipes.values()), _RECIPES, len)
+    lines, more = style.some(list(recipes.values()), _RECIPES, len)
     columns = max(map(len, lines))
     tall = height(lines[0][0][1][0][2], columns)
     each = len(both[0][1])  # lines of panels: dense and routed, or the one that there is
-    figure, axes = canvas((tall + 0.42) * each * len(lines), each * len(lines), columns)
+    figure, axes = style.canvas((tall + 0.42) * each * len(lines), each * len(lines), columns)
     data: list[dict[str, Any]] = []
     for ax in axes.flat:
         ax.set_visible(False)
     names = short(base.label for base, _ in both)
     for y, recipe in enumerate(lines):
         for x, (base, found) in enumerate(recipe):
-            tint = colour(str(base.any.first("backbone")))
+            tint = style.colour(str(base.any.first("backbone")))
             for cell, row, image in found:
                 ax = axes[each * y + (cell is not found[0][0])][x]
                 ax.set_visible(True)
@@ -350,13 +336,13 @@ def overview(study: Study) -> Plot | None:
     )
     columns = list(page.items())
     heights = [1.75, *[height(columns[0][1][2][0][2], len(columns))] * 2]
-    figure, axes = canvas(
+    figure, axes = style.canvas(
         sum(heights) + 0.9, 3, len(columns), sharey="row", gridspec_kw={"height_ratios": heights}
     )
     data: list[pd.DataFrame] = []
     log = _wide([path["mean"] for _, (_, curves, _) in columns for _, path in curves])
     for place, (backbone, (base, curves, found)) in enumerate(columns):
-        top, tint = axes[0][place], colour(backbone)
+        top, tint = axes[0][place], style.colour(backbone)
         for cell, path in curves:
             _curve(top, base, cell, path, path["macs"], label=_name(cell))
             data.append(path.assign(backbone=backbone, treatment=cell.treatment, of=base.label))

@@ -13,17 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.patches import Rectangle
 
-from analysis.figures.style import (
-    DOUBLE,
-    SINGLE,
-    Options,
-    Plot,
-    canvas,
-    colour,
-    panels,
-    quiet,
-    styled,
-)
+from analysis.figures import style
+from analysis.figures.style import Options, Plot, styled
 from analysis.runs.cells import Study
 from analysis.runs.run_records import AnalysisError, read_beside
 from analysis.similarity import SimilarityFile, read
@@ -71,8 +62,8 @@ def similarity(
     whole = models <= 4 and models * routes == len(maps) == len({_place(item) for item in maps})
     maps = sorted(maps, key=lambda item: _place(item)[::-1]) if whole else maps
     columns = min(models if whole else 3, len(maps))
-    side = (DOUBLE - 0.6) / columns if columns > 1 else SINGLE - 0.6
-    figure, axes = panels(len(maps), columns, side + 0.35)
+    side = (style.DOUBLE - 0.6) / columns if columns > 1 else style.SINGLE - 0.6
+    figure, axes = style.panels(len(maps), columns, side + 0.35)
     # Square maps leave room that the usual layout gives away to titles of the next line.
     figure.set_layout_engine("compressed")
     image: Any = None
@@ -118,7 +109,7 @@ def _similarity_map(
         ax.add_patch(
             Rectangle((corner, corner), size, size, fill=False, edgecolor="#56B4E9", linewidth=1.8)
         )
-    ax.set_title(item.label, color=colour(item.backbone))
+    ax.set_title(item.label, color=style.colour(item.backbone))
     step, seed = (item.protocol.get(name, "?") for name in ("step", "seed_of_run"))
     ax.set_xlabel(f"block (step {step}, seed {seed})")
     return image
@@ -158,7 +149,7 @@ def scan_paths(side: int = 8, rate: float = 0.5, seed: int = 0) -> Plot:
     grid = (side, side)
     kept = _subset(grid, "random", rate, seed)
     columns = len(ORDERS) // 2
-    figure, axes = canvas(6.2, 4, columns)
+    figure, axes = style.canvas(6.2, 4, columns)
     data = []
     for index, name in enumerate(ORDERS):
         top, x = 2 * (index // columns), index % columns
@@ -199,7 +190,7 @@ def _path(ax: Axes, grid: tuple[int, int], order: np.ndarray, present: np.ndarra
     ax.scatter(gone % grid[1], gone // grid[1], s=7, facecolor="white", **skips)
     ax.add_collection(lines)
     ax.set(xlim=(-0.7, grid[1] - 0.3), ylim=(grid[0] - 0.3, -0.7), aspect="equal")
-    quiet(ax)
+    style.quiet(ax)
 
 
 @styled
@@ -207,7 +198,7 @@ def selections(side: int = 8, rate: float = 0.5, draws: int = 3) -> Plot:
     """Draw which tokens stay under every selection, for a few samples of a batch."""
     grid = (side, side)
     modes = [mode for mode in MODES if mode != "unsorted"]
-    figure, axes = canvas(1.12 * draws + 0.3, draws, len(modes))
+    figure, axes = style.canvas(1.12 * draws + 0.3, draws, len(modes))
     data = []
     for x, mode in enumerate(modes):
         # `quad` keeps one token of every 2 x 2 and nothing else.
@@ -218,7 +209,7 @@ def selections(side: int = 8, rate: float = 0.5, draws: int = 3) -> Plot:
             look: Options = {"cmap": "Blues", "vmin": -0.15, "vmax": 1.45, "edgecolors": "white"}
             axes[y][x].pcolormesh(stays, linewidth=0.8, **look)
             axes[y][x].set(aspect="equal", ylim=(side, 0))
-            quiet(axes[y][x])
+            style.quiet(axes[y][x])
             data += [{"mode": mode, "rate": share, "draw": y, "id": int(i)} for i in ids]
         axes[0][x].set_title(f"{mode}, rate {share:g}", fontsize=7.5)
     for y in range(draws):
