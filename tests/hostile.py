@@ -431,11 +431,10 @@ def make_runs(folder):
 @reader("run folders", make_runs, "*/*.yaml", "*/*.json", "*/*.jsonl", "*/evaluations/*")
 def read_runs(folder):
     import analysis
-    from analysis.runs import history
 
     frame = analysis.load(folder)
-    history.curves(frame)
-    history.scores(frame)
+    analysis.curves(frame)
+    analysis.scores(frame)
 
 
 def make_sweep(folder):

@@ -19,8 +19,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.runs.grouping import USUAL_OPTIONS, named
-from analysis.runs.history import scores
-from analysis.runs.run_records import load, pick
+from analysis.runs.run_records import load, pick, scores
 from analysis.runs.statistics import Estimate, mean_std
 from backbones.sizes import parse_size
 

@@ -42,9 +42,12 @@ def _table(
     for base in study.bases:
         head = heading(base)
         for key, text, cell in rows_of(base):
-            delta = words("") if cell and cell is base.dense else difference(base, cell, base.dense)
-            entries = [words(text), score(base, cell), delta, *memory.entries(base, cell)]
-            rows.append((head, [*entries, *_published(known, key)]))
+            scores = [
+                score(base, cell),
+                difference(base, cell, base.dense),
+                *memory.entries(base, cell),
+            ]
+            rows.append((head, [words(text), *scores, *_published(known, key)]))
     if not rows:
         rows = [not_run(columns, _published(known, key), str(key), NOT_RUN) for key in known]
     return build(name, title, columns, rows, paper_notes(source, PAIRED, *memory.notes))
@@ -187,9 +190,8 @@ def scan_order(study: Study) -> Table:
             order = sorted(cells, key=lambda name: (name != "random", name == "unsorted", name))
             for name in order if len(cells) > 1 else ():
                 cell, random = cells[name], cells.get("random")
-                against = words("") if name == "random" else difference(base, cell, random)
-                entries = [score(base, cell), difference(base, cell, base.dense), against]
-                entries += memory.entries(base, cell)
+                gaps = (difference(base, cell, other) for other in (base.dense, random))
+                entries = [score(base, cell), *gaps, *memory.entries(base, cell)]
                 text = f"{name} (control)" if name == "unsorted" else name
                 rows.append((head, [words(text), *entries, published(None)]))
     notes = (

@@ -204,9 +204,13 @@ def _masking_rows(study: Study, base: Base, memory: Memory) -> list[tuple[Cell, 
             delta = ours(paired(dense, values), digits, signed=True)
             entries.append(ours(mean_std(list(values.values())), digits))
             entries.append(words("") if cell is base.dense else delta)
-        delta = words("") if cell is base.dense else difference(base, cell, base.dense)
-        hours = mean_std([v / 3600 for v in cell.by_seed("wall_s").values()])
-        entries += [score(base, cell), delta, *memory.entries(base, cell), ours(hours, 3)]
+        hours = ours(mean_std([v / 3600 for v in cell.by_seed("wall_s").values()]), 3)
+        entries += [
+            score(base, cell),
+            difference(base, cell, base.dense),
+            *memory.entries(base, cell),
+            hours,
+        ]
         rows.append((cell, entries))
     return rows
 

@@ -249,7 +249,9 @@ FILE = "guidance_scale.json"
 #: flow matching, from where a class begins to show to almost noise.
 LEVELS = (1.5, 7 / 3, 4.0, 9.0, 19.0)
 FORMS = ("plain", "instrumented")
-_SCALE_TEXTS = ("run", "backbone", "size", "data", "route")
+_SCALE_KINDS = {
+    "run": str, "backbone": str, "size": str, "data": str, "route": str, "notes": list, "rows": list
+}  # fmt: skip
 _SHOWN = (*FORMS, "loss_strong", "loss_weak", "square")
 # What a row may hold: both forms with their intervals, losses, and the square of the difference.
 NUMBERS = [f"{form}{end}" for form in FORMS for end in ("", "_low", "_high")] + [*_SHOWN[2:]]
@@ -277,9 +279,8 @@ def read_scales(path: Path) -> dict[str, Any]:
     rows = found.get("rows")
     if (
         found.get("format") != FORMAT
-        or not all(isinstance(found.get(key), str) for key in _SCALE_TEXTS)
+        or not all(isinstance(found.get(key), kind) for key, kind in _SCALE_KINDS.items())
         or not all(is_number(found.get(key)) for key in ("step", "seed"))
-        or not all(isinstance(found.get(key), list) for key in ("notes", "rows"))
         or not all(isinstance(row, dict) and isinstance(row.get("pair"), str) for row in rows or ())
         or not all(
             row.get(key) is None or is_number(row[key])

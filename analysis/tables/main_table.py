@@ -22,7 +22,6 @@ from analysis.tables.score_entries import (
     gap,
     heading,
     metric_decimals,
-    paper_main,
     paper_notes,
     score,
     steps,
@@ -86,10 +85,12 @@ def main(study: Study) -> Table:
         size = f"{params / 1e6:.2f}M parameters, " if params else ""
         what = f"{size}{f'route {routed.treatment}' if routed else 'no route was run'}"
         group = heading(base, dense, routed, what=what)
-        for name, about in score_set(study, base).items():
+        for name, metric in score_set(study, base).items():
             changes = [gap(routed, dense, f"score.{name}")]
-            rows.append((group, _metric_row(name, about, (dense, routed), changes)))
-        if row := paper_main(base):
+            rows.append((group, _metric_row(name, metric, (dense, routed), changes)))
+        *kind, size = map(base.any.first, ("backbone", "objective", "size"))
+        # Of a size that it has none of, DiT-B/2's, where the paper's ablations stand.
+        if row := paper.main_row(*kind, size) or paper.main_row(*kind, "B/2"):
             rows.append((group, _paper_entries(row)))
     rows = rows or [(NOT_RUN, _paper_entries(row)) for row in paper.rows("main")]
     title = "Main table: dense against routed, by backbone"
