@@ -42,12 +42,8 @@ def _table(
     for base in study.bases:
         head = heading(base)
         for key, text, cell in rows_of(base):
-            scores = [
-                score(base, cell),
-                difference(base, cell, base.dense),
-                *memory.entries(base, cell),
-            ]
-            rows.append((head, [words(text), *scores, *_published(known, key)]))
+            entries = [words(text), *memory.scores(base, cell), *_published(known, key)]
+            rows.append((head, entries))
     if not rows:
         rows = [not_run(columns, _published(known, key), str(key), NOT_RUN) for key in known]
     return build(name, title, columns, rows, paper_notes(source, PAIRED, *memory.notes))

@@ -16,15 +16,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.runs.cells import Base, Cell, Study, same_machine
-from analysis.runs.statistics import mean_std, paired, ratio
+from analysis.runs.cells import Base, Cell, Study, mean_std, paired, ratio, same_machine
 from analysis.tables import paper
 from analysis.tables.score_entries import (
     OTHER_MACHINE,
     PAIRED,
     Memory,
     better_end,
-    difference,
     heading,
     metric_decimals,
     paper_notes,
@@ -205,13 +203,7 @@ def _masking_rows(study: Study, base: Base, memory: Memory) -> list[tuple[Cell, 
             entries.append(ours(mean_std(list(values.values())), digits))
             entries.append(words("") if cell is base.dense else delta)
         hours = ours(mean_std([v / 3600 for v in cell.by_seed("wall_s").values()]), 3)
-        entries += [
-            score(base, cell),
-            difference(base, cell, base.dense),
-            *memory.entries(base, cell),
-            hours,
-        ]
-        rows.append((cell, entries))
+        rows.append((cell, [*entries, *memory.scores(base, cell), hours]))
     return rows
 
 

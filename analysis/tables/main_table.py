@@ -9,10 +9,9 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.runs.cells import Base, Cell, Study
+from analysis.runs.cells import Base, Cell, Estimate, Study, paired
 from analysis.runs.grouping import FINE_TUNE, parent
 from analysis.runs.run_files import model_arguments
-from analysis.runs.statistics import Estimate, paired
 from analysis.tables import paper
 from analysis.tables.score_entries import (
     PAIRED,
@@ -88,9 +87,9 @@ def main(study: Study) -> Table:
         for name, metric in score_set(study, base).items():
             changes = [gap(routed, dense, f"score.{name}")]
             rows.append((group, _metric_row(name, metric, (dense, routed), changes)))
-        *kind, size = map(base.any.first, ("backbone", "objective", "size"))
+        family, kind, size = map(base.any.first, ("backbone", "objective", "size"))
         # Of a size that it has none of, DiT-B/2's, where the paper's ablations stand.
-        if row := paper.main_row(*kind, size) or paper.main_row(*kind, "B/2"):
+        if row := paper.main_row(family, kind, size) or paper.main_row(family, kind, "B/2"):
             rows.append((group, _paper_entries(row)))
     rows = rows or [(NOT_RUN, _paper_entries(row)) for row in paper.rows("main")]
     title = "Main table: dense against routed, by backbone"

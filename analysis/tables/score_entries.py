@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.runs.cells import Base, Cell, Study
-from analysis.runs.statistics import Estimate, paired
+from analysis.runs.cells import Base, Cell, Estimate, Study, paired
 from analysis.tables import paper
 from analysis.tables.table import Column, Entry, ours, words
 
@@ -128,6 +127,10 @@ class Memory:
     def columns(self, *labels: str) -> tuple[Column, ...]:
         """Return a column per label, none where no run was scored."""
         return tuple(Column(label) for label in labels) if self.names else ()
+
+    def scores(self, base: Base, cell: Cell | None) -> list[Entry]:
+        """Return a cell's score, its difference to the dense one, and its memorisation."""
+        return [score(base, cell), difference(base, cell, base.dense), *self.entries(base, cell)]
 
     def entries(self, base: Base, *cells: Cell | None) -> list[Entry]:
         """Return an entry per cell, none where no run was scored."""
