@@ -309,9 +309,8 @@ class Measurement:
                 routing = routed_pass(data.config, held.draws) if routed else None
                 found[0].append(held.x)
                 for part, cond in zip(found[1:], (held.cond, held.null), strict=True):
-                    part.append(
-                        data.objective.denoise(data.model, noisy, time, **cond, routing=routing)
-                    )
+                    way = {**cond, "routing": routing}
+                    part.append(data.objective.denoise(data.model, noisy, time, **way))
         shape = (len(self.levels), -1)
         return Predictions(*(torch.cat(v).float().cpu().unflatten(0, shape).numpy() for v in found))
 

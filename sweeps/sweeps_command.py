@@ -59,9 +59,8 @@ COMMANDS = {
 
 def parser() -> argparse.ArgumentParser:
     """Return the command-line parser."""
-    made = Parser(
-        "python -m sweeps", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    plain = argparse.RawDescriptionHelpFormatter
+    made = Parser("python -m sweeps", description=HELP, formatter_class=plain)
     commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
     sub = {}
     for name, what in COMMANDS.items():
@@ -71,9 +70,8 @@ def parser() -> argparse.ArgumentParser:
                 "grid", metavar="GRID", help="a grid's name, a .yaml or a .py file",
                 nargs="?" if name == "status" else None,
             )  # fmt: skip
-        sub[name].add_argument(
-            "words", nargs="*", metavar="KEY=VALUE", help="overrides, or a filter of runs"
-        )
+        what = "overrides, or a filter of runs"
+        sub[name].add_argument("words", nargs="*", metavar="KEY=VALUE", help=what)
     number: dict[str, Any] = {"type": int, "metavar": "N"}
     flag: dict[str, Any] = {"action": "store_true"}
     for names, option, what, kind in (

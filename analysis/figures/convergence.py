@@ -180,9 +180,7 @@ def _scales(ax: Axes, key: str, log: bool) -> None:
         ax.tick_params(axis="y", which="minor", labelsize=7, length=1.5)
 
 
-def _arrow(
-    ax: Axes, study: Study, base: Base, curves: Sequence[Curve], key: str, unit: float
-) -> str:
+def _arrow(ax: Axes, study: Study, base: Base, curves: list[Curve], key: str, unit: float) -> str:
     """Draw how much earlier the route is at the dense run's best score; return it in words."""
     (dense, first), (routed, _) = curves
     reached = reach(study, base, dense, routed)
@@ -325,9 +323,7 @@ def overview(study: Study) -> Plot | None:
             page = pages.setdefault((base.recipe, curves[0][0].steps), {})
             backbone = str(base.any.first("backbone"))
             rival = page.setdefault(backbone, (base, curves, found))
-            page[backbone] = max(
-                rival, (base, curves, found), key=lambda column: _points(column[1])
-            )
+            page[backbone] = max(rival, (base, curves, found), key=lambda found: _points(found[1]))
     if not pages:
         return None
     (_, steps), page = max(

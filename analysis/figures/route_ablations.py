@@ -157,9 +157,8 @@ def rate(study: Study) -> Plot | None:
     )
     figure, axes = style.canvas(2.3 + 0.13 * entries, 1, len(metrics) + 1)
     for ax, metric in zip(axes[0], metrics, strict=False):
-        for (panel, span), part in frame[frame["metric"] == metric].groupby(
-            ["panel", "span"], sort=False
-        ):
+        mine = frame[frame["metric"] == metric]
+        for (panel, span), part in mine.groupby(["panel", "span"], sort=False):
             steps = part["step"].iloc[0]
             about = f"{fill(names[str(panel)], 40)}, {span}, step {steps} (n={extent(part['n'])})"
             look = style.line(str(span)) | {"color": style.colour(str(part["backbone"].iloc[0]))}

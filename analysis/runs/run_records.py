@@ -53,6 +53,8 @@ from routing.parsing import is_number, json_of
 from routing.route import Route, RouteError
 
 T = TypeVar("T")
+Metrics = dict[str, dict[str, Any]]  # what each metric's name means
+Runs = pd.DataFrame | str | Path
 MARKS = ("config.yaml", "summary.json", "status.json", "metrics.jsonl")
 # Where records of results/ are unpacked: hidden, so that who reads all of `runs` reads his own.
 PUBLISHED = Path("runs", ".published")
@@ -136,7 +138,7 @@ def load(root: str | os.PathLike[str]) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     damaged: list[dict[str, str]] = []
     unfinished: list[dict[str, Any]] = []
-    metrics: dict[str, dict[str, Any]] = {}
+    metrics: Metrics = {}
     versions: dict[str, int] = {}
     for folder in find(root):
         try:
@@ -162,7 +164,7 @@ def load(root: str | os.PathLike[str]) -> pd.DataFrame:
     return frame
 
 
-def read_run(folder: Path, metrics: dict[str, dict[str, Any]] | None = None) -> dict[str, Any]:
+def read_run(folder: Path, metrics: Metrics | None = None) -> dict[str, Any]:
     """Read one run folder into a flat dict; fill `metrics` with what each metric's name means.
 
     An unfinished run gives run, path and what its status says. Raises `Damaged` where a file that
@@ -194,9 +196,7 @@ def read_run(folder: Path, metrics: dict[str, dict[str, Any]] | None = None) -> 
     return _completed(folder, row, metrics)
 
 
-def _completed(
-    folder: Path, row: dict[str, Any], metrics: dict[str, dict[str, Any]] | None
-) -> dict[str, Any]:
+def _completed(folder: Path, row: dict[str, Any], metrics: Metrics | None) -> dict[str, Any]:
     """Check a run's row, and add what follows from it and its scores."""
     if wrong := fault(row):
         raise Damaged(wrong)
@@ -304,9 +304,7 @@ _IDENTITY = (
 )  # fmt: skip
 
 
-def curves(
-    runs: pd.DataFrame | str | Path, columns: Sequence[str] = ("time", "loss", "macs")
-) -> pd.DataFrame:
+def curves(runs: Runs, columns: Sequence[str] = ("time", "loss", "macs")) -> pd.DataFrame:
     """Return the training curves.
 
     Args:
@@ -331,7 +329,7 @@ def curves(
     return _collect(runs, curve)
 
 
-def scores(runs: pd.DataFrame | str | Path) -> pd.DataFrame:
+def scores(runs: Runs) -> pd.DataFrame:
     """Return every score of every run with what it had cost to get there.
 
     Args:
@@ -399,7 +397,7 @@ def _at(step: float, x: list[float], y: list[float]) -> float:
     return y[-1] * step / x[-1] if step > x[-1] else float(np.interp(step, x, y))
 
 
-def _collect(runs: pd.DataFrame | str | Path, read: Read) -> pd.DataFrame:
+def _collect(runs: Runs, read: Read) -> pd.DataFrame:
     """Read every run into rows, put its identity before them, and list what cannot be read."""
     frame = runs if isinstance(runs, pd.DataFrame) else load(runs)
     rows: list[dict[str, Any]] = []

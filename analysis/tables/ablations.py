@@ -94,9 +94,8 @@ def placement(study: Study) -> Table:
         found = [(span, span, cells.get(span)) for span in ordered]
         return [("dense", "dense", base.dense), *found]
 
-    return _table(
-        study, "route_placement", "Route placement (Fig. 8)", "Route", rows_of, known, "placement"
-    )
+    title = "Route placement (Fig. 8)"
+    return _table(study, "route_placement", title, "Route", rows_of, known, "placement")
 
 
 def span_order(span: str) -> tuple[int, int]:

@@ -355,9 +355,7 @@ def _throughput_row(base: Base, cell: Cell, text: str) -> list[Entry]:
         return [*entries, *[words("")] * 4]
     first = base.dense.by_seed("throughput") if base.dense else {}
     second = cell.by_seed("throughput")
-    speedup = ratio(
-        [second[s] / first[s] for s in sorted(set(first) & set(second)) if first[s] > 0]
-    )
+    speedup = ratio([second[s] / first[s] for s in first.keys() & second.keys() if first[s] > 0])
     full = cell.estimate("macs_dense")
     allowed = full.mean / macs.mean if full and macs and macs.mean else None
     share = exact(speedup.mean / allowed, 2) if speedup and allowed else missing()

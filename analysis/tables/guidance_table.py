@@ -189,9 +189,8 @@ def guidance(study: Study) -> Table:
             if frame.empty or frame["guidance"].nunique() < 2:
                 continue
             sparse = frame[frame["guidance"].str.startswith("routed")]
-            means = sparse.groupby("guidance")["value"].mean() * (
-                1 if base.better == "lower" else -1
-            )
+            sign = 1 if base.better == "lower" else -1
+            means = sparse.groupby("guidance")["value"].mean() * sign
             best = None if means.empty else str(means.idxmin())
             measured = f"{frame['metric'].iloc[0]}, after {frame['step'].iloc[0]:.0f} steps"
             group = f"{base.label}, {cell.treatment}: {measured}"

@@ -432,15 +432,13 @@ def token_count(base: Base) -> int | None:
     return None
 
 
-def _against(
-    study: Study, name: str, title: str, task: str, chosen: Callable[[Base], bool]
-) -> Table:
+def _against(study: Study, name: str, title: str, task: str, fits: Callable[[Base], bool]) -> Table:
     memory = Memory.of(study)
     row = next(r for r in paper.rows("resolution") if r["task"] == task)
     rows: list[tuple[str, list[Entry]]] = [
         (heading(base, *base.pair()), [*_costs_row(base, memory), *_paper_costs(row)])
         for base in study.bases
-        if chosen(base)
+        if fits(base)
     ]
     columns = (*_OURS, *memory.columns(*_MEMORY), *_PAPER)
     rows = rows or [not_run(columns, _paper_costs(row), group=NOT_RUN)]

@@ -149,13 +149,11 @@ def missing() -> Entry:
     return Entry(text=MISSING)
 
 
-def ours(
-    estimate: Estimate | None, decimals: int = 2, unit: str = "", signed: bool = False
-) -> Entry:
+def ours(found: Estimate | None, decimals: int = 2, unit: str = "", signed: bool = False) -> Entry:
     """Return mean +- std (n), an interval instead of std where there is one, or `missing`."""
-    if estimate is None:
+    if found is None:
         return missing()
-    mean, n, std, low, high = dataclasses.astuple(estimate)
+    mean, n, std, low, high = dataclasses.astuple(found)
     std = std if low is None else None
     return Entry("", mean, std, low, high, n, decimals=decimals, unit=unit, signed=signed)
 
