@@ -1,4 +1,4 @@
-"""Convergence against steps, multiply-adds and hours, other methods, samples, both in one view."""
+"""Convergence against steps, multiply-adds and hours, other methods, sample grids, the overview."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
