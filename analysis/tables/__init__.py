@@ -93,9 +93,10 @@ def command(options: argparse.Namespace) -> int:
     study = study_for_command(options)
     every = [make(name, study) for name in options.only or TABLES]
     made = []
-    for table in every if options.all or options.only else filter(lambda one: one.covered, every):
-        columns = options.columns and places(table, options.columns)
-        made.append(table.only(columns, table.covered and not options.all))
+    for table in every:
+        if table.covered or options.all or options.only:
+            columns = options.columns and places(table, options.columns)
+            made.append(table.only(columns, table.covered and not options.all))
     if options.print:
         print("\n".join(markdown(table) for table in made), end="")
         return 0

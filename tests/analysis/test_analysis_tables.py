@@ -114,6 +114,9 @@ def test_every_treatment_is_a_row_of_scores_beside_the_dense_one(runs):
     assert "(" not in rows["dense"]["FD"].text and rows["dense"]["MACs per step"].value == 1
     assert f"({gap.value:+.2f} \u00b1 {gap.high - gap.value:.2f})" in rows["2-8"]["FD"].text
     assert rows["2-8"]["w_eff"].is_missing and rows["2-8"]["Seeds"].value == 3
+    fewer = runs.runs[(runs.runs.variant != "dense") | (runs.runs.seed != 2)]
+    row = find(make("treatments", Study.of(fewer)), "dit-T/1, digits, edm", "2-8")
+    assert row["Seeds"].value == 3 and row["FD"].text.endswith(", n=2")  # pairs
 
 
 def test_tails_stand_beside_the_runs_that_they_grew_from(tmp_path):
