@@ -13,8 +13,7 @@ from routing.lazy import lazily
 __getattr__, __dir__, __all__ = lazily(
     __name__,
     {
-        "runs.run_records": ("AnalysisError", "load"),
-        "runs.history": ("curves", "scores"),
+        "runs.run_records": ("AnalysisError", "curves", "load", "scores"),
         "tables.paper": ("paper",),
         "tables": ("tables",),
         "figures": ("figures",),

@@ -2,8 +2,9 @@
 
 import argparse
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from experiments.runtime.command import run_command
 from routing.errors import Parser
@@ -20,6 +21,17 @@ examples:
   python -m analysis guidance-scale DENSE_s0 DENSE_s1 ROUTED_s0  w_eff by noise level, beside the
   weights; a dense run of another seed is the instrument
 """
+_COMMANDS = {
+    "report": "one self-contained HTML page",
+    "tables": "tables in four formats",
+    "figures": "figures as PDF, PNG and CSV",
+    "publish": "a folder of tables, figures and records, and the pages that show them",
+    "compare": "what differs between two runs",
+    "similarity": "layer similarity of runs, stored beside them",
+    "guidance-scale": "effective guidance scale of runs, stored beside them",
+    "notebooks": "execute the notebooks and write them as .ipynb",
+    "list": "runs found, unfinished and damaged ones with the reason",
+}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -31,96 +43,59 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    report = commands.add_parser("report", help="one self-contained HTML page")
-    _source(report)
-    report.add_argument("--out", type=Path, help="the HTML file (default: RUNS/report.html)")
-    report.add_argument("--title", help="heading of the page")
-    for name, text in (
-        ("tables", "tables in four formats"),
-        ("figures", "figures as PDF, PNG and CSV"),
-    ):
-        command = commands.add_parser(name, help=text)
-        _source(command)
-        command.add_argument("--out", type=Path, help=f"folder to write (default: RUNS/{name})")
-        command.add_argument("--only", nargs="+", metavar="NAME", help="some of them, by name")
-    table = commands.choices["tables"]
-    table.add_argument(
-        "--all", action="store_true", help="also tables and rows without a number of ours"
-    )
-    table.add_argument(
-        "--columns", nargs="+", metavar="NAME", help="some columns, by heading or number from 0"
-    )
-    table.add_argument(
-        "--width", type=float, default=6.8, choices=(3.3, 5.5, 6.8),
-        help="inches of text in a line of your page: wider tables continue below (6.8)",
-    )  # fmt: skip
-    table.add_argument("--print", action="store_true", help="print Markdown instead of writing")
-    publish = commands.add_parser(
-        "publish", help="a folder of tables, figures and records, and the pages that show them"
-    )
-    _source(publish)
-    publish.add_argument("--out", type=Path, required=True, help="folder to write, such as results")
-    publish.add_argument(
-        "--pages", type=Path, nargs="+", default=[], metavar="FILE",
-        help="Markdown files whose <!-- table NAME --> blocks to fill in, beside OUT/README.md",
-    )  # fmt: skip
-    compare = commands.add_parser("compare", help="what differs between two runs")
-    compare.add_argument("first", type=Path, metavar="RUN_A")
-    compare.add_argument("second", type=Path, metavar="RUN_B")
-    _similarity(commands.add_parser)
-    _guidance_scale(commands.add_parser)
-    notebooks = commands.add_parser(
-        "notebooks", help="execute the notebooks and write them as .ipynb"
-    )
-    notebooks.add_argument(
-        "--runs", type=Path, help="runs to read (default: the published ones of results/)"
-    )
-    notebooks.add_argument("--out", type=Path, help="folder to write (default: analysis/notebooks)")
-    notebooks.add_argument("--only", nargs="+", metavar="NAME", help="some of them, by name")
-    listing = commands.add_parser(
-        "list", help="runs found, unfinished and damaged ones with the reason"
-    )
-    listing.add_argument("runs", type=Path, metavar="RUNS")
+    made = {name: commands.add_parser(name, help=text) for name, text in _COMMANDS.items()}
+
+    def add(names: str, *words: str, **options: Any) -> None:
+        for name in names.split():
+            made[name].add_argument(*words, **options)
+
+    path: dict[str, Any] = {"type": Path}
+    flag: dict[str, Any] = {"action": "store_true"}
+    reading = "report tables figures publish"
+    add(reading, "runs", metavar="RUNS", help="folder with run folders", **path)
+    add(reading, "--metric", help="full name of the metric (default: each base's Frechet distance)")
+    add("report", "--out", help="the HTML file (default: RUNS/report.html)", **path)
+    add("report", "--title", help="heading of the page")
+    for name in ("tables", "figures"):
+        add(name, "--out", help=f"folder to write (default: RUNS/{name})", **path)
+        add(name, "--only", nargs="+", metavar="NAME", help="some of them, by name")
+    add("tables", "--all", help="also tables and rows without a number of ours", **flag)
+    text = "some columns, by heading or number from 0"
+    add("tables", "--columns", nargs="+", metavar="NAME", help=text)
+    text = "inches of text in a line of your page: wider tables continue below (6.8)"
+    add("tables", "--width", type=float, default=6.8, choices=(3.3, 5.5, 6.8), help=text)
+    add("tables", "--print", help="print Markdown instead of writing", **flag)
+    add("publish", "--out", required=True, help="folder to write, such as results", **path)
+    text = "Markdown files whose <!-- table NAME --> blocks to fill in, beside OUT/README.md"
+    add("publish", "--pages", nargs="+", default=[], metavar="FILE", help=text, **path)
+    add("compare", "first", metavar="RUN_A", **path)
+    add("compare", "second", metavar="RUN_B", **path)
+
+    text = "run folders, or folders of them"
+    add("similarity", "runs", nargs="+", metavar="RUN", help=text, **path)
+    text = "run folders, folders of them, or exported .safetensors: measured together"
+    add("guidance-scale", "runs", nargs="+", metavar="RUN", help=text, **path)
+    text = "also every run over this one"
+    add("guidance-scale", "--against", metavar="RUN[@STEP]", help=text)
+    for name, samples, batch in (("similarity", 64, 16), ("guidance-scale", 2000, 64)):
+        text = f"held-out samples ({samples})"
+        add(name, "--samples", type=int, default=samples, help=text)
+        add(name, "--batch", type=int, default=batch, help=f"samples per pass ({batch})")
+        text = "noise levels sigma/alpha over the data's std"
+        add(name, "--levels", type=float, nargs="+", help=text)
+    add("similarity", "--seed", type=int, default=0, help="seed of the noise (0)")
+    add("similarity", "--weights", choices=("ema", "raw"), default="ema")
+    add("similarity", "--centred", help="also centred cosine and CKA", **flag)
+    add("similarity", "--per-level", help="also one map per noise level", **flag)
+    add("similarity", "--routed", help="also routed against staying tokens", **flag)
+    add("guidance-scale", "--out", help="folder for a figure and a table of all runs", **path)
+
+    text = "runs to read (default: the published ones of results/)"
+    add("notebooks", "--runs", help=text, **path)
+    add("notebooks", "--out", help="folder to write (default: analysis/notebooks)", **path)
+    add("notebooks", "--only", nargs="+", metavar="NAME", help="some of them, by name")
+    add("list", "runs", metavar="RUNS", **path)
     return top
-
-
-def _source(command: argparse.ArgumentParser) -> None:
-    command.add_argument("runs", type=Path, metavar="RUNS", help="folder with run folders")
-    command.add_argument(
-        "--metric", help="full name of the metric (default: each base's Frechet distance)"
-    )
-
-
-def _similarity(add: Callable[..., argparse.ArgumentParser]) -> None:
-    command = add("similarity", help="layer similarity of runs, stored beside them")
-    command.add_argument(
-        "runs", type=Path, nargs="+", metavar="RUN", help="run folders, or folders of them"
-    )
-    command.add_argument("--samples", type=int, default=64, help="held-out samples (64)")
-    command.add_argument("--batch", type=int, default=16, help="samples per pass (16)")
-    command.add_argument(
-        "--levels", type=float, nargs="+", help="noise levels sigma/alpha over the data's std"
-    )
-    command.add_argument("--seed", type=int, default=0, help="seed of the noise (0)")
-    command.add_argument("--weights", choices=("ema", "raw"), default="ema")
-    command.add_argument("--centred", action="store_true", help="also centred cosine and CKA")
-    command.add_argument("--per-level", action="store_true", help="also one map per noise level")
-    command.add_argument("--routed", action="store_true", help="also routed against staying tokens")
-
-
-def _guidance_scale(add: Callable[..., argparse.ArgumentParser]) -> None:
-    command = add("guidance-scale", help="effective guidance scale of runs, stored beside them")
-    command.add_argument(
-        "runs", type=Path, nargs="+", metavar="RUN",
-        help="run folders, folders of them, or exported .safetensors: measured together",
-    )  # fmt: skip
-    command.add_argument("--against", metavar="RUN[@STEP]", help="also every run over this one")
-    command.add_argument("--samples", type=int, default=2000, help="held-out samples (2000)")
-    command.add_argument("--batch", type=int, default=64, help="samples per pass (64)")
-    command.add_argument(
-        "--levels", type=float, nargs="+", help="noise levels sigma/alpha over the data's std"
-    )
-    command.add_argument("--out", type=Path, help="folder for a figure and a table of all runs")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -131,17 +106,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _dispatch(words: list[str]) -> int:
     options = parser().parse_args(words)
     # Figures and similarity need torch, a list of runs does not: only what is asked for is loaded.
-    return int(importlib.import_module(_MODULES[options.command]).command(options))
+    module = _MODULES.get(options.command, options.command.replace("-", "_"))
+    return int(importlib.import_module(f"analysis.{module}").command(options))
 
 
 _MODULES = {
-    "report": "analysis.report",
-    "tables": "analysis.tables",
-    "figures": "analysis.figures",
-    "publish": "analysis.publish",
-    "compare": "analysis.runs.compare",
-    "similarity": "analysis.similarity",
-    "guidance-scale": "analysis.guidance_scale",
-    "notebooks": "analysis.notebook_files",
-    "list": "analysis.runs.run_records",
-}
+    "compare": "runs.compare", "list": "runs.run_records", "notebooks": "notebook_files",
+}  # fmt: skip

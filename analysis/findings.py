@@ -8,11 +8,19 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from analysis.runs.cells import Base, Cell, Study, same_machine
+from analysis.runs.cells import (
+    ENOUGH_SEEDS,
+    Base,
+    Cell,
+    Estimate,
+    Study,
+    paired,
+    ratio,
+    same_machine,
+)
 from analysis.runs.run_records import pick
-from analysis.runs.statistics import ENOUGH_SEEDS, Estimate, paired, ratio
 from analysis.similarity import SimilarityFile
-from analysis.tables import guidance_table, main_table, scale_table
+from analysis.tables import guidance_table, main_table
 from analysis.tables.score_entries import gap, metric_decimals
 from routing.route import Route
 
@@ -89,8 +97,8 @@ def scale(study: Study) -> list[str]:
     """Say how the effective guidance scale of routed runs differs from dense ones'."""
     # By model and steps, then by route and pass, then by seed.
     known: dict[tuple[str, float], dict[tuple[str, str], dict[int, float]]] = {}
-    for file in scale_table.stored(study):
-        runs = scale_table.recipe(file), float(file["step"])
+    for file in guidance_table.stored_scales(study):
+        runs = guidance_table.recipe(file), float(file["step"])
         for row in file["rows"]:
             if row.get("level") is None and row.get("instrumented") is not None:
                 pair = known.setdefault(runs, {}).setdefault((file["route"], row["pair"]), {})

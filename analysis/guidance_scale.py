@@ -3,15 +3,28 @@
 For every run, on held-out samples under noise that depends on nothing but them: the class over the
 null prediction of the dense pass (`dense`) and of the routed pass (`routed`), their contrast, and
 the dense over the routed pass. Controls: the same model over one of another seed (`two seeds`), and
-`dense` of those dense weights whose held-out loss is nearest to the run's (`equal loss`). What the
-scales mean stands in `analysis.scale_estimators`.
+`dense` of those dense weights whose held-out loss is nearest to the run's (`equal loss`).
+
+For predictions D_s and D_w of x from one noisy input, and d = D_s - D_w,
+
+    plain          w = |d|^2 / <x - D_w, d>  =  2 / (1 + (L_w - L_s) / |d|^2),   L = |x - D|^2
+    instrumented   w = <d, z> / <x - D_w, z>
+
+with sums over samples. The plain form is 1 over the step along d that minimises the error: 1 for a
+calibrated pair, w for one that is guided with w over the same weak model. An error of D_s of its
+own raises it: by |e|^2 / |d|^2 if it is independent, to 2 for two nets that are equally good. What
+is independent of z drops out of the instrumented form (the cure for errors in variables), so z is
+the conditional minus the unconditional prediction of another net, trained on its own.
+
+A scale whose denominator is not positive is undefined: NaN. Intervals are percentiles of the
+bootstrap over samples (Efron and Tibshirani 1993).
 """
 
 import argparse
 import functools
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,10 +32,8 @@ import numpy as np
 import torch
 
 from analysis.figures.guidance_figures import draw
-from analysis.runs.run_records import AnalysisError
-from analysis.runs.weights import beside, one_by_one, with_weights
-from analysis.scale_estimators import estimates, instrumented, plain, products
-from analysis.tables import scale_table
+from analysis.runs.run_records import AnalysisError, beside, one_by_one, with_weights
+from analysis.tables import guidance_table
 from analysis.tables.render import write
 from analysis.tables.table import markdown
 from experiments.config.parent import split
@@ -34,8 +45,75 @@ from experiments.training.checkpoint import listed
 from experiments.training.routes import routed_pass
 from routing.errors import UserError
 
+REPLICATES = 1000  # of the bootstrap
 _LOSS_SAMPLES = 500
 _MOST_CHECKPOINTS = 8
+Form = Callable[[np.ndarray], np.ndarray]
+
+
+def products(clean: Any, strong: Any, weak: Any, direction: Any = None) -> np.ndarray:
+    """Return what the scales are ratios of, per sample and as a mean over its elements.
+
+    Args:
+        clean: x, (n, ...).
+        strong: D_s, like `clean`.
+        weak: D_w, like `clean`.
+        direction: z, like `clean`; None leaves the instrumented form undefined.
+
+    Returns:
+        (n, 6) float64: |d|^2, <x - D_w, d>, L_s, L_w, <d, z>, <x - D_w, z>.
+    """
+    flat = [np.asarray(v, np.float64).reshape(len(v), -1) for v in (clean, strong, weak)]
+    z = np.zeros_like(flat[0]) if direction is None else np.asarray(direction, np.float64)
+    z, (x, s, w) = z.reshape(len(z), -1), flat
+    pairs = ((s - w, s - w), (x - w, s - w), (x - s, x - s), (x - w, x - w), (s - w, z), (x - w, z))
+    return np.stack([(first * second).mean(axis=1) for first, second in pairs], axis=1)
+
+
+def plain(sums: np.ndarray) -> np.ndarray:
+    """Return the plain scale of sums (or means) of `products`, (..., 6) to (...)."""
+    return _ratio(sums[..., 0], sums[..., 1])
+
+
+def instrumented(sums: np.ndarray) -> np.ndarray:
+    """Return the instrumented scale of sums (or means) of `products`, (..., 6) to (...)."""
+    return _ratio(sums[..., 4], sums[..., 5])
+
+
+def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    return np.where(below > 0, above / np.where(below > 0, below, 1), np.nan)
+
+
+def estimates(form: Form, measured: np.ndarray, minus: np.ndarray | None = None) -> np.ndarray:
+    """Return a scale with its 95 % interval, per noise level and for the mean over levels.
+
+    Args:
+        form: `plain` or `instrumented`.
+        measured: What `products` returned per level, (levels, n, 6).
+        minus: The same of another pair, for the contrast of both scales: one bootstrap draws the
+            samples of both, so that what they share leaves it.
+
+    Returns:
+        (levels + 1, 3): value, low and high of each level and, last, of the mean over levels. NaN
+        where undefined; an interval in which a scale becomes undefined is open (infinite).
+    """
+    n, rng = measured.shape[1], np.random.default_rng(0)
+    found = np.empty((1 + REPLICATES, len(measured)))
+    for i in range(1 + REPLICATES):
+        # The first takes every sample once.
+        weights = np.bincount(rng.integers(n, size=n), minlength=n) / n if i else np.full(n, 1 / n)
+        found[i] = form(np.einsum("n,lnk->lk", weights, measured))
+        if minus is not None:
+            found[i] -= form(np.einsum("n,lnk->lk", weights, minus))
+    found = np.concatenate((found, found.mean(axis=1, keepdims=True)), axis=1)
+    lost = np.isnan(found[1:])
+    ends = [
+        np.quantile(np.where(lost, side * np.inf, found[1:]), part, axis=0, method="nearest")
+        for side, part in ((-1, 0.025), (1, 0.975))
+    ]
+    result = np.stack((found[0], *ends), axis=1)
+    result[np.isnan(found[0])] = np.nan
+    return result
 
 
 class Weights(NamedTuple):
@@ -83,7 +161,7 @@ class Measurement:
     def __init__(
         self,
         runs: Sequence[Path],
-        levels: Sequence[float] = scale_table.LEVELS,
+        levels: Sequence[float] = guidance_table.LEVELS,
         samples: int = 2000,
         batch: int = 64,
         device: str | None = None,
@@ -149,7 +227,7 @@ class Measurement:
             by = None if other and against.run.samefile(other) else z
             found[f"over {against}"] = _products(own.clean, own.given, weak, by)
         return {
-            "format": scale_table.FORMAT,
+            "format": guidance_table.FORMAT,
             "run": run.name,
             "backbone": config.backbone["name"],
             "size": config.size,
@@ -231,9 +309,8 @@ class Measurement:
                 routing = routed_pass(data.config, held.draws) if routed else None
                 found[0].append(held.x)
                 for part, cond in zip(found[1:], (held.cond, held.null), strict=True):
-                    part.append(
-                        data.objective.denoise(data.model, noisy, time, **cond, routing=routing)
-                    )
+                    way = {**cond, "routing": routing}
+                    part.append(data.objective.denoise(data.model, noisy, time, **way))
         shape = (len(self.levels), -1)
         return Predictions(*(torch.cat(v).float().cpu().unflatten(0, shape).numpy() for v in found))
 
@@ -256,7 +333,7 @@ def _products(
 
 def command(options: argparse.Namespace) -> int:
     """Measure every run with weights that is given, and store the result beside the weights."""
-    runs, levels = with_weights(options.runs), options.levels or scale_table.LEVELS
+    runs, levels = with_weights(options.runs), options.levels or guidance_table.LEVELS
     against = None if options.against is None else Weights(*split(options.against, "--against "))
     work = Measurement(runs, levels, options.samples, options.batch)
     if against:
@@ -267,15 +344,15 @@ def command(options: argparse.Namespace) -> int:
 
     def stored(run: Path) -> None:
         made.append(work.measure(run, against))
-        path = beside(run, scale_table.NAME)
+        path = beside(run, guidance_table.FILE)
         atomic_write(path, json.dumps(made[-1], indent=1) + "\n")
-        print(f"{markdown(scale_table.table(made[-1:], levels=True))}\n{path}\n")
+        print(f"{markdown(guidance_table.scale_table(made[-1:], levels=True))}\n{path}\n")
 
     try:
         one_by_one(runs, stored)
     finally:  # Also of what could be measured where some could not.
         if options.out and made:
-            write(scale_table.table(made), options.out / "tables")
+            write(guidance_table.scale_table(made), options.out / "tables")
             if plot := draw(made):
                 plot.save(options.out / "figures")
             print(f"{options.out}  guidance_scale in tables{' and figures' if plot else ''}")

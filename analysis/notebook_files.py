@@ -59,9 +59,8 @@ def execute(name: str) -> Any:
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     # Sockets in the file system: nothing listens on a network.
     kernel = KernelManager(kernel_name="python3", transport="ipc")
-    client = NotebookClient(
-        notebook, km=kernel, timeout=_SECONDS, resources={"metadata": {"path": root}}
-    )
+    place = {"metadata": {"path": root}}
+    client = NotebookClient(notebook, km=kernel, timeout=_SECONDS, resources=place)
     # tqdm asks for widgets that nothing here shows, with a path of this machine in its warning.
     quiet = {"PYTHONPATH": path, "PYTHONWARNINGS": "ignore:IProgress not found"}
     with tempfile.TemporaryDirectory(prefix="kernel-") as sockets:

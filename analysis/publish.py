@@ -20,15 +20,14 @@ import tarfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from analysis import figures, findings, tables
 from analysis.runs.cells import Study, study_for_command
-from analysis.runs.run_files import environment
+from analysis.runs.run_files import json_or_nothing
 from analysis.runs.run_records import PUBLISHED, AnalysisError, unpack
+from analysis.tables.equal_cost import benchmarks
 from analysis.tables.render import frame_csv
 from analysis.tables.table import NOT_RUN, markdown, markdown_escape
-from analysis.tables.throughput import benchmarks
 from experiments.runtime.command import ROOT
 from experiments.runtime.files import atomic_write
 
@@ -61,7 +60,7 @@ def publish(study: Study, folder: Path, pages: Sequence[Path] = ()) -> list[str]
     """
     if study.runs.empty:
         raise AnalysisError("no finished run to publish; python -m analysis list RUNS says why")
-    filled = [(page, fill(_text(page), study)) for page in _pages(folder, pages)]
+    filled = {page: fill(text, study) for page, text in _pages(folder, pages).items()}
     given = [table.only(ours=True) for table in tables.make_all(study) if table.covered]
     tables.save(given, folder / "tables")
     plots = figures.make_all(study)
@@ -75,24 +74,22 @@ def publish(study: Study, folder: Path, pages: Sequence[Path] = ()) -> list[str]
         for content in [path.read_bytes()]
     }
     atomic_write(folder / ARCHIVE, archive(files))
-    for page, text in filled:
+    for page, text in filled.items():
         atomic_write(page, text)
     return [table.name for table in given] + [plot.name for plot in plots]
 
 
-def _pages(folder: Path, more: Sequence[Path]) -> list[Path]:
-    own = folder / "README.md"
-    missing = [page for page in more if not page.is_file()]
-    if missing:
-        raise AnalysisError(f"no page {missing[0]}; name Markdown files that are there")
-    return [*([own] if own.is_file() else []), *more]
-
-
-def _text(page: Path) -> str:
-    try:
-        return page.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise AnalysisError(f"{page} is no text in UTF-8; name Markdown files") from None
+def _pages(folder: Path, more: Sequence[Path]) -> dict[Path, str]:
+    """Return the texts of the folder's README.md, if there is one, and of further pages."""
+    found, own = {}, folder / "README.md"
+    for page in [*([own] if own.is_file() else []), *more]:
+        try:
+            found[page] = page.read_text(encoding="utf-8")
+        except OSError:
+            raise AnalysisError(f"no page {page}; name Markdown files that are there") from None
+        except UnicodeDecodeError:
+            raise AnalysisError(f"{page} is no text in UTF-8; name Markdown files") from None
+    return found
 
 
 def records(study: Study) -> dict[str, Path]:
@@ -139,11 +136,11 @@ def fill(text: str, study: Study) -> str:
     def block(match: re.Match[str]) -> str:
         kind, *what = match[2].split()
         if kind == "finding":
-            return f"{match[1]}\n{_finding(what, study)}\n\n{match[3]}"
-        if kind == "table":
-            return f"{match[1]}\n{_table(what, study)}\n{match[3]}"
-        # What a machine or a commit is called may hold anything.
-        body = "".join(f"- {markdown_escape(line)}\n" for line in facts(study))
+            body = _finding(what, study) + "\n"
+        elif kind == "table":
+            body = _table(what, study)
+        else:  # what a machine or a commit is called may hold anything
+            body = "".join(f"- {markdown_escape(line)}\n" for line in facts(study))
         return f"{match[1]}\n{body}\n{match[3]}"
 
     openings, blocks = (len(re.findall(form, text)) for form in (_OPENING, _BLOCK))
@@ -212,23 +209,19 @@ def _is_wanted(group: str, kind: str, text: str) -> bool:
 
 def facts(study: Study) -> list[str]:
     """Say from which code, machine and versions the runs came, in a few lines."""
-    about = [environment(Path(str(path))) for path in study.runs["path"]]
+    about = [json_or_nothing(Path(str(path)) / "env.json") for path in study.runs["path"]]
     hours = float(study.runs["wall_s"].fillna(0).sum()) / 3600
     lines = [f"{len(about)} finished runs, {hours:.1f} hours of training in all"]
-    for key, label in (("git", "commit"), ("device", "device"), ("python", "Python")):
-        lines.append(f"{label}: {_counted([entry.get(key) for entry in about])}")
-    packages = [entry.get("packages") for entry in about]
-    versions = [entry.get("torch") for entry in packages if isinstance(entry, dict)]
-    lines.append(f"torch: {_counted(versions)}")
-    lines.append(f"threads: {_counted([entry.get('threads') for entry in about])}")
+    keys = {"commit": "git", "device": "device", "Python": "python", "torch": "packages"}
+    for label, key in (keys | {"threads": "threads"}).items():
+        values = [entry.get(key) for entry in about]
+        if key == "packages":
+            values = [packages.get("torch") for packages in values if isinstance(packages, dict)]
+        counts = Counter(str(value) for value in values if value is not None)
+        texts = [f"{value} ({count} runs)" for value, count in counts.most_common()]
+        said = next(iter(counts)) if len(counts) == 1 else ", ".join(texts)
+        lines.append(f"{label}: {said or 'not recorded'}")
     return lines
-
-
-def _counted(values: list[Any]) -> str:
-    counts = Counter(str(value) for value in values if value is not None).most_common()
-    if len(counts) == 1:
-        return counts[0][0]
-    return ", ".join(f"{value} ({count} runs)" for value, count in counts) or "not recorded"
 
 
 def command(options: argparse.Namespace) -> int:

@@ -20,13 +20,12 @@ from markupsafe import Markup
 from PIL import Image
 
 from analysis import figures, tables
-from analysis.figures.sample_grids import picture
+from analysis.figures.convergence import picture
 from analysis.figures.style import Plot
 from analysis.publish import facts
 from analysis.runs import compare
-from analysis.runs.cells import Source, Study, study_for_command
+from analysis.runs.cells import ENOUGH_SEEDS, Source, Study, study_for_command
 from analysis.runs.run_records import AnalysisError
-from analysis.runs.statistics import ENOUGH_SEEDS
 from analysis.tables.equal_cost import headline_cell
 from analysis.tables.render import TEMPLATES, frame_csv, to_html
 from analysis.tables.score_entries import after, metric_decimals
@@ -35,6 +34,7 @@ from experiments.runtime.console import Console
 from experiments.runtime.files import atomic_write, check_replaceable
 
 _MOST_GRIDS = 48
+_FACTS = {"FLOPs": "macs", "steps": "step", "hours": "hours"}  # of a card, by cost
 
 
 def write(
@@ -150,16 +150,14 @@ def _headlines(study: Study) -> tuple[list[dict[str, Any]], list[str]]:
         if factor.value is None or factor.few:
             without.append(f"{label} ({seeds.partition(',')[0]} seeds reach it)")
             continue
-        facts = [
-            (text, plain(speedups[key])) for text, key in (("steps", "step"), ("hours", "hours"))
-        ]
+        facts = [(text, plain(speedups[key])) for text, key in _FACTS.items()]
         cards.append(
             {
                 "backbone": str(base.any.first("backbone")),
                 "label": label,
                 "big": factor.number(factor.value) + factor.unit,
                 "line": f"fewer training FLOPs to the dense run's best score (n={factor.seeds})",
-                "facts": [("FLOPs", plain(factor)), *facts, ("metric", base.metric)],
+                "facts": [*facts, ("metric", base.metric)],
             }
         )
     return cards, without
@@ -181,18 +179,18 @@ def runs_table(study: Study) -> Table:
     frame = study.runs
     metrics = [name for name in frame.attrs.get("metrics", {}) if f"score.{name}" in frame]
     text = ("run", "backbone", "size", "data", "scale", "route", "selection", "variant")
-    labels = [name.capitalize() for name in text[:-1]]
-    columns = [Column(label, numeric=False) for label in [*labels, "Treatment"]]
-    columns += [Column("Seed"), Column("Steps"), *(Column(name) for name in metrics)]
-    columns += [Column("Images/s"), Column("Hours"), Column("GMACs per image")]
+    labels = [*(name.capitalize() for name in text[:-1]), "Treatment"]
+    columns = [
+        *Column.each(*labels, numeric=False),
+        *Column.each("Seed", "Steps", *metrics, "Images/s", "Hours", "GMACs per image"),
+    ]
     rows = []
     for row in frame.to_dict("records"):
         macs = "macs_dense" if row.get("variant") == "dense" else "macs_routed"
-        numbers: list[tuple[str, int, float]] = [("seed", 0, 1), ("step", 0, 1)]
-        numbers += [(f"score.{name}", metric_decimals(name), 1) for name in metrics]
-        numbers += [("throughput", 1, 1), ("wall_s", 3, 3600), (macs, 4, 1e9)]
+        scores = [(f"score.{name}", metric_decimals(name), 1) for name in metrics]
+        ends = [("throughput", 1, 1), ("wall_s", 3, 3600), (macs, 4, 1e9)]
         entries = [words("" if pd.isna(row.get(key)) else row.get(key)) for key in text]
-        for key, digits, unit in numbers:
+        for key, digits, unit in [("seed", 0, 1), ("step", 0, 1), *scores, *ends]:
             value = None if pd.isna(row.get(key)) else float(row[key]) / unit
             entries.append(exact(value, digits))
         rows.append(("", entries))

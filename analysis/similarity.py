@@ -35,8 +35,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.runs.run_records import AnalysisError
-from analysis.runs.weights import beside, one_by_one, with_weights
+from analysis.runs.run_records import AnalysisError, beside, one_by_one, with_weights
 from experiments.metrics.heldout import HeldOut
 from experiments.runtime.files import atomic_write
 from routing import Draws, Routing, Selection

@@ -15,15 +15,13 @@ from pathlib import Path
 from experiments.runtime.files import atomic_write
 from experiments.runtime.locks import locked
 from routing.errors import UserError
-from sweeps import SweepError
-from sweeps.jobs import code_snapshot, pool, slurm
+from sweeps import SweepError, run_status
+from sweeps.jobs import pool, slurm
 from sweeps.jobs.cluster_resources import Resources
 from sweeps.jobs.job import REQUEUE, STOPPED, GivenUp, Job, RunFailed, execute
-from sweeps.jobs.sweep_folder import JobBatch, Sweep
-from sweeps.planning.grid import Grid
+from sweeps.jobs.sweep_folder import JobBatch, Sweep, snapshot
+from sweeps.planning.grid import ENTRIES, Grid
 from sweeps.planning.planned_runs import Plan, PlannedRun
-from sweeps.planning.stages import ENTRIES
-from sweeps.view import run_status
 
 Say = Callable[[str], None]
 
@@ -56,9 +54,7 @@ def launch(made: Plan, resources: Resources, say: Say = print) -> Launched:
             if not runs:
                 say("nothing to submit")
                 return Launched()
-            batch = _note(sweep, runs, resources, made.grid.code)
-            if batch.kind != "debug":
-                return _send(sweep, runs, batch, resources, say)
+            batch = _submit(sweep, runs, resources, made.grid.code, say)
     return _run_here(sweep, runs, batch, say)
 
 
@@ -142,9 +138,7 @@ def retry(
         with _taken_back(sweep, chosen):
             for run in chosen:
                 sweep.attempts(run.name).note("retry")
-            batch = _note(sweep, chosen, resources, found.code if found else None)
-            if batch.kind != "debug":
-                return _send(sweep, chosen, batch, resources, say)
+            batch = _submit(sweep, chosen, resources, found.code if found else None, say)
     return _run_here(sweep, chosen, batch, say)
 
 
@@ -178,25 +172,23 @@ def cancel(sweep: Sweep, runs: Sequence[PlannedRun], say: Say = print) -> int:
     return count
 
 
-def _note(
-    sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, code: Path | None
+def _submit(
+    sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, code: Path | None, say: Say
 ) -> JobBatch:
-    """Note a submission before it is made; its name, also the jobs', finds one that is cut off."""
+    """Note a submission, then hand its runs to Slurm or a pool, unless they run in this process.
+
+    The name of what is noted, also the jobs', finds a submission that is cut off.
+    """
     debug = resources.kind == "debug"
     batch = JobBatch(
         f"{sweep.name}.{uuid.uuid4().hex[:8]}", resources.name, resources.kind,
         [run.name for run in runs], time.time(),
-        "" if debug else code_snapshot.take(sweep.snapshots, own=code).name,
+        "" if debug else snapshot(sweep.snapshots, own=code).name,
         dataclasses.asdict(resources),
     )  # fmt: skip
     sweep.intend(batch)
-    return batch
-
-
-def _send(
-    sweep: Sweep, runs: Sequence[PlannedRun], batch: JobBatch, resources: Resources, say: Say
-) -> Launched:
-    """Hand runs to Slurm or to a pool."""
+    if debug:
+        return batch
     on_slurm = batch.kind == "slurm"
     ids = (slurm.submit if on_slurm else pool.start)(sweep, runs, resources, batch)
     sweep.submitted(batch.name, ids)
@@ -208,13 +200,13 @@ def _send(
         place = f"{workers} worker{'s' * (workers > 1)} on this machine"
     say(f"submitted {len(runs)} run{'s' * (len(runs) > 1)} as {place}; code {batch.code}")
     say(f"python -m sweeps status {sweep.name}")
-    return Launched([run.name for run in runs])
+    return batch
 
 
 def _run_here(sweep: Sweep, runs: Sequence[PlannedRun], batch: JobBatch, say: Say) -> Launched:
-    """Run one after the other in this process; a failure is shown and the next one starts."""
+    """Run what is debugged one after the other: a failure is shown and the next one starts."""
     found = Launched([run.name for run in runs])
-    for number, run in enumerate(runs, 1):
+    for number, run in enumerate(runs if batch.kind == "debug" else (), 1):
         say(f"--- {number}/{len(runs)}  {run.name}  {run.label}")
         try:
             execute(Job.of(sweep, run, batch))

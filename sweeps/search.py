@@ -24,7 +24,7 @@ from sweeps.launch import cancel, launch, retry
 from sweeps.planning.grid import Grid
 from sweeps.planning.overrides import show
 from sweeps.planning.planned_runs import Plan, PlannedRun
-from sweeps.view.run_status import RunStatus, statuses
+from sweeps.run_status import RunStatus, statuses
 
 # Trials that end unpruned before the median of the others at the same step prunes one.
 STARTUP = 4

@@ -16,17 +16,16 @@ from experiments.config.schema import GROUPS
 from experiments.runtime.command import run_command
 from experiments.runtime.memory import visible_gpus
 from routing.errors import Parser, one_of, suggest
-from sweeps import SweepError
+from sweeps import SweepError, status_table
 from sweeps.jobs import cluster_resources, slurm
 from sweeps.jobs.sweep_folder import Sweep, all_sweeps
 from sweeps.launch import cancel, launch, retry
-from sweeps.planning import budget, grid, overrides
+from sweeps.planning import grid, overrides
 from sweeps.planning.overrides import Typed
-from sweeps.planning.planned_runs import Plan, PlannedRun, plan, runs_root
+from sweeps.planning.planned_runs import Plan, PlannedRun, budget, estimate, plan, runs_root
+from sweeps.run_status import RunStatus, slurm_queue, statuses
 from sweeps.search import Search
 from sweeps.search import summary as search_summary
-from sweeps.view import status_table
-from sweeps.view.run_status import RunStatus, slurm_queue, statuses
 
 HELP = """\
 Many runs, one grid per table or figure of the paper.
@@ -60,9 +59,8 @@ COMMANDS = {
 
 def parser() -> argparse.ArgumentParser:
     """Return the command-line parser."""
-    made = Parser(
-        "python -m sweeps", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    plain = argparse.RawDescriptionHelpFormatter
+    made = Parser("python -m sweeps", description=HELP, formatter_class=plain)
     commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
     sub = {}
     for name, what in COMMANDS.items():
@@ -72,9 +70,8 @@ def parser() -> argparse.ArgumentParser:
                 "grid", metavar="GRID", help="a grid's name, a .yaml or a .py file",
                 nargs="?" if name == "status" else None,
             )  # fmt: skip
-        sub[name].add_argument(
-            "words", nargs="*", metavar="KEY=VALUE", help="overrides, or a filter of runs"
-        )
+        what = "overrides, or a filter of runs"
+        sub[name].add_argument("words", nargs="*", metavar="KEY=VALUE", help=what)
     number: dict[str, Any] = {"type": int, "metavar": "N"}
     flag: dict[str, Any] = {"action": "store_true"}
     for names, option, what, kind in (
@@ -126,12 +123,14 @@ def _dispatch(words: list[str]) -> int | None:
 class CommandWords:
     """A command's words, sorted: scale, cluster and its keys, and overrides of the runs."""
 
-    def __init__(self, words: Sequence[str]) -> None:
+    def __init__(self, words: Sequence[str], throttle: int | None = None) -> None:
         self.overrides = overrides.parse(words)
         self.scale = self._one("scale", "tiny")
         self.cluster = self._one("cluster", "")
         keys = [key for key in self.overrides if key.startswith("cluster.")]
         self.cluster_keys = {key.removeprefix("cluster."): self._one(key, "") for key in keys}
+        if throttle is not None:
+            self.cluster_keys["throttle"] = str(throttle)
         self.root = runs_root(self.overrides)
         self.dry = self._one("dry", "false")
         one_of("dry", self.dry, ("true", "false", "full"), SweepError)
@@ -148,13 +147,9 @@ class CommandWords:
             )
         return values[0].text.strip("'\"")
 
-    def keys(self, throttle: int | None) -> dict[str, str]:
-        """Return the `cluster.KEY=VALUE` words by key."""
-        return self.cluster_keys | ({} if throttle is None else {"throttle": str(throttle)})
-
-    def resources(self, throttle: int | None, default: str) -> cluster_resources.Resources:
+    def resources(self, default: str) -> cluster_resources.Resources:
         """Return the resources that were asked for."""
-        return cluster_resources.load(self.cluster or default, self.scale, self.keys(throttle))
+        return cluster_resources.load(self.cluster or default, self.scale, self.cluster_keys)
 
 
 def _default_cluster() -> str:
@@ -162,11 +157,11 @@ def _default_cluster() -> str:
 
 
 def _launch(chosen: argparse.Namespace) -> int:
-    words = CommandWords(chosen.words)
+    words = CommandWords(chosen.words, chosen.throttle)
     dry = "true" if chosen.dry_run and words.dry == "false" else words.dry
     found = grid.load(chosen.grid)
-    place = words.resources(chosen.throttle, "slurm" if dry != "false" else _default_cluster())
-    way = budget.budget(chosen.compare_at)
+    place = words.resources("slurm" if dry != "false" else _default_cluster())
+    way = budget(chosen.compare_at)
     planned = functools.partial(plan, scale=words.scale, user=words.overrides, budget=way)
     searching = bool(found.raw.get("search"))
     if chosen.trials is not None and not searching:
@@ -205,7 +200,7 @@ def _check_ready(made: Plan, place: cluster_resources.Resources) -> None:
 
 
 def _dry_run(made: Plan, place: cluster_resources.Resources, full: bool) -> None:
-    for line in budget.estimate(made, place.tflops):
+    for line in estimate(made, place.tflops):
         print(line)
     for label, why in made.waiting:
         print(f"waiting: {label} (for {why})")
@@ -226,7 +221,8 @@ def _sweep(chosen: argparse.Namespace) -> tuple[Sweep, list[PlannedRun], Command
     """Return the sweep, those of its runs that match the words, and the words."""
     # Here `scale` is a filter like any other key.
     scales = [word for word in chosen.words if word.startswith("scale=")]
-    words = CommandWords([word for word in chosen.words if word not in scales])
+    others = [word for word in chosen.words if word not in scales]
+    words = CommandWords(others, getattr(chosen, "throttle", None))
     if words.dry != "false":
         raise SweepError(
             f"dry={words.dry} belongs to launch; python -m sweeps status {chosen.grid} shows what "
@@ -314,9 +310,9 @@ def _retry(chosen: argparse.Namespace) -> int:
     before = sweep.batches()
     words.scale = runs[0].values.get("scale", words.scale)
     if words.cluster or not before:
-        place = words.resources(chosen.throttle, _default_cluster())
+        place = words.resources(_default_cluster())
     else:
-        place = cluster_resources.again(before[-1].resources, words.keys(chosen.throttle))
+        place = cluster_resources.again(before[-1].resources, words.cluster_keys)
     found = grid.load(chosen.grid) if chosen.grid.endswith(".py") else None
     return int(not retry(sweep, runs, place, found=found).well)
 

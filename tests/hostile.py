@@ -373,12 +373,12 @@ def make_scales(folder):
 
 
 @reader("guidance scale", make_scales, "guidance_scale.json")
-def read_scales(folder):
+def read_stored_scales(folder):
     from analysis.figures.guidance_figures import draw
-    from analysis.tables.scale_table import read, table
+    from analysis.tables.guidance_table import read_scales, scale_table
 
-    found = read(folder / "guidance_scale.json")
-    table([found]), table([found], levels=True), draw([found])
+    found = read_scales(folder / "guidance_scale.json")
+    scale_table([found]), scale_table([found], levels=True), draw([found])
 
 
 def make_vae(folder):
@@ -431,11 +431,10 @@ def make_runs(folder):
 @reader("run folders", make_runs, "*/*.yaml", "*/*.json", "*/*.jsonl", "*/evaluations/*")
 def read_runs(folder):
     import analysis
-    from analysis.runs import history
 
     frame = analysis.load(folder)
-    history.curves(frame)
-    history.scores(frame)
+    analysis.curves(frame)
+    analysis.scores(frame)
 
 
 def make_sweep(folder):
@@ -464,8 +463,8 @@ def make_sweep(folder):
 def read_sweep(folder):
     from rich.console import Console
 
+    from sweeps import run_status, status_table
     from sweeps.jobs.sweep_folder import all_sweeps
-    from sweeps.view import run_status, status_table
 
     for sweep in all_sweeps(folder):
         rows, _ = run_status.statuses(sweep)

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from sweeps import sweeps_command
+from sweeps import run_status, sweeps_command
 from sweeps.jobs.sweep_folder import Sweep
-from sweeps.view import run_status
 
 TOOLS = Path(__file__).parent / "tools"
 STUB = TOOLS / "stub"

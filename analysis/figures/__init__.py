@@ -7,16 +7,14 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from analysis.figures.convergence import convergence, methods, overview
+from analysis.figures.convergence import convergence, methods, overview, samples
 from analysis.figures.guidance_figures import draw, guidance, response
-from analysis.figures.layer_maps import similarity, similarity_maps
+from analysis.figures.layer_maps import scan_paths, selections, similarity, similarity_maps
 from analysis.figures.route_ablations import cost, placement, rate
-from analysis.figures.sample_grids import samples
-from analysis.figures.scans import scan_paths, selections
 from analysis.figures.style import Plot
 from analysis.runs.cells import Source, Study, study_for_command
 from analysis.runs.run_records import pick
-from analysis.tables.scale_table import stored
+from analysis.tables.guidance_table import stored_scales
 
 FIGURES: dict[str, Callable[[Study], Plot | None]] = {
     "overview": overview,
@@ -28,7 +26,7 @@ FIGURES: dict[str, Callable[[Study], Plot | None]] = {
     "similarity": similarity_maps,
     "response": response,
     "guidance": guidance,
-    "guidance_scale": lambda study: draw(stored(study)),
+    "guidance_scale": lambda study: draw(stored_scales(study)),
     "cost": cost,
     "scan_paths": lambda _: scan_paths(),
     "selections": lambda _: selections(),

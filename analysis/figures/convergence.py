@@ -1,6 +1,7 @@
-"""Convergence against steps, multiply-adds and hours, other methods, the overview with samples."""
+"""Convergence against steps, multiply-adds and hours, other methods, sample grids, the overview."""
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from textwrap import fill
 from typing import Any
 
@@ -8,19 +9,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, MaxNLocator
+from PIL import Image, UnidentifiedImageError
 
-from analysis.figures.sample_grids import Found, chosen, height, show
-from analysis.figures.style import (
-    DENSE_COLOUR,
-    Options,
-    Plot,
-    canvas,
-    colour,
-    line,
-    panels,
-    some,
-    styled,
-)
+from analysis.figures import style
+from analysis.figures.style import Options, Plot, styled
 from analysis.runs.cells import Base, Cell, Study, same_machine
 from analysis.runs.grouping import shared, short
 from analysis.tables.equal_cost import reach, speedup
@@ -29,6 +21,13 @@ AXES = (("step", "training steps"), ("macs", "training multiply-adds"), ("hours"
 # Settings, and panels of other methods, on one page.
 _LINES, _PANELS = 5, 12
 Curve = tuple[Cell, pd.DataFrame]
+Found = list[tuple[Cell, dict[Any, Any], np.ndarray]]
+# A picture beyond this many pixels is not a grid of ours; it must not eat the memory.
+_MOST_PIXELS = 64_000_000
+# Pictures of one class beside each other in a sample grid (experiments/training/evaluation.py).
+_PER_CLASS = 8
+# Recipes on one page.
+_RECIPES = 3
 Column = tuple[Base, list[Curve], Found]
 
 
@@ -88,9 +87,9 @@ def convergence(study: Study) -> Plot | None:
     pairs = _pairs(study)
     if not pairs:
         return None
-    shown, more = some(pairs, _LINES, lambda pair: _points(pair[1]))
+    shown, more = style.some(pairs, _LINES, lambda pair: _points(pair[1]))
     log = _wide([path["mean"] for _, curves in shown for _, path in curves])
-    figure, axes = canvas(1.72 * len(shown), len(shown), 3, sharey="row")
+    figure, axes = style.canvas(1.72 * len(shown), len(shown), 3, sharey="row")
     names = short(base.label for base, _ in pairs)
     for (base, curves), row in zip(shown, axes, strict=True):
         for ax, (key, label) in zip(row, AXES, strict=True):
@@ -100,7 +99,7 @@ def convergence(study: Study) -> Plot | None:
             _scales(ax, key, log)
             ax.set_xlabel(f"{label}{unit}\n{_arrow(ax, study, base, curves, key, factor)}")
         row[0].set_ylabel(base.metric.replace(" (", "\n("))
-        row[0].set_title(names[base.label], color=colour(str(base.any.first("backbone"))))
+        row[0].set_title(names[base.label], color=style.colour(str(base.any.first("backbone"))))
         # Beside the title, above the panels: it would hide curves.
         legend = row[-1].legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderpad=0)
         legend.set_in_layout(False)
@@ -123,8 +122,8 @@ def methods(study: Study) -> Plot | None:
         found += [(base, rivals, other) for other in _curves(study, base, *others)]
     if not found:
         return None
-    shown, more = some(found, _PANELS, lambda panel: _points([panel[2]]))
-    figure, axes = panels(len(shown), 3, 1.75, sharey=True)
+    shown, more = style.some(found, _PANELS, lambda panel: _points([panel[2]]))
+    figure, axes = style.panels(len(shown), 3, 1.75, sharey=True)
     names = short(base.label for base, _, _ in found)
     log = _wide([path["mean"] for _, rivals, other in shown for _, path in [*rivals, other]])
     for place, (ax, (base, rivals, (cell, path))) in enumerate(zip(axes.flat, shown, strict=False)):
@@ -144,14 +143,12 @@ def methods(study: Study) -> Plot | None:
     return Plot.of("methods", figure, data, names=shared(names), seeds=_SEEDS, more=more)
 
 
-def _curve(
-    ax: Axes, base: Base, cell: Cell, path: pd.DataFrame, x: pd.Series, **style: Any
-) -> None:
+def _curve(ax: Axes, base: Base, cell: Cell, path: pd.DataFrame, x: pd.Series, **look: Any) -> None:
     """Draw a cell's mean over seeds and, as a band, its standard deviation."""
-    usual = colour(str(base.any.first("backbone")))
-    shade = style.pop("shade", DENSE_COLOUR if cell.treatment == "dense" else usual)
-    label = style.pop("label", cell.treatment) + f" ({_seeds(base, cell, path)})"
-    ax.plot(x, path["mean"], color=shade, label=label, **(line(cell.treatment) | style))
+    usual = style.colour(str(base.any.first("backbone")))
+    shade = look.pop("shade", style.DENSE_COLOUR if cell.treatment == "dense" else usual)
+    label = look.pop("label", cell.treatment) + f" ({_seeds(base, cell, path)})"
+    ax.plot(x, path["mean"], color=shade, label=label, **(style.line(cell.treatment) | look))
     spread = path["std"].fillna(0.0)
     low, high = path["mean"] - spread, path["mean"] + spread
     ax.fill_between(x, low, high, color=shade, alpha=0.15, linewidth=0)
@@ -183,9 +180,7 @@ def _scales(ax: Axes, key: str, log: bool) -> None:
         ax.tick_params(axis="y", which="minor", labelsize=7, length=1.5)
 
 
-def _arrow(
-    ax: Axes, study: Study, base: Base, curves: Sequence[Curve], key: str, unit: float
-) -> str:
+def _arrow(ax: Axes, study: Study, base: Base, curves: list[Curve], key: str, unit: float) -> str:
     """Draw how much earlier the route is at the dense run's best score; return it in words."""
     (dense, first), (routed, _) = curves
     reached = reach(study, base, dense, routed)
@@ -208,6 +203,110 @@ def _arrow(
     return f"{factor.value:.1f}x to dense best ({len(there)} of {len(reached)} seeds)"
 
 
+def picture(run: str | Path) -> np.ndarray | None:
+    """Return a run's last sample grid, uint8 (H, W, 3); None if none can be read."""
+    path = Path(run) / "samples" / "final.png"
+    try:
+        with Image.open(path) as image:
+            if image.width * image.height > _MOST_PIXELS or image.format != "PNG":
+                return None
+            pitch = image.width // _PER_CLASS
+            return np.asarray(image.convert("RGB")) if 0 < pitch <= image.height else None
+    except (OSError, UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError):
+        return None
+
+
+def chosen(base: Base) -> Found:
+    """Return dense and guideline cells with runs and pictures of one seed and number of steps."""
+    cells = [cell for cell in base.pair() if cell is not None]
+    known = [
+        {(row["step"], row["seed"]): row for row in rows.to_dict("records")}
+        for rows in (cell.runs.dropna(subset=["seed", "step"]) for cell in cells)
+    ]
+    common = set.intersection(*map(set, known)) if known else set()
+    usual = cells[-1].steps if cells else None
+    for key in sorted(common, key=lambda key: (key[0] != usual, -key[0], key[1])):
+        shown = [rows[key] for rows in known]
+        images = [picture(str(row["path"])) for row in shown]
+        whole = [image for image in images if image is not None]
+        if len(whole) == len(cells):
+            return list(zip(cells, shown, whole, strict=True))
+    return []
+
+
+def turned(grid: np.ndarray) -> np.ndarray:
+    """Turn a grid of one row per class into one column per class, its first pictures."""
+    pitch = grid.shape[1] // _PER_CLASS
+    rows = grid.shape[0] // pitch
+    # About a third as tall as wide.
+    shown = min(max(2, round(0.35 * rows)), _PER_CLASS)
+    cut = grid[: rows * pitch, : shown * pitch].reshape(rows, pitch, shown, pitch, 3)
+    return cut.transpose(2, 1, 0, 3, 4).reshape(shown * pitch, rows * pitch, 3)
+
+
+def height(grid: np.ndarray, columns: int) -> float:
+    """Return the inches that a turned grid needs in a line of `columns` of them."""
+    tall, wide, _ = turned(grid).shape
+    return (style.SINGLE if columns == 1 else style.DOUBLE / columns - 0.15) * tall / wide
+
+
+def show(ax: Axes, base: Base, grid: np.ndarray) -> None:
+    """Draw a turned grid; the classes stand below where its columns are classes."""
+    image = turned(grid)
+    ax.imshow(image, interpolation="nearest", aspect="auto")
+    style.quiet(ax)
+    pitch = grid.shape[1] // _PER_CLASS
+    classes = image.shape[1] // pitch
+    if str(base.any.first("config.task", "class")) == "class" and classes > 1:
+        places = (np.arange(classes) + 0.5) * pitch
+        ax.set_xticks(places, [str(i) for i in range(classes)])
+        ax.tick_params(length=0, pad=1)
+
+
+@styled
+def samples(study: Study) -> Plot | None:
+    """Draw dense above routed, a column per base and its lines of panels per recipe and steps.
+
+    None without a sample grid.
+    """
+    known = [(base, found) for base in study.bases if (found := chosen(base))]
+    # One grid alone compares nothing: it is drawn where there is no better.
+    both = [(base, found) for base, found in known if len(found) == 2] or known
+    recipes: dict[tuple[str, int], list[tuple[Base, Found]]] = {}
+    for base, found in both:
+        recipes.setdefault((base.recipe, found[0][1]["step"]), []).append((base, found))
+    if not recipes:
+        return None
+    lines, more = style.some(list(recipes.values()), _RECIPES, len)
+    columns = max(map(len, lines))
+    tall = height(lines[0][0][1][0][2], columns)
+    each = len(both[0][1])  # lines of panels: dense and routed, or the one that there is
+    figure, axes = style.canvas((tall + 0.42) * each * len(lines), each * len(lines), columns)
+    data: list[dict[str, Any]] = []
+    for ax in axes.flat:
+        ax.set_visible(False)
+    names = short(base.label for base, _ in both)
+    for y, recipe in enumerate(lines):
+        for x, (base, found) in enumerate(recipe):
+            tint = style.colour(str(base.any.first("backbone")))
+            for cell, row, image in found:
+                ax = axes[each * y + (cell is not found[0][0])][x]
+                ax.set_visible(True)
+                show(ax, base, image)
+                value = row.get(base.score)
+                about = f"{cell.treatment}, step {row['step']}, seed {row['seed']}"
+                if value is not None and not pd.isna(value):
+                    about += f", {base.metric.split(' ')[0]} {value:.2f}"
+                # About 17 characters an inch.
+                width = int(17 * figure.get_figwidth() / columns)
+                title = f"{fill(names[base.label], width)}\n{fill(about, width)}"
+                ax.set_title(title, color=tint, fontsize=7)
+                panel = {"panel": base.label, "treatment": cell.treatment, "step": row["step"]}
+                run = {"run": row["run"], "seed": row["seed"]}
+                data.append({**panel, **run, "score": value, "metric": base.metric})
+    return Plot.of("samples", figure, data, names=shared(names), more=more)
+
+
 @styled
 def overview(study: Study) -> Plot | None:
     """Draw convergence above samples, dense and routed, per backbone; None where either lacks.
@@ -224,9 +323,7 @@ def overview(study: Study) -> Plot | None:
             page = pages.setdefault((base.recipe, curves[0][0].steps), {})
             backbone = str(base.any.first("backbone"))
             rival = page.setdefault(backbone, (base, curves, found))
-            page[backbone] = max(
-                rival, (base, curves, found), key=lambda column: _points(column[1])
-            )
+            page[backbone] = max(rival, (base, curves, found), key=lambda found: _points(found[1]))
     if not pages:
         return None
     (_, steps), page = max(
@@ -235,13 +332,13 @@ def overview(study: Study) -> Plot | None:
     )
     columns = list(page.items())
     heights = [1.75, *[height(columns[0][1][2][0][2], len(columns))] * 2]
-    figure, axes = canvas(
+    figure, axes = style.canvas(
         sum(heights) + 0.9, 3, len(columns), sharey="row", gridspec_kw={"height_ratios": heights}
     )
     data: list[pd.DataFrame] = []
     log = _wide([path["mean"] for _, (_, curves, _) in columns for _, path in curves])
     for place, (backbone, (base, curves, found)) in enumerate(columns):
-        top, tint = axes[0][place], colour(backbone)
+        top, tint = axes[0][place], style.colour(backbone)
         for cell, path in curves:
             _curve(top, base, cell, path, path["macs"], label=_name(cell))
             data.append(path.assign(backbone=backbone, treatment=cell.treatment, of=base.label))

@@ -11,24 +11,20 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from analysis.figures.style import (
-    DENSE_COLOUR,
-    Options,
-    Plot,
-    canvas,
-    centred,
-    colour,
-    ink,
-    line,
-    panels,
-    some,
-    styled,
-)
-from analysis.runs.cells import Base, Cell, Study
+from analysis.figures import style
+from analysis.figures.style import Options, Plot, styled
+from analysis.runs.cells import Base, Cell, Study, extent, mean_std
 from analysis.runs.grouping import shared, short
-from analysis.runs.statistics import extent, mean_std
-from analysis.tables.guidance_table import evaluations, number, parse, responses, setting_order
-from analysis.tables.scale_table import FORMS, label
+from analysis.tables.guidance_table import (
+    FORMS,
+    NUMBERS,
+    evaluations,
+    number,
+    parse,
+    responses,
+    scale_label,
+    setting_order,
+)
 
 # Maps on one page.
 _MAPS = 6
@@ -65,13 +61,13 @@ def guidance(study: Study) -> Plot | None:
     ]
     if not found:
         return None
-    shown, more = some(found, _MAPS, lambda item: len(item[1]))
-    figure, axes = panels(len(shown), 2, 2.5)
+    shown, more = style.some(found, _MAPS, lambda item: len(item[1]))
+    figure, axes = style.panels(len(shown), 2, 2.5)
     names = short(str(panel) for (panel, *_), _ in found)
     for ax, ((panel, treatment, scale), part) in zip(axes.flat, shown, strict=False):
         _guidance_map(ax, part)
         about = f"{treatment}, w={scale:g}, step {part['step'].iloc[0]}, n={extent(part['n'])}"
-        tint = colour(str(part["backbone"].iloc[0]))
+        tint = style.colour(str(part["backbone"].iloc[0]))
         ax.set_title(f"{fill(names[str(panel)], 48)}\n{about}", color=tint)
     return Plot.of("guidance", figure, frame, names=shared(names), more=more)
 
@@ -88,11 +84,13 @@ def _guidance_map(ax: Axes, part: pd.DataFrame) -> None:
     image = ax.imshow(values, cmap=cmap, aspect="auto", zorder=1)
     for (y, strong), (x, weak) in itertools.product(enumerate(rows), enumerate(columns)):
         if (strong, weak) not in known:
-            centred(ax, x, y, "\u00d7", color="#999999")
+            style.centred(ax, x, y, "\u00d7", color="#999999")
             continue
         value, std = (known[strong, weak][name] for name in ("value", "std"))
         text = f"{value:.2f}" + ("" if pd.isna(std) else f"\n\u00b1{std:.2f}")
-        centred(ax, x, y, text, color=ink(cmap(image.norm(value))), fontsize=7, linespacing=1.1)
+        style.centred(
+            ax, x, y, text, color=style.ink(cmap(image.norm(value))), fontsize=7, linespacing=1.1
+        )
     place = (max if higher else min)(known, key=lambda rates: known[rates]["value"])
     x, y = columns.index(place[1]), rows.index(place[0])
     frame: Options = {"fill": False, "edgecolor": "#E69F00", "linewidth": 2, "zorder": 3}
@@ -124,7 +122,7 @@ def response(study: Study) -> Plot | None:
     metrics = frame.groupby("base", sort=False)["metric"].unique()
     columns = max(map(len, metrics))
     height = 1.35 * len(bases) + 0.75
-    figure, axes = canvas(height, len(bases), columns, sharex=True)
+    figure, axes = style.canvas(height, len(bases), columns, sharex=True)
     handles: dict[str, Any] = {}
     ticks = [name.removeprefix("CFG ") if i else name for i, name in enumerate(settings)]
     for (key, panel), row in zip(bases, axes, strict=True):
@@ -141,7 +139,7 @@ def response(study: Study) -> Plot | None:
                 arrow = {"lower": " \u2193", "higher": " \u2191"}.get(part["better"].iloc[0], "")
                 ax.set_title(f"{label}{arrow}\n{space.removesuffix(')')}", fontsize=7)
         about = f"{names[panel]}\nstep {extent(mine['step'])}, n = {extent(mine['n'])}"
-        row[0].set_ylabel(about, color=colour(str(mine["backbone"].iloc[0])))
+        row[0].set_ylabel(about, color=style.colour(str(mine["backbone"].iloc[0])))
     for ax in axes.flat:
         ax.set_xticks(range(len(settings)), ticks)
         ax.tick_params(axis="x", labelrotation=90)
@@ -153,14 +151,14 @@ def response(study: Study) -> Plot | None:
 def _curve(ax: Axes, curve: pd.DataFrame, settings: list[str], tokens: str) -> Any:
     known = curve.set_index("setting")
     found = known.assign(x=[settings.index(name) for name in known.index]).sort_values("x")
-    tint = DENSE_COLOUR if tokens == "dense" else colour(str(curve["backbone"].iloc[0]))
-    style = line(tokens) | {"color": tint, "capsize": 1.5, "elinewidth": 0.8}
+    tint = style.DENSE_COLOUR if tokens == "dense" else style.colour(str(curve["backbone"].iloc[0]))
+    look = style.line(tokens) | {"color": tint, "capsize": 1.5, "elinewidth": 0.8}
     scaled = found.index.str.startswith("CFG")
     drawn = None
-    for part, look in ((found[scaled], style), (found[~scaled], style | {"linestyle": "none"})):
+    for part, own in ((found[scaled], look), (found[~scaled], look | {"linestyle": "none"})):
         if not part.empty:
             error = part["std"].astype(float).fillna(0.0)
-            bars = ax.errorbar(part["x"], part["mean"], yerr=error, **look)
+            bars = ax.errorbar(part["x"], part["mean"], yerr=error, **own)
             drawn = drawn or bars
     return drawn
 
@@ -177,10 +175,10 @@ def draw(files: Sequence[dict[str, Any]]) -> Plot | None:
     """
     about = ("run", "backbone", "data", "route", "seed", "step")
     frame = pd.DataFrame(
-        {"setting": label(found), **{key: found[key] for key in about}, **row}
+        {"setting": scale_label(found), **{key: found[key] for key in about}, **row}
         for found in files
         for row in found["rows"]
-    ).reindex(columns=["setting", *about, "pair", "level", *_NUMBERS])
+    ).reindex(columns=["setting", *about, "pair", "level", *NUMBERS])
     curves = frame[frame["pair"].isin(_PASSES) & frame["level"].notna()]
     groups = [
         (key, form, part)
@@ -190,17 +188,17 @@ def draw(files: Sequence[dict[str, Any]]) -> Plot | None:
     ]
     if not groups:
         return None
-    figure, axes = panels(len(groups), 2, 2.4)
+    figure, axes = style.panels(len(groups), 2, 2.4)
     for ax, (key, form, part) in zip(axes.flat, groups, strict=False):
         backbone, data = map(str, key)
         ax.axhline(1, color="#999999", linewidth=0.8, zorder=1)
         for setting, same in part.groupby(["setting", "route", "pair"], sort=False):
-            levels = same.astype({name: float for name in _NUMBERS}).groupby("level")
+            levels = same.astype({name: float for name in NUMBERS}).groupby("level")
             _, route, pair = map(str, cast(tuple[str, ...], setting))
             dense = route == "none"
             name = "dense net" if dense else f"route {route}, {_PASSES[pair]}"
-            shade = "#555555" if dense else colour(backbone)
-            look = line("dense" if dense else "2-8" if pair == "dense" else pair)
+            shade = "#555555" if dense else style.colour(backbone)
+            look = style.line("dense" if dense else "2-8" if pair == "dense" else pair)
             mean, low, high = (levels[f"{form}{end}"] for end in ("", "_low", "_high"))
             ax.plot(mean.mean(), color=shade, label=name, **look)
             band = (mean.mean().index, low.min(), high.max())
@@ -210,12 +208,6 @@ def draw(files: Sequence[dict[str, Any]]) -> Plot | None:
         ax.set_xticks(places, [f"{place:.3g}" for place in places])
         ax.minorticks_off()
         ax.set(xlabel="noise level: sigma over the data's std", ylabel=f"w_eff, {form}")
-        ax.set_title(f"{backbone}, {data}", color=colour(backbone))
+        ax.set_title(f"{backbone}, {data}", color=style.colour(backbone))
         ax.legend(frameon=False)
     return Plot.of("guidance_scale", figure, frame)
-
-
-_NUMBERS = [
-    *(f"{form}{end}" for form in FORMS for end in ("", "_low", "_high")),
-    *("loss_strong", "loss_weak", "square"),
-]

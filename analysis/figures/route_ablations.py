@@ -10,23 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.patches import FancyBboxPatch
 
-from analysis.figures.style import (
-    PAPER_COLOUR,
-    SIGNED,
-    Options,
-    Plot,
-    canvas,
-    centred,
-    colour,
-    ink,
-    line,
-    panels,
-    styled,
-)
-from analysis.runs.cells import Base, Study
+from analysis.figures import style
+from analysis.figures.style import Options, Plot, styled
+from analysis.runs.cells import ENOUGH_SEEDS, Base, Study, extent, mean_std
 from analysis.runs.grouping import shared, short
 from analysis.runs.run_files import model_arguments
-from analysis.runs.statistics import ENOUGH_SEEDS, extent, mean_std
 from analysis.tables import paper
 from analysis.tables.ablations import half, plain_routes, span_order
 from analysis.tables.score_entries import gap
@@ -75,7 +63,7 @@ def placement(study: Study) -> Plot | None:
     counts = [len(places[panel[0]["depth"]]) for panel in found]
     tallest = [max(counts[i : i + columns]) for i in range(0, len(counts), columns)]
     heights = [0.185 * count + 0.75 for count in tallest]
-    figure, axes = canvas(sum(heights), len(heights), columns, height_ratios=heights)
+    figure, axes = style.canvas(sum(heights), len(heights), columns, height_ratios=heights)
     names = short(panel[0]["panel"] for panel in found[:-1])
     # One scale of colours for all panels of a metric.
     largest: dict[str, float] = {}
@@ -84,7 +72,7 @@ def placement(study: Study) -> Plot | None:
     for index, (panel, ax) in enumerate(zip(found, axes.flat, strict=False)):
         about = panel[0]
         _panel(ax, panel, places[about["depth"]], largest[about["metric"]])
-        tint = "#333333" if about["backbone"] == "paper" else colour(about["backbone"])
+        tint = "#333333" if about["backbone"] == "paper" else style.colour(about["backbone"])
         # Above the metric's name, which stands over the numbers.
         ax.set_title(names.get(about["panel"], about["panel"]), color=tint, pad=10)
         ax.set_ylim(tallest[index // columns] - 0.4, -0.6)
@@ -96,7 +84,7 @@ def placement(study: Study) -> Plot | None:
 def _panel(ax: Axes, rows: list[dict[str, Any]], places: dict[str, int], largest: float) -> None:
     depth = rows[0]["depth"]
     usual = Counter(row["step"] for row in rows).most_common(1)[0][0]
-    norm, cmap = TwoSlopeNorm(0, -largest, largest), colormaps[SIGNED]
+    norm, cmap = TwoSlopeNorm(0, -largest, largest), colormaps[style.SIGNED]
     by_route = {row["route"]: row for row in rows}
     for route, y in places.items():
         row = by_route.get(route)
@@ -109,7 +97,7 @@ def _panel(ax: Axes, rows: list[dict[str, Any]], places: dict[str, int], largest
         ax.text(depth - 0.2, y, text, ha="left", va="center", fontsize=7, color="#333333")
     rivals = [row for row in rows if row["step"] == usual]
     best = places[min(rivals, key=lambda row: row["delta"] * row["sign"])["route"]]
-    centred(ax, -0.9, best, "\u2605", fontsize=9, color="#E69F00")
+    style.centred(ax, -0.9, best, "\u2605", fontsize=9, color="#E69F00")
     known = [row["n"] for row in rows if row["n"] is not None]
     n = f", n={extent(known)}" if known else ""
     ax.set(xlim=(-1.4, depth * 1.4), yticks=[], xlabel=f"block (scores after {usual} steps{n})")
@@ -121,12 +109,12 @@ def _panel(ax: Axes, rows: list[dict[str, Any]], places: dict[str, int], largest
     ax.text(depth - 0.2, -0.75, f"\u0394 {metric}", fontsize=7, color="#666666", va="bottom")
 
 
-def _bar(ax: Axes, route: str, y: int, **style: Any) -> None:
+def _bar(ax: Axes, route: str, y: int, **look: Any) -> None:
     start, end = map(int, route.split("-"))
-    shade = "#BBBBBB" if style["facecolor"] == "none" else ink(style["facecolor"])
-    style |= {"boxstyle": "round,pad=0,rounding_size=0.18", "linewidth": 0.6, "zorder": 2}
-    ax.add_patch(FancyBboxPatch((start - 0.4, y - 0.36), end - start + 0.8, 0.72, **style))
-    centred(ax, (start + end) / 2, y, route, fontsize=7, color=shade, zorder=3)
+    shade = "#BBBBBB" if look["facecolor"] == "none" else style.ink(look["facecolor"])
+    look |= {"boxstyle": "round,pad=0,rounding_size=0.18", "linewidth": 0.6, "zorder": 2}
+    ax.add_patch(FancyBboxPatch((start - 0.4, y - 0.36), end - start + 0.8, 0.72, **look))
+    style.centred(ax, (start + end) / 2, y, route, fontsize=7, color=shade, zorder=3)
 
 
 def _label(row: dict[str, Any]) -> str:
@@ -167,18 +155,17 @@ def rate(study: Study) -> Plot | None:
     entries = max(
         len(part.drop_duplicates(["panel", "span"])) for _, part in frame.groupby("metric")
     )
-    figure, axes = canvas(2.3 + 0.13 * entries, 1, len(metrics) + 1)
+    figure, axes = style.canvas(2.3 + 0.13 * entries, 1, len(metrics) + 1)
     for ax, metric in zip(axes[0], metrics, strict=False):
-        for (panel, span), part in frame[frame["metric"] == metric].groupby(
-            ["panel", "span"], sort=False
-        ):
+        mine = frame[frame["metric"] == metric]
+        for (panel, span), part in mine.groupby(["panel", "span"], sort=False):
             steps = part["step"].iloc[0]
             about = f"{fill(names[str(panel)], 40)}, {span}, step {steps} (n={extent(part['n'])})"
-            style = line(str(span)) | {"color": colour(str(part["backbone"].iloc[0]))}
-            style |= {"capsize": 2, "label": about, "elinewidth": 0.8}
-            ax.errorbar(part["rate"], part["mean"], yerr=part["std"].fillna(0.0), **style)
+            look = style.line(str(span)) | {"color": style.colour(str(part["backbone"].iloc[0]))}
+            look |= {"capsize": 2, "label": about, "elinewidth": 0.8}
+            ax.errorbar(part["rate"], part["mean"], yerr=part["std"].fillna(0.0), **look)
         ax.set(title="Ours", ylabel=metric)
-    known, look = paper.table("rate"), {"color": PAPER_COLOUR, "marker": "s"}
+    known, look = paper.table("rate"), {"color": style.PAPER_COLOUR, "marker": "s"}
     axes[0][-1].plot(known["rate"], known["fid"], label="DiT-B/2, 2-8, step 400000", **look)
     axes[0][-1].set(title="Paper, Table 5", ylabel="FID-50K")
     for ax in axes[0]:
@@ -224,7 +211,7 @@ def cost(study: Study) -> Plot | None:
             found.setdefault((*data.iloc[0][["backbone", "total_dense", "total_routed"]],), data)
     if not found:
         return None
-    figure, axes = panels(len(found), 3, 1.9, sharey=True)
+    figure, axes = style.panels(len(found), 3, 1.9, sharey=True)
     for ax, data in zip(axes.flat, found.values(), strict=False):
         _draw(ax, data)
     # The panels share their axis: room for the legend above the tallest bar of all.
@@ -235,7 +222,7 @@ def cost(study: Study) -> Plot | None:
 
 
 def _draw(ax: Axes, data: pd.DataFrame) -> None:
-    tint = colour(str(data["backbone"].iloc[0]))
+    tint = style.colour(str(data["backbone"].iloc[0]))
     outline: Options = {"facecolor": "#f4f4f4", "edgecolor": "#888888", "linewidth": 0.8}
     label = f"route {data['route'].iloc[0]}"
     ax.bar(data["block"], data["dense_macs"] / 1e6, 0.8, label="dense", **outline)

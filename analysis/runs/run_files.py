@@ -16,8 +16,6 @@ from safetensors import SafetensorError, safe_open
 from experiments.runtime.keys import flatten
 from routing.parsing import Malformed, bytes_of, is_number, json_of, yaml_of
 
-# Scores under another of these are comparisons of their own.
-PROTOCOL = ("guidance", "sampler", "weights", "seed")
 _NAME, _WHOLE, _NUMBER = "a name", "a whole number", "a number"
 # What is read from summary.json, and what each must be.
 SUMMARY = {
@@ -145,10 +143,10 @@ def leaves(values: Mapping[Any, Any]) -> dict[str, Any]:
     }
 
 
-def environment(folder: Path) -> dict[str, Any]:
-    """Return what a run's env.json says; nothing where it is missing or unreadable."""
+def json_or_nothing(path: Path) -> dict[str, Any]:
+    """Return the mapping of a JSON file; an empty one where it is missing or unreadable."""
     try:
-        return read_json(folder / "env.json")
+        return read_json(path)
     except Damaged:
         return {}
 
@@ -165,13 +163,10 @@ def model_arguments(folder: str | Path) -> dict[str, Any] | None:
 
 def is_text(value: object) -> bool:
     """Return whether a value is text that every file and index takes: UTF-8, without NUL."""
-    if not isinstance(value, str) or "\0" in value:
+    if not isinstance(value, str):
         return False
-    try:
-        value.encode()
-    except UnicodeEncodeError:  # half a surrogate pair, or a byte of a file name
-        return False
-    return True
+    # Half a surrogate pair, or a byte of a file name, has no place in UTF-8.
+    return "\0" not in value and value == value.encode(errors="ignore").decode()
 
 
 def fault(row: Mapping[str, Any]) -> str | None:
@@ -208,6 +203,11 @@ def is_score(line: Mapping[str, Any]) -> bool:
     )
 
 
+def protocol(line: Mapping[str, Any]) -> list[Any]:
+    """Return what a score was measured under: under another it is a comparison of its own."""
+    return [line.get(key) for key in ("guidance", "sampler", "weights", "seed")]
+
+
 def own_scores(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a run's own scores: its last step under the protocol of its first score.
 
@@ -217,8 +217,7 @@ def own_scores(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     usable = [line for line in lines if is_score(line)]
     if not usable:
         return []
-    protocol = [usable[0].get(key) for key in PROTOCOL]
-    same = [line for line in usable if [line.get(key) for key in PROTOCOL] == protocol]
+    same = [line for line in usable if protocol(line) == protocol(usable[0])]
     last = max(line.get("step") or 0 for line in same)
     return [line for line in same if (line.get("step") or 0) == last]
 
@@ -229,10 +228,7 @@ def guidance_scales(folder: Path) -> list[dict[str, Any]]:
     They are what `python -m analysis guidance-scale` stored, maybe before the run went on; a file
     that is missing or broken gives none.
     """
-    try:
-        found = read_json(folder / "guidance_scale.json")
-    except Damaged:
-        return []
+    found = json_or_nothing(folder / "guidance_scale.json")
     rows = found.get("rows")
     means = [
         row

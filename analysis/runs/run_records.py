@@ -1,4 +1,4 @@
-"""Run folders to one tidy data frame: a row per finished run, config and scores as typed columns.
+"""Run folders to tidy data frames: a row per finished run, and its curves and scores over time.
 
 A run folder is any folder that holds `config.yaml`, `summary.json`, `status.json` or
 `metrics.jsonl`. Columns:
@@ -18,13 +18,17 @@ Nothing is fatal: `df.attrs["damaged"]` lists folders that cannot be read, with 
 
 import argparse
 import hashlib
+import math
 import os
+import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import pandas as pd
 
 from analysis.runs import other_logs
@@ -33,19 +37,24 @@ from analysis.runs.run_files import (
     SUMMARY,
     Damaged,
     check_path,
-    environment,
     fault,
     guidance_scales,
+    is_score,
+    json_or_nothing,
     own_scores,
+    protocol,
     read_config,
     read_json,
     shown,
 )
 from backbones.sizes import BackboneError, parse_size
 from routing.errors import UserError, suggest
+from routing.parsing import is_number, json_of
 from routing.route import Route, RouteError
 
 T = TypeVar("T")
+Metrics = dict[str, dict[str, Any]]  # what each metric's name means
+Runs = pd.DataFrame | str | Path
 MARKS = ("config.yaml", "summary.json", "status.json", "metrics.jsonl")
 # Where records of results/ are unpacked: hidden, so that who reads all of `runs` reads his own.
 PUBLISHED = Path("runs", ".published")
@@ -129,7 +138,7 @@ def load(root: str | os.PathLike[str]) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     damaged: list[dict[str, str]] = []
     unfinished: list[dict[str, Any]] = []
-    metrics: dict[str, dict[str, Any]] = {}
+    metrics: Metrics = {}
     versions: dict[str, int] = {}
     for folder in find(root):
         try:
@@ -155,7 +164,7 @@ def load(root: str | os.PathLike[str]) -> pd.DataFrame:
     return frame
 
 
-def read_run(folder: Path, metrics: dict[str, dict[str, Any]] | None = None) -> dict[str, Any]:
+def read_run(folder: Path, metrics: Metrics | None = None) -> dict[str, Any]:
     """Read one run folder into a flat dict; fill `metrics` with what each metric's name means.
 
     An unfinished run gives run, path and what its status says. Raises `Damaged` where a file that
@@ -179,7 +188,7 @@ def read_run(folder: Path, metrics: dict[str, dict[str, Any]] | None = None) -> 
     row.update({key: summary.get(key) for key in SUMMARY})
     row.update(read_config(folder / "config.yaml"))
     # What it ran on: None where env.json is missing or of an older kind.
-    about = environment(folder)
+    about = json_or_nothing(folder / "env.json")
     packages = about.get("packages")
     torch = packages.get("torch") if isinstance(packages, dict) else None
     values = {"device": about.get("device"), "torch": torch, "commit": about.get("git")}
@@ -187,9 +196,7 @@ def read_run(folder: Path, metrics: dict[str, dict[str, Any]] | None = None) -> 
     return _completed(folder, row, metrics)
 
 
-def _completed(
-    folder: Path, row: dict[str, Any], metrics: dict[str, dict[str, Any]] | None
-) -> dict[str, Any]:
+def _completed(folder: Path, row: dict[str, Any], metrics: Metrics | None) -> dict[str, Any]:
     """Check a run's row, and add what follows from it and its scores."""
     if wrong := fault(row):
         raise Damaged(wrong)
@@ -267,9 +274,7 @@ def variant(row: dict[str, Any]) -> str:
 
 def typed(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """Return a data frame whose columns have one type each: boolean, Int64, float64 or text."""
-    names: dict[str, None] = {}
-    for row in rows:
-        names.update(dict.fromkeys(row))
+    names = dict.fromkeys(name for row in rows for name in row)
     plain = [name for name in names if "." not in name]
     scores = [name for name in names if name.startswith("score.")]
     ordered = plain + scores + sorted(name for name in names if name.startswith("config."))
@@ -287,6 +292,180 @@ def _column(values: list[Any]) -> pd.Series:
     if kinds and kinds <= {int, float}:
         return pd.Series([float("nan") if v is None else float(v) for v in values], dtype="float64")
     return pd.Series([None if value is None else str(value) for value in values], dtype="string")
+
+
+# --- a run's life: steps, multiply-adds and hours on the same rows --------------------------------
+
+_SCORE = ("metric", "key", "features", "guidance", "sampler", "macs_per_sample")
+Read = Callable[[Mapping[Any, Any]], tuple[list[dict[str, Any]], list[str]]]
+_IDENTITY = (
+    "run", "setting", "treatment", "backbone", "size", "data", "scale", "route", "span", "rate",
+    "variant", "seed",
+)  # fmt: skip
+
+
+def curves(runs: Runs, columns: Sequence[str] = ("time", "loss", "macs")) -> pd.DataFrame:
+    """Return the training curves.
+
+    Args:
+        runs: What `analysis.load` returned, or a folder.
+        columns: Fields of `metrics.jsonl` beside `step`; one that a run lacks is NaN.
+
+    Returns:
+        One row per run and logged step: identity columns, `step`, the columns asked for, and
+        `hours`. `attrs["damaged"]` lists runs whose curve cannot be read.
+    """
+
+    def curve(row: Mapping[Any, Any]) -> tuple[list[dict[str, Any]], list[str]]:
+        rows = []
+        for line in records(Path(row["path"]), "metrics.jsonl"):
+            if is_number(line.get("step")):
+                values = {key: line[key] if _has(line, key) else float("nan") for key in columns}
+                if "time" in values:
+                    values["hours"] = values["time"] / 3600
+                rows.append({"step": int(line["step"]), **values})
+        return rows, []
+
+    return _collect(runs, curve)
+
+
+def scores(runs: Runs) -> pd.DataFrame:
+    """Return every score of every run with what it had cost to get there.
+
+    Args:
+        runs: What `analysis.load` returned, or a folder.
+
+    Returns:
+        One row per score, of `scores.jsonl` and of `evaluations/*.json`: identity columns, the
+        fields of the score (metric, key, value, n, guidance, ...), `own` (the run's own, under its
+        own protocol), `macs` (training multiply-adds spent by that step) and `hours`. The cost is
+        read from the training log, linearly between logged steps.
+    """
+    frame = _collect(runs, _scores)
+    for name in _SCORE:
+        if name not in frame and not frame.empty:
+            frame[name] = None
+    return frame
+
+
+def _scores(row: Mapping[Any, Any]) -> tuple[list[dict[str, Any]], list[str]]:
+    folder = Path(row["path"])
+    own = [line for line in records(folder, "scores.jsonl") if is_score(line)]
+    later, problems = evaluations(folder)
+    # Steps and values of the costs in the training log, from the origin on.
+    log, curve = records(folder, "metrics.jsonl"), {}
+    for key in ("macs", "time"):
+        known = [(float(line["step"]), float(line[key])) for line in log if _has(line, key)]
+        curve[key] = ([0.0, *(x for x, _ in known)], [0.0, *(y for _, y in known)])
+    scales = guidance_scales(folder)
+    rows = []
+    for place, line in enumerate([*own, *(line for line in later if is_score(line)), *scales]):
+        found = {("sample_seed" if key == "seed" else key): value for key, value in line.items()}
+        step = found.setdefault("step")
+        at = float("nan") if step is None else float(step)
+        of_run = place < len(own) and protocol(line) == protocol(own[0])
+        found["own"] = of_run or line in scales
+        found["macs"], found["hours"] = _at(at, *curve["macs"]), _at(at, *curve["time"]) / 3600
+        rows.append(found)
+    return rows, problems
+
+
+def evaluations(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return what `evaluate.py` wrote beside a run, and the records that cannot be read."""
+    lines: list[dict[str, Any]] = []
+    problems = []
+    for path in sorted((folder / "evaluations").glob("*.json")):
+        try:
+            record = json_of(path.read_bytes())
+            found = [line for line in record["scores"] if isinstance(line, dict)]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            problems.append(f"evaluations/{path.name} cannot be read ({type(error).__name__})")
+            continue
+        # Two records of one evaluation (other options, same samples) may hold the same line.
+        lines += [line for line in found if line not in lines]
+    return lines, problems
+
+
+def _has(line: dict[str, Any], key: str) -> bool:
+    return all(is_number(line.get(name)) for name in ("step", key))
+
+
+def _at(step: float, x: list[float], y: list[float]) -> float:
+    """Cost at a step; after the last logged one it goes on at the run's mean cost."""
+    if len(x) < 2 or math.isnan(step) or x[-1] <= 0:
+        return float("nan")
+    return y[-1] * step / x[-1] if step > x[-1] else float(np.interp(step, x, y))
+
+
+def _collect(runs: Runs, read: Read) -> pd.DataFrame:
+    """Read every run into rows, put its identity before them, and list what cannot be read."""
+    frame = runs if isinstance(runs, pd.DataFrame) else load(runs)
+    rows: list[dict[str, Any]] = []
+    damaged: list[dict[str, str]] = []
+    for row in frame.to_dict("records"):
+        about = {"run": row["run"], "path": row["path"]}
+        try:
+            found, problems = read(row)
+        except (Damaged, ValueError, TypeError) as error:
+            found, problems = [], [str(error)]
+        damaged += [{**about, "reason": text} for text in problems]
+        identity = {name: row[name] for name in _IDENTITY if name in row}
+        rows += [{**identity, **line} for line in found]
+    result = pd.DataFrame(rows) if rows else pd.DataFrame(columns=["run", "step"])
+    result.attrs = {"damaged": damaged, "metrics": frame.attrs.get("metrics", {})}
+    return result
+
+
+# --- what is measured on runs, and stored beside them ---------------------------------------------
+
+
+def with_weights(given: Sequence[Path]) -> list[Path]:
+    """Return the run folders with weights at or below folders, and exported files as they are.
+
+    Raises:
+        AnalysisError: If there is none.
+    """
+    found = [run for top in given for run in ([top] if top.suffix == ".safetensors" else find(top))]
+    files = [run if run.suffix == ".safetensors" else run / "model.safetensors" for run in found]
+    finished = [run for run, file in zip(found, files, strict=True) if file.is_file()]
+    if not finished:
+        raise AnalysisError(
+            f"no run with weights below {given[0]}; give a folder with model.safetensors in it"
+        )
+    return list(dict.fromkeys(finished))
+
+
+def beside(run: Path, name: str) -> Path:
+    """Return where to store what was measured on a run: in its folder, or next to its file."""
+    return run / name if run.is_dir() else run.with_name(f"{run.stem}.{name}")
+
+
+def read_beside(runs: pd.DataFrame, name: str, read: Callable[[Path], Any]) -> list[Any]:
+    """Return what was stored beside runs; a broken file is named and left out."""
+    found = []
+    for path in (Path(str(folder)) / name for folder in runs.get("path", [])):
+        if path.is_file():
+            try:
+                found.append(read(path))
+            except AnalysisError as error:
+                warnings.warn(str(error), stacklevel=3)
+    return found
+
+
+def one_by_one(runs: Sequence[Path], measure: Callable[[Path], None]) -> None:
+    """Measure every run; one that is damaged is named, and refused after all others are done."""
+    failed = 0
+    for run in runs:
+        try:
+            check_path(run)
+            measure(run)
+        except (UserError, Damaged) as error:
+            if len(runs) == 1:
+                raise AnalysisError(str(error)) from None
+            print(f"damaged: {shown(run.name)}: {error}", file=sys.stderr)
+            failed += 1
+    if failed:
+        raise AnalysisError(f"{failed} of {len(runs)} runs could not be measured")
 
 
 def command(options: argparse.Namespace) -> int:

@@ -10,15 +10,7 @@ from pathlib import Path
 
 from analysis.runs.cells import Source, Study, study_for_command
 from analysis.runs.run_records import AnalysisError, pick
-from analysis.tables import (
-    ablations,
-    equal_cost,
-    guidance_table,
-    main_table,
-    scale_table,
-    tail_table,
-    throughput,
-)
+from analysis.tables import ablations, equal_cost, guidance_table, main_table
 from analysis.tables.render import PAGE_WIDTH, PREAMBLE, document, write
 from analysis.tables.table import Table, markdown
 from experiments.runtime.files import atomic_write
@@ -29,7 +21,7 @@ TABLES: dict[str, Callable[[Study], Table]] = {
     "summary": main_table.summary,
     "steps": main_table.steps_and_cost,
     "treatments": main_table.treatments,
-    "tails": tail_table.tails,
+    "tails": main_table.tails,
     "sota": main_table.sota,
     "route_placement": ablations.placement,
     "selection_rate": ablations.rate,
@@ -41,9 +33,9 @@ TABLES: dict[str, Callable[[Study], Table]] = {
     "masking": equal_cost.masking,
     "response": guidance_table.response,
     "guidance": guidance_table.guidance,
-    "guidance_scale": lambda study: scale_table.table(scale_table.stored(study)),
-    "throughput": throughput.throughput,
-    "benchmark": throughput.benchmark,
+    "guidance_scale": guidance_table.scales,
+    "throughput": equal_cost.throughput,
+    "benchmark": equal_cost.benchmark,
     "scan_order": ablations.scan_order,
     "differences": main_table.differences,
     "all_scores": main_table.all_scores,
@@ -100,13 +92,11 @@ def command(options: argparse.Namespace) -> int:
     """Write the tables that runs give, or print them."""
     study = study_for_command(options)
     every = [make(name, study) for name in options.only or TABLES]
-    made = [
-        table.only(
-            options.columns and places(table, options.columns), table.covered and not options.all
-        )
-        for table in every
-        if table.covered or options.all or options.only
-    ]
+    made = []
+    for table in every:
+        if table.covered or options.all or options.only:
+            columns = options.columns and places(table, options.columns)
+            made.append(table.only(columns, table.covered and not options.all))
     if options.print:
         print("\n".join(markdown(table) for table in made), end="")
         return 0

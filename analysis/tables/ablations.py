@@ -42,9 +42,8 @@ def _table(
     for base in study.bases:
         head = heading(base)
         for key, text, cell in rows_of(base):
-            delta = words("") if cell and cell is base.dense else difference(base, cell, base.dense)
-            entries = [words(text), score(base, cell), delta, *memory.entries(base, cell)]
-            rows.append((head, [*entries, *_published(known, key)]))
+            entries = [words(text), *memory.scores(base, cell), *_published(known, key)]
+            rows.append((head, entries))
     if not rows:
         rows = [not_run(columns, _published(known, key), str(key), NOT_RUN) for key in known]
     return build(name, title, columns, rows, paper_notes(source, PAIRED, *memory.notes))
@@ -95,9 +94,8 @@ def placement(study: Study) -> Table:
         found = [(span, span, cells.get(span)) for span in ordered]
         return [("dense", "dense", base.dense), *found]
 
-    return _table(
-        study, "route_placement", "Route placement (Fig. 8)", "Route", rows_of, known, "placement"
-    )
+    title = "Route placement (Fig. 8)"
+    return _table(study, "route_placement", title, "Route", rows_of, known, "placement")
 
 
 def span_order(span: str) -> tuple[int, int]:
@@ -187,9 +185,8 @@ def scan_order(study: Study) -> Table:
             order = sorted(cells, key=lambda name: (name != "random", name == "unsorted", name))
             for name in order if len(cells) > 1 else ():
                 cell, random = cells[name], cells.get("random")
-                against = words("") if name == "random" else difference(base, cell, random)
-                entries = [score(base, cell), difference(base, cell, base.dense), against]
-                entries += memory.entries(base, cell)
+                gaps = (difference(base, cell, other) for other in (base.dense, random))
+                entries = [score(base, cell), *gaps, *memory.entries(base, cell)]
                 text = f"{name} (control)" if name == "unsorted" else name
                 rows.append((head, [words(text), *entries, published(None)]))
     notes = (

@@ -1,4 +1,4 @@
-"""What a score costs: the headline speed-up, and every method at equal steps, FLOPs and time.
+"""What a score costs: the headline speed-up, methods at equal cost, images/s, timed steps.
 
 Speed-up: per seed, the target is the dense run's best score and its cost the step at which that was
 scored; the routed run's cost is the first step at which it scored as well or better (only scored
@@ -8,22 +8,21 @@ interval on the logarithms. Seeds that never get there are counted and shown.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analysis.runs.cells import Base, Cell, Study, same_machine
-from analysis.runs.statistics import mean_std, paired, ratio
+from analysis.runs.cells import Base, Cell, Study, mean_std, paired, ratio, same_machine
 from analysis.tables import paper
 from analysis.tables.score_entries import (
     OTHER_MACHINE,
     PAIRED,
     Memory,
     better_end,
-    difference,
     heading,
     metric_decimals,
     paper_notes,
@@ -35,12 +34,15 @@ from analysis.tables.table import (
     Entry,
     Table,
     build,
+    exact,
     missing,
     not_run,
     ours,
     published,
+    published_row,
     words,
 )
+from routing.parsing import is_number, json_of
 
 COSTS = ("step", "macs", "hours")
 
@@ -163,9 +165,9 @@ def masking(study: Study) -> Table:
             continue
         for cell, entries in _masking_rows(study, base, memory):
             theirs = known.get(_BASELINES.get(str(cell.first("variant")), ""), {})
-            rows.append((str(head), [*entries, *_published(theirs)]))
-    if not rows:
-        rows = [not_run(columns, _published(row), name, NOT_RUN) for name, row in known.items()]
+            rows.append((str(head), [*entries, *published_row(theirs, "fid", "hours")]))
+    for name, row in () if rows else known.items():
+        rows.append(not_run(columns, published_row(row, "fid", "hours"), name, NOT_RUN))
     notes = paper_notes(
         "masking",
         "Budgets are the least that every seed of every row spent, so that all rows are read at "
@@ -175,10 +177,6 @@ def masking(study: Study) -> Table:
         *memory.notes,
     )
     return build("masking", "Routing against dropping and masking", columns, rows, notes)
-
-
-def _published(row: Mapping[str, Any]) -> list[Entry]:
-    return [published(row.get("fid")), published(row.get("hours"))]
 
 
 def _masking_rows(study: Study, base: Base, memory: Memory) -> list[tuple[Cell, list[Entry]]]:
@@ -204,10 +202,8 @@ def _masking_rows(study: Study, base: Base, memory: Memory) -> list[tuple[Cell, 
             delta = ours(paired(dense, values), digits, signed=True)
             entries.append(ours(mean_std(list(values.values())), digits))
             entries.append(words("") if cell is base.dense else delta)
-        delta = words("") if cell is base.dense else difference(base, cell, base.dense)
-        hours = mean_std([v / 3600 for v in cell.by_seed("wall_s").values()])
-        entries += [score(base, cell), delta, *memory.entries(base, cell), ours(hours, 3)]
-        rows.append((cell, entries))
+        hours = ours(mean_std([v / 3600 for v in cell.by_seed("wall_s").values()]), 3)
+        rows.append((cell, [*entries, *memory.scores(base, cell), hours]))
     return rows
 
 
@@ -221,3 +217,150 @@ def _scores_at(paths: dict[int, pd.DataFrame], cost: str, budget: float) -> dict
         if float(known[cost].iloc[0]) <= budget * (1 + 1e-9):
             found[seed] = float(np.interp(budget, known[cost], known["value"]))
     return found
+
+
+# --- throughput, and training steps that were timed -----------------------------------------------
+
+_PLACES = ("bench*.json", ".sweeps/*/outputs/*.json")
+_LARGEST = 10_000_000  # bytes; a benchmark's file has thousands
+# Speed-ups beyond what the multiply-adds allow do not come from routing.
+_DOUBTFUL = 1.05
+_BUSY = (
+    "Some routed runs are faster than their multiply-adds allow: the machine was busier during the "
+    "dense runs, so no clock time of these runs is to be trusted; step times of "
+    "experiments/bench.py are taken in turn."
+)
+
+
+def throughput(study: Study) -> Table:
+    """Images per second, dense and routed, against what the multiply-adds allow."""
+    columns = (
+        Column("Run as", numeric=False),
+        *Column.each("GMACs per image", "GMACs, paper's count"),
+        Column("Images/s", better="higher"),
+        *Column.each("Speed-up", "MACs allow", "Share of it"),
+        Column("Paper speed-up", numeric=False, published=True),
+    )
+    speeds = paper.table("speed").set_index("method")["steps_per_s"]
+    text = f"{speeds['TREAD'] / speeds['DiT']:.2f}x (DiT-XL/2)"
+    rows = []
+    for base in study.bases:
+        rows += [(base.label, _throughput_row(base, cell, text)) for cell in base.cells]
+    rows = rows or [not_run(columns, [words(text)])]
+    shares = [entries[6].value for _, entries in rows]
+    doubtful = any(share is not None and share > _DOUBTFUL for share in shares)
+    notes = paper_notes(
+        "speed",
+        *([_BUSY] if doubtful else []),
+        "GMACs are multiply-adds of one forward pass per image, with attention matmuls; the "
+        "paper's count leaves them out.",
+        "Images/s is measured over whole runs on whatever machine made them: compare rows of one "
+        "machine only.",
+    )
+    title = "Throughput: what routing promises and what the clock shows"
+    return build("throughput", title, columns, rows, notes)
+
+
+_VARIANTS = {
+    "torch": "Without native operations",
+    "bf16": "bf16",
+    "compiled": "Compiled",
+    "bf16+compiled": "bf16, compiled",
+}
+
+
+def benchmarks(study: Study) -> list[Path]:
+    """Return the files that `experiments/bench.py` and the sweep `bench` wrote below the runs."""
+    root = Path(study.runs.attrs.get("root", "."))
+    return sorted(path for place in _PLACES for path in root.glob(place))
+
+
+def benchmark(study: Study) -> Table:
+    """Training steps as experiments/bench.py times them: dense, routed and run otherwise."""
+    rows: list[tuple[str, list[Entry]]] = []
+    damaged: list[str] = []
+    for path in benchmarks(study):
+        try:
+            if path.stat().st_size > _LARGEST:
+                raise ValueError("too large")
+            rows += _benchmark_rows(json_of(path.read_bytes()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            damaged.append(path.name)
+    columns = (
+        Column("Step", numeric=False),
+        *Column.each("ms", "Routed over dense", "MACs allow", "Share of it", *_VARIANTS.values()),
+        Column("Over plain DiT"),
+    )
+    notes = (
+        "Forward, backward and update, in turn in one process; ratios are medians of those within "
+        "a round. The last columns: how many times as fast as the step itself it is otherwise; "
+        "how many times as fast as a plain reimplementation of the official DiT's structure.",
+        *([f"Benchmarks that cannot be read: {', '.join(damaged)}."] if damaged else []),
+    )
+    title = "Training steps: what routing, native operations, bf16 and compiling gain"
+    return build("benchmark", title, columns, rows or [not_run(columns)], notes)
+
+
+def _benchmark_rows(record: dict[str, Any]) -> list[tuple[str, list[Entry]]]:
+    """Return a row per step of one benchmark's record."""
+    options, machine = record["options"], record["environment"]
+    about = f"batch {options['batch']}, {options['precision']}"
+    about += ", compiled" if options["compile"] == "blocks" else ""
+    about += f", {options['depth']} blocks" if options["depth"] else ""
+    threads = f"{machine['threads']} thread{'s' * (machine['threads'] != 1)}"
+    place = f"{machine['device_name']}, {threads}, torch {machine['torch']}"
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    plain: dict[tuple[str, str], float] = {}
+    for row in [*record.get("variants", []), *record.get("steps", [])]:
+        name = "dit" if row["backbone"] == "plain" else row["backbone"]
+        key = f"{name}-{row['size']}, {row['tokens']} tokens", row["route"]
+        if row["backbone"] == "plain":
+            plain[key] = row["ours_faster_by"]
+        else:
+            found[key] = found.get(key, {}) | row
+    rows = []
+    for (step, route), row in found.items():
+        faster, allowed = row.get("faster", {}), row.get("allowed")
+        ratio = row.get("speedup")
+        numbers = [ratio, allowed, ratio / allowed if ratio and allowed else None]
+        numbers += [faster.get(name) for name in _VARIANTS]
+        numbers.append(plain.get((step, route)))
+        entries = [words(f"{step}, {'dense' if route == 'none' else route}")]
+        entries.append(exact(1e3 * _number(row["seconds"]), 1))
+        rows.append((
+            f"{about}, {options['clock']} clock: {place}",
+            entries + [words("") if n is None else exact(_number(n), 2, unit="x") for n in numbers],
+        ))  # fmt: skip
+    return rows
+
+
+def _number(value: Any) -> float:
+    if not is_number(value):
+        raise TypeError(f"{value!r} is no number")
+    if value <= 0:
+        raise ValueError(f"{value} is no time, speed or count")
+    return float(value)
+
+
+def _throughput_row(base: Base, cell: Cell, text: str) -> list[Entry]:
+    dense = cell is base.dense
+    side = "macs_dense" if dense else "macs_routed"
+    macs, lean = (cell.estimate(column) for column in (side, f"{side}_no_attention"))
+    entries = [
+        words(cell.treatment),
+        *(exact(count.mean / 1e9 if count else None, 4) for count in (macs, lean)),
+        ours(cell.estimate("throughput"), 1),
+    ]
+    if dense:
+        return [*entries, *[words("")] * 4]
+    first = base.dense.by_seed("throughput") if base.dense else {}
+    second = cell.by_seed("throughput")
+    speedup = ratio([second[s] / first[s] for s in first.keys() & second.keys() if first[s] > 0])
+    full = cell.estimate("macs_dense")
+    allowed = full.mean / macs.mean if full and macs and macs.mean else None
+    share = exact(speedup.mean / allowed, 2) if speedup and allowed else missing()
+    clock = ours(speedup, 2, unit="x")
+    if base.dense and not same_machine(base.dense, cell):
+        clock, share = OTHER_MACHINE, words("")
+    paper_text = text if base.any.first("backbone") == "dit" else "not published"
+    return [*entries, clock, exact(allowed, 2, unit="x"), share, words(paper_text)]

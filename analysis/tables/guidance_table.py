@@ -1,13 +1,17 @@
-"""Guidance with two selection rates beside the usual kinds, with its cost (SG, Tables 1 to 3)."""
+"""Guidance: kinds and their cost (SG, Tables 1 to 3), responses to it, the effective scale."""
 
+import dataclasses
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from analysis.runs.cells import Base, Cell, Study
-from analysis.runs.statistics import extent, mean_std, paired
+from analysis.runs.cells import Base, Cell, Study, extent, mean_std, paired
+from analysis.runs.run_files import Damaged, read_json
+from analysis.runs.run_records import AnalysisError, read_beside
 from analysis.tables import paper
 from analysis.tables.main_table import score_set
 from analysis.tables.score_entries import PAIRED, better_end, metric_decimals, paper_notes
@@ -18,12 +22,13 @@ from analysis.tables.table import (
     Table,
     build,
     exact,
-    head,
+    metric_head,
     not_run,
     ours,
-    published,
+    published_row,
     words,
 )
+from routing.parsing import is_number
 
 # Kinds of scores that guidance moves.
 _RESPOND = ("fd", "precision", "recall", "accuracy", "adherence")
@@ -122,12 +127,13 @@ def responses(study: Study) -> pd.DataFrame:
                 for name, part in frame.groupby(frame["guidance"].map(setting), sort=True):
                     estimate = mean_std(list(_by_seed(part).values()))
                     assert estimate is not None, "a score is a finite number"
-                    cells: dict[str, Any] = {"base": base.key, "panel": base.label}
-                    cells |= {"treatment": cell.treatment, "backbone": base.any.first("backbone")}
-                    cells |= {"setting": str(name)}
-                    cells |= {"metric": part["metric"].iloc[0], "better": about.get("better")}
-                    spread = {"mean": estimate.mean, "std": estimate.std, "n": estimate.n}
-                    found.append({**cells, **spread, "step": int(part["step"].iloc[0])})
+                    found.append({
+                        "base": base.key, "panel": base.label, "treatment": cell.treatment,
+                        "backbone": base.any.first("backbone"), "setting": str(name),
+                        "metric": part["metric"].iloc[0], "better": about.get("better"),
+                        "mean": estimate.mean, "std": estimate.std, "n": estimate.n,
+                        "step": int(part["step"].iloc[0]),
+                    })  # fmt: skip
         if len({row["setting"] for row in found}) >= 3:
             rows += found
     return pd.DataFrame(rows)
@@ -156,9 +162,9 @@ def response(study: Study) -> Table:
             spread = part["std"].astype(object).where(part["std"].notna(), None)
             known = zip(part["setting"], part["mean"], spread, strict=True)
             scores = {name: Entry("", mean, std, decimals=digits) for name, mean, std in known}
-            label = head(Column(str(metric), better=part["better"].iloc[0]))
+            label = metric_head(metric, part["better"].iloc[0])
             entries = [scores.get(name, words("")) for name in settings]
-            rows.append((heading, [words(label), words(tokens), *entries]))
+            rows.append((heading, [label, words(tokens), *entries]))
     notes = (
         "Mean and standard deviation over seeds. CFG 1 is no guidance; SG guides a dense pass away "
         "from a routed one of the same weights; routed: one pass with the route, as in training.",
@@ -183,9 +189,8 @@ def guidance(study: Study) -> Table:
             if frame.empty or frame["guidance"].nunique() < 2:
                 continue
             sparse = frame[frame["guidance"].str.startswith("routed")]
-            means = sparse.groupby("guidance")["value"].mean() * (
-                1 if base.better == "lower" else -1
-            )
+            sign = 1 if base.better == "lower" else -1
+            means = sparse.groupby("guidance")["value"].mean() * sign
             best = None if means.empty else str(means.idxmin())
             measured = f"{frame['metric'].iloc[0]}, after {frame['step'].iloc[0]:.0f} steps"
             group = f"{base.label}, {cell.treatment}: {measured}"
@@ -194,8 +199,9 @@ def guidance(study: Study) -> Table:
             for text, part in parts.items():
                 entries = _row(base, text, part, None if none is None else parts[none])
                 rows.append((group, [*entries, *_paper(known, text, best)]))
-    if not rows:
-        rows = [not_run(columns, _published(row), row["method"], NOT_RUN) for row in known.values()]
+    for row in () if rows else known.values():
+        theirs = published_row(row, "fid", "gmacs")
+        rows.append(not_run(columns, theirs, row["method"], NOT_RUN))
     notes = paper_notes(
         "guidance",
         PAIRED,
@@ -230,8 +236,134 @@ def _paper(known: dict[str, dict[str, Any]], text: str, best: str | None) -> lis
     if key == "routed":
         flops = (number(options["strong"]), number(options["weak"])) == (0.5, 0.9)
         key = "sg_flops" if flops else "sg_fid" if text == best else ""
-    return _published(known.get(key, {}))
+    return published_row(known.get(key, {}), "fid", "gmacs")
 
 
-def _published(row: Mapping[str, Any]) -> list[Entry]:
-    return [published(row.get("fid")), published(row.get("gmacs"))]
+# --- the effective scale: what `analysis.guidance_scale` stored beside runs -----------------------
+
+FORMAT = "tread-suite-guidance-scale/1"
+FILE = "guidance_scale.json"
+#: sigma / alpha over the data's standard deviation: t / (1 - t) at t = .6, .7, .8, .9 and .95 of
+#: flow matching, from where a class begins to show to almost noise.
+LEVELS = (1.5, 7 / 3, 4.0, 9.0, 19.0)
+FORMS = ("plain", "instrumented")
+_SCALE_KINDS = {
+    "run": str, "backbone": str, "size": str, "data": str, "route": str, "notes": list, "rows": list
+}  # fmt: skip
+_SHOWN = (*FORMS, "loss_strong", "loss_weak", "square")
+# What a row may hold: both forms with their intervals, losses, and the square of the difference.
+NUMBERS = [f"{form}{end}" for form in FORMS for end in ("", "_low", "_high")] + [*_SHOWN[2:]]
+_HEADINGS = ("Plain", "Instrumented", "Loss, strong", "Loss, weak", "|d|\u00b2")
+_SCALE_NOTES = (
+    "Class over null prediction of the dense pass (dense) and of the routed pass (routed), the "
+    "dense over the routed pass, the same model over one of another seed (two seeds), and dense "
+    "weights of nearly the run's held-out loss (equal loss); 1 is calibrated.",
+    "An error of the strong prediction's own raises the plain form, to 2 where both are equally "
+    "good: what is read as a scale is the instrumented form, and contrasts.",
+    "Sigma: sigma / alpha over the data's standard deviation.",
+)
+
+
+def read_scales(path: Path) -> dict[str, Any]:
+    """Read what was stored beside a run.
+
+    Raises:
+        AnalysisError: If it is not such a file.
+    """
+    try:
+        found = read_json(path)
+    except Damaged as error:
+        found = {"reason": str(error)}
+    rows = found.get("rows")
+    if (
+        found.get("format") != FORMAT
+        or not all(isinstance(found.get(key), kind) for key, kind in _SCALE_KINDS.items())
+        or not all(is_number(found.get(key)) for key in ("step", "seed"))
+        or not all(isinstance(row, dict) and isinstance(row.get("pair"), str) for row in rows or ())
+        or not all(
+            row.get(key) is None or is_number(row[key])
+            for row in rows or ()
+            for key in ("level", *NUMBERS)
+        )
+    ):
+        raise AnalysisError(
+            f"{path} is not a {FORMAT} file ({found.get('reason', 'other content')}); make one "
+            "with python -m analysis guidance-scale RUN"
+        )
+    return found
+
+
+def stored_scales(study: Study) -> list[dict[str, Any]]:
+    """Return what was stored beside the runs of a study; a broken file is named and left out.
+
+    Each has what tells its runs' setting from others of that model and data, as `apart`.
+    """
+    if study.runs.empty:
+        return []
+    columns = (study.named[name].map(str) for name in ("path", "setting"))
+    settings = dict(zip(*columns, strict=True))
+
+    def apart(path: Path) -> dict[str, Any]:
+        _, bracket, more = settings.get(str(path.parent), "").partition(" (")
+        return {**read_scales(path), "apart": bracket + more}
+
+    return read_beside(study.runs, FILE, apart)
+
+
+def scales(study: Study) -> Table:
+    """The effective guidance scales that were stored beside runs."""
+    return scale_table(stored_scales(study))
+
+
+def recipe(found: dict[str, Any]) -> str:
+    """Return model, data and what tells their settings apart."""
+    return f"{found['backbone']}-{found['size']}, {found['data']}{found.get('apart', '')}"
+
+
+def scale_label(found: dict[str, Any]) -> str:
+    """Return what the seeds of one setting share: its recipe, route and steps."""
+    route = "dense" if found["route"] == "none" else f"route {found['route']}"
+    return f"{recipe(found)}, {route}, after {found['step']:.0f} steps"
+
+
+def scale_table(files: Sequence[dict[str, Any]], levels: bool = False) -> Table:
+    """Return the scales by setting and pair.
+
+    Seeds of one setting are averaged, one alone has its bootstrap interval; `levels` gives a row
+    per noise level beside that of their mean, and what was said of each run.
+    """
+    columns = (*Column.each("Strong over weak", "Sigma", numeric=False), *Column.each(*_HEADINGS))
+    groups: dict[tuple[str, str, float | None], list[dict[str, Any]]] = {}
+    seeds = Counter((scale_label(found), found["seed"]) for found in files)
+    for found in files:
+        heading = scale_label(found)
+        if seeds[heading, found["seed"]] > 1:  # no second seed: who knows what tells them apart
+            heading += f": {found['run']}"
+        for row in found["rows"]:
+            if levels or row.get("level") is None:
+                groups.setdefault((heading, row["pair"], row.get("level")), []).append(row)
+    rows = []
+    for (heading, pair, level), same in groups.items():
+        names = [words(pair), words("mean" if level is None else f"{level:.3g}")]
+        rows.append((heading, names + [_scale_entry(same, name, levels) for name in _SHOWN]))
+    said = dict.fromkeys(note for found in files for note in found["notes"] if levels)
+    title = "Effective guidance scale"
+    return build(
+        "guidance_scale",
+        title,
+        columns,
+        rows or [not_run(columns)],
+        (*map(str, said), *_SCALE_NOTES),
+    )
+
+
+def _scale_entry(rows: list[dict[str, Any]], name: str, one: bool) -> Entry:
+    known = [row[name] for row in rows if row.get(name) is not None]
+    if not known:
+        # A contrast has no loss, and without an instrument there is no instrumented form.
+        return words("undefined" if any(name in row for row in rows) else "")
+    decimals = 3 if name in FORMS else 5
+    if len(rows) > 1:
+        return dataclasses.replace(ours(mean_std(known), decimals), of=len(rows))
+    low, high = (rows[0].get(f"{name}_{end}") for end in ("low", "high"))
+    return Entry("", known[0], None, low, high, None if one else 1, decimals=decimals)

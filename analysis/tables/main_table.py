@@ -9,9 +9,9 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.runs.cells import Base, Cell, Study
+from analysis.runs.cells import Base, Cell, Estimate, Study, paired
+from analysis.runs.grouping import FINE_TUNE, parent
 from analysis.runs.run_files import model_arguments
-from analysis.runs.statistics import paired
 from analysis.tables import paper
 from analysis.tables.score_entries import (
     PAIRED,
@@ -21,7 +21,6 @@ from analysis.tables.score_entries import (
     gap,
     heading,
     metric_decimals,
-    paper_main,
     paper_notes,
     score,
     steps,
@@ -33,7 +32,7 @@ from analysis.tables.table import (
     Table,
     build,
     exact,
-    head,
+    metric_head,
     missing,
     not_run,
     ours,
@@ -85,21 +84,27 @@ def main(study: Study) -> Table:
         size = f"{params / 1e6:.2f}M parameters, " if params else ""
         what = f"{size}{f'route {routed.treatment}' if routed else 'no route was run'}"
         group = heading(base, dense, routed, what=what)
-        for name, about in score_set(study, base).items():
-            column, digits = f"score.{name}", metric_decimals(name)
-            pair = [
-                ours(cell.estimate(column) if cell else None, digits) for cell in (dense, routed)
-            ]
-            change = ours(gap(routed, dense, column), digits, signed=True)
-            rows.append(
-                (group, [words(head(Column(name, better=about.get("better")))), *pair, change])
-            )
-        if row := paper_main(base):
+        for name, metric in score_set(study, base).items():
+            changes = [gap(routed, dense, f"score.{name}")]
+            rows.append((group, _metric_row(name, metric, (dense, routed), changes)))
+        family, kind, size = map(base.any.first, ("backbone", "objective", "size"))
+        # Of a size that it has none of, DiT-B/2's, where the paper's ablations stand.
+        if row := paper.main_row(family, kind, size) or paper.main_row(family, kind, "B/2"):
             rows.append((group, _paper_entries(row)))
     rows = rows or [(NOT_RUN, _paper_entries(row)) for row in paper.rows("main")]
     title = "Main table: dense against routed, by backbone"
     notes = paper_notes("main", PAIRED, *Memory.of(study).notes)
     return build("main", title, columns, rows, notes)
+
+
+def _metric_row(
+    name: str, about: Mapping[str, Any], cells: Sequence[Cell | None], changes: Sequence[Any]
+) -> list[Entry]:
+    """Return a metric's row: the score of each cell, then differences."""
+    column, digits = f"score.{name}", metric_decimals(name)
+    scores = [ours(cell.estimate(column) if cell else None, digits) for cell in cells]
+    signed = (ours(change, digits, signed=True) for change in changes)
+    return [metric_head(name, about.get("better")), *scores, *signed]
 
 
 def _by_kind(study: Study, base: Base, kinds: Sequence[str]) -> dict[Any, str]:
@@ -109,8 +114,6 @@ def _by_kind(study: Study, base: Base, kinds: Sequence[str]) -> dict[Any, str]:
 
 
 _SUMMARY = ("fd", "precision", "recall", "accuracy", "heldout_loss", "w_eff")
-
-
 _ARROW = "Dense \u2192 routed (difference, paired by seed, \u00b1 half of Student's 95 % interval)."
 # Two trainings cost the same if the routed one takes this share of the dense one's multiply-adds.
 _EQUAL_COST = (0.95, 1.0)
@@ -129,8 +132,7 @@ def summary(study: Study) -> Table:
     rows: list[tuple[str, list[Entry]]] = []
     for base, dense, routed in study.pairs():
         # What backbones share heads their rows.
-        whole, part = routed.first("macs_dense"), routed.first("macs_routed")
-        cost = exact(part / whole if whole and part else None, unit="x")
+        cost = exact(routed.macs_share, unit="x")
         group = f"{base.label.partition(', ')[2]}: route {routed.treatment}, {base.metric}"
         n, changes = _changes(_by_kind(study, base, _SUMMARY), dense, routed)
         rows.append((group + after([routed]), [words(base.model), exact(n, 0), cost, *changes]))
@@ -176,26 +178,31 @@ def treatments(study: Study) -> Table:
         names = _by_kind(study, base, _SUMMARY)
         group = f"{base.label}: {base.metric}{after(base.cells)}"
         for cell in base.cells:
-            whole, part = cell.first("macs_dense"), cell.first("macs_routed")
-            cost = exact(part / whole if whole and part else None, unit="x")
-            n = exact(len(cell.by_seed(cell.score)), 0)
-            scores = [_beside(base.dense, cell, str(names.get(kind))) for kind in _SUMMARY]
-            rows.append((group, [words(cell.treatment), n, cost, *scores]))
+            n, cost = len(cell.by_seed(cell.score)), exact(cell.macs_share, unit="x")
+            scores = [_beside(base.dense, cell, str(names.get(kind)), n) for kind in _SUMMARY]
+            rows.append((group, [words(cell.treatment), exact(n, 0), cost, *scores]))
     title, note = "Every treatment against dense", f"Mean {_ARROW.partition(' routed ')[2]}"
     return build("treatments", title, columns, rows or [not_run(columns)], (note,))
 
 
-def _beside(dense: Cell, cell: Cell, metric: str) -> Entry:
+def _beside(dense: Cell, cell: Cell, metric: str, usual: int) -> Entry:
     """Return the mean of a cell's score, with its difference to dense if seeds tell its spread."""
     digits, column = metric_decimals(metric), f"score.{metric}"
     found = cell.estimate(column)
     if found is None:
         return missing()
+    known = None if cell is dense else paired(dense.by_seed(column), cell.by_seed(column))
     text = f"{found.mean:.{digits}f}"
-    gap = None if cell is dense else paired(dense.by_seed(column), cell.by_seed(column))
-    if gap is not None and gap.low is not None:
-        text += f" ({gap.mean:+.{digits}f} \u00b1 {gap.mean - gap.low:.{digits}f})"
+    if known is not None and known.low is not None:
+        text += _spread(known, digits, usual)
     return words(text)
+
+
+def _spread(known: Estimate, digits: int, usual: int) -> str:
+    """Return ` (difference +- half its interval)`, with n where it is not that of the row."""
+    half = None if known.low is None else f"{known.mean - known.low:.{digits}f}"
+    text = "" if half is None else f" ({known.mean:+.{digits}f} \u00b1 {half})"
+    return text + ("" if known.n == usual else f", n={known.n}")
 
 
 def _training_macs(study: Study, base: Base, cell: Cell) -> dict[float, float]:
@@ -211,7 +218,7 @@ def _changes(names: Mapping[Any, str], dense: Cell, routed: Cell) -> tuple[int, 
 
 
 def _change(dense: Cell, routed: Cell, metric: str, usual: int) -> Entry:
-    """Return `dense -> routed (difference +- half its interval)`, with n where it is unusual."""
+    """Return `dense -> routed` with the difference."""
     digits, column = metric_decimals(metric), f"score.{metric}"
     first, second = dense.by_seed(column), routed.by_seed(column)
     known, both = paired(first, second), first.keys() & second.keys()
@@ -219,9 +226,7 @@ def _change(dense: Cell, routed: Cell, metric: str, usual: int) -> Entry:
         return missing()
     means = (sum(scores[seed] for seed in both) / known.n for scores in (first, second))
     text = " \u2192 ".join(f"{mean:.{digits}f}" for mean in means)
-    if known.low is not None:
-        text += f" ({known.mean:+.{digits}f} \u00b1 {known.mean - known.low:.{digits}f})"
-    return words(text + ("" if known.n == usual else f", n={known.n}"))
+    return words(text + _spread(known, digits, usual))
 
 
 def _paper_entries(row: dict[str, Any]) -> list[Entry]:
@@ -269,6 +274,48 @@ def sota(study: Study) -> Table:
     return build("sota", "State of the art and our runs", columns, rows, paper_notes("sota"))
 
 
+def tails(study: Study) -> Table:
+    """Dense, routed, and routed with a tail, a row per metric, with the tail's differences."""
+    cells = ("Dense", "Routed", "+ tail", "\u0394 tail, routed", "\u0394 tail, dense")
+    columns = (Column("Metric", numeric=False), *Column.each(*cells))
+    rows: list[tuple[str, list[Entry]]] = []
+    for base, dense, routed in study.pairs():
+        tail = _tail(study, base, routed)
+        if tail is None:
+            continue
+        # What tells the tails' own recipe apart is no news here.
+        setting = f"{base.label.partition(' (')[0]}: route {routed.treatment}"
+        group = f"{setting}, after {routed.steps:.0f} steps, and {tail.steps:.0f} of tail"
+        if routed.macs_share and dense.steps > 0:
+            spent = (routed.steps * routed.macs_share + tail.steps) / dense.steps
+            group += f": {spent:.2f}x dense's MACs"
+        for name, about in score_set(study, base).items():
+            if own := tail.by_seed(f"score.{name}"):
+                others = (other.by_seed(f"score.{name}") for other in (routed, dense))
+                changes = [paired(other, own) for other in others]
+                rows.append((group, _metric_row(name, about, (dense, routed, tail), changes)))
+    title = "A dense tail on routed runs (the paper's F)"
+    return build(
+        "tails",
+        title,
+        columns,
+        rows or [not_run(columns)],
+        ("Differences are paired by seed, with Student's 95 % interval.",),
+    )
+
+
+def _tail(study: Study, base: Base, routed: Cell) -> Cell | None:
+    """Return the fine-tuned cell whose parents are the routed cell's runs, or None."""
+    name = parent(routed.first("run"))
+    parents, wanted = (name, f"{name}@{routed.steps:.0f}"), routed.first("reference")
+    for other in study.bases:
+        for cell in other.cells if other.metric == base.metric else ():
+            grown = cell.treatment == FINE_TUNE and parent(cell.first("config.init")) in parents
+            if grown and cell.first("reference") == wanted:
+                return cell
+    return None
+
+
 def all_scores(study: Study) -> Table:
     """Every treatment's every score, mean and standard deviation over seeds."""
     return _every_metric(study, "all_scores", "Every score", Memory.of(study).notes)
@@ -314,9 +361,8 @@ def followups(study: Study) -> Table:
     columns, rows = (Column("Method", numeric=False), *numbers), []
     for row in paper.rows("followups"):
         shares = [published(row[name], 3) for name in ("precision", "recall")]
-        entries = [words(row["method"]), published(row["fid"]), *shares]
-        entries.append(published(row["batches_per_s"]))
-        rows.append((f"{row['setup']} ({row['source']})", entries))
+        entries = [published(row["fid"]), *shares, published(row["batches_per_s"])]
+        rows.append((f"{row['setup']} ({row['source']})", [words(row["method"]), *entries]))
     note = "Each project's own protocol: compare within a group only."
     return build("followups", "What others measured", columns, rows, (note,))
 
@@ -386,15 +432,13 @@ def token_count(base: Base) -> int | None:
     return None
 
 
-def _against(
-    study: Study, name: str, title: str, task: str, chosen: Callable[[Base], bool]
-) -> Table:
+def _against(study: Study, name: str, title: str, task: str, fits: Callable[[Base], bool]) -> Table:
     memory = Memory.of(study)
     row = next(r for r in paper.rows("resolution") if r["task"] == task)
     rows: list[tuple[str, list[Entry]]] = [
         (heading(base, *base.pair()), [*_costs_row(base, memory), *_paper_costs(row)])
         for base in study.bases
-        if chosen(base)
+        if fits(base)
     ]
     columns = (*_OURS, *memory.columns(*_MEMORY), *_PAPER)
     rows = rows or [not_run(columns, _paper_costs(row), group=NOT_RUN)]

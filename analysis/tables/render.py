@@ -193,16 +193,14 @@ def to_csv(table: Table) -> str:
         line: list[object] = [_safe(row.group)]
         for column, entry in zip(table.columns, row.entries, strict=True):
             if column.numeric:
-                line += [_raw(v) for v in (entry.value, entry.std, entry.low, entry.high)]
+                for value in (entry.value, entry.std, entry.low, entry.high):
+                    known = math.nan if value is None else float(value)
+                    line.append(repr(known) if math.isfinite(known) else "")
                 line += ["" if entry.n is None else entry.n, _safe(entry.text)]
             else:
                 line.append(_safe(plain(entry)))
         writer.writerow(line)
     return stream.getvalue()
-
-
-def _raw(value: float | None) -> str:
-    return "" if value is None or not math.isfinite(value) else repr(float(value))
 
 
 def _safe(text: str) -> str:

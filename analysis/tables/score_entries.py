@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.runs.cells import Base, Cell, Study
-from analysis.runs.statistics import Estimate, paired
+from analysis.runs.cells import Base, Cell, Estimate, Study, paired
 from analysis.tables import paper
 from analysis.tables.table import Column, Entry, ours, words
 
@@ -78,9 +77,10 @@ def score(base: Base, cell: Cell | None) -> Entry:
 
 
 def difference(base: Base, cell: Cell | None, baseline: Cell | None) -> Entry:
-    """Return a cell's score minus the baseline's after the same steps, paired by seed."""
-    estimate = gap(cell, baseline, base.score)
-    return ours(estimate, metric_decimals(base.metric), signed=True)
+    """Return a cell's score minus the baseline's as `gap` does; the baseline's own is empty."""
+    if cell is not None and cell is baseline:
+        return words("")
+    return ours(gap(cell, baseline, base.score), metric_decimals(base.metric), signed=True)
 
 
 def gap(cell: Cell | None, baseline: Cell | None, column: str) -> Estimate | None:
@@ -88,14 +88,6 @@ def gap(cell: Cell | None, baseline: Cell | None, column: str) -> Estimate | Non
     if cell is None or baseline is None:
         return None
     return paired(baseline.by_seed(column, cell.steps), cell.by_seed(column))
-
-
-def paper_main(base: Base) -> dict[str, Any] | None:
-    """Return the paper's main row of this size, else DiT-B/2's, where its ablations stand."""
-    cell = base.any
-    family, objective = str(cell.first("backbone")), str(cell.first("objective"))
-    exact = paper.main_row(family, objective, str(cell.first("size")))
-    return exact or paper.main_row(family, objective, "B/2")
 
 
 def paper_notes(table: str, *ours: str) -> tuple[str, ...]:
@@ -135,6 +127,10 @@ class Memory:
     def columns(self, *labels: str) -> tuple[Column, ...]:
         """Return a column per label, none where no run was scored."""
         return tuple(Column(label) for label in labels) if self.names else ()
+
+    def scores(self, base: Base, cell: Cell | None) -> list[Entry]:
+        """Return a cell's score, its difference to the dense one, and its memorisation."""
+        return [score(base, cell), difference(base, cell, base.dense), *self.entries(base, cell)]
 
     def entries(self, base: Base, *cells: Cell | None) -> list[Entry]:
         """Return an entry per cell, none where no run was scored."""

@@ -7,11 +7,11 @@ Markdown is made here, since notebooks show it; the other formats in `analysis.t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from analysis.runs.statistics import ENOUGH_SEEDS, Estimate
+from analysis.runs.cells import ENOUGH_SEEDS, Estimate
 
 MISSING = "missing"
 FEW_NOTE = f"\u2020 fewer than {ENOUGH_SEEDS} seeds, or no more than half: under-replicated."
@@ -149,20 +149,18 @@ def missing() -> Entry:
     return Entry(text=MISSING)
 
 
-def ours(
-    estimate: Estimate | None, decimals: int = 2, unit: str = "", signed: bool = False
-) -> Entry:
+def ours(found: Estimate | None, decimals: int = 2, unit: str = "", signed: bool = False) -> Entry:
     """Return mean +- std (n), an interval instead of std where there is one, or `missing`."""
-    if estimate is None:
+    if found is None:
         return missing()
-    mean, n, std, low, high = dataclasses.astuple(estimate)
+    mean, n, std, low, high = dataclasses.astuple(found)
     std = std if low is None else None
     return Entry("", mean, std, low, high, n, decimals=decimals, unit=unit, signed=signed)
 
 
-def exact(value: float | None, decimals: int = 2, unit: str = "", text: str = "") -> Entry:
+def exact(value: float | None, decimals: int = 2, unit: str = "") -> Entry:
     """Return a number without seeds (computed, not measured), or `missing`."""
-    return missing() if value is None else Entry(text, value, decimals=decimals, unit=unit)
+    return missing() if value is None else Entry("", value, decimals=decimals, unit=unit)
 
 
 def published(
@@ -172,6 +170,11 @@ def published(
     if value is None or value != value:
         return Entry(text=text or "not published")
     return Entry(text, float(value), decimals=decimals, signed=signed)
+
+
+def published_row(row: Mapping[str, Any], *keys: str) -> list[Entry]:
+    """Return the published numbers of a row by their keys."""
+    return [published(row.get(key)) for key in keys]
 
 
 def build(
@@ -231,6 +234,11 @@ def plain(entry: Entry) -> str:
     if entry.few:
         text += "\u2020"
     return f"{text} {entry.text}".rstrip()
+
+
+def metric_head(name: object, better: str | None) -> Entry:
+    """Return the first cell of a metric's row: its name with an arrow to its better end."""
+    return words(head(Column(str(name), better=better)))
 
 
 def head(column: Column) -> str:

@@ -34,8 +34,7 @@ from experiments.runtime.command import EXIT_CODES, ROOT, Interrupted, choose_sp
 from experiments.runtime.files import atomic_write
 from experiments.training import run_folder
 from routing.errors import UserError
-from sweeps.jobs.code_snapshot import python_path
-from sweeps.jobs.sweep_folder import FRUITLESS, Attempts, JobBatch, Sweep
+from sweeps.jobs.sweep_folder import FRUITLESS, Attempts, JobBatch, Sweep, python_path
 from sweeps.planning.planned_runs import PlannedRun
 
 # Exit codes: a local worker asks for a place at the end of the queue (EX_TEMPFAIL) ...
@@ -348,12 +347,5 @@ def own_id() -> str | None:
     return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")
 
 
-def main(words: list[str] | None = None) -> int:
-    """Run the job in a JSON file: `python -m sweeps.jobs.job FILE` (what a local worker starts)."""
-    (path,) = sys.argv[1:] if words is None else words
-    Job(**json.loads(Path(path).read_text()))()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+if __name__ == "__main__":  # `python -m sweeps.jobs.job FILE` is what a local worker starts
+    Job(**json.loads(Path(sys.argv[1]).read_text()))()

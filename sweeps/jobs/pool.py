@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from experiments.runtime.command import environment_of_jobs
 from experiments.runtime.files import atomic_write
@@ -21,9 +20,8 @@ from experiments.runtime.memory import visible_gpus
 from experiments.training import run_folder
 from sweeps import SweepError
 from sweeps.jobs.cluster_resources import Resources
-from sweeps.jobs.code_snapshot import python_path
 from sweeps.jobs.job import KILLED, REQUEUE, Job
-from sweeps.jobs.sweep_folder import JobBatch, Sweep
+from sweeps.jobs.sweep_folder import JobBatch, Sweep, python_path
 from sweeps.planning.planned_runs import PlannedRun
 
 
@@ -49,7 +47,7 @@ def start(
             f"{resources.workers * each} GPUs, {len(gpus)} are visible; "
             f"try cluster.workers={max(1, len(gpus) // each)}"
         )
-    folder, code = sweep.pool(batch.name), sweep.snapshots / batch.code
+    folder, code = sweep.pools / batch.name, sweep.snapshots / batch.code
     folder.mkdir(parents=True)
     files = {run.name: str(folder / f"{run.name}.json") for run in runs}
     for run in runs:
@@ -84,17 +82,15 @@ def _busy(sweep: Sweep) -> set[str]:
 
 def states(sweep: Sweep, batch: str) -> dict[str, str]:
     """Return PENDING, RUNNING or ENDED of a pool's runs, by run; {} if the pool is gone."""
-    folder = sweep.pool(batch)
-    if not is_locked(folder):
-        return {}
-    return {k: str(v) for k, v in run_folder.read(folder / "state.json").get("runs", {}).items()}
+    folder = sweep.pools / batch
+    known = run_folder.read(folder / "state.json") if is_locked(folder) else {}
+    return {run: str(state) for run, state in known.get("runs", {}).items()}
 
 
 def cancel(sweep: Sweep, batch: str, runs: Sequence[str]) -> None:
     """Take runs out of a pool: those that wait leave its queue, those that run get TERM."""
-    folder = sweep.pool(batch)
     for run in runs:
-        atomic_write(folder / f"{run}.cancel", "")
+        atomic_write(sweep.pools / batch / f"{run}.cancel", "")
 
 
 class Pool:
@@ -121,16 +117,13 @@ class Pool:
 
     def run(self) -> None:
         """Work until the queue is empty or TERM has come."""
-        signal.signal(signal.SIGTERM, self._stop)
+        # A handler may come anywhere: the flag is read by the loop.
+        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "stopping", True))
         while self.queue or self.live:
             if any([self._cancel(), self._collect(), self._fill()]):
                 self.write()
             time.sleep(0.1)
         self.write()
-
-    def _stop(self, _number: int, _frame: Any) -> None:
-        # A handler may come anywhere: the flag is read by the loop.
-        self.stopping = True
 
     def _cancel(self) -> bool:
         cancelled = [path.stem for path in self.folder.glob("[!.]*.cancel")]  # whole files
@@ -161,33 +154,23 @@ class Pool:
         return bool(over)
 
     def _fill(self) -> bool:
-        started = 0
+        room = bool(self.queue and self.idle)
         while self.queue and self.idle:
             run, gpus = self.queue.pop(0), self.idle.pop(0)
-            self.live[run] = self._begin(run, gpus), gpus
-            started += 1
-        return bool(started)
-
-    def _begin(self, run: str, gpus: list[str] | None) -> subprocess.Popen[bytes]:
-        environment = environment_of_jobs()
-        if gpus is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-        self.logs.mkdir(parents=True, exist_ok=True)
-        log = str(self.logs / f"{self.folder.name}_{run}")
-        with open(f"{log}.out", "ab") as out, open(f"{log}.err", "ab") as err:
-            return subprocess.Popen(
-                [sys.executable, "-u", "-m", "sweeps.jobs.job", self.jobs[run]],
-                env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-            )  # fmt: skip
+            environment = environment_of_jobs()
+            if gpus is not None:
+                environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+            self.logs.mkdir(parents=True, exist_ok=True)
+            log = str(self.logs / f"{self.folder.name}_{run}")
+            with open(f"{log}.out", "ab") as out, open(f"{log}.err", "ab") as err:
+                process = subprocess.Popen(
+                    [sys.executable, "-u", "-m", "sweeps.jobs.job", self.jobs[run]],
+                    env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                )  # fmt: skip
+            self.live[run] = process, gpus
+        return room
 
 
-def main() -> int:
-    """Be the pool of the folder on the command line."""
-    folder = Path(sys.argv[1])
-    with locked(folder, wait_s=1.0):
-        Pool(folder).run()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+if __name__ == "__main__":  # the pool of the folder on the command line
+    with locked(Path(sys.argv[1]), wait_s=1.0):
+        Pool(Path(sys.argv[1])).run()

@@ -16,9 +16,8 @@ from typing import Any
 from experiments.runtime.command import environment_of_jobs
 from sweeps import SweepError
 from sweeps.jobs.cluster_resources import Resources
-from sweeps.jobs.code_snapshot import python_path
 from sweeps.jobs.job import Job
-from sweeps.jobs.sweep_folder import JobBatch, Sweep
+from sweeps.jobs.sweep_folder import JobBatch, Sweep, python_path
 from sweeps.planning.planned_runs import PlannedRun
 
 LIVE = {

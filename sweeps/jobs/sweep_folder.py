@@ -5,24 +5,31 @@ batches.jsonl     what was submitted: intent, then ids, times, code   (appended)
 attempts/*.jsonl  per run: every start and end, by the jobs           (appended)
 logs/             what the jobs printed
 outputs/          of commands that are no training run
+../code/<hash>/   a copy of the code, so that a requeued job runs what was submitted
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from experiments.runtime.command import PACKAGES, ROOT
 from experiments.runtime.console import append_jsonl, read_jsonl
-from experiments.runtime.files import atomic_write
+from experiments.runtime.files import atomic_write, code_commit
 from experiments.training import run_folder
 from sweeps import SweepError
 from sweeps.planning.planned_runs import PlannedRun
 
 FRUITLESS = 3  # attempts that start from the same step before a run is given up
+# No part of a snapshot of the code.
+_SKIP = {"__pycache__", ".ipynb_checkpoints", "notebooks", ".mypy_cache", ".ruff_cache"}
 
 
 @dataclass
@@ -49,10 +56,7 @@ class Sweep:
         self.snapshots = self.locked_folder / "code"  # of the code, shared by these sweeps
         self.path = self.locked_folder / name
         self.logs = self.path / "logs"  # the jobs' output
-
-    def pool(self, batch: str) -> Path:
-        """Return the folder of a pool of workers on this machine."""
-        return self.path / "pools" / batch
+        self.pools = self.path / "pools"  # of workers on this machine, by batch
 
     def log(self, batch: JobBatch, run: str, kind: str) -> Path | None:
         """Return the path of a run's log in a batch (`kind` is out or err), None without a job."""
@@ -81,14 +85,14 @@ class Sweep:
         """Return the submissions in order, each with its ids if they were written."""
         found: dict[str, JobBatch] = {}
         for line in read_jsonl(self.path / "batches.jsonl"):
-            name = line.get("batch")
+            name, ids = line.get("batch"), line.get("ids", {})
             if not isinstance(name, str):
                 continue
             if "runs" in line:
                 if batch := _batch(name, line):
                     found[name] = batch
-            elif name in found and _texts(line.get("ids", {})):
-                found[name].ids.update(line.get("ids", {}))
+            elif name in found and isinstance(ids, dict) and all(map(_is_text, ids.values())):
+                found[name].ids.update(ids)
         return list(found.values())
 
     def latest_batches(self) -> dict[str, JobBatch]:
@@ -107,14 +111,13 @@ class Sweep:
 
     def is_done(self, run: PlannedRun) -> bool:
         """Whether nothing is left to do for a run."""
-        return run.finished if run.trains else self._done_mark(run.name).is_file()
+        mark = self.path / "done" / f"{run.name}.json"
+        return run.finished if run.trains else mark.is_file()
 
     def mark_done(self, run: str) -> None:
         """Note that a command which is no training run has ended well."""
-        atomic_write(self._done_mark(run), json.dumps({"run": run, "time": time.time()}))
-
-    def _done_mark(self, run: str) -> Path:
-        return self.path / "done" / f"{run}.json"
+        mark = self.path / "done" / f"{run}.json"
+        atomic_write(mark, json.dumps({"run": run, "time": time.time()}))
 
     def attempts(self, run: str) -> Attempts:
         """Return the record of a run's starts and ends."""
@@ -159,15 +162,61 @@ def _batch(name: str, line: Mapping[str, Any]) -> JobBatch | None:
     """Return the submission that a line notes, or None if something else stands there."""
     values = [line.get(key) for key in ("cluster", "kind", "code")]
     runs, when, resources = line["runs"], line.get("time"), line.get("resources", {})
-    good = isinstance(runs, list) and all(isinstance(text, str) for text in [*runs, *values])
+    good = isinstance(runs, list) and all(map(_is_text, [*runs, *values]))
     if not (good and _is_time(when) and isinstance(resources, dict)):
         return None
     return JobBatch(name, line["cluster"], line["kind"], runs, when, line["code"], resources)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def _is_time(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and abs(value) < 1e11  # the calendar of C ends there
 
 
-def _texts(values: object) -> bool:
-    return isinstance(values, dict) and all(isinstance(v, str) for v in values.values())
+def code_files(root: Path = ROOT) -> Iterator[Path]:
+    """Yield the files of the five packages below `root`, relative to it, in a fixed order."""
+    for package in PACKAGES:
+        for folder, folders, names in os.walk(root / package):
+            folders[:] = sorted(f for f in folders if f not in _SKIP)
+            for name in sorted(names):
+                if not name.endswith((".pyc", ".so.tmp", "~")):
+                    yield (Path(folder) / name).relative_to(root)
+
+
+def snapshot(where: Path, root: Path = ROOT, own: Path | None = None) -> Path:
+    """Copy the packages in `root` to `where/<hash>` unless they are there; return that folder.
+
+    A grid in Python, `own`, is kept beside them.
+    """
+    listed = {path: root / path for path in code_files(root)}
+    if own is not None:
+        listed[Path(own.name)] = own
+    digest = hashlib.sha256()
+    for path, source in listed.items():
+        content = source.read_bytes()
+        digest.update(f"{path}\0{len(content)}\0".encode())
+        digest.update(content)
+    target = where / digest.hexdigest()[:12]
+    if (target / "snapshot.json").is_file():
+        return target
+    building = where / f".{target.name}-{os.getpid()}"
+    shutil.rmtree(building, ignore_errors=True)
+    for path, source in listed.items():
+        (building / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source, building / path)
+    facts = {"commit": code_commit(root), "hash": target.name, "time": time.time()}
+    atomic_write(building / "snapshot.json", json.dumps(facts, indent=1))
+    try:
+        building.rename(target)
+    except OSError:  # the same code was copied by another shell in the meantime
+        shutil.rmtree(building, ignore_errors=True)
+    return target
+
+
+def python_path(code: Path) -> str:
+    """Return PYTHONPATH with the snapshot as the first place that Python looks in."""
+    rest = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and p != str(code)]
+    return os.pathsep.join([str(code), *rest])

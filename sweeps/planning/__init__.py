@@ -1,1 +1,1 @@
-"""From a grid to runs: cells, overrides, names, budgets."""
+"""From a grid to runs: cells, overrides, names, cost."""

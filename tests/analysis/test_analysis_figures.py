@@ -13,7 +13,7 @@ from PIL import Image
 import analysis
 from analysis import figures
 from analysis.figures import style
-from analysis.figures.scans import ORDERS
+from analysis.figures.layer_maps import ORDERS
 from analysis.runs.cells import Study
 from analysis.runs.run_records import AnalysisError
 from analysis.similarity import SimilarityFile, read

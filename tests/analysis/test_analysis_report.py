@@ -113,7 +113,7 @@ def test_an_empty_folder_still_makes_a_page(tmp_path):
 
 
 def test_a_broken_picture_is_left_out(folder, tmp_path):
-    from analysis.figures.sample_grids import picture
+    from analysis.figures.convergence import picture
 
     (tmp_path / "samples").mkdir()
     (tmp_path / "samples" / "final.png").write_bytes(b"\x89PNG nonsense")

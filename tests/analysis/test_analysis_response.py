@@ -8,9 +8,8 @@ from analysis_runs import score, write
 
 import analysis
 from analysis import findings
-from analysis.runs.cells import Study
-from analysis.runs.statistics import paired
-from analysis.tables import scale_table
+from analysis.runs.cells import Study, paired
+from analysis.tables import guidance_table
 from analysis.tables.guidance_table import setting
 from analysis.tables.main_table import score_set
 from analysis.tables.table import markdown
@@ -67,7 +66,7 @@ def runs(tmp_path_factory):
                         {"pair": "routed", "level": None, "plain": 9.0, "instrumented": 9.0},
                     ]
                     about = {
-                        "format": scale_table.FORMAT, "run": folder.name, "backbone": "dit",
+                        "format": guidance_table.FORMAT, "run": folder.name, "backbone": "dit",
                         "size": "T/1", "data": "digits", "route": route, "seed": seed,
                         "step": 400, "samples": 360, "notes": [], "rows": scales,
                     }  # fmt: skip
@@ -189,7 +188,7 @@ def test_what_is_said_of_scales_mixes_no_routes_and_no_lengths(tmp_path):
         for seed in range(3):
             folder = write(tmp_path, route=route, seed=seed, train__steps=steps)
             about = dict.fromkeys(("backbone", "size", "data", "run"), "x")
-            about |= {"format": scale_table.FORMAT, "route": route, "seed": seed, "step": steps, "notes": []}
+            about |= {"format": guidance_table.FORMAT, "route": route, "seed": seed, "step": steps, "notes": []}
             rows = [{"pair": "dense", "level": None, "instrumented": value}]
             (folder / "guidance_scale.json").write_text(json.dumps(about | {"rows": rows}))
 

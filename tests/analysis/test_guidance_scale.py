@@ -19,7 +19,7 @@ from analysis.figures.guidance_figures import draw
 from analysis.guidance_scale import Measurement, Weights
 from analysis.runs.cells import Study
 from analysis.runs.run_records import AnalysisError
-from analysis.tables import make, scale_table
+from analysis.tables import guidance_table, make
 from analysis.tables.table import plain
 from experiments.training import build
 from experiments.training.checkpoint import export
@@ -66,7 +66,7 @@ def test_several_seeds_are_one_row_and_one_line() -> None:
             for level in (*LEVELS, None)
         ]} for seed, value in enumerate((1.0, 1.2, None))
     ]  # fmt: skip
-    (row,) = scale_table.table(files).rows
+    (row,) = guidance_table.scale_table(files).rows
     assert [plain(entry) for entry in row.entries[:4]] == [
         "dense",
         "mean",
@@ -88,22 +88,22 @@ def test_recipes_are_told_apart_and_no_seed_counts_twice(tmp_path: Path) -> None
                 folder = write(tmp_path, route=route, seed=seed, train__lr=rate)
                 value = values[rate, route, seed] = 0.9 + place + (0.01 + seed / 1e3) * (route != "none")
                 row = {"pair": "dense", "level": None, "plain": 1.0, "instrumented": value}
-                about = {"format": scale_table.FORMAT, "run": folder.name, "backbone": "dit", "size": "T/1"}
+                about = {"format": guidance_table.FORMAT, "run": folder.name, "backbone": "dit", "size": "T/1"}
                 about |= {"data": "digits", "route": route, "step": 400, "seed": seed, "notes": [], "rows": [row]}
-                (folder / scale_table.NAME).write_text(json.dumps(about))
+                (folder / guidance_table.FILE).write_text(json.dumps(about))
     study = Study.of(tmp_path)
-    found = scale_table.table(scale_table.stored(study)).rows
+    found = guidance_table.scale_table(guidance_table.stored_scales(study)).rows
     assert len(found) == 4 and all(row.entries[3].n == 3 for row in found)
     assert {row.group.partition(" (")[2].partition(")")[0] for row in found} == {"train.lr=0.001", "train.lr=0.0001"}
     said = findings.scale(study)
     assert len(said) == 2 and all("+0.011 [" in line and "(n=3)" in line for line in said)
     # Two of one setting and seed, whatever tells them apart: a row each.
-    twice = scale_table.table([{**scale_table.stored(study)[0], "apart": "", "run": name} for name in "ab"]).rows
+    twice = guidance_table.scale_table([{**guidance_table.stored_scales(study)[0], "apart": "", "run": name} for name in "ab"]).rows
     assert [row.group.rpartition(": ")[2] for row in twice] == ["a", "b"]
 
 
 def rows(run: Path) -> dict[tuple[str, float | None], dict[str, Any]]:
-    found = scale_table.read(run / scale_table.NAME)
+    found = guidance_table.read_scales(run / guidance_table.FILE)
     return {(row["pair"], row["level"]): row for row in found["rows"]}
 
 
@@ -167,7 +167,7 @@ def test_without_an_instrument_there_is_the_plain_form_and_a_sentence(
 ) -> None:
     assert measured(models["flow"]) == 0
     assert "plain form only, for want of an instrument" in capsys.readouterr().out
-    found = scale_table.read(models["flow"].with_name(f"flow.{scale_table.NAME}"))
+    found = guidance_table.read_scales(models["flow"].with_name(f"flow.{guidance_table.FILE}"))
     assert not any("instrumented" in row for row in found["rows"])
 
 
@@ -238,10 +238,10 @@ def test_what_could_be_measured_is_written_beside_one_that_could_not(
 )  # fmt: skip
 def test_another_file_is_refused(tmp_path: Path, change: Any) -> None:
     about = {key: "x" for key in ("run", "backbone", "size", "data", "route")}
-    whole = {"format": scale_table.FORMAT, **about, "step": 1, "seed": 0, "notes": [], "rows": []}
+    whole = {"format": guidance_table.FORMAT, **about, "step": 1, "seed": 0, "notes": [], "rows": []}
     path = tmp_path / "scale.json"
     path.write_text(json.dumps(whole))
-    assert scale_table.read(path) == whole
+    assert guidance_table.read_scales(path) == whole
     path.write_text(json.dumps(whole | change))
     with pytest.raises(AnalysisError, match="is not a tread-suite-guidance-scale/1 file"):
-        scale_table.read(path)
+        guidance_table.read_scales(path)

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis import scale_estimators
-from analysis.scale_estimators import estimates, instrumented, plain, products
+from analysis import guidance_scale
+from analysis.guidance_scale import estimates, instrumented, plain, products
 
 LEVELS = (2.0, 4.0)
 
 
 @pytest.fixture(autouse=True)
 def few_replicates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scale_estimators, "REPLICATES", 200)
+    monkeypatch.setattr(guidance_scale, "REPLICATES", 200)
 
 
 def mixture(level: float, n: int = 10_000, seed: int = 0) -> tuple[np.ndarray, ...]:

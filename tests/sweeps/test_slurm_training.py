@@ -10,10 +10,9 @@ import yaml
 from safetensors.numpy import load_file
 from slurm_lab import lab, named_nodes, squeue, until  # noqa: F401
 
-from sweeps import sweeps_command
+from sweeps import run_status, sweeps_command
 from sweeps.jobs import slurm
 from sweeps.jobs.sweep_folder import Sweep
-from sweeps.view import run_status
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slurm

@@ -8,7 +8,7 @@ from documents import ROOT, blocks, spans
 
 from sweeps import sweeps_command
 from sweeps.jobs import cluster_resources
-from sweeps.planning import stages
+from sweeps.planning import grid
 
 GRIDS, CLUSTERS = ROOT / "docs" / "grids.md", ROOT / "docs" / "cluster.md"
 
@@ -51,4 +51,4 @@ def test_the_tables_list_every_key():
     named = set(spans(CLUSTERS))
     keys = {field.name for field in dataclasses.fields(cluster_resources.Resources)}
     assert keys - {"name", "scales"} <= named and "scales:" in named
-    assert set(stages.GRID) <= {span.partition(":")[0] for span in spans(GRIDS)}
+    assert set(grid.GRID) <= {span.partition(":")[0] for span in spans(GRIDS)}

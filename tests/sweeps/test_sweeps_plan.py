@@ -13,7 +13,7 @@ from experiments.runtime.console import big
 from sweeps import SweepError, sweeps_command
 from sweeps.jobs import cluster_resources, slurm
 from sweeps.jobs.sweep_folder import Sweep
-from sweeps.planning import budget, grid, overrides, planned_runs
+from sweeps.planning import grid, overrides, planned_runs
 
 
 def make(tmp_path, name="g", **raw):
@@ -24,7 +24,7 @@ def make(tmp_path, name="g", **raw):
 
 def planned(tmp_path, *words, scale="tiny", way="steps", **raw):
     user = overrides.parse([f"paths.runs={tmp_path / 'runs'}", *words])
-    return planned_runs.plan(make(tmp_path, **raw), scale, user, budget=budget.budget(way))
+    return planned_runs.plan(make(tmp_path, **raw), scale, user, budget=planned_runs.budget(way))
 
 
 def test_runs_have_the_names_and_folders_of_their_configs(tmp_path):
@@ -87,7 +87,7 @@ def test_lightningdits_row_of_the_main_table_wants_its_own_latents(tmp_path):
     # Its own are not there yet: the row is planned at their shape, 256 tokens an image.
     made = planned_runs.plan(grid.load("main_table"), "paper", overrides.parse(["backbone=lightningdit"]))
     config = made.configs[made.runs[0].name]
-    assert 50e18 < 6 * budget.training_macs(config) < 80e18
+    assert 50e18 < 6 * planned_runs.training_macs(config) < 80e18
     assert (config.data["scale"], config.backbone["qk_norm"]) == ("std", False)
     assert (config.objective["time_scale"], config.objective["reverse"]) == (1.0, True)
 
@@ -145,9 +145,9 @@ def test_equal_flops_give_a_routed_run_more_steps_in_the_same_folder(tmp_path):
     made = planned(tmp_path, way="flops", **raw)
     assert [r.name for r in made.runs] == [r.name for r in equal.runs]
     dense, routed = made.runs
-    cost = budget.run_cost(made.configs[routed.name])
+    cost = planned_runs.run_cost(made.configs[routed.name])
     assert dense.steps == 1000 and routed.steps == round(1000 * cost.speedup) > 1300
-    macs = [budget.training_macs(made.configs[r.name]) for r in made.runs]
+    macs = [planned_runs.training_macs(made.configs[r.name]) for r in made.runs]
     assert abs(macs[0] - macs[1]) / macs[0] < 1e-3
     assert f"train.steps={routed.steps}" in routed.args
 
@@ -161,8 +161,8 @@ def test_equal_flops_count_a_schedule(tmp_path):
 
 @pytest.mark.parametrize("name", ["masking", "one_two_routes", "repa"])
 def test_every_method_of_a_grid_meets_the_same_dense_run(name, monkeypatch):
-    made = planned_runs.plan(grid.load(name), "tiny", budget=budget.budget("flops"))
-    macs = [budget.training_macs(made.configs[run.name]) for run in made.runs]
+    made = planned_runs.plan(grid.load(name), "tiny", budget=planned_runs.budget("flops"))
+    macs = [planned_runs.training_macs(made.configs[run.name]) for run in made.runs]
     dense = made.runs[0]
     assert made.configs[dense.name].resolved_route == "none"
     # MaskDiT's decoder and v1's loss are the method's own: no run has them without the method.
@@ -170,9 +170,9 @@ def test_every_method_of_a_grid_meets_the_same_dense_run(name, monkeypatch):
     assert max(macs) / min(macs) < 1.002
     asked = set()
     monkeypatch.setattr(
-        budget.run_folder, "speed", lambda folder: 100.0 if asked.add(folder.name) is None else None
+        planned_runs.run_folder, "speed", lambda folder: 100.0 if asked.add(folder.name) is None else None
     )
-    planned_runs.plan(grid.load(name), "tiny", budget=budget.budget("hours"))
+    planned_runs.plan(grid.load(name), "tiny", budget=planned_runs.budget("hours"))
     assert asked <= {run.name for run in made.runs}
 
 
@@ -187,7 +187,7 @@ def test_equal_hours_take_measured_speeds(tmp_path):
         (Path(run.folder) / "summary.json").write_text(json.dumps({"images_per_s": speed}))
     assert [r.steps for r in planned(tmp_path, way="hours", **raw).runs] == [1000, 1300]
     with pytest.raises(SweepError, match="did you mean flops"):
-        budget.budget("flop")
+        planned_runs.budget("flop")
 
 
 def test_the_estimate_prints_every_run_and_the_sum(tmp_path):
@@ -198,10 +198,10 @@ def test_the_estimate_prints_every_run_and_the_sum(tmp_path):
     for words, workers in (({"throttle": "2"}, 2), ({"throttle": "9"}, 4), ({}, 4)):
         assert cluster_resources.load("local", "tiny", {"workers": "4", **words}).workers == workers
         assert cluster_resources.again(pool, words).workers == workers
-    lines = budget.estimate(made, place.tflops)
+    lines = planned_runs.estimate(made, place.tflops)
     assert len(lines) == 3 and "3000 steps" in lines[0] and "fewer per image than dense" in lines[1]
     config = made.configs[made.runs[0].name]
-    flops = 6 * budget.run_cost(config).macs_dense * 3000 * 16
+    flops = 6 * planned_runs.run_cost(config).macs_dense * 3000 * 16
     assert (
         big(flops) + " FLOPs" in lines[0]
         and f"{flops / 0.5e12 / 3600:.3g} GPU hours" in lines[0]
@@ -211,7 +211,7 @@ def test_the_estimate_prints_every_run_and_the_sum(tmp_path):
 def test_tokens_that_stay_longer_cost_more(tmp_path):
     axes = {"routing.remove": ["start", "after:4", "never"]}
     made = planned(tmp_path, base={"route": "2-8"}, axes=axes)
-    first, later, never = (budget.run_cost(made.configs[r.name]) for r in made.runs)
+    first, later, never = (planned_runs.run_cost(made.configs[r.name]) for r in made.runs)
     assert first.macs_routed < later.macs_routed < never.macs_routed == never.macs_dense
 
 

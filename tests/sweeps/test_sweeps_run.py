@@ -18,13 +18,12 @@ import experiments.runtime.command
 from experiments.runtime.console import append_jsonl, read_jsonl
 from experiments.runtime.files import code_commit
 from experiments.training import run_folder
-from sweeps import SweepError, launch, sweeps_command
-from sweeps.jobs import cluster_resources, code_snapshot, job, pool, slurm
+from sweeps import SweepError, launch, run_status, status_table, sweeps_command
+from sweeps.jobs import cluster_resources, job, pool, slurm, sweep_folder
 from sweeps.jobs.sweep_folder import JobBatch, Sweep
 from sweeps.planning.planned_runs import PlannedRun
-from sweeps.view import run_status, status_table
 
-ROOT = Path(code_snapshot.__file__).resolve().parents[2]
+ROOT = Path(sweep_folder.__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -436,17 +435,17 @@ def test_damaged_run_folders_are_no_surprise(tmp_path):
 
 
 def test_a_snapshot_holds_the_code_once(tmp_path):
-    first = code_snapshot.take(tmp_path)
+    first = sweep_folder.snapshot(tmp_path)
     stamp = (first / "snapshot.json").stat().st_mtime_ns
     assert (
-        code_snapshot.take(tmp_path) == first and (first / "snapshot.json").stat().st_mtime_ns == stamp
+        sweep_folder.snapshot(tmp_path) == first and (first / "snapshot.json").stat().st_mtime_ns == stamp
     )
     assert (first / "experiments" / "conf" / "config.yaml").is_file() and (
         first / "sweeps" / "grids"
     ).is_dir()
     assert not list(first.rglob("*.pyc")) and [p.name for p in tmp_path.iterdir()] == [first.name]
     # A snapshot of a snapshot is the same code.
-    assert code_snapshot.take(tmp_path / "again", first).name == first.name
+    assert sweep_folder.snapshot(tmp_path / "again", first).name == first.name
     assert code_commit(first) == code_commit(ROOT)
 
 

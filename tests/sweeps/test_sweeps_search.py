@@ -182,7 +182,7 @@ def test_yaml_names_no_code(tmp_path):
 
 def test_pools_of_one_sweep_take_gpus_that_are_free(tmp_path, monkeypatch):
     sweep = Sweep(tmp_path, "g")
-    folder = sweep.pool("b")
+    folder = sweep.pools / "b"
     folder.mkdir(parents=True)
     (folder / "state.json").write_text(json.dumps({"runs": {}, "gpus": ["0", "2"]}))
     assert pool._busy(sweep) == set()

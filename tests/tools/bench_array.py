@@ -16,9 +16,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from slurm_lab import STUB, Lab, squeue, write_grid  # noqa: E402
 
-from sweeps import sweeps_command  # noqa: E402
+from sweeps import run_status, sweeps_command  # noqa: E402
 from sweeps.jobs.sweep_folder import Sweep  # noqa: E402
-from sweeps.view import run_status  # noqa: E402
 
 
 def main(count):

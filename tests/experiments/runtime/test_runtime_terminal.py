@@ -15,7 +15,7 @@ import pytest
 from small import command, overrides
 
 from experiments.runtime.console import folded
-from sweeps.view.status_table import _COLOUR
+from sweeps.status_table import _COLOUR
 
 LEGIBLE = {"0", "1", "2", "3", "31", "32", "35"}  # plain, bold, dim, italic, red, green, magenta
 

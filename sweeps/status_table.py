@@ -12,7 +12,7 @@ from experiments.runtime.console import clock
 from sweeps import SweepError
 from sweeps.jobs.sweep_folder import Sweep
 from sweeps.planning.planned_runs import PlannedRun
-from sweeps.view.run_status import STATES, RunStatus, number, statuses
+from sweeps.run_status import STATES, RunStatus, number, statuses
 
 # Legible on dark and on light: blue vanishes on black, yellow and cyan on white.
 _COLOUR = {
@@ -25,11 +25,6 @@ def counts(rows: Sequence[RunStatus]) -> str:
     """Return `3 running, 1 failed, 13 done` in the order of the table."""
     found = Counter(row.state for row in rows)
     return ", ".join(f"{found[state]} {state}" for state in STATES if found[state]) or "nothing yet"
-
-
-def progress(row: RunStatus) -> str:
-    """Return `120/1000`, or what is known of it."""
-    return "" if row.steps is None else f"{row.step or 0}/{row.steps}"
 
 
 def note(row: RunStatus) -> str:
@@ -49,7 +44,7 @@ def plain(rows: Sequence[RunStatus]) -> list[str]:
         speed = f"{row.speed:.4g} img/s" if row.speed else ""
         spent = f"after {clock(row.elapsed)}" if row.elapsed >= 1 else ""
         eta = f"ETA {clock(row.eta)}" if row.eta is not None else ""
-        cells = [label(row, keys), progress(row), speed, spent, eta, row.job, row.node, note(row)]
+        cells = [label(row, keys), row.progress, speed, spent, eta, row.job, row.node, note(row)]
         lines.append("  ".join([row.state.ljust(8), row.run.name, *filter(None, cells)]))
     return lines
 
@@ -186,7 +181,7 @@ def table(title: str, rows: Sequence[RunStatus], width: int, room: int | None = 
     made.add_column()  # errors are long: this column alone is cut; `show --run` has them whole
     for row in shown:
         what = label(row, keys, named=not one) or row.run.label or row.run.name
-        step = Text(progress(row))
+        step = Text(row.progress)
         if width >= 100:
             step.append(_bar(row), "green")
         made.add_row(

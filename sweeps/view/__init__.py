@@ -1,1 +1,0 @@
-"""Where the runs of a sweep are: status table and details."""
