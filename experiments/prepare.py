@@ -129,11 +129,10 @@ def prepare(given: argparse.Namespace) -> None:
     """Encode what this process is to encode, and finish the store if it is the last."""
     _check(given)
     # `--help` and wrong words need none of these.
-    from experiments.data.autoencoder import Autoencoder
+    from experiments.data.encoders import Autoencoder, TextEncoder
     from experiments.data.latent_store import LatentStore
     from experiments.data.picture_sources import open_source
     from experiments.data.store_writer import StoreSettings, StoreWriter
-    from experiments.data.text_encoder import TextEncoder
 
     columns = {"image": given.image_column, "label": given.label_column}
     columns["caption"] = given.caption_column

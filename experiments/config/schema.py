@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from backbones.sizes import parse_size
 from experiments.config.parent import parent_digest
 from experiments.config.validation import ENCODERS, build, check_groups
-from experiments.data.specs import fingerprint, places
+from experiments.data.data_options import fingerprint, places
 from experiments.runtime.keys import ConfigError, Key, check_ranges, keys_of
 from routing.options import RoutingOptions
 from routing.schedule import RouteSchedule

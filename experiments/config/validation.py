@@ -15,7 +15,7 @@ from typing import Any
 from backbones.head_options import AlignOptions
 from backbones.registry import find
 from backbones.sizes import parse_size
-from experiments.data import specs
+from experiments.data import data_options
 from experiments.diffusion.diffusion_options import options_of
 from experiments.metrics.eval_options import EvalOptions
 from experiments.runtime.keys import ConfigError
@@ -121,7 +121,7 @@ def check_groups(config: Any) -> None:
         if value is not None and not isinstance(value, Mapping):
             raise UserError(f"backbone.{key}={value!r}: expected null or a mapping such as {{}}")
     with _naming("data"):
-        specs.parse(config.data)
+        data_options.parse(config.data)
     _check_routing(config)
     for kind in ("objective", "sampler", "guidance"):
         with _naming(kind):
@@ -146,7 +146,7 @@ def _naming(group: str) -> Iterator[None]:
 
 def _check_routing(config: Any) -> None:
     """Refuse routes and routing options that the model cannot have."""
-    _, height, width = specs.describe(config.data)["shape"]
+    _, height, width = data_options.describe(config.data)["shape"]
     patch = parse_size(config.size).patch
     name = f"{config.backbone['name']}-{config.size}"
     config.routing.check(config.depth, (height // patch, width // patch), name)

@@ -21,8 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.data.data_options import TASKS, DataError, DataOptions, require
-from experiments.data.specs import parse
+from experiments.data.data_options import TASKS, DataError, DataOptions, parse, require
 from routing.errors import suggest
 from routing.rng import Draws
 

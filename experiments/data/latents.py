@@ -19,13 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.data.autoencoder import DEFAULT, Autoencoder, sample_moments, why_not
 from experiments.data.data_options import DataError
 from experiments.data.dataset import Batch, Condition, Dataset, Rows, SampleOrder
-from experiments.data.foreign_latents import open_store
-from experiments.data.latent_store import Store
+from experiments.data.encoders import DEFAULT, Autoencoder, TextEncoder, sample_moments, why_not
+from experiments.data.latent_store import Store, open_store
 from experiments.data.latents_spec import LatentsOptions
-from experiments.data.text_encoder import TextEncoder
 from routing.rng import Draws
 
 # Options that change the pictures of a split while the store stays.

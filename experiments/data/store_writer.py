@@ -23,12 +23,10 @@ from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import Tensor
 
-from experiments.data.autoencoder import Autoencoder, sample_moments
 from experiments.data.data_options import DataError
+from experiments.data.encoders import Autoencoder, TextEncoder, sample_moments
 from experiments.data.latents_spec import FORMAT, MANIFEST, Manifest
-from experiments.data.picture_files import CroppedPicture, crop_ahead
-from experiments.data.picture_sources import PictureSource, RawPicture
-from experiments.data.text_encoder import TextEncoder
+from experiments.data.picture_sources import CroppedPicture, PictureSource, RawPicture, crop_ahead
 from experiments.runtime.files import atomic_write
 from routing.parsing import Malformed, json_of
 from routing.rng import Draws

@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 from experiments.data.data_options import first_line
-from experiments.data.picture_files import eight_bits
+from experiments.data.picture_sources import eight_bits
 from experiments.metrics.collect import share
 from experiments.metrics.eval_options import MetricError
 

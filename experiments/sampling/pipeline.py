@@ -17,8 +17,7 @@ from experiments.diffusion.diffusion_options import DiffusionError
 from experiments.diffusion.guidance import Guidance, create_guidance
 from experiments.diffusion.objective import Objective, create_objective
 from experiments.diffusion.samplers import Sampler, create_sampler
-from experiments.sampling.block_reuse import plan_reuse
-from experiments.sampling.generation import Progress, batches, generate, progress_of
+from experiments.sampling.generation import Progress, batches, generate, plan_reuse, progress_of
 from experiments.training.checkpoint import load_model
 from experiments.training.routes import first_route
 from routing.selection import Selection

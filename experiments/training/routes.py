@@ -11,7 +11,7 @@ from backbones.cost import Cost, cost
 from backbones.sizes import parse_size
 from experiments.config.schema import Config
 from experiments.config.validation import ENCODERS
-from experiments.data.specs import describe
+from experiments.data.data_options import describe
 from experiments.runtime.console import big
 from routing.errors import UserError
 from routing.route import Route, Segment

@@ -19,11 +19,10 @@ from test_safety_fuzz import Memory
 
 from experiments import prepare
 from experiments.data import DataError, create
-from experiments.data import picture_files as images
-from experiments.data.autoencoder import Autoencoder
-from experiments.data.foreign_latents import open_store
-from experiments.data.picture_files import center_crop
-from experiments.data.picture_sources import RawPicture
+from experiments.data import picture_sources as images
+from experiments.data.encoders import Autoencoder
+from experiments.data.latent_store import open_store
+from experiments.data.picture_sources import RawPicture, center_crop
 from experiments.runtime import console
 from routing.rng import Draws
 
@@ -240,11 +239,11 @@ def test_the_place_of_a_single_file_is_kept_in_full(monkeypatch, tmp_path):
 
 
 def test_without_diffusers(folder, tmp_path, monkeypatch, capsys):
-    from experiments.data import autoencoder
+    from experiments.data import encoders
 
-    found = autoencoder.importlib.util.find_spec
+    found = encoders.importlib.util.find_spec
     monkeypatch.setattr(
-        autoencoder.importlib.util, "find_spec", lambda name: name != "diffusers" and found(name)
+        encoders.importlib.util, "find_spec", lambda name: name != "diffusers" and found(name)
         or None,
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "diffusers", None)
