@@ -220,7 +220,7 @@ def read_foreign_safetensors(folder):
 
 @reader("weights of feature networks", make_foreign_weights, "weights.*")
 def read_feature_weights(folder):
-    from experiments.metrics import pretrained as weights
+    from experiments.metrics import features as weights
 
     for suffix in ("pt", "safetensors"):
         weights.load_state(folder / f"weights.{suffix}", "weights", "eval.weights")
@@ -303,9 +303,9 @@ def make_reference(folder):
 
 @reader("reference", make_reference, "reference.npz")
 def read_reference(folder):
-    from experiments.metrics import reference
+    from experiments.metrics.collect import load_reference
 
-    reference.load(folder / "reference.npz", Features(), rows=True)
+    load_reference(folder / "reference.npz", Features(), rows=True)
 
 
 @reader("batch of images", make_reference, "batch.npz")

@@ -13,8 +13,7 @@ from typing import Any
 
 from backbones.registry import find, names
 from experiments.config.parent import parent_digest
-from experiments.config.schema import CONF, GROUPS, Config
-from experiments.config.validation import SHARED
+from experiments.config.schema import CONF, GROUPS, SHARED, Config
 from experiments.data.data_options import describe, evaluation, suited
 from experiments.runtime.keys import ConfigError, flatten
 from routing.errors import suggest

@@ -31,7 +31,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from experiments.data.data_options import DataError, first_line
-from experiments.data.latents_spec import Manifest, latent_field, layout
+from experiments.data.latents_spec import Manifest, StoredShard, latent_field, layout
 from experiments.data.tars import Member, read_label, samples_of
 from experiments.runtime.files import atomic_path, sha256
 
@@ -163,21 +163,20 @@ class LatentStore(Store):
         self.mean, self.std = torch.tensor(manifest.mean), torch.tensor(manifest.std)
         self.vae = manifest.vae
         if manifest.text is not None:
-            self.text = tuple(manifest.text["shape"])  # type: ignore[assignment]
-            self.text_encoder = str(manifest.text["encoder"])
+            self.text, self.text_encoder = manifest.text.shape, manifest.text.encoder
         files = [self._open(shard, verify) for shard in manifest.shards]
-        self._shards = Shards(files, [shard["count"] for shard in manifest.shards])
+        self._shards = Shards(files, [shard.count for shard in manifest.shards])
         if manifest.labels:
             self.labels = self._shards.all("labels").long()
 
-    def _open(self, shard: dict[str, Any], verify: bool) -> TensorFile:
-        path = self.path / shard["file"]
+    def _open(self, shard: StoredShard, verify: bool) -> TensorFile:
+        path = self.path / shard.file
         if not path.exists():
             raise DataError(f"{path} is missing; copy it again, or rerun prepare to make it again")
         file = TensorFile(path)
-        if path.stat().st_size != shard["bytes"]:
+        if path.stat().st_size != shard.bytes:
             raise DataError(
-                f"{path} has {path.stat().st_size} bytes and the manifest says {shard['bytes']}; "
+                f"{path} has {path.stat().st_size} bytes and the manifest says {shard.bytes}; "
                 "copy it again, or delete it and rerun prepare"
             )
         channels = self.shape[0] * (2 if self.kind == "moments" else 1)
@@ -190,10 +189,10 @@ class LatentStore(Store):
             expected["text"] = self.text
             expected["caption_ends"] = (self.text[0],)
         for name, tail in expected.items():
-            file.check(name, (shard["count"], *tail))
+            file.check(name, (shard.count, *tail))
         if self.text is not None:
             file.shape("captions")
-        if verify and sha256(path) != shard["sha256"]:
+        if verify and sha256(path) != shard.sha256:
             raise DataError(
                 f"{path} has changed since it was written (its SHA-256 is not the manifest's); "
                 "copy it again, or delete it and rerun prepare"

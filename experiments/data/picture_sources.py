@@ -92,11 +92,18 @@ def open_source(
         ) from None
     tars = [p for p in found if p.suffix == ".tar"]
     tables = [p for p in found if p.suffix in (".parquet", ".arrow")]
+    pictures = [p for p in found if p.suffix.lower() in SUFFIXES and path.is_dir()]
+    kinds = {"pictures": pictures, "tars": tars, "tables": tables}
+    if len(there := {kind: those for kind, those in kinds.items() if those}) > 1:
+        listed = " and ".join(f"{kind} such as {those[0].name}" for kind, those in there.items())
+        raise DataError(
+            f"{path} holds {listed}, and prepare takes one kind; move the others away, or name it: "
+            f"--files '*{max(there.values(), key=len)[0].suffix}'"
+        )
     if captions is not None and (tars or tables):
         raise DataError("--captions is for folders; tars and tables bring their own captions")
     if tars or tables:
         return TarSource(tars) if tars else TableSource(tables, columns or {})
-    pictures = [p for p in found if p.suffix.lower() in SUFFIXES and path.is_dir()]
     if not pictures:
         listed = ", ".join(p.name for p in found[:5]) or "nothing"
         raise DataError(

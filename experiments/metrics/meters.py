@@ -15,8 +15,18 @@ from torch import Tensor
 
 from experiments.data.dataset import create
 from experiments.data.probe import adherence
-from experiments.metrics import reference
-from experiments.metrics.collect import Collector, Features, collect, exact, gather_rows, identity
+from experiments.metrics.collect import (
+    Collector,
+    Features,
+    Reference,
+    collect,
+    exact,
+    gather_rows,
+    heldout_reference,
+    identity,
+    load_reference,
+    own_images,
+)
 from experiments.metrics.distances import (
     frechet_distance,
     inception_score,
@@ -35,8 +45,7 @@ from experiments.metrics.eval_options import (
     full_name,
 )
 from experiments.metrics.features import PixelFeatures, create_features
-from experiments.metrics.images import own_images, split_images
-from experiments.metrics.reference import Reference
+from experiments.metrics.images import split_images
 
 _LARGEST_PIXELS = 64
 # Metrics that compare with nothing.
@@ -303,11 +312,11 @@ def _meter(
         spatial = "spatial" in needs
         # A file holds the statistics of one extractor: the main one's.
         if options.reference is not None and features.name == options.features[0]:
-            real = reference.load(
+            real = load_reference(
                 options.reference, features, rows="rows" in needs, spatial=spatial
             )
         elif dataset is not None:
-            real = reference.heldout(dataset, features, cache, spatial=spatial)
+            real = heldout_reference(dataset, features, cache, spatial=spatial)
         else:
             raise MetricError(
                 f"{', '.join(metrics)} compare with real images: pass --reference FILE.npz, "
@@ -320,5 +329,5 @@ def _meter(
                 "memorisation compares with training images: pass --data NAME or leave it out"
             )
         _refuse_endless(dataset)
-        train = reference.heldout(dataset, features, cache, split="train").rows
+        train = heldout_reference(dataset, features, cache, split="train").rows
     return Meter(features, metrics, options, real, train)

@@ -15,11 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from experiments.config.schema import Config
-from experiments.config.validation import ENCODERS
+from experiments.config.schema import ENCODERS, Config
 from experiments.data import probe
 from experiments.data.dataset import Dataset
-from experiments.metrics.pretrained import build_dinov2, dinov2_input
+from experiments.metrics.features import build_dinov2, dinov2_input
 from routing.errors import UserError
 
 Encoder = Callable[[Tensor], Tensor]

@@ -396,6 +396,10 @@ def test_a_flat_folder_has_no_classes(folder, pictures, tmp_path, vae):
         (lambda p: [p / "nowhere"], ["does not exist"]),
         (lambda p: [p / "empty"], ["holds no pictures", "found nothing"]),
         (lambda p: [p / "loose"], ["lies beside class folders"]),
+        (
+            lambda p: [p / "mixed"],
+            ["holds pictures such as a.png and tars such as z.tar", "one kind", "--files '*.png'"],
+        ),
         (lambda p: [p / "photos", "--size", "60"], ["--size 60", "try --size 56"]),
         (lambda p: [p / "photos", "--size", "0"], ["--size 0: must be at least 1"]),
         (lambda p: [p / "photos", "--limit", "0"], ["--limit 0"]),
@@ -423,6 +427,9 @@ def test_wrong_input_in_one_sentence(
     for name in ("a/x.png", "y.png"):
         (tmp_path / "loose" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "loose" / name).write_bytes(b"x")
+    (tmp_path / "mixed").mkdir()
+    for name in ("a.png", "b.png", "z.tar"):
+        (tmp_path / "mixed" / name).write_bytes(b"x")
     for name in ("bad.tar", "bad.parquet", "bad.arrow"):
         (tmp_path / name).write_bytes(b"nonsense" * 200)
     with tarfile.open(tmp_path / "half.tar", "w") as archive:
