@@ -180,15 +180,12 @@ def run(o: BenchOptions, say: Callable[[str], None] = print) -> dict[str, Any]:
     check_replaceable(Path(o.out))  # before what takes minutes
     found: dict[str, Any] = {"options": dataclasses.asdict(o), "environment": environment(device)}
     say(_heading(o, found["environment"]))
+    grids = list(product(o.size, o.tokens))
     if "steps" in o.parts:
-        found["steps"] = []
-        for size, tokens in product(o.size, o.tokens):
-            found["steps"] += step_times.measure(o, size, tokens, device)
+        found["steps"] = [row for grid in grids for row in step_times.measure(o, *grid, device)]
         say("\n" + steps_table(found["steps"]))
     if "variants" in o.parts:
-        found["variants"] = []
-        for size, tokens in product(o.size, o.tokens):
-            found["variants"] += step_times.compare(o, size, tokens, device)
+        found["variants"] = [row for grid in grids for row in step_times.compare(o, *grid, device)]
         say("\n" + variants_table(found["variants"], o.variants))
     if "profile" in o.parts:
         found["profile"] = profiles(o, device)

@@ -13,7 +13,6 @@ a pickle is refused with a sentence that says how to convert it.
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import hashlib
 import io
@@ -31,12 +30,18 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from experiments.data.data_options import DataError, first_line
-from experiments.data.latents_spec import Manifest, StoredShard, latent_field, layout
+from experiments.data.latents_spec import (
+    Manifest,
+    StoredShard,
+    latent_field,
+    layout,
+    moments_or_sample,
+)
 from experiments.data.tars import Member, read_label, samples_of
 from experiments.runtime.files import atomic_path, sha256
 
 
-class Store(abc.ABC):
+class Store:
     """Latents in some layout on disk."""
 
     layout: str  # its name, for messages
@@ -57,9 +62,11 @@ class Store(abc.ABC):
     text_encoder: str | None = None  # which text encoder made `text`
     fingerprint: str  # changes with the contents
 
-    @abc.abstractmethod
+    _shards: Shards  # of a layout in shards
+
     def latents(self, index: Tensor, flip: Tensor | None = None) -> Tensor:
         """Return stored rows (B, C or 2 C, H, W), of mirrored pictures where `flip` (B,)."""
+        return self._shards.rows("latents", index, flip)
 
     def text_rows(self, index: Tensor, which: Tensor) -> tuple[Tensor, list[str]]:
         """Return caption embeddings (B, L, E) and the captions, caption `which` of each sample."""
@@ -199,10 +206,6 @@ class LatentStore(Store):
             )
         return file
 
-    def latents(self, index: Tensor, flip: Tensor | None = None) -> Tensor:
-        """Return stored rows, mirrored pictures' where `flip`."""
-        return self._shards.rows("latents", index, flip)
-
     def text_rows(self, index: Tensor, which: Tensor) -> tuple[Tensor, list[str]]:
         """Return embeddings (B, L, E) and captions."""
         rows = self._shards.rows("text", index)
@@ -233,17 +236,6 @@ def open_store(path: str | os.PathLike[str], *, kind: str = "auto", verify: bool
     if found == "prepared":
         return LatentStore(folder, verify)
     return TarStore(folder, kind) if found == "tars" else LightningStore(folder, kind)
-
-
-def _moments_or_sample(stored: tuple[int, ...], kind: str, where: str) -> tuple[str, Any]:
-    """Return the kind and the latent's (C, H, W) for stored rows of shape `stored`."""
-    if len(stored) != 3 or min(stored) < 1:
-        raise DataError(f"{where} has shape {list(stored)}; expected [C, H, W] such as [4, 32, 32]")
-    if kind == "sample" or (kind == "auto" and stored[0] != 8):
-        return "sample", stored
-    if stored[0] % 2:
-        raise DataError(f"{where} has {stored[0]} channels; moments have twice the latent's")
-    return "moments", (stored[0] // 2, *stored[1:])
 
 
 def _fingerprint(store: Store, said: list[Any]) -> str:
@@ -282,7 +274,7 @@ class TarStore(Store):
         self.count = len(self._offset)
         where = f"{self._tars[0]}: latent.npy"
         self._dtype, self._stored, self._header = _npy_header(bytes(index["header"]), where)
-        self.kind, self.shape = _moments_or_sample(self._stored, kind, where)
+        self.kind, self.shape = moments_or_sample(self._stored, kind, where)
         self.scaled = self.kind == "sample"
         self._maps: dict[int, NDArray[Any]] = {}
         self.fingerprint = _fingerprint(self, [self._files, list(self._stored)])
@@ -376,7 +368,7 @@ def _map(path: Path) -> NDArray[Any]:
 def _read_header(handle: io.BufferedReader, member: Member, where: str) -> bytes:
     """Return the header of an .npy array, all of which is there."""
     handle.seek(member.offset)
-    start = handle.read(min(12, member.size))
+    start = handle.read(min(_HEADER_LIMIT, member.size))
     if start[:1] == b"\x80" or start[:2] == b"PK":
         raise DataError(
             f"{where} is a pickle, which is never read because it can run code; convert it once, "
@@ -384,25 +376,18 @@ def _read_header(handle: io.BufferedReader, member: Member, where: str) -> bytes
         )
     if start[:6] != b"\x93NUMPY" or len(start) < 12:
         raise DataError(f"{where} is no .npy array (it starts with {start[:6]!r})")
-    # Version 1 counts the header in two bytes, later ones in four.
-    fixed = 10 if start[6] == 1 else 12
-    length = int.from_bytes(start[8:fixed], "little") + fixed
-    if length > min(member.size, _HEADER_LIMIT):
-        raise DataError(f"{where} has a damaged .npy header")
-    handle.seek(member.offset)
-    header = handle.read(length)
-    found = _npy_header(header, where)
-    needed = length + found[0].itemsize * math.prod(found[1])
+    found = _npy_header(start, where)
+    needed = found[2] + found[0].itemsize * math.prod(found[1])
     if member.size != needed:
         raise DataError(
             f"{where} is truncated: {_array(found)} needs {needed} bytes and {member.size} are "
             "there"
         )
-    return header
+    return start[: found[2]]
 
 
 def _npy_header(header: bytes, where: str) -> tuple[np.dtype[Any], tuple[int, ...], int]:
-    """Return type, shape and length of the header of an .npy array."""
+    """Return type and shape of an .npy array that begins so, and the length of its header."""
     formats = np.lib.format
     stream = io.BytesIO(header)
     try:
@@ -415,7 +400,7 @@ def _npy_header(header: bytes, where: str) -> tuple[np.dtype[Any], tuple[int, ..
         raise DataError(
             f"{where} holds {dtype} {list(shape)}; expected float16 or float32, C order"
         )
-    return dtype, shape, len(header)
+    return dtype, shape, stream.tell()
 
 
 def _array(header: tuple[np.dtype[Any], tuple[int, ...], int]) -> str:
@@ -449,7 +434,7 @@ class LightningStore(Store):
         if not self.count:
             raise DataError(f"{path} holds {len(files)} shards without a sample")
         stored = files[0].shape("latents")[1:]
-        self.kind, self.shape = _moments_or_sample(stored, kind, f"{names[0]}: latents")
+        self.kind, self.shape = moments_or_sample(stored, kind, f"{names[0]}: latents")
         self.has_flips = "latents_flip" in files[0]
         self._shards = Shards(files, counts)
         if "labels" in files[0]:
@@ -458,10 +443,6 @@ class LightningStore(Store):
             self.mean, self.std = _read_statistics(path / _STATISTICS, self.shape[0])
             self.normalised = True
         self.fingerprint = _fingerprint(self, [[p.name, p.stat().st_size] for p in names])
-
-    def latents(self, index: Tensor, flip: Tensor | None = None) -> Tensor:
-        """Return stored rows, mirrored pictures' where `flip`."""
-        return self._shards.rows("latents", index, flip)
 
 
 def _read_statistics(path: Path, channels: int) -> tuple[Tensor, Tensor]:

@@ -249,13 +249,22 @@ def _stored_shape(folder: Path, kind: str) -> list[int] | None:
         else:
             with safe_open(min(folder.glob("*.safetensors")), "numpy") as file:
                 stored = file.get_slice("latents").get_shape()[1:]
+        shape = moments_or_sample(tuple(stored), kind, "")[1]
     except Exception:
         # Nothing there, or damaged: opening the data set for real names what is wrong with it.
         return None
-    if len(stored) != 3 or not all(0 < side < 2**31 for side in stored):
-        return None
-    moments = kind == "moments" or (kind == "auto" and stored[0] == 8)
-    return [stored[0] // 2 if moments else stored[0], *stored[1:]]
+    return list(shape) if max(shape) < 2**31 else None
+
+
+def moments_or_sample(stored: tuple[int, ...], kind: str, where: str) -> tuple[str, Any]:
+    """Return the kind and the latent's (C, H, W) for stored rows of shape `stored`."""
+    if len(stored) != 3 or min(stored) < 1:
+        raise DataError(f"{where} has shape {list(stored)}; expected [C, H, W] such as [4, 32, 32]")
+    if kind == "sample" or (kind == "auto" and stored[0] != 8):
+        return "sample", stored
+    if stored[0] % 2:
+        raise DataError(f"{where} has {stored[0]} channels; moments have twice the latent's")
+    return "moments", (stored[0] // 2, *stored[1:])
 
 
 def latent_field(where: str, fields: Collection[str]) -> str:

@@ -123,12 +123,9 @@ def default_cache() -> Path:
 
 
 def sha256(path: str | os.PathLike[str]) -> str:
-    """Return the SHA-256 of a file as hexadecimal digits, read in pieces of 1 MiB."""
-    digest = hashlib.sha256()
+    """Return the SHA-256 of a file as hexadecimal digits, read piece by piece."""
     with Path(path).open("rb") as handle:
-        while piece := handle.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def code_commit(root: Path) -> str | None:
