@@ -361,10 +361,6 @@ def _check_routing(config: Any) -> None:
             "backbone.decoder with objective=ddpm: MaskDiT's reconstruction is of the denoised "
             "image, where the noisiest steps enlarge an error 157 times; type objective=edm"
         )
-    _check_align(config)
-
-
-def _check_align(config: Any) -> None:
     given, encoder = config.backbone.get("align"), config.train.encoder
     if not given:
         return

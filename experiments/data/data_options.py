@@ -151,11 +151,6 @@ def fingerprint(options: DataOptions | Mapping[str, Any]) -> str:
     return parse(options).fingerprint()
 
 
-def suited(name: str, key: str) -> Any:
-    """Return a value of a run's configuration that a data set wants: its `patch` or `p_mean`."""
-    return getattr(options_class(name), key)
-
-
 def evaluation(name: str) -> str:
     """Return the file of experiments/conf/eval that scores a data set where none is chosen."""
     return options_class(name).evaluation if name in names() else "none"

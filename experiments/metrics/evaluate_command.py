@@ -233,10 +233,11 @@ def _images(
     with console.progress("score", n) as bar:
         for batch in stream:
             stop = start + len(batch)
-            meters.update(batch, None if labels is None else labels[start:stop])
+            for meter in meters:
+                meter.update(batch, None if labels is None else labels[start:stop])
             start = stop
             bar.update(min(n, (start - mine.start) * world()[1]))
-    scores = meters.results(labels, source=str(source))
+    scores = [score for m in meters for score in m.results(labels, source=str(source))]
     about = {"source": str(source), "data": args.data}
     path, settings = _record(args.out or Path(), source.stem, about, options)
     _finish(source.stem, scores, path if args.out else None, settings, console)

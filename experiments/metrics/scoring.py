@@ -70,7 +70,8 @@ def check(config: Config, dataset: Any, device: torch.device | str = "cpu") -> l
         Lines for the log, as the classifier's accuracy on held-out images.
     """
     options, conditional = options_for(config), config.task != "none"
-    return prepare(options, dataset, cache_of(config), device, conditional, config.data).notes
+    meters = prepare(options, dataset, cache_of(config), device, conditional, config.data)
+    return [meter.note for meter in meters if meter.note]
 
 
 def score(
@@ -125,7 +126,7 @@ def sample_and_score(
     was; those of another `identity` (a checksum of the weights) are not taken.
     """
     device, console = torch.device(device), console or Console(quiet=True)
-    total, (_, processes) = options.samples, world()
+    total, (rank, processes) = options.samples, world()
     if total < processes:
         raise MetricError(
             f"eval.samples={total} are fewer than {processes} processes; ask for more"
@@ -145,17 +146,24 @@ def sample_and_score(
             "processes": processes, "count": total, "shard": min(options.batch, total),
             "shards": len(_piece_ranges(options)),
         }  # fmt: skip
-        store = _open_store(out, about)
+        # Samples made in exactly this way; those of another way are in another folder.
+        text = json.dumps(about, sort_keys=True)
+        store = SampleStore(out / hashlib.sha256(text.encode()).hexdigest()[:12])
+        with main_first():
+            if not rank:
+                store.claim(about)
     done, labels = 0, []
     losses = "heldout_loss" in options.metrics
     missing = no_split(dataset) if losses else ""
-    for note in (*meters.notes, *([f"heldout_loss is missing: {missing}"] if missing else [])):
+    said = [meter.note for meter in meters]
+    for note in filter(None, [*said, missing and f"heldout_loss is missing: {missing}"]):
         console.once(note)
     # A loss alone needs no samples.
-    pieces = sample_pieces(pipeline, dataset, options, device, store) if meters.meters else ()
+    pieces = sample_pieces(pipeline, dataset, options, device, store) if meters else ()
     with console.progress("sample", total) as bar:
         for images, asked, captions in pieces:
-            meters.update(images, asked, captions)
+            for meter in meters:
+                meter.update(images, asked, captions)
             if asked is not None:
                 labels.append(asked.cpu())
             done += len(images)
@@ -164,7 +172,7 @@ def sample_and_score(
     requested = gather_rows(torch.cat(labels)) if labels else None
     macs = pipeline.cost().macs
     record = {**made, "seed": options.seed, "step": step, "macs_per_sample": macs}
-    results = meters.results(requested, **record)
+    results = [score for meter in meters for score in meter.results(requested, **record)]
     if losses and not missing:
         parts = (pipeline.model, config, dataset, pipeline.objective, device)
         results += heldout_scores(HeldOut(*parts), options.batch, **record)
@@ -195,16 +203,6 @@ def _piece_ranges(options: EvalOptions) -> list[range]:
     batch = min(options.batch, options.samples)
     shares = [share(options.samples, rank) for rank in range(world()[1])]
     return [range(i, min(i + batch, s.stop)) for s in shares for i in s[::batch]]
-
-
-def _open_store(folder: Path, about: dict[str, Any]) -> SampleStore:
-    """Return the store of samples made in exactly this way; another way has another folder."""
-    text = json.dumps(about, sort_keys=True)
-    store = SampleStore(folder / hashlib.sha256(text.encode()).hexdigest()[:12])
-    with main_first():
-        if not world()[0]:
-            store.claim(about)
-    return store
 
 
 def sample_pieces(

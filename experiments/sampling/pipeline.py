@@ -106,21 +106,13 @@ def model_cost(
 
 @dataclass
 class SamplingPipeline:
-    """A model with everything that turns seeds and conditions into images.
+    """A model with everything that turns seeds and conditions into images."""
 
-    Attributes:
-        model: The network.
-        objective: What it was trained on.
-        sampler: How to integrate from noise to data.
-        guidance: How to guide.
-        weak: The weaker model, if guidance has one.
-    """
-
-    model: Any
-    objective: Objective
-    sampler: Sampler
-    guidance: Guidance
-    weak: Any = None
+    model: Any  # the network
+    objective: Objective  # what it was trained on
+    sampler: Sampler  # how to integrate from noise to data
+    guidance: Guidance  # how to guide
+    weak: Any = None  # the weaker model, if guidance has one
 
     @classmethod
     def make(

@@ -202,30 +202,31 @@ def generate_shards(
         return paths
     mine = range(rank, len(pieces), world)
     done, total = 0, sum(len(pieces[k]) for k in mine)
+
+    def made(count: int, _: int = 0) -> None:
+        """Report the images of one shard among all."""
+        if progress:
+            progress(done + count, total)
+
     for k in mine:
         rows = pieces[k]
-        if not paths[k].exists():
+        if paths[k].exists():
+            made(len(rows))
+        else:
             images = pipeline.generate(
                 seeds[rows],
                 None if labels is None else labels[rows],
                 text(rows) if callable(text) else None if text is None else text[rows],
                 batch=batch,
                 device=device,
-                progress=_counted_from(done, total, progress),
+                progress=made,
             )
             pixels = torch.cat([to_pixels(piece).cpu() for piece in images.split(batch)])
             store.write(k, pixels, seeds[rows], None if labels is None else labels[rows])
-        elif progress:
-            progress(done + len(rows), total)
         done += len(rows)
     if accelerator is not None:
         accelerator.wait_for_everyone()
     return paths
-
-
-def _counted_from(before: int, total: int, progress: Progress | None) -> Progress | None:
-    """Return the progress of one shard as that of all."""
-    return progress and (lambda done, _: progress(before + done, total))
 
 
 def _digest(*conditions: Tensor | Text | None) -> str:
