@@ -38,8 +38,8 @@ from analysis.tables.render import write
 from analysis.tables.table import markdown
 from experiments.config.parent import split
 from experiments.config.schema import Config
-from experiments.metrics.heldout import HeldOut, no_split
 from experiments.metrics.images import split_indices
+from experiments.metrics.scoring import HeldOut, no_split
 from experiments.runtime.files import atomic_write
 from experiments.training.checkpoint import listed
 from experiments.training.routes import routed_pass

@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from analysis.runs.run_records import AnalysisError, beside, one_by_one, with_weights
-from experiments.metrics.heldout import HeldOut
+from experiments.metrics.scoring import HeldOut
 from experiments.runtime.files import atomic_write
 from routing import Draws, Routing, Selection
 from routing.parsing import json_of

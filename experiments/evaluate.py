@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     add("source", help="run folder, model.safetensors, folder of pictures, or .npz with arr_0")
     add("changes", nargs="*", metavar="group.key=value", help="of sampler, guidance, data")
     add("--step", type=int, help="checkpoint of this step (default: the exported weights)")
-    add("--weights", default="ema", choices=("ema", "raw"), help="which weights (default: ema)")
+    add("--weights", choices=("ema", "raw"), help="which weights (default: ema)")
     add("--samples", type=int, metavar="N", help="number of samples (default: the run's)")
     add("--seed", type=int, help="seed of the first sample (default: the run's)")
     add("--batch", type=int, metavar="B", help="images per sampling batch (default: the run's)")
@@ -58,14 +58,19 @@ def parser() -> argparse.ArgumentParser:
     add("--features", nargs="+", metavar="F", help=f"of {', '.join(FEATURES)}")
     add("--reference", metavar="FILE", help="statistics (.npz) instead of the held-out split")
     add("--data", metavar="NAME", help="for images: compare with this data set's held-out split")
-    add("--split", default="test", help="split that --write-reference takes of a run's data")
+    add("--split", help="split that --write-reference takes of a run's data")
     add("--write-reference", metavar="FILE", help="write statistics of real images, score nothing")
     add("--write-samples", metavar="FILE", help="also write the samples as ADM's evaluator reads")
     add("--inception-weights", metavar="FILE", help="torch-fidelity's weights, where offline")
     add("--dinov2-weights", metavar="FILE", help="timm's weights, where offline")
     add("--cache", metavar="DIR", help="trained classifiers, weights, references")
     add("--out", metavar="DIR", help="where the record goes (default: RUN/evaluations)")
-    add("--keep-samples", action="store_true", help="keep the pieces that resuming needs")
+    add(
+        "--keep-samples",
+        action="store_true",
+        default=None,
+        help="keep the pieces that resuming needs",
+    )
     return p
 
 

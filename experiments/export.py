@@ -12,7 +12,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from experiments.config.schema import PathsConfig
-from experiments.data.specs import places
+from experiments.data.data_options import places
 from experiments.runtime.command import run_command
 from routing.errors import Parser, UserError
 

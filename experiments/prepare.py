@@ -104,7 +104,7 @@ def _device(name: str | None) -> str:
 
 def summary(manifest: Manifest, out: Path) -> str:
     """Return what was made, for people."""
-    size = sum(shard["bytes"] for shard in manifest.shards) / 2**30
+    size = sum(shard.bytes for shard in manifest.shards) / 2**30
     channels, height, width = manifest.shape
     said = [
         f"{out}: {manifest.count:,} pictures as {manifest.kind} of {channels}x{height}x{width}"
@@ -117,7 +117,7 @@ def summary(manifest: Manifest, out: Path) -> str:
         f"shards    {len(manifest.shards)}, {size:.2f} GB, SHA-256 in manifest.json",
     ]
     if manifest.text is not None:
-        said.append(f"captions  {manifest.text['shape']} by {manifest.text['encoder']}")
+        said.append(f"captions  {list(manifest.text.shape)} by {manifest.text.encoder}")
     if manifest.skipped:
         said.append(
             f"skipped   {manifest.skipped} that cannot be read, listed in {out / 'skipped.txt'}"
@@ -129,11 +129,10 @@ def prepare(given: argparse.Namespace) -> None:
     """Encode what this process is to encode, and finish the store if it is the last."""
     _check(given)
     # `--help` and wrong words need none of these.
-    from experiments.data.autoencoder import Autoencoder
+    from experiments.data.encoders import Autoencoder, TextEncoder
     from experiments.data.latent_store import LatentStore
     from experiments.data.picture_sources import open_source
     from experiments.data.store_writer import StoreSettings, StoreWriter
-    from experiments.data.text_encoder import TextEncoder
 
     columns = {"image": given.image_column, "label": given.label_column}
     columns["caption"] = given.caption_column

@@ -43,33 +43,22 @@ def parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument(
-        "source", metavar="RUN", help="a run folder, or an exported model.safetensors alone"
-    )
-    p.add_argument(
-        "changes", nargs="*", metavar="group.key=value", help="options of sampler, guidance, data"
-    )
-    p.add_argument("--classes", help="3,7 or 0-9 or names or all (default: drawn from each seed)")
-    p.add_argument(
-        "--captions", help="for text models: separated by ; or a .txt file, one per line"
-    )
-    p.add_argument("--seeds", default="0-63", help="one image per seed and class (default: 0-63)")
-    p.add_argument("--guidance", help=f"{', '.join(OPTIONS['guidance'])} (default: the run's)")
-    p.add_argument(
-        "--scale", type=float, help="guidance scale; 1 is none (default: the guidance's)"
-    )
-    p.add_argument("--sampler", help=f"{', '.join(OPTIONS['sampler'])} (default: the run's)")
-    p.add_argument("--steps", type=int, help="sampling steps (default: the run's)")
-    p.add_argument("--out", default="samples", help="folder to write to (default: samples)")
-    p.add_argument(
-        "--pngs", type=int, default=1000, help="write at most so many PNGs (default: 1000)"
-    )
-    p.add_argument("--batch", type=int, default=64, help="images at once (default: 64)")
-    p.add_argument(
-        "--step", type=int, help="a checkpoint of the run (default: its exported weights)"
-    )
-    p.add_argument("--weights", default="ema", help="ema or raw (default: ema)")
-    p.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one)")
+    add = p.add_argument
+    add("source", metavar="RUN", help="a run folder, or an exported model.safetensors alone")
+    add("changes", nargs="*", metavar="group.key=value", help="options of sampler, guidance, data")
+    add("--classes", help="3,7 or 0-9 or names or all (default: drawn from each seed)")
+    add("--captions", help="for text models: separated by ; or a .txt file, one per line")
+    add("--seeds", default="0-63", help="one image per seed and class (default: 0-63)")
+    add("--guidance", help=f"{', '.join(OPTIONS['guidance'])} (default: the run's)")
+    add("--scale", type=float, help="guidance scale; 1 is none (default: the guidance's)")
+    add("--sampler", help=f"{', '.join(OPTIONS['sampler'])} (default: the run's)")
+    add("--steps", type=int, help="sampling steps (default: the run's)")
+    add("--out", default="samples", help="folder to write to (default: samples)")
+    add("--pngs", type=int, default=1000, help="write at most so many PNGs (default: 1000)")
+    add("--batch", type=int, default=64, help="images at once (default: 64)")
+    add("--step", type=int, help="a checkpoint of the run (default: its exported weights)")
+    add("--weights", default="ema", help="ema or raw (default: ema)")
+    add("--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one)")
     return p
 
 

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from experiments.runtime.files import atomic_write
-from experiments.runtime.locks import locked
+from experiments.runtime.files import atomic_write, locked
 from routing.errors import UserError
 from sweeps import SweepError, run_status
 from sweeps.jobs import pool, slurm

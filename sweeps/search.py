@@ -14,7 +14,7 @@ from typing import Any
 
 from experiments.metrics.eval_options import METRICS
 from experiments.runtime.console import is_score, read_jsonl
-from experiments.runtime.locks import locked
+from experiments.runtime.files import locked
 from routing.errors import UserError, one_of
 from routing.parsing import whole
 from sweeps import SweepError

@@ -220,14 +220,14 @@ def read_foreign_safetensors(folder):
 
 @reader("weights of feature networks", make_foreign_weights, "weights.*")
 def read_feature_weights(folder):
-    from experiments.metrics import pretrained as weights
+    from experiments.metrics import features as weights
 
     for suffix in ("pt", "safetensors"):
         weights.load_state(folder / f"weights.{suffix}", "weights", "eval.weights")
 
 
 def read_everything(folder):
-    from experiments.data.foreign_latents import open_store
+    from experiments.data.latent_store import open_store
 
     store = open_store(folder, verify=False)
     index = torch.arange(min(store.count, 64))
@@ -239,7 +239,7 @@ def read_everything(folder):
 
 
 def read_facts(folder):
-    from experiments.data.specs import describe, fingerprint
+    from experiments.data.data_options import describe, fingerprint
 
     options = {"name": "latents", "path": str(folder)}
     assert describe(options)["shape"]
@@ -268,7 +268,7 @@ READERS["facts of LightningDiT's shards"] = Reader(
 
 @reader("verified latent store", make_store, "manifest.json", "shard-*")
 def read_verified(folder):
-    from experiments.data.foreign_latents import open_store
+    from experiments.data.latent_store import open_store
 
     open_store(folder, verify=True)
 
@@ -303,9 +303,9 @@ def make_reference(folder):
 
 @reader("reference", make_reference, "reference.npz")
 def read_reference(folder):
-    from experiments.metrics import reference
+    from experiments.metrics.collect import load_reference
 
-    reference.load(folder / "reference.npz", Features(), rows=True)
+    load_reference(folder / "reference.npz", Features(), rows=True)
 
 
 @reader("batch of images", make_reference, "batch.npz")
@@ -389,13 +389,13 @@ def make_vae(folder):
 
 @reader("autoencoder", make_vae, "vae.*")
 def read_vae(folder):
-    from experiments.data import autoencoder
+    from experiments.data import encoders
     from routing.errors import UserError
 
     # The valid one holds two of an autoencoder's tensors: it is refused too, but for what it lacks.
     for path in sorted(folder.glob("vae.*")):
         with contextlib.suppress(UserError):
-            autoencoder.load_single_file(path)
+            encoders.load_single_file(path)
 
 
 def _digits(split):

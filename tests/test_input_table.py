@@ -445,7 +445,7 @@ def split(words: str) -> list[str]:
 
 def test_links_that_loop_are_one_sentence(tmp_path, capsys):
     from experiments.runtime.console import append_jsonl
-    from experiments.runtime.locks import locked
+    from experiments.runtime.files import locked
 
     def lock(_):
         with locked(tmp_path):

@@ -41,7 +41,7 @@ def member(archive, name, kind, target):
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 @pytest.mark.parametrize("name", [*ESCAPES, "../" + "a" * 150 + ".latent.npy"])
 def test_members_that_point_outside_are_refused(name, form, tmp_path):
-    from experiments.data.foreign_latents import open_store
+    from experiments.data.latent_store import open_store
 
     folder = tmp_path / "data"
     folder.mkdir()
@@ -60,7 +60,7 @@ def test_members_that_point_outside_are_refused(name, form, tmp_path):
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE])  # fmt: skip
 def test_links_and_devices_are_refused(kind, tmp_path):
-    from experiments.data.foreign_latents import open_store
+    from experiments.data.latent_store import open_store
 
     folder = tmp_path / "data"
     folder.mkdir()
@@ -89,7 +89,7 @@ def test_pictures_in_tars_cannot_leave_either(tmp_path):
     "name", ["../outside.safetensors", "/etc/passwd", "a/b.safetensors", "..", ""]
 )
 def test_a_manifest_names_files_of_its_own_folder_only(name, tmp_path):
-    from experiments.data.foreign_latents import open_store
+    from experiments.data.latent_store import open_store
 
     folder = write_store(tmp_path / "data", latents(6, side=2))
     (folder / "shard-00000.safetensors").rename(tmp_path / "outside.safetensors")

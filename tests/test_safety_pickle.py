@@ -228,7 +228,7 @@ def test_pickles_inside_of_tars_are_refused(field, tmp_path):
 
     from data_tools import add, latents, npy
 
-    from experiments.data.foreign_latents import open_store
+    from experiments.data.latent_store import open_store
 
     marker = tmp_path / "marker"
     for kind, content in hostile.pickles(marker).items():

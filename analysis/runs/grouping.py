@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.config.schema import role
-from experiments.data.specs import places
+from experiments.data.data_options import places
 from routing.options import RoutingOptions
 
 _HEAD = ("backbone", "size", "data", "objective", "scale")

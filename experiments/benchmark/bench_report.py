@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from experiments.benchmark import block_times, step_profile, step_times
+from experiments.benchmark import step_profile, step_times
 from experiments.benchmark.bench_options import BenchError, BenchOptions
 from experiments.runtime.files import atomic_write, check_replaceable
 from experiments.runtime.memory import keep_freed_memory
@@ -141,7 +141,7 @@ def blocks_table(rows: Sequence[dict[str, Any]], names: tuple[str, ...]) -> str:
     text = table(headers, lines)
     for size in dict.fromkeys(r["size"] for r in rows):
         same = [r for r in rows if r["size"] == size]
-        for name, tokens in block_times.crossings(same, names).items():
+        for name, tokens in step_profile.crossings(same, names).items():
             where = f"cheaper from {tokens} tokens on" if tokens else "cheaper at none of these"
             text += f"\n{name}-{size} against {names[0]}: {where}"
     return text
@@ -180,21 +180,18 @@ def run(o: BenchOptions, say: Callable[[str], None] = print) -> dict[str, Any]:
     check_replaceable(Path(o.out))  # before what takes minutes
     found: dict[str, Any] = {"options": dataclasses.asdict(o), "environment": environment(device)}
     say(_heading(o, found["environment"]))
+    grids = list(product(o.size, o.tokens))
     if "steps" in o.parts:
-        found["steps"] = []
-        for size, tokens in product(o.size, o.tokens):
-            found["steps"] += step_times.measure(o, size, tokens, device)
+        found["steps"] = [row for grid in grids for row in step_times.measure(o, *grid, device)]
         say("\n" + steps_table(found["steps"]))
     if "variants" in o.parts:
-        found["variants"] = []
-        for size, tokens in product(o.size, o.tokens):
-            found["variants"] += step_times.compare(o, size, tokens, device)
+        found["variants"] = [row for grid in grids for row in step_times.compare(o, *grid, device)]
         say("\n" + variants_table(found["variants"], o.variants))
     if "profile" in o.parts:
         found["profile"] = profiles(o, device)
         say("\n" + profile_table(found["profile"]))
     if "blocks" in o.parts:
-        found["blocks"] = block_times.measure(o, device)
+        found["blocks"] = step_profile.block_times(o, device)
         say("\n" + blocks_table(found["blocks"], o.backbone))
     if "loop" in o.parts:
         found["loop"] = [

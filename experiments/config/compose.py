@@ -13,9 +13,8 @@ from typing import Any
 
 from backbones.registry import find, names
 from experiments.config.parent import parent_digest
-from experiments.config.schema import CONF, GROUPS, Config
-from experiments.config.validation import SHARED
-from experiments.data.specs import describe, evaluation, suited
+from experiments.config.schema import CONF, GROUPS, SHARED, Config
+from experiments.data.data_options import describe, evaluation, options_class
 from experiments.runtime.keys import ConfigError, flatten
 from routing.errors import suggest
 from routing.parsing import check_word
@@ -167,7 +166,10 @@ def register_resolvers() -> None:
     from omegaconf import OmegaConf
 
     OmegaConf.register_new_resolver("evaluation", evaluation, replace=True)
-    OmegaConf.register_new_resolver("of_data", suited, replace=True)
+    # Values that a data set wants of a run's configuration: its `patch`, its `p_mean`.
+    OmegaConf.register_new_resolver(
+        "of_data", lambda n, k: getattr(options_class(n), k), replace=True
+    )
 
 
 def _store_outside() -> None:

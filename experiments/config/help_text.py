@@ -12,7 +12,7 @@ import yaml
 
 from experiments.config.compose import options_of, outside_node
 from experiments.config.schema import CONF, GROUPS, Config
-from experiments.data import specs
+from experiments.data import data_options
 from experiments.metrics.eval_options import MetricError
 from experiments.runtime import console
 from experiments.runtime.keys import ConfigError
@@ -151,7 +151,7 @@ def _reflowed(lines: list[str]) -> list[str]:
 def check_ready(config: Config, processes: int, on_gpu: bool) -> None:
     """Refuse what so many processes, on GPUs or not, would refuse before their first step."""
     config.check_processes(processes, on_gpu)
-    specs.parse(config.data).check()
+    data_options.parse(config.data).check()
     console.check_tracker(config.log)
     for key in ("reference", "inception_weights", "dinov2_weights"):
         path = config.eval.get(key)
@@ -165,7 +165,7 @@ def dry_run(config: Config) -> None:
     It needs no torch, so that it answers at once. With `dry=full` it does: the parts are built, the
     kernels named and a step timed, and the whole configuration follows.
     """
-    info = specs.describe(config.data)
+    info = data_options.describe(config.data)
     arguments = model_arguments(config, info)
     cost = run_cost(config, arguments)
     train, kernels = config.train, list[str]()
@@ -252,7 +252,7 @@ def step_seconds(config: Config, arguments: dict[str, Any], samples: int) -> flo
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = backbones.create(**arguments).to(device)
-    x = torch.randn(samples, *specs.describe(config.data)["shape"], device=device)
+    x = torch.randn(samples, *data_options.describe(config.data)["shape"], device=device)
     t = torch.rand(samples, device=device)
     routes, best = TrainingRoutes(config), float("inf")
     for step in range(3):

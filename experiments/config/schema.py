@@ -6,21 +6,36 @@ roles. `experiments.config.compose.load` makes one from what was typed.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from backbones.sizes import parse_size
+from backbones.registry import find
+from backbones.sizes import AlignOptions, parse_size
 from experiments.config.parent import parent_digest
-from experiments.config.validation import ENCODERS, build, check_groups
-from experiments.data.specs import fingerprint, places
-from experiments.runtime.keys import ConfigError, Key, check_ranges, keys_of
+from experiments.data.data_options import describe, fingerprint, parse, places
+from experiments.diffusion.diffusion_options import options_of
+from experiments.metrics.eval_options import EvalOptions
+from experiments.runtime.keys import ConfigError, Key, build, check_ranges, keys_of
+from routing.errors import UserError
 from routing.options import RoutingOptions
-from routing.route import RouteSchedule
+from routing.route import RouteError, RouteSchedule
+
+# Frozen encoders that REPA can align to, and the width of their features (`training.loss`).
+ENCODERS = {
+    "random": 64, "probe": 96,
+    "dinov2-vits14": 384, "dinov2-vitb14": 768, "dinov2-vitl14": 1024,
+}  # fmt: skip
+# The keys that every backbone has, and their defaults.
+SHARED: dict[str, Any] = {"attention": 0} | dict.fromkeys(
+    ("depth", "width", "heads", "decoder", "align")
+)
+
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 GROUPS = ("backbone", "data", "objective", "sampler", "guidance", "eval", "scale", "experiment")
@@ -104,6 +119,12 @@ class Config:
     def from_dict(cls, values: Mapping[str, Any]) -> Config:
         """Build and check a configuration from plain values, as `config.yaml` holds them."""
         _check_counted(values, "")
+        if isinstance(values, Mapping):  # what YAML takes for a list, for nothing or for a number
+            route, size = values.get("route", ""), values.get("size")
+            if route is None or isinstance(route, list):
+                values = {**values, "route": "none" if route is None else "+".join(map(str, route))}
+            if isinstance(size, int | float):
+                values = {**values, "size": str(size)}
         config = build(cls, values)
         # The route is typed at the top (route=2-8); the routing options carry it to where it acts.
         routing = dataclasses.replace(config.routing, route=config.route)
@@ -282,3 +303,72 @@ def _without(values: Mapping[str, Any], out: str, prefix: str = "") -> dict[str,
             inner = isinstance(value, Mapping)
             kept[key] = _without(value, out, f"{prefix}{key}.") if inner else value
     return kept
+
+
+# --- what each group's owner refuses --------------------------------------------------------------
+
+
+def check_groups(config: Any) -> None:
+    """Check every group's options with its owner, and the combinations between groups."""
+    family = find(config.backbone["name"])
+    shape = {key: config.backbone.get(key) for key in ("depth", "width", "heads")}
+    for key, value in shape.items():
+        if value is not None and type(value) is not int:
+            raise UserError(f"backbone.{key}={value!r}: expected a whole number or null")
+    size = parse_size(config.size, **shape)
+    common = ("name", *SHARED)
+    own = {k: v for k, v in config.backbone.items() if k not in common and v is not None}
+    with _naming("backbone"):
+        family.parse(size, own, common)
+    for key in ("decoder", "align"):
+        value = config.backbone.get(key)
+        if value is not None and not isinstance(value, Mapping):
+            raise UserError(f"backbone.{key}={value!r}: expected null or a mapping such as {{}}")
+    with _naming("data"):
+        parse(config.data)
+    _check_routing(config)
+    for kind in ("objective", "sampler", "guidance"):
+        with _naming(kind):
+            options_of(kind, getattr(config, kind))
+    with _naming("eval"):
+        EvalOptions(**{k: v for k, v in config.eval.items() if k != "name"})
+
+
+@contextlib.contextmanager
+def _naming(group: str) -> Iterator[None]:
+    """Turn what a value of the wrong type makes a range check trip over into one sentence."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (TypeError, ValueError, OverflowError, KeyError, AttributeError) as error:
+        raise UserError(
+            f"{group}: a key or a value of the wrong type ({error}); "
+            "python experiments/run.py --help all lists every key with its default"
+        ) from None
+
+
+def _check_routing(config: Any) -> None:
+    """Refuse routes and routing options that the model cannot have."""
+    _, height, width = describe(config.data)["shape"]
+    patch = parse_size(config.size).patch
+    name = f"{config.backbone['name']}-{config.size}"
+    config.routing.check(config.depth, (height // patch, width // patch), name)
+    if config.backbone.get("decoder") and config.objective["name"] == "ddpm":
+        raise RouteError(
+            "backbone.decoder with objective=ddpm: MaskDiT's reconstruction is of the denoised "
+            "image, where the noisiest steps enlarge an error 157 times; type objective=edm"
+        )
+    given, encoder = config.backbone.get("align"), config.train.encoder
+    if not given:
+        return
+    if encoder == "none":
+        raise RouteError(
+            "backbone.align projects to an encoder's features and train.encoder=none has none; "
+            f"name one of {' '.join(ENCODERS)}"
+        )
+    channels = given.get("channels", AlignOptions.channels)
+    if channels != ENCODERS[encoder]:
+        raise RouteError(
+            f"backbone.align.channels={channels}: {encoder} has {ENCODERS[encoder]} features"
+        )

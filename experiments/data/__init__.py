@@ -10,7 +10,7 @@ __getattr__, __dir__, __all__ = lazily(
     __name__,
     {
         "dataset": ("Batch", "Condition", "Dataset", "Prefetch", "Rows", "SampleOrder", "create"),
-        "data_options": ("DataError", "DataOptions"),
+        "data_options": ("DataError", "DataOptions", "parse"),
         "digits": ("DigitsOptions",),
         "fashion": ("FashionOptions",),
         "icons": ("IconsOptions",),
@@ -18,6 +18,5 @@ __getattr__, __dir__, __all__ = lazily(
         "mnist": ("MnistOptions",),
         "scenes_spec": ("ScenesOptions",),
         "torchvision": ("TorchvisionOptions",),
-        "specs": ("parse",),
     },
 )

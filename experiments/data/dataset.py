@@ -23,9 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.data.data_options import TASKS, DataError, DataOptions, require
+from experiments.data.data_options import TASKS, DataError, DataOptions, parse, require
 from experiments.data.published_files import ImageOptions
-from experiments.data.specs import parse
 from routing.errors import suggest
 from routing.rng import Draws
 

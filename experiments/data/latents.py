@@ -19,13 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.data.autoencoder import DEFAULT, Autoencoder, sample_moments, why_not
 from experiments.data.data_options import DataError
 from experiments.data.dataset import Batch, Condition, Dataset, Rows, SampleOrder
-from experiments.data.foreign_latents import open_store
-from experiments.data.latent_store import Store
+from experiments.data.encoders import DEFAULT, Autoencoder, TextEncoder, sample_moments, why_not
+from experiments.data.latent_store import Store, open_store
 from experiments.data.latents_spec import LatentsOptions
-from experiments.data.text_encoder import TextEncoder
+from experiments.runtime.keys import ConfigError, build
 from routing.rng import Draws
 
 # Options that change the pictures of a split while the store stays.
@@ -48,20 +47,12 @@ class Decoding:
     def read(cls, values: Mapping[str, Any], channels: int) -> Decoding:
         """Return what an exported file says, checked."""
         try:
-            lists = {key: tuple(float(v) for v in values[key]) for key in ("shift", "unit")}
-            found = cls(**{**values, **lists})
-            numbers = [*found.shift, *found.unit, found.offset]
-            numbers += [] if found.factor is None else [found.factor]
-            good = (
-                len(found.shift) == len(found.unit) == channels
-                and all(math.isfinite(v) for v in numbers)
-                and found.factor != 0
-                and isinstance(found.scaled, bool)
-                and all(isinstance(v, str | None) for v in (found.vae, found.text_encoder))
-            )
-        except (TypeError, ValueError, KeyError, AttributeError):
-            good = False
-        if not good:
+            found = build(cls, values)
+            numbers = [*found.shift, *found.unit, found.offset, found.factor or 1.0]
+            good = len(found.shift) == len(found.unit) == channels and found.factor != 0
+        except (ConfigError, OverflowError):
+            good, numbers = False, []
+        if not good or not all(map(math.isfinite, numbers)):
             raise DataError(
                 "the weights do not say how their latents become pixels (damaged metadata); "
                 "give the store they were trained on: data.path=FOLDER"

@@ -16,11 +16,29 @@ from safetensors import safe_open
 from experiments.data.data_options import DataError, DataOptions, ShapeError, require
 from experiments.data.tars import samples_of, walk
 from experiments.runtime.files import sha256
-from experiments.runtime.keys import Key
+from experiments.runtime.keys import Key, build
 from routing.parsing import bytes_of, json_of
 
 FORMAT = "tread-latents/1"
 MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class StoredText:
+    """The captions of a store."""
+
+    encoder: str  # what embeds them
+    shape: tuple[int, int, int]  # K captions per sample, L tokens, E channels
+
+
+@dataclass(frozen=True)
+class StoredShard:
+    """One file of a store."""
+
+    file: str
+    count: int
+    bytes: int
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -33,8 +51,7 @@ class Manifest:
     flips: bool  # whether `latents_flip` are stored
     labels: bool  # whether `labels` are stored
     classes: tuple[str, ...]  # names of classes
-    # None, or the encoder and its (K captions per sample, L tokens, E channels)
-    text: dict[str, Any] | None
+    text: StoredText | None  # None for a store without captions
     vae: str  # which autoencoder made it
     scale_factor: float  # multiplies `latent - shift_factor` to about unit standard deviation
     shift_factor: float  # subtracted first; 0 for Stable Diffusion's VAE
@@ -43,7 +60,7 @@ class Manifest:
     std: tuple[float, ...]  # standard deviation of latents per channel, before scaling
     source: str  # where the pictures came from
     skipped: int  # how many could not be read
-    shards: tuple[dict[str, Any], ...]  # one of {file, count, bytes, sha256} each
+    shards: tuple[StoredShard, ...]
 
     def dumps(self) -> str:
         """Return the manifest as JSON."""
@@ -59,42 +76,26 @@ class Manifest:
             found = values.pop("format", None)
             if found != FORMAT:
                 raise DataError(f"{path} has format {found!r}; this version reads {FORMAT!r}")
-            for key in ("shape", "classes", "mean", "std", "shards"):
-                values[key] = tuple(values[key])
-            manifest = cls(**values)
-            channels, height, width = manifest.shape
+            manifest = build(cls, values)
+            sides = (manifest.shape, *([manifest.text.shape] if manifest.text else []))
             good = (
                 manifest.kind in ("moments", "sample")
-                and all(type(v) is int and v > 0 for v in (channels, height, width))
-                and len(manifest.mean) == len(manifest.std) == channels
-                and type(manifest.count) is int
-                and sum(shard["count"] for shard in manifest.shards) == manifest.count > 0
-                and all(Path(shard["file"]).name == shard["file"] for shard in manifest.shards)
-                and all(type(shard["bytes"]) is int for shard in manifest.shards)
-                and all(0 < float(v) < float("inf") for v in (*manifest.std, manifest.scale_factor))
+                and all(len(shape) == 3 and min(shape) > 0 for shape in sides)
+                and len(manifest.mean) == len(manifest.std) == manifest.shape[0]
+                and sum(shard.count for shard in manifest.shards) == manifest.count > 0
+                and all(Path(shard.file).name == shard.file for shard in manifest.shards)
+                and all(0 < v < math.inf for v in (*manifest.std, manifest.scale_factor))
                 and all(math.isfinite(v) for v in (*manifest.mean, manifest.shift_factor))
-                and all(type(v) in (int, float) for v in (*manifest.std, manifest.scale_factor))
-                and all(type(v) is bool for v in (manifest.flips, manifest.labels))
-                and all(type(v) is str for v in (manifest.vae, *manifest.classes))
-                and all(type(shard["sha256"]) is str for shard in manifest.shards)
-                and all(type(shard["count"]) is int for shard in manifest.shards)
-                and (manifest.text is None or _is_text(manifest.text))
             )
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}") from None
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
-            if isinstance(error, DataError):
-                raise
+        except DataError:
+            raise
+        except (TypeError, ValueError, AttributeError):
             good = False
         if not good:
             raise DataError(f"{path} is damaged; run prepare again, which keeps finished shards")
         return manifest, hashlib.sha256(content).hexdigest()[:16]
-
-
-def _is_text(text: dict[str, Any]) -> bool:
-    shape = tuple(text["shape"])
-    sides = len(shape) == 3 and all(type(side) is int and side > 0 for side in shape)
-    return sides and type(text["encoder"]) is str
 
 
 _LATENT = ("latent.npy", "latent")  # fields of a tar's sample
@@ -167,7 +168,7 @@ class LatentsOptions(DataOptions):
             )
         if manifest:
             known["num_classes"] = len(manifest.classes)
-            known["text"] = list(manifest.text["shape"])[1:] if manifest.text else None
+            known["text"] = list(manifest.text.shape)[1:] if manifest.text else None
         if self.num_classes:
             known["num_classes"] = self.num_classes
         return known
@@ -248,13 +249,22 @@ def _stored_shape(folder: Path, kind: str) -> list[int] | None:
         else:
             with safe_open(min(folder.glob("*.safetensors")), "numpy") as file:
                 stored = file.get_slice("latents").get_shape()[1:]
+        shape = moments_or_sample(tuple(stored), kind, "")[1]
     except Exception:
         # Nothing there, or damaged: opening the data set for real names what is wrong with it.
         return None
-    if len(stored) != 3 or not all(0 < side < 2**31 for side in stored):
-        return None
-    moments = kind == "moments" or (kind == "auto" and stored[0] == 8)
-    return [stored[0] // 2 if moments else stored[0], *stored[1:]]
+    return list(shape) if max(shape) < 2**31 else None
+
+
+def moments_or_sample(stored: tuple[int, ...], kind: str, where: str) -> tuple[str, Any]:
+    """Return the kind and the latent's (C, H, W) for stored rows of shape `stored`."""
+    if len(stored) != 3 or min(stored) < 1:
+        raise DataError(f"{where} has shape {list(stored)}; expected [C, H, W] such as [4, 32, 32]")
+    if kind == "sample" or (kind == "auto" and stored[0] != 8):
+        return "sample", stored
+    if stored[0] % 2:
+        raise DataError(f"{where} has {stored[0]} channels; moments have twice the latent's")
+    return "moments", (stored[0] // 2, *stored[1:])
 
 
 def latent_field(where: str, fields: Collection[str]) -> str:

@@ -1,4 +1,4 @@
-"""Where pictures come from: a folder, WebDataset tars, or parquet and arrow tables.
+"""Pictures to prepare: from a folder, WebDataset tars or tables, cropped as ADM prepared ImageNet.
 
 Every source counts its pictures first and then gives any range of them as raw bytes, so that a
 shard is a function of its number and an interrupted preparation continues with the next one.
@@ -9,12 +9,17 @@ from __future__ import annotations
 import abc
 import contextlib
 import hashlib
+import io
 import itertools
 import json
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
 
 from experiments.data.data_options import DataError, first_line
 from experiments.data.tars import Member, read_label, samples_of
@@ -87,11 +92,18 @@ def open_source(
         ) from None
     tars = [p for p in found if p.suffix == ".tar"]
     tables = [p for p in found if p.suffix in (".parquet", ".arrow")]
+    pictures = [p for p in found if p.suffix.lower() in SUFFIXES and path.is_dir()]
+    kinds = {"pictures": pictures, "tars": tars, "tables": tables}
+    if len(there := {kind: those for kind, those in kinds.items() if those}) > 1:
+        listed = " and ".join(f"{kind} such as {those[0].name}" for kind, those in there.items())
+        raise DataError(
+            f"{path} holds {listed}, and prepare takes one kind; move the others away, or name it: "
+            f"--files '*{max(there.values(), key=len)[0].suffix}'"
+        )
     if captions is not None and (tars or tables):
         raise DataError("--captions is for folders; tars and tables bring their own captions")
     if tars or tables:
         return TarSource(tars) if tars else TableSource(tables, columns or {})
-    pictures = [p for p in found if p.suffix.lower() in SUFFIXES and path.is_dir()]
     if not pictures:
         listed = ", ".join(p.name for p in found[:5]) or "nothing"
         raise DataError(
@@ -322,3 +334,77 @@ def _opened(path: Path) -> Iterator[Any]:
         yield table
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path} is damaged or no table: {first_line(error)}") from None
+
+
+# --- from bytes to cropped pixels -----------------------------------------------------------------
+
+
+#: The longest picture that is cropped, in multiples of its shorter side.
+_NARROW = 64
+
+
+class CroppedPicture(NamedTuple):
+    """A picture (size, size, 3) uint8, or None and the reason why it could not be read."""
+
+    raw: RawPicture
+    pixels: np.ndarray[Any, Any] | None
+    reason: str = ""
+
+
+def eight_bits(image: Image.Image) -> Image.Image:
+    """Return a picture as 8-bit RGB: 16 bits are scaled, what is transparent is laid on white."""
+    # Converting, Pillow cuts 16 bits off at 255; older ones open such PNGs as 32-bit integers.
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        values = np.asarray(image).astype(np.uint32)
+        return Image.fromarray(((values + 128) // 257).astype(np.uint8)).convert("RGB")
+    if image.mode in ("I", "F"):
+        kind = "floating-point" if image.mode == "F" else "32-bit"
+        raise ValueError(f"{kind} values, which have no white; save it with 8 or 16 bits")
+    if "A" in image.getbands() or "a" in image.getbands() or "transparency" in image.info:
+        image = image.convert("RGBA")
+        white = Image.new("RGB", image.size, "white")
+        white.paste(image, mask=image.getchannel("A"))
+        return white
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def center_crop(image: Image.Image, size: int) -> np.ndarray[Any, Any]:
+    """Return the middle of a picture, (size, size, 3) uint8, as ADM prepared ImageNet.
+
+    Halve with a box filter while the shorter side stays at least twice the target, bring the
+    shorter side to `size` with a bicubic filter, cut the middle (Dhariwal and Nichol, 2021).
+    """
+    if max(image.size) > _NARROW * min(image.size):
+        # Its shorter side brought to `size`, the longer one would fill the memory.
+        raise ValueError(f"{image.width}x{image.height} pixels are too long and narrow to crop")
+    image = eight_bits(image)
+    while min(image.size) >= 2 * size:
+        image = image.resize((image.width // 2, image.height // 2), Image.Resampling.BOX)
+    scale = size / min(image.size)
+    target = (round(image.width * scale), round(image.height * scale))
+    pixels = np.asarray(image.resize(target, Image.Resampling.BICUBIC))
+    top, left = (pixels.shape[0] - size) // 2, (pixels.shape[1] - size) // 2
+    return pixels[top : top + size, left : left + size]
+
+
+def crop(raw: RawPicture, size: int) -> CroppedPicture:
+    """Decode and crop one picture; a damaged one becomes a reason, not an error."""
+    if raw.content is None:
+        return CroppedPicture(raw, None, "no bytes")
+    try:
+        with Image.open(io.BytesIO(raw.content)) as image:
+            return CroppedPicture(raw, center_crop(image, size))
+    except UnidentifiedImageError:
+        return CroppedPicture(raw, None, "no picture that Pillow knows")
+    except Exception as error:
+        return CroppedPicture(raw, None, first_line(error))
+
+
+def crop_ahead(
+    pool: ThreadPoolExecutor, pictures: Iterator[RawPicture], size: int, depth: int = 64
+) -> Iterator[CroppedPicture]:
+    """Crop in order with at most `depth` results waiting: `Executor.map` would read everything."""
+    waiting = [pool.submit(crop, raw, size) for raw in itertools.islice(pictures, depth)]
+    while waiting:
+        yield waiting.pop(0).result()
+        waiting += [pool.submit(crop, raw, size) for raw in itertools.islice(pictures, 1)]

@@ -20,16 +20,23 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from experiments.data import scene_words as words
 from experiments.data.data_options import DataError, first_line
-from experiments.data.scene_words import Attributes
-from experiments.data.scenes import STREAMS, choose, draw
+from experiments.data.scenes import (
+    BACKGROUNDS,
+    COLOURS,
+    SHAPES,
+    STREAMS,
+    Attributes,
+    choose,
+    draw,
+    read_captions,
+)
 from experiments.runtime.files import atomic_write
 from routing.rng import Draws
 
 WEIGHTS = Path(__file__).with_name("scenes_probe.safetensors")
 FEATURES = 128
-_HEADS = {"shape": len(words.SHAPES) + 1, "colour": len(words.COLOURS) + 1, "size": 3}
+_HEADS = {"shape": len(SHAPES) + 1, "colour": len(COLOURS) + 1, "size": 3}
 
 
 class Probe(nn.Module):
@@ -45,7 +52,7 @@ class Probe(nn.Module):
         self.norms = nn.ModuleList(nn.GroupNorm(8, width) for width in widths[1:])
         self.quadrant = nn.Linear(4 * widths[-1], FEATURES // 4)
         self.heads = nn.ModuleDict({k: nn.Linear(FEATURES // 4, n) for k, n in _HEADS.items()})
-        self.background = nn.Linear(FEATURES, len(words.BACKGROUNDS))
+        self.background = nn.Linear(FEATURES, len(BACKGROUNDS))
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """Look at pictures (B, 3, 32, 32), uint8 or float in -1..1.
@@ -118,10 +125,10 @@ def adherence(
         raise DataError("adherence needs either labels or captions")
     seen = read(images).to("cpu")
     if captions is not None:
-        return _caption_hits(seen, words.read_captions(captions))
+        return _caption_hits(seen, read_captions(captions))
     assert labels is not None
     found, asked = seen.labels(), labels.cpu()
-    colours = len(words.COLOURS)
+    colours = len(COLOURS)
     one = found >= 0
     return {
         "class": _count(found == asked),

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple, TypeAlias
 from urllib.error import HTTPError
 
 from experiments.data.data_options import DataError, DataOptions, require
-from experiments.runtime.files import atomic_path
+from experiments.runtime.files import atomic_path, locked
 from experiments.runtime.keys import Key
-from experiments.runtime.locks import locked
 
 if TYPE_CHECKING:  # options are read without it, at the start of every command
     import numpy as np

@@ -23,12 +23,10 @@ from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import Tensor
 
-from experiments.data.autoencoder import Autoencoder, sample_moments
 from experiments.data.data_options import DataError
-from experiments.data.latents_spec import FORMAT, MANIFEST, Manifest
-from experiments.data.picture_files import CroppedPicture, crop_ahead
-from experiments.data.picture_sources import PictureSource, RawPicture
-from experiments.data.text_encoder import TextEncoder
+from experiments.data.encoders import Autoencoder, TextEncoder, sample_moments
+from experiments.data.latents_spec import FORMAT, MANIFEST, Manifest, StoredShard, StoredText
+from experiments.data.picture_sources import CroppedPicture, PictureSource, RawPicture, crop_ahead
 from experiments.runtime.files import atomic_write
 from routing.parsing import Malformed, json_of
 from routing.rng import Draws
@@ -255,6 +253,7 @@ class StoreWriter:
         second = np.sum([note["sums"]["square"] for note in done], 0) / n
         side = self.settings.size // self.vae.factor
         highest = max(note["sums"]["label"] for note in done)
+        text, of = self.text, (self.settings.captions,)
         manifest = Manifest(
             kind=self.settings.kind,
             shape=(self.vae.channels, side, side),
@@ -263,7 +262,7 @@ class StoreWriter:
             labels=self.source.labelled,
             # Without labels the highest is -1: no classes.
             classes=self.source.classes or tuple(str(k) for k in range(highest + 1)),
-            text=None if self.text is None else self._text(self.text),
+            text=None if text is None else StoredText(text.name, (*of, text.length, text.width)),
             vae=self.settings.vae,
             scale_factor=self.vae.scale_factor,
             shift_factor=self.vae.shift_factor,
@@ -273,8 +272,7 @@ class StoreWriter:
             source=self.source.fingerprint,
             skipped=len(skipped),
             shards=tuple(
-                {"file": self._paths(k)[0].name}
-                | {key: note[key] for key in ("count", "bytes", "sha256")}
+                StoredShard(self._paths(k)[0].name, note["count"], note["bytes"], note["sha256"])
                 for k, note in enumerate(done)
                 if note["count"]
             ),
@@ -286,7 +284,3 @@ class StoreWriter:
         except OSError as error:
             raise self._full(error, self.out / MANIFEST) from None
         return manifest
-
-    def _text(self, encoder: TextEncoder) -> dict[str, Any]:
-        shape = [self.settings.captions, encoder.length, encoder.width]
-        return {"encoder": encoder.name, "shape": shape}

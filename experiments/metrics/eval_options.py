@@ -91,11 +91,6 @@ def check_known(what: str, names: Iterable[str], known: Collection[str]) -> None
             raise MetricError(f"unknown {what} {name!r}: there are {', '.join(known)}{guess}")
 
 
-def count_label(n: int) -> str:
-    """Return `5K` for 5000, `500` for 500 and `1200` for 1200."""
-    return f"{n // 1000}K" if n >= 1000 and n % 1000 == 0 else str(n)
-
-
 def direction(metric: str) -> str:
     """Return `lower` or `higher`: which is better; parts of a metric are like the whole."""
     return METRICS[metric if metric in METRICS else metric.rsplit("_", 1)[0]].better
@@ -106,7 +101,8 @@ def full_name(metric: str, n: int, features: str | None) -> str:
     # Parts of a metric (adherence_colour, memorisation_heldout) carry their own name.
     own = METRICS[metric].label if metric in METRICS else metric.replace("_", "-")
     label = _RENAMED.get((metric, features or ""), own)
-    return f"{label}-{count_label(n)}" + (f" ({features})" if features else "")
+    count = f"{n // 1000}K" if n >= 1000 and n % 1000 == 0 else str(n)  # 5K; but 500, 1200
+    return f"{label}-{count}" + (f" ({features})" if features else "")
 
 
 @dataclass(frozen=True)

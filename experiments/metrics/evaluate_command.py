@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from experiments.data.dataset import create
-from experiments.metrics import reference, scoring
-from experiments.metrics.collect import collect, share, world
+from experiments.metrics import scoring
+from experiments.metrics.collect import collect, own_images, save_reference, share, world
 from experiments.metrics.eval_options import EvalOptions, MetricError, Score, defaults_for
 from experiments.metrics.features import create_features
-from experiments.metrics.images import Images, own_images
+from experiments.metrics.images import Images
 from experiments.metrics.meters import labelled_data, prepare
 from experiments.metrics.small_networks import checksum
 from experiments.runtime import console as log
@@ -104,13 +104,17 @@ def _processes() -> torch.device:
 def _run(args: argparse.Namespace, source: Path, device: torch.device, console: log.Console) -> int:
     if args.data is not None:
         raise MetricError("--data is for images; a run is compared with its own data")
+    if args.split is not None and not args.write_reference:
+        raise MetricError(
+            "--split is for --write-reference: scores compare with the held-out split; leave it out"
+        )
     changes = parse_overrides(args.changes)
     if args.steps is not None:
         changes["sampler"]["steps"] = args.steps
     chosen = [parse_choice(text) for text in args.guidance or [""]]
     if args.write_samples and len(chosen) > 1:
         raise MetricError("--write-samples takes the samples of one --guidance; give one")
-    loaded = load_model(source, args.step, args.weights, device)
+    loaded = load_model(source, args.step, args.weights or "ema", device)
     held, asked = loaded.config.data.get("held_out") or 0, changes["data"].get("held_out")
     if isinstance(asked, int) and asked > held:  # of another type, the data set refuses it
         raise MetricError(
@@ -131,10 +135,11 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
     if args.write_samples and set(options.metrics) == {"heldout_loss"}:
         raise MetricError("--write-samples: heldout_loss draws no samples; add another metric")
     if args.write_reference:
-        if unused := _given(args, "samples", *_SAMPLING):
+        split = args.split or "test"
+        if unused := _given(args, "samples", "keep_samples", *_SAMPLING):
             raise MetricError(f"{unused[0]}: --write-reference takes the whole split of the data")
-        cache, title = args.cache or scoring.cache_of(config), f"{dataset.name}-{args.split}"
-        images = own_images(dataset, args.split)
+        cache, title = args.cache or scoring.cache_of(config), f"{dataset.name}-{split}"
+        images = own_images(dataset, split)
         return _write(args, options, dataset, cache, images, title, device, console)
     name, more = parse_choice(args.sampler or "")
     sampler = chosen_options("sampler", config.sampler, name, {**changes["sampler"], **more})
@@ -146,10 +151,10 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
     folder = args.out or (source if source.is_dir() else source.parent) / "evaluations"
     for guidance in guidances:
         pipeline = SamplingPipeline.make(loaded.model, config, sampler, guidance)
-        about = {
+        about: dict[str, Any] = {
             "source": str(source),
             "step": step,
-            "kind": args.weights,
+            "kind": args.weights or "ema",
             "weights": weights,
             "guidance": dataclasses.asdict(pipeline.guidance.options),
             "sampler": dataclasses.asdict(pipeline.sampler.options),
@@ -195,8 +200,16 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
 def _images(
     args: argparse.Namespace, source: Path, device: torch.device, console: log.Console
 ) -> int:
-    if given := [*_given(args, "step", *_SAMPLING), *args.changes]:
-        raise MetricError(f"{given[0]} is for sampling from a run, and {source} holds images")
+    if given := [*_given(args, "step", "weights", "keep_samples", *_SAMPLING), *args.changes]:
+        raise MetricError(
+            f"{given[0]} is for sampling from a run, and {source} holds images; leave it out, or "
+            "name a run folder"
+        )
+    if args.split is not None:
+        raise MetricError(
+            f"--split is for the data of a run, and {source} holds images; leave it out, or name "
+            f"the folder of the {args.split} images"
+        )
     if "heldout_loss" in (args.metrics or ()):
         raise MetricError(f"heldout_loss is a model's own loss, and {source} holds images")
     images = Images(source)
@@ -220,10 +233,11 @@ def _images(
     with console.progress("score", n) as bar:
         for batch in stream:
             stop = start + len(batch)
-            meters.update(batch, None if labels is None else labels[start:stop])
+            for meter in meters:
+                meter.update(batch, None if labels is None else labels[start:stop])
             start = stop
             bar.update(min(n, (start - mine.start) * world()[1]))
-    scores = meters.results(labels, source=str(source))
+    scores = [score for m in meters for score in m.results(labels, source=str(source))]
     about = {"source": str(source), "data": args.data}
     path, settings = _record(args.out or Path(), source.stem, about, options)
     _finish(source.stem, scores, path if args.out else None, settings, console)
@@ -267,7 +281,7 @@ def _write(
     wanted = {"moments", "rows"} | ({"spatial"} & set(features.provides))
     found = collect(features, images, wanted)
     if not world()[0]:
-        reference.save(path, features, found, title)
+        save_reference(path, features, found, title)
     console.say(f"reference   {path}  ({found.n} images, {features.name})")
     return 0
 

@@ -1,24 +1,31 @@
-"""What a metric sees of an image: a network's features, chosen by name.
+"""What a metric sees of an image: the features of a network, chosen by name.
 
 Every extractor takes uint8 images of any size and does its own resizing, so that two scores with
-the same features name went through the same pre-processing.
+the same features name went through the same pre-processing. Published weights (ADM's Inception for
+FID, sFID and IS; DINOv2 for FD-DINOv2) are fetched once, checked, and loaded without unpickling
+anything.
 """
 
 from __future__ import annotations
 
+import functools
+import io
 import os
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor
 
 from experiments.data import probe
+from experiments.data.data_options import DataError, first_line
+from experiments.data.published_files import fetch
 from experiments.metrics.collect import Features, main_first
 from experiments.metrics.eval_options import FEATURES, EvalOptions, MetricError, check_known
 from experiments.metrics.images import labelled_images, split_images
-from experiments.metrics.pretrained import DinoFeatures, InceptionFeatures
 from experiments.metrics.small_networks import (
     AUTOENCODER_VERSION,
     CLASSIFIER_VERSION,
@@ -26,10 +33,225 @@ from experiments.metrics.small_networks import (
     KeptNetwork,
     SmallAutoencoder,
     SmallClassifier,
+    checksum,
     load_or_make,
     recipe_for,
 )
 from experiments.runtime.files import sha256
+
+# --- published networks ---------------------------------------------------------------------------
+
+URL = "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/weights-inception-2015-12-05-6726825d.pth"
+SHA256 = "6726825d"  # how it begins
+SPATIAL_CHANNELS = 7
+_WHAT = "torch-fidelity's Inception weights"
+_OPTION = "eval.inception_weights"
+MODELS = {
+    "dinov2-vitl14": "vit_large_patch14_dinov2.lvd142m",
+    "dinov2-vits14": "vit_small_patch14_dinov2.lvd142m",
+    "dinov2-vitb14": "vit_base_patch14_dinov2.lvd142m",  # REPA's; no metric is named after it
+}
+SIZE = 224
+_MEAN = (0.485, 0.456, 0.406)
+_STD = (0.229, 0.224, 0.225)
+
+
+def published_weights(cache: Path) -> Path:
+    """Return the file of Inception's weights in the cache, downloaded if it is not there.
+
+    Raises:
+        MetricError: It cannot be had; the message says how to pass it by hand.
+    """
+    path = cache / "weights" / URL.rsplit("/", 1)[1]
+    try:
+        fetch([URL], path, SHA256, "sha256")
+    except DataError as error:
+        raise MetricError(
+            f"{error}: fetch it on a machine with the internet and pass {_OPTION}=FILE"
+        ) from None
+    if not sha256(path).startswith(SHA256):
+        raise MetricError(f"{path} are not {_WHAT} (the checksum differs); delete it and run again")
+    return path
+
+
+def load_state(path: str | Path, what: str, option: str) -> dict[str, Tensor]:
+    """Return the tensors in a `.safetensors` or PyTorch file; nothing in it is executed."""
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise MetricError(f"{option}={path}: no such file; expected {what}")
+    try:
+        if path.suffix == ".safetensors":
+            state = load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        if not state:  # `build_inception` would take it for no weights at all
+            raise ValueError("it is empty")
+        return state
+    except Exception as error:
+        raise MetricError(
+            f"{option}={path} is not readable as {what} ({first_line(error)[:120]})"
+        ) from None
+
+
+def build_inception() -> torch.nn.Module:
+    """Return torch-fidelity's network, untrained: outputs `2048` and `logits_unbiased`."""
+    try:
+        from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+    except ImportError:
+        raise MetricError(
+            'inception-adm needs torch-fidelity; install it with pip install -e ".[metrics]"'
+        ) from None
+
+    class Inception(FeatureExtractorInceptionV3):
+        """Loads nothing while it is built: upstream would download, or unpickle a file."""
+
+        def load_state_dict(
+            self, state_dict: dict, strict: bool = True, assign: bool = False
+        ) -> object:
+            if not state_dict:
+                return None
+            return super().load_state_dict(state_dict, strict=strict, assign=assign)
+
+    empty = io.BytesIO()
+    torch.save({}, empty)
+    empty.seek(0)
+    return Inception(
+        "inception-adm", ["2048", "logits_unbiased"], feature_extractor_weights_path=empty
+    )
+
+
+class InceptionFeatures(Features):
+    """Inception v3 of 2015 on torch-fidelity's port of the TensorFlow graph.
+
+    ADM (Dhariwal and Nichol 2021) compares three outputs of the network:
+
+        pool_3                  2048 pooled features: FID, precision, recall, KID
+        mixed_6/conv, first 7   1x1 branch of a 17x17 block, 17*17*7 = 2023: sFID (Nash et al. 2021)
+        softmax without bias    1008 logits: Inception Score
+
+    mixed_6 is the port's Mixed_6d. The graph's rows run over height, width, then channel, and so do
+    ours, or mu_s and sigma_s of a published reference batch would not fit. Weights come from a
+    file, from the cache or, once, from a download; `network` is taken as it is.
+    """
+
+    name = "inception-adm"
+    dim = 2048
+    provides = ("features", "logits", "spatial")
+
+    def __init__(
+        self,
+        weights: str | Path | None,
+        *,
+        cache: Path,
+        device: torch.device | str = "cpu",
+        network: torch.nn.Module | None = None,
+    ) -> None:
+        if network is None:
+            network = build_inception()
+            weights = published_weights(cache) if weights is None else weights
+            state = load_state(weights, _WHAT, _OPTION)
+            try:
+                network.load_state_dict(state)
+            except (RuntimeError, AttributeError, TypeError):
+                raise MetricError(
+                    f"{_OPTION}={weights} holds another network; expected {URL.rpartition('/')[2]}"
+                ) from None
+        self.network = network.eval().requires_grad_(False).to(device)
+        self.device = torch.device(device)
+        self.checksum = checksum(network)
+        self._spatial: Tensor | None = None
+        network.get_submodule("Mixed_6d.branch1x1").register_forward_hook(self._keep)
+
+    def _keep(self, module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        self._spatial = output[:, :SPATIAL_CHANNELS].permute(0, 2, 3, 1).flatten(1).float()
+
+    def measure(self, images: Tensor) -> dict[str, Tensor]:
+        """Return features `(B, 2048)`, logits `(B, 1008)` and spatial rows `(B, 2023)`."""
+        features, logits = self.network(images)
+        assert self._spatial is not None, "the hook on Mixed_6d.branch1x1 did not run"
+        spatial, self._spatial = self._spatial, None
+        return {"features": features, "logits": logits, "spatial": spatial}
+
+
+def build_dinov2(
+    name: str, weights: str | Path | None = None, pretrained: bool = True
+) -> torch.nn.Module:
+    """Return timm's network without a head; its weights are random unless `pretrained`."""
+    import timm
+
+    model = MODELS[name]
+    file = None if weights is None else Path(weights).expanduser()
+    if file is not None and not file.is_file():
+        raise MetricError(f"eval.dinov2_weights={weights}: no such file; expected {model} of timm")
+    try:
+        return timm.create_model(
+            model,
+            pretrained=pretrained,
+            pretrained_cfg_overlay={"file": str(file)} if file else None,
+            num_classes=0,
+            img_size=SIZE,
+        )
+    except Exception as error:
+        if not pretrained:
+            raise
+        line = first_line(error)[:120]
+        if weights is not None:
+            raise MetricError(
+                f"eval.dinov2_weights={weights} does not hold {model} ({line})"
+            ) from None
+        raise MetricError(
+            f"weights of {model} are not in timm's cache and could not be downloaded "
+            f"({line}): fetch model.safetensors of huggingface.co/timm/{model} "
+            "and pass eval.dinov2_weights=FILE"
+        ) from None
+
+
+@functools.cache
+def _imagenet(device: torch.device) -> list[Tensor]:
+    # Moved once: a copy in every step of REPA would stall a GPU.
+    return [torch.tensor(values, device=device).view(1, 3, 1, 1) for values in (_MEAN, _STD)]
+
+
+def dinov2_input(images: Tensor) -> Tensor:
+    """Return uint8 images (B, 3, H, W) as DINOv2 takes them, (B, 3, 224, 224)."""
+    x = images.float()
+    if x.shape[-2:] != (SIZE, SIZE):
+        x = F.interpolate(x, size=(SIZE, SIZE), mode="bicubic", antialias=True).clamp(0, 255)
+    mean, std = _imagenet(x.device)
+    return (x / 255 - mean) / std
+
+
+class DinoFeatures(Features):
+    """Class tokens of DINOv2 after the last norm, for FD-DINOv2 (Stein et al. 2023).
+
+    Images are resized to 224x224 (bicubic, antialiased) and scaled by ImageNet's mean and standard
+    deviation. timm interpolates the position embedding from 518 to 224 pixels once at loading, the
+    original in every forward pass: the numbers agree closely, not to the last digit, so both sides
+    of a distance have to come from this extractor, which the reference's check enforces.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        weights: str | Path | None = None,
+        *,
+        device: torch.device | str = "cpu",
+        network: torch.nn.Module | None = None,
+    ) -> None:
+        self.name = name
+        network = build_dinov2(name, weights) if network is None else network
+        self.network = network.eval().requires_grad_(False).to(device)
+        self.device = torch.device(device)
+        self.dim = int(self.network.num_features)  # type: ignore[arg-type]
+        self.checksum = checksum(network)
+
+    def measure(self, images: Tensor) -> dict[str, Tensor]:
+        """Return features `(B, dim)`."""
+        return {"features": self.network(dinov2_input(images))}
+
+
+# --- by name --------------------------------------------------------------------------------------
+
 
 # Wider images need a larger network, and minutes of training.
 _LARGEST = 64

@@ -21,8 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 from experiments.data.data_options import first_line
-from experiments.data.picture_files import eight_bits
-from experiments.metrics.collect import share
+from experiments.data.picture_sources import eight_bits
 from experiments.metrics.eval_options import MetricError
 
 #: Images taken from an endless stream, per split.
@@ -59,13 +58,6 @@ def split_images(
     """Yield a split, or the samples `index` of it, as uint8 batches of shape `(B, 3, H, W)`."""
     for pixels, _ in _batches(dataset, split, index, batch):
         yield pixels
-
-
-def own_images(dataset: Any, split: str) -> Iterator[Tensor]:
-    """Yield this process's part of a split, as `split_images` does."""
-    index = split_indices(dataset, split)
-    mine = share(len(index))
-    return split_images(dataset, split, index[mine.start : mine.stop])
 
 
 def labelled_images(dataset: Any, split: str) -> tuple[Tensor, Tensor]:

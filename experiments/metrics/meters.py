@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,8 +14,18 @@ from torch import Tensor
 
 from experiments.data.dataset import create
 from experiments.data.probe import adherence
-from experiments.metrics import reference
-from experiments.metrics.collect import Collector, Features, collect, exact, gather_rows, identity
+from experiments.metrics.collect import (
+    Collector,
+    Features,
+    Reference,
+    collect,
+    exact,
+    gather_rows,
+    heldout_reference,
+    identity,
+    load_reference,
+    own_images,
+)
 from experiments.metrics.distances import (
     frechet_distance,
     inception_score,
@@ -35,8 +44,7 @@ from experiments.metrics.eval_options import (
     full_name,
 )
 from experiments.metrics.features import PixelFeatures, create_features
-from experiments.metrics.images import own_images, split_images
-from experiments.metrics.reference import Reference
+from experiments.metrics.images import split_images
 
 _LARGEST_PIXELS = 64
 # Metrics that compare with nothing.
@@ -99,6 +107,7 @@ class Meter:
     ) -> None:
         self.features, self.metrics, self.options = features, tuple(metrics), options
         self.reference, self.train = reference, train
+        self.note = features.note  # a line for the log, as the classifier's accuracy
         wanted = {_KEEP[need] for m in metrics for need in METRICS[m].needs if need in _KEEP}
         self.collector = Collector(features, wanted)
 
@@ -186,6 +195,8 @@ def _refuse_endless(dataset: Any) -> None:
 class AdherenceMeter:
     """Share of rendered scenes that show the requested class or caption, read by the probe."""
 
+    note = ""
+
     def __init__(self) -> None:
         self.n = 0
         self._sums: dict[str, list[int]] = {}  # by part: hits, and of how many
@@ -213,25 +224,6 @@ class AdherenceMeter:
         ]
 
 
-@dataclass
-class MeterSet:
-    """The meters of one evaluation, with references loaded."""
-
-    meters: list[Any]  # one per extractor, and one for adherence
-    notes: list[str]  # lines for the log, as the classifier's accuracy
-
-    def update(
-        self, images: Tensor, labels: Tensor | None = None, captions: Sequence[str] | None = None
-    ) -> None:
-        """Show a uint8 batch `(B, 3, H, W)` to every meter."""
-        for meter in self.meters:
-            meter.update(images, labels, captions)
-
-    def results(self, labels: Tensor | None, **record: Any) -> list[Score]:
-        """Return all scores over all processes; a collective call."""
-        return [score for meter in self.meters for score in meter.results(labels, **record)]
-
-
 def prepare(
     options: EvalOptions,
     dataset: Any,
@@ -239,8 +231,8 @@ def prepare(
     device: torch.device | str = "cpu",
     labelled: bool = True,
     data: Any = None,
-) -> MeterSet:
-    """Load extractors and references, and refuse what cannot be measured; a collective call.
+) -> list[Meter | AdherenceMeter]:
+    """Return a meter per extractor and one for adherence, or refuse; a collective call.
 
     The reference is the held-out split of `dataset` unless `options.reference` names a file, which
     images from elsewhere (None) need. `labelled`: whether the classes or captions of the images are
@@ -263,14 +255,12 @@ def prepare(
                 f"precision and recall with {options.neighbours} neighbours need more images than "
                 f"that, got {few} (eval.samples={options.samples})"
             )
-    made: list[Any] = []
-    notes: list[str] = []
+    made: list[Meter | AdherenceMeter] = []
     for name, metrics in plan.items():
         if metrics:
             chosen = labelled_data(dataset, name, data)
             features = create_features(name, options, cache=cache, dataset=chosen, device=device)
             made.append(_meter(features, metrics, options, dataset, cache))
-            notes += [features.note] if features.note else []
     for metric in alone:
         if dataset is None or (metric == "adherence" and dataset.name != "scenes"):
             have = "images from elsewhere" if dataset is None else f"data={dataset.name}"
@@ -280,7 +270,7 @@ def prepare(
             )
         pixels = metric == "memorisation_pixels"
         made.append(pixel_meter(dataset, options, device) if pixels else AdherenceMeter())
-    return MeterSet(made, notes)
+    return made
 
 
 def labelled_data(dataset: Any, features: str, data: Any = None) -> Any:
@@ -303,11 +293,11 @@ def _meter(
         spatial = "spatial" in needs
         # A file holds the statistics of one extractor: the main one's.
         if options.reference is not None and features.name == options.features[0]:
-            real = reference.load(
+            real = load_reference(
                 options.reference, features, rows="rows" in needs, spatial=spatial
             )
         elif dataset is not None:
-            real = reference.heldout(dataset, features, cache, spatial=spatial)
+            real = heldout_reference(dataset, features, cache, spatial=spatial)
         else:
             raise MetricError(
                 f"{', '.join(metrics)} compare with real images: pass --reference FILE.npz, "
@@ -320,5 +310,5 @@ def _meter(
                 "memorisation compares with training images: pass --data NAME or leave it out"
             )
         _refuse_endless(dataset)
-        train = reference.heldout(dataset, features, cache, split="train").rows
+        train = heldout_reference(dataset, features, cache, split="train").rows
     return Meter(features, metrics, options, real, train)

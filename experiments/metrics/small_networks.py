@@ -25,8 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from experiments.runtime.files import atomic_path
-from experiments.runtime.locks import locked
+from experiments.runtime.files import atomic_path, locked
 
 #: Raise one when its network or training changes: old files are then left alone, new ones made.
 CLASSIFIER_VERSION, AUTOENCODER_VERSION = 1, 1

@@ -162,12 +162,12 @@ class Console:
         self._bar: Any = None
         self._once: set[str] = set()
 
-    def say(self, text: str = "", style: str | None = None) -> None:
+    def say(self, text: str = "") -> None:
         """Print one line above the progress bar, on a terminal in as many as its width needs."""
         if self.live:
             text = "\n".join(folded(line, self.rich.width) for line in text.split("\n"))
         target = self._bar.console if self._bar is not None else self.rich
-        target.print(text, style=style, markup=False, soft_wrap=True)
+        target.print(text, markup=False, soft_wrap=True)
 
     def once(self, text: str) -> None:
         """Print a line unless this console has printed it before (what every evaluation says)."""

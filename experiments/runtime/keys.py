@@ -1,10 +1,12 @@
-"""Options' ranges and words, declared beside their types and checked alike (no torch here)."""
+"""Options' types, ranges and words: declared in dataclasses, checked alike (no torch here)."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
+import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -132,3 +134,55 @@ def check_ranges(options: Any, where: str = "", error: type[UserError] = ConfigE
             hint = f"; try {where}{name}={tip}" if isinstance(tip, int | float) else ""
             raise error(f"{where}{name}={value}: expected {what}{hint}")
         key.check(where + name, value, error, None if error is ConfigError else tip)
+
+
+def build(cls: Any, values: Any, where: str = "") -> Any:
+    """Make a dataclass from a mapping; refuse unknown keys and wrong types by name."""
+    if not isinstance(values, Mapping):
+        raise ConfigError(
+            f"{where.rstrip('.') or 'the config'} must be a mapping of keys, got {values!r}"
+        )
+    fields = keys_of(cls)
+    for key in values:
+        if key not in fields:
+            raise ConfigError(f"unknown key {where}{key}{suggest(str(key), fields)}")
+    for f in dataclasses.fields(cls):
+        required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        if required and f.name not in values:
+            raise ConfigError(f"missing key {where}{f.name}")
+    return cls(
+        **{key: _convert(fields[key][0], value, where + key) for key, value in values.items()}
+    )
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    origin, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        return build(hint, value, where + ".")
+    if origin in (typing.Union, types.UnionType):
+        for option in inner:
+            with contextlib.suppress(ConfigError):
+                return _convert(option, value, where)
+    elif origin is tuple and isinstance(value, list | tuple):
+        return tuple(_convert(inner[0], item, where) for item in value)
+    elif origin is dict and isinstance(value, Mapping):
+        return dict(value)
+    elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    elif hint is Any or type(value) is hint:
+        return value
+    if hint is int and isinstance(value, float) and value.is_integer():
+        raise ConfigError(f"{where}={value!r}: expected a whole number; type {where}={int(value)}")
+    raise ConfigError(f"{where}={value!r}: expected {_type_name(hint)}, got {type(value).__name__}")
+
+
+_TYPES = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
+
+
+def _type_name(hint: Any) -> str:
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_type_name(option) for option in typing.get_args(hint))
+    if origin is tuple:
+        return "a list such as [0.9,0.999]"
+    return _TYPES.get(hint) or ("null" if hint is type(None) else str(hint))

@@ -17,8 +17,7 @@ from experiments.diffusion.diffusion_options import DiffusionError
 from experiments.diffusion.guidance import Guidance, create_guidance
 from experiments.diffusion.objective import Objective, create_objective
 from experiments.diffusion.samplers import Sampler, create_sampler
-from experiments.sampling.block_reuse import plan_reuse
-from experiments.sampling.generation import Progress, batches, generate, progress_of
+from experiments.sampling.generation import Progress, batches, generate, plan_reuse, progress_of
 from experiments.training.checkpoint import load_model
 from experiments.training.routes import first_route
 from routing.selection import Selection
@@ -107,21 +106,13 @@ def model_cost(
 
 @dataclass
 class SamplingPipeline:
-    """A model with everything that turns seeds and conditions into images.
+    """A model with everything that turns seeds and conditions into images."""
 
-    Attributes:
-        model: The network.
-        objective: What it was trained on.
-        sampler: How to integrate from noise to data.
-        guidance: How to guide.
-        weak: The weaker model, if guidance has one.
-    """
-
-    model: Any
-    objective: Objective
-    sampler: Sampler
-    guidance: Guidance
-    weak: Any = None
+    model: Any  # the network
+    objective: Objective  # what it was trained on
+    sampler: Sampler  # how to integrate from noise to data
+    guidance: Guidance  # how to guide
+    weak: Any = None  # the weaker model, if guidance has one
 
     @classmethod
     def make(

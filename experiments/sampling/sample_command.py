@@ -11,18 +11,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from experiments.data.data_options import parse
 from experiments.data.dataset import create
 from experiments.data.latents import LatentSpace
 from experiments.data.latents_spec import LatentsOptions
-from experiments.data.specs import parse
 from experiments.diffusion.diffusion_options import DiffusionError
 from experiments.metrics.small_networks import checksum
 from experiments.runtime import console as log
 from experiments.runtime.files import sha256
-from experiments.sampling.pictures import image_grid, save_png
 from experiments.sampling.pipeline import SamplingPipeline
 from experiments.sampling.request import Request, chosen_options, parse_classes, plan_request
-from experiments.sampling.sample_store import SHARD, generate_shards, read_shards, write_npz
+from experiments.sampling.sample_store import (
+    SHARD,
+    generate_shards,
+    image_grid,
+    read_shards,
+    save_png,
+    write_npz,
+)
 from experiments.training.checkpoint import TrainedModel, load_model
 
 MOST_COLUMNS, MOST_ROWS = 16, 20

@@ -1,9 +1,10 @@
-"""Many samples in a folder: numbered shards, so that a kill costs one and ranks share the work.
+"""Samples as files: numbered shards, the .npz of ADM's evaluator, grids, PNGs, GIFs.
 
     FOLDER/manifest.json     what the samples are (settings, number, seeds)
     FOLDER/shard-00000.npz   images (n, H, W, 3) uint8, seeds (n,), labels (n,)
 
-A shard is written whole or not at all. The same call again makes what is missing, whatever the
+Many samples are shards, so that a kill costs one and ranks share the work. A shard is written whole
+or not at all. The same call again makes what is missing, whatever the
 number of processes is by then; another setting in the same folder is refused.
 """
 
@@ -12,15 +13,18 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
+import textwrap
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from experiments.diffusion.diffusion_options import DiffusionError
@@ -198,30 +202,31 @@ def generate_shards(
         return paths
     mine = range(rank, len(pieces), world)
     done, total = 0, sum(len(pieces[k]) for k in mine)
+
+    def made(count: int, _: int = 0) -> None:
+        """Report the images of one shard among all."""
+        if progress:
+            progress(done + count, total)
+
     for k in mine:
         rows = pieces[k]
-        if not paths[k].exists():
+        if paths[k].exists():
+            made(len(rows))
+        else:
             images = pipeline.generate(
                 seeds[rows],
                 None if labels is None else labels[rows],
                 text(rows) if callable(text) else None if text is None else text[rows],
                 batch=batch,
                 device=device,
-                progress=_counted_from(done, total, progress),
+                progress=made,
             )
             pixels = torch.cat([to_pixels(piece).cpu() for piece in images.split(batch)])
             store.write(k, pixels, seeds[rows], None if labels is None else labels[rows])
-        elif progress:
-            progress(done + len(rows), total)
         done += len(rows)
     if accelerator is not None:
         accelerator.wait_for_everyone()
     return paths
-
-
-def _counted_from(before: int, total: int, progress: Progress | None) -> Progress | None:
-    """Return the progress of one shard as that of all."""
-    return progress and (lambda done, _: progress(before + done, total))
 
 
 def _digest(*conditions: Tensor | Text | None) -> str:
@@ -272,3 +277,101 @@ def write_npz(
         if (classes >= 0).all():
             with archive.open("arr_1.npy", "w") as handle:
                 np.lib.format.write_array(handle, classes, allow_pickle=False)
+
+
+# --- pictures -------------------------------------------------------------------------------------
+
+
+#: Images smaller than this are enlarged by a whole factor: an 8x8 digit is no use at 8x8.
+SMALLEST = 48
+GAP = 2
+PAPER = 255  # white, as the page that a grid is printed on
+
+
+def to_array(images: Tensor | NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return uint8 images `(N, 3, H, W)` or `(N, H, W, 3)` as an array `(N, H, W, 3)`."""
+    array = np.asarray(images.cpu() if hasattr(images, "cpu") else images)
+    if array.dtype != np.uint8 or array.ndim != 4 or 3 not in (array.shape[1], array.shape[3]):
+        raise ValueError(
+            f"images are uint8 (N, 3, H, W) or (N, H, W, 3); these are {array.dtype} {array.shape}"
+        )
+    return array if array.shape[3] == 3 else np.ascontiguousarray(array.transpose(0, 2, 3, 1))
+
+
+def enlarge(images: NDArray[np.uint8], scale: int | None = None) -> NDArray[np.uint8]:
+    """Repeat every pixel of `(N, H, W, 3)` so that tiny images can be seen, without blurring them.
+
+    Without a `scale`, by the smallest whole one that makes the shorter side `SMALLEST`.
+    """
+    if scale is None:
+        scale = max(1, math.ceil(SMALLEST / min(images.shape[1:3])))
+    return images.repeat(scale, axis=1).repeat(scale, axis=2)
+
+
+def image_grid(
+    images: Tensor | NDArray[np.uint8],
+    columns: int | None = None,
+    row_names: Sequence[str] | None = None,
+    scale: int | None = None,
+) -> NDArray[np.uint8]:
+    """Tile uint8 images, `(N, 3, H, W)` or `(N, H, W, 3)`, row by row: uint8 `(height, width, 3)`.
+
+    Without `columns` it is about square; `row_names` stand to the left; places without an image are
+    white. Images below 48 pixels are enlarged, or all by `scale`.
+    """
+    tiles = enlarge(to_array(images), scale)
+    count, height, width, _ = tiles.shape
+    columns = columns or max(1, math.ceil(math.sqrt(count)))
+    rows = max(1, math.ceil(count / columns))
+    shape = (rows * (height + GAP) + GAP, columns * (width + GAP) + GAP, 3)
+    picture = np.full(shape, PAPER, dtype=np.uint8)
+    for i, tile in enumerate(tiles):
+        top, left = (i // columns) * (height + GAP) + GAP, (i % columns) * (width + GAP) + GAP
+        picture[top : top + height, left : left + width] = tile
+    return _named(picture, row_names, height + GAP) if row_names else picture
+
+
+def _named(picture: NDArray[np.uint8], names: Sequence[str], pitch: int) -> NDArray[np.uint8]:
+    """Add a margin on the left with one name per row."""
+    font = ImageFont.load_default()
+    lines = [textwrap.wrap(name, 24, max_lines=3, placeholder="...") for name in names]
+    widths = [font.getlength(line) for block in lines for line in block]
+    margin = math.ceil(max(widths, default=0)) + 3 * GAP
+    page = Image.new("RGB", (picture.shape[1] + margin, picture.shape[0]), (PAPER,) * 3)
+    page.paste(Image.fromarray(picture), (margin, 0))
+    draw = ImageDraw.Draw(page)
+    for row, block in enumerate(lines):
+        middle = GAP + row * pitch + pitch // 2
+        draw.multiline_text((GAP * 2, middle), "\n".join(block), fill=0, font=font, anchor="lm")
+    return np.asarray(page)
+
+
+def save_png(picture: NDArray[np.uint8], path: str | os.PathLike[str]) -> None:
+    """Write a picture, uint8 `(height, width, 3)`, whole or not at all."""
+    with atomic_path(path) as temporary:
+        Image.fromarray(np.ascontiguousarray(picture)).save(temporary, format="PNG")
+
+
+def save_gif(
+    frames: Sequence[str | os.PathLike[str]], path: str | os.PathLike[str], seconds: float = 0.4
+) -> None:
+    """Make a looping GIF of PNG files; the last one stays longer.
+
+    Smaller ones are put on a page of the largest one's size.
+    """
+    if not frames:
+        raise ValueError("a GIF needs at least one frame")
+    pages: list[Any] = []
+    for name in frames:
+        with Image.open(name) as image:
+            pages.append(image.convert("RGB"))
+    size = max(page.width for page in pages), max(page.height for page in pages)
+    sheets = [Image.new("RGB", size, (PAPER,) * 3) for _ in pages]
+    for sheet, page in zip(sheets, pages, strict=True):
+        sheet.paste(page, (0, 0))
+    times = [round(1000 * seconds)] * len(sheets)
+    times[-1] = round(4000 * seconds)
+    with atomic_path(path) as temporary:
+        sheets[0].save(
+            temporary, format="GIF", save_all=True, append_images=sheets[1:], duration=times, loop=0
+        )

@@ -13,8 +13,8 @@ from experiments.data.dataset import Dataset
 from experiments.metrics.scoring import score
 from experiments.runtime import console
 from experiments.runtime.files import atomic_path
-from experiments.sampling.pictures import image_grid, save_gif, save_png
 from experiments.sampling.pipeline import SamplingPipeline
+from experiments.sampling.sample_store import image_grid, save_gif, save_png
 from experiments.training import checkpoint
 from experiments.training.state import TrainingState
 

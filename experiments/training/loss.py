@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from backbones import Backbone
 from backbones.backbone import Output
-from experiments.config.schema import Config, TrainConfig
-from experiments.config.validation import ENCODERS
+from experiments.config.schema import ENCODERS, Config, TrainConfig
 from experiments.data import probe
 from experiments.data.dataset import Batch, Dataset
 from experiments.diffusion import Objective
@@ -25,7 +24,7 @@ from experiments.diffusion.auxiliary_losses import (
     patch_error,
     pixel_mask,
 )
-from experiments.metrics.pretrained import build_dinov2, dinov2_input
+from experiments.metrics.features import build_dinov2, dinov2_input
 from routing.errors import UserError
 from routing.rng import Draws
 from routing.stack import Routing

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from backbones.cost import Cost, cost
 from backbones.sizes import parse_size
-from experiments.config.schema import Config
-from experiments.config.validation import ENCODERS
-from experiments.data.specs import describe
+from experiments.config.schema import ENCODERS, Config
+from experiments.data.data_options import describe
 from experiments.runtime.console import big
 from routing.errors import UserError
 from routing.route import Route, RouteSchedule, Segment

@@ -25,8 +25,7 @@ from experiments.runtime import console as log
 from experiments.runtime import signals
 from experiments.runtime.command import ROOT, Interrupted
 from experiments.runtime.console import Console
-from experiments.runtime.files import atomic_write, code_commit
-from experiments.runtime.locks import locked
+from experiments.runtime.files import atomic_write, code_commit, locked
 from experiments.sampling.pipeline import SamplingPipeline
 from experiments.training import build, checkpoint, evaluation
 from experiments.training.loop import Trainer

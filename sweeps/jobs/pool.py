@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.runtime.command import environment_of_jobs
-from experiments.runtime.files import atomic_write
-from experiments.runtime.locks import is_locked, locked
+from experiments.runtime.files import atomic_write, is_locked, locked
 from experiments.runtime.memory import visible_gpus
 from experiments.training import run_folder
 from sweeps import SweepError

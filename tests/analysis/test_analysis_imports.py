@@ -21,7 +21,7 @@ PLAIN = {
 TORCH_FREE = {
     "experiments.config.schema",
     "experiments.metrics.eval_options",
-    "experiments.data.specs",
+    "experiments.data.data_options",
 }
 # They read models.
 MODELS = {"similarity.py", "guidance_scale.py"}

@@ -77,7 +77,7 @@ def test_every_cell_at_paper_composes_costs_and_builds(name, built={}):  # noqa:
 
     import backbones
     from experiments.config.compose import load
-    from experiments.data.specs import describe
+    from experiments.data.data_options import describe
     from experiments.training.routes import model_arguments
 
     for words in cells(name):

@@ -27,9 +27,8 @@ import torch  # noqa: E402
 from diffusers import AutoencoderKL  # noqa: E402
 from PIL import Image  # noqa: E402
 
-from experiments.data.autoencoder import Autoencoder  # noqa: E402
-from experiments.data.picture_files import center_crop  # noqa: E402
-from experiments.data.picture_sources import open_source  # noqa: E402
+from experiments.data.encoders import Autoencoder  # noqa: E402
+from experiments.data.picture_sources import center_crop, open_source  # noqa: E402
 from experiments.data.store_writer import StoreSettings, StoreWriter  # noqa: E402
 from experiments.runtime.memory import keep_freed_memory  # noqa: E402
 

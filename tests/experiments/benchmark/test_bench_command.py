@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from experiments import bench
-from experiments.benchmark import bench_report, block_times, step_profile, step_times
+from experiments.benchmark import bench_report, step_profile, step_times
 from experiments.benchmark.bench_options import BenchError, BenchOptions, help_text, parse
 from experiments.benchmark.step_profile import PARTS, WITHIN, first_step, loop_share, profile
 from experiments.benchmark.step_times import (
@@ -129,8 +129,8 @@ def test_crossing_is_the_length_from_which_on_a_family_is_cheaper():
         return {"tokens": tokens, "mamba": {"relative": mamba}, "rwkv": {"relative": rwkv}}
 
     rows = [row(64, 0.9, 1.2), row(256, 1.5, 0.9), row(1024, 0.8, 0.7)]
-    assert block_times.crossings(rows, ("dit", "mamba", "rwkv")) == {"mamba": 1024, "rwkv": 256}
-    assert block_times.crossings(rows[:2], ("dit", "mamba")) == {"mamba": None}
+    assert step_profile.crossings(rows, ("dit", "mamba", "rwkv")) == {"mamba": 1024, "rwkv": 256}
+    assert step_profile.crossings(rows[:2], ("dit", "mamba")) == {"mamba": None}
 
 
 def test_kept_bytes_counts_each_storage_once_and_no_parameter():
@@ -144,7 +144,7 @@ def test_kept_bytes_counts_each_storage_once_and_no_parameter():
 def test_what_a_block_keeps_is_linear_in_tokens(name):
     kept = {}
     for tokens in (64, 256):
-        block = block_times.BlockRun(name, "T/2", tokens, 1, CPU)
+        block = step_profile.BlockRun(name, "T/2", tokens, 1, CPU)
         kept[tokens] = kept_bytes(block.forward, block.block) / tokens
     assert kept[256] == pytest.approx(kept[64], rel=0.1)
 
@@ -216,7 +216,7 @@ def test_a_profile_names_the_parts():
 
 def test_the_command_prints_tables_and_writes_the_figures(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(step_times, "peak", lambda *a: (lambda: torch.mm(torch.ones(8, 8), torch.ones(8, 8)), 1024))
-    monkeypatch.setattr(block_times, "VALUES", 1 << 13)
+    monkeypatch.setattr(step_profile, "VALUES", 1 << 13)
     # A minute of steps, and a command that has a slow test of its own.
     monkeypatch.setattr(step_profile, "loop_share", functools.partial(loop_share, steps=1))
     monkeypatch.setattr(step_profile, "first_step", lambda name: 4.5)

@@ -14,8 +14,8 @@ from experiments.data import (
     SampleOrder,
     ScenesOptions,
     create,
+    data_options,
     parse,
-    specs,
 )
 
 ROOT = Path(__file__).parents[3]
@@ -139,7 +139,7 @@ def test_endless_stream_needs_no_shuffling():
 
 def test_options_need_no_torch():
     code = (
-        "import sys, experiments.data.specs, experiments.data as d; d.parse({'name': 'digits'});"
+        "import sys, experiments.data.data_options, experiments.data as d; d.parse({'name': 'digits'});"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -151,8 +151,8 @@ def test_conf_lists_every_option_and_default():
 
     import yaml
 
-    for name in specs.names():
-        kind = specs.options_class(name)
+    for name in data_options.names():
+        kind = data_options.options_class(name)
         text = (ROOT / "experiments/conf/data" / f"{name}.yaml").read_text()
         # The data are scaled to what the objective assumes: EDM's 0.5 is the dataclass's default.
         text = text.replace("${objective.sigma_data}", "0.5")

@@ -14,7 +14,7 @@ from experiments.config import load
 from experiments.data import DataError, create, fashion, published_files
 from experiments.metrics import create_features
 from experiments.metrics.scoring import default_cache
-from experiments.runtime.locks import locked
+from experiments.runtime.files import locked
 
 REAL = Path("/usr/share/datasets/fashion-mnist")  # of Debian's package dataset-fashion-mnist
 installed = pytest.mark.skipif(not REAL.is_dir(), reason="needs apt install dataset-fashion-mnist")

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from experiments.data import DataError, Prefetch, create
-from experiments.data.foreign_latents import open_store
+from experiments.data.latent_store import open_store
 from experiments.data.latents_spec import LatentsOptions
 from routing.rng import Draws
 
@@ -646,7 +646,7 @@ def test_without_a_vae_the_data_train_and_say_what_is_missing(tmp_path, labels):
 
 
 def test_pixels_are_rounded_and_types_agree(tmp_path, labels, vae):
-    from experiments.data.autoencoder import Autoencoder
+    from experiments.data.encoders import Autoencoder
 
     store = write_store(tmp_path / "s", latents(COUNT) * 3, labels)
     data = load(store, vae=str(vae), decode_batch=4)

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from experiments.data import DataError
-from experiments.data.autoencoder import Autoencoder, why_not
+from experiments.data.encoders import Autoencoder, why_not
 
 CHANNELS, LEVELS, BLOCKS, LATENT = 32, (1, 1, 2), 2, 6
 

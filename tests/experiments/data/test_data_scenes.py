@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from experiments.data import DataError, ScenesOptions, create
 from experiments.data import probe as reader
-from experiments.data import scene_words as words
+from experiments.data import scenes as words
 from experiments.data.scenes import Scenes, choose, draw
 from routing.rng import Draws
 

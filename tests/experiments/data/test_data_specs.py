@@ -2,9 +2,8 @@ import pytest
 from data_tools import latents, write_lightning, write_store, write_tars
 
 from experiments.config import compose, load, options_of
-from experiments.data import create, specs
-from experiments.data.data_options import DataError, ShapeError
-from experiments.data.specs import describe, fingerprint
+from experiments.data import create, data_options
+from experiments.data.data_options import DataError, ShapeError, describe, fingerprint
 
 LABELS = [k % 4 for k in range(8)]
 
@@ -30,10 +29,10 @@ def test_the_patch_of_scale_tiny_follows_the_data():
 
 
 def test_a_data_set_names_what_scores_it(monkeypatch):
-    for name in specs.names():
-        assert specs.evaluation(name) in options_of("eval")
+    for name in data_options.names():
+        assert data_options.evaluation(name) in options_of("eval")
         assert load([f"data={name}"]).eval == load([f"data={name}", f"eval={name}"]).eval
-    monkeypatch.setattr(specs.options_class("mnist"), "evaluation", "none")
+    monkeypatch.setattr(data_options.options_class("mnist"), "evaluation", "none")
     assert load([]).eval["name"] == "none"
     assert load(["eval=digits"]).eval["name"] == "digits"
     compose._base.cache_clear()  # what was composed here is nobody else's default

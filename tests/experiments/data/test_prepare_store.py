@@ -19,11 +19,10 @@ from test_safety_fuzz import Memory
 
 from experiments import prepare
 from experiments.data import DataError, create
-from experiments.data import picture_files as images
-from experiments.data.autoencoder import Autoencoder
-from experiments.data.foreign_latents import open_store
-from experiments.data.picture_files import center_crop
-from experiments.data.picture_sources import RawPicture
+from experiments.data import picture_sources as images
+from experiments.data.encoders import Autoencoder
+from experiments.data.latent_store import open_store
+from experiments.data.picture_sources import RawPicture, center_crop
 from experiments.runtime import console
 from routing.rng import Draws
 
@@ -240,11 +239,11 @@ def test_the_place_of_a_single_file_is_kept_in_full(monkeypatch, tmp_path):
 
 
 def test_without_diffusers(folder, tmp_path, monkeypatch, capsys):
-    from experiments.data import autoencoder
+    from experiments.data import encoders
 
-    found = autoencoder.importlib.util.find_spec
+    found = encoders.importlib.util.find_spec
     monkeypatch.setattr(
-        autoencoder.importlib.util, "find_spec", lambda name: name != "diffusers" and found(name)
+        encoders.importlib.util, "find_spec", lambda name: name != "diffusers" and found(name)
         or None,
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "diffusers", None)
@@ -397,6 +396,10 @@ def test_a_flat_folder_has_no_classes(folder, pictures, tmp_path, vae):
         (lambda p: [p / "nowhere"], ["does not exist"]),
         (lambda p: [p / "empty"], ["holds no pictures", "found nothing"]),
         (lambda p: [p / "loose"], ["lies beside class folders"]),
+        (
+            lambda p: [p / "mixed"],
+            ["holds pictures such as a.png and tars such as z.tar", "one kind", "--files '*.png'"],
+        ),
         (lambda p: [p / "photos", "--size", "60"], ["--size 60", "try --size 56"]),
         (lambda p: [p / "photos", "--size", "0"], ["--size 0: must be at least 1"]),
         (lambda p: [p / "photos", "--limit", "0"], ["--limit 0"]),
@@ -424,6 +427,9 @@ def test_wrong_input_in_one_sentence(
     for name in ("a/x.png", "y.png"):
         (tmp_path / "loose" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "loose" / name).write_bytes(b"x")
+    (tmp_path / "mixed").mkdir()
+    for name in ("a.png", "b.png", "z.tar"):
+        (tmp_path / "mixed" / name).write_bytes(b"x")
     for name in ("bad.tar", "bad.parquet", "bad.arrow"):
         (tmp_path / name).write_bytes(b"nonsense" * 200)
     with tarfile.open(tmp_path / "half.tar", "w") as archive:

@@ -130,8 +130,12 @@ def test_pictures_are_scored(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert records(tmp_path / "e")[0]["scores"][0]["value"] < 10
     assert command(*asked, "--samples", 91) == 2
     assert "holds 90 images, fewer than --samples 91" in capsys.readouterr().err
-    assert command(*asked, "--steps", 3) == 2
-    assert "--steps is for sampling from a run" in capsys.readouterr().err
+    for option in ("--steps=3", "--weights=ema", "--keep-samples"):
+        assert command(*asked, option) == 2
+        said = f"{option.split('=')[0]} is for sampling from a run, and {folder} holds images; leave it out"
+        assert said in capsys.readouterr().err
+    assert command(*asked, "--split", "train") == 2
+    assert "name the folder of the train images" in capsys.readouterr().err
     assert command(folder, "--metrics", "accuracy", "--features", "digits-classifier") == 2
     assert "unknown here" in capsys.readouterr().err
 
@@ -152,6 +156,8 @@ def test_pictures_are_scored(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
         (("--write-reference", "x.txt"), "must end in .npz"),
         (("--write-reference", "x.npz", "--features", ","), "give one --features"),
         (("--write-reference", "x.npz", "--samples", 50), "--samples: --write-reference takes"),
+        (("--write-reference", "x.npz", "--keep-samples"), "--keep-samples: --write-reference takes"),
+        (("--split", "train"), "--split is for --write-reference"),
         (("--write-samples", "x.npz", "--guidance", "none", "cfg"), "one --guidance"),
         (("data.split_seed=1",), "the run was trained with 0"),
         (("data.test_fraction=0.5",), "the run was trained with 0.2"),

@@ -123,12 +123,12 @@ def test_guidance_can_be_replaced(case: Case) -> None:
 
 def test_labels_are_balanced_or_drawn(case: Case) -> None:
     options = scoring.options_for(case.config)
-    labels, _, _ = scoring.conditions(
+    labels, _, _ = scoring.asked_of(
         case.dataset, case.model, options, torch.arange(40), torch.device("cpu")
     )
     assert labels.bincount().tolist() == [4] * 10
     options = scoring.options_for(case.config, labels="random")
-    drawn, _, _ = scoring.conditions(
+    drawn, _, _ = scoring.asked_of(
         case.dataset, case.model, options, torch.arange(400), torch.device("cpu")
     )
     assert len(set(drawn.bincount().tolist())) > 1

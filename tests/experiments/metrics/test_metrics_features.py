@@ -15,12 +15,18 @@ import pytest
 import torch
 
 from experiments.data import create
-from experiments.metrics import EvalOptions, Moments, create_features, frechet_distance, pretrained
-from experiments.metrics.collect import collect, identity
+from experiments.metrics import EvalOptions, Moments, create_features, frechet_distance
+from experiments.metrics import features as published
+from experiments.metrics.collect import (
+    collect,
+    heldout_reference,
+    identity,
+    load_reference,
+    save_reference,
+)
 from experiments.metrics.eval_options import MetricError
 from experiments.metrics.images import labelled_images, split_images, split_indices
 from experiments.metrics.meters import Meter
-from experiments.metrics.reference import heldout, load, save
 from experiments.metrics.scoring import default_cache
 from experiments.metrics.small_networks import (
     CodeRecipe,
@@ -176,14 +182,14 @@ def test_other_images_and_other_data_are_refused(digits: object, classifier: obj
 def test_held_out_reference_is_computed_once(
     digits: object, classifier: object, tmp_path: Path
 ) -> None:
-    first = heldout(digits, classifier, tmp_path)
+    first = heldout_reference(digits, classifier, tmp_path)
     assert first.n == digits.sizes["test"]
     (path,) = (tmp_path / "references").iterdir()
     stamp = path.stat().st_mtime_ns
-    assert heldout(digits, classifier, tmp_path).checksum == first.checksum
+    assert heldout_reference(digits, classifier, tmp_path).checksum == first.checksum
     assert path.stat().st_mtime_ns == stamp
     path.write_bytes(b"broken")
-    assert np.array_equal(heldout(digits, classifier, tmp_path).mu, first.mu)
+    assert np.array_equal(heldout_reference(digits, classifier, tmp_path).mu, first.mu)
 
 
 @pytest.mark.parametrize("space", ["classifier", "autoencoder"])
@@ -191,7 +197,7 @@ def test_held_out_digits_score_better_than_noise(
     digits: object, space: str, request: pytest.FixtureRequest
 ) -> None:
     features = request.getfixturevalue(space)
-    real = heldout(digits, features, default_cache())
+    real = heldout_reference(digits, features, default_cache())
     metrics = ("fd", "precision", "recall", "kid") + ("accuracy",) * (space == "classifier")
     values = {}
     pixels, labels = labelled_images(digits, "train")
@@ -259,15 +265,15 @@ def test_a_download_is_checked_before_it_is_kept(
 ) -> None:
     monkeypatch.setattr("urllib.request.urlopen", lambda *a, **k: io.BytesIO(b"data"))
     digest = "3a6eb0790f39ac87c94f3856b2dd2c5d110e6811602261a9a923d3bb23adc8b7"
-    target = tmp_path / "weights" / pretrained.URL.rsplit("/", 1)[1]
+    target = tmp_path / "weights" / published.URL.rsplit("/", 1)[1]
     with pytest.raises(MetricError, match="its checksum differs"):
-        pretrained.published_weights(tmp_path)
+        published.published_weights(tmp_path)
     assert not target.exists()
-    monkeypatch.setattr(pretrained, "SHA256", digest[:8])
-    assert pretrained.published_weights(tmp_path).read_bytes() == b"data"
+    monkeypatch.setattr(published, "SHA256", digest[:8])
+    assert published.published_weights(tmp_path).read_bytes() == b"data"
     target.write_bytes(b"else")
     with pytest.raises(MetricError, match="delete it and run again"):
-        pretrained.published_weights(tmp_path)
+        published.published_weights(tmp_path)
 
 
 def test_weights_files_are_not_unpickled(tmp_path: Path) -> None:
@@ -278,14 +284,14 @@ def test_weights_files_are_not_unpickled(tmp_path: Path) -> None:
     path = tmp_path / "w.pth"
     torch.save({"a": Bomb()}, path)
     with pytest.raises(MetricError, match="is not readable as"):
-        pretrained.load_state(path, "weights", "key")
+        published.load_state(path, "weights", "key")
     assert not (tmp_path / "boom").exists()
     with pytest.raises(MetricError, match="no such file"):
-        pretrained.load_state(tmp_path / "none.pth", "weights", "key")
+        published.load_state(tmp_path / "none.pth", "weights", "key")
     # No tensors would leave Inception's random weights as they are.
     torch.save({}, path)
     with pytest.raises(MetricError, match="is not readable as weights .it is empty"):
-        pretrained.load_state(path, "weights", "key")
+        published.load_state(path, "weights", "key")
 
 
 def test_absent_dinov2_weights_are_one_sentence(tmp_path: Path) -> None:
@@ -300,7 +306,7 @@ def test_absent_dinov2_weights_are_one_sentence(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def inception() -> object:
-    from experiments.metrics.pretrained import InceptionFeatures, build_inception
+    from experiments.metrics.features import InceptionFeatures, build_inception
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -335,10 +341,10 @@ def test_spatial_features_are_rows_over_height_width_channel(inception: object) 
 def test_every_inception_metric_end_to_end(inception: object, tmp_path: Path) -> None:
     real, fake = noise(12, 32, 1), noise(10, 32, 2) // 2
     wanted = ("moments", "rows", "spatial")
-    path = save(
+    path = save_reference(
         tmp_path / "real.npz", inception, collect(inception, real.split(6), wanted), "noise"
     )
-    reference = load(path, inception, rows=True, spatial=True)
+    reference = load_reference(path, inception, rows=True, spatial=True)
     metrics = ("fd", "sfid", "is", "precision", "recall", "kid")
     meter = Meter(inception, metrics, EvalOptions(kid_subset_size=8, kid_subsets=4), reference)
     meter.update(fake[:6])
@@ -373,7 +379,7 @@ def test_local_inception_weights_are_loaded(inception: object, tmp_path: Path) -
 def test_fd_dinov2_end_to_end(name: str, dim: int, tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
-    from experiments.metrics.pretrained import DinoFeatures, build_dinov2
+    from experiments.metrics.features import DinoFeatures, build_dinov2
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -381,10 +387,10 @@ def test_fd_dinov2_end_to_end(name: str, dim: int, tmp_path: Path) -> None:
     features = DinoFeatures(name, network=network)
     assert features.dim == dim
     real, fake = noise(4, 32, 1), noise(4, 32, 2) // 2
-    path = save(
+    path = save_reference(
         tmp_path / "real.npz", features, collect(features, [real], ("moments", "rows")), "noise"
     )
-    reference = load(path, features, rows=True)
+    reference = load_reference(path, features, rows=True)
     meter = Meter(features, ("fd", "kid"), EvalOptions(), reference)
     meter.update(fake)
     with pytest.warns(UserWarning, match="singular"):

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.metrics import reference
-from experiments.metrics.collect import collect
+from experiments.metrics.collect import collect, heldout_reference, load_reference, save_reference
 from experiments.metrics.eval_options import MetricError
 from experiments.metrics.features import PixelFeatures
 from experiments.metrics.images import Images
@@ -37,8 +36,8 @@ def pixels() -> PixelFeatures:
 def test_what_is_written_is_read_back(tmp_path: Path, pixels: PixelFeatures) -> None:
     images = pictures(60)
     found = collect(pixels, images.split(16), ("moments", "rows"))
-    path = reference.save(tmp_path / "real.npz", pixels, found, "pictures")
-    back = reference.load(path, pixels, rows=True)
+    path = save_reference(tmp_path / "real.npz", pixels, found, "pictures")
+    back = load_reference(path, pixels, rows=True)
     flat = images.flatten(1).double().numpy() / 255
     np.testing.assert_allclose(back.mu, flat.mean(0), rtol=1e-6)
     np.testing.assert_allclose(back.sigma, np.cov(flat, rowvar=False), rtol=1e-5, atol=1e-8)
@@ -75,7 +74,7 @@ def test_pictures_of_another_autoencoder_are_another_reference(tmp_path: Path, v
     for name in (vae, tmp_path / "other", vae):
         options = {"name": "latents", "path": str(store), "held_out": 3, "vae": str(name)}
         found.append(
-            reference.heldout(create(options), PixelFeatures((16, 16)), tmp_path / "cache")
+            heldout_reference(create(options), PixelFeatures((16, 16)), tmp_path / "cache")
         )
     assert found[0].checksum == found[2].checksum != found[1].checksum
 
@@ -92,7 +91,7 @@ def test_adm_reference_batches_are_read(tmp_path: Path) -> None:
     }
     path = tmp_path / "VIRTUAL.npz"
     np.savez(path, arr_0=images.permute(0, 2, 3, 1).numpy(), **arrays)
-    back = reference.load(path, Other(), rows=True, spatial=True)
+    back = load_reference(path, Other(), rows=True, spatial=True)
     for key, value in arrays.items():
         assert np.array_equal(getattr(back, key), value)
     # Rows are not stored: they come from the images.
@@ -102,33 +101,33 @@ def test_adm_reference_batches_are_read(tmp_path: Path) -> None:
 
 def test_other_features_are_refused(tmp_path: Path, pixels: PixelFeatures) -> None:
     found = collect(pixels, [pictures(60)], ("moments",))
-    path = reference.save(tmp_path / "real.npz", pixels, found, "pictures")
+    path = save_reference(tmp_path / "real.npz", pixels, found, "pictures")
     with pytest.raises(
         MetricError, match="holds features pixels@00000000, the samples have inception-adm@11111111"
     ):
-        reference.load(path, Other())
+        load_reference(path, Other())
     adm = tmp_path / "adm.npz"
     np.savez(adm, mu=np.zeros(48), sigma=np.eye(48))
     with pytest.raises(MetricError, match="use features inception-adm"):
-        reference.load(adm, pixels)
+        load_reference(adm, pixels)
     with pytest.raises(
         MetricError, match="holds statistics of 48 features, inception-adm has 2048"
     ):
-        reference.load(adm, Other(2048))
+        load_reference(adm, Other(2048))
 
 
 def test_missing_parts_are_named(tmp_path: Path) -> None:
     path = tmp_path / "part.npz"
     np.savez(path, mu=np.zeros(48))
     with pytest.raises(MetricError, match="has no sigma; expected reference statistics"):
-        reference.load(path, Other())
+        load_reference(path, Other())
     np.savez(path, mu=np.zeros(48), sigma=np.eye(48))
     with pytest.raises(MetricError, match="no spatial statistics .* leave out sfid"):
-        reference.load(path, Other(), spatial=True)
+        load_reference(path, Other(), spatial=True)
     with pytest.raises(MetricError, match="neither feature rows nor images"):
-        reference.load(path, Other(), rows=True)
+        load_reference(path, Other(), rows=True)
     with pytest.raises(MetricError, match="no such file"):
-        reference.load(tmp_path / "none.npz", Other())
+        load_reference(tmp_path / "none.npz", Other())
 
 
 def test_nothing_is_unpickled(tmp_path: Path) -> None:
@@ -143,7 +142,7 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
             **{"mu": np.zeros(48), "sigma": np.eye(48)} | {key: np.array([Bomb()], dtype=object)},
         )
         with pytest.raises(MetricError, match="Python objects"):
-            reference.load(path, Other(), rows=True)
+            load_reference(path, Other(), rows=True)
         if key == "arr_0":
             with pytest.raises(MetricError, match="Python objects"):
                 list(Images(path).batches(range(4)))
@@ -156,7 +155,7 @@ def test_damaged_files_are_one_sentence(tmp_path: Path, keep: int) -> None:
     np.savez(path, mu=np.zeros(48), sigma=np.eye(48))
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(MetricError, match="no .npz file, or was cut off"):
-        reference.load(path, Other())
+        load_reference(path, Other())
 
 
 def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
@@ -168,7 +167,7 @@ def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
         data[data.index(name) + 240] ^= 0xFF
     path.write_bytes(bytes(data))
     with pytest.raises(MetricError, match="damaged"):
-        reference.load(path, Other())
+        load_reference(path, Other())
     with pytest.raises(MetricError, match="damaged"):
         list(Images(path).batches(range(4)))
 

@@ -10,13 +10,13 @@ import pytest
 from filelock import FileLock
 from small import ROOT
 
-from experiments.runtime.locks import LockedError, is_locked, locked
+from experiments.runtime.files import LockedError, is_locked, locked
 
 
 def test_two_writers_are_refused_and_the_lock_of_a_killed_process_is_not_held(tmp_path):
     assert not is_locked(tmp_path)
     code = (
-        "import time; from experiments.runtime.locks import locked; from pathlib import Path\n"
+        "import time; from experiments.runtime.files import locked; from pathlib import Path\n"
         f"with locked(Path({str(tmp_path)!r})): print('in', flush=True); time.sleep(60)"
     )
     holder = subprocess.Popen(

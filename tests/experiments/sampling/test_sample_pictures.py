@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from experiments.sampling.pictures import GAP, image_grid, save_gif, save_png, to_array
+from experiments.sampling.sample_store import GAP, image_grid, save_gif, save_png, to_array
 
 
 def images(n, size=8):

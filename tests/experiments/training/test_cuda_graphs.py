@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from experiments.config.compose import load
-from experiments.config.validation import ConfigError
 from experiments.runtime.console import Console
+from experiments.runtime.keys import ConfigError
 from experiments.training import cuda_graphs
 from experiments.training.build import make_accelerator
 from experiments.training.loop import Trainer

@@ -8,7 +8,7 @@ import yaml
 from safetensors.torch import load_file
 from small import small
 
-from experiments.config.validation import ConfigError
+from experiments.runtime.keys import ConfigError
 from experiments.training import build, session
 from experiments.training.session import train
 

@@ -14,8 +14,7 @@ from experiments.config.compose import load
 from experiments.runtime import signals
 from experiments.runtime.command import Interrupted
 from experiments.runtime.console import append_jsonl
-from experiments.runtime.files import atomic_write
-from experiments.runtime.locks import locked
+from experiments.runtime.files import atomic_write, locked
 from experiments.training import run_folder
 
 
