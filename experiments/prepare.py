@@ -12,16 +12,19 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 if __name__ == "__main__":
     # Run as a script, Python puts experiments/ on the path; imports start at the repository root.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from experiments.data.data_options import DataError
-from experiments.data.latents_spec import Manifest
 from experiments.runtime.command import run_command
 from experiments.runtime.console import Console
 from routing.errors import Parser
+
+if TYPE_CHECKING:  # it imports safetensors, which a Python without our packages lacks
+    from experiments.data.latents_spec import Manifest
 
 _EXAMPLES = """examples:
   python experiments/prepare.py ~/photos latents/photos

@@ -2,7 +2,15 @@
 
 import sys
 
-from sweeps.sweeps_command import main
+from experiments.runtime.command import run_command
+
+
+def main(words: list[str]) -> int:
+    """Run the command; imported here, so that a missing package is one sentence."""
+    from sweeps.sweeps_command import main as command
+
+    return command(words)
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

@@ -10,7 +10,7 @@ from small import ROOT
 PACKAGES = ("routing", "backbones", "experiments", "sweeps", "analysis")
 # Bounds of what was reached; they are lowered where it gets less. LINES was raised twice: for the convolution's
 # kernels on a GPU, and for the corners that three readers found.
-LINES, IN_FUNCTIONS, FOR_TYPES, COMMANDS = 36_400, 26, 3, 12
+LINES, IN_FUNCTIONS, FOR_TYPES, COMMANDS = 35_950, 26, 3, 12
 
 
 @cache

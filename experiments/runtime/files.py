@@ -16,8 +16,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from routing.errors import UserError
 from routing.parsing import json_of
 
@@ -165,6 +163,8 @@ def locked(folder: Path, wait_s: float = 0.5) -> Iterator[None]:
     Raises:
         LockedError: Another process held it for `wait_s` seconds, or the file system has no locks.
     """
+    from filelock import FileLock, Timeout  # not at the top: see `command.run_command`
+
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "lock"
     lock = FileLock(path, fallback_to_soft=False)
@@ -199,6 +199,8 @@ def is_locked(folder: Path) -> bool:
     path = folder / "lock"
     if not path.is_file():
         return False
+    from filelock import FileLock, Timeout
+
     try:
         with FileLock(path, fallback_to_soft=False).acquire(timeout=0):
             return False

@@ -183,3 +183,11 @@ def test_a_device_that_is_not_there_is_named_in_one_sentence(tmp_path):
     assert done.returncode == 2 and done.stderr.startswith(
         "error: ACCELERATE_TORCH_DEVICE=mps is not there"
     ), done.stderr
+
+
+@pytest.mark.parametrize("words", ["experiments/run.py backbone=mamba route=2-8", "-m analysis tables runs", "-m sweeps list", "experiments/prepare.py tests out"])
+def test_a_python_without_the_packages_is_told_in_one_sentence(words):
+    # -S: no site-packages, as before `make env` or with another Python than the environment's.
+    ran = subprocess.run([sys.executable, "-S", *words.split()], cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 2 and ran.stderr.count("\n") == 1, ran.stderr
+    assert ran.stderr.startswith(f"error: {sys.executable} has no package '")
