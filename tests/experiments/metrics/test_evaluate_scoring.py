@@ -255,14 +255,15 @@ def test_training_precision_does_not_reach_the_metrics(case: Case) -> None:
     )
     values = []
     for enabled in (False, True):
-        for meter in meters.meters:
+        for meter in meters:
             meter.collector = type(meter.collector)(meter.features, meter.collector.wanted)
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("high")
         try:
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
-                meters.update(plain)
-                values.append([r.value for r in meters.results(None)])
+                for meter in meters:
+                    meter.update(plain)
+                values.append([r.value for meter in meters for r in meter.results(None)])
             assert torch.get_float32_matmul_precision() == "high"
         finally:
             torch.set_float32_matmul_precision(before)
