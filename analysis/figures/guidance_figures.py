@@ -30,16 +30,21 @@ from analysis.tables.guidance_table import (
 _MAPS = 6
 
 
+def _rates(text: str) -> dict[str, float | None]:
+    """Return scale and rates of routed guidance; under anything more it has no place in a map."""
+    kind, options = parse(text)
+    rates = {key: number(options.get(key)) for key in ("scale", "strong", "weak")}
+    plain = kind == "routed" and options.keys() <= {*rates, "route"}
+    return rates if plain and None not in rates.values() else {}
+
+
 def _guidance_rows(study: Study, base: Base, cell: Cell) -> list[dict[str, Any]]:
-    frame = evaluations(study, base, cell)
+    frame = evaluations(study, base, cell, wanted=_rates)
     rows: list[dict[str, Any]] = []
     for text, part in () if frame.empty else frame.groupby("guidance"):
-        kind, options = parse(str(text))
-        rates = {key: number(options.get(key)) for key in ("scale", "strong", "weak")}
+        rates = _rates(str(text))
         estimate = mean_std(list(part.groupby("seed")["value"].mean()))
-        # Under an interval, another model or the null class a score has no place in the map.
-        plain = kind == "routed" and options.keys() <= {*rates, "route"}
-        if estimate and plain and None not in rates.values():
+        if estimate:
             about = {"panel": base.label, "treatment": cell.treatment, "better": base.better}
             about |= {"backbone": base.any.first("backbone"), "metric": part["metric"].iloc[0]}
             score = {"value": estimate.mean, "std": estimate.std, "n": estimate.n}
@@ -50,7 +55,7 @@ def _guidance_rows(study: Study, base: Base, cell: Cell) -> list[dict[str, Any]]
 @styled
 def guidance(study: Study) -> Plot | None:
     """Draw a map per cell and scale that was scored at four or more pairs of rates; else None."""
-    cells = [(base, cell) for base in study.bases for cell in base.routed]
+    cells = [(base, cell) for base in study.bases for cell in base.cells]
     frame = pd.DataFrame([row for pair in cells for row in _guidance_rows(study, *pair)])
     if frame.empty:
         return None

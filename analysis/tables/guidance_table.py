@@ -3,7 +3,7 @@
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +54,18 @@ def number(text: str | None) -> float | None:
         return None
 
 
-def evaluations(study: Study, base: Base, cell: Cell, metric: str | None = None) -> pd.DataFrame:
+def evaluations(
+    study: Study,
+    base: Base,
+    cell: Cell,
+    metric: str | None = None,
+    wanted: Callable[[str], object] = bool,
+) -> pd.DataFrame:
     """Return a cell's scores after one number of steps, one row per run and guidance.
 
     The metric is the one named (the base's own), or its kind at another number of samples,
-    whichever was measured under most guidances; the steps are those after which most guidances of
-    most runs were scored.
+    whichever was measured under most of the guidances that are wanted; the steps are those after
+    which most guidances of most runs were scored.
     """
     metric = metric or base.metric
     known = study.scores
@@ -76,13 +82,14 @@ def evaluations(study: Study, base: Base, cell: Cell, metric: str | None = None)
     path, own = r"checkpoint=\S*?(@\d+)?(?=\s|$)", r"checkpoint=run\1"
     said = rows["guidance"].fillna("not said").map(lambda text: re.sub(path, own, str(text)))
     rows = rows.assign(guidance=said)
+    rows = rows[rows["guidance"].map(lambda text: bool(wanted(text)))]
+    if rows.empty:
+        return rows
     counts = rows.groupby("metric")["guidance"].nunique()
     chosen = max(counts.index, key=lambda name: (counts[name], name == metric))
     rows = rows[rows["metric"] == chosen]
     # A run that was trained on, for another sweep, is read at the step that was compared.
     kinds = rows.drop_duplicates(["run", "step", "guidance"])["step"].value_counts()
-    if kinds.empty:
-        return rows[:0]
     return rows[rows["step"] == max(kinds.index, key=lambda step: (kinds[step], step))]
 
 
@@ -111,7 +118,7 @@ def setting(text: str) -> str | None:
 def responses(study: Study) -> pd.DataFrame:
     """Return how scores respond to guidance: dense and routed, a row per metric and setting.
 
-    Columns: base, panel, backbone, treatment, metric, better, setting, mean, std, n, step. Empty
+    A seed of which no guided samples were scored says nothing here and is left out. Columns: base, panel, backbone, treatment, metric, better, setting, mean, std, n, step. Empty
     where no base was scored under three settings.
     """
     rows = []
@@ -121,10 +128,13 @@ def responses(study: Study) -> pd.DataFrame:
             if about.get("key") not in _RESPOND:
                 continue
             for cell in filter(None, base.pair()):
-                frame = evaluations(study, base, cell, metric)
+                frame = evaluations(study, base, cell, metric, setting)
                 if frame.empty:
                     continue
-                for name, part in frame.groupby(frame["guidance"].map(setting), sort=True):
+                places = frame["guidance"].map(setting)
+                guided = frame["seed"][places != "CFG 1"]
+                frame = frame[frame["seed"].isin(guided)]
+                for name, part in frame.groupby(places, sort=True):
                     estimate = mean_std(list(_by_seed(part).values()))
                     assert estimate is not None, "a score is a finite number"
                     found.append({

@@ -158,6 +158,31 @@ def test_the_response_has_every_metric_under_every_setting(runs):
     assert ticks == ["CFG 1", "1.25", "1.5", "3", "SG 1.5", "routed"]
 
 
+def test_a_map_of_fewer_samples_and_seeds_without_guidance_leave_the_curve_alone(tmp_path):
+    """Seed 1 was never guided; seed 0 has a map of rates, in more settings than the curve's."""
+    kind = {"key": "fd", "features": SPACES[0], "better": "lower"}
+    rates = [(a, b) for a in (0, 0.25, 0.5) for b in (0.3, 0.6, 0.7, 0.8) if a < b]
+    for seed in (0, 1):
+        for value, route in ((50, "none"), (40, "2-8")):
+            folder = write(tmp_path, "dit", route, seed)
+            guides = {"none scale=1.0": 9.0 * seed, **({} if seed else {g: 1.0 for g in GUIDES})}
+            name = "FD-500 (digits-classifier)"
+            rows = [score({}, 400, value + v, name, guidance=g, **kind) for g, v in guides.items()]
+            for strong, weak in rates if seed == 0 else ():
+                about = f"routed scale=1.5 strong={strong} weak={weak} route=auto"
+                name = "FD-60 (digits-classifier)"
+                rows.append(score({}, 400, value + weak - strong, name, guidance=about, **kind))
+            (folder / "scores.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    frame = guidance_table.responses(Study.of(tmp_path))
+    assert set(frame["metric"]) == {"FD-500 (digits-classifier)"} and set(frame["n"]) == {1}
+    assert set(frame["setting"]) == {"CFG 1", *GUIDES.values()}
+    plain = frame[frame["setting"] == "CFG 1"].set_index("treatment")["mean"]
+    assert plain.to_dict() == {"dense": 50.0, "2-8": 40.0}
+    maps = analysis.figures.make("guidance", tmp_path)
+    assert set(maps.data["metric"]) == {"FD-60 (digits-classifier)"}
+    assert maps.data.groupby("treatment").size().to_dict() == {"dense": len(rates), "2-8": len(rates)}
+
+
 def test_without_three_settings_there_is_no_curve(tmp_path):
     write(tmp_path, route="2-8", guidance=False)
     assert analysis.figures.make("response", tmp_path) is None
