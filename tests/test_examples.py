@@ -45,6 +45,7 @@ def example(folder, name, *words):
     return said
 
 
+@pytest.mark.slow
 def test_route_your_own_learns(capsys):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -275,6 +275,7 @@ def test_arrays_that_claim_a_lot(name, shape, valid, tmp_path):
     assert said or name == "index of tars"  # which is made again
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["reference", "similarity", "index of tars"])
 def test_zip_bombs(name, valid, tmp_path):
     """A few hundred KB that unpack to 600 MB."""

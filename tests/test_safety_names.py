@@ -130,6 +130,7 @@ def study(tmp_path_factory):
     return Study.of(root)
 
 
+@pytest.mark.slow
 def test_the_report_holds_names_as_text_alone(study, tmp_path):
     from html.parser import HTMLParser
 

@@ -168,6 +168,7 @@ def test_the_search_passes(line):
     assert not findings(line)
 
 
+@pytest.mark.slow
 def test_the_bombs_go_off_where_they_are_unpickled(tmp_path):
     """A harmless bomb would prove nothing: each content fires under its careless loader."""
     careless = {

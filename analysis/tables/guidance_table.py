@@ -118,8 +118,9 @@ def setting(text: str) -> str | None:
 def responses(study: Study) -> pd.DataFrame:
     """Return how scores respond to guidance: dense and routed, a row per metric and setting.
 
-    A seed of which no guided samples were scored says nothing here and is left out. Columns: base, panel, backbone, treatment, metric, better, setting, mean, std, n, step. Empty
-    where no base was scored under three settings.
+    A seed of which no guided samples were scored says nothing here and is left out. Columns: base,
+    panel, backbone, treatment, metric, better, setting, mean, std, n, step. Empty where no base
+    was scored under three settings.
     """
     rows = []
     for base in study.bases:

@@ -117,6 +117,7 @@ def test_only_scores_under_the_two_rates_alone_stand_in_their_map(tmp_path, more
     assert len(plot.data) == 5 and plot.data["value"].min() > 1
 
 
+@pytest.mark.slow
 def test_every_figure_fits_a_paper_as_it_is(runs, tmp_path):
     """The width of one column or two, a page's height, 7 points, nothing cut off, fonts inside."""
     for route in ("none", "2-8"):

@@ -98,6 +98,7 @@ BAD = [
 ]
 
 
+@pytest.mark.slow
 def test_one_bad_folder_is_listed_and_all_commands_go_on(tmp_path, capsys):
     from analysis.analysis_command import main
 

@@ -38,6 +38,7 @@ def runs(tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 def test_a_folder_with_everything_and_again_from_its_archive(runs, tmp_path, capsys):
     out = tmp_path / "results"
     out.mkdir()

@@ -90,6 +90,7 @@ def test_two_seeds_are_no_headline(tmp_path):
     assert "2-8, after 400 steps (2 of 2 seeds reach it)" in text
 
 
+@pytest.mark.slow
 def test_the_command_says_how_far_it_is(folder, tmp_path, capsys):
     assert main(["report", str(folder), "--out", str(tmp_path / "r.html")]) == 0
     said = capsys.readouterr()

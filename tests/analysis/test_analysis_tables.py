@@ -634,6 +634,7 @@ def test_guidance_of_a_run_that_was_trained_on_for_another_sweep(tmp_path):
     assert plot is not None and set(plot.data["n"]) == {3}
 
 
+@pytest.mark.slow
 def test_benchmark_shows_the_steps_that_the_benchmark_and_its_sweep_timed(tmp_path):
     from experiments.benchmark.bench_options import BenchOptions
     from experiments.benchmark.bench_report import run

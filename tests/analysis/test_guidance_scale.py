@@ -218,6 +218,7 @@ def test_what_cannot_be_measured_is_one_sentence(
     assert re.search(sentence, said)
 
 
+@pytest.mark.slow
 def test_what_could_be_measured_is_written_beside_one_that_could_not(
     models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

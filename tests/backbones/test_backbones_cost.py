@@ -164,7 +164,13 @@ def test_everything_adds_up():
     assert cost("dit", "XL/2", route="2-24").speedup == pytest.approx(1.72, abs=0.01)
 
 
-@pytest.mark.parametrize("name", backbones.names())
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("dit", "mamba", "rwkv") else pytest.param(name, marks=pytest.mark.slow)
+        for name in backbones.names()
+    ],
+)
 @pytest.mark.parametrize("route", ["none", "1-2"])
 def test_activations_are_what_autograd_saves(name, route, monkeypatch):
     """Bytes of the distinct storages that autograd keeps for the backward pass, within 15 %.

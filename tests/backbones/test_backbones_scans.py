@@ -77,6 +77,7 @@ def test_masked_tokens_leave_no_trace(op):
     torch.testing.assert_close(fast(*(short[n] for n in names)), whole, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", OPS)
 def test_flash_linear_attention_takes_what_we_pass(op, monkeypatch):
     """The call for a GPU, on a stand-in with fla's signature: order of arguments, scale, first result."""

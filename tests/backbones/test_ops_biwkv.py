@@ -187,6 +187,7 @@ print("equal")
 """
 
 
+@pytest.mark.slow
 def test_the_kernel_equals_the_reference_in_tritons_interpreter():
     pytest.importorskip("triton")
     # Triton reads the variable when it is imported: a process of its own.
@@ -220,6 +221,7 @@ print("compiled")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="triton's assembler is in its Linux wheels")
 def test_the_kernel_compiles_for_an_h100_without_one(tmp_path):
     pytest.importorskip("triton")

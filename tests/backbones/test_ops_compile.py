@@ -55,7 +55,7 @@ def test_shift():
     same(shift._padded(x, (3, 4), 2), shift.grid_shift(x, grid=(3, 4), prefix=2), (x,))
 
 
-@pytest.mark.parametrize("kept", [16, 7])
+@pytest.mark.parametrize("kept", [pytest.param(16, marks=pytest.mark.slow), 7])
 @pytest.mark.parametrize("name", ["dit", "mamba", "rwkv"])
 def test_a_block_is_one_graph(name, kept):
     """fullgraph=True raises at the first break."""

@@ -92,12 +92,14 @@ def run(script, **env):
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_the_kernels_equal_the_reference_in_tritons_interpreter():
     pytest.importorskip("triton")
     # Triton reads the variable when it is imported: a process of its own.
     assert run(INTERPRETED, TRITON_INTERPRET="1", OMP_NUM_THREADS="1") == "equal"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="triton's assembler is in its Linux wheels")
 def test_the_kernels_compile_for_an_h100_without_one(tmp_path):
     pytest.importorskip("triton")

@@ -359,6 +359,7 @@ def finish(process):
     return out.strip(), err.strip()
 
 
+@pytest.mark.slow
 @compiled
 def test_many_processes_build_once_and_a_killed_build_leaves_nothing(tmp_path):
     compiler, slow = tmp_path / "c++", tmp_path / "slow"
@@ -391,6 +392,7 @@ def test_many_processes_build_once_and_a_killed_build_leaves_nothing(tmp_path):
     assert len(list(cache.glob("*.so"))) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -244,6 +244,7 @@ def test_frozen_blocks_whose_tokens_are_gone_are_refused():
             out.sum().backward()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [[], GROUPS["halves"]])
 def test_nothing_is_kept_longer_than_the_graph(groups):
     model = vit()

@@ -163,6 +163,7 @@ print("equal")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="triton's assembler is in its Linux wheels")
 @pytest.mark.parametrize(("code", "interpret"), [(INTERPRETED, "1"), (COMPILED, "0")])
 def test_the_kernel_draws_the_same_words(code, interpret, tmp_path):

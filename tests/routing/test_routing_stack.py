@@ -490,6 +490,7 @@ with FakeTensorMode(), torch.device("cuda"):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_nothing_waits_for_the_device_and_tables_live_on_it():
     """Tensors without values on a device that is not there: any look at a value would raise."""

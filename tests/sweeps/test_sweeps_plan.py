@@ -72,6 +72,7 @@ def test_a_route_that_does_not_fit_is_left_out_or_refused(tmp_path):
         planned(tmp_path, fits=["route"], axes={"route": ["2-20"]})
 
 
+@pytest.mark.slow
 def test_lightningdits_row_of_the_main_table_wants_its_own_latents(tmp_path):
     from data_tools import latents, write_store
 
@@ -159,6 +160,7 @@ def test_equal_flops_count_a_schedule(tmp_path):
     assert 1000 < half.steps < full.steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["masking", "one_two_routes", "repa"])
 def test_every_method_of_a_grid_meets_the_same_dense_run(name, monkeypatch):
     made = planned_runs.plan(grid.load(name), "tiny", budget=planned_runs.budget("flops"))

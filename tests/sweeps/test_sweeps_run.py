@@ -168,6 +168,7 @@ def test_jobs_choose_for_themselves_how_long_threads_spin(monkeypatch):
 # --- a pool on this machine ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_pool_runs_with_its_limit_from_the_snapshot(shop, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     shop.stub({"sleep": 0.03})
@@ -185,6 +186,7 @@ def test_a_pool_runs_with_its_limit_from_the_snapshot(shop, monkeypatch):
     assert "3 of 3 done" in shop("launch", "cluster=local", "seed=0,1,2")
 
 
+@pytest.mark.slow
 def test_a_pool_requeues_on_usr2_and_cancel_saves(shop):
     shop.stub({"sleep": 0.03, "save_every": 1000})
     shop("launch", "cluster=local", "seed=0,1", "train.steps=2000")
@@ -219,6 +221,7 @@ def test_a_killed_pool_is_noticed(shop):
     assert "its job is gone" in shop.rows()[0].why
 
 
+@pytest.mark.slow
 def test_a_killed_run_of_a_pool_says_so_and_the_next_one_starts(shop):
     shop.stub({"sleep": 0.02})
     shop("launch", "cluster=local", "train.steps=300")
@@ -302,6 +305,7 @@ def test_a_submission_without_an_answer_stays_noted(shop, monkeypatch):
     assert len(shop.sweep.batches()) == 1 and shop.rows()[0].why == "its submission was cut off"
 
 
+@pytest.mark.slow
 def test_a_pool_gives_each_worker_gpus_of_its_own(shop, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     text = shop("launch", "cluster=local", "cluster.workers=3", "cluster.gpus=1", code=2)
@@ -732,13 +736,18 @@ def test_the_table_fits_the_terminal(tmp_path, monkeypatch, width):
         (["launch", "route_placement", "backbone=mmaba"], "did you mean backbone=mamba"),
         (["launch", "route_placement", "route=8-2"], "route=8-2"),
         (["launch", "route_placement", "--throttle", "0"], "throttle=0"),
-        (["launch", "route_placement", "scale=paper", "cluster=debug"], "data.path=FOLDER"),
-        (["launch", "route_placement", "scale=paper", "data.path=/no/where"], "/no/where is no folder"),
+        *(
+            pytest.param(["launch", "route_placement", *words], said, marks=pytest.mark.slow)
+            for words, said in (
+                (["scale=paper", "cluster=debug"], "data.path=FOLDER"),
+                (["scale=paper", "data.path=/no/where"], "/no/where is no folder"),
+                (["train.graphs=true", "cluster=debug"], "here are 1 on cpu"),
+            )
+        ),
         (["launch", "route_placement", "clustr=debug"], "did you mean cluster"),
         (["launch", "route_placement", "backbon=dit"], "did you mean backbone?"),
         (["launch", "route_placement", "train.learning_rate=1"], "did you mean train.lr?"),
         (["launch", "route_placement", "dry=ful"], "did you mean full"),
-        (["launch", "route_placement", "train.graphs=true", "cluster=debug"], "here are 1 on cpu"),
         (["status", "nothing"], "no sweep 'nothing' was launched"),
         (["status", "nothing", "x"], "is no override"),
     ],

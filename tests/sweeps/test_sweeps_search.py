@@ -43,6 +43,7 @@ def trials(sweep):
     return [line.split() for line in summary(sweep) if line.startswith("trial")]
 
 
+@pytest.mark.slow
 def test_trials_are_asked_and_told_and_go_on_to_a_larger_number(tmp_path, capsys):
     words, sweep = make(tmp_path)
     assert sweeps_command.main(["launch", *words, "cluster=debug"]) == 0
@@ -128,6 +129,7 @@ def test_a_search_is_planned_at_a_corner(tmp_path, capsys):
 # --- grids in Python ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_python_grid_yields_overrides_runs_its_own_command_and_is_kept(tmp_path, capsys):
     path = tmp_path / "mine.py"
     path.write_text(

@@ -159,6 +159,7 @@ def test_the_plain_model_is_a_dit_of_the_same_size():
     assert count[0] == count[1]
 
 
+@pytest.mark.slow
 def test_a_step_elsewhere_is_timed_there_and_its_end_is_said():
     o = BenchOptions(depth=2, batch=2, clock="cpu")
     step = StepElsewhere(Case("plain", "T/2", 16, Route(()), 0.0), o)
@@ -214,6 +215,7 @@ def test_a_profile_names_the_parts():
     assert dense["fused attention"] > 0 == routed["fused attention"]
 
 
+@pytest.mark.slow
 def test_the_command_prints_tables_and_writes_the_figures(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(step_times, "peak", lambda *a: (lambda: torch.mm(torch.ones(8, 8), torch.ones(8, 8)), 1024))
     monkeypatch.setattr(step_profile, "VALUES", 1 << 13)

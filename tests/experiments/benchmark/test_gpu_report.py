@@ -56,6 +56,7 @@ def test_a_listed_device_gets_its_page(tmp_path, monkeypatch, capsys):
     assert "loss" in page and found["training"][0]["last"]["step"] == 2
 
 
+@pytest.mark.slow
 def test_the_batch_is_halved_until_it_fits(monkeypatch):
     asked = []
 

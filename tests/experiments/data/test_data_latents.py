@@ -588,6 +588,7 @@ def test_prefetch_gives_what_batch_gives(tmp_path, labels):
     assert torch.equal(first.x, digits.batch(*plan(0)).x)
 
 
+@pytest.mark.slow
 def test_a_loop_that_is_never_left_ends_with_the_program(tmp_path, labels):
     import subprocess
     import sys

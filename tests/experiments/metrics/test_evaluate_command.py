@@ -173,6 +173,7 @@ def test_wrong_arguments_are_one_sentence(
     assert error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_other_data_are_scored_anew(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -105,6 +105,7 @@ def test_tokens_dropped_for_good_are_left_out(tmp_path: Path) -> None:
     assert torch.isfinite(routed) and routed != dense
 
 
+@pytest.mark.slow
 def test_a_run_reports_it_beside_its_scores_and_training_leaves_no_trace_in_the_noise(
     tmp_path: Path,
 ) -> None:

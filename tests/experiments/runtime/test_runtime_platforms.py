@@ -175,6 +175,7 @@ def test_the_training_loop_keeps_its_sums_in_what_the_device_has():
         assert not re.search(r"float64|\.double\(\)", path.read_text(encoding="utf-8")), path.name
 
 
+@pytest.mark.slow
 def test_a_device_that_is_not_there_is_named_in_one_sentence(tmp_path):
     words = command(*overrides(tmp_path))
     done = subprocess.run(

@@ -224,6 +224,7 @@ def test_a_run_without_what_guidance_needs(tmp_path, capsys):
     assert run(plain, *arguments) == 0
 
 
+@pytest.mark.slow
 def test_help_needs_no_torch_and_the_script_runs_from_anywhere(weights, tmp_path):
     script = str(ROOT / "experiments" / "sample.py")
     shown = subprocess.run(

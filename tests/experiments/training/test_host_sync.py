@@ -12,6 +12,7 @@ from fake_gpu_steps import CASES, prepared
 HERE = Path(__file__).parent
 
 
+@pytest.mark.slow
 def test_steps_on_a_fake_gpu_read_nothing_back():
     # Tables that are made of fake tensors would stay in this process.
     words = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(HERE / "fake_gpu_steps.py")]

@@ -375,6 +375,7 @@ def test_routing_can_be_switched_off_after_a_fraction(tmp_path):
     assert run.routes.macs(0.9) == run.cost.macs_dense
 
 
+@pytest.mark.slow
 def test_freed_memory_is_kept_for_the_next_step():
     code = (
         "import resource, sys, torch\n"

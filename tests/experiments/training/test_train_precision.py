@@ -13,6 +13,7 @@ from experiments.training import build, session
 from experiments.training.session import train
 
 
+@pytest.mark.slow
 def test_auto_is_the_run_of_the_precision_that_it_takes_and_goes_on_in_it(
     tmp_path, monkeypatch, capsys
 ):
