@@ -52,7 +52,7 @@ _BLOCK = re.compile(_OPENING + r".*?(<!-- end -->)", re.DOTALL)
 def publish(study: Study, folder: Path, pages: Sequence[Path] = ()) -> list[str]:
     """Write tables, figures, `runs.csv` and `runs.tar.gz`; return the tables' and figures' names.
 
-    The blocks of the folder's README.md and of `pages` are filled in. Nothing is written where a
+    The blocks of the Markdown files in the folder and of `pages` are filled in. Nothing is written where a
     page asks for what does not exist.
 
     Raises:
@@ -80,9 +80,9 @@ def publish(study: Study, folder: Path, pages: Sequence[Path] = ()) -> list[str]
 
 
 def _pages(folder: Path, more: Sequence[Path]) -> dict[Path, str]:
-    """Return the texts of the folder's README.md, if there is one, and of further pages."""
-    found, own = {}, folder / "README.md"
-    for page in [*([own] if own.is_file() else []), *more]:
+    """Return the texts of the folder's own pages and of further ones."""
+    found = {}
+    for page in [*sorted(folder.glob("*.md")), *more]:
         try:
             found[page] = page.read_text(encoding="utf-8")
         except OSError:

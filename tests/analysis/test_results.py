@@ -19,7 +19,7 @@ def study(tmp_path_factory):
     return Study.of(folder / "runs")
 
 
-@pytest.mark.parametrize("page", ["results/README.md", "README.md"])
+@pytest.mark.parametrize("page", ["results/README.md", "results/speed.md", "README.md"])
 def test_no_number_of_a_page_was_typed(page, study):
     text = (ROOT / page).read_text(encoding="utf-8")
     assert "<!-- table" in text
