@@ -8,17 +8,9 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from analysis.runs.cells import (
-    ENOUGH_SEEDS,
-    Base,
-    Cell,
-    Estimate,
-    Study,
-    paired,
-    ratio,
-    same_machine,
-)
+from analysis.runs.cells import Base, Cell, Study, same_machine
 from analysis.runs.run_records import pick
+from analysis.runs.seed_statistics import ENOUGH_SEEDS, Estimate, paired, ratio
 from analysis.similarity import SimilarityFile
 from analysis.tables import guidance_table, main_table
 from analysis.tables.score_entries import gap, metric_decimals

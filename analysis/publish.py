@@ -52,8 +52,8 @@ _BLOCK = re.compile(_OPENING + r".*?(<!-- end -->)", re.DOTALL)
 def publish(study: Study, folder: Path, pages: Sequence[Path] = ()) -> list[str]:
     """Write tables, figures, `runs.csv` and `runs.tar.gz`; return the tables' and figures' names.
 
-    The blocks of the Markdown files in the folder and of `pages` are filled in. Nothing is written where a
-    page asks for what does not exist.
+    The blocks of the Markdown files in the folder and of `pages` are filled in. Nothing is written
+    where a page asks for what does not exist.
 
     Raises:
         AnalysisError: If there is no finished run, or a page asks for a table that does not exist.

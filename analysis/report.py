@@ -24,8 +24,9 @@ from analysis.figures.convergence import picture
 from analysis.figures.style import Plot
 from analysis.publish import facts
 from analysis.runs import compare
-from analysis.runs.cells import ENOUGH_SEEDS, Source, Study, study_for_command
+from analysis.runs.cells import Source, Study, study_for_command
 from analysis.runs.run_records import AnalysisError
+from analysis.runs.seed_statistics import ENOUGH_SEEDS
 from analysis.tables.equal_cost import headline_cell
 from analysis.tables.render import TEMPLATES, frame_csv, to_html
 from analysis.tables.score_entries import after, metric_decimals

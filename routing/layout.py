@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from routing import paths
+from routing import scan_orders
 from routing.errors import one_of
-from routing.paths import PATHS, LayoutError, Order, path
+from routing.scan_orders import PATHS, LayoutError, Order, path
 
 __all__ = ["MISSING", "PATHS", "Layout", "LayoutError", "Order", "path"]
 
@@ -88,7 +88,7 @@ class Layout:
             LayoutError: If there is no such order.
         """
         if self.ids is None and self.shuffle is None:
-            return paths.full_order(self.grid, self.prefix, name, self.device)
+            return scan_orders.full_order(self.grid, self.prefix, name, self.device)
         return self._once(("order", name), lambda: self._order(name))
 
     def to_scan(self, x: Tensor, name: str) -> Tensor:
@@ -120,7 +120,7 @@ class Layout:
         The prefix has 0..prefix-1, a grid token prefix + its step on the full path.
         """
         if self.ids is None:
-            return paths.arange(self.full_length, self.device)
+            return scan_orders.arange(self.full_length, self.device)
         return self._once(("positions", name), lambda: self._positions(name))
 
     def gaps(self, name: str) -> Tensor:
@@ -129,7 +129,7 @@ class Layout:
         In scan order; 1 for the prefix and for the first grid token.
         """
         if self.ids is None:
-            return paths.ones(self.full_length, self.device)
+            return scan_orders.ones(self.full_length, self.device)
         return self._once(("gaps", name), lambda: self._gaps(name))
 
     def neighbours(self, missing: str = "self") -> Tensor:
@@ -147,7 +147,7 @@ class Layout:
         """
         one_of("missing neighbours", missing, MISSING, LayoutError)
         if self.ids is None:
-            return paths.full_neighbours(self.grid, self.prefix, self.device)
+            return scan_orders.full_neighbours(self.grid, self.prefix, self.device)
         return self._once(("neighbours", missing), lambda: self._neighbours(missing))
 
     def take(self, table: Tensor) -> Tensor:
@@ -202,7 +202,7 @@ class Layout:
     def _behind_prefix(self, places: Tensor) -> Tensor:
         if not self.prefix:
             return places
-        front = paths.arange(self.prefix, self.device).expand(places.shape[0], -1)
+        front = scan_orders.arange(self.prefix, self.device).expand(places.shape[0], -1)
         return torch.cat((front, places), 1)
 
     def _once(self, key: tuple, make: Callable[[], Any]) -> Any:
@@ -211,7 +211,7 @@ class Layout:
         return self._memo[key]
 
     def _order(self, name: str) -> Order:
-        rank = paths.rank(self.grid, name, self.device)
+        rank = scan_orders.rank(self.grid, name, self.device)
         steps = rank.unsqueeze(0) if self.ids is None else rank[self.ids]
         # The dense path with the missing tokens deleted is the sort of the present ones' steps.
         perm = steps.argsort(1)
@@ -220,13 +220,13 @@ class Layout:
             perm = perm.expand(rows, -1).gather(1, self.shuffle.expand(rows, -1))
         perm = self._behind_prefix(perm + self.prefix)
         inv = torch.empty_like(perm).scatter_(
-            1, perm, paths.arange(self.length, self.device).expand_as(perm)
+            1, perm, scan_orders.arange(self.length, self.device).expand_as(perm)
         )
         return Order(perm[0], inv[0], True) if perm.shape[0] == 1 else Order(perm, inv, False)
 
     def _positions(self, name: str) -> Tensor:
         assert self.ids is not None
-        steps = paths.rank(self.grid, name, self.device)[self.ids].sort(1).values
+        steps = scan_orders.rank(self.grid, name, self.device)[self.ids].sort(1).values
         steps = self._behind_prefix(steps + self.prefix)
         return steps[0] if steps.shape[0] == 1 else steps
 
@@ -245,7 +245,7 @@ class Layout:
         assert self.ids is not None
         n = self.grid[0] * self.grid[1]
         slots = torch.full((self.ids.shape[0], n + 1), -1, device=self.device)
-        local = paths.arange(self.tokens, self.device) + self.prefix
+        local = scan_orders.arange(self.tokens, self.device) + self.prefix
         return slots.scatter_(1, self.ids, local.expand_as(self.ids))
 
     def _local(self, ids: Tensor) -> Tensor:
@@ -257,7 +257,7 @@ class Layout:
     def _neighbours(self, missing: str) -> Tensor:
         assert self.ids is not None
         slots = self._once(("slots",), self._slots)
-        wanted = paths.neighbour_ids(self.grid, self.device)[:, self.ids].transpose(0, 1)
+        wanted = scan_orders.neighbour_ids(self.grid, self.device)[:, self.ids].transpose(0, 1)
         outside = wanted < 0
         if missing == "nearest":
             found = self._nearest(slots).gather(2, self.ids.unsqueeze(1).expand(-1, 4, -1))
@@ -265,7 +265,7 @@ class Layout:
             n = self.grid[0] * self.grid[1]
             index = torch.where(outside, n, wanted).flatten(1)
             found = slots.gather(1, index).unflatten(1, (4, self.tokens))
-        own = paths.arange(self.tokens, self.device) + self.prefix
+        own = scan_orders.arange(self.tokens, self.device) + self.prefix
         fill = torch.where(outside, self.length, own) if missing == "self" else self.length
         table = torch.where(found < 0, fill, found)
         front = table.new_full((table.shape[0], 4, self.prefix), self.length)

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from routing.errors import one_of
 from routing.options import RoutingError, check_quad
-from routing.paths import table
 from routing.rng import Draws
 from routing.route import MODES
+from routing.scan_orders import table
 
 
 class SelectionError(RoutingError):

@@ -32,9 +32,9 @@ from routing.errors import UserError
 from routing.layout import Layout, Move
 from routing.learned import Fuse, LearnedRouter
 from routing.options import RoutingError, RoutingOptions, check_words
-from routing.paths import table
 from routing.rng import Draws
 from routing.route import Route, Segment, keep_count
+from routing.scan_orders import table
 from routing.selection import Selection, check_ids
 
 

@@ -13,8 +13,9 @@ from matplotlib.patches import Rectangle
 
 from analysis.figures import style
 from analysis.figures.style import Options, Plot, styled
-from analysis.runs.cells import Base, Cell, Study, extent, mean_std
+from analysis.runs.cells import Base, Cell, Study
 from analysis.runs.grouping import shared, short
+from analysis.runs.seed_statistics import extent, mean_std
 from analysis.tables.guidance_table import (
     FORMS,
     NUMBERS,

@@ -12,9 +12,10 @@ from matplotlib.patches import FancyBboxPatch
 
 from analysis.figures import style
 from analysis.figures.style import Options, Plot, styled
-from analysis.runs.cells import ENOUGH_SEEDS, Base, Study, extent, mean_std
+from analysis.runs.cells import Base, Study
 from analysis.runs.grouping import shared, short
 from analysis.runs.run_files import model_arguments
+from analysis.runs.seed_statistics import ENOUGH_SEEDS, extent, mean_std
 from analysis.tables import paper
 from analysis.tables.ablations import half, plain_routes, span_order
 from analysis.tables.score_entries import gap

@@ -13,7 +13,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from experiments.runtime.keys import flatten
+from experiments.runtime.option_types import flatten
 from routing.parsing import Malformed, bytes_of, is_number, json_of, yaml_of
 
 _NAME, _WHOLE, _NUMBER = "a name", "a whole number", "a number"

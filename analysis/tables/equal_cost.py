@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.runs.cells import Base, Cell, Study, mean_std, paired, ratio, same_machine
+from analysis.runs.cells import Base, Cell, Study, same_machine
+from analysis.runs.seed_statistics import mean_std, paired, ratio
 from analysis.tables import paper
 from analysis.tables.score_entries import (
     OTHER_MACHINE,

@@ -9,9 +9,10 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.runs.cells import Base, Cell, Study, extent, mean_std, paired
+from analysis.runs.cells import Base, Cell, Study
 from analysis.runs.run_files import Damaged, read_json
 from analysis.runs.run_records import AnalysisError, read_beside
+from analysis.runs.seed_statistics import extent, mean_std, paired
 from analysis.tables import paper
 from analysis.tables.main_table import score_set
 from analysis.tables.score_entries import PAIRED, better_end, metric_decimals, paper_notes

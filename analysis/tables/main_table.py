@@ -9,9 +9,10 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.runs.cells import Base, Cell, Estimate, Study, paired
+from analysis.runs.cells import Base, Cell, Study
 from analysis.runs.grouping import FINE_TUNE, parent
 from analysis.runs.run_files import model_arguments
+from analysis.runs.seed_statistics import Estimate, paired
 from analysis.tables import paper
 from analysis.tables.score_entries import (
     PAIRED,

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.runs.cells import Base, Cell, Estimate, Study, paired
+from analysis.runs.cells import Base, Cell, Study
+from analysis.runs.seed_statistics import Estimate, paired
 from analysis.tables import paper
 from analysis.tables.table import Column, Entry, ours, words
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from analysis.runs.cells import ENOUGH_SEEDS, Estimate
+from analysis.runs.seed_statistics import ENOUGH_SEEDS, Estimate
 
 MISSING = "missing"
 FEW_NOTE = f"\u2020 fewer than {ENOUGH_SEEDS} seeds, or no more than half: under-replicated."

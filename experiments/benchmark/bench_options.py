@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from backbones.registry import names
 from backbones.sizes import parse_size
 from experiments.config.schema import MOST_THREADS
-from experiments.runtime.keys import Key, check_ranges, keys_of
+from experiments.runtime.option_types import Key, check_ranges, keys_of
 from routing.errors import UserError, suggest
 from routing.parsing import whole
 from routing.route import Route

@@ -29,7 +29,7 @@ from experiments.benchmark.bench_options import BenchError, BenchOptions, parse
 from experiments.benchmark.bench_report import steps_table
 from experiments.runtime.command import ROOT, run_command
 from experiments.runtime.files import atomic_write
-from experiments.runtime.keys import Key, check_ranges
+from experiments.runtime.option_types import Key, check_ranges
 from experiments.training.session import environment
 from routing.errors import UserError
 

@@ -15,7 +15,7 @@ from backbones.registry import find, names
 from experiments.config.parent import parent_digest
 from experiments.config.schema import CONF, GROUPS, SHARED, Config
 from experiments.data.data_options import describe, evaluation, options_class
-from experiments.runtime.keys import ConfigError, flatten
+from experiments.runtime.option_types import ConfigError, flatten
 from routing.errors import suggest
 from routing.parsing import check_word
 

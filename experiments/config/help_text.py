@@ -15,8 +15,8 @@ from experiments.config.schema import CONF, GROUPS, Config
 from experiments.data import data_options
 from experiments.metrics.eval_options import MetricError
 from experiments.runtime import console
-from experiments.runtime.keys import ConfigError
 from experiments.runtime.memory import check_fits, keep_freed_memory, visible_gpus
+from experiments.runtime.option_types import ConfigError
 from experiments.training.routes import TrainingRoutes, banner_lines, model_arguments, run_cost
 from routing.errors import suggest
 

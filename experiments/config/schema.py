@@ -21,7 +21,7 @@ from experiments.config.parent import parent_digest
 from experiments.data.data_options import describe, fingerprint, parse, places
 from experiments.diffusion.diffusion_options import options_of
 from experiments.metrics.eval_options import EvalOptions
-from experiments.runtime.keys import ConfigError, Key, build, check_ranges, keys_of
+from experiments.runtime.option_types import ConfigError, Key, build, check_ranges, keys_of
 from routing.errors import UserError
 from routing.options import RoutingOptions
 from routing.route import RouteError, RouteSchedule

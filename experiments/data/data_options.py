@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Annotated, Any, ClassVar, cast
 
-from experiments.runtime.keys import Key, check_ranges, keys_of
+from experiments.runtime.option_types import Key, check_ranges, keys_of
 from routing.errors import UserError, suggest
 
 TASKS = ("class", "text", "none")

@@ -24,7 +24,7 @@ from experiments.data.dataset import Batch, Condition, Dataset, Rows, SampleOrde
 from experiments.data.encoders import DEFAULT, Autoencoder, TextEncoder, sample_moments, why_not
 from experiments.data.latent_store import Store, open_store
 from experiments.data.latents_spec import LatentsOptions
-from experiments.runtime.keys import ConfigError, build
+from experiments.runtime.option_types import ConfigError, build
 from routing.rng import Draws
 
 # Options that change the pictures of a split while the store stays.

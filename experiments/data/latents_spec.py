@@ -16,7 +16,7 @@ from safetensors import safe_open
 from experiments.data.data_options import DataError, DataOptions, ShapeError, require
 from experiments.data.tars import samples_of, walk
 from experiments.runtime.files import sha256
-from experiments.runtime.keys import Key, build
+from experiments.runtime.option_types import Key, build
 from routing.parsing import bytes_of, json_of
 
 FORMAT = "tread-latents/1"

@@ -22,7 +22,7 @@ from urllib.error import HTTPError
 
 from experiments.data.data_options import DataError, DataOptions, require
 from experiments.runtime.files import atomic_path, locked
-from experiments.runtime.keys import Key
+from experiments.runtime.option_types import Key
 
 if TYPE_CHECKING:  # options are read without it, at the start of every command
     import numpy as np

@@ -29,8 +29,8 @@ from experiments.data.data_options import DataError
 from experiments.data.dataset import Batch, Condition, Dataset, Rows, to_uint8
 from experiments.data.scenes_spec import ScenesOptions
 from routing.errors import suggest
-from routing.paths import table
 from routing.rng import Draws, widest
+from routing.scan_orders import table
 
 SHAPES = ("circle", "square", "triangle", "ring", "cross")
 COLOURS = ("red", "green", "blue", "yellow", "purple", "cyan")

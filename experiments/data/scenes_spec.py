@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from experiments.data.data_options import DataOptions
-from experiments.runtime.keys import Key
+from experiments.runtime.option_types import Key
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from experiments.data.published_files import (
     images_and_labels,
 )
 from experiments.runtime.files import default_cache
-from experiments.runtime.keys import Key
+from experiments.runtime.option_types import Key
 
 _WAYS = "data.root=FOLDER is where torchvision puts it, and what is not there is downloaded"
 _COLOUR, _GREY = (3, 32, 32), (1, 32, 32)

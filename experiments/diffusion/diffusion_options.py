@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from experiments.runtime.keys import Key, check_ranges, keys_of
+from experiments.runtime.option_types import Key, check_ranges, keys_of
 from routing.errors import UserError, suggest
 from routing.route import Schedule, ScheduleError
 

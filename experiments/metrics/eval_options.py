@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import yaml
 
-from experiments.runtime.keys import Key, check_ranges
+from experiments.runtime.option_types import Key, check_ranges
 from routing.errors import UserError, suggest
 
 _CONF = Path(__file__).resolve().parents[1] / "conf" / "eval"

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from experiments.diffusion.diffusion_options import DiffusionError
 from experiments.runtime.files import atomic_path, atomic_write
-from experiments.runtime.keys import differing
+from experiments.runtime.option_types import differing
 from experiments.sampling.generation import Progress, labels_from_seeds
 from experiments.sampling.pipeline import SamplingPipeline
 from routing.parsing import json_of

@@ -8,7 +8,8 @@ from analysis_runs import score, write
 
 import analysis
 from analysis import findings
-from analysis.runs.cells import Study, paired
+from analysis.runs.cells import Study
+from analysis.runs.seed_statistics import paired
 from analysis.tables import guidance_table
 from analysis.tables.guidance_table import setting
 from analysis.tables.main_table import score_set

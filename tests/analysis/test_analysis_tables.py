@@ -17,7 +17,7 @@ import pytest
 from analysis_runs import ACCURACY, METRIC, score, study, write
 
 import analysis
-from analysis.runs import cells
+from analysis.runs import seed_statistics
 from analysis.runs.cells import Study
 from analysis.runs.run_records import AnalysisError
 from analysis.tables import TABLES, make, make_all, render, save
@@ -41,21 +41,21 @@ def find(table, group, first):
 
 
 def test_interval_is_students():
-    estimate = cells.interval([1.0, 2.0, 3.0])
+    estimate = seed_statistics.interval([1.0, 2.0, 3.0])
     # t(0.975, 2) = 4.302653, s = 1, n = 3.
     assert estimate.mean == 2.0 and estimate.std == 1.0
     assert math.isclose(estimate.high - 2, 4.302653 / math.sqrt(3), rel_tol=1e-6)
-    assert cells.interval([5.0]).low is None and cells.mean_std([]) is None
+    assert seed_statistics.interval([5.0]).low is None and seed_statistics.mean_std([]) is None
 
 
 def test_ratio_is_geometric():
-    assert math.isclose(cells.ratio([2.0, 8.0]).mean, 4.0)
-    assert cells.ratio([]) is None
+    assert math.isclose(seed_statistics.ratio([2.0, 8.0]).mean, 4.0)
+    assert seed_statistics.ratio([]) is None
 
 
 def test_differences_are_paired_by_seed():
     first, second = {0: 10.0, 1: 20.0, 2: 30.0}, {0: 9.0, 1: 19.0, 2: 29.0, 3: 1.0}
-    estimate = cells.paired(first, second)
+    estimate = seed_statistics.paired(first, second)
     assert estimate.n == 3 and estimate.mean == -1.0
     # Unpaired, the spread of the seeds would swamp it; paired, nothing is left.
     assert estimate.low == estimate.high == -1.0
@@ -95,7 +95,7 @@ def test_summary_has_a_row_per_backbone_with_differences_over_the_seeds_of_both(
     for backbone, seeds in (("dit", [0, 1, 2]), ("rwkv", [1, 2])):
         row = find(table, "digits", f"{backbone}-T/1")
         dense, routed = (frame[backbone, route][seeds] for route in ("none", "2-8"))
-        known = cells.interval(list(routed - dense))
+        known = seed_statistics.interval(list(routed - dense))
         text = f"{dense.mean():.2f} \u2192 {routed.mean():.2f} ({known.mean:+.2f} \u00b1 {known.high - known.mean:.2f})"
         assert row["FD"].text == text and row["Seeds"].value == len(seeds)
         assert row["w_eff"].is_missing and row["MACs per step"].value == pytest.approx(
@@ -142,7 +142,7 @@ def test_tails_stand_beside_the_runs_that_they_grew_from(tmp_path):
     for name, scores in values.items():
         assert row[name].value == pytest.approx(scores.mean()) and row[name].n == 3
     for name in ("Dense", "Routed"):
-        known = cells.interval(list(values["+ tail"] - values[name]))
+        known = seed_statistics.interval(list(values["+ tail"] - values[name]))
         assert row[f"\u0394 tail, {name.lower()}"].low == pytest.approx(known.low)
 
 
@@ -162,7 +162,7 @@ def test_steps_pairs_equal_steps_and_equal_multiply_adds(tmp_path):
     for steps, entries in rows.items():
         one, two = map(int, steps.split(" \u2192 "))
         dense, routed = base.dense.by_seed(base.score, one), base.routed[0].by_seed(base.score, two)
-        mean = cells.interval([routed[seed] - dense[seed] for seed in (0, 1, 2)]).mean
+        mean = seed_statistics.interval([routed[seed] - dense[seed] for seed in (0, 1, 2)]).mean
         assert f"({mean:+.2f}" in entries[3].text and entries[1].value == 3
         assert entries[2].value == pytest.approx(1.0, abs=0.001)
     # A scale that was measured before the run went on counts where it was measured, and not at the end.
@@ -334,7 +334,7 @@ def nasty():
     columns = [Column(NASTY, numeric=False), Column("value", better="lower")]
     rows = [
         (NASTY, [words(NASTY), Entry(value=1.0, n=1)]),
-        (NASTY, [words("=cmd()"), ours(cells.mean_std([2.0, 3.0, 4.0]))]),
+        (NASTY, [words("=cmd()"), ours(seed_statistics.mean_std([2.0, 3.0, 4.0]))]),
     ]
     return build("nasty", NASTY, columns, rows, [NASTY])
 

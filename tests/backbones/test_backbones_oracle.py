@@ -11,9 +11,9 @@ import torch
 
 import backbones
 from routing.layout import Layout
-from routing.paths import Order
 from routing.rng import Draws
 from routing.route import Route
+from routing.scan_orders import Order
 from routing.selection import MODES, Selection
 from routing.stack import Routing
 

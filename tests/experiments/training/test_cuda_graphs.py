@@ -8,7 +8,7 @@ import torch
 
 from experiments.config.compose import load
 from experiments.runtime.console import Console
-from experiments.runtime.keys import ConfigError
+from experiments.runtime.option_types import ConfigError
 from experiments.training import cuda_graphs
 from experiments.training.build import make_accelerator
 from experiments.training.loop import Trainer

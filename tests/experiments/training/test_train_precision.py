@@ -8,7 +8,7 @@ import yaml
 from safetensors.torch import load_file
 from small import small
 
-from experiments.runtime.keys import ConfigError
+from experiments.runtime.option_types import ConfigError
 from experiments.training import build, session
 from experiments.training.session import train
 
