@@ -78,7 +78,7 @@ def response(study: Study) -> list[str]:
             values = curve.set_index("setting")["mean"]
             plain = values.pop("CFG 1") if "CFG 1" in values else None
             if plain:
-                ratios = (f"{name} {value / plain:.2f}" for name, value in values.items())
+                ratios = (f"{value / plain:.2f} ({name})" for name, value in values.items())
                 parts.append(f"{tokens} {', '.join(ratios)}")
         if parts:
             said.append(f"**{panel}**, {metric} over that without guidance: {'; '.join(parts)}.")

@@ -152,11 +152,12 @@ def fill(text: str, study: Study) -> str:
 
 
 def _finding(words: list[str], study: Study) -> str:
-    name, *options = words or [""]
+    name, options, study = _of(words, study)
     having = [word.removeprefix("having=") for word in options]
     if not all(word.startswith("having=") for word in options):
         raise AnalysisError(
-            f"a page asks for finding {' '.join(words)}; the option is `having=WORD` (of a setting)"
+            f"a page asks for finding {' '.join(words)}; options are `having=WORD` (of a setting) "
+            "and `of=ARCHIVE`"
         )
     return findings.make(name, study, having)
 
@@ -168,11 +169,17 @@ def _archived(archive: Path) -> Study:
     return Study.of(unpack(archive, ROOT / PUBLISHED))
 
 
-def _table(words: list[str], study: Study) -> str:
+def _of(words: list[str], study: Study) -> tuple[str, list[str], Study]:
+    """Return a block's name and options, and the study that they ask for with `of=ARCHIVE`."""
     name, *options = words or [""]
     for word in [word for word in options if word.startswith("of=")]:
         study = _archived(ROOT / word.removeprefix("of="))
         options.remove(word)
+    return name, options, study
+
+
+def _table(words: list[str], study: Study) -> str:
+    name, options, study = _of(words, study)
     table = tables.make(name, study)
     # Headings are asked for by name before they become notes.
     for word in sorted(options, key=lambda word: (word == "flat", word.startswith("columns="))):

@@ -71,14 +71,16 @@ def guidance(study: Study) -> Plot | None:
     figure, axes = style.panels(len(shown), 2, 2.5)
     names = short(str(panel) for (panel, *_), _ in found)
     for ax, ((panel, treatment, scale), part) in zip(axes.flat, shown, strict=False):
-        _guidance_map(ax, part)
+        # Maps of one model have one scale of colours: a flat map looks flat.
+        same = frame[(frame["panel"] == panel) & frame["metric"].isin(part["metric"])]["value"]
+        _guidance_map(ax, part, (same.min(), same.max()))
         about = f"{treatment}, w={scale:g}, step {part['step'].iloc[0]}, n={extent(part['n'])}"
         tint = style.colour(str(part["backbone"].iloc[0]))
         ax.set_title(f"{fill(names[str(panel)], 48)}\n{about}", color=tint)
     return Plot.of("guidance", figure, frame, names=shared(names), more=more)
 
 
-def _guidance_map(ax: Axes, part: pd.DataFrame) -> None:
+def _guidance_map(ax: Axes, part: pd.DataFrame, ends: tuple[float, float]) -> None:
     known = {(row["strong"], row["weak"]): row for row in part.to_dict("records")}
     rows, columns = (sorted(set(part[name])) for name in ("strong", "weak"))
     rows.reverse()
@@ -87,7 +89,7 @@ def _guidance_map(ax: Axes, part: pd.DataFrame) -> None:
     higher = part["better"].iloc[0] == "higher"
     # The dark end is the better one.
     cmap = colormaps["viridis_r" if higher else "viridis"]
-    image = ax.imshow(values, cmap=cmap, aspect="auto", zorder=1)
+    image = ax.imshow(values, cmap=cmap, vmin=ends[0], vmax=ends[1], aspect="auto", zorder=1)
     for (y, strong), (x, weak) in itertools.product(enumerate(rows), enumerate(columns)):
         if (strong, weak) not in known:
             style.centred(ax, x, y, "\u00d7", color="#999999")

@@ -97,7 +97,8 @@ def test_the_archive_holds_every_run_and_benchmark(tmp_path):
 
 def test_a_block_may_take_other_records(runs, tmp_path, monkeypatch):
     monkeypatch.setattr(publish, "ROOT", tmp_path)
-    study, page = Study.of(runs), "<!-- table main ours{} -->\n<!-- end -->"
+    study = Study.of(runs)
+    page = "<!-- table main ours{0} -->\n<!-- end -->\n<!-- finding main{0} -->\n<!-- end -->"
     (tmp_path / "more.tar.gz").write_bytes(
         publish.archive({name: path.read_bytes() for name, path in publish.records(study).items()})
     )

@@ -200,7 +200,7 @@ def test_findings_say_what_the_tables_show(runs):
     assert "dense: instrumented w_eff against dense +0.000 [+0.000, +0.000]: not told apart (n=3)" in dense
     assert "routed: instrumented w_eff against dense +8.100 [+8.100, +8.100]: higher (n=3)" in routed
     said = findings.make("response", runs)
-    assert said.count("\n") == 1 and "dense CFG 1.25 0.98" in said
+    assert said.count("\n") == 1 and "dense 0.98 (CFG 1.25), " in said
     assert "times fewer multiply-adds" in findings.make("cost", runs)
     assert findings.make("main", runs, ["mamba"]) == f"- {mamba}"
     assert "do not tell" in findings.make("main", runs, ["mamba", "fashion"])
