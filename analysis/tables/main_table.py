@@ -276,44 +276,55 @@ def sota(study: Study) -> Table:
 
 
 def tails(study: Study) -> Table:
-    """Dense, routed, and routed with a tail, a row per metric, with the tail's differences."""
-    cells = ("Dense", "Routed", "+ tail", "\u0394 tail, routed", "\u0394 tail, dense")
-    columns = (Column("Metric", numeric=False), *Column.each(*cells))
-    rows: list[tuple[str, list[Entry]]] = []
+    """Dense, routed, and routed with a dense tail, a row per metric, with the tail's differences.
+
+    Where both went on as they were, by the tail's steps at its learning rate, the tail is held
+    against these: what remains is what the route does.
+    """
+    found = []
     for base, dense, routed in study.pairs():
-        tail = _tail(study, base, routed)
-        if tail is None:
-            continue
+        tail = _grown(study, base, routed, FINE_TUNE)
+        if tail is not None and parent(dense.first("config.init")) is None:
+            same = [_grown(study, base, cell, like) for cell, like in (
+                (dense, FINE_TUNE), (routed, routed.treatment)
+            )]  # fmt: skip
+            found.append((base, dense, routed, tail, same))
+    controlled = any(any(same) for *_, same in found)
+    others = ("Dense + same", "Routed + same") if controlled else ("Dense", "Routed")
+    cells = dict.fromkeys(["Dense", "Routed", *others, "+ tail"])
+    changes = [f"\u0394 tail, {name.lower()}" for name in reversed(others)]
+    columns = (Column("Metric", numeric=False), *Column.each(*cells, *changes))
+    rows: list[tuple[str, list[Entry]]] = []
+    for base, dense, routed, tail, same in found:
         # What tells the tails' own recipe apart is no news here.
         setting = f"{base.label.partition(' (')[0]}: route {routed.treatment}"
         group = f"{setting}, after {routed.steps:.0f} steps, and {tail.steps:.0f} of tail"
         if routed.macs_share and dense.steps > 0:
             spent = (routed.steps * routed.macs_share + tail.steps) / dense.steps
             group += f": {spent:.2f}x dense's MACs"
+        held = same if controlled else [dense, routed]
+        shown = [dense, routed, *(same if controlled else ()), tail]
         for name, about in score_set(study, base).items():
-            if own := tail.by_seed(f"score.{name}"):
-                others = (other.by_seed(f"score.{name}") for other in (routed, dense))
-                changes = [paired(other, own) for other in others]
-                rows.append((group, _metric_row(name, about, (dense, routed, tail), changes)))
+            column = f"score.{name}"
+            if own := tail.by_seed(column):
+                gaps = [paired(cell.by_seed(column), own) if cell else None for cell in held[::-1]]
+                rows.append((group, _metric_row(name, about, shown, gaps)))
+    notes = ["Differences are paired by seed, with Student's 95 % interval."]
+    if controlled:
+        notes.append("+ same: as many steps more at the tail's learning rate, routed as before.")
     title = "A dense tail on routed runs (the paper's F)"
-    return build(
-        "tails",
-        title,
-        columns,
-        rows or [not_run(columns)],
-        ("Differences are paired by seed, with Student's 95 % interval.",),
-    )
+    return build("tails", title, columns, rows or [not_run(columns)], tuple(notes))
 
 
-def _tail(study: Study, base: Base, routed: Cell) -> Cell | None:
-    """Return the fine-tuned cell whose parents are the routed cell's runs, or None."""
-    name = parent(routed.first("run"))
-    parents, wanted = (name, f"{name}@{routed.steps:.0f}"), routed.first("reference")
+def _grown(study: Study, base: Base, cell: Cell, like: str) -> Cell | None:
+    """Return the cell of this treatment whose parents are the cell's runs, or None."""
+    name = parent(cell.first("run"))
+    parents, wanted = (name, f"{name}@{cell.steps:.0f}"), cell.first("reference")
     for other in study.bases:
-        for cell in other.cells if other.metric == base.metric else ():
-            grown = cell.treatment == FINE_TUNE and parent(cell.first("config.init")) in parents
-            if grown and cell.first("reference") == wanted:
-                return cell
+        for grown in other.cells if other.metric == base.metric else ():
+            from_it = grown.treatment == like and parent(grown.first("config.init")) in parents
+            if from_it and grown.first("reference") == wanted:
+                return grown
     return None
 
 

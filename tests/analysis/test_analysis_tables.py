@@ -146,6 +146,31 @@ def test_tails_stand_beside_the_runs_that_they_grew_from(tmp_path):
         assert row[f"\u0394 tail, {name.lower()}"].low == pytest.approx(known.low)
 
 
+def test_a_tail_is_held_against_runs_that_went_on_as_they_were(tmp_path):
+    init = "/somewhere/runs/dit-T1-digits_{}_s{}-0123abcd@400"
+    for seed in (0, 1, 2):
+        for route in ("none", "2-8"):
+            write(tmp_path, route=route, seed=seed, train__steps=400)
+        for start, route in (("none", "none"), ("2-8", "2-8"), ("2-8", "none")):
+            more = {"route": route, "seed": seed, "train__lr": 1e-5, "train__steps": 40}
+            write(tmp_path, **more, init=init.format(start, seed))
+    table = make("tails", tmp_path)
+    # Routed runs with a parent are a control, and no pair of their own.
+    assert len({row.group for row in table.rows}) == 1
+    row = find(table, "dit-T/1", f"{METRIC} \u2193")
+    frame = analysis.load(tmp_path)
+    frame = frame[frame["config.init"].notna()].set_index("seed")
+    kinds = zip(frame["config.init"].str.contains("none"), frame["route"], strict=True)
+    names = {(True, "none"): "Dense + same", (False, "2-8"): "Routed + same", (False, "none"): "+ tail"}
+    scores = frame[f"score.{METRIC}"].groupby([names[kind] for kind in kinds])
+    values = {name: part for name, part in scores}
+    for name, part in values.items():
+        assert row[name].value == pytest.approx(part.mean()) and row[name].n == 3
+    for name in ("Dense + same", "Routed + same"):
+        known = seed_statistics.interval(list((values["+ tail"] - values[name]).sort_index()))
+        assert row[f"\u0394 tail, {name.lower()}"].low == pytest.approx(known.low)
+
+
 def test_steps_pairs_equal_steps_and_equal_multiply_adds(tmp_path):
     for seed in (0, 1, 2):
         write(tmp_path, route="none", seed=seed, evaluations=4, train__steps=400)
