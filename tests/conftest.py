@@ -27,7 +27,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # A worker for each core: the commands that a test starts would wait for each other's threads.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Minutes each: they begin before the other slow ones, so that no worker waits for the last of them.
+# Minutes each: they begin before the other slow ones, so that no worker waits for the last of them, and in this
+# order, so that one trains the notebooks' runs while another follows the tutorial.
 LONGEST = (
     "test_the_tutorials_commands_print_what_it_shows",
     "test_a_notebook_runs_in_a_kernel_on_real_runs",
@@ -39,7 +40,8 @@ LONGEST = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest tests first; all else stays in its order."""
-    items.sort(key=lambda item: getattr(item, "originalname", item.name) not in LONGEST)
+    place = {name: index for index, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(getattr(item, "originalname", item.name), len(place)))
 
 
 @pytest.fixture(autouse=True, scope="session")
