@@ -26,9 +26,10 @@ _DECIMALS = 3
 
 
 def metric_decimals(metric: str) -> int:
-    """Return the digits a metric is shown with: distances two, shares three."""
-    shares = ("accuracy", "precision", "recall", "memorisation", "adherence", "heldout", "w_eff")
-    return 3 if metric.lower().startswith(shares) else 2
+    """Return the digits a metric is shown with: distances two, shares three, losses four."""
+    shares = ("accuracy", "precision", "recall", "memorisation", "adherence", "w_eff")
+    name = metric.lower()
+    return 4 if name.startswith("heldout") else 3 if name.startswith(shares) else 2
 
 
 class Heading(str):
