@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from safetensors import SafetensorError, safe_open
 
@@ -178,7 +178,7 @@ def fault(row: Mapping[str, Any]) -> str | None:
         value = row.get(key)
         good = isinstance(value, str)
         if kind != _NAME:
-            good = is_number(value) and (kind == _NUMBER or value == int(value))
+            good = is_measured(value) and (kind == _NUMBER or value == int(value))
         if not good and (value is not None or key in _NEEDED):
             return f"summary.json: {key} is {_brief(value)}, not {kind}"
     if row.get("status") == "done" and row.get("step") is None:
@@ -191,12 +191,17 @@ def fault(row: Mapping[str, Any]) -> str | None:
     return None
 
 
+def is_measured(value: object) -> TypeGuard[float]:
+    """Return whether a value is a number that was ever measured: its square is a number too."""
+    return is_number(value) and abs(value) < 1e30
+
+
 def is_score(line: Mapping[str, Any]) -> bool:
     """Return whether a line of scores.jsonl holds a metric's name, a finite number and a step."""
     texts = (line.get("key"), line.get("features"), line.get("guidance"), line.get("sampler"))
     return (
         is_text(line.get("metric"))
-        and is_number(line.get("value"))
+        and is_measured(line.get("value"))
         and (line.get("step") is None or is_number(line["step"]))
         and line.get("better") in ("lower", "higher", None)
         and all(text is None or is_text(text) for text in texts)
@@ -241,7 +246,7 @@ def guidance_scales(folder: Path) -> list[dict[str, Any]]:
         for row in means[:1]
         # What a model's own error does not raise is what is read as its scale.
         for form, key in (("instrumented", "w_eff"), ("plain", "w_eff_plain"))
-        if is_number(of["step"]) and is_number(row.get(form))
+        if is_measured(of["step"]) and is_measured(row.get(form))
     ]
 
 

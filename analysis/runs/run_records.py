@@ -39,6 +39,7 @@ from analysis.runs.run_files import (
     check_path,
     fault,
     guidance_scales,
+    is_measured,
     is_score,
     json_or_nothing,
     own_scores,
@@ -246,7 +247,8 @@ def derive(row: dict[str, Any]) -> None:
     # Images per second over the whole run: what a log line says is one moment's.
     parts = [row.get(key) for key in ("step", "config.train.batch", "wall_s")]
     known = [float(part) for part in parts if isinstance(part, int | float) and part > 0]
-    row["throughput"] = known[0] * known[1] / known[2] if len(known) == 3 else None
+    speed = known[0] * known[1] / known[2] if len(known) == 3 else None
+    row["throughput"] = speed if is_measured(speed) else None
 
 
 def variant(row: dict[str, Any]) -> str:

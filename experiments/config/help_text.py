@@ -11,14 +11,23 @@ from typing import Any
 import yaml
 
 from experiments.config.compose import options_of, outside_node
+from experiments.config.parent import split
 from experiments.config.schema import CONF, GROUPS, Config
 from experiments.data import data_options
+from experiments.diffusion.diffusion_options import options_of as diffusion_options
 from experiments.metrics.eval_options import MetricError
 from experiments.runtime import console
 from experiments.runtime.memory import check_fits, keep_freed_memory, visible_gpus
 from experiments.runtime.option_types import ConfigError
-from experiments.training.routes import TrainingRoutes, banner_lines, model_arguments, run_cost
+from experiments.training.routes import (
+    TrainingRoutes,
+    banner_lines,
+    first_route,
+    model_arguments,
+    run_cost,
+)
 from routing.errors import suggest
+from routing.route import Route
 
 HEAD = """\
 Train a diffusion model whose tokens skip blocks (TREAD), sample, score.
@@ -152,6 +161,17 @@ def check_ready(config: Config, processes: int, on_gpu: bool) -> None:
     """Refuse what so many processes, on GPUs or not, would refuse before their first step."""
     config.check_processes(processes, on_gpu)
     data_options.parse(config.data).check()
+    model = model_arguments(config, data_options.describe(config.data))
+    guidance = diffusion_options("guidance", config.guidance)
+    checkpoint, named = (getattr(guidance, key, None) for key in ("checkpoint", "route"))
+    guidance.check(
+        conditional=bool(model["num_classes"] or model["text"]),
+        null_seen=config.train.label_drop > 0,
+        routed=bool(first_route(config) if named is None else Route.parse(named)),
+        fused="fuse" in model,
+        weak=checkpoint is not None and bool(split(checkpoint, "guidance.checkpoint=")),
+        channels=model["in_channels"],
+    )
     console.check_tracker(config.log)
     for key in ("reference", "inception_weights", "dinov2_weights"):
         path = config.eval.get(key)

@@ -205,6 +205,66 @@ class GuidanceOptions(DiffusionOptions):
             f"guidance.low={self.low}, high={self.high}: 0 <= low < high is needed (in sigma)",
         )
 
+    #: What the weak pass is given in place of the condition.
+    WEAK: ClassVar[str] = "given"
+
+    @property
+    def weak_label(self) -> str:
+        """Label of the weak pass: `given`, `null` (the null class or text) or `random`."""
+        return "null" if getattr(self, "null_class", False) else self.WEAK
+
+    @property
+    def needs_weak(self) -> bool:
+        """Whether a second, weaker model is part of it."""
+        return isinstance(self, AutoOptions) or getattr(self, "checkpoint", None) is not None
+
+    def check(
+        self, *, conditional: bool = True, null_seen: bool = True, routed: bool = True,
+        fused: bool = True, weak: bool = True, channels: float = math.inf,
+    ) -> None:  # fmt: skip
+        """Refuse a model that lacks what this guidance works with.
+
+        Args:
+            conditional: It has classes or text.
+            null_seen: It was trained on the null class too.
+            routed: It was trained with a route, or one is named.
+            fused: It has SPRINT's fusion.
+            weak: A weaker model is there.
+            channels: So many it has.
+
+        Raises:
+            DiffusionError: One sentence with the way out.
+        """
+        require(
+            routed or not isinstance(self, RoutedOptions),
+            "guidance=routed needs a route, and this model was trained without one; name one "
+            "to try it (guidance.route=auto), or use guidance=cfg",
+        )
+        require(
+            conditional or self.weak_label == "given",
+            f"guidance={self.name} needs a model with classes or text, and this one has "
+            "neither; use guidance=none, routed or autoguidance",
+        )
+        require(
+            (guided := getattr(self, "channels", None) or 0) <= channels,
+            f"guidance.channels={guided}: the model has {channels}; type null to guide all of them",
+        )
+        require(
+            weak or not self.needs_weak,
+            f"guidance={self.name} needs a second, weaker model; "
+            "give guidance.checkpoint=RUN@STEP, e.g. an early step of the same run",
+        )
+        require(
+            null_seen or self.weak_label != "null",
+            f"guidance={self.name} needs the null class, which this run never saw "
+            "(train.label_drop=0); use guidance=icg, routed or none",
+        )
+        require(
+            fused or not isinstance(self, PathDropOptions),
+            "guidance=pathdrop needs a model with SPRINT's fusion, and this one has none; "
+            "use guidance=routed or cfg",
+        )
+
 
 @dataclass(frozen=True)
 class CFGOptions(GuidanceOptions):
@@ -217,6 +277,8 @@ class CFGOptions(GuidanceOptions):
     name: str = "cfg"
     scale: float = 1.5
     channels: Annotated[int | None, Key(least=1, tip=3)] = None
+
+    WEAK = "null"
 
 
 @dataclass(frozen=True)
@@ -267,6 +329,8 @@ class APGOptions(GuidanceOptions):
     threshold: NotNegative = 2.5  # 0: no limit
     momentum: Annotated[float, Key(above=-1, below=1)] = -0.75  # 0: none
 
+    WEAK = "null"
+
 
 @dataclass(frozen=True)
 class ICGOptions(GuidanceOptions):
@@ -274,6 +338,8 @@ class ICGOptions(GuidanceOptions):
 
     name: str = "icg"
     scale: float = 1.5
+
+    WEAK = "random"
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ With `D_s` the strong and `D_w` the weak prediction, all but APG return `w D_s +
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,8 +57,6 @@ class Guidance:
 
     #: The pass to guide away from, where it is the same in all steps.
     weak_pass: Pass | None = None
-    #: Whether a second, weaker model is part of it.
-    needs_weak = False
     #: Whether some pass drops tokens.
     sparse = False
 
@@ -71,11 +70,6 @@ class Guidance:
     def name(self) -> str:
         """Name of the guidance."""
         return self.options.name
-
-    @property
-    def labels(self) -> set[str]:
-        """The labels that its passes use: `given`, `null`, `random`."""
-        return {p.label for p in self.guided(0.0)}
 
     def passes(self, progress: float, level: float) -> list[Pass]:
         """Return the passes of one evaluation, the one that counts alone first.
@@ -115,24 +109,14 @@ class Guidance:
         Raises:
             DiffusionError: One sentence with the way out.
         """
-        labels = self.labels
-        conditional = getattr(model, "num_classes", 0) or has_text(model)
-        if labels & {"null", "random"} and not conditional:
-            raise DiffusionError(
-                f"guidance={self.name} needs a model with classes or text, and this one has "
-                "neither; use guidance=none, routed or autoguidance"
-            )
-        guided = getattr(self.options, "channels", None) or 0
-        if guided > (there := getattr(model, "config", {}).get("in_channels", guided)):
-            raise DiffusionError(
-                f"guidance.channels={guided}: the model has {there}; type null to guide all of them"
-            )
-        if self.needs_weak and weak_model is None:
-            raise DiffusionError(
-                f"guidance={self.name} needs a second, weaker model; "
-                "give guidance.checkpoint=RUN@STEP, e.g. an early step of the same run"
-            )
-        if self.needs_weak:
+        about = getattr(model, "config", {})
+        self.options.check(
+            conditional=bool(getattr(model, "num_classes", 0)) or has_text(model),
+            fused=getattr(getattr(model, "stack", None), "fuse", None) is not None,
+            weak=weak_model is not None,
+            channels=about.get("in_channels", math.inf),
+        )
+        if self.options.needs_weak:
             keys = ("in_channels", "input_size", "num_classes", "text")
             pair = [{key: m.config.get(key) for key in keys} for m in (model, weak_model)]
             other = [key for key in keys if pair[0][key] != pair[1][key]]
@@ -169,7 +153,6 @@ class Routed(Guidance):
         super().__init__(options)
         self.strong = rate_over_steps(options.strong, "guidance.strong")
         self.weak = rate_over_steps(options.weak, "guidance.weak")
-        self.needs_weak = options.checkpoint is not None
 
     def passes(self, progress: float, level: float) -> list[Pass]:
         """Return both passes, or the strong one alone outside the interval."""
@@ -178,10 +161,10 @@ class Routed(Guidance):
 
     def guided(self, progress: float) -> list[Pass]:
         """Return the strong and the weak pass at their rates for this step."""
-        label = "null" if self.options.null_class else "given"
+        o = self.options
         return [
             Pass(rate=self.strong.at(progress)),
-            Pass(label, self.weak.at(progress), weak=self.needs_weak),
+            Pass(o.weak_label, self.weak.at(progress), weak=o.needs_weak),
         ]
 
 
@@ -189,7 +172,6 @@ class AutoGuidance(Guidance):
     """Autoguidance: the weak pass is that of a weaker checkpoint, both conditional and dense."""
 
     options: AutoOptions
-    needs_weak = True
     weak_pass = Pass(weak=True)
 
 
@@ -200,16 +182,7 @@ class PathDrop(Guidance):
 
     def __init__(self, options: PathDropOptions) -> None:
         super().__init__(options)
-        self.weak_pass = Pass("null" if options.null_class else "given", drop=True)
-
-    def check(self, model: Any, weak_model: Any = None) -> None:
-        """Refuse a model without a fused span."""
-        super().check(model, weak_model)
-        if getattr(model.stack, "fuse", None) is None:
-            raise DiffusionError(
-                "guidance=pathdrop needs a model with SPRINT's fusion, and this one has none; "
-                "use guidance=routed or cfg"
-            )
+        self.weak_pass = Pass(options.weak_label, drop=True)
 
 
 class ICG(Guidance):
@@ -284,11 +257,7 @@ def create_guidance(options: Any = None, route: Any = None, **routing: Any) -> G
     if isinstance(resolved, RoutedOptions | PathDropOptions):
         named = getattr(resolved, "route", None)
         chosen = Route.parse(route if named is None else named)
-        if not chosen and isinstance(resolved, RoutedOptions):
-            raise DiffusionError(
-                "guidance=routed needs a route, and this model was trained without one; name one "
-                "to try it (guidance.route=auto), or use guidance=cfg"
-            )
+        resolved.check(routed=bool(chosen))
         guidance.route = chosen
     guidance.routing = routing
     return guidance

@@ -139,15 +139,11 @@ class SamplingPipeline:
         )
         weak = None
         checkpoint = getattr(guide.options, "checkpoint", None)
-        if guide.needs_weak and checkpoint is not None:
+        if guide.options.needs_weak and checkpoint is not None:
             path, step = split(checkpoint, "guidance.checkpoint=")
             weak = load_model(path, step=step, device=next(model.parameters()).device).model
         guide.check(model, weak)
-        if "null" in guide.labels and config.train.label_drop == 0:
-            raise DiffusionError(
-                f"guidance={guide.name} needs the null class, which this run never saw "
-                "(train.label_drop=0); use guidance=icg, routed or none"
-            )
+        guide.options.check(null_seen=config.train.label_drop > 0)
         solver = create_sampler(sampler or config.sampler, objective)
         blocks = solver.options.reuse
         if plan_reuse(solver.options, model.depth, guide.sparse) is not None and any(

@@ -63,12 +63,14 @@ def start(
             [sys.executable, "-m", "sweeps.jobs.pool", str(folder)], cwd=code, env=environment,
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
-    process.returncode = 0  # it outlives this command on purpose: no warning about that
-    end = time.monotonic() + 60
+    end, over = time.monotonic() + 60, False
     while not (folder / "state.json").is_file():
-        if time.monotonic() > end:
+        if over:
             raise SweepError(f"the pool did not start; see {folder / 'pool.log'}")
+        # Looked for once more: it may have written it last.
+        over = time.monotonic() > end or process.poll() is not None
         time.sleep(0.02)
+    process.returncode = 0  # it outlives this command on purpose: no warning about that
     return {run.name: f"{batch.name}/{run.name}" for run in runs}
 
 

