@@ -61,12 +61,6 @@ class Moments:
         self.merge_parts(len(rows), mean, centred.T @ centred)
         return self
 
-    def merge(self, other: Moments) -> Moments:
-        """Take in another collection's moments (another rank's, another file's); returns itself."""
-        if other.n:
-            self.merge_parts(other.n, other.mean.to(self.mean), other.scatter.to(self.scatter))
-        return self
-
     def merge_parts(self, n: int, mean: Tensor, scatter: Tensor) -> None:
         """Take in n rows with this mean `(dim,)` and scatter about it `(dim, dim)`."""
         total = self.n + n

@@ -25,7 +25,7 @@ from experiments.metrics.images import Images
 from experiments.metrics.meters import labelled_data, prepare
 from experiments.metrics.small_networks import checksum
 from experiments.runtime import console as log
-from experiments.runtime.files import atomic_write
+from experiments.runtime.files import atomic_write, sha256
 from experiments.sampling import write_npz
 from experiments.sampling.pipeline import SamplingPipeline
 from experiments.sampling.request import chosen_options, parse_overrides
@@ -291,6 +291,8 @@ def _record(
 ) -> tuple[Path, dict[str, Any]]:
     """Return the file of an evaluation and the settings that it is named after."""
     settings = {**about, "eval": dict(vars(options))}
+    if options.reference is not None:  # another file may come to bear its name
+        settings["reference"] = sha256(Path(options.reference).expanduser())
     text = json.dumps(settings, sort_keys=True, default=str)
     return folder / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json", settings
 

@@ -112,6 +112,10 @@ def test_a_reference_is_written_and_compared_with(run: Path, tmp_path: Path) -> 
     # The file holds what the first features see; the second ones see the held-out split.
     held, file = ([s["value"] for s in records(tmp_path / n)[0]["scores"]] for n in "01")
     assert held == file and len(held) == 2
+    # Another file of this name is another reference.
+    assert command(run, "--write-reference", real, "--split", "train") == 0
+    assert command(run, "--metrics", "fd", "--out", tmp_path / "1", "--reference", real) == 0
+    assert len(records(tmp_path / "1")) == 2
 
 
 def test_pictures_are_scored(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
