@@ -211,6 +211,9 @@ class SDE(Sampler):
         length, share = u - self.u(after), self.alpha(time) / scale
         form = {"sigma": u, "constant": 1.0, "decreasing": min(u, 1.0) ** 2}[self.options.diffusion]
         rate = self.options.strength * form
+        if not last:
+            # No step follows the score beyond the prediction: an explicit one would be unstable.
+            rate = min(rate, u**2 / length)
         score = (share * x0 - x / scale) / u**2
         z = x / scale - length * self._slope(x, x0, time) + length * rate * score
         if not last:

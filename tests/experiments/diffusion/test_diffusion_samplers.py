@@ -72,6 +72,12 @@ def test_sde_keeps_the_covariance_with_any_diffusion(diffusion, strength):
     assert (x.T.cov() - GAUSSIAN.covariance).abs().max() < 5 * math.sqrt(2 / N) * 0.25
 
 
+@pytest.mark.parametrize("strength", [1.0, 4.0])
+def test_sde_of_few_steps_is_stable_near_the_data(strength):
+    x = draw("ddpm", "sde", GAUSSIAN, diffusion="constant", strength=strength, steps=40)
+    assert (x.T.cov() - GAUSSIAN.covariance).abs().max() < 5 * math.sqrt(2 / N) * 0.25
+
+
 def exact_end(objective, walk, x, c, mean):
     """Where the exact ODE from x ends after the last interval, which every ODE sampler takes by Euler."""
     first, last = walk.times[0], walk.times[-2]
