@@ -135,7 +135,6 @@ class Predictions(NamedTuple):
 
 
 def _dense(config: Config) -> bool:
-    """Return whether a run was trained without a route, from scratch."""
     return config.resolved_route == "none" and config.init is None
 
 
@@ -159,13 +158,9 @@ class Measurement:
     """
 
     def __init__(
-        self,
-        runs: Sequence[Path],
-        levels: Sequence[float] = guidance_table.LEVELS,
-        samples: int = 2000,
-        batch: int = 64,
-        device: str | None = None,
-    ) -> None:
+        self, runs: Sequence[Path], levels: Sequence[float] = guidance_table.LEVELS,
+        samples: int = 2000, batch: int = 64, device: str | None = None,
+    ) -> None:  # fmt: skip
         if not levels or not all(0 < level < math.inf for level in levels):
             raise AnalysisError("guidance-scale needs noise levels above 0, such as 1.5 4 19")
         if samples < 2 or batch < 1:
@@ -227,18 +222,11 @@ class Measurement:
             by = None if other and against.run.samefile(other) else z
             found[f"over {against}"] = _products(own.clean, own.given, weak, by)
         return {
-            "format": guidance_table.FORMAT,
-            "run": run.name,
-            "backbone": config.backbone["name"],
-            "size": config.size,
-            "data": config.data["name"],
-            "route": config.resolved_route,
-            "seed": config.seed,
-            "step": data.step,
-            "samples": own.clean.shape[1],
-            "notes": notes,
+            "format": guidance_table.FORMAT, "run": run.name, "backbone": config.backbone["name"],
+            "size": config.size, "data": config.data["name"], "route": config.resolved_route,
+            "seed": config.seed, "step": data.step, "samples": own.clean.shape[1], "notes": notes,
             "rows": list(self._rows(found)),
-        }
+        }  # fmt: skip
 
     def _rows(self, found: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
         """Yield the scales of every pair and contrast, by level and for the mean over levels."""

@@ -23,6 +23,7 @@ Beside `analysis.guidance_scale` this is the one module of `analysis` that reads
 import argparse
 import dataclasses
 import io
+import itertools
 import json
 import math
 from collections import Counter
@@ -144,9 +145,8 @@ def cosine(hidden: Sequence[Tensor]) -> Tensor:
     """Return the cosine of every two of L layers (B, T, D), summed over their tokens: (L, L)."""
     total = torch.zeros(len(hidden), len(hidden), dtype=torch.float64)
     unit = [torch.nn.functional.normalize(h.double(), dim=-1, eps=1e-12) for h in hidden]
-    for i, first in enumerate(unit):
-        for j in range(i, len(unit)):
-            total[i, j] = total[j, i] = (first * unit[j]).sum()
+    for i, j in itertools.combinations_with_replacement(range(len(unit)), 2):
+        total[i, j] = total[j, i] = (unit[i] * unit[j]).sum()
     return total
 
 
@@ -160,19 +160,15 @@ def hsic(hidden: Sequence[Tensor]) -> Tensor:
 
     Each is (M, D), of M > 3 tokens.
     """
-    kernels = []
-    for h in hidden:
-        k = h.double() @ h.double().T
-        kernels.append(k - torch.diag(torch.diag(k)))
+    kernels = [(h.double() @ h.double().T).fill_diagonal_(0) for h in hidden]
     m = kernels[0].shape[0]
     sums = [k.sum(0) for k in kernels]
     total = torch.zeros(len(kernels), len(kernels), dtype=torch.float64)
-    for i, first in enumerate(kernels):
-        for j in range(i, len(kernels)):
-            trace = (first * kernels[j]).sum()
-            outer = sums[i].sum() * sums[j].sum() / ((m - 1) * (m - 2))
-            cross = 2.0 / (m - 2) * (sums[i] * sums[j]).sum()
-            total[i, j] = total[j, i] = (trace + outer - cross) / (m * (m - 3))
+    for i, j in itertools.combinations_with_replacement(range(len(kernels)), 2):
+        trace = (kernels[i] * kernels[j]).sum()
+        outer = sums[i].sum() * sums[j].sum() / ((m - 1) * (m - 2))
+        cross = 2.0 / (m - 2) * (sums[i] * sums[j]).sum()
+        total[i, j] = total[j, i] = (trace + outer - cross) / (m * (m - 3))
     return total
 
 

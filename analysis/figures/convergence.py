@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, MaxNLocator
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from analysis.figures import style
 from analysis.figures.style import Options, Plot, styled
@@ -18,16 +18,14 @@ from analysis.runs.grouping import shared, short
 from analysis.tables.equal_cost import reach, speedup
 
 AXES = (("step", "training steps"), ("macs", "training multiply-adds"), ("hours", "training time"))
-# Settings, and panels of other methods, on one page.
-_LINES, _PANELS = 5, 12
+# On one page: settings, panels of other methods, recipes of samples.
+_LINES, _PANELS, _RECIPES = 5, 12, 3
 Curve = tuple[Cell, pd.DataFrame]
 Found = list[tuple[Cell, dict[Any, Any], np.ndarray]]
 # A picture beyond this many pixels is not a grid of ours; it must not eat the memory.
 _MOST_PIXELS = 64_000_000
 # Pictures of one class beside each other in a sample grid (experiments/training/evaluation.py).
 _PER_CLASS = 8
-# Recipes on one page.
-_RECIPES = 3
 Column = tuple[Base, list[Curve], Found]
 
 
@@ -205,14 +203,13 @@ def _arrow(ax: Axes, study: Study, base: Base, curves: list[Curve], key: str, un
 
 def picture(run: str | Path) -> np.ndarray | None:
     """Return a run's last sample grid, uint8 (H, W, 3); None if none can be read."""
-    path = Path(run) / "samples" / "final.png"
     try:
-        with Image.open(path) as image:
+        with Image.open(Path(run) / "samples" / "final.png") as image:
             if image.width * image.height > _MOST_PIXELS or image.format != "PNG":
                 return None
             pitch = image.width // _PER_CLASS
             return np.asarray(image.convert("RGB")) if 0 < pitch <= image.height else None
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError):
+    except (OSError, Image.DecompressionBombError, SyntaxError, ValueError):
         return None
 
 

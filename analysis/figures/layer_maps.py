@@ -97,11 +97,9 @@ def _similarity_map(
     labels = ["in", *(str(i) for i in range(len(values) - 1))]
     every = (2 if crowded else 1) if len(labels) <= 14 else 4
     places = [0, *range(1, len(labels), every)]
+    style.quiet(ax)
     ax.set_xticks(places, [labels[i] for i in places])
     ax.set_yticks(places, [labels[i] for i in places])
-    ax.grid(False)
-    for spine in ax.spines.values():
-        spine.set_visible(False)
     ax.tick_params(length=0)
     for segment in Route.parse(item.route).segments:
         # Row and column 0 are the input: block i stands at i + 1.
@@ -127,7 +125,6 @@ def similarity_maps(study: Study) -> Plot | None:
 # --- scan paths and selections --------------------------------------------------------------------
 
 ORDERS = ("raster", "raster:reversed", *(f"zigzag:{k}" for k in range(8)))
-_KEPT, _GONE = "#1a1a1a", "#a0a0a0"
 
 
 def _subset(grid: tuple[int, int], mode: str, rate: float, seed: int) -> np.ndarray:
@@ -178,16 +175,15 @@ def _path(ax: Axes, grid: tuple[int, int], order: np.ndarray, present: np.ndarra
     )
     lines.set_array(np.linspace(0, 0.88, len(segments)))
     lines.set_clim(0, 1)
-    every = np.arange(grid[0] * grid[1])
-    gone = np.setdiff1d(every, present)
+    gone = np.setdiff1d(np.arange(grid[0] * grid[1]), present)
     start: Options = {"marker": "s", "color": "#009E73", "zorder": 4, "label": "start"}
     end: Options = {"marker": "X", "color": "#D55E00", "zorder": 5, "label": "end", "linewidth": 0}
-    stays: Options = {"color": _KEPT, "zorder": 3, "label": "token that is scanned", "linewidth": 0}
-    skips: Options = {"edgecolor": _GONE, "linewidth": 0.6, "label": "token that skips the block"}
+    stays: Options = {"color": "#1a1a1a", "zorder": 3, "label": "token that is scanned"}
+    skips: Options = {"edgecolor": "#a0a0a0", "label": "token that skips the block"}
     ax.scatter(columns[:1], rows[:1], s=26, **start)
     ax.scatter(columns[-1:], rows[-1:], s=34, **end)
-    ax.scatter(columns, rows, s=5, **stays)
-    ax.scatter(gone % grid[1], gone // grid[1], s=7, facecolor="white", **skips)
+    ax.scatter(columns, rows, s=5, linewidth=0, **stays)
+    ax.scatter(gone % grid[1], gone // grid[1], s=7, linewidth=0.6, facecolor="white", **skips)
     ax.add_collection(lines)
     ax.set(xlim=(-0.7, grid[1] - 0.3), ylim=(grid[0] - 0.3, -0.7), aspect="equal")
     style.quiet(ax)

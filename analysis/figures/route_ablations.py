@@ -64,7 +64,8 @@ def placement(study: Study) -> Plot | None:
     counts = [len(places[panel[0]["depth"]]) for panel in found]
     tallest = [max(counts[i : i + columns]) for i in range(0, len(counts), columns)]
     heights = [0.185 * count + 0.75 for count in tallest]
-    figure, axes = style.canvas(sum(heights), len(heights), columns, height_ratios=heights)
+    mean = sum(heights) / len(heights)
+    figure, axes = style.panels(len(found), columns, mean, height_ratios=heights)
     names = short(panel[0]["panel"] for panel in found[:-1])
     # One scale of colours for all panels of a metric.
     largest: dict[str, float] = {}
@@ -77,8 +78,6 @@ def placement(study: Study) -> Plot | None:
         # Above the metric's name, which stands over the numbers.
         ax.set_title(names.get(about["panel"], about["panel"]), color=tint, pad=10)
         ax.set_ylim(tallest[index // columns] - 0.4, -0.6)
-    for ax in axes.flat[len(found) :]:
-        ax.set_visible(False)
     return Plot.of("route_placement", figure, rows, names=shared(names))
 
 
@@ -187,19 +186,11 @@ def _panel_data(base: Base) -> pd.DataFrame | None:
         sparse = count_cost(**arguments, route=str(routed.first("route")))
     except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError):
         return None  # somebody else's metadata: no model of ours
-    return pd.DataFrame(
-        {
-            "panel": base.label,
-            "backbone": base.any.first("backbone"),
-            "route": routed.first("route"),
-            "block": range(len(dense.per_block)),
-            "dense_macs": dense.per_block,
-            "routed_macs": sparse.per_block,
-            "tokens": sparse.tokens,
-            "total_dense": dense.macs_dense,
-            "total_routed": sparse.macs_routed,
-        }
-    )
+    about = {"panel": base.label, **{name: routed.first(name) for name in ("backbone", "route")}}
+    blocks = {"block": range(len(dense.per_block)), "dense_macs": dense.per_block}
+    blocks |= {"routed_macs": sparse.per_block, "tokens": sparse.tokens}
+    totals = {"total_dense": dense.macs_dense, "total_routed": sparse.macs_routed}
+    return pd.DataFrame({**about, **blocks, **totals})
 
 
 @styled

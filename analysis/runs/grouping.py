@@ -19,12 +19,9 @@ from routing.options import RoutingOptions
 
 _HEAD = ("backbone", "size", "data", "objective", "scale")
 _IN_HEAD = (
-    "config.backbone.name",
-    "config.size",
-    "config.data.name",
-    "config.objective.name",
+    "config.backbone.name", "config.size", "config.data.name", "config.objective.name",
     "config.scale",
-)
+)  # fmt: skip
 FINE_TUNE = "dense fine-tune (F)"  # the treatment of dense runs from another run's weights
 _PROTOCOL = ("guidance", "sampler", "reference")
 # Routing options that a label names only where they differ from these; the variant's name says what

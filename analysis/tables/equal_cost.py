@@ -182,11 +182,7 @@ def masking(study: Study) -> Table:
 
 def _masking_rows(study: Study, base: Base, memory: Memory) -> list[tuple[Cell, list[Entry]]]:
     """Return the dense run, the guideline's route and every other method, with their entries."""
-    cells = [
-        cell
-        for cell in base.cells
-        if cell is base.dense or cell.first("variant") != "TREAD" or cell is base.auto()
-    ]
+    cells = [c for c in base.cells if c.first("variant") != "TREAD" or c is base.auto()]
     paths = {cell.treatment: study.by_seed(base, cell) for cell in cells}
     every = [path for by_seed in paths.values() for path in by_seed.values()]
     # Of runs that logged no time or cost nothing is known there: NaN is left out.
@@ -303,7 +299,6 @@ def benchmark(study: Study) -> Table:
 
 
 def _benchmark_rows(record: dict[str, Any]) -> list[tuple[str, list[Entry]]]:
-    """Return a row per step of one benchmark's record."""
     options, machine = record["options"], record["environment"]
     about = f"batch {options['batch']}, {options['precision']}"
     about += ", compiled" if options["compile"] == "blocks" else ""

@@ -116,8 +116,6 @@ def _by_kind(study: Study, base: Base, kinds: Sequence[str]) -> dict[Any, str]:
 
 _SUMMARY = ("fd", "precision", "recall", "accuracy", "heldout_loss", "w_eff")
 _ARROW = "Dense \u2192 routed (difference, paired by seed, \u00b1 half of Student's 95 % interval)."
-# Two trainings cost the same if the routed one takes this share of the dense one's multiply-adds.
-_EQUAL_COST = (0.95, 1.0)
 
 
 def _summary_columns(study: Study, *names: str) -> list[Column]:
@@ -148,10 +146,10 @@ def steps_and_cost(study: Study) -> Table:
     for base, dense, routed in study.pairs():
         names = _by_kind(study, base, _SUMMARY)
         first, second = (_training_macs(study, base, cell) for cell in (dense, routed))
-        low, high = _EQUAL_COST
         costs = {(s, t): second[t] / first[s] for s in first for t in second if first[s]}
         pairs = [(s, s) for s in first if s in second]
-        pairs += [(s, t) for (s, t), cost in costs.items() if s != t and low <= cost <= high]
+        # Two trainings cost the same if the routed one takes this share of the dense one's MACs.
+        pairs += [(s, t) for (s, t), cost in costs.items() if s != t and 0.95 <= cost <= 1.0]
         found = []
         for pair in pairs:
             one, two = dense.at(pair[0]), routed.at(pair[1])
@@ -427,8 +425,7 @@ def tokens(study: Study) -> Table:
     note = "Patch sizes share features, so their distances compare. The paper publishes none."
     columns = (*_OURS, *memory.columns(*_MEMORY))
     notes = (PAIRED, _MACS, *memory.notes, note)
-    rows = rows or [not_run(columns)]
-    return build("tokens", "256 against 1024 tokens", columns, rows, notes)
+    return build("tokens", "256 against 1024 tokens", columns, rows or [not_run(columns)], notes)
 
 
 def token_count(base: Base) -> int | None:

@@ -133,7 +133,6 @@ class Table:
 
 
 def _mark_notes(rows: Sequence[Row]) -> list[str]:
-    """Return the notes that explain the marks of these rows."""
     entries = [entry for row in rows for entry in row.entries]
     few = [FEW_NOTE] if any(entry.few for entry in entries) else []
     return few + ([MISSING_NOTE] if any(entry.is_missing for entry in entries) else [])
@@ -178,12 +177,9 @@ def published_row(row: Mapping[str, Any], *keys: str) -> list[Entry]:
 
 
 def build(
-    name: str,
-    title: str,
-    columns: Sequence[Column],
-    rows: Sequence[tuple[str, Sequence[Entry]]],
+    name: str, title: str, columns: Sequence[Column], rows: Sequence[tuple[str, Sequence[Entry]]],
     notes: Sequence[str] = (),
-) -> Table:
+) -> Table:  # fmt: skip
     """Assemble a table, flag the best of each group and add the notes that its marks need.
 
     A group with one number has no best, nor has one whose rows cannot be compared (`mixed`), nor
@@ -216,8 +212,7 @@ def not_run(
 
 def markdown_escape(text: str) -> str:
     """Return `text` safe in a Markdown table cell (one line, no markup, no HTML)."""
-    flat = " ".join(text.split())
-    return flat.replace("&", "&amp;").translate(_MARKDOWN)
+    return " ".join(text.split()).replace("&", "&amp;").translate(_MARKDOWN)
 
 
 def plain(entry: Entry) -> str:
