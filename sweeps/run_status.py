@@ -21,8 +21,6 @@ from sweeps.planning.planned_runs import PlannedRun
 
 # In the order of the table.
 STATES = ("running", "starting", "failed", "requeued", "pending", "stopped", "new", "done")
-# Beyond it no step, speed or time is one.
-_LARGEST = 1e15
 LIVE = ("running", "starting", "requeued", "pending")
 
 
@@ -186,7 +184,8 @@ def _lives(events: Sequence[Mapping[str, Any]]) -> bool:
 def number(values: Mapping[str, Any], key: str) -> Any:
     """Return a finite number of a run's own file, None where something else stands there."""
     value = values.get(key)
-    return value if is_number(value) and abs(value) < _LARGEST else None
+    # Beyond 1e15 no step, speed or time is one.
+    return value if is_number(value) and abs(value) < 1e15 else None
 
 
 def _done(row: RunStatus) -> RunStatus:
@@ -313,11 +312,10 @@ def _spent(events: list[dict[str, Any]], now: float) -> float:
     """Return the seconds from starts to ends, or to `now`; what was killed has left no end."""
     spent, since = 0.0, None
     for event in events:
-        at = number(event, "time") or 0.0
         if event["event"] == "start":
-            since = at
+            since = event["time"]
         elif event["event"] == "end" and since is not None:
-            spent, since = spent + max(0.0, at - since), None
+            spent, since = spent + max(0.0, event["time"] - since), None
     return spent + max(0.0, now - (since or now))
 
 
@@ -338,7 +336,7 @@ def estimate(rows: Sequence[RunStatus], latest: Mapping[str, JobBatch]) -> None:
             other = _mean(same) * (row.steps or 1) - row.elapsed if same else row.eta
             row.eta = max(1.0, row.eta + (0.0 if same else beside), other)
     known += [(_kind(r), (r.elapsed + r.eta) / (r.steps or 1)) for r in active if r.eta is not None]
-    known = known[-_SAMPLE:]
+    known = known[-64:]  # thousands of rows are compared with each
     if not known:
         return
 
@@ -367,9 +365,6 @@ def estimate(rows: Sequence[RunStatus], latest: Mapping[str, JobBatch]) -> None:
 
 def _mean(numbers: Sequence[float]) -> float:
     return sum(numbers) / len(numbers) if numbers else 0.0
-
-
-_SAMPLE = 64  # of the runs whose times are known: thousands of rows are compared with each
 
 
 def _kind(row: RunStatus) -> frozenset[tuple[str, str]]:
