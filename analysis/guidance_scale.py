@@ -1,11 +1,7 @@
 """Measure the effective guidance scale of trained models by noise level, w_eff.
 
-For every run, on held-out samples under noise that depends on nothing but them: the class over the
-null prediction of the dense pass (`dense`) and of the routed pass (`routed`), their contrast, and
-the dense over the routed pass. Controls: the same model over one of another seed (`two seeds`), and
-`dense` of those dense weights whose held-out loss is nearest to the run's (`equal loss`).
-
-For predictions D_s and D_w of x from one noisy input, and d = D_s - D_w,
+docs/guidance.md says which pairs of predictions are measured on held-out samples, under noise that
+depends on nothing but these. For predictions D_s and D_w of x from one noisy input, d = D_s - D_w,
 
     plain          w = |d|^2 / <x - D_w, d>  =  2 / (1 + (L_w - L_s) / |d|^2),   L = |x - D|^2
     instrumented   w = <d, z> / <x - D_w, z>

@@ -292,7 +292,7 @@ def samples(study: Study) -> Plot | None:
                 show(ax, base, image)
                 value = row.get(base.score)
                 about = f"{cell.treatment}, step {row['step']}, seed {row['seed']}"
-                if value is not None and not pd.isna(value):
+                if not pd.isna(value):
                     about += f", {base.metric.split(' ')[0]} {value:.2f}"
                 # About 17 characters an inch.
                 width = int(17 * figure.get_figwidth() / columns)
@@ -314,9 +314,8 @@ def overview(study: Study) -> Plot | None:
     pages: dict[tuple[str, float], dict[str, Column]] = {}
     for base in study.bases:
         curves, found = _curves(study, base, *base.pair()), chosen(base)
-        if len(curves) == len(found) == 2 and {row["step"] for _, row, _ in found} == {
-            cell.steps for cell, _ in curves
-        }:
+        drawn = {row["step"] for _, row, _ in found}
+        if len(curves) == len(found) == 2 and drawn == {cell.steps for cell, _ in curves}:
             page = pages.setdefault((base.recipe, curves[0][0].steps), {})
             backbone = str(base.any.first("backbone"))
             rival = page.setdefault(backbone, (base, curves, found))
@@ -329,9 +328,8 @@ def overview(study: Study) -> Plot | None:
     )
     columns = list(page.items())
     heights = [1.75, *[height(columns[0][1][2][0][2], len(columns))] * 2]
-    figure, axes = style.canvas(
-        sum(heights) + 0.9, 3, len(columns), sharey="row", gridspec_kw={"height_ratios": heights}
-    )
+    shape = (sum(heights) + 0.9, 3, len(columns))
+    figure, axes = style.canvas(*shape, sharey="row", height_ratios=heights)
     data: list[pd.DataFrame] = []
     log = _wide([path["mean"] for _, (_, curves, _) in columns for _, path in curves])
     for place, (backbone, (base, curves, found)) in enumerate(columns):

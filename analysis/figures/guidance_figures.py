@@ -84,9 +84,8 @@ def _guidance_map(ax: Axes, part: pd.DataFrame, ends: tuple[float, float]) -> No
             continue
         value, std = (known[strong, weak][name] for name in ("value", "std"))
         text = f"{value:.2f}" + ("" if pd.isna(std) else f"\n\u00b1{std:.2f}")
-        style.centred(
-            ax, x, y, text, color=style.ink(cmap(image.norm(value))), fontsize=7, linespacing=1.1
-        )
+        ink = style.ink(cmap(image.norm(value)))
+        style.centred(ax, x, y, text, color=ink, fontsize=7, linespacing=1.1)
     place = (max if higher else min)(known, key=lambda rates: known[rates]["value"])
     x, y = columns.index(place[1]), rows.index(place[0])
     frame: Options = {"fill": False, "edgecolor": "#E69F00", "linewidth": 2, "zorder": 3}

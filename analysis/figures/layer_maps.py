@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.patches import Rectangle
@@ -169,10 +168,8 @@ def scan_paths(side: int = 8, rate: float = 0.5, seed: int = 0) -> Plot:
 def _path(ax: Axes, grid: tuple[int, int], order: np.ndarray, present: np.ndarray) -> None:
     rows, columns = np.divmod(order, grid[1])
     points = np.stack([columns, rows], axis=1).astype(float)
-    segments = np.stack([points[:-1], points[1:]], axis=1)
-    lines = LineCollection(
-        list(segments), cmap=colormaps["plasma"], linewidths=1.1, zorder=2, capstyle="round"
-    )
+    segments = list(np.stack([points[:-1], points[1:]], axis=1))
+    lines = LineCollection(segments, cmap="plasma", linewidths=1.1, zorder=2, capstyle="round")
     lines.set_array(np.linspace(0, 0.88, len(segments)))
     lines.set_clim(0, 1)
     gone = np.setdiff1d(np.arange(grid[0] * grid[1]), present)

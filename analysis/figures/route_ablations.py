@@ -152,9 +152,7 @@ def rate(study: Study) -> Plot | None:
     names = short(frame["panel"])
     metrics = list(dict.fromkeys(frame["metric"]))
     # The longest legend stands below the panels.
-    entries = max(
-        len(part.drop_duplicates(["panel", "span"])) for _, part in frame.groupby("metric")
-    )
+    entries = frame.drop_duplicates(["metric", "panel", "span"])["metric"].value_counts().max()
     figure, axes = style.canvas(2.3 + 0.13 * entries, 1, len(metrics) + 1)
     for ax, metric in zip(axes[0], metrics, strict=False):
         mine = frame[frame["metric"] == metric]

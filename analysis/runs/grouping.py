@@ -71,14 +71,14 @@ def treatment(row: Mapping[Any, Any]) -> str:
         # The variant's name says these already.
         said = key == "reinsert" and value == "none"
         said = said or (key == "remove" and variant != "delayed removal")
-        if not (said or value is None or pd.isna(value) or str(value) == usual):
+        if not (said or pd.isna(value) or str(value) == usual):
             options.append(f"{key}={value}")
     return ", ".join(options)
 
 
 def parent(init: object) -> str | None:
     """Return `RUN@STEP` of a run's `init` without seed and hash; None for one from scratch."""
-    if init is None or pd.isna(init):  # type: ignore[call-overload]
+    if pd.isna(init):  # type: ignore[call-overload]
         return None
     name = re.split(r"[/\\\\]", str(init).rstrip("/\\"))[-1]
     return re.sub(r"_s\d+-[0-9a-f]{8}(?=@|$)", "", name)

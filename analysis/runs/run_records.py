@@ -45,7 +45,6 @@ Runs = pd.DataFrame | str | Path
 MARKS = ("config.yaml", "summary.json", "status.json", "metrics.jsonl")
 # Where records of results/ are unpacked: hidden, so that who reads all of `runs` reads his own.
 PUBLISHED = Path("runs", ".published")
-_TRAINER = "config.trainer"  # whose run it is, where it is another project's
 _STATUS = ("step", "steps", "eta_s", "error")
 
 
@@ -181,7 +180,8 @@ def _completed(folder: Path, row: dict[str, Any], metrics: Metrics | None) -> di
         raise Damaged(wrong)
     # A key that a run's version did not know is not the same as one that is null; the trainer's is
     # null here.
-    row["config_keys"] = ",".join(sorted({k for k in row if k.startswith("config.")} | {_TRAINER}))
+    keys = {key for key in row if key.startswith("config.")} | {"config.trainer"}
+    row["config_keys"] = ",".join(sorted(keys))
     try:
         derive(row)
     except (RouteError, BackboneError) as error:

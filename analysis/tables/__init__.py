@@ -33,7 +33,7 @@ TABLES: dict[str, Callable[[Study], Table]] = {
     "masking": equal_cost.masking,
     "response": guidance_table.response,
     "guidance": guidance_table.guidance,
-    "guidance_scale": guidance_table.scales,
+    "guidance_scale": lambda study: guidance_table.scale_table(guidance_table.stored_scales(study)),
     "throughput": equal_cost.throughput,
     "benchmark": equal_cost.benchmark,
     "scan_order": ablations.scan_order,

@@ -219,9 +219,6 @@ def _scores_at(paths: dict[int, pd.DataFrame], cost: str, budget: float) -> dict
 # --- throughput, and training steps that were timed -----------------------------------------------
 
 _PLACES = ("bench*.json", ".sweeps/*/outputs/*.json")
-_LARGEST = 10_000_000  # bytes; a benchmark's file has thousands
-# Speed-ups beyond what the multiply-adds allow do not come from routing.
-_DOUBTFUL = 1.05
 _BUSY = (
     "Some routed runs are faster than their multiply-adds allow: the machine was busier during the "
     "dense runs, so no clock time of these runs is to be trusted; step times of "
@@ -245,7 +242,8 @@ def throughput(study: Study) -> Table:
         rows += [(base.label, _throughput_row(base, cell, text)) for cell in base.cells]
     rows = rows or [not_run(columns, [words(text)])]
     shares = [entries[6].value for _, entries in rows]
-    doubtful = any(share is not None and share > _DOUBTFUL for share in shares)
+    # Speed-ups beyond what the multiply-adds allow do not come from routing.
+    doubtful = any(share is not None and share > 1.05 for share in shares)
     notes = paper_notes(
         "speed",
         *([_BUSY] if doubtful else []),
@@ -278,7 +276,7 @@ def benchmark(study: Study) -> Table:
     damaged: list[str] = []
     for path in benchmarks(study):
         try:
-            if path.stat().st_size > _LARGEST:
+            if path.stat().st_size > 10_000_000:  # a benchmark's file has thousands of bytes
                 raise ValueError("too large")
             rows += _benchmark_rows(json_of(path.read_bytes()))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):

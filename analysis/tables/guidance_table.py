@@ -313,11 +313,6 @@ def stored_scales(study: Study) -> list[dict[str, Any]]:
     return read_beside(study.runs, FILE, apart)
 
 
-def scales(study: Study) -> Table:
-    """The effective guidance scales that were stored beside runs."""
-    return scale_table(stored_scales(study))
-
-
 def recipe(found: dict[str, Any]) -> str:
     """Return model, data and what tells their settings apart."""
     return f"{found['backbone']}-{found['size']}, {found['data']}{found.get('apart', '')}"

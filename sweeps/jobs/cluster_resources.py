@@ -1,8 +1,7 @@
 """Where a sweep runs: one YAML file per cluster (by name or path), `cluster.KEY=...`.
 
-`kind` is slurm, local or debug. Everything a Slurm site needs (partition, account, time, GPUs,
-constraint) stands in that one file; `extra` passes any other sbatch option through, `setup`, `srun`
-and `python` say what comes before and around a run. docs/cluster.md lists the keys.
+Everything a Slurm site needs (partition, account, time, GPUs, constraint) stands in that one file;
+`extra` passes any other sbatch option through. docs/cluster.md lists the keys.
 """
 
 import dataclasses

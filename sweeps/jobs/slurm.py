@@ -193,11 +193,7 @@ def python(resources: Resources) -> str:
 
 
 def script(sweep: Sweep, resources: Resources, runs: int, code: Path) -> str:
-    """Return the sbatch script that `submit` would hand over (no Slurm needed).
-
-    Raises:
-        SweepError: The installed submitit renders scripts in another way.
-    """
+    """Return, without Slurm, the script that `submit` makes; `SweepError` with another submitit."""
     from submitit.slurm import slurm as renderer
 
     make = getattr(renderer, "_make_sbatch_string", None)
