@@ -37,12 +37,9 @@ _COMMANDS = {
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line's parser."""
-    top = Parser(
-        prog="python -m analysis",
-        description="Turn run folders into tables, figures and one report page.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    what = "Turn run folders into tables, figures and one report page."
+    plain = argparse.RawDescriptionHelpFormatter
+    top = Parser("python -m analysis", description=what, epilog=_EXAMPLES, formatter_class=plain)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     made = {name: commands.add_parser(name, help=text) for name, (_, text) in _COMMANDS.items()}
 

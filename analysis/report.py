@@ -155,14 +155,10 @@ def _headlines(study: Study) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _figure(plot: Plot) -> dict[str, Any]:
-    return {
-        "name": plot.name,
-        "title": plot.title,
-        "caption": plot.caption,
-        "image": _uri(plot.svg().encode(), "image/svg+xml"),
-        "csv": _uri(frame_csv(plot.data).encode(), "text/csv"),
-        "width": round(plot.figure.get_figwidth() * 140),
-    }
+    about = {"name": plot.name, "title": plot.title, "caption": plot.caption}
+    image = _uri(plot.svg().encode(), "image/svg+xml")
+    csv = _uri(frame_csv(plot.data).encode(), "text/csv")
+    return {**about, "image": image, "csv": csv, "width": round(plot.figure.get_figwidth() * 140)}
 
 
 def runs_table(study: Study) -> Table:

@@ -21,7 +21,6 @@ Beside `analysis.guidance_scale` this is the one module of `analysis` that reads
 """
 
 import argparse
-import dataclasses
 import io
 import itertools
 import json
@@ -214,20 +213,12 @@ def _measured(run: str | Path, data: HeldOut, protocol: Protocol) -> SimilarityF
         arrays["cka"] = products / own[:, None] / own[None, :]
     config = data.config
     return SimilarityFile(arrays | means, {
-        "run": Path(run).name,
-        "backbone": config.backbone["name"],
-        "size": config.size,
-        "data": config.data["name"],
-        "route": str(route),
-        "seed_of_run": config.seed,
-        "step": data.step,
-        "weights": protocol.weights,
+        "run": Path(run).name, "backbone": config.backbone["name"], "size": config.size,
+        "data": config.data["name"], "route": str(route), "seed_of_run": config.seed,
+        "step": data.step, "weights": protocol.weights, "samples": protocol.samples,
+        "batch": protocol.batch, "noise_seed": protocol.seed, "split": "test",
         "levels": list(protocol.levels),
         "level_unit": "sigma / alpha over the data's standard deviation",
-        "samples": protocol.samples,
-        "batch": protocol.batch,
-        "noise_seed": protocol.seed,
-        "split": "test",
         "tokens": "all grid tokens, eval mode; prefix tokens left out",
         "layers": "index 0 is the input of block 0, index i + 1 the output of block i",
         "average": "per token over channels, then tokens, samples and levels alike",
@@ -304,7 +295,7 @@ def command(options: argparse.Namespace) -> int:
     def stored(folder: Path) -> None:
         data = HeldOut.open(folder, weights=protocol.weights)
         routed = protocol.routed and data.config.resolved_route != "none"
-        result = _measured(folder, data, dataclasses.replace(protocol, routed=routed))
+        result = _measured(folder, data, replace(protocol, routed=routed))
         path = beside(folder, "similarity.npz")
         result.save(path)
         print(f"{path}  {result.label}, lowest {result.arrays['cosine'].min():.3f}")

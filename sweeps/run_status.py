@@ -21,7 +21,6 @@ from sweeps.planning.planned_runs import PlannedRun
 
 # In the order of the table.
 STATES = ("running", "starting", "failed", "requeued", "pending", "stopped", "new", "done")
-LIVE = ("running", "starting", "requeued", "pending")
 
 
 @dataclass
@@ -53,7 +52,7 @@ class RunStatus:
     @property
     def live(self) -> bool:
         """Whether a job for it is in a queue or running."""
-        return self.state in LIVE
+        return self.state in ("running", "starting", "requeued", "pending")
 
 
 Jobs = dict[str, slurm.QueueJob]
@@ -127,10 +126,8 @@ def ask(
 def adopt(sweep: Sweep, batches: Iterable[JobBatch], queued: Jobs) -> None:
     """Give a batch whose submission was cut off the ids of the jobs that bear its name."""
     for batch in batches:
-        if batch.kind != "slurm" or batch.ids:
-            continue
-        mine = [j.id for j in queued.values() if j.name == batch.name]
-        if mine:
+        own = (job.id for job in queued.values() if job.name == batch.name)
+        if batch.kind == "slurm" and not batch.ids and (mine := list(own)):
             mine.sort(key=lambda i: [int(n) for n in i.split("_")])
             # Arrays are filled in the order of the batch's runs.
             ids = dict(zip(batch.runs, mine, strict=False))

@@ -132,27 +132,21 @@ def _subset(grid: tuple[int, int], mode: str, rate: float, seed: int) -> np.ndar
     return Selection(mode).ids(draws, 0, grid, keep_count(grid[0] * grid[1], rate))[0].numpy()
 
 
-def _walk(grid: tuple[int, int], name: str, ids: np.ndarray | None) -> np.ndarray:
-    """Raster ids in the order in which a block scans them."""
-    layout = Layout(grid, None if ids is None else torch.from_numpy(ids).unsqueeze(0))
-    perm = layout.order(name).perm.reshape(-1).numpy()
-    return perm if ids is None else ids[perm]
-
-
 @styled
 def scan_paths(side: int = 8, rate: float = 0.5, seed: int = 0) -> Plot:
     """Draw every scan order on a `side` x `side` grid, all tokens above, a routed subset below."""
-    grid = (side, side)
+    grid, every = (side, side), np.arange(side * side)
     kept = _subset(grid, "random", rate, seed)
     columns = len(ORDERS) // 2
     figure, axes = style.canvas(6.2, 4, columns)
     data = []
     for index, name in enumerate(ORDERS):
         top, x = 2 * (index // columns), index % columns
-        for y, ids in ((top, None), (top + 1, kept)):
-            order = _walk(grid, name, ids)
-            _path(axes[y][x], grid, order, kept if ids is not None else np.arange(side * side))
-            part = "all tokens" if ids is None else "routed subset"
+        for y, ids in ((top, every), (top + 1, kept)):
+            layout = Layout(grid, torch.from_numpy(ids).unsqueeze(0))
+            order = ids[layout.order(name).perm.reshape(-1).numpy()]
+            _path(axes[y][x], grid, order)
+            part = "all tokens" if ids is every else "routed subset"
             data += [
                 {"order": name, "tokens": part, "place": p, "row": i // side, "column": i % side}
                 for p, i in enumerate(order.tolist())
@@ -165,14 +159,14 @@ def scan_paths(side: int = 8, rate: float = 0.5, seed: int = 0) -> Plot:
     return Plot.of("scan_paths", figure, data, side=side, rate=rate)
 
 
-def _path(ax: Axes, grid: tuple[int, int], order: np.ndarray, present: np.ndarray) -> None:
+def _path(ax: Axes, grid: tuple[int, int], order: np.ndarray) -> None:
     rows, columns = np.divmod(order, grid[1])
     points = np.stack([columns, rows], axis=1).astype(float)
     segments = list(np.stack([points[:-1], points[1:]], axis=1))
     lines = LineCollection(segments, cmap="plasma", linewidths=1.1, zorder=2, capstyle="round")
     lines.set_array(np.linspace(0, 0.88, len(segments)))
     lines.set_clim(0, 1)
-    gone = np.setdiff1d(np.arange(grid[0] * grid[1]), present)
+    gone = np.setdiff1d(np.arange(grid[0] * grid[1]), order)
     start: Options = {"marker": "s", "color": "#009E73", "zorder": 4, "label": "start"}
     end: Options = {"marker": "X", "color": "#D55E00", "zorder": 5, "label": "end", "linewidth": 0}
     stays: Options = {"color": "#1a1a1a", "zorder": 3, "label": "token that is scanned"}

@@ -93,7 +93,11 @@ def _panel(ax: Axes, rows: list[dict[str, Any]], places: dict[str, int], largest
             continue
         face = cmap(norm(row["delta"] * row["sign"]))
         _bar(ax, route, y, facecolor=face, edgecolor="#555555")
-        text = _label(row) + ("" if row["step"] == usual else f" (step {row['step']})")
+        text = f"{row['delta']:+.2f}"
+        if row["high"] is not None:
+            text += f" \u00b1 {(row['high'] - row['low']) / 2:.2f}"
+        text += "\u2020" if row["n"] is not None and row["n"] < ENOUGH_SEEDS else ""
+        text += "" if row["step"] == usual else f" (step {row['step']})"
         ax.text(depth - 0.2, y, text, ha="left", va="center", fontsize=7, color="#333333")
     rivals = [row for row in rows if row["step"] == usual]
     best = places[min(rivals, key=lambda row: row["delta"] * row["sign"])["route"]]
@@ -115,14 +119,6 @@ def _bar(ax: Axes, route: str, y: int, **look: Any) -> None:
     look |= {"boxstyle": "round,pad=0,rounding_size=0.18", "linewidth": 0.6, "zorder": 2}
     ax.add_patch(FancyBboxPatch((start - 0.4, y - 0.36), end - start + 0.8, 0.72, **look))
     style.centred(ax, (start + end) / 2, y, route, fontsize=7, color=shade, zorder=3)
-
-
-def _label(row: dict[str, Any]) -> str:
-    text = f"{row['delta']:+.2f}"
-    if row["high"] is not None:
-        text += f" \u00b1 {(row['high'] - row['low']) / 2:.2f}"
-    few = row["n"] is not None and row["n"] < ENOUGH_SEEDS
-    return text + ("\u2020" if few else "")
 
 
 def _rate_rows(base: Base) -> list[dict[str, Any]]:

@@ -8,11 +8,10 @@ run that went on has scores on the way. Scores are compared after equal steps al
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +71,7 @@ class Cell:
 
     def at(self, steps: float) -> Cell:
         """Return the cell read after other steps; itself where nothing was scored there."""
-        return dataclasses.replace(self, steps=steps) if self.by_seed(self.score, steps) else self
+        return replace(self, steps=steps) if self.by_seed(self.score, steps) else self
 
     @functools.cached_property
     def _longest(self) -> pd.Series:
@@ -314,18 +313,16 @@ def read_at(cell: Cell, others: Sequence[Cell], ends: Iterable[float]) -> Cell:
 
     Where none of them pairs: after the others' steps, else after those that most of its seeds took.
     """
+
+    def pairs(step: float) -> int:
+        own = cell.by_seed(cell.score, step).keys()
+        return sum(len(own & other.by_seed(cell.score, step).keys()) for other in others)
+
     for steps in (ends, {end for other in others for end in other.ends}):
-        pairs = {
-            step: sum(
-                len(cell.by_seed(cell.score, step).keys() & other.by_seed(cell.score, step).keys())
-                for other in others
-            )
-            for step in steps
-        }
-        best = max(pairs, key=lambda step: (pairs[step], step), default=0.0)
-        if pairs.get(best):
-            return dataclasses.replace(cell, steps=best)
-    return dataclasses.replace(cell, steps=cell.usual)
+        best = max(steps, key=lambda step: (pairs(step), step), default=None)
+        if best is not None and pairs(best):
+            return replace(cell, steps=best)
+    return replace(cell, steps=cell.usual)
 
 
 def study_for_command(options: argparse.Namespace) -> Study:

@@ -7,9 +7,8 @@ in training multiply-adds and in hours, is averaged over seeds geometrically, wi
 interval on the logarithms. Seeds that never get there are counted and shown.
 """
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,14 +98,13 @@ def headline(study: Study) -> Table:
     for base in study.bases:
         if base.dense is None:
             continue
-        head = heading(base)
         claim = words(text) if base.any.first("backbone") == "dit" else published(None)
         for routed in base.routed:
             found = headline_cell(study, base, base.dense, routed)
             entries = [found[key] for key in ("target", "seeds", *COSTS)]
             # The claim is about the guideline's route: beside any other row it would mislead.
             entries.append(claim if routed is base.auto() else words(""))
-            rows.append((head, [words(routed.treatment), *entries]))
+            rows.append((heading(base), [words(routed.treatment), *entries]))
     rows = rows or [not_run(columns, [words(text)])]
     notes = (
         "Target: each seed's dense run at its best score. A routed run's cost counts to the first "
@@ -140,7 +138,7 @@ def speedup(reached: Sequence[Reach], cost: str) -> Entry:
     if estimate is None:
         known = not reached or any(item.routed is not None for item in reached)
         return missing() if known else words("not reached")
-    return dataclasses.replace(ours(estimate, unit="x"), of=len(reached))
+    return replace(ours(estimate, unit="x"), of=len(reached))
 
 
 _BASELINES = {"dense": "DiT", "TREAD": "TREAD-2", "MaskDiT": "MaskDiT"}
@@ -218,7 +216,6 @@ def _scores_at(paths: dict[int, pd.DataFrame], cost: str, budget: float) -> dict
 
 # --- throughput, and training steps that were timed -----------------------------------------------
 
-_PLACES = ("bench*.json", ".sweeps/*/outputs/*.json")
 _BUSY = (
     "Some routed runs are faster than their multiply-adds allow: the machine was busier during the "
     "dense runs, so no clock time of these runs is to be trusted; step times of "
@@ -267,7 +264,7 @@ _VARIANTS = {
 def benchmarks(study: Study) -> list[Path]:
     """Return the files that `experiments/bench.py` and the sweep `bench` wrote below the runs."""
     root = Path(study.runs.attrs.get("root", "."))
-    return sorted(path for place in _PLACES for path in root.glob(place))
+    return sorted([*root.glob("bench*.json"), *root.glob(".sweeps/*/outputs/*.json")])
 
 
 def benchmark(study: Study) -> Table:
@@ -340,11 +337,9 @@ def _throughput_row(base: Base, cell: Cell, text: str) -> list[Entry]:
     dense = cell is base.dense
     side = "macs_dense" if dense else "macs_routed"
     macs, lean = (cell.estimate(column) for column in (side, f"{side}_no_attention"))
-    entries = [
-        words(cell.treatment),
-        *(exact(count.mean / 1e9 if count else None, 4) for count in (macs, lean)),
-        ours(cell.estimate("throughput"), 1),
-    ]
+    entries = [words(cell.treatment)]
+    entries += [exact(count.mean / 1e9 if count else None, 4) for count in (macs, lean)]
+    entries.append(ours(cell.estimate("throughput"), 1))
     if dense:
         return [*entries, *[words("")] * 4]
     first = base.dense.by_seed("throughput") if base.dense else {}

@@ -6,9 +6,8 @@ Markdown is made here, since notebooks show it; the other formats in `analysis.t
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any, NamedTuple
 
 from analysis.runs.seed_statistics import ENOUGH_SEEDS, Estimate
@@ -118,7 +117,7 @@ class Table:
                 rows.append(Row(row.group, entries))
         idle = {FEW_NOTE, MISSING_NOTE}.difference(_mark_notes(rows))
         notes = tuple(note for note in self.notes if note not in idle)
-        return dataclasses.replace(self, columns=columns, rows=tuple(rows), notes=notes)
+        return replace(self, columns=columns, rows=tuple(rows), notes=notes)
 
     @property
     def groups(self) -> list[str]:
@@ -152,7 +151,7 @@ def ours(found: Estimate | None, decimals: int = 2, unit: str = "", signed: bool
     """Return mean +- std (n), an interval instead of std where there is one, or `missing`."""
     if found is None:
         return missing()
-    mean, n, std, low, high = dataclasses.astuple(found)
+    mean, n, std, low, high = astuple(found)
     std = std if low is None else None
     return Entry("", mean, std, low, high, n, decimals=decimals, unit=unit, signed=signed)
 
@@ -196,7 +195,7 @@ def build(
             best = (min if column.better == "lower" else max)(known, default=None)
             for own in rivals if len(known) > 1 else ():
                 if own[place].value == best and not own[place].few:
-                    own[place] = dataclasses.replace(own[place], best=True)
+                    own[place] = replace(own[place], best=True)
     made = [Row(group, tuple(own)) for (group, _), own in zip(rows, entries, strict=True)]
     return Table(name, title, tuple(columns), tuple(made), (*notes, *_mark_notes(made)))
 

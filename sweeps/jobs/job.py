@@ -319,13 +319,11 @@ def export_ranks() -> int:
     # Another port after a requeue: the old one may linger.
     seed = f"{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_RESTART_COUNT', 0)}"
     os.environ.update(
-        RANK=str(env.global_rank),
-        WORLD_SIZE=str(tasks),
-        LOCAL_RANK=str(env.local_rank),
-        LOCAL_WORLD_SIZE=str(tasks // env.num_nodes),
+        RANK=str(env.global_rank), WORLD_SIZE=str(tasks),
+        LOCAL_RANK=str(env.local_rank), LOCAL_WORLD_SIZE=str(tasks // env.num_nodes),
         MASTER_ADDR=str(env.hostnames[0]),
         MASTER_PORT=str(random.Random(seed).randint(20000, 30000)),
-    )
+    )  # fmt: skip
     return int(env.global_rank)
 
 

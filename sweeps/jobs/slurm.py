@@ -129,11 +129,8 @@ def cancel(ids: Sequence[str]) -> None:
 
 def max_array() -> int:
     """Return how many tasks one array may have here (MaxArraySize; Slurm's default is 1001)."""
-    for line in call(["scontrol", "show", "config"]).splitlines():
-        key, _, value = line.partition("=")
-        if key.strip() == "MaxArraySize":
-            return max(1, int(value))
-    return 1001
+    found = re.search(r"\bMaxArraySize\s*=\s*(\d+)", call(["scontrol", "show", "config"]))
+    return max(1, int(found[1])) if found else 1001
 
 
 # --- submission -----------------------------------------------------------------------------------
