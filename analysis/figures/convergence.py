@@ -255,8 +255,7 @@ def show(ax: Axes, base: Base, grid: np.ndarray) -> None:
     pitch = grid.shape[1] // _PER_CLASS
     classes = image.shape[1] // pitch
     if str(base.any.first("config.task", "class")) == "class" and classes > 1:
-        places = (np.arange(classes) + 0.5) * pitch
-        ax.set_xticks(places, [str(i) for i in range(classes)])
+        ax.set_xticks((np.arange(classes) + 0.5) * pitch, [str(i) for i in range(classes)])
         ax.tick_params(length=0, pad=1)
 
 

@@ -1,8 +1,9 @@
 """A grid: one YAML file per table or figure, expanded to cells.
 
-docs/grids.md has every key with examples, and what differs in a file in Python. Cells are `cells x
-zip x axes`, once per seed; seeds are the outermost loop, so a sweep that is cut short has whole
-tables of fewer seeds rather than a part of one table.
+docs/grids.md has every key with examples; in a file in Python, `commands` maps further commands to
+`module:function` or to functions of the file. Cells are `cells x zip x axes`, once per seed; seeds
+are the outermost loop, so a sweep that is cut short has whole tables of fewer seeds rather than a
+part of one table.
 """
 
 from __future__ import annotations
