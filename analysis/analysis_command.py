@@ -21,80 +21,73 @@ examples:
   python -m analysis guidance-scale DENSE_s0 DENSE_s1 ROUTED_s0  w_eff by noise level, beside the
   weights; a dense run of another seed is the instrument
 """
+# The module of each command, and what it does.
 _COMMANDS = {
-    "report": "one self-contained HTML page",
-    "tables": "tables in four formats",
-    "figures": "figures as PDF, PNG and CSV",
-    "publish": "a folder of tables, figures and records, and the pages that show them",
-    "compare": "what differs between two runs",
-    "similarity": "layer similarity of runs, stored beside them",
-    "guidance-scale": "effective guidance scale of runs, stored beside them",
-    "notebooks": "execute the notebooks and write them as .ipynb",
-    "list": "runs found, unfinished and damaged ones with the reason",
+    "report": ("report", "one self-contained HTML page"),
+    "tables": ("tables", "tables in four formats"),
+    "figures": ("figures", "figures as PDF, PNG and CSV"),
+    "publish": ("publish", "a folder of tables, figures and records, and the pages that show them"),
+    "compare": ("runs.compare", "what differs between two runs"),
+    "similarity": ("similarity", "layer similarity of runs, stored beside them"),
+    "guidance-scale": ("guidance_scale", "effective guidance scale of runs, stored beside them"),
+    "notebooks": ("notebook_files", "execute the notebooks and write them as .ipynb"),
+    "list": ("runs.run_records", "runs found, unfinished and damaged ones with the reason"),
 }
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line's parser."""
-    top = Parser(
-        prog="python -m analysis",
-        description="Turn run folders into tables, figures and one report page.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    what = "Turn run folders into tables, figures and one report page."
+    plain = argparse.RawDescriptionHelpFormatter
+    top = Parser("python -m analysis", description=what, epilog=_EXAMPLES, formatter_class=plain)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    made = {name: commands.add_parser(name, help=text) for name, text in _COMMANDS.items()}
+    made = {name: commands.add_parser(name, help=text) for name, (_, text) in _COMMANDS.items()}
 
-    def add(names: str, *words: str, **options: Any) -> None:
+    def add(names: str, text: str | None, *words: str, **options: Any) -> None:
         for name in names.split():
-            made[name].add_argument(*words, **options)
+            made[name].add_argument(*words, help=text, **options)
 
     path: dict[str, Any] = {"type": Path}
     flag: dict[str, Any] = {"action": "store_true"}
+    several: dict[str, Any] = {"nargs": "+", "metavar": "NAME"}
     reading = "report tables figures publish"
-    add(reading, "runs", metavar="RUNS", help="folder with run folders", **path)
-    add(reading, "--metric", help="full name of the metric (default: each base's Frechet distance)")
-    add("report", "--out", help="the HTML file (default: RUNS/report.html)", **path)
-    add("report", "--title", help="heading of the page")
+    add(reading, "folder with run folders", "runs", metavar="RUNS", **path)
+    add(reading, "full name of the metric (default: each base's Frechet distance)", "--metric")
+    add("report", "the HTML file (default: RUNS/report.html)", "--out", **path)
+    add("report", "heading of the page", "--title")
     for name in ("tables", "figures"):
-        add(name, "--out", help=f"folder to write (default: RUNS/{name})", **path)
-        add(name, "--only", nargs="+", metavar="NAME", help="some of them, by name")
-    add("tables", "--all", help="also tables and rows without a number of ours", **flag)
-    text = "some columns, by heading or number from 0"
-    add("tables", "--columns", nargs="+", metavar="NAME", help=text)
+        add(name, f"folder to write (default: RUNS/{name})", "--out", **path)
+        add(name, "some of them, by name", "--only", **several)
+    add("tables", "also tables and rows without a number of ours", "--all", **flag)
+    add("tables", "some columns, by heading or number from 0", "--columns", **several)
     text = "inches of text in a line of your page: wider tables continue below (6.8)"
-    add("tables", "--width", type=float, default=6.8, choices=(3.3, 5.5, 6.8), help=text)
-    add("tables", "--print", help="print Markdown instead of writing", **flag)
-    add("publish", "--out", required=True, help="folder to write, such as results", **path)
+    add("tables", text, "--width", type=float, default=6.8, choices=(3.3, 5.5, 6.8))
+    add("tables", "print Markdown instead of writing", "--print", **flag)
+    add("publish", "folder to write, such as results", "--out", required=True, **path)
     text = "Markdown files whose <!-- table NAME --> blocks to fill in, beside OUT/README.md"
-    add("publish", "--pages", nargs="+", default=[], metavar="FILE", help=text, **path)
-    add("compare", "first", metavar="RUN_A", **path)
-    add("compare", "second", metavar="RUN_B", **path)
+    add("publish", text, "--pages", nargs="+", default=[], metavar="FILE", **path)
+    add("compare", None, "first", metavar="RUN_A", **path)
+    add("compare", None, "second", metavar="RUN_B", **path)
 
-    text = "run folders, or folders of them"
-    add("similarity", "runs", nargs="+", metavar="RUN", help=text, **path)
+    add("similarity", "run folders, or folders of them", "runs", nargs="+", metavar="RUN", **path)
     text = "run folders, folders of them, or exported .safetensors: measured together"
-    add("guidance-scale", "runs", nargs="+", metavar="RUN", help=text, **path)
-    text = "also every run over this one"
-    add("guidance-scale", "--against", metavar="RUN[@STEP]", help=text)
+    add("guidance-scale", text, "runs", nargs="+", metavar="RUN", **path)
+    add("guidance-scale", "also every run over this one", "--against", metavar="RUN[@STEP]")
     for name, samples, batch in (("similarity", 64, 16), ("guidance-scale", 2000, 64)):
-        text = f"held-out samples ({samples})"
-        add(name, "--samples", type=int, default=samples, help=text)
-        add(name, "--batch", type=int, default=batch, help=f"samples per pass ({batch})")
-        text = "noise levels sigma/alpha over the data's std"
-        add(name, "--levels", type=float, nargs="+", help=text)
-    add("similarity", "--seed", type=int, default=0, help="seed of the noise (0)")
-    add("similarity", "--weights", choices=("ema", "raw"), default="ema")
-    add("similarity", "--centred", help="also centred cosine and CKA", **flag)
-    add("similarity", "--per-level", help="also one map per noise level", **flag)
-    add("similarity", "--routed", help="also routed against staying tokens", **flag)
-    add("guidance-scale", "--out", help="folder for a figure and a table of all runs", **path)
+        add(name, f"held-out samples ({samples})", "--samples", type=int, default=samples)
+        add(name, f"samples per pass ({batch})", "--batch", type=int, default=batch)
+        add(name, "noise levels sigma/alpha over the data's std", "--levels", type=float, nargs="+")
+    add("similarity", "seed of the noise (0)", "--seed", type=int, default=0)
+    add("similarity", None, "--weights", choices=("ema", "raw"), default="ema")
+    add("similarity", "also centred cosine and CKA", "--centred", **flag)
+    add("similarity", "also one map per noise level", "--per-level", **flag)
+    add("similarity", "also routed against staying tokens", "--routed", **flag)
+    add("guidance-scale", "folder for a figure and a table of all runs", "--out", **path)
 
-    text = "runs to read (default: the published ones of results/)"
-    add("notebooks", "--runs", help=text, **path)
-    add("notebooks", "--out", help="folder to write (default: analysis/notebooks)", **path)
-    add("notebooks", "--only", nargs="+", metavar="NAME", help="some of them, by name")
-    add("list", "runs", metavar="RUNS", **path)
+    add("notebooks", "runs to read (default: the published ones of results/)", "--runs", **path)
+    add("notebooks", "folder to write (default: analysis/notebooks)", "--out", **path)
+    add("notebooks", "some of them, by name", "--only", **several)
+    add("list", None, "runs", metavar="RUNS", **path)
     return top
 
 
@@ -106,10 +99,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _dispatch(words: list[str]) -> int:
     options = parser().parse_args(words)
     # Figures and similarity need torch, a list of runs does not: only what is asked for is loaded.
-    module = _MODULES.get(options.command, options.command.replace("-", "_"))
+    module, _ = _COMMANDS[options.command]
     return int(importlib.import_module(f"analysis.{module}").command(options))
-
-
-_MODULES = {
-    "compare": "runs.compare", "list": "runs.run_records", "notebooks": "notebook_files",
-}  # fmt: skip

@@ -1,11 +1,7 @@
 """Measure the effective guidance scale of trained models by noise level, w_eff.
 
-For every run, on held-out samples under noise that depends on nothing but them: the class over the
-null prediction of the dense pass (`dense`) and of the routed pass (`routed`), their contrast, and
-the dense over the routed pass. Controls: the same model over one of another seed (`two seeds`), and
-`dense` of those dense weights whose held-out loss is nearest to the run's (`equal loss`).
-
-For predictions D_s and D_w of x from one noisy input, and d = D_s - D_w,
+docs/guidance.md says which pairs of predictions are measured on held-out samples, under noise that
+depends on nothing but these. For predictions D_s and D_w of x from one noisy input, d = D_s - D_w,
 
     plain          w = |d|^2 / <x - D_w, d>  =  2 / (1 + (L_w - L_s) / |d|^2),   L = |x - D|^2
     instrumented   w = <d, z> / <x - D_w, z>
@@ -135,7 +131,6 @@ class Predictions(NamedTuple):
 
 
 def _dense(config: Config) -> bool:
-    """Return whether a run was trained without a route, from scratch."""
     return config.resolved_route == "none" and config.init is None
 
 
@@ -159,13 +154,9 @@ class Measurement:
     """
 
     def __init__(
-        self,
-        runs: Sequence[Path],
-        levels: Sequence[float] = guidance_table.LEVELS,
-        samples: int = 2000,
-        batch: int = 64,
-        device: str | None = None,
-    ) -> None:
+        self, runs: Sequence[Path], levels: Sequence[float] = guidance_table.LEVELS,
+        samples: int = 2000, batch: int = 64, device: str | None = None,
+    ) -> None:  # fmt: skip
         if not levels or not all(0 < level < math.inf for level in levels):
             raise AnalysisError("guidance-scale needs noise levels above 0, such as 1.5 4 19")
         if samples < 2 or batch < 1:
@@ -227,18 +218,11 @@ class Measurement:
             by = None if other and against.run.samefile(other) else z
             found[f"over {against}"] = _products(own.clean, own.given, weak, by)
         return {
-            "format": guidance_table.FORMAT,
-            "run": run.name,
-            "backbone": config.backbone["name"],
-            "size": config.size,
-            "data": config.data["name"],
-            "route": config.resolved_route,
-            "seed": config.seed,
-            "step": data.step,
-            "samples": own.clean.shape[1],
-            "notes": notes,
+            "format": guidance_table.FORMAT, "run": run.name, "backbone": config.backbone["name"],
+            "size": config.size, "data": config.data["name"], "route": config.resolved_route,
+            "seed": config.seed, "step": data.step, "samples": own.clean.shape[1], "notes": notes,
             "rows": list(self._rows(found)),
-        }
+        }  # fmt: skip
 
     def _rows(self, found: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
         """Yield the scales of every pair and contrast, by level and for the mean over levels."""

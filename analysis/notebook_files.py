@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from analysis.runs.run_records import PUBLISHED, AnalysisError, find, pick, unpack
+from experiments.runtime.command import ROOT
 from experiments.runtime.files import atomic_write
 
 FOLDER = Path(__file__).with_name("notebooks")
-ROOT = Path(__file__).resolve().parents[1]
 VARIABLE = "ANALYSIS_RUNS"
 RECORDS = ROOT / "results" / "runs.tar.gz"
 _SECONDS = 1200  # that a cell may take
@@ -23,11 +23,7 @@ def names() -> list[str]:
 
 
 def source(name: str) -> Any:
-    """Return a notebook of the percent script `name`, without outputs.
-
-    Raises:
-        AnalysisError: if there is no such notebook.
-    """
+    """Return the notebook of a percent script, without outputs; `AnalysisError` if it is none."""
     path = pick("notebook", name, {name: FOLDER / f"{name}.py" for name in names()})
     import jupytext
 
@@ -40,26 +36,18 @@ def source(name: str) -> Any:
 
 
 def execute(name: str) -> Any:
-    """Run a notebook in a kernel of this Python and return it with its outputs.
-
-    Raises:
-        AnalysisError: if a cell raises, with what it raised.
-    """
+    """Run a notebook in a kernel of this Python; `AnalysisError` says what a cell of it raised."""
     from jupyter_client import KernelManager
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError
 
     notebook = source(name)
-    notebook.metadata["kernelspec"] = {
-        "display_name": "Python 3",
-        "language": "python",
-        "name": "python3",
-    }
-    root = str(ROOT)
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    python = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    notebook.metadata["kernelspec"] = python
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     # Sockets in the file system: nothing listens on a network.
     kernel = KernelManager(kernel_name="python3", transport="ipc")
-    place = {"metadata": {"path": root}}
+    place = {"metadata": {"path": str(ROOT)}}
     client = NotebookClient(notebook, km=kernel, timeout=_SECONDS, resources=place)
     # tqdm asks for widgets that nothing here shows, with a path of this machine in its warning.
     quiet = {"PYTHONPATH": path, "PYTHONWARNINGS": "ignore:IProgress not found"}
@@ -100,10 +88,8 @@ def build(chosen: list[str] | None = None, out: str | Path = FOLDER) -> list[Pat
 def runs_folder(given: Path | None = None) -> Path:
     """Return the folder with the runs that the notebooks read: `given`, or `ANALYSIS_RUNS=DIR`.
 
-    Without either, the published records are unpacked below `runs/.published`.
-
-    Raises:
-        AnalysisError: if it holds no runs.
+    Without either, the published records are unpacked below `runs/.published`. `AnalysisError` if
+    it holds no runs.
     """
     chosen = given or os.environ.get(VARIABLE)
     if not chosen:

@@ -33,14 +33,9 @@ from experiments.runtime.files import atomic_write
 
 # What a run leaves but for its weights: enough for every table.
 RECORDS = (
-    "config.yaml",
-    "env.json",
-    "status.json",
-    "summary.json",
-    "scores.jsonl",
-    "metrics.jsonl",
+    "config.yaml", "env.json", "status.json", "summary.json", "scores.jsonl", "metrics.jsonl",
     "guidance_scale.json",
-)
+)  # fmt: skip
 # Of the lowest seed alone: they are most of the bytes and say the same for each seed.
 PICTURES = ("similarity.npz", "samples/final.png")
 ARCHIVE = "runs.tar.gz"
@@ -52,11 +47,8 @@ _BLOCK = re.compile(_OPENING + r".*?(<!-- end -->)", re.DOTALL)
 def publish(study: Study, folder: Path, pages: Sequence[Path] = ()) -> list[str]:
     """Write tables, figures, `runs.csv` and `runs.tar.gz`; return the tables' and figures' names.
 
-    The blocks of the Markdown files in the folder and of `pages` are filled in. Nothing is written
-    where a page asks for what does not exist.
-
-    Raises:
-        AnalysisError: If there is no finished run, or a page asks for a table that does not exist.
+    The blocks of the Markdown files in the folder and of `pages` are filled in. Without a finished
+    run, or where a page asks for what does not exist, nothing is written: `AnalysisError`.
     """
     if study.runs.empty:
         raise AnalysisError("no finished run to publish; python -m analysis list RUNS says why")
@@ -67,12 +59,10 @@ def publish(study: Study, folder: Path, pages: Sequence[Path] = ()) -> list[str]
     figures.save(plots, folder / "figures")
     rows = study.runs.drop(columns=["path"], errors="ignore").dropna(axis="columns", how="all")
     atomic_write(folder / "runs.csv", neutral(frame_csv(rows).encode(), study))
-    files = {
-        # A picture or an array is kept byte by byte.
-        name: content if name.endswith((".png", ".npz")) else neutral(content, study)
-        for name, path in records(study).items()
-        for content in [path.read_bytes()]
-    }
+    files = {name: path.read_bytes() for name, path in records(study).items()}
+    for name, content in files.items():
+        if not name.endswith((".png", ".npz")):  # a picture or an array is kept byte by byte
+            files[name] = neutral(content, study)
     atomic_write(folder / ARCHIVE, archive(files))
     for page, text in filled.items():
         atomic_write(page, text)

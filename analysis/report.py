@@ -75,7 +75,7 @@ def html(study: Study, title: str | None = None, say: Callable[[str], object] = 
     attrs = study.runs.attrs
     known = {
         name: sorted({str(value) for value in study.runs.get(name, ()) if not pd.isna(value)})
-        for name in ("backbone", "data", "scale", "route")
+        for name in ("backbone", "route", "scale", "data")
     }
     known["route"] = [route for route in known["route"] if route != "none"]
     say("samples and runs")
@@ -100,11 +100,7 @@ def html(study: Study, title: str | None = None, say: Callable[[str], object] = 
         more_grids=more,
         runs_table=runs_table(study),
         # What the whole page can be filtered by.
-        picks={
-            name.capitalize(): known[name]
-            for name in ("backbone", "route", "scale", "data")
-            if len(known[name]) > 1
-        },
+        picks={name.capitalize(): values for name, values in known.items() if len(values) > 1},
         varying=_varying(study.runs),
         common=sorted(compare.common(study.runs).items()),
         machines=facts(study) if len(study.runs) else [],
@@ -137,8 +133,7 @@ def _answer(main: Table) -> Table:
     left = len(main.only(ours=True).rows) - len(rows)
     more = f"{left} settings more have no difference of {ENOUGH_SEEDS} seeds: see the main table."
     notes = (*([more] if left else []), *main.notes)
-    table = dataclasses.replace(main, name="answer", rows=tuple(rows), notes=notes)
-    return table.only(own)
+    return dataclasses.replace(main, name="answer", rows=tuple(rows), notes=notes).only(own)
 
 
 def _headlines(study: Study) -> tuple[list[dict[str, Any]], list[str]]:
@@ -152,27 +147,18 @@ def _headlines(study: Study) -> tuple[list[dict[str, Any]], list[str]]:
             without.append(f"{label} ({seeds.partition(',')[0]} seeds reach it)")
             continue
         facts = [(text, plain(speedups[key])) for text, key in _FACTS.items()]
-        cards.append(
-            {
-                "backbone": str(base.any.first("backbone")),
-                "label": label,
-                "big": factor.number(factor.value) + factor.unit,
-                "line": f"fewer training FLOPs to the dense run's best score (n={factor.seeds})",
-                "facts": [*facts, ("metric", base.metric)],
-            }
-        )
+        about = {"backbone": str(base.any.first("backbone")), "label": label}
+        about["big"] = factor.number(factor.value) + factor.unit
+        about["line"] = f"fewer training FLOPs to the dense run's best score (n={factor.seeds})"
+        cards.append({**about, "facts": [*facts, ("metric", base.metric)]})
     return cards, without
 
 
 def _figure(plot: Plot) -> dict[str, Any]:
-    return {
-        "name": plot.name,
-        "title": plot.title,
-        "caption": plot.caption,
-        "image": _uri(plot.svg().encode(), "image/svg+xml"),
-        "csv": _uri(frame_csv(plot.data).encode(), "text/csv"),
-        "width": round(plot.figure.get_figwidth() * 140),
-    }
+    about = {"name": plot.name, "title": plot.title, "caption": plot.caption}
+    image = _uri(plot.svg().encode(), "image/svg+xml")
+    csv = _uri(frame_csv(plot.data).encode(), "text/csv")
+    return {**about, "image": image, "csv": csv, "width": round(plot.figure.get_figwidth() * 140)}
 
 
 def runs_table(study: Study) -> Table:

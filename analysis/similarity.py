@@ -21,8 +21,8 @@ Beside `analysis.guidance_scale` this is the one module of `analysis` that reads
 """
 
 import argparse
-import dataclasses
 import io
+import itertools
 import json
 import math
 from collections import Counter
@@ -144,9 +144,8 @@ def cosine(hidden: Sequence[Tensor]) -> Tensor:
     """Return the cosine of every two of L layers (B, T, D), summed over their tokens: (L, L)."""
     total = torch.zeros(len(hidden), len(hidden), dtype=torch.float64)
     unit = [torch.nn.functional.normalize(h.double(), dim=-1, eps=1e-12) for h in hidden]
-    for i, first in enumerate(unit):
-        for j in range(i, len(unit)):
-            total[i, j] = total[j, i] = (first * unit[j]).sum()
+    for i, j in itertools.combinations_with_replacement(range(len(unit)), 2):
+        total[i, j] = total[j, i] = (unit[i] * unit[j]).sum()
     return total
 
 
@@ -160,19 +159,15 @@ def hsic(hidden: Sequence[Tensor]) -> Tensor:
 
     Each is (M, D), of M > 3 tokens.
     """
-    kernels = []
-    for h in hidden:
-        k = h.double() @ h.double().T
-        kernels.append(k - torch.diag(torch.diag(k)))
+    kernels = [(h.double() @ h.double().T).fill_diagonal_(0) for h in hidden]
     m = kernels[0].shape[0]
     sums = [k.sum(0) for k in kernels]
     total = torch.zeros(len(kernels), len(kernels), dtype=torch.float64)
-    for i, first in enumerate(kernels):
-        for j in range(i, len(kernels)):
-            trace = (first * kernels[j]).sum()
-            outer = sums[i].sum() * sums[j].sum() / ((m - 1) * (m - 2))
-            cross = 2.0 / (m - 2) * (sums[i] * sums[j]).sum()
-            total[i, j] = total[j, i] = (trace + outer - cross) / (m * (m - 3))
+    for i, j in itertools.combinations_with_replacement(range(len(kernels)), 2):
+        trace = (kernels[i] * kernels[j]).sum()
+        outer = sums[i].sum() * sums[j].sum() / ((m - 1) * (m - 2))
+        cross = 2.0 / (m - 2) * (sums[i] * sums[j]).sum()
+        total[i, j] = total[j, i] = (trace + outer - cross) / (m * (m - 3))
     return total
 
 
@@ -218,20 +213,12 @@ def _measured(run: str | Path, data: HeldOut, protocol: Protocol) -> SimilarityF
         arrays["cka"] = products / own[:, None] / own[None, :]
     config = data.config
     return SimilarityFile(arrays | means, {
-        "run": Path(run).name,
-        "backbone": config.backbone["name"],
-        "size": config.size,
-        "data": config.data["name"],
-        "route": str(route),
-        "seed_of_run": config.seed,
-        "step": data.step,
-        "weights": protocol.weights,
+        "run": Path(run).name, "backbone": config.backbone["name"], "size": config.size,
+        "data": config.data["name"], "route": str(route), "seed_of_run": config.seed,
+        "step": data.step, "weights": protocol.weights, "samples": protocol.samples,
+        "batch": protocol.batch, "noise_seed": protocol.seed, "split": "test",
         "levels": list(protocol.levels),
         "level_unit": "sigma / alpha over the data's standard deviation",
-        "samples": protocol.samples,
-        "batch": protocol.batch,
-        "noise_seed": protocol.seed,
-        "split": "test",
         "tokens": "all grid tokens, eval mode; prefix tokens left out",
         "layers": "index 0 is the input of block 0, index i + 1 the output of block i",
         "average": "per token over channels, then tokens, samples and levels alike",
@@ -308,7 +295,7 @@ def command(options: argparse.Namespace) -> int:
     def stored(folder: Path) -> None:
         data = HeldOut.open(folder, weights=protocol.weights)
         routed = protocol.routed and data.config.resolved_route != "none"
-        result = _measured(folder, data, dataclasses.replace(protocol, routed=routed))
+        result = _measured(folder, data, replace(protocol, routed=routed))
         path = beside(folder, "similarity.npz")
         result.save(path)
         print(f"{path}  {result.label}, lowest {result.arrays['cosine'].min():.3f}")

@@ -1,7 +1,6 @@
 """Launch, retry and cancel: look, decide and submit under one lock, so nothing goes out twice."""
 
 import contextlib
-import dataclasses
 import re
 import shutil
 import sys
@@ -9,7 +8,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from experiments.runtime.files import atomic_write, locked
@@ -183,7 +182,7 @@ def _submit(
         f"{sweep.name}.{uuid.uuid4().hex[:8]}", resources.name, resources.kind,
         [run.name for run in runs], time.time(),
         "" if debug else snapshot(sweep.snapshots, own=code).name,
-        dataclasses.asdict(resources),
+        asdict(resources),
     )  # fmt: skip
     sweep.intend(batch)
     if debug:

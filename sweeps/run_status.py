@@ -21,9 +21,6 @@ from sweeps.planning.planned_runs import PlannedRun
 
 # In the order of the table.
 STATES = ("running", "starting", "failed", "requeued", "pending", "stopped", "new", "done")
-# Beyond it no step, speed or time is one.
-_LARGEST = 1e15
-LIVE = ("running", "starting", "requeued", "pending")
 
 
 @dataclass
@@ -55,7 +52,7 @@ class RunStatus:
     @property
     def live(self) -> bool:
         """Whether a job for it is in a queue or running."""
-        return self.state in LIVE
+        return self.state in ("running", "starting", "requeued", "pending")
 
 
 Jobs = dict[str, slurm.QueueJob]
@@ -129,10 +126,8 @@ def ask(
 def adopt(sweep: Sweep, batches: Iterable[JobBatch], queued: Jobs) -> None:
     """Give a batch whose submission was cut off the ids of the jobs that bear its name."""
     for batch in batches:
-        if batch.kind != "slurm" or batch.ids:
-            continue
-        mine = [j.id for j in queued.values() if j.name == batch.name]
-        if mine:
+        own = (job.id for job in queued.values() if job.name == batch.name)
+        if batch.kind == "slurm" and not batch.ids and (mine := list(own)):
             mine.sort(key=lambda i: [int(n) for n in i.split("_")])
             # Arrays are filled in the order of the batch's runs.
             ids = dict(zip(batch.runs, mine, strict=False))
@@ -186,7 +181,8 @@ def _lives(events: Sequence[Mapping[str, Any]]) -> bool:
 def number(values: Mapping[str, Any], key: str) -> Any:
     """Return a finite number of a run's own file, None where something else stands there."""
     value = values.get(key)
-    return value if is_number(value) and abs(value) < _LARGEST else None
+    # Beyond 1e15 no step, speed or time is one.
+    return value if is_number(value) and abs(value) < 1e15 else None
 
 
 def _done(row: RunStatus) -> RunStatus:
@@ -313,11 +309,10 @@ def _spent(events: list[dict[str, Any]], now: float) -> float:
     """Return the seconds from starts to ends, or to `now`; what was killed has left no end."""
     spent, since = 0.0, None
     for event in events:
-        at = number(event, "time") or 0.0
         if event["event"] == "start":
-            since = at
+            since = event["time"]
         elif event["event"] == "end" and since is not None:
-            spent, since = spent + max(0.0, at - since), None
+            spent, since = spent + max(0.0, event["time"] - since), None
     return spent + max(0.0, now - (since or now))
 
 
@@ -338,7 +333,7 @@ def estimate(rows: Sequence[RunStatus], latest: Mapping[str, JobBatch]) -> None:
             other = _mean(same) * (row.steps or 1) - row.elapsed if same else row.eta
             row.eta = max(1.0, row.eta + (0.0 if same else beside), other)
     known += [(_kind(r), (r.elapsed + r.eta) / (r.steps or 1)) for r in active if r.eta is not None]
-    known = known[-_SAMPLE:]
+    known = known[-64:]  # thousands of rows are compared with each
     if not known:
         return
 
@@ -367,9 +362,6 @@ def estimate(rows: Sequence[RunStatus], latest: Mapping[str, JobBatch]) -> None:
 
 def _mean(numbers: Sequence[float]) -> float:
     return sum(numbers) / len(numbers) if numbers else 0.0
-
-
-_SAMPLE = 64  # of the runs whose times are known: thousands of rows are compared with each
 
 
 def _kind(row: RunStatus) -> frozenset[tuple[str, str]]:

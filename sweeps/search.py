@@ -31,11 +31,7 @@ STARTUP = 4
 
 
 def optuna() -> Any:
-    """Return the package, an optional one.
-
-    Raises:
-        SweepError: It is not installed.
-    """
+    """Return the package, an optional one; raise `SweepError` where it is not installed."""
     try:
         import optuna as package
     except ImportError:

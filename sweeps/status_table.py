@@ -12,7 +12,7 @@ from experiments.runtime.console import clock
 from sweeps import SweepError
 from sweeps.jobs.sweep_folder import Sweep
 from sweeps.planning.planned_runs import PlannedRun
-from sweeps.run_status import STATES, RunStatus, number, statuses
+from sweeps.run_status import STATES, RunStatus, statuses
 
 # Legible on dark and on light: blue vanishes on black, yellow and cyan on white.
 _COLOUR = {
@@ -60,10 +60,9 @@ def elapsed(sweep: Sweep, rows: Sequence[RunStatus]) -> float:
     batches = sweep.batches()
     if not batches:
         return 0.0
-    last = [e for row in rows for e in sweep.attempts(row.run.name).events()[-1:]]
-    events = [number(event, "time") or 0.0 for event in last]
-    over = time.time() if any(row.live for row in rows) else max(events, default=0.0)
-    return max(0.0, over - (number(batches[0].__dict__, "time") or over))
+    last = [e["time"] for row in rows for e in sweep.attempts(row.run.name).events()[-1:]]
+    over = time.time() if any(row.live for row in rows) else max(last, default=0.0)
+    return max(0.0, over - (batches[0].time or over))
 
 
 def as_json(sweep: Sweep, rows: Sequence[RunStatus], trouble: str) -> dict[str, Any]:
@@ -82,11 +81,7 @@ def as_json(sweep: Sweep, rows: Sequence[RunStatus], trouble: str) -> dict[str, 
 
 
 def one_run(runs: Sequence[PlannedRun], part: str) -> PlannedRun:
-    """Return the run whose name contains `part`.
-
-    Raises:
-        SweepError: No run, or more than one, has it.
-    """
+    """Return the run whose name contains `part`; raise `SweepError` unless there is just one."""
     found = [r for r in runs if part in r.name]
     if len(found) != 1:
         some = ", ".join(r.name for r in (found or runs)[:4])

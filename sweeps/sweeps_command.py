@@ -47,23 +47,13 @@ cluster.KEY=VALUE sets one of its keys.
 """
 
 
-COMMANDS = {
-    "launch": "submit what is missing of a grid, and leave",
-    "status": "where every run of a sweep stands; without a grid, all sweeps",
-    "retry": "submit failed and stopped runs again",
-    "cancel": "cancel what is in the queue or running",
-    "show": "one grid, or one run: attempts, logs, overrides",
-    "list": "the grids, and what was launched",
-}
-
-
 def parser() -> argparse.ArgumentParser:
     """Return the command-line parser."""
     plain = argparse.RawDescriptionHelpFormatter
     made = Parser("python -m sweeps", description=HELP, formatter_class=plain)
     commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
     sub = {}
-    for name, what in COMMANDS.items():
+    for name, (_, what) in COMMANDS.items():
         sub[name] = commands.add_parser(name, help=what, description=what)
         if name != "list":
             sub[name].add_argument(
@@ -102,7 +92,7 @@ def _dispatch(words: list[str]) -> int | None:
         step = f"status {launched[-1]}" if launched else "launch route_placement --dry-run"
         print(f"{HELP}\nNext: python -m sweeps {step}\n      python -m sweeps COMMAND --help")
         return 0
-    if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+    if not words[0].startswith("-") and words[0] not in COMMANDS:
         raise SweepError(
             f"no command {words[0]!r}; expected {', '.join(COMMANDS)}{suggest(words[0], COMMANDS)}"
         )
@@ -113,11 +103,8 @@ def _dispatch(words: list[str]) -> int | None:
         if word.startswith("-"):
             made.error(f"unrecognized argument: {word}")
         chosen.words.append(word)
-    commands: dict[str, Callable[[argparse.Namespace], int | None]] = {
-        "launch": _launch, "status": _status, "retry": _retry,
-        "cancel": _cancel, "show": _show, "list": _list,
-    }  # fmt: skip
-    return commands[chosen.command](chosen)
+    command, _ = COMMANDS[chosen.command]
+    return command(chosen)
 
 
 class CommandWords:
@@ -163,15 +150,14 @@ def _launch(chosen: argparse.Namespace) -> int:
     place = words.resources("slurm" if dry != "false" else _default_cluster())
     way = budget(chosen.compare_at)
     planned = functools.partial(plan, scale=words.scale, user=words.overrides, budget=way)
-    searching = bool(found.raw.get("search"))
-    if chosen.trials is not None and not searching:
-        raise SweepError(f"--trials: grid {found.name} has no search section (see search_route)")
-    if searching:
+    if found.raw.get("search"):
         space = Search(found, planned, words.overrides, chosen.trials)
         print(f"search: {space.trials} trials over {', '.join(space.space)}")
-    if searching and dry == "false":
-        _check_ready(space.corner, place)
-        return space.work(place)
+        if dry == "false":
+            _check_ready(space.corner, place)
+            return space.work(place)
+    elif chosen.trials is not None:
+        raise SweepError(f"--trials: grid {found.name} has no search section (see search_route)")
     while True:
         made = planned(found)
         for label, why in made.left_out:
@@ -351,3 +337,14 @@ def _list(chosen: argparse.Namespace) -> None:
     for name, title in titles.items():
         print(f"{name:<{max(map(len, titles))}}  {title}")
     _all_sweeps(chosen, before="launched: ")
+
+
+# What does each command, and what it is.
+COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int | None], str]] = {
+    "launch": (_launch, "submit what is missing of a grid, and leave"),
+    "status": (_status, "where every run of a sweep stands; without a grid, all sweeps"),
+    "retry": (_retry, "submit failed and stopped runs again"),
+    "cancel": (_cancel, "cancel what is in the queue or running"),
+    "show": (_show, "one grid, or one run: attempts, logs, overrides"),
+    "list": (_list, "the grids, and what was launched"),
+}

@@ -33,16 +33,9 @@ FIGURES: dict[str, Callable[[Study], Plot | None]] = {
 }
 
 __all__ = [
-    "FIGURES",
-    "Plot",
-    "make",
-    "make_all",
-    "save",
-    "scan_paths",
-    "selections",
-    "similarity",
+    "FIGURES", "Plot", "make", "make_all", "save", "scan_paths", "selections", "similarity",
     "similarity_maps",
-]
+]  # fmt: skip
 
 
 def make(name: str, source: Source, metric: str | None = None) -> Plot | None:
@@ -73,7 +66,6 @@ def command(options: argparse.Namespace) -> int:
     folder = options.out or options.runs / "figures"
     save(plots, folder)
     print(f"{folder}  {', '.join(plot.name for plot in plots)}")
-    left = [name for name, plot in drawn.items() if plot is None]
-    if left:
+    if left := [name for name, plot in drawn.items() if plot is None]:
         print(f"not given by these runs: {', '.join(left)}")
     return 0

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, MaxNLocator
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from analysis.figures import style
 from analysis.figures.style import Options, Plot, styled
@@ -18,16 +18,14 @@ from analysis.runs.grouping import shared, short
 from analysis.tables.equal_cost import reach, speedup
 
 AXES = (("step", "training steps"), ("macs", "training multiply-adds"), ("hours", "training time"))
-# Settings, and panels of other methods, on one page.
-_LINES, _PANELS = 5, 12
+# On one page: settings, panels of other methods, recipes of samples.
+_LINES, _PANELS, _RECIPES = 5, 12, 3
 Curve = tuple[Cell, pd.DataFrame]
 Found = list[tuple[Cell, dict[Any, Any], np.ndarray]]
 # A picture beyond this many pixels is not a grid of ours; it must not eat the memory.
 _MOST_PIXELS = 64_000_000
 # Pictures of one class beside each other in a sample grid (experiments/training/evaluation.py).
 _PER_CLASS = 8
-# Recipes on one page.
-_RECIPES = 3
 Column = tuple[Base, list[Curve], Found]
 
 
@@ -205,14 +203,13 @@ def _arrow(ax: Axes, study: Study, base: Base, curves: list[Curve], key: str, un
 
 def picture(run: str | Path) -> np.ndarray | None:
     """Return a run's last sample grid, uint8 (H, W, 3); None if none can be read."""
-    path = Path(run) / "samples" / "final.png"
     try:
-        with Image.open(path) as image:
+        with Image.open(Path(run) / "samples" / "final.png") as image:
             if image.width * image.height > _MOST_PIXELS or image.format != "PNG":
                 return None
             pitch = image.width // _PER_CLASS
             return np.asarray(image.convert("RGB")) if 0 < pitch <= image.height else None
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError):
+    except (OSError, Image.DecompressionBombError, SyntaxError, ValueError):
         return None
 
 
@@ -258,8 +255,7 @@ def show(ax: Axes, base: Base, grid: np.ndarray) -> None:
     pitch = grid.shape[1] // _PER_CLASS
     classes = image.shape[1] // pitch
     if str(base.any.first("config.task", "class")) == "class" and classes > 1:
-        places = (np.arange(classes) + 0.5) * pitch
-        ax.set_xticks(places, [str(i) for i in range(classes)])
+        ax.set_xticks((np.arange(classes) + 0.5) * pitch, [str(i) for i in range(classes)])
         ax.tick_params(length=0, pad=1)
 
 
@@ -295,7 +291,7 @@ def samples(study: Study) -> Plot | None:
                 show(ax, base, image)
                 value = row.get(base.score)
                 about = f"{cell.treatment}, step {row['step']}, seed {row['seed']}"
-                if value is not None and not pd.isna(value):
+                if not pd.isna(value):
                     about += f", {base.metric.split(' ')[0]} {value:.2f}"
                 # About 17 characters an inch.
                 width = int(17 * figure.get_figwidth() / columns)
@@ -317,9 +313,8 @@ def overview(study: Study) -> Plot | None:
     pages: dict[tuple[str, float], dict[str, Column]] = {}
     for base in study.bases:
         curves, found = _curves(study, base, *base.pair()), chosen(base)
-        if len(curves) == len(found) == 2 and {row["step"] for _, row, _ in found} == {
-            cell.steps for cell, _ in curves
-        }:
+        drawn = {row["step"] for _, row, _ in found}
+        if len(curves) == len(found) == 2 and drawn == {cell.steps for cell, _ in curves}:
             page = pages.setdefault((base.recipe, curves[0][0].steps), {})
             backbone = str(base.any.first("backbone"))
             rival = page.setdefault(backbone, (base, curves, found))
@@ -332,9 +327,8 @@ def overview(study: Study) -> Plot | None:
     )
     columns = list(page.items())
     heights = [1.75, *[height(columns[0][1][2][0][2], len(columns))] * 2]
-    figure, axes = style.canvas(
-        sum(heights) + 0.9, 3, len(columns), sharey="row", gridspec_kw={"height_ratios": heights}
-    )
+    shape = (sum(heights) + 0.9, 3, len(columns))
+    figure, axes = style.canvas(*shape, sharey="row", height_ratios=heights)
     data: list[pd.DataFrame] = []
     log = _wide([path["mean"] for _, (_, curves, _) in columns for _, path in curves])
     for place, (backbone, (base, curves, found)) in enumerate(columns):

@@ -16,16 +16,7 @@ from analysis.figures.style import Options, Plot, styled
 from analysis.runs.cells import Base, Cell, Study
 from analysis.runs.grouping import shared, short
 from analysis.runs.seed_statistics import extent, mean_std
-from analysis.tables.guidance_table import (
-    FORMS,
-    NUMBERS,
-    evaluations,
-    number,
-    parse,
-    responses,
-    scale_label,
-    setting_order,
-)
+from analysis.tables import guidance_table
 
 # Maps on one page.
 _MAPS = 6
@@ -33,14 +24,14 @@ _MAPS = 6
 
 def _rates(text: str) -> dict[str, float | None]:
     """Return scale and rates of routed guidance; under anything more it has no place in a map."""
-    kind, options = parse(text)
-    rates = {key: number(options.get(key)) for key in ("scale", "strong", "weak")}
+    kind, options = guidance_table.parse(text)
+    rates = {key: guidance_table.number(options.get(key)) for key in ("scale", "strong", "weak")}
     plain = kind == "routed" and options.keys() <= {*rates, "route"}
     return rates if plain and None not in rates.values() else {}
 
 
 def _guidance_rows(study: Study, base: Base, cell: Cell) -> list[dict[str, Any]]:
-    frame = evaluations(study, base, cell, wanted=_rates)
+    frame = guidance_table.evaluations(study, base, cell, wanted=_rates)
     rows: list[dict[str, Any]] = []
     for text, part in () if frame.empty else frame.groupby("guidance"):
         rates = _rates(str(text))
@@ -60,11 +51,8 @@ def guidance(study: Study) -> Plot | None:
     frame = pd.DataFrame([row for pair in cells for row in _guidance_rows(study, *pair)])
     if frame.empty:
         return None
-    found = [
-        (key, part)
-        for key, part in frame.groupby(["panel", "treatment", "scale"], sort=False)
-        if len(part) >= 4
-    ]
+    groups = frame.groupby(["panel", "treatment", "scale"], sort=False)
+    found = [(key, part) for key, part in groups if len(part) >= 4]
     if not found:
         return None
     shown, more = style.some(found, _MAPS, lambda item: len(item[1]))
@@ -96,9 +84,8 @@ def _guidance_map(ax: Axes, part: pd.DataFrame, ends: tuple[float, float]) -> No
             continue
         value, std = (known[strong, weak][name] for name in ("value", "std"))
         text = f"{value:.2f}" + ("" if pd.isna(std) else f"\n\u00b1{std:.2f}")
-        style.centred(
-            ax, x, y, text, color=style.ink(cmap(image.norm(value))), fontsize=7, linespacing=1.1
-        )
+        ink = style.ink(cmap(image.norm(value)))
+        style.centred(ax, x, y, text, color=ink, fontsize=7, linespacing=1.1)
     place = (max if higher else min)(known, key=lambda rates: known[rates]["value"])
     x, y = columns.index(place[1]), rows.index(place[0])
     frame: Options = {"fill": False, "edgecolor": "#E69F00", "linewidth": 2, "zorder": 3}
@@ -117,14 +104,14 @@ def response(study: Study) -> Plot | None:
     Every panel has the settings at equal distances: the scales of CFG joined by a line, then SG and
     routed inference, which are no points of that line.
     """
-    frame = responses(study)
+    frame = guidance_table.responses(study)
     if frame.empty:
         return None
     # Beside the distances, the shares in the features of the first one: more do not fit the page.
     first = frame.groupby("base")["metric"].transform("first").str.partition(" (")[2]
     own = frame["metric"].str.partition(" (")[2] == first
     frame = frame[own | frame["metric"].str.match("FI?D")]
-    settings = sorted(set(frame["setting"]), key=setting_order)
+    settings = sorted(set(frame["setting"]), key=guidance_table.setting_order)
     names = short(frame["panel"])
     bases = list(dict.fromkeys(zip(frame["base"], frame["panel"], strict=True)))
     metrics = frame.groupby("base", sort=False)["metric"].unique()
@@ -171,27 +158,20 @@ def _curve(ax: Axes, curve: pd.DataFrame, settings: list[str], tokens: str) -> A
     return drawn
 
 
-_PASSES = {"dense": "dense pass", "routed": "routed pass"}
-
-
 @styled
 def draw(files: Sequence[dict[str, Any]]) -> Plot | None:
-    """Draw a panel per backbone, data and form; None where no scale is defined.
-
-    Args:
-        files: What `analysis.guidance_scale` stored.
-    """
+    """Draw what `analysis.guidance_scale` stored by backbone, data and form; None without any."""
     about = ("run", "backbone", "data", "route", "seed", "step")
     frame = pd.DataFrame(
-        {"setting": scale_label(found), **{key: found[key] for key in about}, **row}
+        {"setting": guidance_table.scale_label(found), **{key: found[key] for key in about}, **row}
         for found in files
         for row in found["rows"]
-    ).reindex(columns=["setting", *about, "pair", "level", *NUMBERS])
-    curves = frame[frame["pair"].isin(_PASSES) & frame["level"].notna()]
+    ).reindex(columns=["setting", *about, "pair", "level", *guidance_table.NUMBERS])
+    curves = frame[frame["pair"].isin(("dense", "routed")) & frame["level"].notna()]
     groups = [
         (key, form, part)
         for key, part in curves.groupby(["backbone", "data"], sort=False)
-        for form in FORMS
+        for form in guidance_table.FORMS
         if part[form].notna().any()
     ]
     if not groups:
@@ -201,10 +181,10 @@ def draw(files: Sequence[dict[str, Any]]) -> Plot | None:
         backbone, data = map(str, key)
         ax.axhline(1, color="#999999", linewidth=0.8, zorder=1)
         for setting, same in part.groupby(["setting", "route", "pair"], sort=False):
-            levels = same.astype({name: float for name in NUMBERS}).groupby("level")
+            levels = same.astype({name: float for name in guidance_table.NUMBERS}).groupby("level")
             _, route, pair = map(str, cast(tuple[str, ...], setting))
             dense = route == "none"
-            name = "dense net" if dense else f"route {route}, {_PASSES[pair]}"
+            name = "dense net" if dense else f"route {route}, {pair} pass"
             shade = "#555555" if dense else style.colour(backbone)
             look = style.line("dense" if dense else "2-8" if pair == "dense" else pair)
             mean, low, high = (levels[f"{form}{end}"] for end in ("", "_low", "_high"))

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.patches import Rectangle
@@ -97,11 +96,9 @@ def _similarity_map(
     labels = ["in", *(str(i) for i in range(len(values) - 1))]
     every = (2 if crowded else 1) if len(labels) <= 14 else 4
     places = [0, *range(1, len(labels), every)]
+    style.quiet(ax)
     ax.set_xticks(places, [labels[i] for i in places])
     ax.set_yticks(places, [labels[i] for i in places])
-    ax.grid(False)
-    for spine in ax.spines.values():
-        spine.set_visible(False)
     ax.tick_params(length=0)
     for segment in Route.parse(item.route).segments:
         # Row and column 0 are the input: block i stands at i + 1.
@@ -127,7 +124,6 @@ def similarity_maps(study: Study) -> Plot | None:
 # --- scan paths and selections --------------------------------------------------------------------
 
 ORDERS = ("raster", "raster:reversed", *(f"zigzag:{k}" for k in range(8)))
-_KEPT, _GONE = "#1a1a1a", "#a0a0a0"
 
 
 def _subset(grid: tuple[int, int], mode: str, rate: float, seed: int) -> np.ndarray:
@@ -136,27 +132,21 @@ def _subset(grid: tuple[int, int], mode: str, rate: float, seed: int) -> np.ndar
     return Selection(mode).ids(draws, 0, grid, keep_count(grid[0] * grid[1], rate))[0].numpy()
 
 
-def _walk(grid: tuple[int, int], name: str, ids: np.ndarray | None) -> np.ndarray:
-    """Raster ids in the order in which a block scans them."""
-    layout = Layout(grid, None if ids is None else torch.from_numpy(ids).unsqueeze(0))
-    perm = layout.order(name).perm.reshape(-1).numpy()
-    return perm if ids is None else ids[perm]
-
-
 @styled
 def scan_paths(side: int = 8, rate: float = 0.5, seed: int = 0) -> Plot:
     """Draw every scan order on a `side` x `side` grid, all tokens above, a routed subset below."""
-    grid = (side, side)
+    grid, every = (side, side), np.arange(side * side)
     kept = _subset(grid, "random", rate, seed)
     columns = len(ORDERS) // 2
     figure, axes = style.canvas(6.2, 4, columns)
     data = []
     for index, name in enumerate(ORDERS):
         top, x = 2 * (index // columns), index % columns
-        for y, ids in ((top, None), (top + 1, kept)):
-            order = _walk(grid, name, ids)
-            _path(axes[y][x], grid, order, kept if ids is not None else np.arange(side * side))
-            part = "all tokens" if ids is None else "routed subset"
+        for y, ids in ((top, every), (top + 1, kept)):
+            layout = Layout(grid, torch.from_numpy(ids).unsqueeze(0))
+            order = ids[layout.order(name).perm.reshape(-1).numpy()]
+            _path(axes[y][x], grid, order)
+            part = "all tokens" if ids is every else "routed subset"
             data += [
                 {"order": name, "tokens": part, "place": p, "row": i // side, "column": i % side}
                 for p, i in enumerate(order.tolist())
@@ -169,25 +159,22 @@ def scan_paths(side: int = 8, rate: float = 0.5, seed: int = 0) -> Plot:
     return Plot.of("scan_paths", figure, data, side=side, rate=rate)
 
 
-def _path(ax: Axes, grid: tuple[int, int], order: np.ndarray, present: np.ndarray) -> None:
+def _path(ax: Axes, grid: tuple[int, int], order: np.ndarray) -> None:
     rows, columns = np.divmod(order, grid[1])
     points = np.stack([columns, rows], axis=1).astype(float)
-    segments = np.stack([points[:-1], points[1:]], axis=1)
-    lines = LineCollection(
-        list(segments), cmap=colormaps["plasma"], linewidths=1.1, zorder=2, capstyle="round"
-    )
+    segments = list(np.stack([points[:-1], points[1:]], axis=1))
+    lines = LineCollection(segments, cmap="plasma", linewidths=1.1, zorder=2, capstyle="round")
     lines.set_array(np.linspace(0, 0.88, len(segments)))
     lines.set_clim(0, 1)
-    every = np.arange(grid[0] * grid[1])
-    gone = np.setdiff1d(every, present)
+    gone = np.setdiff1d(np.arange(grid[0] * grid[1]), order)
     start: Options = {"marker": "s", "color": "#009E73", "zorder": 4, "label": "start"}
     end: Options = {"marker": "X", "color": "#D55E00", "zorder": 5, "label": "end", "linewidth": 0}
-    stays: Options = {"color": _KEPT, "zorder": 3, "label": "token that is scanned", "linewidth": 0}
-    skips: Options = {"edgecolor": _GONE, "linewidth": 0.6, "label": "token that skips the block"}
+    stays: Options = {"color": "#1a1a1a", "zorder": 3, "label": "token that is scanned"}
+    skips: Options = {"edgecolor": "#a0a0a0", "label": "token that skips the block"}
     ax.scatter(columns[:1], rows[:1], s=26, **start)
     ax.scatter(columns[-1:], rows[-1:], s=34, **end)
-    ax.scatter(columns, rows, s=5, **stays)
-    ax.scatter(gone % grid[1], gone // grid[1], s=7, facecolor="white", **skips)
+    ax.scatter(columns, rows, s=5, linewidth=0, **stays)
+    ax.scatter(gone % grid[1], gone // grid[1], s=7, linewidth=0.6, facecolor="white", **skips)
     ax.add_collection(lines)
     ax.set(xlim=(-0.7, grid[1] - 0.3), ylim=(grid[0] - 0.3, -0.7), aspect="equal")
     style.quiet(ax)

@@ -64,7 +64,8 @@ def placement(study: Study) -> Plot | None:
     counts = [len(places[panel[0]["depth"]]) for panel in found]
     tallest = [max(counts[i : i + columns]) for i in range(0, len(counts), columns)]
     heights = [0.185 * count + 0.75 for count in tallest]
-    figure, axes = style.canvas(sum(heights), len(heights), columns, height_ratios=heights)
+    mean = sum(heights) / len(heights)
+    figure, axes = style.panels(len(found), columns, mean, height_ratios=heights)
     names = short(panel[0]["panel"] for panel in found[:-1])
     # One scale of colours for all panels of a metric.
     largest: dict[str, float] = {}
@@ -77,8 +78,6 @@ def placement(study: Study) -> Plot | None:
         # Above the metric's name, which stands over the numbers.
         ax.set_title(names.get(about["panel"], about["panel"]), color=tint, pad=10)
         ax.set_ylim(tallest[index // columns] - 0.4, -0.6)
-    for ax in axes.flat[len(found) :]:
-        ax.set_visible(False)
     return Plot.of("route_placement", figure, rows, names=shared(names))
 
 
@@ -94,7 +93,11 @@ def _panel(ax: Axes, rows: list[dict[str, Any]], places: dict[str, int], largest
             continue
         face = cmap(norm(row["delta"] * row["sign"]))
         _bar(ax, route, y, facecolor=face, edgecolor="#555555")
-        text = _label(row) + ("" if row["step"] == usual else f" (step {row['step']})")
+        text = f"{row['delta']:+.2f}"
+        if row["high"] is not None:
+            text += f" \u00b1 {(row['high'] - row['low']) / 2:.2f}"
+        text += "\u2020" if row["n"] is not None and row["n"] < ENOUGH_SEEDS else ""
+        text += "" if row["step"] == usual else f" (step {row['step']})"
         ax.text(depth - 0.2, y, text, ha="left", va="center", fontsize=7, color="#333333")
     rivals = [row for row in rows if row["step"] == usual]
     best = places[min(rivals, key=lambda row: row["delta"] * row["sign"])["route"]]
@@ -116,14 +119,6 @@ def _bar(ax: Axes, route: str, y: int, **look: Any) -> None:
     look |= {"boxstyle": "round,pad=0,rounding_size=0.18", "linewidth": 0.6, "zorder": 2}
     ax.add_patch(FancyBboxPatch((start - 0.4, y - 0.36), end - start + 0.8, 0.72, **look))
     style.centred(ax, (start + end) / 2, y, route, fontsize=7, color=shade, zorder=3)
-
-
-def _label(row: dict[str, Any]) -> str:
-    text = f"{row['delta']:+.2f}"
-    if row["high"] is not None:
-        text += f" \u00b1 {(row['high'] - row['low']) / 2:.2f}"
-    few = row["n"] is not None and row["n"] < ENOUGH_SEEDS
-    return text + ("\u2020" if few else "")
 
 
 def _rate_rows(base: Base) -> list[dict[str, Any]]:
@@ -153,9 +148,7 @@ def rate(study: Study) -> Plot | None:
     names = short(frame["panel"])
     metrics = list(dict.fromkeys(frame["metric"]))
     # The longest legend stands below the panels.
-    entries = max(
-        len(part.drop_duplicates(["panel", "span"])) for _, part in frame.groupby("metric")
-    )
+    entries = frame.drop_duplicates(["metric", "panel", "span"])["metric"].value_counts().max()
     figure, axes = style.canvas(2.3 + 0.13 * entries, 1, len(metrics) + 1)
     for ax, metric in zip(axes[0], metrics, strict=False):
         mine = frame[frame["metric"] == metric]
@@ -187,19 +180,11 @@ def _panel_data(base: Base) -> pd.DataFrame | None:
         sparse = count_cost(**arguments, route=str(routed.first("route")))
     except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError):
         return None  # somebody else's metadata: no model of ours
-    return pd.DataFrame(
-        {
-            "panel": base.label,
-            "backbone": base.any.first("backbone"),
-            "route": routed.first("route"),
-            "block": range(len(dense.per_block)),
-            "dense_macs": dense.per_block,
-            "routed_macs": sparse.per_block,
-            "tokens": sparse.tokens,
-            "total_dense": dense.macs_dense,
-            "total_routed": sparse.macs_routed,
-        }
-    )
+    about = {"panel": base.label, **{name: routed.first(name) for name in ("backbone", "route")}}
+    blocks = {"block": range(len(dense.per_block)), "dense_macs": dense.per_block}
+    blocks |= {"routed_macs": sparse.per_block, "tokens": sparse.tokens}
+    totals = {"total_dense": dense.macs_dense, "total_routed": sparse.macs_routed}
+    return pd.DataFrame({**about, **blocks, **totals})
 
 
 @styled

@@ -10,7 +10,6 @@ says something else.
 
 from __future__ import annotations
 
-import functools
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,6 +27,8 @@ from analysis.tables.render import frame_csv
 from experiments.runtime.files import atomic_write
 
 STYLE = Path(__file__).with_name("paper.mplstyle")
+# Title and caption of every figure.
+_TEXTS = yaml.safe_load(Path(__file__).with_name("captions.yaml").read_text(encoding="utf-8"))
 COLOURS = {
     "dit": "#0072B2",
     "mamba": "#D55E00",
@@ -52,9 +53,7 @@ styled = mpl_style.context(STYLE)
 
 def colour(backbone: str) -> str:
     """Return a backbone's colour; one that is not listed gets a fixed colour by its name."""
-    if backbone in COLOURS:
-        return COLOURS[backbone]
-    return _OTHERS[sum(map(ord, backbone)) % len(_OTHERS)]
+    return COLOURS.get(backbone, _OTHERS[sum(map(ord, backbone)) % len(_OTHERS)])
 
 
 def line(treatment: str) -> dict[str, Any]:
@@ -67,12 +66,6 @@ def line(treatment: str) -> dict[str, Any]:
         return {"linestyle": "-", "marker": "s"}
     pick = sum(map(ord, treatment))
     return {"linestyle": others[pick % len(others)], "marker": markers[pick % len(markers)]}
-
-
-@functools.cache
-def _captions() -> dict[str, dict[str, str]]:
-    text = Path(__file__).with_name("captions.yaml").read_text(encoding="utf-8")
-    return yaml.safe_load(text)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -88,9 +81,8 @@ class Plot:
     @classmethod
     def of(cls, name: str, figure: Figure, data: Any, **values: Any) -> Plot:
         """Return a figure with title and caption of `captions.yaml`, `values` filled in."""
-        text = _captions()[name]
-        frame = data if isinstance(data, pd.DataFrame) else pd.DataFrame(data)
-        return cls(name, text["title"], text["caption"].format(**values), figure, frame)
+        title, caption = _TEXTS[name]["title"], _TEXTS[name]["caption"].format(**values)
+        return cls(name, title, caption, figure, pd.DataFrame(data))
 
     def save(self, folder: str | Path) -> list[Path]:
         """Write `<name>.pdf`, `<name>.png` (200 dpi) and `<name>.csv`; return the paths."""
@@ -151,11 +143,9 @@ def some(found: Sequence[Any], most: int, rank: Callable[[Any], Any]) -> tuple[l
 
 def quiet(axes: Axes) -> None:
     """Remove ticks, grid and frame."""
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.set(xticks=[], yticks=[])
     axes.grid(False)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.spines[:].set_visible(False)
 
 
 def centred(axes: Axes, x: float, y: float, text: str, **style: Any) -> None:

@@ -8,11 +8,10 @@ run that went on has scores on the way. Scores are compared after equal steps al
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +26,19 @@ _PATH = ("step", "macs", "hours", "value")
 Scored = dict[tuple[str, float], dict[int, float]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cell:
     """The runs of one base under one treatment, read after one number of steps."""
 
-    base: str  # the base's key
     treatment: str  # how tokens were routed
-    runs: pd.DataFrame = field(repr=False, compare=False)  # finished ones
+    runs: pd.DataFrame = field(repr=False)  # finished ones
     # By `(column, step)` and seed, those on the way to a run's end included.
-    scored: Scored = field(repr=False, compare=False)
-    score: str = field(compare=False)  # column of the base's metric
+    scored: Scored = field(repr=False)
+    score: str  # column of the base's metric
     # Scores are read after these, so that differences pair seed and step.
-    steps: float = field(default=float("nan"), compare=False)
+    steps: float = float("nan")
     # Tables and figures ask for the same values thousands of times.
-    _known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+    _known: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def first(self, column: str, default: Any = None) -> Any:
         """Return the first known value of a column."""
@@ -73,7 +71,7 @@ class Cell:
 
     def at(self, steps: float) -> Cell:
         """Return the cell read after other steps; itself where nothing was scored there."""
-        return dataclasses.replace(self, steps=steps) if self.by_seed(self.score, steps) else self
+        return replace(self, steps=steps) if self.by_seed(self.score, steps) else self
 
     @functools.cached_property
     def _longest(self) -> pd.Series:
@@ -214,18 +212,13 @@ class Study:
         found = []
         for key, part in self.named.groupby("base", sort=False):
             # The metric that most runs have, Frechet distances before others.
-            columns = [f"score.{name}" for name in known if f"score.{name}" in part]
-            counts = part[columns].notna().sum()
-            ranks = {
-                n: (known[n].get("key") == "fd", counts[f"score.{n}"])
-                for n in known
-                if counts.get(f"score.{n}")
-            }
+            counts = {n: part[f"score.{n}"].notna().sum() for n in known if f"score.{n}" in part}
+            ranks = {n: (known[n].get("key") == "fd", own) for n, own in counts.items() if own}
             name = metric or max(ranks, key=ranks.__getitem__, default=None)
             if name is None or name not in ranks:
                 continue
             cells = [
-                Cell(str(key), str(text), runs, scored(runs, self._paths), f"score.{name}")
+                Cell(str(text), runs, scored(runs, self._paths), f"score.{name}")
                 for text, runs in part.groupby("treatment", sort=False)
             ]
             cells.sort(key=_order)
@@ -320,18 +313,16 @@ def read_at(cell: Cell, others: Sequence[Cell], ends: Iterable[float]) -> Cell:
 
     Where none of them pairs: after the others' steps, else after those that most of its seeds took.
     """
+
+    def pairs(step: float) -> int:
+        own = cell.by_seed(cell.score, step).keys()
+        return sum(len(own & other.by_seed(cell.score, step).keys()) for other in others)
+
     for steps in (ends, {end for other in others for end in other.ends}):
-        pairs = {
-            step: sum(
-                len(cell.by_seed(cell.score, step).keys() & other.by_seed(cell.score, step).keys())
-                for other in others
-            )
-            for step in steps
-        }
-        best = max(pairs, key=lambda step: (pairs[step], step), default=0.0)
-        if pairs.get(best):
-            return dataclasses.replace(cell, steps=best)
-    return dataclasses.replace(cell, steps=cell.usual)
+        best = max(steps, key=lambda step: (pairs(step), step), default=None)
+        if best is not None and pairs(best):
+            return replace(cell, steps=best)
+    return replace(cell, steps=cell.usual)
 
 
 def study_for_command(options: argparse.Namespace) -> Study:

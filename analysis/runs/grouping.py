@@ -19,12 +19,9 @@ from routing.options import RoutingOptions
 
 _HEAD = ("backbone", "size", "data", "objective", "scale")
 _IN_HEAD = (
-    "config.backbone.name",
-    "config.size",
-    "config.data.name",
-    "config.objective.name",
+    "config.backbone.name", "config.size", "config.data.name", "config.objective.name",
     "config.scale",
-)
+)  # fmt: skip
 FINE_TUNE = "dense fine-tune (F)"  # the treatment of dense runs from another run's weights
 _PROTOCOL = ("guidance", "sampler", "reference")
 # Routing options that a label names only where they differ from these; the variant's name says what
@@ -74,14 +71,14 @@ def treatment(row: Mapping[Any, Any]) -> str:
         # The variant's name says these already.
         said = key == "reinsert" and value == "none"
         said = said or (key == "remove" and variant != "delayed removal")
-        if not (said or value is None or pd.isna(value) or str(value) == usual):
+        if not (said or pd.isna(value) or str(value) == usual):
             options.append(f"{key}={value}")
     return ", ".join(options)
 
 
 def parent(init: object) -> str | None:
     """Return `RUN@STEP` of a run's `init` without seed and hash; None for one from scratch."""
-    if init is None or pd.isna(init):  # type: ignore[call-overload]
+    if pd.isna(init):  # type: ignore[call-overload]
         return None
     name = re.split(r"[/\\\\]", str(init).rstrip("/\\"))[-1]
     return re.sub(r"_s\d+-[0-9a-f]{8}(?=@|$)", "", name)

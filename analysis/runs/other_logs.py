@@ -94,11 +94,7 @@ def _configs(folder: Path) -> dict[str, Any]:
 
 
 def records(folder: Path, name: str) -> list[dict[str, Any]]:
-    """Return the lines of a run's metrics.jsonl or scores.jsonl, or what other logs say in them.
-
-    Raises:
-        Damaged: The logs cannot be read.
-    """
+    """Return a run's metrics.jsonl or scores.jsonl, or what other logs say in it; or `Damaged`."""
     entries = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set[str]()
     if not is_other(entries):
         return read_lines(folder / name)

@@ -43,11 +43,7 @@ def shown(path: str | Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the mapping of a JSON file, all of it text and numbers that can be written.
-
-    Raises:
-        Damaged: if it cannot be read, holds no mapping or a character that is no text.
-    """
+    """Return a JSON file's mapping of text and numbers that can be written; else `Damaged`."""
     try:
         value = json_of(bytes_of(path), path.name)
         text = json.dumps(value, ensure_ascii=False)
@@ -87,11 +83,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return a YAML file as `config.<dotted key>` to value.
-
-    Raises:
-        Damaged: if it cannot be read or is no configuration.
-    """
+    """Return a YAML file as `config.<dotted key>` to value; `Damaged` if it is no configuration."""
     try:
         text = bytes_of(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:

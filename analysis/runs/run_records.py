@@ -24,30 +24,16 @@ import sys
 import tarfile
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
 
-from analysis.runs import other_logs
+from analysis.runs import other_logs, run_files
 from analysis.runs.other_logs import is_other, records
-from analysis.runs.run_files import (
-    SUMMARY,
-    Damaged,
-    check_path,
-    fault,
-    guidance_scales,
-    is_measured,
-    is_score,
-    json_or_nothing,
-    own_scores,
-    protocol,
-    read_config,
-    read_json,
-    shown,
-)
+from analysis.runs.run_files import Damaged, is_score, shown
 from backbones.sizes import BackboneError, parse_size
 from routing.errors import UserError, suggest
 from routing.parsing import is_number, json_of
@@ -59,7 +45,6 @@ Runs = pd.DataFrame | str | Path
 MARKS = ("config.yaml", "summary.json", "status.json", "metrics.jsonl")
 # Where records of results/ are unpacked: hidden, so that who reads all of `runs` reads his own.
 PUBLISHED = Path("runs", ".published")
-_TRAINER = "config.trainer"  # whose run it is, where it is another project's
 _STATUS = ("step", "steps", "eta_s", "error")
 
 
@@ -107,19 +92,18 @@ def find(root: str | os.PathLike[str]) -> list[Path]:
         raise AnalysisError(
             f"{root} is not a folder; give the folder that holds the runs, such as runs"
         )
-    return sorted(_walk(str(top)))
 
+    def refuse(error: OSError) -> None:
+        raise error
 
-def _walk(folder: str) -> Iterator[Path]:
-    with os.scandir(folder) as entries:
-        children = list(entries)
-    names = {entry.name for entry in children}
-    if not names.isdisjoint(MARKS) or is_other(names):
-        yield Path(folder)
-        return
-    for entry in children:
-        if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
-            yield from _walk(entry.path)
+    found = []
+    for folder, folders, files in os.walk(top, onerror=refuse):
+        names = {*folders, *files}
+        if not names.isdisjoint(MARKS) or is_other(names):
+            found.append(Path(folder))
+            folders.clear()
+        folders[:] = [name for name in folders if not name.startswith(".")]
+    return sorted(found)
 
 
 def load(root: str | os.PathLike[str]) -> pd.DataFrame:
@@ -137,15 +121,14 @@ def load(root: str | os.PathLike[str]) -> pd.DataFrame:
         AnalysisError: if `root` is no folder.
     """
     rows: list[dict[str, Any]] = []
-    damaged: list[dict[str, str]] = []
-    unfinished: list[dict[str, Any]] = []
-    metrics: Metrics = {}
+    attrs: dict[Any, Any] = {"root": str(root), "damaged": [], "unfinished": [], "metrics": {}}
     versions: dict[str, int] = {}
     for folder in find(root):
         try:
-            row = read_run(folder, metrics)
+            row = read_run(folder, attrs["metrics"])
         except Damaged as error:
-            damaged.append({"run": shown(folder.name), "path": shown(folder), "reason": str(error)})
+            about = {"run": shown(folder.name), "path": shown(folder)}
+            attrs["damaged"].append({**about, "reason": str(error)})
             continue
         if row.get("status") == "done":
             # Few versions wrote all runs: their key sets are kept once, and a run has a number.
@@ -153,15 +136,9 @@ def load(root: str | os.PathLike[str]) -> pd.DataFrame:
             rows.append(row)
         else:
             keys = ("run", "path", "status", *_STATUS)
-            unfinished.append({key: row[key] for key in keys if key in row})
+            attrs["unfinished"].append({key: row[key] for key in keys if key in row})
     frame = typed(rows)
-    frame.attrs = {
-        "root": str(root),
-        "damaged": damaged,
-        "unfinished": unfinished,
-        "metrics": metrics,
-        "config_keys": [text.split(",") for text in versions],
-    }
+    frame.attrs = {**attrs, "config_keys": [text.split(",") for text in versions]}
     return frame
 
 
@@ -171,25 +148,25 @@ def read_run(folder: Path, metrics: Metrics | None = None) -> dict[str, Any]:
     An unfinished run gives run, path and what its status says. Raises `Damaged` where a file that
     should be there is missing or unreadable.
     """
-    check_path(folder)
+    run_files.check_path(folder)
     row: dict[str, Any] = {"run": folder.name, "path": str(folder)}
     if is_other({entry.name for entry in folder.iterdir()}):
         return _completed(folder, row | other_logs.read_row(folder), metrics)
     if not (folder / "summary.json").exists():
         if not (folder / "status.json").exists():
             raise Damaged("neither summary.json nor status.json")
-        status = read_json(folder / "status.json")
+        status = run_files.read_json(folder / "status.json")
         row.update((key, status[key]) for key in _STATUS if key in status)
         # A summary is the proof of an end: a heartbeat alone never makes a run finished.
         said = str(status.get("status", "unknown"))
         row["status"] = "unfinished" if said == "done" else said
         return row
-    summary = read_json(folder / "summary.json")
+    summary = run_files.read_json(folder / "summary.json")
     row["status"] = str(summary.get("status", "unknown"))
-    row.update({key: summary.get(key) for key in SUMMARY})
-    row.update(read_config(folder / "config.yaml"))
+    row.update({key: summary.get(key) for key in run_files.SUMMARY})
+    row.update(run_files.read_config(folder / "config.yaml"))
     # What it ran on: None where env.json is missing or of an older kind.
-    about = json_or_nothing(folder / "env.json")
+    about = run_files.json_or_nothing(folder / "env.json")
     packages = about.get("packages")
     torch = packages.get("torch") if isinstance(packages, dict) else None
     values = {"device": about.get("device"), "torch": torch, "commit": about.get("git")}
@@ -199,19 +176,19 @@ def read_run(folder: Path, metrics: Metrics | None = None) -> dict[str, Any]:
 
 def _completed(folder: Path, row: dict[str, Any], metrics: Metrics | None) -> dict[str, Any]:
     """Check a run's row, and add what follows from it and its scores."""
-    if wrong := fault(row):
+    if wrong := run_files.fault(row):
         raise Damaged(wrong)
     # A key that a run's version did not know is not the same as one that is null; the trainer's is
     # null here.
-    row["config_keys"] = ",".join(sorted({k for k in row if k.startswith("config.")} | {_TRAINER}))
+    keys = {key for key in row if key.startswith("config.")} | {"config.trainer"}
+    row["config_keys"] = ",".join(sorted(keys))
     try:
         derive(row)
-    except RouteError as error:
-        raise Damaged(f"its route cannot be read ({error})") from None
-    except BackboneError as error:
-        raise Damaged(f"its size cannot be read ({error})") from None
-    own = own_scores(records(folder, "scores.jsonl"))
-    for line in [*own, *guidance_scales(folder)]:
+    except (RouteError, BackboneError) as error:
+        what = "route" if isinstance(error, RouteError) else "size"
+        raise Damaged(f"its {what} cannot be read ({error})") from None
+    own = run_files.own_scores(records(folder, "scores.jsonl"))
+    for line in [*own, *run_files.guidance_scales(folder)]:
         # A scale that was measured before the run went on is known of that step.
         if line in own or line["step"] == row["step"]:
             row[f"score.{line['metric']}"] = line["value"]
@@ -219,11 +196,8 @@ def _completed(folder: Path, row: dict[str, Any], metrics: Metrics | None) -> di
             known = {key: line.get(key) for key in ("key", "better", "features", "n")}
             metrics.setdefault(line["metric"], known)
     if own:
-        first = own[0]
-        row.update(
-            {key: first.get(key) for key in ("guidance", "sampler", "reference")},
-            score_n=first.get("n"),
-        )
+        row |= {key: own[0].get(key) for key in ("guidance", "sampler", "reference")}
+        row["score_n"] = own[0].get("n")
     return row
 
 
@@ -248,7 +222,7 @@ def derive(row: dict[str, Any]) -> None:
     parts = [row.get(key) for key in ("step", "config.train.batch", "wall_s")]
     known = [float(part) for part in parts if isinstance(part, int | float) and part > 0]
     speed = known[0] * known[1] / known[2] if len(known) == 3 else None
-    row["throughput"] = speed if is_measured(speed) else None
+    row["throughput"] = speed if run_files.is_measured(speed) else None
 
 
 def variant(row: dict[str, Any]) -> str:
@@ -359,13 +333,13 @@ def _scores(row: Mapping[Any, Any]) -> tuple[list[dict[str, Any]], list[str]]:
     for key in ("macs", "time"):
         known = [(float(line["step"]), float(line[key])) for line in log if _has(line, key)]
         curve[key] = ([0.0, *(x for x, _ in known)], [0.0, *(y for _, y in known)])
-    scales = guidance_scales(folder)
+    scales = run_files.guidance_scales(folder)
     rows = []
     for place, line in enumerate([*own, *(line for line in later if is_score(line)), *scales]):
         found = {("sample_seed" if key == "seed" else key): value for key, value in line.items()}
         step = found.setdefault("step")
         at = float("nan") if step is None else float(step)
-        of_run = place < len(own) and protocol(line) == protocol(own[0])
+        of_run = place < len(own) and run_files.protocol(line) == run_files.protocol(own[0])
         found["own"] = of_run or line in scales
         found["macs"], found["hours"] = _at(at, *curve["macs"]), _at(at, *curve["time"]) / 3600
         rows.append(found)
@@ -405,12 +379,11 @@ def _collect(runs: Runs, read: Read) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     damaged: list[dict[str, str]] = []
     for row in frame.to_dict("records"):
-        about = {"run": row["run"], "path": row["path"]}
         try:
             found, problems = read(row)
         except (Damaged, ValueError, TypeError) as error:
             found, problems = [], [str(error)]
-        damaged += [{**about, "reason": text} for text in problems]
+        damaged += [{"run": row["run"], "path": row["path"], "reason": text} for text in problems]
         identity = {name: row[name] for name in _IDENTITY if name in row}
         rows += [{**identity, **line} for line in found]
     result = pd.DataFrame(rows) if rows else pd.DataFrame(columns=["run", "step"])
@@ -422,11 +395,7 @@ def _collect(runs: Runs, read: Read) -> pd.DataFrame:
 
 
 def with_weights(given: Sequence[Path]) -> list[Path]:
-    """Return the run folders with weights at or below folders, and exported files as they are.
-
-    Raises:
-        AnalysisError: If there is none.
-    """
+    """Return runs with weights at or below folders, and exported files; `AnalysisError` if none."""
     found = [run for top in given for run in ([top] if top.suffix == ".safetensors" else find(top))]
     files = [run if run.suffix == ".safetensors" else run / "model.safetensors" for run in found]
     finished = [run for run, file in zip(found, files, strict=True) if file.is_file()]
@@ -459,7 +428,7 @@ def one_by_one(runs: Sequence[Path], measure: Callable[[Path], None]) -> None:
     failed = 0
     for run in runs:
         try:
-            check_path(run)
+            run_files.check_path(run)
             measure(run)
         except (UserError, Damaged) as error:
             if len(runs) == 1:

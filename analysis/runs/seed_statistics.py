@@ -5,10 +5,9 @@ initialisation, data order and noise), so a difference is taken per seed first; 
 Student's, mean +- t(0.975, n - 1) s / sqrt(n). Ratios (speed-ups) get the same on their logarithms.
 """
 
-import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from scipy.special import stdtrit
@@ -43,7 +42,7 @@ def interval(values: Sequence[float]) -> Estimate | None:
     if estimate is None or estimate.std is None:
         return estimate
     half = float(stdtrit(estimate.n - 1, 0.975)) * estimate.std / math.sqrt(estimate.n)
-    return dataclasses.replace(estimate, low=estimate.mean - half, high=estimate.mean + half)
+    return replace(estimate, low=estimate.mean - half, high=estimate.mean + half)
 
 
 def paired(first: Mapping[Any, float], second: Mapping[Any, float]) -> Estimate | None:

@@ -33,7 +33,7 @@ TABLES: dict[str, Callable[[Study], Table]] = {
     "masking": equal_cost.masking,
     "response": guidance_table.response,
     "guidance": guidance_table.guidance,
-    "guidance_scale": guidance_table.scales,
+    "guidance_scale": lambda study: guidance_table.scale_table(guidance_table.stored_scales(study)),
     "throughput": equal_cost.throughput,
     "benchmark": equal_cost.benchmark,
     "scan_order": ablations.scan_order,
@@ -82,10 +82,10 @@ def places(table: Table, names: Sequence[str]) -> list[int]:
 def save(tables: list[Table], folder: str | Path, width: float = PAGE_WIDTH) -> list[Path]:
     """Write tables in all formats, `preamble.tex` and `tables.tex`, which compiles as it is."""
     paths = [path for table in tables for path in write(table, folder, width)]
-    whole = {"preamble.tex": PREAMBLE, "tables.tex": document(tables, width)}
-    for name, text in whole.items():
-        atomic_write(Path(folder) / name, text)
-    return [*paths, *(Path(folder) / name for name in whole)]
+    for name, text in (("preamble.tex", PREAMBLE), ("tables.tex", document(tables, width))):
+        paths.append(Path(folder) / name)
+        atomic_write(paths[-1], text)
+    return paths
 
 
 def command(options: argparse.Namespace) -> int:
@@ -104,7 +104,6 @@ def command(options: argparse.Namespace) -> int:
     save(made, folder, options.width)
     names = [table.name for table in made]
     print(f"{folder}  {', '.join(names) or 'no table: no finished run'}")
-    left = [table.name for table in every if table.name not in names]
-    if left:
+    if left := [table.name for table in every if table.name not in names]:
         print(f"not covered by these runs (--all writes them too): {', '.join(left)}")
     return 0

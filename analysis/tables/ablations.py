@@ -21,14 +21,9 @@ Published = dict[object, dict[str, Any]]
 
 
 def _table(
-    study: Study,
-    name: str,
-    title: str,
-    label: str,
-    rows_of: Callable[[Base], Axis],
-    known: Published,
-    source: str,
-) -> Table:
+    study: Study, name: str, title: str, label: str, rows_of: Callable[[Base], Axis],
+    known: Published, source: str,
+) -> Table:  # fmt: skip
     """Build a table of one axis: a row per value, ours, the difference, the paper's."""
     memory = Memory.of(study)
     columns = (
@@ -40,10 +35,9 @@ def _table(
     )
     rows: list[tuple[str, list[Entry]]] = []
     for base in study.bases:
-        head = heading(base)
         for key, text, cell in rows_of(base):
             entries = [words(text), *memory.scores(base, cell), *_published(known, key)]
-            rows.append((head, entries))
+            rows.append((heading(base), entries))
     if not rows:
         rows = [not_run(columns, _published(known, key), str(key), NOT_RUN) for key in known]
     return build(name, title, columns, rows, paper_notes(source, PAIRED, *memory.notes))
@@ -53,10 +47,8 @@ def _published(known: Published, key: object) -> list[Entry]:
     row = known.get(key, {})
     mark, delta = row.get("mark"), row.get("delta")
     text = f"({mark})" if isinstance(mark, str) else ""
-    return [
-        published(row.get("fid"), text=text),
-        words("") if delta == 0 else published(delta, signed=True),
-    ]
+    change = words("") if delta == 0 else published(delta, signed=True)
+    return [published(row.get("fid"), text=text), change]
 
 
 def _index(rows: Iterable[dict[str, Any]], key: str, baseline: float) -> Published:
@@ -128,16 +120,13 @@ def scaling(study: Study) -> Table:
 
     def rows_of(base: Base) -> Axis:
         depth = base.any.depth
-        spans = {
-            "relative": f"{round(depth / 6)}-{round(2 * depth / 3)}",
-            "absolute": f"2-{depth - 4}",
-        }
+        relative, absolute = f"{round(depth / 6)}-{round(2 * depth / 3)}", f"2-{depth - 4}"
         cells = half(base)
-        if spans["relative"] == spans["absolute"] or spans["relative"] not in cells:
+        if relative == absolute or relative not in cells:
             return []
         return [(None, "dense", base.dense)] + [
             (kind, f"{kind}: {span} of {depth} blocks", cells.get(span))
-            for kind, span in spans.items()
+            for kind, span in (("relative", relative), ("absolute", absolute))
         ]
 
     title = "Relative against absolute placement (Table 6)"

@@ -7,9 +7,8 @@ in training multiply-adds and in hours, is averaged over seeds geometrically, wi
 interval on the logarithms. Seeds that never get there are counted and shown.
 """
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,14 +98,13 @@ def headline(study: Study) -> Table:
     for base in study.bases:
         if base.dense is None:
             continue
-        head = heading(base)
         claim = words(text) if base.any.first("backbone") == "dit" else published(None)
         for routed in base.routed:
             found = headline_cell(study, base, base.dense, routed)
             entries = [found[key] for key in ("target", "seeds", *COSTS)]
             # The claim is about the guideline's route: beside any other row it would mislead.
             entries.append(claim if routed is base.auto() else words(""))
-            rows.append((head, [words(routed.treatment), *entries]))
+            rows.append((heading(base), [words(routed.treatment), *entries]))
     rows = rows or [not_run(columns, [words(text)])]
     notes = (
         "Target: each seed's dense run at its best score. A routed run's cost counts to the first "
@@ -140,7 +138,7 @@ def speedup(reached: Sequence[Reach], cost: str) -> Entry:
     if estimate is None:
         known = not reached or any(item.routed is not None for item in reached)
         return missing() if known else words("not reached")
-    return dataclasses.replace(ours(estimate, unit="x"), of=len(reached))
+    return replace(ours(estimate, unit="x"), of=len(reached))
 
 
 _BASELINES = {"dense": "DiT", "TREAD": "TREAD-2", "MaskDiT": "MaskDiT"}
@@ -182,11 +180,7 @@ def masking(study: Study) -> Table:
 
 def _masking_rows(study: Study, base: Base, memory: Memory) -> list[tuple[Cell, list[Entry]]]:
     """Return the dense run, the guideline's route and every other method, with their entries."""
-    cells = [
-        cell
-        for cell in base.cells
-        if cell is base.dense or cell.first("variant") != "TREAD" or cell is base.auto()
-    ]
+    cells = [c for c in base.cells if c.first("variant") != "TREAD" or c is base.auto()]
     paths = {cell.treatment: study.by_seed(base, cell) for cell in cells}
     every = [path for by_seed in paths.values() for path in by_seed.values()]
     # Of runs that logged no time or cost nothing is known there: NaN is left out.
@@ -222,10 +216,6 @@ def _scores_at(paths: dict[int, pd.DataFrame], cost: str, budget: float) -> dict
 
 # --- throughput, and training steps that were timed -----------------------------------------------
 
-_PLACES = ("bench*.json", ".sweeps/*/outputs/*.json")
-_LARGEST = 10_000_000  # bytes; a benchmark's file has thousands
-# Speed-ups beyond what the multiply-adds allow do not come from routing.
-_DOUBTFUL = 1.05
 _BUSY = (
     "Some routed runs are faster than their multiply-adds allow: the machine was busier during the "
     "dense runs, so no clock time of these runs is to be trusted; step times of "
@@ -249,7 +239,8 @@ def throughput(study: Study) -> Table:
         rows += [(base.label, _throughput_row(base, cell, text)) for cell in base.cells]
     rows = rows or [not_run(columns, [words(text)])]
     shares = [entries[6].value for _, entries in rows]
-    doubtful = any(share is not None and share > _DOUBTFUL for share in shares)
+    # Speed-ups beyond what the multiply-adds allow do not come from routing.
+    doubtful = any(share is not None and share > 1.05 for share in shares)
     notes = paper_notes(
         "speed",
         *([_BUSY] if doubtful else []),
@@ -273,7 +264,7 @@ _VARIANTS = {
 def benchmarks(study: Study) -> list[Path]:
     """Return the files that `experiments/bench.py` and the sweep `bench` wrote below the runs."""
     root = Path(study.runs.attrs.get("root", "."))
-    return sorted(path for place in _PLACES for path in root.glob(place))
+    return sorted([*root.glob("bench*.json"), *root.glob(".sweeps/*/outputs/*.json")])
 
 
 def benchmark(study: Study) -> Table:
@@ -282,7 +273,7 @@ def benchmark(study: Study) -> Table:
     damaged: list[str] = []
     for path in benchmarks(study):
         try:
-            if path.stat().st_size > _LARGEST:
+            if path.stat().st_size > 10_000_000:  # a benchmark's file has thousands of bytes
                 raise ValueError("too large")
             rows += _benchmark_rows(json_of(path.read_bytes()))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -303,7 +294,6 @@ def benchmark(study: Study) -> Table:
 
 
 def _benchmark_rows(record: dict[str, Any]) -> list[tuple[str, list[Entry]]]:
-    """Return a row per step of one benchmark's record."""
     options, machine = record["options"], record["environment"]
     about = f"batch {options['batch']}, {options['precision']}"
     about += ", compiled" if options["compile"] == "blocks" else ""
@@ -347,11 +337,9 @@ def _throughput_row(base: Base, cell: Cell, text: str) -> list[Entry]:
     dense = cell is base.dense
     side = "macs_dense" if dense else "macs_routed"
     macs, lean = (cell.estimate(column) for column in (side, f"{side}_no_attention"))
-    entries = [
-        words(cell.treatment),
-        *(exact(count.mean / 1e9 if count else None, 4) for count in (macs, lean)),
-        ours(cell.estimate("throughput"), 1),
-    ]
+    entries = [words(cell.treatment)]
+    entries += [exact(count.mean / 1e9 if count else None, 4) for count in (macs, lean)]
+    entries.append(ours(cell.estimate("throughput"), 1))
     if dense:
         return [*entries, *[words("")] * 4]
     first = base.dense.by_seed("throughput") if base.dense else {}

@@ -56,12 +56,9 @@ def number(text: str | None) -> float | None:
 
 
 def evaluations(
-    study: Study,
-    base: Base,
-    cell: Cell,
-    metric: str | None = None,
+    study: Study, base: Base, cell: Cell, metric: str | None = None,
     wanted: Callable[[str], object] = bool,
-) -> pd.DataFrame:
+) -> pd.DataFrame:  # fmt: skip
     """Return a cell's scores after one number of steps, one row per run and guidance.
 
     The metric is the one named (the base's own), or its kind at another number of samples,
@@ -70,7 +67,7 @@ def evaluations(
     """
     metric = metric or base.metric
     known = study.scores
-    if known.empty or "metric" not in known:
+    if known.empty:
         return pd.DataFrame()
     rows = known[known["run"].isin(cell.runs["run"])]
     # By kind: the cell's runs may have been scored at another number of samples than the base's.
@@ -134,8 +131,7 @@ def responses(study: Study) -> pd.DataFrame:
                 if frame.empty:
                     continue
                 places = frame["guidance"].map(setting)
-                guided = frame["seed"][places != "CFG 1"]
-                frame = frame[frame["seed"].isin(guided)]
+                frame = frame[frame["seed"].isin(frame["seed"][places != "CFG 1"])]
                 for name, part in frame.groupby(places, sort=True):
                     estimate = mean_std(list(_by_seed(part).values()))
                     assert estimate is not None, "a score is a finite number"
@@ -212,8 +208,7 @@ def guidance(study: Study) -> Table:
                 entries = _row(base, text, part, None if none is None else parts[none])
                 rows.append((group, [*entries, *_paper(known, text, best)]))
     for row in () if rows else known.values():
-        theirs = published_row(row, "fid", "gmacs")
-        rows.append(not_run(columns, theirs, row["method"], NOT_RUN))
+        rows.append(not_run(columns, published_row(row, "fid", "gmacs"), row["method"], NOT_RUN))
     notes = paper_notes(
         "guidance",
         PAIRED,
@@ -277,11 +272,7 @@ _SCALE_NOTES = (
 
 
 def read_scales(path: Path) -> dict[str, Any]:
-    """Read what was stored beside a run.
-
-    Raises:
-        AnalysisError: If it is not such a file.
-    """
+    """Read what was stored beside a run; raise `AnalysisError` where it is not such a file."""
     try:
         found = read_json(path)
     except Damaged as error:
@@ -322,11 +313,6 @@ def stored_scales(study: Study) -> list[dict[str, Any]]:
     return read_beside(study.runs, FILE, apart)
 
 
-def scales(study: Study) -> Table:
-    """The effective guidance scales that were stored beside runs."""
-    return scale_table(stored_scales(study))
-
-
 def recipe(found: dict[str, Any]) -> str:
     """Return model, data and what tells their settings apart."""
     return f"{found['backbone']}-{found['size']}, {found['data']}{found.get('apart', '')}"
@@ -359,14 +345,8 @@ def scale_table(files: Sequence[dict[str, Any]], levels: bool = False) -> Table:
         names = [words(pair), words("mean" if level is None else f"{level:.3g}")]
         rows.append((heading, names + [_scale_entry(same, name, levels) for name in _SHOWN]))
     said = dict.fromkeys(note for found in files for note in found["notes"] if levels)
-    title = "Effective guidance scale"
-    return build(
-        "guidance_scale",
-        title,
-        columns,
-        rows or [not_run(columns)],
-        (*map(str, said), *_SCALE_NOTES),
-    )
+    title, notes = "Effective guidance scale", (*map(str, said), *_SCALE_NOTES)
+    return build("guidance_scale", title, columns, rows or [not_run(columns)], notes)
 
 
 def _scale_entry(rows: list[dict[str, Any]], name: str, one: bool) -> Entry:

@@ -116,8 +116,6 @@ def _by_kind(study: Study, base: Base, kinds: Sequence[str]) -> dict[Any, str]:
 
 _SUMMARY = ("fd", "precision", "recall", "accuracy", "heldout_loss", "w_eff")
 _ARROW = "Dense \u2192 routed (difference, paired by seed, \u00b1 half of Student's 95 % interval)."
-# Two trainings cost the same if the routed one takes this share of the dense one's multiply-adds.
-_EQUAL_COST = (0.95, 1.0)
 
 
 def _summary_columns(study: Study, *names: str) -> list[Column]:
@@ -148,17 +146,16 @@ def steps_and_cost(study: Study) -> Table:
     for base, dense, routed in study.pairs():
         names = _by_kind(study, base, _SUMMARY)
         first, second = (_training_macs(study, base, cell) for cell in (dense, routed))
-        low, high = _EQUAL_COST
         costs = {(s, t): second[t] / first[s] for s in first for t in second if first[s]}
         pairs = [(s, s) for s in first if s in second]
-        pairs += [(s, t) for (s, t), cost in costs.items() if s != t and low <= cost <= high]
+        # Two trainings cost the same if the routed one takes this share of the dense one's MACs.
+        pairs += [(s, t) for (s, t), cost in costs.items() if s != t and 0.95 <= cost <= 1.0]
         found = []
         for pair in pairs:
-            one, two = dense.at(pair[0]), routed.at(pair[1])
-            n, changes = _changes(names, one, two)
+            n, changes = _changes(names, dense.at(pair[0]), routed.at(pair[1]))
             name = " \u2192 ".join(dict.fromkeys(f"{step:.0f}" for step in pair))
-            row = [words(name), exact(n, 0), exact(costs.get(pair), unit="x"), *changes]
-            found.append((n, row))
+            cost = exact(costs.get(pair), unit="x")
+            found.append((n, [words(name), exact(n, 0), cost, *changes]))
         # What one seed says beside several is left out.
         most = min(2, max((n for n, _ in found), default=0))
         group = f"{base.label}: route {routed.treatment}, {base.metric}"
@@ -285,9 +282,8 @@ def tails(study: Study) -> Table:
     for base, dense, routed in study.pairs():
         tail = _grown(study, base, routed, FINE_TUNE)
         if tail is not None and parent(dense.first("config.init")) is None:
-            same = [_grown(study, base, cell, like) for cell, like in (
-                (dense, FINE_TUNE), (routed, routed.treatment)
-            )]  # fmt: skip
+            same = [_grown(study, base, dense, FINE_TUNE)]
+            same.append(_grown(study, base, routed, routed.treatment))
             found.append((base, dense, routed, tail, same))
     controlled = any(any(same) for *_, same in found)
     others = ("Dense + same", "Routed + same") if controlled else ("Dense", "Routed")
@@ -427,8 +423,7 @@ def tokens(study: Study) -> Table:
     note = "Patch sizes share features, so their distances compare. The paper publishes none."
     columns = (*_OURS, *memory.columns(*_MEMORY))
     notes = (PAIRED, _MACS, *memory.notes, note)
-    rows = rows or [not_run(columns)]
-    return build("tokens", "256 against 1024 tokens", columns, rows, notes)
+    return build("tokens", "256 against 1024 tokens", columns, rows or [not_run(columns)], notes)
 
 
 def token_count(base: Base) -> int | None:
@@ -462,15 +457,10 @@ def _costs_row(base: Base, memory: Memory) -> list[Entry]:
     dense, routed = base.pair()
     full = base.any.estimate("macs_dense_no_attention")
     sparse = routed.estimate("macs_routed_no_attention") if routed else None
-    return [
-        words(f"{base.model} on {base.any.first('data')}"),
-        exact(token_count(base), 0),
-        score(base, dense),
-        score(base, routed),
-        difference(base, routed, dense),
-        *(exact(macs.mean / 1e9 if macs else None, 3) for macs in (full, sparse)),
-        *memory.entries(base, dense, routed),
-    ]
+    entries = [words(f"{base.model} on {base.any.first('data')}"), exact(token_count(base), 0)]
+    entries += [score(base, dense), score(base, routed), difference(base, routed, dense)]
+    entries += [exact(macs.mean / 1e9 if macs else None, 3) for macs in (full, sparse)]
+    return entries + memory.entries(base, dense, routed)
 
 
 def _paper_costs(row: dict[str, Any]) -> list[Entry]:

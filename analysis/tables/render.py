@@ -239,12 +239,8 @@ def to_html(table: Table) -> str:
 
 def write(table: Table, folder: str | Path, width: float = PAGE_WIDTH) -> list[Path]:
     """Write a table in each format as `folder/<name>.<format>`; return the paths."""
-    made = {
-        "md": markdown(table),
-        "tex": latex(table, width),
-        "csv": to_csv(table),
-        "html": to_html(table),
-    }
+    made = {"md": markdown(table), "tex": latex(table, width)}
+    made |= {"csv": to_csv(table), "html": to_html(table)}
     paths = [Path(folder) / f"{table.name}.{suffix}" for suffix in made]
     for path, text in zip(paths, made.values(), strict=True):
         atomic_write(path, text)

@@ -21,7 +21,6 @@ from analysis.tables.table import Column, Entry, ours, words
 # Hours of two machines say nothing about routing.
 OTHER_MACHINE = words("other machine")
 PAIRED = "Differences are paired by seed and step, with Student's 95 % interval."
-_KEYS = ("memorisation", "memorisation_pixels")
 _DECIMALS = 3
 
 
@@ -154,7 +153,7 @@ def _name(known: dict[str, dict[str, Any]], base: Base) -> str | None:
         in_features = about.get("key") == "memorisation"
         fits = about.get("features") == score.get("features") if in_features else True
         count = sum(len(cell.by_seed(f"score.{name}")) for cell in base.cells)
-        if about.get("key") in _KEYS and fits and count:
+        if about.get("key") in ("memorisation", "memorisation_pixels") and fits and count:
             found[name] = (in_features, about.get("n") == score.get("n"), count)
     return max(found, key=lambda name: found[name], default=None)
 

@@ -6,9 +6,8 @@ Markdown is made here, since notebooks show it; the other formats in `analysis.t
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any, NamedTuple
 
 from analysis.runs.seed_statistics import ENOUGH_SEEDS, Estimate
@@ -118,7 +117,7 @@ class Table:
                 rows.append(Row(row.group, entries))
         idle = {FEW_NOTE, MISSING_NOTE}.difference(_mark_notes(rows))
         notes = tuple(note for note in self.notes if note not in idle)
-        return dataclasses.replace(self, columns=columns, rows=tuple(rows), notes=notes)
+        return replace(self, columns=columns, rows=tuple(rows), notes=notes)
 
     @property
     def groups(self) -> list[str]:
@@ -133,7 +132,6 @@ class Table:
 
 
 def _mark_notes(rows: Sequence[Row]) -> list[str]:
-    """Return the notes that explain the marks of these rows."""
     entries = [entry for row in rows for entry in row.entries]
     few = [FEW_NOTE] if any(entry.few for entry in entries) else []
     return few + ([MISSING_NOTE] if any(entry.is_missing for entry in entries) else [])
@@ -153,7 +151,7 @@ def ours(found: Estimate | None, decimals: int = 2, unit: str = "", signed: bool
     """Return mean +- std (n), an interval instead of std where there is one, or `missing`."""
     if found is None:
         return missing()
-    mean, n, std, low, high = dataclasses.astuple(found)
+    mean, n, std, low, high = astuple(found)
     std = std if low is None else None
     return Entry("", mean, std, low, high, n, decimals=decimals, unit=unit, signed=signed)
 
@@ -178,12 +176,9 @@ def published_row(row: Mapping[str, Any], *keys: str) -> list[Entry]:
 
 
 def build(
-    name: str,
-    title: str,
-    columns: Sequence[Column],
-    rows: Sequence[tuple[str, Sequence[Entry]]],
+    name: str, title: str, columns: Sequence[Column], rows: Sequence[tuple[str, Sequence[Entry]]],
     notes: Sequence[str] = (),
-) -> Table:
+) -> Table:  # fmt: skip
     """Assemble a table, flag the best of each group and add the notes that its marks need.
 
     A group with one number has no best, nor has one whose rows cannot be compared (`mixed`), nor
@@ -200,7 +195,7 @@ def build(
             best = (min if column.better == "lower" else max)(known, default=None)
             for own in rivals if len(known) > 1 else ():
                 if own[place].value == best and not own[place].few:
-                    own[place] = dataclasses.replace(own[place], best=True)
+                    own[place] = replace(own[place], best=True)
     made = [Row(group, tuple(own)) for (group, _), own in zip(rows, entries, strict=True)]
     return Table(name, title, tuple(columns), tuple(made), (*notes, *_mark_notes(made)))
 
@@ -216,8 +211,7 @@ def not_run(
 
 def markdown_escape(text: str) -> str:
     """Return `text` safe in a Markdown table cell (one line, no markup, no HTML)."""
-    flat = " ".join(text.split())
-    return flat.replace("&", "&amp;").translate(_MARKDOWN)
+    return " ".join(text.split()).replace("&", "&amp;").translate(_MARKDOWN)
 
 
 def plain(entry: Entry) -> str:

@@ -1,15 +1,13 @@
 """Where a sweep runs: one YAML file per cluster (by name or path), `cluster.KEY=...`.
 
-`kind` is slurm, local or debug. Everything a Slurm site needs (partition, account, time, GPUs,
-constraint) stands in that one file; `extra` passes any other sbatch option through, `setup`, `srun`
-and `python` say what comes before and around a run. docs/cluster.md lists the keys.
+Everything a Slurm site needs (partition, account, time, GPUs, constraint) stands in that one file;
+`extra` passes any other sbatch option through. docs/cluster.md lists the keys.
 """
 
-import dataclasses
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ from sweeps import SweepError
 from sweeps.planning.grid import named_yaml
 
 FOLDER = Path(__file__).parents[1] / "resources"
-KINDS = ("slurm", "local", "debug")
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,7 @@ def load(name: str, scale: str = "tiny", overrides: Mapping[str, str] | None = N
     if not isinstance(section, dict):
         raise SweepError(f"{where}: scales must map tiny, small, paper to mappings")
     values = {**raw, **section, **_typed(overrides or {})}
-    known = [f.name for f in dataclasses.fields(Resources) if f.name != "name"]
+    known = [f.name for f in fields(Resources) if f.name != "name"]
     for key in values:
         one_of(f"{where}: unknown key", key, known, SweepError)
     if values.get("kind") is None:
@@ -94,7 +91,7 @@ def again(values: Mapping[str, Any], overrides: Mapping[str, str]) -> Resources:
         SweepError: It had lines of a shell: a folder of runs, which may come from anywhere, names
             no code.
     """
-    known = {f.name for f in dataclasses.fields(Resources)}
+    known = {f.name for f in fields(Resources)}
     for key in overrides:
         one_of("unknown key of cluster:", key, sorted(known), SweepError)
     if code := [key for key in _CODE if values.get(key)]:
@@ -129,11 +126,11 @@ _EXAMPLES = {
 
 def _checked(found: Resources, typed: Collection[str]) -> Resources:
     """Refuse what is wrong; a throttle that was typed bounds a pool's workers too."""
-    one_of(f"resources {found.name}: kind", found.kind, KINDS, SweepError)
+    one_of(f"resources {found.name}: kind", found.kind, ("slurm", "local", "debug"), SweepError)
     for fault in _faults(found):
         raise SweepError(f"resources {found.name}: {fault}")
     if found.kind == "local" and "throttle" in typed:
-        return dataclasses.replace(found, workers=min(found.workers, found.throttle))
+        return replace(found, workers=min(found.workers, found.throttle))
     return found
 
 

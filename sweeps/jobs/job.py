@@ -166,11 +166,7 @@ def _failures(job: Job, rank: int) -> Iterator[None]:
 
 
 def _call(run: PlannedRun) -> str | None:
-    """Call the entry point; return the signal that interrupted it, None if it is done.
-
-    Raises:
-        RunFailed: It returned another code than 0, or left no finished run.
-    """
+    """Call the entry point; return the signal that interrupted it, None if done; or `RunFailed`."""
     choose_spinning()
     module, _, name = run.entry.partition(":")
     try:
@@ -285,11 +281,7 @@ def _requeue(job: Job) -> None:
 
 
 def check_code(code: Path) -> None:
-    """Make sure that this process runs the snapshot, and that its children will.
-
-    Raises:
-        RunFailed: The `sweeps` package came from somewhere else.
-    """
+    """Make sure that children run the snapshot; raise `RunFailed` if this process does not."""
     if code.resolve() != ROOT:
         raise RunFailed(
             f"the job imported sweeps from {ROOT}, not from its snapshot {code}: "
@@ -327,13 +319,11 @@ def export_ranks() -> int:
     # Another port after a requeue: the old one may linger.
     seed = f"{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_RESTART_COUNT', 0)}"
     os.environ.update(
-        RANK=str(env.global_rank),
-        WORLD_SIZE=str(tasks),
-        LOCAL_RANK=str(env.local_rank),
-        LOCAL_WORLD_SIZE=str(tasks // env.num_nodes),
+        RANK=str(env.global_rank), WORLD_SIZE=str(tasks),
+        LOCAL_RANK=str(env.local_rank), LOCAL_WORLD_SIZE=str(tasks // env.num_nodes),
         MASTER_ADDR=str(env.hostnames[0]),
         MASTER_PORT=str(random.Random(seed).randint(20000, 30000)),
-    )
+    )  # fmt: skip
     return int(env.global_rank)
 
 

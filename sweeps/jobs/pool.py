@@ -146,8 +146,7 @@ class Pool:
             self.idle.append(gpus)
             if process.returncode == -9 and run not in self.ended:
                 # SIGKILL: it could leave no word itself.
-                job = Job(**run_folder.read(self.jobs[run]))
-                job.note_end("failed", rank=0, error=KILLED)
+                Job(**run_folder.read(self.jobs[run])).note_end("failed", rank=0, error=KILLED)
             if process.returncode == REQUEUE and run not in self.ended:
                 self.queue.append(run)
             else:

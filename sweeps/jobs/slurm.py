@@ -52,11 +52,7 @@ class QueueJob:
 
 
 def call(words: Sequence[str], timeout: float = 60.0) -> str:
-    """Run one Slurm command (a list of words, never a shell) and return what it printed.
-
-    Raises:
-        SweepError: It is not installed, does not answer or refuses.
-    """
+    """Return what a Slurm command (words, never a shell) printed; `SweepError` if it fails."""
     if shutil.which(words[0]) is None:
         raise SweepError(
             f"{words[0]} is not on PATH: this is no Slurm login node; "
@@ -133,11 +129,8 @@ def cancel(ids: Sequence[str]) -> None:
 
 def max_array() -> int:
     """Return how many tasks one array may have here (MaxArraySize; Slurm's default is 1001)."""
-    for line in call(["scontrol", "show", "config"]).splitlines():
-        key, _, value = line.partition("=")
-        if key.strip() == "MaxArraySize":
-            return max(1, int(value))
-    return 1001
+    found = re.search(r"\bMaxArraySize\s*=\s*(\d+)", call(["scontrol", "show", "config"]))
+    return max(1, int(found[1])) if found else 1001
 
 
 # --- submission -----------------------------------------------------------------------------------
@@ -197,18 +190,13 @@ def python(resources: Resources) -> str:
 
 
 def script(sweep: Sweep, resources: Resources, runs: int, code: Path) -> str:
-    """Return the sbatch script that `submit` would hand over (no Slurm needed).
-
-    Raises:
-        SweepError: The installed submitit renders scripts in another way.
-    """
+    """Return, without Slurm, the script that `submit` makes; `SweepError` with another submitit."""
     from submitit.slurm import slurm as renderer
 
     make = getattr(renderer, "_make_sbatch_string", None)
     if make is None:
         raise SweepError("this submitit cannot render a script; pip install 'submitit>=1.5,<1.6'")
-    logs = shlex.quote(str(sweep.logs))
-    command = f"{python(resources)} -u -m submitit.core._submit {logs}"
+    command = f"{python(resources)} -u -m submitit.core._submit {shlex.quote(str(sweep.logs))}"
     options = parameters(resources, f"{sweep.name}.BATCH", code, sweep.logs)
     count = {"map_count": runs} if runs > 1 else {}
     return str(make(command=command, folder=sweep.logs, **count, **options))

@@ -124,11 +124,11 @@ class Sweep:
         return Attempts(self.path / "attempts" / f"{run}.jsonl")
 
 
+@dataclass(frozen=True)
 class Attempts:
     """Starts and ends of one run, appended by its jobs."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    path: Path
 
     def events(self) -> list[dict[str, Any]]:
         """Return all events, oldest first."""

@@ -1,31 +1,9 @@
 """A grid: one YAML file per table or figure, expanded to cells.
 
-    title: Route placement (TREAD, Fig. 8)
-    makes: [figure route_placement]
-    base: {backbone: dit}                 # overrides of every cell
-    cells: [{route: none}, {route: 2-8}]  # rows that vary together (optional)
-    axes: {train.lr: [1e-3, 1e-4]}        # product (optional)
-    zip: {size: [S, B], train.lr: [1, 2]} # columns of equal length (optional)
-    seeds: [0]
-    fits: [route, data]                   # a cell whose route does not fit the depth, or whose
-                                          # data.shape the latents do not have, is left out
-    scales:                               # merged over the above for `scale=...`
-      paper: {base: {size: B/2}}
-      tiny: {refused: "why this grid makes no sense at this scale"}
-    stages:                               # later stages start from the runs of an earlier one
-      - {name: finetune, of: train, where: {route: auto}, base: {init: "{parent}", route: none}}
-      - {name: score, of: train, command: evaluate, args: ["{parent}", --samples, "500"]}
-
-A file in Python has the same keys as names of its own, and its `cells` may be a function that
-yields mappings; `commands` maps further commands to `module:function` or to functions of the file.
-
-`search` makes the grid a space that `sweeps.search` looks through, one cell per trial:
-
-    base: {route: "{start}-{end}"}        # {name} is filled in; another name is the key itself
-    search: {metric: fd, trials: 20, over: {start: {low: 0, high: 4}, end: [8, 9], train.lr: ...}}
-
-Cells are `cells x zip x axes`, once per seed; seeds are the outermost loop, so a sweep that is cut
-short has whole tables of fewer seeds rather than a part of one table.
+docs/grids.md has every key with examples; in a file in Python, `commands` maps further commands to
+`module:function` or to functions of the file. Cells are `cells x zip x axes`, once per seed; seeds
+are the outermost loop, so a sweep that is cut short has whole tables of fewer seeds rather than a
+part of one table.
 """
 
 from __future__ import annotations
@@ -333,11 +311,8 @@ def _matches(cell: GridCell, where: Mapping[str, Any]) -> bool:
     )
 
 
-def _stage(grid: str, raw: Any, scale: str, known: Mapping[str, str] = ENTRIES) -> Stage | None:
-    """Merge one stage's section for `scale`; None if a later stage is not part of this scale.
-
-    It may name the commands that are `known`, with their `module:function`.
-    """
+def _stage(grid: str, raw: Any, scale: str, known: Mapping[str, str]) -> Stage | None:
+    """Merge one stage's section for `scale`; None if a later stage is not part of this scale."""
     if not isinstance(raw, dict):
         raise SweepError(f"grid {grid}: a stage must be a mapping, got {raw!r}")
     _refuse_unknown(grid, raw, GRID if raw.get("name") == "train" else STAGE)

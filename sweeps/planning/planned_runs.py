@@ -99,11 +99,9 @@ Budget = Callable[[Any, Sequence[str]], int | None]
 
 
 def plan(
-    grid: Grid,
-    scale: str = "tiny",
-    user: Mapping[str, Sequence[Typed]] | None = None,
+    grid: Grid, scale: str = "tiny", user: Mapping[str, Sequence[Typed]] | None = None,
     budget: Budget | None = None,
-) -> Plan:
+) -> Plan:  # fmt: skip
     """Compose and check every cell of a grid at a scale, with a user's overrides by key.
 
     `budget` gives a cell's number of steps from its config and overrides; None keeps its own.
@@ -165,7 +163,7 @@ def _train(
             config = load_config(words)
     except UserError as error:
         fits = {"route": RouteError, "data": ShapeError}
-        if any(isinstance(error, fits[kind]) for kind in cell.stage.fits if kind in fits):
+        if isinstance(error, tuple(fits[kind] for kind in cell.stage.fits)):
             made.left_out.append((cell.label, str(error)))
             return None
         raise SweepError(f"{cell.label or 'the cell'}: {error}") from None
@@ -230,11 +228,7 @@ def training_macs(config: Config) -> float:
 
 
 def budget(way: str) -> Budget | None:
-    """Return what gives a cell its steps, None for equal steps.
-
-    Raises:
-        SweepError: `way` is none of steps, flops, hours.
-    """
+    """Return what gives a cell its steps, None for equal ones; `SweepError` for another `way`."""
     ways: dict[str, Budget | None] = {"steps": None, "flops": _flops, "hours": _hours}
     one_of("--compare-at", way, list(ways), SweepError)
     return ways[way]
