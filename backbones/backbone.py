@@ -8,8 +8,6 @@ Nothing here depends on the family but its blocks and the head's norm. Routes ar
 business: a forward pass hands it a `Routing`, or none for a dense pass.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field

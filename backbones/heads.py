@@ -11,8 +11,6 @@ section 3.2). The way out:
   features.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -10,8 +10,6 @@ element-wise in it is one pass over memory on a CPU (`ops.native`); elsewhere, a
 `torch.compile`, it is the plain formula, which compilers fuse.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

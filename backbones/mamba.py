@@ -6,8 +6,6 @@ gets its D-wide input along the scan path (`Block.scans`), which in a route is t
 the absent tokens deleted, and its output is put back.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -174,6 +172,28 @@ class Mamba2(Mixer):
         nn.init.ones_(self.scale)
 
 
+class SelectiveDirection(nn.Module):
+    """Input-dependent step, B and C of one scan direction (Mamba-1)."""
+
+    def __init__(self, inner: int, rank: int, state: int) -> None:
+        super().__init__()
+        self.project = nn.Linear(inner, rank + 2 * state, bias=False)
+        self.dt_proj = nn.Linear(rank, inner, bias=False)
+        self.dt_bias = nn.Parameter(torch.empty(inner))
+        self.log_a = nn.Parameter(torch.empty(inner, state))
+        self.skip = nn.Parameter(torch.ones(inner))
+
+    def initialise(self) -> None:
+        """Draw Mamba's start: A = 1..N (S4D-real), steps in 1e-3..1e-1."""
+        _draw_dt_bias(self.dt_bias)
+        nn.init.uniform_(
+            self.dt_proj.weight, -(self.dt_proj.in_features**-0.5), self.dt_proj.in_features**-0.5
+        )
+        states = torch.arange(1, self.log_a.shape[1] + 1, dtype=self.log_a.dtype)
+        self.log_a.copy_(states.log().expand_as(self.log_a))
+        self.skip.fill_(1.0)
+
+
 class Mamba1(Mixer):
     """Mamba mixer (arXiv 2312.00752): a selective scan with a decay per channel and state."""
 
@@ -200,28 +220,6 @@ class Mamba1(Mixer):
         dt, decay = _steps(way.dt_proj(low), way.dt_bias, self.options.gap, layout, path)
         a = -torch.exp(way.log_a)
         return selective_scan(x, dt, a, b, c, way.skip, kernel=self.options.kernel, decay_gap=decay)
-
-
-class SelectiveDirection(nn.Module):
-    """Input-dependent step, B and C of one scan direction (Mamba-1)."""
-
-    def __init__(self, inner: int, rank: int, state: int) -> None:
-        super().__init__()
-        self.project = nn.Linear(inner, rank + 2 * state, bias=False)
-        self.dt_proj = nn.Linear(rank, inner, bias=False)
-        self.dt_bias = nn.Parameter(torch.empty(inner))
-        self.log_a = nn.Parameter(torch.empty(inner, state))
-        self.skip = nn.Parameter(torch.ones(inner))
-
-    def initialise(self) -> None:
-        """Draw Mamba's start: A = 1..N (S4D-real), steps in 1e-3..1e-1."""
-        _draw_dt_bias(self.dt_bias)
-        nn.init.uniform_(
-            self.dt_proj.weight, -(self.dt_proj.in_features**-0.5), self.dt_proj.in_features**-0.5
-        )
-        states = torch.arange(1, self.log_a.shape[1] + 1, dtype=self.log_a.dtype)
-        self.log_a.copy_(states.log().expand_as(self.log_a))
-        self.skip.fill_(1.0)
 
 
 class TwoMixers(Block):

@@ -12,8 +12,6 @@ command knows it where the environment variable TREAD_BACKBONES names that file 
 as in PATH). The files are code, so no configuration and no run folder can name them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import os

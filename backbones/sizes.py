@@ -8,8 +8,6 @@ S, B, L and XL are DiT's (Peebles and Xie, arXiv 2212.09748, Table 1). T is for 
 two CPU cores, M lies between T and S.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Everything that can be said about routing in a config, checked before torch is imported."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from routing.errors import UserError, one_of

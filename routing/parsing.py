@@ -6,8 +6,6 @@ of more than 4300 digits, and a float holds none of more than 308. An alias of a
 gigabytes of a few lines. Nothing that this suite writes comes near the bounds here.
 """
 
-from __future__ import annotations
-
 import errno
 import functools
 import json

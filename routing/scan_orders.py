@@ -1,7 +1,5 @@
 """Tables of a full grid, computed once per process: paths, orders, neighbours."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar

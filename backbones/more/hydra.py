@@ -5,8 +5,6 @@ matrix's diagonal), which gets a term of its own that depends on the token. The 
 three tokens to either side. A block is two mixers, one along rows, one along columns.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

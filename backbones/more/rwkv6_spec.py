@@ -1,7 +1,5 @@
 """RWKV-6 (arXiv 2404.05892) without torch: options and cost."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from backbones.registry import BlockCost, Spec, check_choice, check_kernel, register

@@ -5,8 +5,6 @@ route gathers and scatters them like the residual stream (`carries`). Each block
 (`layers.turns`).
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

@@ -1,7 +1,5 @@
 """RWKV-7 (arXiv 2503.14456) without torch: options and cost."""
 
-from __future__ import annotations
-
 from backbones.more.rwkv6_spec import MatrixRWKVOptions
 from backbones.registry import BlockCost, Spec, check_kernel, register
 from backbones.sizes import Size, hidden_for, low_rank, matrix_scan

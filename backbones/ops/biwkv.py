@@ -15,8 +15,6 @@ Sources: Duan et al., Vision-RWKV (2403.02308), eq. 2; Fei et al., Diffusion-RWK
     Decay over true gaps: ours.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

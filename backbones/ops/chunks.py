@@ -5,8 +5,6 @@ dL/dc_t = <dy_t, y_t> - <x_t, dx_t>: no gradient of the q x q decays is needed. 
 is walked in blocks that stay in the cache, and everything is read and written where it lies.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

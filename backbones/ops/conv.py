@@ -9,8 +9,6 @@ A depthwise convolution of width 4 is four shifted multiply-adds; so is each hal
 Written so, sample by sample, it needs no transposition to channels-first and stays in the cache.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

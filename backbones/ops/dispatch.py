@@ -5,8 +5,6 @@ without its CUDA module, although its Mamba-2 kernels are Triton and need none. 
 per process and remembers what it found.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import importlib.util

@@ -22,8 +22,6 @@ product. Both factors stay finite because log decays are clamped at `FLOOR`: ove
 exponent is at most 80, and exp(-10) a token is no memory anyway.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

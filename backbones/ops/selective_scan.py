@@ -13,8 +13,6 @@ of an index allocates the whole.
 Source: Gu and Dao, Mamba (2312.00752), section 3.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

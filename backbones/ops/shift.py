@@ -7,8 +7,6 @@ index the token itself.
 Source: Duan et al., Vision-RWKV (2403.02308), section 3.2 (its Q-Shift).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

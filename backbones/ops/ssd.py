@@ -10,8 +10,6 @@ times zero is a NaN in the backward pass.
 Source: Dao and Gu, Transformers are SSMs (2405.21060), section 6.
 """
 
-from __future__ import annotations
-
 import functools
 
 import torch

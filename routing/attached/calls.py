@@ -1,7 +1,5 @@
 """Where the call and the output of a foreign block hold its tokens, tables and masks."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import textwrap

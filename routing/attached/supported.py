@@ -1,7 +1,5 @@
 """Which foreign models and blocks tokens can be routed past, and where their image tokens begin."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
