@@ -154,25 +154,22 @@ def _followers(table: Tensor) -> Tensor:
 
 
 class _Rows:
-    """Reads rows of one block of samples through a table, an index of T meaning a row of zeros."""
+    """Reads rows of some samples of x through a table, an index of T meaning a row of zeros."""
 
-    def __init__(self, x: Tensor) -> None:
-        n, self.tokens, channels = x.shape
-        self.padded = x.new_empty(n, self.tokens + 1, channels)
-        self.padded[:, :-1] = x
+    def __init__(self, x: Tensor, table: Tensor, samples: slice) -> None:
+        own = x[samples]
+        self.padded = own.new_empty(len(own), own.shape[1] + 1, own.shape[2])
+        self.padded[:, :-1] = own
         self.padded[:, -1] = 0
+        self.table = table if len(table) == 1 else table[samples]
 
-    def at(self, table: Tensor) -> Tensor:
-        n, rows, channels = self.padded.shape
-        if len(table) == 1 and n > 1:
-            return self.padded.index_select(1, table[0])
-        offset = torch.arange(n, device=table.device)[:, None] * rows
+    def at(self, tap: int) -> Tensor:
+        index, (n, rows, channels) = self.table[:, tap - 1], self.padded.shape
+        if len(index) == 1 and n > 1:
+            return self.padded.index_select(1, index[0])
+        offset = torch.arange(n, device=index.device)[:, None] * rows
         flat = self.padded.view(n * rows, channels)
-        return flat.index_select(0, (table + offset).view(-1)).view(n, -1, channels)
-
-
-def _part(table: Tensor, samples: slice) -> Tensor:
-    return table if len(table) == 1 else table[samples]
+        return flat.index_select(0, (index + offset).view(-1)).view(n, -1, channels)
 
 
 class _Conv(torch.autograd.Function):
@@ -188,10 +185,10 @@ class _Conv(torch.autograd.Function):
             torch.mul(own, rows[0], out=out)
             if bias is not None:
                 out += bias
-            source = None if table is None else _Rows(own)
+            source = None if table is None else _Rows(x, table, part)
             for tap in range(1, len(rows)):
-                if source is not None and table is not None:
-                    out.addcmul_(source.at(_part(table[:, tap - 1], part)), rows[tap])
+                if source is not None:
+                    out.addcmul_(source.at(tap), rows[tap])
                 elif tap < x.shape[1]:
                     out[:, tap:].addcmul_(own[:, :-tap], rows[tap])
         ctx.save_for_backward(x, rows, table)
@@ -212,11 +209,11 @@ class _Conv(torch.autograd.Function):
             drows[0] += (own * g).sum((0, 1))
             if dbias is not None:
                 dbias += g.sum((0, 1))
-            source = None if inverse is None else _Rows(g)
+            source = None if inverse is None else _Rows(grad, inverse, part)
             for tap in range(1, len(rows)):
-                if source is not None and inverse is not None:
+                if source is not None:
                     # One read serves both gradients: g of the token that has this one at its tap.
-                    after = source.at(_part(inverse[:, tap - 1], part))
+                    after = source.at(tap)
                     out.addcmul_(after, rows[tap])
                     drows[tap] += after.mul_(own).sum((0, 1))
                 elif tap < x.shape[1]:
