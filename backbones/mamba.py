@@ -186,9 +186,8 @@ class SelectiveDirection(nn.Module):
     def initialise(self) -> None:
         """Draw Mamba's start: A = 1..N (S4D-real), steps in 1e-3..1e-1."""
         _draw_dt_bias(self.dt_bias)
-        nn.init.uniform_(
-            self.dt_proj.weight, -(self.dt_proj.in_features**-0.5), self.dt_proj.in_features**-0.5
-        )
+        bound = self.dt_proj.in_features**-0.5
+        nn.init.uniform_(self.dt_proj.weight, -bound, bound)
         states = torch.arange(1, self.log_a.shape[1] + 1, dtype=self.log_a.dtype)
         self.log_a.copy_(states.log().expand_as(self.log_a))
         self.skip.fill_(1.0)
