@@ -154,16 +154,8 @@ class Mamba2(Mixer):
     def _scan(self, u: Tensor, mixed: Tensor, way: Direction, layout: Layout, path: str) -> Tensor:
         mixed = F.silu(mixed) if self.conv is None else self.conv(mixed, layout, path)
         dt, decay = _steps(way.dt_proj(u), way.dt_bias, self.options.gap, layout, path)
-        y = ssd_packed(
-            mixed,
-            dt,
-            -torch.exp(way.log_a),
-            way.skip,
-            chunk=self.options.chunk,
-            kernel=self.options.kernel,
-            decay_gap=decay,
-            width=self.headdim,
-        )
+        rates, chunk, kernel = -torch.exp(way.log_a), self.options.chunk, self.options.kernel
+        y = ssd_packed(mixed, dt, rates, way.skip, chunk, kernel, decay, width=self.headdim)
         return y.flatten(-2)
 
     def initialise(self) -> None:
@@ -252,9 +244,8 @@ class MambaBlock(TwoMixers):
         self, size: Size, index: int, grid: tuple[int, int], options: MambaOptions
     ) -> None:
         super().__init__(index, options)
-        mixer, self.operation = (
-            (Mamba2, "ssd") if options.mixer == "mamba2" else (Mamba1, "selective_scan")
-        )
+        second = options.mixer == "mamba2"
+        mixer, self.operation = (Mamba2, "ssd") if second else (Mamba1, "selective_scan")
         self.scans = paths(options.scan, index)
         self.one, self.two = (mixer(size, path, options) for path in self.scans)
 

@@ -137,11 +137,7 @@ def names() -> list[str]:
 
 
 def find(name: str) -> Spec:
-    """Return the spec of a family.
-
-    Raises:
-        BackboneError: No such family; the message names the closest one.
-    """
+    """Return the spec of a family; the `BackboneError` for an unknown name says the closest one."""
     if name not in _SPECS:
         known, module = names(), _files().get(name)
         if name not in known:

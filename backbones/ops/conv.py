@@ -112,11 +112,7 @@ def kernel_misfit(kernel: str, channels: int, width: int, compact: bool) -> str 
 
 
 def taps(position: Tensor, width: int, batch: int) -> Tensor:
-    """Say who sits at each tap.
-
-    Returns:
-        (1 or B, W-1, T) index of the token at distance 1..W-1 before, or T where there is none.
-    """
+    """Return (1 or B, W-1, T): the token at distance 1..W-1 before, or T where there is none."""
     p = position if position.dim() == 2 else position[None]
     tokens = p.shape[1]
     missing = p.new_full((p.shape[0], width - 1, tokens), tokens)

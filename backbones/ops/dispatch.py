@@ -125,11 +125,7 @@ def without_native() -> Iterator[None]:
 
 
 def kernel_function(op: str, kernel: str) -> Callable[..., Any]:
-    """Return the function of a kernel that `resolve` chose.
-
-    Raises:
-        KernelError: It is not there.
-    """
+    """Return the function of a kernel that `resolve` chose, or raise a `KernelError`."""
     found = probe(op, kernel)
     if found.function is None:
         raise KernelError(_cannot(op, kernel, [(kernel, found.reason)]))

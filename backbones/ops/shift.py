@@ -15,10 +15,7 @@ from torch import Tensor
 
 
 def reference(x: Tensor, neighbours: Tensor) -> Tensor:
-    """The definition: append a row of zeros, take each quarter from its neighbour.
-
-    Shapes as `grid_shift`.
-    """
+    """The definition: append a row of zeros, take each quarter from its neighbour, (B, T, D)."""
     batch, tokens, width = x.shape
     table = neighbours.expand(batch, 4, tokens)[..., None].expand(-1, -1, -1, width // 4)
     quarters = F.pad(x, (0, 0, 0, 1)).chunk(4, dim=-1)
