@@ -8,8 +8,6 @@ Nothing here depends on the family but its blocks and the head's norm. Routes ar
 business: a forward pass hands it a `Routing`, or none for a dense pass.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -169,8 +167,7 @@ class Backbone(nn.Module, Pretrained):
         self.config |= dataclasses.asdict(own)
 
         self.patches = PatchEmbed(in_channels, shape.patch, shape.width)
-        positions = sincos_2d(shape.width, self.grid)
-        self.register_buffer("positions", positions, persistent=False)
+        self.register_buffer("positions", sincos_2d(shape.width, self.grid), persistent=False)
         self.time = TimeEmbedder(shape.width)
         self.labels = LabelEmbedder(num_classes, shape.width) if num_classes else None
         self.text = TextEmbedder(text, shape.width) if text else None
@@ -366,9 +363,7 @@ class Backbone(nn.Module, Pretrained):
         """Return one line per operation: which implementation runs, and why."""
         lines = [str(choice) for choice in self._implementations(self.positions.device.type)]
         if any(isinstance(block, DiTBlock) for block in self.stack.blocks):
-            lines.append(
-                "attention: torch scaled_dot_product_attention (the fastest that is there)"
-            )
+            lines += ["attention: torch scaled_dot_product_attention (the fastest that is there)"]
         return lines
 
 

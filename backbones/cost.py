@@ -10,8 +10,6 @@ A step of guidance by two routed passes costs the sum of both: 97.67 G for Spars
 DiT-XL/2, route 2-24, is 67.5 G at rate 0.5 plus 30.1 G at rate 0.9.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """DiT (Peebles and Xie, arXiv 2212.09748): attention and an MLP, both under adaLN-zero."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from backbones.dit_spec import DiTOptions

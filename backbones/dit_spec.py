@@ -1,7 +1,5 @@
 """DiT (Peebles and Xie, arXiv 2212.09748) without torch: options and cost."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from backbones.registry import BlockCost, Spec, register

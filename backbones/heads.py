@@ -11,8 +11,6 @@ section 3.2). The way out:
   features.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +20,7 @@ from torch import Tensor, nn
 
 from backbones.dit import DiTBlock
 from backbones.dit_spec import DiTOptions
-from backbones.layers import Modulation, RMSNorm, xavier
+from backbones.layers import Modulation, RMSNorm, grid_angles, xavier
 from backbones.ops.native import adaln
 from backbones.sizes import AlignOptions, DecoderOptions, Size
 from routing.layout import Layout, Move
@@ -89,12 +87,10 @@ class Decoder(nn.Module):
         size = Size("custom", given.depth, given.width, given.heads, patch)
         self.norm = Head(width, 1, given.width)
         self.mask = nn.Parameter(torch.zeros(given.width))
-        table = sincos_2d(given.width, grid)
-        self.register_buffer("positions", table, persistent=False)
+        self.register_buffer("positions", sincos_2d(given.width, grid), persistent=False)
         self.condition = nn.Linear(width, given.width)
         self.modulate = Modulation(given.width, given.depth)
-        blocks = [DiTBlock(size, b, grid, DiTOptions()) for b in range(given.depth)]
-        self.stack = Stack(blocks)
+        self.stack = Stack([DiTBlock(size, b, grid, DiTOptions()) for b in range(given.depth)])
         self.head = Head(given.width, patch, channels)
 
     def forward(self, x: Tensor, c: Tensor, move: Move | None, layout: Layout) -> Tensor:
@@ -139,12 +135,8 @@ def sincos_2d(width: int, grid: tuple[int, int]) -> Tensor:
 
     Each half is [sin, cos] of position / 10000^(i / (D / 4)), as in DiT and MAE.
     """
-    rows, columns = grid
-    rate = 10000.0 ** -(torch.arange(width // 4, dtype=torch.float64) / (width // 4))
-    row = torch.arange(rows, dtype=torch.float64).repeat_interleave(columns)
-    column = torch.arange(columns, dtype=torch.float64).repeat(rows)
-    angles = [position[:, None] * rate for position in (column, row)]
-    return torch.cat([f(a) for a in angles for f in (torch.sin, torch.cos)], dim=1).float()
+    row, column = grid_angles(width, grid)
+    return torch.cat([column.sin(), column.cos(), row.sin(), row.cos()], dim=1).float()
 
 
 class TimeEmbedder(nn.Module):

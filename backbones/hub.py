@@ -6,8 +6,6 @@
 `from_pretrained` also takes a run's folder, or a safetensors file in it. Nothing is ever unpickled.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -14,8 +14,6 @@ TREAD's training saves) is dropped. A name that is not in the table is an error 
 a weight that is missing.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Mapping

@@ -10,8 +10,6 @@ element-wise in it is one pass over memory on a CPU (`ops.native`); elsewhere, a
 `torch.compile`, it is the plain formula, which compilers fuse.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
@@ -134,11 +132,16 @@ def rope_2d(size: int, grid: tuple[int, int]) -> Tensor:
     A position is the number of the row or column, at every size of the grid (LightningDiT, arXiv
     2501.01423, after EVA-02, with its `pt_seq_len` the side of the grid).
     """
+    return torch.cat(grid_angles(size, grid), dim=1).float()
+
+
+def grid_angles(size: int, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Return row and column / 10000^(i / (size / 4)) of every token, (H W, size / 4) in float64."""
     rows, columns = grid
     rate = 10000.0 ** -(torch.arange(size // 4, dtype=torch.float64) / (size // 4))
     row = torch.arange(rows, dtype=torch.float64).repeat_interleave(columns)
     column = torch.arange(columns, dtype=torch.float64).repeat(rows)
-    return torch.cat([row[:, None] * rate, column[:, None] * rate], dim=1).float()
+    return row[:, None] * rate, column[:, None] * rate
 
 
 def rotation(angles: Tensor, layout: Layout) -> Tensor:

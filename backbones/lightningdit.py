@@ -4,8 +4,6 @@ The rotary table has a row per place of the full grid; inside a route its rows a
 tokens. XL/1 on VA-VAE latents (32 channels, 16x16) has 675M parameters, as DiT-XL/2.
 """
 
-from __future__ import annotations
-
 from torch import nn
 
 from backbones.layers import Attention, Block, RMSNorm, SwiGLU

@@ -1,7 +1,5 @@
 """LightningDiT (Yao et al., arXiv 2501.01423) without torch: options and cost."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from backbones.dit_spec import DiTOptions, attention_extras, check_rope

@@ -6,8 +6,6 @@ gets its D-wide input along the scan path (`Block.scans`), which in a route is t
 the absent tokens deleted, and its output is put back.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -156,22 +154,35 @@ class Mamba2(Mixer):
     def _scan(self, u: Tensor, mixed: Tensor, way: Direction, layout: Layout, path: str) -> Tensor:
         mixed = F.silu(mixed) if self.conv is None else self.conv(mixed, layout, path)
         dt, decay = _steps(way.dt_proj(u), way.dt_bias, self.options.gap, layout, path)
-        y = ssd_packed(
-            mixed,
-            dt,
-            -torch.exp(way.log_a),
-            way.skip,
-            chunk=self.options.chunk,
-            kernel=self.options.kernel,
-            decay_gap=decay,
-            width=self.headdim,
-        )
+        rates, chunk, kernel = -torch.exp(way.log_a), self.options.chunk, self.options.kernel
+        y = ssd_packed(mixed, dt, rates, way.skip, chunk, kernel, decay, width=self.headdim)
         return y.flatten(-2)
 
     def initialise(self) -> None:
         """Draw what mixers share; the norm starts at 1."""
         super().initialise()
         nn.init.ones_(self.scale)
+
+
+class SelectiveDirection(nn.Module):
+    """Input-dependent step, B and C of one scan direction (Mamba-1)."""
+
+    def __init__(self, inner: int, rank: int, state: int) -> None:
+        super().__init__()
+        self.project = nn.Linear(inner, rank + 2 * state, bias=False)
+        self.dt_proj = nn.Linear(rank, inner, bias=False)
+        self.dt_bias = nn.Parameter(torch.empty(inner))
+        self.log_a = nn.Parameter(torch.empty(inner, state))
+        self.skip = nn.Parameter(torch.ones(inner))
+
+    def initialise(self) -> None:
+        """Draw Mamba's start: A = 1..N (S4D-real), steps in 1e-3..1e-1."""
+        _draw_dt_bias(self.dt_bias)
+        bound = self.dt_proj.in_features**-0.5
+        nn.init.uniform_(self.dt_proj.weight, -bound, bound)
+        states = torch.arange(1, self.log_a.shape[1] + 1, dtype=self.log_a.dtype)
+        self.log_a.copy_(states.log().expand_as(self.log_a))
+        self.skip.fill_(1.0)
 
 
 class Mamba1(Mixer):
@@ -200,28 +211,6 @@ class Mamba1(Mixer):
         dt, decay = _steps(way.dt_proj(low), way.dt_bias, self.options.gap, layout, path)
         a = -torch.exp(way.log_a)
         return selective_scan(x, dt, a, b, c, way.skip, kernel=self.options.kernel, decay_gap=decay)
-
-
-class SelectiveDirection(nn.Module):
-    """Input-dependent step, B and C of one scan direction (Mamba-1)."""
-
-    def __init__(self, inner: int, rank: int, state: int) -> None:
-        super().__init__()
-        self.project = nn.Linear(inner, rank + 2 * state, bias=False)
-        self.dt_proj = nn.Linear(rank, inner, bias=False)
-        self.dt_bias = nn.Parameter(torch.empty(inner))
-        self.log_a = nn.Parameter(torch.empty(inner, state))
-        self.skip = nn.Parameter(torch.ones(inner))
-
-    def initialise(self) -> None:
-        """Draw Mamba's start: A = 1..N (S4D-real), steps in 1e-3..1e-1."""
-        _draw_dt_bias(self.dt_bias)
-        nn.init.uniform_(
-            self.dt_proj.weight, -(self.dt_proj.in_features**-0.5), self.dt_proj.in_features**-0.5
-        )
-        states = torch.arange(1, self.log_a.shape[1] + 1, dtype=self.log_a.dtype)
-        self.log_a.copy_(states.log().expand_as(self.log_a))
-        self.skip.fill_(1.0)
 
 
 class TwoMixers(Block):
@@ -255,9 +244,8 @@ class MambaBlock(TwoMixers):
         self, size: Size, index: int, grid: tuple[int, int], options: MambaOptions
     ) -> None:
         super().__init__(index, options)
-        mixer, self.operation = (
-            (Mamba2, "ssd") if options.mixer == "mamba2" else (Mamba1, "selective_scan")
-        )
+        second = options.mixer == "mamba2"
+        mixer, self.operation = (Mamba2, "ssd") if second else (Mamba1, "selective_scan")
         self.scans = paths(options.scan, index)
         self.one, self.two = (mixer(size, path, options) for path in self.scans)
 

@@ -1,7 +1,5 @@
 """Mamba-2 (arXiv 2405.21060) and Mamba-1 (arXiv 2312.00752) without torch: options and cost."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -12,8 +12,6 @@ command knows it where the environment variable TREAD_BACKBONES names that file 
 as in PATH). The files are code, so no configuration and no run folder can name them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import os
@@ -139,11 +137,7 @@ def names() -> list[str]:
 
 
 def find(name: str) -> Spec:
-    """Return the spec of a family.
-
-    Raises:
-        BackboneError: No such family; the message names the closest one.
-    """
+    """Return the spec of a family; the `BackboneError` for an unknown name says the closest one."""
     if name not in _SPECS:
         known, module = names(), _files().get(name)
         if name not in known:

@@ -7,8 +7,6 @@ route both ask the layout, so that they compute what the dense operators would w
 tokens masked.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """RWKV for images (arXiv 2403.02308, 2404.04478) without torch: options and cost."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@ S, B, L and XL are DiT's (Peebles and Xie, arXiv 2212.09748, Table 1). T is for 
 two CPU cores, M lies between T and S.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -92,11 +90,8 @@ def low_rank(width: int) -> int:
 def hidden_for(width: int, spent: int, matrices: int, fixed: int = 0) -> int:
     """Return the hidden width that brings a block to DiT's 12 D^2, in steps of 8.
 
-    Args:
-        width: Channels D.
-        spent: Parameters of the token mixer.
-        matrices: Matrices of D x hidden in the channel mixer.
-        fixed: Its other parameters.
+    The token mixer has `spent` parameters, the channel mixer that many matrices of D x hidden and
+    `fixed` others.
     """
     return max(8, round((12 * width * width - spent - fixed) / (matrices * width) / 8) * 8)
 
@@ -119,9 +114,7 @@ def patch_grid(input_size: int | Sequence[int], patch: int) -> tuple[int, int]:
 def attention_blocks(attention: int | Sequence[int], depth: int) -> set[int]:
     """Return which blocks of a hybrid stack are attention blocks.
 
-    Args:
-        attention: Their indices, or a number k for every k-th block; 0 or () for none.
-        depth: Number of blocks.
+    `attention` has their indices, or a number k for every k-th block; 0 or () for none.
 
     Raises:
         BackboneError: Something else, or an index outside the stack.

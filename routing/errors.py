@@ -1,7 +1,5 @@
 """Errors that a user can cause and mend: one sentence each, never a traceback (no torch here)."""
 
-from __future__ import annotations
-
 import argparse
 import difflib
 from collections.abc import Iterable, Sequence

@@ -285,13 +285,10 @@ class Layout:
 
 def _last_present(line: Tensor, dim: int) -> Tensor:
     """Value of the last entry >= 0 strictly before each place along rows or columns, or -1."""
-    size = line.shape[dim]
-    place = torch.arange(size, device=line.device)
+    place = torch.arange(line.shape[dim], device=line.device)
     place = place.unsqueeze(1) if dim == 1 else place
-    last = torch.where(line >= 0, place, -1).cummax(dim).values
-    before = torch.cat(
-        (torch.full_like(last.narrow(dim, 0, 1), -1), last.narrow(dim, 0, size - 1)), dim
-    )
+    before = torch.where(line >= 0, place, -1).cummax(dim).values.roll(1, dim)
+    before.narrow(dim, 0, 1).fill_(-1)
     return torch.where(before >= 0, line.gather(dim, before.clamp(min=0)), -1)
 
 
@@ -329,8 +326,7 @@ class _Take(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (index,) = ctx.saved_tensors
-        shape = list(grad.shape)
-        shape[ctx.dim] = ctx.size
+        shape = (*grad.shape[: ctx.dim], ctx.size, *grad.shape[ctx.dim + 1 :])
         return grad.new_zeros(shape).index_copy(ctx.dim, index, grad), None, None
 
 

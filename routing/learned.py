@@ -4,8 +4,6 @@ Both belong to one fixed span and act in dense passes too, or training and sampl
 different functions.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

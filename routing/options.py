@@ -1,7 +1,5 @@
 """Everything that can be said about routing in a config, checked before torch is imported."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from routing.errors import UserError, one_of
@@ -76,13 +74,13 @@ class RoutingOptions:
                         f"remove {self.remove} with reinsert none drops nothing: block "
                         f"{depth - 1} is the last one; try remove=start"
                     )
-                if segment.rate * schedule.largest >= 1:
+                rate = segment.rate * schedule.largest
+                if rate >= 1:
                     raise RoutingError(
                         f"schedule {self.schedule}: takes the rate of route {segment} to "
-                        f"{segment.rate * schedule.largest:g}, and it must stay below 1"
+                        f"{rate:g}, and it must stay below 1"
                     )
                 if grid is not None and self.selection == "quad":
-                    rate = segment.rate * schedule.largest
                     check_quad(grid, keep_count(grid[0] * grid[1], rate))
         if self.selection == "quad" and schedule.kind != "constant":
             raise RoutingError(

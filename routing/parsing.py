@@ -6,8 +6,6 @@ of more than 4300 digits, and a float holds none of more than 308. An alias of a
 gigabytes of a few lines. Nothing that this suite writes comes near the bounds here.
 """
 
-from __future__ import annotations
-
 import errno
 import functools
 import json
@@ -30,15 +28,9 @@ class Malformed(UserError):
 
 
 def whole(text: object, what: str = "", error: type[UserError] = Malformed) -> int:
-    """Return the whole number that `text` says in at most 18 digits.
+    """Return the whole number that `text` says in at most 18 ASCII digits, with a sign or without.
 
-    Args:
-        text: As typed or stored; ASCII digits, with a sign or without.
-        what: Named in the message, such as `seed=`.
-        error: What to raise.
-
-    Raises:
-        Malformed: It says something else.
+    Where it says something else, `error` is raised, and `what` is named in it, such as `seed=`.
     """
     if not re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", str(text)):
         raise error(f"{what}{_brief(text)}: expected a whole number of at most 18 digits")
@@ -54,22 +46,14 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def bytes_of(path: Path) -> bytes:
-    """Return the bytes of a file; a pipe or a device, which may have no end, is refused.
-
-    Raises:
-        OSError: It cannot be read, or is no file.
-    """
+    """Return the bytes of a file; an `OSError` also for a pipe or a device, which may not end."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EEXIST, "it is no file", str(path))
     return path.read_bytes()
 
 
 def json_of(text: str | bytes, what: str = "the text") -> Any:
-    """Return the value of a JSON text.
-
-    Args:
-        text: UTF-8 where it is bytes.
-        what: Named in the message.
+    """Return the value of a JSON text, UTF-8 where it is bytes; `what` is named in a message.
 
     Raises:
         Malformed: No JSON, nested deeper than `DEPTH`, or a number of more than `DIGITS` digits.
@@ -104,11 +88,7 @@ def _loader() -> Any:
 
 
 def yaml_of(text: str, what: str = "the text") -> Any:
-    """Return the value of a YAML text, of plain types alone.
-
-    Args:
-        text: One document.
-        what: Named in the message.
+    """Return the value of a YAML document, of plain types alone; `what` is named in a message.
 
     Raises:
         Malformed: No YAML, nested deeper than `DEPTH`, a number of more than `DIGITS` digits, or

@@ -33,6 +33,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from routing.errors import UserError, suggest
 
@@ -120,12 +121,14 @@ class Route:
             return cls()
         if isinstance(text, Route):
             return text
-        if isinstance(text, str):
-            items: list = _split(text.strip(" []()'\""))
-        elif isinstance(text, Sequence):
-            items = [piece for item in text for piece in _pieces(item)]
-        else:
+        if not isinstance(text, Sequence):
             raise RouteError(_unreadable(text))
+        items: list = []
+        for item in [text.strip(" []()'\"")] if isinstance(text, str) else text:
+            if isinstance(item, str):
+                items += [part.strip() for part in re.split("[,+]", item)]
+            else:
+                items.append(item)
         if not items or items == ["none"]:
             return cls()
         return cls(tuple(_segment(item, text) for item in items))
@@ -137,18 +140,16 @@ class Route:
             RouteError: If a segment is reversed, leaves the blocks, or overlaps another.
         """
         absolute = tuple(_resolve(segment, depth, name) for segment in self.segments)
-        ordered = sorted(absolute, key=lambda segment: segment.start)
-        if list(absolute) != ordered:
-            better = "+".join(map(str, ordered))
-            if not _overlap(ordered):
+        ordered = tuple(sorted(absolute, key=lambda segment: segment.start))
+        for first, second in pairwise(ordered):
+            if second.start <= first.end:
                 raise RouteError(
-                    f"route {self}: segments must follow the blocks; try route={better}"
+                    f"route {self}: {second.span} starts inside {first.span}; "
+                    f"try route={_apart(first, second)}"
                 )
-        for first, second in _overlap(ordered):
-            raise RouteError(
-                f"route {self}: {second.span} starts inside {first.span}; "
-                f"try route={_apart(first, second)}"
-            )
+        if absolute != ordered:
+            better = Route(ordered)
+            raise RouteError(f"route {self}: segments must follow the blocks; try route={better}")
         return Route(absolute)
 
     def with_rate(self, rate: float) -> Route:
@@ -203,15 +204,6 @@ def keep_count(n: int, rate: float) -> int:
     """Return how many of `n` grid tokens stay at a rate: `n - int(n * rate)`, and never none."""
     # A rate just below 1 can round n * rate up to n; one token must stay.
     return n - min(int(n * rate), max(n - 1, 0))
-
-
-def _pieces(item: object) -> list:
-    """Split a list's text items on the separators; leave pairs and segments alone."""
-    return _split(item) if isinstance(item, str) else [item]
-
-
-def _split(text: str) -> list[str]:
-    return [part.strip() for part in re.split(r"[,+]", text)]
 
 
 def _unreadable(whole: object) -> str:
@@ -271,11 +263,6 @@ def _resolve(segment: Segment, depth: int, name: str) -> Segment:
             f"try route={better}"
         )
     return replace(segment, start=start, end=end)
-
-
-def _overlap(ordered: Sequence[Segment]) -> list[tuple[Segment, Segment]]:
-    pairs = zip(ordered, ordered[1:], strict=False)
-    return [(first, second) for first, second in pairs if second.start <= first.end]
 
 
 def _apart(first: Segment, second: Segment) -> str:

@@ -1,7 +1,5 @@
 """Tables of a full grid, computed once per process: paths, orders, neighbours."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar
@@ -60,14 +58,8 @@ def path(grid: tuple[int, int], name: str) -> Tensor:
     """Return a dense path over the grid: the raster id at each step, int64 of shape `(N,)`.
 
     `zigzag:k` is a snake that turns round at the border, so every step moves to a neighbour. Bit 0
-    of k walks columns instead of rows, bit 1 starts at the right, bit 2 at the bottom.
-
-    Args:
-        grid: Rows and columns.
-        name: `raster`, `zigzag:0` .. `zigzag:7`, each also with `:reversed`.
-
-    Raises:
-        LayoutError: If there is no such path.
+    of k walks columns instead of rows, bit 1 starts at the right, bit 2 at the bottom. Names and
+    what is raised as in `Layout.order`.
     """
     base, backwards = name.removesuffix(REVERSED), name.endswith(REVERSED)
     if base not in PATHS:

@@ -10,8 +10,6 @@ is exact. Where squares do not fill the grid, the cut ones lie anywhere: the til
 random, round the edges. Every token stays equally often.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

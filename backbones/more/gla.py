@@ -5,8 +5,6 @@ rows and along columns, in turn. Only the mixer sees that order (`Block.scans`);
 stays in raster order.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Gated linear attention (arXiv 2312.06635) without torch: options and cost."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from backbones.registry import BlockCost, Spec, check_kernel, register

@@ -5,8 +5,6 @@ matrix's diagonal), which gets a term of its own that depends on the token. The 
 three tokens to either side. A block is two mixers, one along rows, one along columns.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -76,20 +74,11 @@ class Hydra(Mixer):
 
     def _scan(self, u: Tensor, x: Tensor, bc: Tensor, way: Direction) -> Tensor:
         dt = F.softplus(way.dt_proj(u).to(way.dt_bias.dtype) + way.dt_bias)
-        b, c = bc.chunk(2, dim=-1)
-        heads = x.unflatten(-1, (-1, self.headdim))
-        y = ssd(
-            heads,
-            dt,
-            -torch.exp(way.log_a),
-            b.unsqueeze(-2),
-            c.unsqueeze(-2),
-            None,
-            chunk=self.options.chunk,
-            kernel=self.options.kernel,
-        )
+        b, c = bc.unsqueeze(-2).chunk(2, dim=-1)
+        heads, rates = x.unflatten(-1, (-1, self.headdim)), -torch.exp(way.log_a)
+        y = ssd(heads, dt, rates, b, c, chunk=self.options.chunk, kernel=self.options.kernel)
         # What the token wrote itself, dt <C, B> x, is on the diagonal, which has its own term.
-        itself = dt * (b * c).sum(-1, keepdim=True)
+        itself = dt * (b * c).sum(-1)
         return (y - itself.to(y.dtype)[..., None] * heads).flatten(-2)
 
     def initialise(self) -> None:

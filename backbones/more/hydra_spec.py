@@ -1,7 +1,5 @@
 """Hydra (Hwang et al., arXiv 2407.09941) without torch: options and cost."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from backbones.mamba_spec import check_scan

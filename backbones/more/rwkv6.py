@@ -4,8 +4,6 @@ The token shift is the two-dimensional one of `backbones.rwkv`, by the layout's 
 each block scans one path, the next block another one (`layers.turns`).
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

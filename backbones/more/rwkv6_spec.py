@@ -1,7 +1,5 @@
 """RWKV-6 (arXiv 2404.05892) without torch: options and cost."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from backbones.registry import BlockCost, Spec, check_choice, check_kernel, register
@@ -11,7 +9,7 @@ from backbones.sizes import Size, hidden_for, low_rank, matrix_scan
 
 @dataclass(frozen=True)
 class MatrixRWKVOptions:
-    """Options of the families `rwkv6` and `rwkv7`.
+    """Options of the family `rwkv6`.
 
     Attributes:
         missing: `self`, `zero` or `nearest`: what stands in for an absent neighbour.
@@ -20,9 +18,11 @@ class MatrixRWKVOptions:
 
     missing: str = "self"
     kernel: str = "auto"
+    operation = "rwkv6"  # no option: what the scan is called by `ops.dispatch`
 
     def __post_init__(self) -> None:
         check_choice(self, "missing", *MISSING)
+        check_kernel(self.kernel, self.operation)
 
 
 def block_cost(size: Size, options: MatrixRWKVOptions, index: int) -> BlockCost:
@@ -39,12 +39,4 @@ def block_cost(size: Size, options: MatrixRWKVOptions, index: int) -> BlockCost:
     )
 
 
-register(
-    Spec(
-        "rwkv6",
-        MatrixRWKVOptions,
-        block_cost,
-        "backbones.more.rwkv6:RWKV6Block",
-        lambda _, options: check_kernel(options.kernel, "rwkv6"),
-    )
-)
+register(Spec("rwkv6", MatrixRWKVOptions, block_cost, "backbones.more.rwkv6:RWKV6Block"))

@@ -5,8 +5,6 @@ route gathers and scatters them like the residual stream (`carries`). Each block
 (`layers.turns`).
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 
@@ -78,16 +76,12 @@ class TimeMix7(nn.Module):
         unit = F.normalize(unit, dim=-1, eps=1e-6)
         k = k * (1 + (rate - 1) * self.key_rate)
         r, k, v, g, rate = (z.unflatten(-1, (self.heads, -1)) for z in (r, k, v, g, rate))
-        turned = [self._scan(z, layout) for z in (r, g, k, v, -unit, unit * rate)]
-        y = self._mix(*turned)
-        y = layout.from_scan(head_norm(y, self.norm), self.path)
         own = (r * k * self.bonus).sum(-1, keepdim=True) * v
+        r, g, k, v, a, b = (self._scan(z, layout) for z in (r, g, k, v, -unit, unit * rate))
+        y = rwkv7(r, g, k, v, a, b, kernel=self.kernel)
+        y = layout.from_scan(head_norm(y, self.norm), self.path)
         gate = self.gate(torch.sigmoid(inputs[5]))
         return self.output((y + own.flatten(-2)) * gate)
-
-    def _mix(self, *turned: Tensor) -> Tensor:
-        r, g, k, v, a, b = turned
-        return rwkv7(r, g, k, v, a, b, kernel=self.kernel)
 
     def _scan(self, z: Tensor, layout: Layout) -> Tensor:
         return layout.to_scan(z.flatten(-2), self.path).unflatten(-1, (self.heads, -1))
@@ -116,8 +110,7 @@ class RWKV7Block(Block):
     ) -> None:
         super().__init__(index)
         self.depth, width = size.depth, size.width
-        path = turns(index)
-        self.time = TimeMix7(width, path, options.missing, options.kernel, first=index == 0)
+        self.time = TimeMix7(width, turns(index), options.missing, options.kernel, index == 0)
         spent = sum(p.numel() for p in self.time.parameters())
         if index == 0:  # Every block has the same hidden width, this one without `blend` too.
             spent += 2 * width * low_rank(width) + width

@@ -1,10 +1,14 @@
 """RWKV-7 (arXiv 2503.14456) without torch: options and cost."""
 
-from __future__ import annotations
-
 from backbones.more.rwkv6_spec import MatrixRWKVOptions
-from backbones.registry import BlockCost, Spec, check_kernel, register
+from backbones.registry import BlockCost, Spec, register
 from backbones.sizes import Size, hidden_for, low_rank, matrix_scan
+
+
+class RWKV7Options(MatrixRWKVOptions):
+    """Options of the family `rwkv7`: those of `rwkv6`."""
+
+    operation = "rwkv7"
 
 
 def block_cost(size: Size, options: MatrixRWKVOptions, index: int) -> BlockCost:
@@ -24,12 +28,4 @@ def block_cost(size: Size, options: MatrixRWKVOptions, index: int) -> BlockCost:
     )
 
 
-register(
-    Spec(
-        "rwkv7",
-        MatrixRWKVOptions,
-        block_cost,
-        "backbones.more.rwkv7:RWKV7Block",
-        lambda _, options: check_kernel(options.kernel, "rwkv7"),
-    )
-)
+register(Spec("rwkv7", RWKV7Options, block_cost, "backbones.more.rwkv7:RWKV7Block"))

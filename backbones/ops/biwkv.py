@@ -15,8 +15,6 @@ Sources: Duan et al., Vision-RWKV (2403.02308), eq. 2; Fei et al., Diffusion-RWK
     Decay over true gaps: ours.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -34,9 +32,8 @@ from backbones.ops.dispatch import (
     work_dtype,
 )
 
-MAX_DECAY = (
-    60.0  # |w| beyond this would overflow float32 in the factors; e^-60 is no weight at all.
-)
+# |w| beyond this would overflow float32 in the factors; e^-60 is no weight at all.
+MAX_DECAY = 60.0
 # Tokens that one triangular matrix product sums on the CPU; measured best of 16, 32 and 64.
 BLOCK = 16
 CACHED = 131072  # Numbers of a block of samples that stay in a CPU's L2 cache.
@@ -163,21 +160,15 @@ class _Kernel:
     """K of one call: the two scalings of every token."""
 
     def __init__(self, decay: Tensor, position: Tensor | None, tokens: int, length: int) -> None:
-        self.position, self.decay, self.length = position, decay, length
         self.centre = (length - 1) / 2
-        shared = position is None or position.dim() == 1
-        if position is None:
-            self.p = torch.arange(tokens, device=decay.device)[None]
-        else:
-            self.p = position[None] if shared else position
-        self.shared = shared
-        if shared:
-            grid = self.p[0].to(decay.dtype) - self.centre
-        else:
-            grid = torch.arange(length, device=decay.device, dtype=decay.dtype) - self.centre
+        p = torch.arange(tokens, device=decay.device) if position is None else position
+        self.shared = p.dim() == 1
+        self.p = p[None] if self.shared else p
+        grid = p if self.shared else torch.arange(length, device=decay.device)
+        place = (grid.to(decay.dtype) - self.centre)[:, None]
         # (positions, 1, C): the source side of the forward sum and of the backward one.
-        self.up = torch.exp((grid[:, None] + 0.5) * decay)[:, None]
-        self.down = torch.exp((0.5 - grid[:, None]) * decay)[:, None]
+        self.up = torch.exp((place + 0.5) * decay)[:, None]
+        self.down = torch.exp((0.5 - place) * decay)[:, None]
 
     def at(self, samples: slice) -> tuple[Tensor, Tensor, Tensor]:
         """Return (up, down) as (1 or n, T, 1, C) and the centred positions as (1 or n, T)."""
@@ -185,9 +176,7 @@ class _Kernel:
             return self.up[None], self.down[None], self.p.to(self.up.dtype) - self.centre
         ids = self.p[samples]
         flat = ids.reshape(-1)
-        shape = (*ids.shape, 1, self.up.shape[-1])
-        up = self.up.index_select(0, flat).view(shape)
-        down = self.down.index_select(0, flat).view(shape)
+        up, down = (f.index_select(0, flat).unflatten(0, ids.shape) for f in (self.up, self.down))
         return up, down, ids.to(self.up.dtype) - self.centre
 
     @staticmethod
@@ -240,9 +229,7 @@ class _BiWKV(torch.autograd.Function):
             for part in batches(k, CACHED):
                 up, down, p = operator.at(part)
                 g = grad[part]
-                z = torch.empty(
-                    g.shape[0], g.shape[1], 2, g.shape[2], dtype=k.dtype, device=k.device
-                )
+                z = k.new_empty(*g.shape[:2], 2, g.shape[2])
                 a = torch.div(g, below[part], out=z[:, :, 0])
                 torch.mul(a, y[part], out=z[:, :, 1]).neg_()
                 before, after = operator.halves(z, up, down)

@@ -79,8 +79,7 @@ def _halves(
     """Return what earlier tokens add to both values at each token of a chunk, and later ones."""
     i = tl.arange(0, T)
     t = chunk * T + i
-    _, down, _ = _place(position_ptr, stride, t, t < tokens, decay, centre)
-    up, _, _ = _place(position_ptr, stride, t, t < tokens, decay, centre)
+    up, down, _ = _place(position_ptr, stride, t, t < tokens, decay, centre)
     some = (c < channels)[None, :]
     carry = carry_ptr + c
     # The neighbour before each token stands in its place; the chunk's first gets the carry.

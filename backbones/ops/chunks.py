@@ -5,8 +5,6 @@ dL/dc_t = <dy_t, y_t> - <x_t, dx_t>: no gradient of the q x q decays is needed. 
 is walked in blocks that stay in the cache, and everything is read and written where it lies.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -48,12 +46,11 @@ class _Chunks:
         weight = (rows[..., :, None] + columns[..., None, :]).clamp_(-LIMIT, LIMIT).exp_()
         self.weight = weight.mul_(_lower(chunk, packed.dtype, packed.device))
 
-    def pieces(self, packed: Tensor) -> list[Tensor]:
+    def pieces(self, packed: Tensor) -> tuple[Tensor, ...]:
         """Views of x, B and C in (n, T, h p + 2 N), cut into chunks."""
         inner = self.h * self.p
         state = (packed.shape[2] - inner) // 2
-        cut = packed.view(-1, self.q, packed.shape[2])
-        return list(cut.split([inner, state, state], -1))
+        return packed.view(-1, self.q, packed.shape[2]).split([inner, state, state], -1)
 
     def mixing(self, skip: Tensor | None) -> Tensor:
         """(m, h, t, s): what y_t takes of x_s in its chunk, skip included; overwrites weight."""
@@ -132,11 +129,10 @@ def formula(
         received.append(carried)
         carried = added[:, i] + carried * cum[:, i, :, -1, None, None].exp()
     states = torch.stack(received, 1)
-    y = y + torch.einsum("ncqk,nchq,nchkp->ncqhp", queries, cum.exp(), states)
-    y = y.flatten(1, 2)
-    return (
-        y if D is None else y + D[:, None] * packed[..., : heads * width].unflatten(-1, (-1, width))
-    )
+    y = (y + torch.einsum("ncqk,nchq,nchkp->ncqhp", queries, cum.exp(), states)).flatten(1, 2)
+    if D is not None:
+        y = y + D[:, None] * packed[..., : heads * width].unflatten(-1, (-1, width))
+    return y
 
 
 class SSD(torch.autograd.Function):

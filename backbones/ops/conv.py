@@ -9,8 +9,6 @@ A depthwise convolution of width 4 is four shifted multiply-adds; so is each hal
 Written so, sample by sample, it needs no transposition to channels-first and stays in the cache.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -114,11 +112,7 @@ def kernel_misfit(kernel: str, channels: int, width: int, compact: bool) -> str 
 
 
 def taps(position: Tensor, width: int, batch: int) -> Tensor:
-    """Say who sits at each tap.
-
-    Returns:
-        (1 or B, W-1, T) index of the token at distance 1..W-1 before, or T where there is none.
-    """
+    """Return (1 or B, W-1, T): the token at distance 1..W-1 before, or T where there is none."""
     p = position if position.dim() == 2 else position[None]
     tokens = p.shape[1]
     missing = p.new_full((p.shape[0], width - 1, tokens), tokens)
@@ -156,25 +150,22 @@ def _followers(table: Tensor) -> Tensor:
 
 
 class _Rows:
-    """Reads rows of one block of samples through a table, an index of T meaning a row of zeros."""
+    """Reads rows of some samples of x through a table, an index of T meaning a row of zeros."""
 
-    def __init__(self, x: Tensor) -> None:
-        n, self.tokens, channels = x.shape
-        self.padded = x.new_empty(n, self.tokens + 1, channels)
-        self.padded[:, :-1] = x
+    def __init__(self, x: Tensor, table: Tensor, samples: slice) -> None:
+        own = x[samples]
+        self.padded = own.new_empty(len(own), own.shape[1] + 1, own.shape[2])
+        self.padded[:, :-1] = own
         self.padded[:, -1] = 0
+        self.table = table if len(table) == 1 else table[samples]
 
-    def at(self, table: Tensor) -> Tensor:
-        n, rows, channels = self.padded.shape
-        if len(table) == 1 and n > 1:
-            return self.padded.index_select(1, table[0])
-        offset = torch.arange(n, device=table.device)[:, None] * rows
+    def at(self, tap: int) -> Tensor:
+        index, (n, rows, channels) = self.table[:, tap - 1], self.padded.shape
+        if len(index) == 1 and n > 1:
+            return self.padded.index_select(1, index[0])
+        offset = torch.arange(n, device=index.device)[:, None] * rows
         flat = self.padded.view(n * rows, channels)
-        return flat.index_select(0, (table + offset).view(-1)).view(n, -1, channels)
-
-
-def _part(table: Tensor, samples: slice) -> Tensor:
-    return table if len(table) == 1 else table[samples]
+        return flat.index_select(0, (index + offset).view(-1)).view(n, -1, channels)
 
 
 class _Conv(torch.autograd.Function):
@@ -190,10 +181,10 @@ class _Conv(torch.autograd.Function):
             torch.mul(own, rows[0], out=out)
             if bias is not None:
                 out += bias
-            source = None if table is None else _Rows(own)
+            source = None if table is None else _Rows(x, table, part)
             for tap in range(1, len(rows)):
-                if source is not None and table is not None:
-                    out.addcmul_(source.at(_part(table[:, tap - 1], part)), rows[tap])
+                if source is not None:
+                    out.addcmul_(source.at(tap), rows[tap])
                 elif tap < x.shape[1]:
                     out[:, tap:].addcmul_(own[:, :-tap], rows[tap])
         ctx.save_for_backward(x, rows, table)
@@ -214,11 +205,11 @@ class _Conv(torch.autograd.Function):
             drows[0] += (own * g).sum((0, 1))
             if dbias is not None:
                 dbias += g.sum((0, 1))
-            source = None if inverse is None else _Rows(g)
+            source = None if inverse is None else _Rows(grad, inverse, part)
             for tap in range(1, len(rows)):
-                if source is not None and inverse is not None:
+                if source is not None:
                     # One read serves both gradients: g of the token that has this one at its tap.
-                    after = source.at(_part(inverse[:, tap - 1], part))
+                    after = source.at(tap)
                     out.addcmul_(after, rows[tap])
                     drows[tap] += after.mul_(own).sum((0, 1))
                 elif tap < x.shape[1]:

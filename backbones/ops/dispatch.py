@@ -5,8 +5,6 @@ without its CUDA module, although its Mamba-2 kernels are Triton and need none. 
 per process and remembers what it found.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import importlib.util
@@ -114,7 +112,7 @@ def probe(op: str, kernel: str) -> _Probe:
 @contextlib.contextmanager
 def without_native() -> Iterator[None]:
     """Run torch's operations in place of the native ones, as where there is no compiler."""
-    loaded, probed, resolved = native._LOADED[:], _PROBED.copy(), _RESOLVED.copy()
+    loaded = native._LOADED[:]
     native._LOADED[:] = [(None, "switched off")]
     _PROBED.clear()
     _RESOLVED.clear()
@@ -123,17 +121,11 @@ def without_native() -> Iterator[None]:
     finally:
         native._LOADED[:] = loaded
         _PROBED.clear()
-        _PROBED.update(probed)
         _RESOLVED.clear()
-        _RESOLVED.update(resolved)
 
 
 def kernel_function(op: str, kernel: str) -> Callable[..., Any]:
-    """Return the function of a kernel that `resolve` chose.
-
-    Raises:
-        KernelError: It is not there.
-    """
+    """Return the function of a kernel that `resolve` chose, or raise a `KernelError`."""
     found = probe(op, kernel)
     if found.function is None:
         raise KernelError(_cannot(op, kernel, [(kernel, found.reason)]))
@@ -154,26 +146,24 @@ def _probe(op: str, kernel: str) -> _Probe:
         library, reason = native.library()
         function = {"shift": "shift_mix"}.get(op, op)
         return _Probe(None if library is None else getattr(native, function), reason)
-    if (op, kernel) == ("ssd", "mamba-ssm"):
-        module = "mamba_ssm.ops.triton.ssd_combined"
-        return _import_within(module, "mamba_chunk_scan_combined", "mamba-ssm")
-    if (op, kernel) == ("ssd", "fla"):
+    if kernel == "triton":
+        return _import(f"backbones.ops.{op}_triton", f"{op}_triton", "triton")
+    if kernel == "causal-conv1d":
+        return _import("causal_conv1d", "causal_conv1d_fn", "causal-conv1d")
+    if kernel == "fla" and op != "ssd":
+        return _import(f"fla.ops.{op}", f"chunk_{op}", "fla-core")
+    if kernel == "fla":
         found = _import("fla.ops.simple_gla", "chunk_simple_gla", "fla-core")
         if found.function and _fla_is_wrong():
             return _Probe(None, "fla-core wants tilelang on Hopper with triton 3.4.0 to 3.7.0")
         return found
-    if (op, kernel) in (("gla", "fla"), ("rwkv6", "fla"), ("rwkv7", "fla")):
-        return _import(f"fla.ops.{op}", f"chunk_{op}", "fla-core")
-    if (op, kernel) == ("selective_scan", "mamba-ssm"):
-        found = _import("mamba_ssm.ops.selective_scan_interface", "selective_scan_fn", "mamba-ssm")
-        if found.function is not None and importlib.util.find_spec("selective_scan_cuda") is None:
-            return _Probe(None, "mamba-ssm was built without its Mamba-1 kernel")
-        return found
-    if (op, kernel) == ("conv", "causal-conv1d"):
-        return _import("causal_conv1d", "causal_conv1d_fn", "causal-conv1d")
-    if kernel == "triton":
-        return _import(f"backbones.ops.{op}_triton", f"{op}_triton", "triton")
-    raise KeyError((op, kernel))
+    if op == "ssd":
+        module = "mamba_ssm.ops.triton.ssd_combined"
+        return _import_within(module, "mamba_chunk_scan_combined", "mamba-ssm")
+    found = _import("mamba_ssm.ops.selective_scan_interface", "selective_scan_fn", "mamba-ssm")
+    if found.function and importlib.util.find_spec("selective_scan_cuda") is None:
+        return _Probe(None, "mamba-ssm was built without its Mamba-1 kernel")
+    return found
 
 
 def _refusal(op: str, kernel: str, device: str) -> str | None:
@@ -273,11 +263,9 @@ def choose(
     raise KernelError(f"kernel={name} for {op}: {wrong}; type kernel=auto (torch) instead")
 
 
-@contextlib.contextmanager
-def full_precision(x: torch.Tensor) -> Iterator[None]:
+def full_precision(x: torch.Tensor) -> torch.autocast:
     """Switch autocast off for x's device: half precision ruins the sums and exponents of a scan."""
-    with torch.autocast(x.device.type, enabled=False):
-        yield
+    return torch.autocast(x.device.type, enabled=False)
 
 
 def batches(x: torch.Tensor, floats: int) -> list[slice]:

@@ -22,8 +22,6 @@ product. Both factors stay finite because log decays are clamped at `FLOOR`: ove
 exponent is at most 80, and exp(-10) a token is no memory anyway.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -48,11 +46,7 @@ def join(x: Tensor, tokens: int) -> Tensor:
 
 
 class Decay:
-    """Running sums of the log decays of one call, and the factors made of them.
-
-    Args:
-        g: Log decays (B, H, n, Q, K), at most 0.
-    """
+    """Running sums of log decays g (B, H, n, Q, K), at most 0, and the factors made of them."""
 
     def __init__(self, g: Tensor) -> None:
         g = g.clamp(min=FLOOR)
@@ -63,12 +57,9 @@ class Decay:
         self.total = self.upto[..., -1:, :]
 
     def pairs(self, q: Tensor, k: Tensor, strict: bool) -> Tensor:
-        """Return (..., Q, Q): <q_t, k_s> under the decay from s to t.
+        """Return (..., Q, Q), of q and k (B, H, n, Q, K): <q_t, k_s> under the decay from s to t.
 
-        Args:
-            q: Rows (B, H, n, Q, K).
-            k: Columns (B, H, n, Q, K).
-            strict: Only s < t, decayed up to t - 1; else s <= t, decayed up to t.
+        `strict` takes only s < t, decayed up to t - 1; else it is s <= t, decayed up to t.
         """
         sums = self.before if strict else self.upto
         scores = (q * (sums - self.middle).exp()) @ (k * (self.middle - self.upto).exp()).mT
@@ -84,9 +75,7 @@ class Decay:
 def carry(total: Tensor, written: Tensor) -> Tensor:
     """Return the state at the start of every chunk, (B, H, n, K, V), zero at the first.
 
-    Args:
-        total: Log decay over each chunk (B, H, n, 1, K).
-        written: What each chunk adds to the state at its end (B, H, n, K, V).
+    A chunk has the log decay `total` (B, H, n, 1, K) and adds `written` to the state at its end.
     """
     state, states = torch.zeros_like(written[:, :, 0]), []
     for fade, new in zip(total.exp().mT.unbind(2), written.unbind(2), strict=True):

@@ -15,8 +15,6 @@ Tokens are float32 or bfloat16; sums, parameters and statistics are float32. Res
 on the number of threads.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import hashlib

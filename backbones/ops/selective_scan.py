@@ -13,8 +13,6 @@ of an index allocates the whole.
 Source: Gu and Dao, Mamba (2312.00752), section 3.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -47,9 +45,7 @@ def reference(
         state = keep * state + (ds[:, t] * us[:, t])[..., None] * B.double()[:, t, None]
         out.append((state * C.double()[:, t, None]).sum(-1))
     y = torch.stack(out, 1)
-    if D is not None:
-        y = y + D.double() * us
-    return y.to(u.dtype)
+    return (y if D is None else y + D.double() * us).to(u.dtype)
 
 
 def selective_scan(
@@ -117,16 +113,9 @@ def _mamba_ssm(
         gap = decay_gap.to(u.dtype).expand(u.shape[:2])[..., None]
         y = _mamba_ssm(u / gap, dt * gap, A, B, C, None, None)
         return y if D is None else y + D.to(u.dtype) * u
-    channels_first = [m.to(u.dtype).transpose(1, 2).contiguous() for m in (u, dt, B, C)]
+    u, dt, B, C = (m.to(u.dtype).transpose(1, 2).contiguous() for m in (u, dt, B, C))
     function = kernel_function("selective_scan", "mamba-ssm")
-    return function(
-        channels_first[0],
-        channels_first[1],
-        A.float(),
-        channels_first[2],
-        channels_first[3],
-        None if D is None else D.float(),
-    ).transpose(1, 2)
+    return function(u, dt, A.float(), B, C, None if D is None else D.float()).transpose(1, 2)
 
 
 def _span(
@@ -136,11 +125,9 @@ def _span(
     # exp is 300 times slower on a CPU where its result is denormal; e^-60 is as good as 0.
     decay = (steps[:, :, None] * rates).clamp_(min=-60.0).exp_()
     states = write[:, :, None] * B[..., None]
-    keep, each = decay.unbind(1), states.unbind(1)
     before = first
-    for a, h in zip(keep, each, strict=True):
-        h.addcmul_(a, before)
-        before = h
+    for keep, state in zip(decay.unbind(1), states.unbind(1), strict=True):
+        before = state.addcmul_(keep, before)
     return decay, states
 
 

@@ -7,8 +7,6 @@ index the token itself.
 Source: Duan et al., Vision-RWKV (2403.02308), section 3.2 (its Q-Shift).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -17,17 +15,11 @@ from torch import Tensor
 
 
 def reference(x: Tensor, neighbours: Tensor) -> Tensor:
-    """The definition: append a row of zeros, take each quarter from its neighbour.
-
-    Shapes as `grid_shift`.
-    """
+    """The definition: append a row of zeros, take each quarter from its neighbour, (B, T, D)."""
     batch, tokens, width = x.shape
-    rows = torch.cat((x, x.new_zeros(batch, 1, width)), 1)
-    table = neighbours.expand(batch, 4, tokens)
-    quarters = []
-    for q, part in enumerate(rows.chunk(4, dim=-1)):
-        quarters.append(part.gather(1, table[:, q, :, None].expand(-1, -1, part.shape[-1])))
-    return torch.cat(quarters, -1)
+    table = neighbours.expand(batch, 4, tokens)[..., None].expand(-1, -1, -1, width // 4)
+    quarters = F.pad(x, (0, 0, 0, 1)).chunk(4, dim=-1)
+    return torch.cat([part.gather(1, table[:, q]) for q, part in enumerate(quarters)], -1)
 
 
 def grid_shift(
@@ -75,22 +67,17 @@ def _padded(x: Tensor, grid: tuple[int, int], prefix: int) -> Tensor:
 
 
 def _whole(x: Tensor, grid: tuple[int, int], prefix: int, reverse: bool) -> Tensor:
-    batch, _, width = x.shape
-    height, breadth = grid
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = x.new_empty(x.shape)
     out[:, :prefix] = 0
-    source = x[:, prefix:].unflatten(1, (height, breadth)).unflatten(3, (4, width // 4))
-    target = out[:, prefix:].unflatten(1, (height, breadth)).unflatten(3, (4, width // 4))
+    source, target = (m[:, prefix:].unflatten(1, grid).unflatten(3, (4, -1)) for m in (x, out))
     for q in range(4):
         axis = 2 if q < 2 else 1
-        size = grid[1] if q < 2 else grid[0]
-        to, of = target[..., q, :], source[..., q, :]
+        last = grid[axis - 1] - 1
         # Quarters 0 and 2 move forward along their axis; gradients move the other way.
-        forward = (q % 2 == 0) != reverse
-        to.narrow(axis, 1 if forward else 0, size - 1).copy_(
-            of.narrow(axis, 0 if forward else 1, size - 1)
-        )
-        to.narrow(axis, 0 if forward else size - 1, 1).zero_()
+        start, end, edge = (0, 1, 0) if (q % 2 == 0) != reverse else (1, 0, last)
+        to, of = target[..., q, :], source[..., q, :]
+        to.narrow(axis, end, last).copy_(of.narrow(axis, start, last))
+        to.narrow(axis, edge, 1).zero_()
     return out
 
 

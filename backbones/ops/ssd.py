@@ -10,8 +10,6 @@ times zero is a NaN in the backward pass.
 Source: Dao and Gu, Transformers are SSMs (2405.21060), section 6.
 """
 
-from __future__ import annotations
-
 import functools
 
 import torch
@@ -47,9 +45,7 @@ def reference(
         state = keep[..., None, None] * state + write
         out.append(torch.einsum("bhn,bhnp->bhp", queries[:, t], state))
     y = torch.stack(out, 1)
-    if D is not None:
-        y = y + D.double()[:, None] * xs
-    return y.to(x.dtype)
+    return (y if D is None else y + D.double()[:, None] * xs).to(x.dtype)
 
 
 def ssd(
@@ -82,9 +78,8 @@ def ssd(
     Raises:
         KernelError: The kernel asked for cannot run.
     """
-    name = choose(
-        "ssd", kernel, x, functools.partial(kernel_misfit, headdim=x.shape[3], state=B.shape[3])
-    )
+    fits = functools.partial(kernel_misfit, headdim=x.shape[3], state=B.shape[3])
+    name = choose("ssd", kernel, x, fits)
     if name == "reference":
         return reference(x, dt, A, B, C, D, decay_gap)
     if name == "mamba-ssm":
@@ -202,9 +197,8 @@ def _mamba_ssm(
     if decay_gap is not None:
         # The kernel has one dt for decay and input: scale it, and take the scale out of the input.
         gap = decay_gap.float().expand(dt.shape[:2])[..., None]
-        skip = None if D is None else D.to(x.dtype)[:, None] * x
         y = _mamba_ssm(x / gap[..., None].to(x.dtype), dt * gap, A, B, C, None, chunk, None)
-        return y if skip is None else y + skip
+        return y if D is None else y + D.to(x.dtype)[:, None] * x
     size = 1 << max(4, (min(chunk, x.shape[1]) - 1).bit_length())
     B, C = B.to(x.dtype), C.to(x.dtype)
     function = kernel_function("ssd", "mamba-ssm")

@@ -1,7 +1,5 @@
 """Where the call and the output of a foreign block hold its tokens, tables and masks."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import textwrap
@@ -81,11 +79,7 @@ class Call:
 
     @property
     def tokens(self) -> Tensor:
-        """The image tokens, `(B, T, D)`.
-
-        Raises:
-            AttachError: If the block got none.
-        """
+        """The image tokens, `(B, T, D)`; an `AttachError` if the block got none."""
         x = self.get(self.signature.tokens)
         if not isinstance(x, Tensor) or x.dim() != 3:
             raise AttachError("a block got no tokens of shape (batch, tokens, width)")
@@ -96,11 +90,7 @@ class Call:
         self.put(self.signature.tokens, value)
 
     def refuse_masks(self) -> None:
-        """Refuse a mask over all tokens.
-
-        Raises:
-            AttachError: If there is one.
-        """
+        """Refuse (`AttachError`) a mask over all tokens."""
         tokens = self.tokens.shape[1]
         given = [name for name in MASKS if self.get(name) is not None]
         for name in _MASKS:
@@ -197,16 +187,16 @@ def _token_dimension(table: Tensor, lengths: Collection[int], batch: int) -> int
     """Return which of the first three dimensions of a per-token table counts tokens."""
     inner = range(1, min(3, table.dim() - 1))  # the last dimension is features
     if table.dim() > 2 and table.shape[0] == batch:
-        found = [d for d in inner if table.shape[d] in lengths][:1]
-        if found:
-            return found[0]
+        for d in inner:
+            if table.shape[d] in lengths:
+                return d
     found = [d for d in (0, *inner) if table.shape[d] in lengths]
-    shape = f"a per-token table of shape {tuple(table.shape)} has"
-    sizes = " or ".join(map(str, sorted(set(lengths))))
-    if not found:
-        raise AttachError(f"{shape} no dimension of {sizes} tokens")
-    if len(found) > 1:
-        raise AttachError(f"{shape} several dimensions of {sizes} tokens")
+    if len(found) != 1:
+        raise AttachError(
+            f"a per-token table of shape {tuple(table.shape)} has "
+            f"{'several dimensions' if found else 'no dimension'} of "
+            f"{' or '.join(map(str, sorted(set(lengths))))} tokens"
+        )
     return found[0]
 
 

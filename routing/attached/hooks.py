@@ -349,7 +349,5 @@ def _check_extra(extra: Sequence[str], known: Sequence[Collection[str]]) -> None
 
 
 def _rank() -> int:
-    distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized():
-        return 0
-    return distributed.get_rank()
+    group = torch.distributed
+    return group.get_rank() if group.is_available() and group.is_initialized() else 0

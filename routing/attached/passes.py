@@ -6,8 +6,6 @@ first block, so the storage of that tensor identifies the pass; the blocks behin
 group follow in order. Compilers must not trace any of this: they would specialise on it.
 """
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections import OrderedDict

@@ -1,7 +1,5 @@
 """Which foreign models and blocks tokens can be routed past, and where their image tokens begin."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -72,14 +70,10 @@ def _positive(value: Any) -> bool:
 
 
 def geometry(model: nn.Module) -> tuple[list[nn.Module], tuple[int, int] | None, int | None]:
-    """Return a known model's blocks, its grid of tokens and its number of prefix tokens.
+    """Return a model's blocks, its grid of tokens and its number of prefix tokens, None if unknown.
 
-    Args:
-        model: A diffusers transformer (`transformer_blocks`, then `single_transformer_blocks`) or
-            a timm transformer (`blocks`).
-
-    Returns:
-        Blocks, grid and prefix, None for what is unknown.
+    It is a diffusers transformer (`transformer_blocks`, then `single_transformer_blocks`) or a timm
+    transformer (`blocks`).
 
     Raises:
         AttachError: If it has no list of blocks by those names, or further ones.
