@@ -76,11 +76,9 @@ def open_source(
 ) -> PictureSource:
     """Return the pictures at `path`: a folder of pictures, of tars or of tables, or one such file.
 
-    Args:
-        path: See above.
-        captions: COCO annotations (.json) or lines of {"file_name", "caption"} (.jsonl).
-        files: Only files whose name matches, where a folder holds several splits.
-        columns: Names of the `image`, `label` and `caption` columns of tables.
+    `captions` are COCO annotations (.json) or lines of {"file_name", "caption"} (.jsonl), `columns`
+    the names of the `image`, `label` and `caption` columns of tables; of a folder with several
+    splits only `files` whose name matches are taken.
     """
     if not path.exists():
         raise DataError(f"{path} does not exist; expected a folder of pictures, tars or tables")

@@ -52,9 +52,7 @@ class StoreSettings:
 class StoreWriter:
     """Encodes the pictures of a source into a folder, which `threads` decode and crop.
 
-    Attributes:
-        done: Pictures that went through this writer.
-        progress: Called with `done` after each batch.
+    `progress` is called after each batch with `done`, the pictures that went through this writer.
     """
 
     def __init__(

@@ -83,9 +83,7 @@ class Objective:
     def schedule(self, steps: int, shift: float = 1.0) -> list[float]:
         """Return `steps + 1` native times from pure noise to clean data for a sampler.
 
-        Args:
-            steps: Number of intervals.
-            shift: Time shift; above 1 spends more steps on high noise.
+        A time `shift` above 1 spends more steps on high noise.
         """
         raise NotImplementedError
 

@@ -31,12 +31,7 @@ Noise = Callable[[int, Tensor], Tensor]
 
 
 class Sampler:
-    """Base of all samplers.
-
-    Args:
-        options: The sampler's options.
-        objective: Whose path to follow.
-    """
+    """Base of all samplers; each follows the path of an objective."""
 
     def __init__(self, options: SamplerOptions, objective: Objective) -> None:
         self.options = options
@@ -57,7 +52,7 @@ class Sampler:
 
     def evaluations(self) -> list[tuple[int, float]]:
         """Return (step, native time) of every evaluation of the denoiser, in order."""
-        return [(i, time) for i, time in enumerate(self.times[:-1])]
+        return list(enumerate(self.times[:-1]))
 
     def start(self, noise: Tensor) -> Tensor:
         """Return the noisy image at the first time, from standard normal `noise`."""
