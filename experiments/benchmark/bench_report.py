@@ -115,14 +115,13 @@ def variants_table(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
 
 def profile_table(profiles: dict[str, dict[str, float]]) -> str:
     """Print shares of a step's time: parts down, variants across; then what runs through them."""
-    names = list(profiles)
     labels = {part: part for part in step_profile.PARTS}
     labels |= {kind: f"in {kind}" for kind in step_profile.WITHIN}
     lines = [
-        (label, *(f"{profiles[name][part]:.1%}" for name in names))
+        (label, *(f"{shares[part]:.1%}" for shares in profiles.values()))
         for part, label in labels.items()
     ]
-    return table(("share of a step", *names), lines)
+    return table(("share of a step", *profiles), lines)
 
 
 def blocks_table(rows: Sequence[dict[str, Any]], names: tuple[str, ...]) -> str:

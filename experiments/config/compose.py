@@ -117,15 +117,13 @@ def readable(override: str) -> str:
 
 def _check_single(key: str, value: str) -> None:
     if "," in value and not set(value) & set("'\"[{(\\"):
+        as_one = (
+            f", {key}=[{value}] where the value is a list, or \"{key}='{value}'\" where the comma "
+            "is part of a name"
+        )
         raise ConfigError(
             f"{key}={value}: one run takes one value; type python experiments/run.py -m "
-            f"{key}={value} to run each"
-            + (
-                ""
-                if key in GROUPS
-                else f", {key}=[{value}] where the value is a list, or \"{key}='{value}'\" where "
-                "the comma is part of a name"
-            )
+            f"{key}={value} to run each{'' if key in GROUPS else as_one}"
         )
 
 
@@ -172,15 +170,6 @@ def register_resolvers() -> None:
     )
 
 
-def _store_outside() -> None:
-    """Give Hydra the backbones without a YAML file, which other code has registered."""
-    from hydra.core.config_store import ConfigStore
-
-    for name in names():
-        if not (CONF / "backbone" / f"{name}.yaml").exists():
-            ConfigStore.instance().store(name, outside_node(name), group="backbone")
-
-
 def outside_node(name: str) -> dict[str, Any]:
     """Return the configuration of a backbone that has no YAML file."""
     return {"name": name, **dataclasses.asdict(find(name).options()), **SHARED}
@@ -200,13 +189,16 @@ def complete(argv: Sequence[str]) -> None:
 
 def _compose(overrides: Sequence[str]) -> dict[str, Any]:
     from hydra import compose, initialize_config_dir
+    from hydra.core.config_store import ConfigStore
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     register_resolvers()
-    _store_outside()
+    for name in names():  # those without a YAML file were registered by other code
+        if not (CONF / "backbone" / f"{name}.yaml").exists():
+            ConfigStore.instance().store(name, outside_node(name), group="backbone")
     held = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from backbones.registry import find
 from backbones.sizes import AlignOptions, parse_size
 from experiments.config.parent import parent_digest
-from experiments.data.data_options import describe, fingerprint, parse, places
+from experiments.data.data_options import TASKS, describe, fingerprint, parse, places
 from experiments.diffusion.diffusion_options import options_of
 from experiments.metrics.eval_options import EvalOptions
 from experiments.runtime.option_types import ConfigError, Key, build, check_ranges, keys_of
@@ -41,7 +41,6 @@ CONF = Path(__file__).resolve().parents[1] / "conf"
 GROUPS = ("backbone", "data", "objective", "sampler", "guidance", "eval", "scale", "experiment")
 
 ROLES = ("learns", "routes", "scores", "reports")
-TASKS = ("class", "text", "none")
 TRACKERS = ("none", "tensorboard", "wandb", "trackio")
 # The OpenMP runtime ends the process where it cannot start as many as it is asked for.
 MOST_THREADS = 1024

@@ -271,12 +271,11 @@ class SampleOrder:
             return positions
         epoch = torch.div(positions, self.size, rounding_mode="floor")
         place = positions - epoch * self.size
-        if self.size > _SMALL or positions.device.type != "cpu" or not positions.numel():
-            return self._walk(place, epoch)
-        first, last = int(epoch.min()), int(epoch.max())
-        if last - first > 1:
-            return self._walk(place, epoch)
-        return torch.stack([self._epoch(first), self._epoch(last)])[epoch - first, place]
+        if self.size <= _SMALL and positions.device.type == "cpu" and positions.numel():
+            first, last = int(epoch.min()), int(epoch.max())
+            if last - first <= 1:
+                return torch.stack([self._epoch(first), self._epoch(last)])[epoch - first, place]
+        return self._walk(place, epoch)
 
     def _epoch(self, epoch: int) -> Tensor:
         """Return a whole epoch's order: at small sizes it costs little more than one batch's."""

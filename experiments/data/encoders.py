@@ -194,11 +194,7 @@ def _state(path: Path) -> dict[str, Tensor]:
         ) from None
     found = found.get("state_dict", found) if isinstance(found, dict) else {}
     names = {str(k).removeprefix("first_stage_model."): v for k, v in found.items()}
-    return {
-        name: value
-        for name, value in names.items()
-        if name.startswith(_PREFIXES) and isinstance(value, Tensor)
-    }
+    return {k: v for k, v in names.items() if k.startswith(_PREFIXES) and isinstance(v, Tensor)}
 
 
 def _config(state: dict[str, Tensor]) -> dict[str, Any]:

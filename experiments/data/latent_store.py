@@ -14,6 +14,7 @@ a pickle is refused with a sentence that says how to convert it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import json
@@ -91,7 +92,7 @@ class TensorFile:
                 f"{path} is truncated or no safetensors file ({error}); copy it again, or delete "
                 "it and rerun prepare"
             ) from None
-        self._tensors: dict[str, Tensor] = {}
+        self._tensor = functools.cache(self._file.get_tensor)
 
     def __contains__(self, name: object) -> bool:
         return name in self._shapes
@@ -105,9 +106,7 @@ class TensorFile:
 
     def __getitem__(self, name: str) -> Tensor:
         """Return a tensor that is mapped into memory."""
-        if name not in self._tensors:
-            self._tensors[name] = self._file.get_tensor(name)
-        return self._tensors[name]
+        return self._tensor(name)
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """Refuse a file whose tensor `name` is missing or not of `shape`."""
@@ -276,7 +275,7 @@ class TarStore(Store):
         self._dtype, self._stored, self._header = _npy_header(bytes(index["header"]), where)
         self.kind, self.shape = moments_or_sample(self._stored, kind, where)
         self.scaled = self.kind == "sample"
-        self._maps: dict[int, NDArray[Any]] = {}
+        self._map = functools.cache(_map)
         self.fingerprint = _fingerprint(self, [self._files, list(self._stored)])
 
     def _load_index(self) -> dict[str, Any] | None:
@@ -348,11 +347,8 @@ class TarStore(Store):
         size = self._dtype.itemsize * math.prod(self._stored)
         out = np.empty((len(index), size), np.uint8)
         for row, i in enumerate(index.tolist()):
-            number = int(self._tar[i])
-            if number not in self._maps:
-                self._maps[number] = _map(self._tars[number])
             start = int(self._offset[i]) + self._header
-            out[row] = self._maps[number][start : start + size]
+            out[row] = self._map(self._tars[self._tar[i]])[start : start + size]
         return torch.from_numpy(out.view(self._dtype).reshape(-1, *self._stored))
 
 

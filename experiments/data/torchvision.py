@@ -88,11 +88,8 @@ class TorchvisionOptions(ImageOptions):
 
 
 def _cifar(kind: Any, root: Path) -> tuple[dict[str, Split], Sequence[str]]:
-    meta = (kind.meta["filename"], kind.meta["md5"])
-    files = {
-        root / kind.base_folder / name: md5
-        for name, md5 in (*kind.train_list, *kind.test_list, meta)
-    }
+    listed = [*kind.train_list, *kind.test_list, (kind.meta["filename"], kind.meta["md5"])]
+    files = {root / kind.base_folder / name: md5 for name, md5 in listed}
     if not all(path.is_file() for path in files):
         from torchvision.datasets.utils import extract_archive
 

@@ -251,13 +251,6 @@ def seeded_noise(seeds: Tensor, draw: int, shape: tuple[int, ...]) -> Tensor:
     return Draws(SAMPLING_SEED, 0, seeds).normal(f"sampler.{draw}", shape)
 
 
-def image_shape(model: Any) -> tuple[int, int, int]:
-    """Return (C, H, W) of what `model` denoises."""
-    size = model.config["input_size"]
-    height, width = (size, size) if isinstance(size, int) else size
-    return model.in_channels, int(height), int(width)
-
-
 def generate(
     model: Any,
     objective: Objective,
@@ -324,7 +317,9 @@ def generate(
             plan_reuse(sampler.options, depth, guidance.sparse),
         )
 
-    shape, count, images = image_shape(model), len(seeds), []
+    size = model.config["input_size"]
+    shape = (model.in_channels, *((size, size) if isinstance(size, int) else size))
+    count, images = len(seeds), list[Tensor]()
     batch = max(min(batch, count), 1)
     with torch.no_grad(), evaluating(model, weak_model):
         for start in range(0, count, batch):

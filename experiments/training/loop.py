@@ -184,13 +184,11 @@ class Trainer:
     def read_ahead(self) -> Iterator[Batch]:
         """Return this process's batches from the current step on, read from disk by a thread."""
         rows = self.first + torch.arange(self.local)
-        return iter(
-            Prefetch(
-                self.dataset,
-                lambda step: (self.samples(step, rows), self.draws(rows, step)),
-                self.state.step,
-            )
-        )
+
+        def plan(step: int) -> tuple[Tensor, Draws]:
+            return self.samples(step, rows), self.draws(rows, step)
+
+        return iter(Prefetch(self.dataset, plan, self.state.step))
 
     def seed_torch(self) -> None:
         """Make torch's own generator a function of seed, step and rank as well.

@@ -248,15 +248,11 @@ def show_results(console: log.Console, folder: Path) -> None:
         "none" if summary.get(key) is None else f"{summary[key]:.4g}"
         for key in ("loss", "images_per_s")
     )
-    rows += [
-        ["loss", loss],
-        ["training time", log.clock(summary["wall_s"])],
-        ["images per second", speed],
-    ]
+    time_taken = log.clock(summary["wall_s"])
+    rows += [["loss", loss], ["training time", time_taken], ["images per second", speed]]
+    title = f"{summary['name']}, step {log.grouped(summary['step'])}"
     console.say()
-    console.table(
-        f"{summary['name']}, step {log.grouped(summary['step'])}", rows, ["score", "value"]
-    )
+    console.table(title, rows, ["score", "value"])
     for label, name in (
         ("samples", "samples/final.png"),
         ("progress", "progress.gif"),
