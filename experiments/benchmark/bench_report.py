@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import platform
-import sys
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
@@ -207,7 +206,7 @@ def run(o: BenchOptions, say: Callable[[str], None] = print) -> dict[str, Any]:
 def _heading(o: BenchOptions, env: dict[str, Any]) -> str:
     extra = f", compile={o.compile}" if o.compile != "none" else ""
     extra += ", CUDA graphs" if o.graphs else ""
-    if sys.platform != "win32" and env["load_before"] and env["load_before"] > 1:
+    if (env["load_before"] or 0) > 1:
         extra += f"; the machine is busy (load {env['load_before']:.1f}): trust ratios only"
     return (
         f"{env['device_name']}, torch {env['torch']}, {env['threads']} threads, {o.precision}, "

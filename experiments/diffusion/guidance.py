@@ -73,9 +73,8 @@ class Guidance:
 
         `progress` is 0 at the first sampling step and 1 at the last, `level` is sigma / alpha.
         """
-        if not self.active(level):
-            return [Pass()]
-        return self.guided(progress)
+        both = self.guided(progress)
+        return both if self.active(level) else both[:1]
 
     def active(self, level: float) -> bool:
         """Return whether guidance acts: low < level <= high, and the scale is not 1."""
@@ -144,11 +143,6 @@ class Routed(Guidance):
         super().__init__(options)
         self.strong = rate_over_steps(options.strong, "guidance.strong")
         self.weak = rate_over_steps(options.weak, "guidance.weak")
-
-    def passes(self, progress: float, level: float) -> list[Pass]:
-        """Return both passes, or the strong one alone outside the interval."""
-        both = self.guided(progress)
-        return both if self.active(level) else both[:1]
 
     def guided(self, progress: float) -> list[Pass]:
         """Return the strong and the weak pass at their rates for this step."""
