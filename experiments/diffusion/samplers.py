@@ -59,13 +59,7 @@ class Sampler:
         return noise * self.sigma(self.times[0])
 
     def sample(self, denoise: Denoise, x: Tensor, noise: Noise) -> Tensor:
-        """Walk from `x` at the first time to data.
-
-        Args:
-            denoise: `denoise(x, time, step, evaluation)`.
-            x: `start(noise)`, `(B, C, H, W)`; its dtype is that of the state.
-            noise: Source of further noise, for stochastic samplers.
-        """
+        """Walk from `x` at the first time, `start(noise)` `(B, C, H, W)`, to data in its dtype."""
         for i, time, after in self._intervals():
             x = self.step(denoise, x, i, time, after, noise)
         return x
@@ -262,11 +256,9 @@ SAMPLERS: dict[str, type[Sampler]] = {
 
 
 def create_sampler(options: Any, objective: Objective) -> Sampler:
-    """Return the sampler that `options` names, on the grid of `objective`.
+    """Return the sampler that `options` names, on the grid of the model's `objective`.
 
-    Args:
-        options: A name, a mapping or dataclass with the keys of `conf/sampler/<name>.yaml`.
-        objective: The objective the model was trained with.
+    They are a name, or a mapping or dataclass with the keys of `conf/sampler/<name>.yaml`.
     """
     resolved = options_of("sampler", options)
     return SAMPLERS[resolved.name](resolved, objective)

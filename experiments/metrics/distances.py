@@ -28,9 +28,7 @@ class Moments:
 
         mean = mean_a + d * n_b / n,   scatter = scatter_a + scatter_b + d d^T * n_a n_b / n
 
-    Args:
-        dim: Length of a feature vector.
-        device: Where the sums live; a device without float64 (MPS) is replaced by the CPU.
+    The sums of `dim` features live on `device`; one without float64 (MPS) is replaced by the CPU.
     """
 
     def __init__(self, dim: int, device: torch.device | str | None = None) -> None:

@@ -319,14 +319,10 @@ def create_features(
     dataset: Any = None,
     device: torch.device | str = "cpu",
 ) -> Features:
-    """Return the extractor called `name`.
+    """Return the extractor called `name`, one of `eval_options.FEATURES`, on `device`.
 
-    Args:
-        name: One of `eval_options.FEATURES`.
-        options: Where the weights of the large networks are.
-        cache: Folder of trained classifiers and downloaded weights.
-        dataset: The run's data set; a classifier of another one is refused.
-        device: Where the network runs.
+    The `options` say where the weights of the large networks are; the folder `cache` has trained
+    classifiers and downloaded weights; `dataset` is the run's.
 
     Raises:
         MetricError: An unknown name, a classifier of another data set, or weights that are

@@ -23,32 +23,22 @@ class ConfigError(UserError):
 class Key:
     """What is declared of an option beside its type, as `Annotated[int, Key(...)]`.
 
-    Attributes:
-        role: What the key decides, one of
+    Its role is what the key decides; hash, grouping of runs, budgets and display names follow:
 
-            learns   what is learnt: other values are another experiment
-            routes   what is done to the tokens while training: the treatment that tables compare
-            scores   how samples are made and measured
-            reports  where and how a run computes and what it leaves on disk: the same run
-
-            Hash, grouping of runs, budgets and display names follow from it.
-        least: Smallest value.
-        above: All values are larger.
-        most: Largest value.
-        below: All values are smaller.
-        among: The words it may be.
-        parts: Roles of keys below it that have another one.
-        tip: A value to type instead of a wrong one, where the default is none.
+        learns   what is learnt: other values are another experiment
+        routes   what is done to the tokens while training: the treatment that tables compare
+        scores   how samples are made and measured
+        reports  where and how a run computes and what it leaves on disk: the same run
     """
 
     role: str = "learns"
-    least: float | None = None
-    above: float | None = None
-    most: float | None = None
-    below: float | None = None
-    among: tuple[str, ...] = ()
-    parts: Mapping[str, str] = field(default_factory=dict)
-    tip: Any = None
+    least: float | None = None  # the smallest value
+    above: float | None = None  # all values are larger
+    most: float | None = None  # the largest value
+    below: float | None = None  # all values are smaller
+    among: tuple[str, ...] = ()  # the words it may be
+    parts: Mapping[str, str] = field(default_factory=dict)  # of keys below it with another role
+    tip: Any = None  # to type instead of a wrong value, where the default is none
 
     def check(self, name: str, value: Any, error: type[UserError], tip: Any = None) -> None:
         """Refuse a value out of range, with a `tip` what to type; null is in every range."""

@@ -230,12 +230,9 @@ def check_conditions(model: Any, labels: Tensor | None, text: Tensor | None) -> 
 
 
 def labels_from_seeds(seeds: Tensor, num_classes: int, how: str = "from-seed") -> Tensor | None:
-    """Return a class for each seed, `(n,)`, or None for a model without classes.
+    """Return a class `(n,)` for each of `seeds`, int64 `(n,)`; None for a model without classes.
 
-    Args:
-        seeds: int64 `(n,)`.
-        num_classes: Number of classes.
-        how: `from-seed` draws it (ADM's protocol); `balanced` is seed modulo classes.
+    `how` is `from-seed`, which draws it (ADM's protocol), or `balanced`: seed modulo classes.
     """
     if not num_classes:
         return None

@@ -43,11 +43,7 @@ _COSTS = (
 
 
 def train(config: Config, *, quiet: bool = False) -> Path:
-    """Train `config`, or go on where an earlier start stopped; return the run folder.
-
-    Args:
-        config: A checked configuration (`experiments.config.load`).
-        quiet: Print nothing.
+    """Train a checked `config`, or go on where an earlier start stopped; return the run folder.
 
     Raises:
         UserError: Anything a user can mend, in one sentence.
