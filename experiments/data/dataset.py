@@ -28,6 +28,8 @@ from experiments.data.published_files import ImageOptions
 from routing.errors import suggest
 from routing.rng import Draws
 
+Device = torch.device | str  # where batches are made, and networks run
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -85,9 +87,7 @@ class Dataset(abc.ABC):
     fingerprint: str  # changes when the data change; part of a run's identity
     reads_disk = False  # whether `rows` reads files, so that a prefetch thread pays
 
-    def __init__(
-        self, options: DataOptions, task: str = "class", device: torch.device | str = "cpu"
-    ) -> None:
+    def __init__(self, options: DataOptions, task: str = "class", device: Device = "cpu") -> None:
         require(
             task in TASKS, f"task={task}: expected one of {', '.join(TASKS)}{suggest(task, TASKS)}"
         )
@@ -195,10 +195,7 @@ def to_uint8(x: Tensor) -> Tensor:
 
 
 def create(
-    options: DataOptions | Mapping[str, Any],
-    *,
-    task: str = "class",
-    device: torch.device | str = "cpu",
+    options: DataOptions | Mapping[str, Any], *, task: str = "class", device: Device = "cpu"
 ) -> Dataset:
     """Return the data set that `options` describe.
 
@@ -352,9 +349,7 @@ class PixelSet(Dataset):
     the options' `sample_shape` stand in its middle, on black.
     """
 
-    def __init__(
-        self, options: ImageOptions, task: str = "class", device: torch.device | str = "cpu"
-    ) -> None:
+    def __init__(self, options: ImageOptions, task: str = "class", device: Device = "cpu") -> None:
         super().__init__(options, task, device)
         found = options.read()
         self.class_names, self._white = tuple(found.class_names), found.white

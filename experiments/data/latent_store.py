@@ -30,14 +30,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from experiments.data import latents_spec
 from experiments.data.data_options import DataError, first_line
-from experiments.data.latents_spec import (
-    Manifest,
-    StoredShard,
-    latent_field,
-    layout,
-    moments_or_sample,
-)
 from experiments.data.tars import Member, read_label, samples_of
 from experiments.runtime.files import atomic_path, sha256
 
@@ -77,8 +71,7 @@ class Store:
 class TensorFile:
     """A safetensors file whose tensors read the file as they are indexed; do not write to them.
 
-    The mappings hold no file descriptor, of which a process has 1024 and ImageNet's shards may be
-    more.
+    The mappings hold no file descriptors: a process has 1024, and ImageNet's shards may be more.
     """
 
     def __init__(self, path: Path) -> None:
@@ -161,7 +154,7 @@ class LatentStore(Store):
 
     def __init__(self, path: Path, verify: bool = False) -> None:
         self.path = path
-        self.manifest, self.fingerprint = Manifest.read(path)
+        self.manifest, self.fingerprint = latents_spec.Manifest.read(path)
         manifest = self.manifest
         self.kind, self.shape, self.count = manifest.kind, manifest.shape, manifest.count
         self.has_flips, self.classes = manifest.flips, manifest.classes
@@ -175,7 +168,7 @@ class LatentStore(Store):
         if manifest.labels:
             self.labels = self._shards.all("labels").long()
 
-    def _open(self, shard: StoredShard, verify: bool) -> TensorFile:
+    def _open(self, shard: latents_spec.StoredShard, verify: bool) -> TensorFile:
         path = self.path / shard.file
         if not path.exists():
             raise DataError(f"{path} is missing; copy it again, or rerun prepare to make it again")
@@ -231,7 +224,7 @@ _HEADER_LIMIT = 4096
 def open_store(path: str | os.PathLike[str], *, kind: str = "auto", verify: bool = False) -> Store:
     """Open a folder of latents in any layout; `verify` checks every SHA-256 of a prepared store."""
     folder = Path(path).expanduser()
-    found = layout(folder)
+    found = latents_spec.layout(folder)
     if found == "prepared":
         return LatentStore(folder, verify)
     return TarStore(folder, kind) if found == "tars" else LightningStore(folder, kind)
@@ -255,8 +248,7 @@ class TarStore(Store):
     """WebDataset tars with `latent.npy` and `cls`, as the TREAD release reads them.
 
     MaskDiT's 8-channel moments are read as well, in `latent.npy` or in a field `latent` with the
-    same bytes. Positions of all samples are listed once and kept in the folder where that can be
-    written.
+    same bytes. Positions of all samples are listed once, and kept in the folder if it is writable.
     """
 
     layout = "a set of WebDataset tars"
@@ -273,7 +265,7 @@ class TarStore(Store):
         self.count = len(self._offset)
         where = f"{self._tars[0]}: latent.npy"
         self._dtype, self._stored, self._header = _npy_header(bytes(index["header"]), where)
-        self.kind, self.shape = moments_or_sample(self._stored, kind, where)
+        self.kind, self.shape = latents_spec.moments_or_sample(self._stored, kind, where)
         self.scaled = self.kind == "sample"
         self._map = functools.cache(_map)
         self.fingerprint = _fingerprint(self, [self._files, list(self._stored)])
@@ -313,7 +305,7 @@ class TarStore(Store):
             with path.open("rb") as handle:
                 for key, fields in samples_of(path).items():
                     where = f"{path}: {key}"
-                    member = fields[latent_field(where, fields)]
+                    member = fields[latents_spec.latent_field(where, fields)]
                     found = _read_header(handle, member, f"{where}.{member.field}")
                     if header and found != header:
                         raise DataError(
@@ -430,7 +422,7 @@ class LightningStore(Store):
         if not self.count:
             raise DataError(f"{path} holds {len(files)} shards without a sample")
         stored = files[0].shape("latents")[1:]
-        self.kind, self.shape = moments_or_sample(stored, kind, f"{names[0]}: latents")
+        self.kind, self.shape = latents_spec.moments_or_sample(stored, kind, f"{names[0]}: latents")
         self.has_flips = "latents_flip" in files[0]
         self._shards = Shards(files, counts)
         if "labels" in files[0]:

@@ -68,8 +68,7 @@ def ensemble_loss(
 
     `L = mean_k ( dsm_k + weight * mae_k )`, where `dsm_k` is the objective's loss on the tokens
     that stayed in route k and `mae_k` the same error on those that skipped it. Both are means over
-    their tokens; there is at least one route. The paper's weight is not published; 0.1 is
-    MaskDiT's.
+    their tokens; there is at least one route. Its weight is not published; MaskDiT's is 0.1.
     """
     hidden = [pixel_mask(mask, grid, loss.shape[-1] // grid[1]) for mask in dropped]
     terms = [masked_mean(loss, ~mask) + weight * masked_mean(loss, mask) for mask in hidden]

@@ -413,9 +413,7 @@ def options_of(kind: str, value: Any) -> Any:
             raise DiffusionError(
                 f"unknown key {kind}.{key} for {kind}={name}{suggest(str(key), fields)}"
             )
-    return known[name](
-        **{key: _convert(f"{kind}.{key}", fields[key][0], value[key]) for key in value}
-    )
+    return known[name](**{k: _convert(f"{kind}.{k}", fields[k][0], v) for k, v in value.items()})
 
 
 def _convert(key: str, hint: Any, value: Any) -> Any:

@@ -11,7 +11,7 @@ With `D_s` the strong and `D_w` the weak prediction, all but APG return `w D_s +
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -146,11 +146,8 @@ class Routed(Guidance):
 
     def guided(self, progress: float) -> list[Pass]:
         """Return the strong and the weak pass at their rates for this step."""
-        o = self.options
-        return [
-            Pass(rate=self.strong.at(progress)),
-            Pass(o.weak_label, self.weak.at(progress), weak=o.needs_weak),
-        ]
+        weak = replace(self.weak_pass, rate=self.weak.at(progress))
+        return [Pass(rate=self.strong.at(progress)), weak]
 
 
 class APG(Guidance):

@@ -7,8 +7,9 @@ objective is `dz/du = (z - D) / u`. A sampler integrates it on the objective's o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -60,7 +61,7 @@ class Sampler:
 
     def sample(self, denoise: Denoise, x: Tensor, noise: Noise) -> Tensor:
         """Walk from `x` at the first time, `start(noise)` `(B, C, H, W)`, to data in its dtype."""
-        for i, time, after in self._intervals():
+        for i, (time, after) in enumerate(pairwise(self.times)):
             x = self.step(denoise, x, i, time, after, noise)
         return x
 
@@ -69,10 +70,6 @@ class Sampler:
     ) -> Tensor:
         """Go from `time` to `after`."""
         raise NotImplementedError
-
-    def _intervals(self) -> Iterator[tuple[int, float, float]]:
-        for i in range(self.steps):
-            yield i, self.times[i], self.times[i + 1]
 
     def _slope(self, x: Tensor, x0: Tensor, time: float) -> Tensor:
         """Return dz/du at `time`."""
@@ -121,8 +118,10 @@ class Heun(Sampler):
 
     def evaluations(self) -> list[tuple[int, float]]:
         """Return two evaluations a step, one for the last."""
-        pairs = [[(i, self._first(time)), (i, after)] for i, time, after in self._intervals()]
-        return [item for pair in pairs for item in pair][:-1]
+        found = []
+        for i, (time, after) in enumerate(pairwise(self.times)):
+            found += [(i, self._first(time)), (i, after)]
+        return found[:-1]
 
     def _first(self, time: float) -> float:
         return time

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.data.dataset import create
+from experiments.data.dataset import Device, create
 from experiments.data.probe import adherence
 from experiments.metrics import collect, distances
 from experiments.metrics.eval_options import (
@@ -150,7 +150,7 @@ class Meter:
         return {metric: ratio, f"{metric}_heldout": fresh}
 
 
-def pixel_meter(dataset: Any, options: EvalOptions, device: torch.device | str = "cpu") -> Meter:
+def pixel_meter(dataset: Any, options: EvalOptions, device: Device = "cpu") -> Meter:
     """Return the meter of `memorisation_pixels`."""
     held = torch.cat([x.cpu() for x in split_images(dataset, "test")])
     if max(held.shape[-2:]) > _LARGEST_PIXELS:
@@ -211,7 +211,7 @@ def prepare(
     options: EvalOptions,
     dataset: Any,
     cache: str | os.PathLike[str],
-    device: torch.device | str = "cpu",
+    device: Device = "cpu",
     labelled: bool = True,
     data: Any = None,
 ) -> list[Meter | AdherenceMeter]:

@@ -268,9 +268,8 @@ class SmallAutoencoder(nn.Module):
             channels, wider, size = wider, min(2 * wider, 4 * recipe.width), size // 2
         inner = (channels, size, size)
         code = nn.Linear(channels * size * size, self.dim)
-        self.encoder = nn.Sequential(
-            *down, nn.Flatten(), code, nn.BatchNorm1d(self.dim, affine=False)
-        )
+        unit = nn.BatchNorm1d(self.dim, affine=False)
+        self.encoder = nn.Sequential(*down, nn.Flatten(), code, unit)
         back = nn.Linear(self.dim, channels * size * size)
         self.decoder = nn.Sequential(back, nn.Unflatten(1, inner), *up)
 

@@ -64,10 +64,8 @@ def training_loss(
 
     loss = reduce(terms, output, model, train, pair)
     if encode is not None and output.aligned is not None and output.aligned_layout is not None:
-        found = output.aligned_layout
-        loss = loss + train.align_weight * losses.alignment_loss(
-            output.aligned.float(), encode(batch.x), found.ids
-        )
+        projected, ids = output.aligned.float(), output.aligned_layout.ids
+        loss = loss + train.align_weight * losses.alignment_loss(projected, encode(batch.x), ids)
     return loss
 
 
@@ -99,8 +97,7 @@ def reduce(
     """
     grid, patch = model.grid, model.size.patch
     if output.kept is not None:
-        # Tokens were dropped for good: they are not denoised, and with a decoder reconstructed
-        # instead (MaskDiT).
+        # Tokens dropped for good are not denoised; a decoder reconstructs them instead (MaskDiT).
         kept = output.kept.expand(len(terms), -1)
         if model.decoder is None:
             return losses.masked_mean(terms, losses.pixel_mask(kept, grid, patch))
