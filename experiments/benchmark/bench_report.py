@@ -148,15 +148,10 @@ def blocks_table(rows: Sequence[dict[str, Any]], names: tuple[str, ...]) -> str:
 def loop_table(rows: Sequence[dict[str, Any]]) -> str:
     """Print what the training loop takes beside forward, backward and optimizer."""
     headers = ["training at scale tiny, route 2-8", "ms/step", "of it the loop", "to first step"]
-    lines = [
-        (
-            r["backbone"],
-            f"{1e3 * r['step_s']:.0f}",
-            f"{r['overhead']:.1%}",
-            f"{r['first_step_s']:.1f} s",
-        )
-        for r in rows
-    ]
+    lines = []
+    for r in rows:
+        step, first = f"{1e3 * r['step_s']:.0f}", f"{r['first_step_s']:.1f} s"
+        lines.append([r["backbone"], step, f"{r['overhead']:.1%}", first])
     return table(headers, lines)
 
 

@@ -233,13 +233,8 @@ def loop_share(backbone: str, clock: str = "wall", steps: int = LOOP_STEPS) -> d
     save_s = saving / run.config.train.save_every
     step_s = (whole - saving) / steps + save_s
     overhead_s = step_s - run.seconds["work"] / steps
-    return {
-        "backbone": backbone,
-        "step_s": step_s,
-        "overhead_s": overhead_s,
-        "overhead": overhead_s / step_s,
-        "save_s": saving,
-    }
+    found = {"backbone": backbone, "step_s": step_s, "overhead_s": overhead_s}
+    return found | {"overhead": overhead_s / step_s, "save_s": saving}
 
 
 def first_step(backbone: str) -> float:

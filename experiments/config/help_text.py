@@ -208,8 +208,7 @@ def dry_run(config: Config) -> None:
         f"task {config.task}), {config.objective['name']}, lr {train.lr:g}, {train.precision}; "
         f"scored by eval={config.eval['name']}",
         f"memory      about {memory / 2**30:.3g} GB at the peak: {state / 2**30:.3g} GB of "
-        "weights, gradients, moments and EMA,"
-        " the rest activations",
+        "weights, gradients, moments and EMA, the rest activations",
         timed_line(config, arguments) if full else time_line(config, work),
         f"run         {' or '.join(map(str, folders))}   ({known}; nothing was trained)",
         *(["", yaml.safe_dump(config.to_dict(), sort_keys=False).rstrip()] if full else []),

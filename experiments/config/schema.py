@@ -218,14 +218,10 @@ class Config:
         values["route"] = self.resolved_route
         del values["routing"]["route"]
         # With a schedule that ends at the last step, another number of steps is another run.
-        keep_steps = self.train.schedule != "constant" or (
-            self.resolved_route != "none"
-            and (
-                self.routing.schedule != "constant"
-                or self.routing.off_after < 1
-                or "/" in self.route
-            )
-        )
+        routing = self.routing
+        staged = routing.schedule != "constant" or routing.off_after < 1 or "/" in self.route
+        routed = self.resolved_route != "none"
+        keep_steps = self.train.schedule != "constant" or (routed and staged)
         steps = values["train"]["steps"]
         values = _without(values, "reports")
         # Hashed until they were found to be reports: their defaults keep the names of older runs.

@@ -57,14 +57,11 @@ class TorchvisionOptions(published.ImageOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        shape, classes, _ = SETS[self.set]
+        shape, classes, alike = SETS[self.set]
         object.__setattr__(self, "sample_shape", shape)
         object.__setattr__(self, "class_count", classes)
-
-    @property
-    def mirrored(self) -> bool:
-        """Whether training images are mirrored at random."""
-        return self.flip == "mirror" or (self.flip == "auto" and SETS[self.set][2])
+        mirrored = self.flip == "mirror" or (self.flip == "auto" and alike)
+        object.__setattr__(self, "mirrored", mirrored)
 
     def read(self) -> published.LabelledImages:
         """Return the published split."""

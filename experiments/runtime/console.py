@@ -1,8 +1,7 @@
 """What a run says: banner, progress, metrics on disk, heartbeat (no torch here).
 
-The files are the record: `metrics.jsonl` (one object per logged step) and `status.json` (where
-the run is).
-The terminal and the optional trackers show the same numbers.
+The files are the record: `metrics.jsonl` (one object per logged step) and `status.json` (where the
+run is). The terminal and the optional trackers show the same numbers.
 """
 
 from __future__ import annotations
@@ -148,13 +147,8 @@ class Console:
         self.quiet = quiet
         self.live = (sys.stderr if stderr else sys.stdout).isatty() and not quiet
         # Off a terminal nothing wraps: a log's lines stay whole whatever the reader's width.
-        self.rich = Rich(
-            quiet=quiet,
-            stderr=stderr,
-            highlight=False,
-            soft_wrap=True,
-            width=None if self.live else 200,
-        )
+        width = None if self.live else 200
+        self.rich = Rich(quiet=quiet, stderr=stderr, highlight=False, soft_wrap=True, width=width)
         self._bar: Any = None
         self._once: set[str] = set()
 

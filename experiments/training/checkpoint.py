@@ -185,13 +185,8 @@ def export(
     info: Mapping[str, Any],
 ) -> None:
     """Write `model.safetensors`: weights, with config and model arguments as metadata."""
-    metadata = {
-        "format": FORMAT,
-        "step": str(step),
-        "config": json.dumps(config.to_dict()),
-        "model": json.dumps(model.config),
-        "data": json.dumps(dict(info)),
-    }
+    about = {"config": config.to_dict(), "model": model.config, "data": dict(info), "step": step}
+    metadata = {"format": FORMAT, **{key: json.dumps(value) for key, value in about.items()}}
     with atomic_path(path) as temporary:
         try:
             save_file(_portable(weights), temporary, metadata)

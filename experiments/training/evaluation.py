@@ -109,7 +109,6 @@ class Evaluation:
                 self.config,
                 self.dataset,
                 step=step,
-                samples=self.config.eval["samples"],
                 accelerator=self.accelerator,
                 console=self.console,
             )

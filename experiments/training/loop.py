@@ -434,7 +434,6 @@ class Trainer:
         raise Diverged(
             f"step {state.step}: {streak} steps in a row had a non-finite loss or gradient (times "
             f"{float(times.min()):.4g} to {float(times.max()):.4g}, samples "
-            f"{samples[:8].tolist()}...); last "
-            f"good checkpoint: {last or 'none'}; "
+            f"{samples[:8].tolist()}...); last good checkpoint: {last or 'none'}; "
             f"try train.lr={train.lr / 3:.1g} or train.clip=1"
         )

@@ -201,12 +201,8 @@ def finish(config: Config, state: TrainingState, cost: Cost, wall: float) -> Non
     weights |= {k: v for k, v in model.state_dict().items() if k not in weights}
     checkpoint.export(folder / "model.safetensors", model, weights, config, step, state.info)
     curve = evaluation.draw_curve(folder)
-    lines = log.read_jsonl(folder / "scores.jsonl")
-    scores = {
-        line["metric"]: line["value"]
-        for line in lines
-        if line.get("step") == step and log.is_score(line)
-    }
+    lines = filter(log.is_score, log.read_jsonl(folder / "scores.jsonl"))
+    scores = {line["metric"]: line["value"] for line in lines if line.get("step") == step}
     last = (log.read_metrics(folder) or [{}])[-1]
     summary = {
         "status": "done",
