@@ -137,8 +137,7 @@ def prepare(given: argparse.Namespace) -> None:
     from experiments.data.picture_sources import open_source
     from experiments.data.store_writer import StoreSettings, StoreWriter
 
-    columns = {"image": given.image_column, "label": given.label_column}
-    columns["caption"] = given.caption_column
+    columns = {role: getattr(given, f"{role}_column") for role in ("image", "label", "caption")}
     source = open_source(
         given.pictures, captions=given.captions, files=given.files, columns=columns
     )

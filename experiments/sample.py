@@ -12,12 +12,7 @@ if __name__ == "__main__":
 
 from experiments.diffusion.diffusion_options import OPTIONS, DiffusionError
 from experiments.runtime.command import run_command
-from experiments.sampling.request import (
-    chosen_options,
-    parse_captions,
-    parse_numbers,
-    parse_overrides,
-)
+from experiments.sampling import request
 from routing.errors import Parser
 
 EXAMPLES = """\
@@ -65,9 +60,9 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Run the command with these arguments; return its exit code."""
     args = parser().parse_intermixed_args(argv)
-    changes = parse_overrides(args.changes)
-    seeds = parse_numbers(args.seeds, "--seeds")
-    captions = parse_captions(args.captions) if args.captions else None
+    changes = request.parse_overrides(args.changes)
+    seeds = request.parse_numbers(args.seeds, "--seeds")
+    captions = request.parse_captions(args.captions) if args.captions else None
     if args.steps is not None:
         changes["sampler"]["steps"] = args.steps
     if args.scale is not None:
@@ -81,7 +76,7 @@ def main(argv: list[str]) -> int:
     # What can be refused without weights is refused before torch starts.
     for kind, name in (("sampler", args.sampler), ("guidance", args.guidance)):
         if name is not None:
-            chosen_options(kind, {}, name, changes[kind])
+            request.chosen_options(kind, {}, name, changes[kind])
 
     from experiments.sampling.sample_command import sample
 

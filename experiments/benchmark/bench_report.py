@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import platform
-import sys
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
@@ -115,14 +114,13 @@ def variants_table(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
 
 def profile_table(profiles: dict[str, dict[str, float]]) -> str:
     """Print shares of a step's time: parts down, variants across; then what runs through them."""
-    names = list(profiles)
     labels = {part: part for part in step_profile.PARTS}
     labels |= {kind: f"in {kind}" for kind in step_profile.WITHIN}
     lines = [
-        (label, *(f"{profiles[name][part]:.1%}" for name in names))
+        (label, *(f"{shares[part]:.1%}" for shares in profiles.values()))
         for part, label in labels.items()
     ]
-    return table(("share of a step", *names), lines)
+    return table(("share of a step", *profiles), lines)
 
 
 def blocks_table(rows: Sequence[dict[str, Any]], names: tuple[str, ...]) -> str:
@@ -150,15 +148,10 @@ def blocks_table(rows: Sequence[dict[str, Any]], names: tuple[str, ...]) -> str:
 def loop_table(rows: Sequence[dict[str, Any]]) -> str:
     """Print what the training loop takes beside forward, backward and optimizer."""
     headers = ["training at scale tiny, route 2-8", "ms/step", "of it the loop", "to first step"]
-    lines = [
-        (
-            r["backbone"],
-            f"{1e3 * r['step_s']:.0f}",
-            f"{r['overhead']:.1%}",
-            f"{r['first_step_s']:.1f} s",
-        )
-        for r in rows
-    ]
+    lines = []
+    for r in rows:
+        step, first = f"{1e3 * r['step_s']:.0f}", f"{r['first_step_s']:.1f} s"
+        lines.append([r["backbone"], step, f"{r['overhead']:.1%}", first])
     return table(headers, lines)
 
 
@@ -208,7 +201,7 @@ def run(o: BenchOptions, say: Callable[[str], None] = print) -> dict[str, Any]:
 def _heading(o: BenchOptions, env: dict[str, Any]) -> str:
     extra = f", compile={o.compile}" if o.compile != "none" else ""
     extra += ", CUDA graphs" if o.graphs else ""
-    if sys.platform != "win32" and env["load_before"] and env["load_before"] > 1:
+    if (env["load_before"] or 0) > 1:
         extra += f"; the machine is busy (load {env['load_before']:.1f}): trust ratios only"
     return (
         f"{env['device_name']}, torch {env['torch']}, {env['threads']} threads, {o.precision}, "

@@ -77,15 +77,11 @@ def run_tests() -> dict[str, Any]:
     began = time.perf_counter()
     words = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--color=no", "tests"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    seconds = time.perf_counter() - began
     lines = [*done.stdout.strip().splitlines(), *done.stderr.strip().splitlines()] or ["no output"]
     failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
     last = next((line for line in reversed(lines) if re.search(r"\d+ \w+ in ", line)), lines[-1])
-    return {
-        "rc": done.returncode,
-        "last": last.strip("= "),
-        "failed": failed,
-        "seconds": time.perf_counter() - began,
-    }
+    return {"rc": done.returncode, "last": last.strip("= "), "failed": failed, "seconds": seconds}
 
 
 def time_steps(size: str, backbone: str, words: list[str], device: torch.device) -> dict[str, Any]:
@@ -99,8 +95,7 @@ def time_steps(size: str, backbone: str, words: list[str], device: torch.device)
     while True:
         o = parse([*keys, f"batch={batch}"], BenchOptions)
         try:
-            rows = step_times.measure(o, size, o.tokens[0], device)
-            return {"batch": batch, "rows": rows}
+            return {"batch": batch, "rows": step_times.measure(o, size, o.tokens[0], device)}
         except torch.cuda.OutOfMemoryError:
             if batch == 1:
                 return {"error": "out of memory with one sample"}

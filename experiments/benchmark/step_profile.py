@@ -98,8 +98,7 @@ def _scopes(step: Step) -> Iterator[None]:
         for method in ("open", "gather", "scatter"):
             wrap(StackPass, method, "route")
         for method in ROUTE:
-            if hasattr(Layout, method):
-                wrap(Layout, method, "route")
+            wrap(Layout, method, "route")
         for method in ("to_scan", "from_scan"):
             wrap(Layout, method, SCAN)
         yield
@@ -234,13 +233,8 @@ def loop_share(backbone: str, clock: str = "wall", steps: int = LOOP_STEPS) -> d
     save_s = saving / run.config.train.save_every
     step_s = (whole - saving) / steps + save_s
     overhead_s = step_s - run.seconds["work"] / steps
-    return {
-        "backbone": backbone,
-        "step_s": step_s,
-        "overhead_s": overhead_s,
-        "overhead": overhead_s / step_s,
-        "save_s": saving,
-    }
+    found = {"backbone": backbone, "step_s": step_s, "overhead_s": overhead_s}
+    return found | {"overhead": overhead_s / step_s, "save_s": saving}
 
 
 def first_step(backbone: str) -> float:
@@ -273,10 +267,8 @@ class BlockRun:
         side = math.isqrt(tokens)
         shape = parse_size(size)
         torch.manual_seed(0)
-        model = backbones.create(
-            name, size, depth=2, input_size=side * shape.patch, num_classes=0
-        ).to(device)
-        self.block = model.stack.blocks[1]
+        model = backbones.create(name, size, depth=2, input_size=side * shape.patch, num_classes=0)
+        self.block = model.to(device).stack.blocks[1]
         self.layout = Layout((side, side), device=device)
         self.x = torch.randn(batch, tokens, shape.width, device=device, requires_grad=True)
         self.cond = torch.randn(batch, 6, 1, shape.width, device=device)

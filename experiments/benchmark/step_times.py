@@ -126,7 +126,7 @@ class Step:
     """One variant of the real training step, ready to run: call it for one step."""
 
     def __init__(self, case: Case, o: BenchOptions, device: torch.device) -> None:
-        self.case, self.device = case, device
+        self.device = device
         route, none = str(case.route), {"name": "none"}
         config = Config(
             seed=0, scale="bench", size=case.size, route=route, task="class",

@@ -5,15 +5,6 @@ from experiments.config.schema import CONF, GROUPS, ROLES, Config, PathsConfig, 
 from experiments.runtime.option_types import ConfigError, flatten
 
 __all__ = [
-    "CONF",
-    "GROUPS",
-    "ROLES",
-    "Config",
-    "ConfigError",
-    "PathsConfig",
-    "TrainConfig",
-    "flatten",
-    "load",
-    "options_of",
-    "role",
-]
+    "CONF", "GROUPS", "ROLES", "Config", "ConfigError", "PathsConfig", "TrainConfig", "flatten",
+    "load", "options_of", "role",
+]  # fmt: skip

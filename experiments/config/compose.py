@@ -35,7 +35,10 @@ def load(overrides: Sequence[str] = ()) -> Config:
     groups = [(key, value) for key, value in pairs if key in GROUPS]
     for key, value in groups:
         _check_single(key, value)
-        _check_group(key, value)
+        if value not in (available := options_of(key)):
+            guess = suggest(value, available).replace("did you mean ", f"did you mean {key}=")
+            listed = " ".join(available)
+            raise ConfigError(f"unknown {key} {value!r}{guess} (available: {listed})")
     base, known = _base(tuple(f"{key}={value}" for key, value in groups))
     for key, value in pairs:
         if key in GROUPS:
@@ -117,15 +120,13 @@ def readable(override: str) -> str:
 
 def _check_single(key: str, value: str) -> None:
     if "," in value and not set(value) & set("'\"[{(\\"):
+        as_one = (
+            f", {key}=[{value}] where the value is a list, or \"{key}='{value}'\" where the comma "
+            "is part of a name"
+        )
         raise ConfigError(
             f"{key}={value}: one run takes one value; type python experiments/run.py -m "
-            f"{key}={value} to run each"
-            + (
-                ""
-                if key in GROUPS
-                else f", {key}=[{value}] where the value is a list, or \"{key}='{value}'\" where "
-                "the comma is part of a name"
-            )
+            f"{key}={value} to run each{'' if key in GROUPS else as_one}"
         )
 
 
@@ -148,13 +149,6 @@ def _has_option(group: str, name: str, key: str) -> bool:
     return key in OmegaConf.load(CONF / group / f"{name}.yaml")
 
 
-def _check_group(group: str, value: str) -> None:
-    names = options_of(group)
-    if value not in names:
-        guess = suggest(value, names).replace("did you mean ", f"did you mean {group}=")
-        raise ConfigError(f"unknown {group} {value!r}{guess} (available: {' '.join(names)})")
-
-
 def options_of(group: str) -> list[str]:
     """Return the names a group can be set to: its YAML files, and any registered backbone."""
     files = {path.stem for path in (CONF / group).glob("*.yaml")}
@@ -165,20 +159,10 @@ def register_resolvers() -> None:
     """Give the YAML files what a data set says of itself: `${evaluation:...}`, `${of_data:...}`."""
     from omegaconf import OmegaConf
 
-    OmegaConf.register_new_resolver("evaluation", evaluation, replace=True)
+    register = OmegaConf.register_new_resolver
+    register("evaluation", evaluation, replace=True)
     # Values that a data set wants of a run's configuration: its `patch`, its `p_mean`.
-    OmegaConf.register_new_resolver(
-        "of_data", lambda n, k: getattr(options_class(n), k), replace=True
-    )
-
-
-def _store_outside() -> None:
-    """Give Hydra the backbones without a YAML file, which other code has registered."""
-    from hydra.core.config_store import ConfigStore
-
-    for name in names():
-        if not (CONF / "backbone" / f"{name}.yaml").exists():
-            ConfigStore.instance().store(name, outside_node(name), group="backbone")
+    register("of_data", lambda n, k: getattr(options_class(n), k), replace=True)
 
 
 def outside_node(name: str) -> dict[str, Any]:
@@ -200,13 +184,16 @@ def complete(argv: Sequence[str]) -> None:
 
 def _compose(overrides: Sequence[str]) -> dict[str, Any]:
     from hydra import compose, initialize_config_dir
+    from hydra.core.config_store import ConfigStore
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     register_resolvers()
-    _store_outside()
+    for name in names():  # those without a YAML file were registered by other code
+        if not (CONF / "backbone" / f"{name}.yaml").exists():
+            ConfigStore.instance().store(name, outside_node(name), group="backbone")
     held = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:

@@ -19,13 +19,7 @@ from experiments.metrics.eval_options import MetricError
 from experiments.runtime import console
 from experiments.runtime.memory import check_fits, keep_freed_memory, visible_gpus
 from experiments.runtime.option_types import ConfigError
-from experiments.training.routes import (
-    TrainingRoutes,
-    banner_lines,
-    first_route,
-    model_arguments,
-    run_cost,
-)
+from experiments.training import routes
 from routing.errors import suggest
 from routing.route import Route
 
@@ -161,13 +155,13 @@ def check_ready(config: Config, processes: int, on_gpu: bool) -> None:
     """Refuse what so many processes, on GPUs or not, would refuse before their first step."""
     config.check_processes(processes, on_gpu)
     data_options.parse(config.data).check()
-    model = model_arguments(config, data_options.describe(config.data))
+    model = routes.model_arguments(config, data_options.describe(config.data))
     guidance = diffusion_options("guidance", config.guidance)
     checkpoint, named = (getattr(guidance, key, None) for key in ("checkpoint", "route"))
     guidance.check(
         conditional=bool(model["num_classes"] or model["text"]),
         null_seen=config.train.label_drop > 0,
-        routed=bool(first_route(config) if named is None else Route.parse(named)),
+        routed=bool(routes.first_route(config) if named is None else Route.parse(named)),
         fused="fuse" in model,
         weak=checkpoint is not None and bool(split(checkpoint, "guidance.checkpoint=")),
         channels=model["in_channels"],
@@ -186,8 +180,8 @@ def dry_run(config: Config) -> None:
     kernels named and a step timed, and the whole configuration follows.
     """
     info = data_options.describe(config.data)
-    arguments = model_arguments(config, info)
-    cost = run_cost(config, arguments)
+    arguments = routes.model_arguments(config, info)
+    cost = routes.run_cost(config, arguments)
     train, kernels = config.train, list[str]()
     if full := config.dry == "full":
         import torch
@@ -209,13 +203,12 @@ def dry_run(config: Config) -> None:
     there = any(folder.exists() for folder in folders)
     known = "there already: it goes on, or is done" if there else "new"
     lines = [
-        *banner_lines(config, cost, kernels),
+        *routes.banner_lines(config, cost, kernels),
         f"trains      {train.steps} steps of {train.batch} on {info['name']} ({shape}, "
         f"task {config.task}), {config.objective['name']}, lr {train.lr:g}, {train.precision}; "
         f"scored by eval={config.eval['name']}",
         f"memory      about {memory / 2**30:.3g} GB at the peak: {state / 2**30:.3g} GB of "
-        "weights, gradients, moments and EMA,"
-        " the rest activations",
+        "weights, gradients, moments and EMA, the rest activations",
         timed_line(config, arguments) if full else time_line(config, work),
         f"run         {' or '.join(map(str, folders))}   ({known}; nothing was trained)",
         *(["", yaml.safe_dump(config.to_dict(), sort_keys=False).rstrip()] if full else []),
@@ -274,12 +267,12 @@ def step_seconds(config: Config, arguments: dict[str, Any], samples: int) -> flo
     model = backbones.create(**arguments).to(device)
     x = torch.randn(samples, *data_options.describe(config.data)["shape"], device=device)
     t = torch.rand(samples, device=device)
-    routes, best = TrainingRoutes(config), float("inf")
+    run_routes, best = routes.TrainingRoutes(config), float("inf")
     for step in range(3):
         start = time.perf_counter()
         draws = Draws(config.seed, step, torch.arange(samples, device=device), device=device)
         with torch.autocast(device, torch.bfloat16, enabled=config.train.precision == "bf16"):
-            loss = model(x, t, routing=routes.training(draws, 0.0)).float().square().mean()
+            loss = model(x, t, routing=run_routes.training(draws, 0.0)).float().square().mean()
         loss.backward()
         loss.item()
         best = min(best, time.perf_counter() - start)

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from backbones.registry import find
 from backbones.sizes import AlignOptions, parse_size
 from experiments.config.parent import parent_digest
-from experiments.data.data_options import describe, fingerprint, parse, places
+from experiments.data.data_options import TASKS, describe, fingerprint, parse, places
 from experiments.diffusion.diffusion_options import options_of
 from experiments.metrics.eval_options import EvalOptions
 from experiments.runtime.option_types import ConfigError, Key, build, check_ranges, keys_of
@@ -41,7 +41,6 @@ CONF = Path(__file__).resolve().parents[1] / "conf"
 GROUPS = ("backbone", "data", "objective", "sampler", "guidance", "eval", "scale", "experiment")
 
 ROLES = ("learns", "routes", "scores", "reports")
-TASKS = ("class", "text", "none")
 TRACKERS = ("none", "tensorboard", "wandb", "trackio")
 # The OpenMP runtime ends the process where it cannot start as many as it is asked for.
 MOST_THREADS = 1024
@@ -219,14 +218,10 @@ class Config:
         values["route"] = self.resolved_route
         del values["routing"]["route"]
         # With a schedule that ends at the last step, another number of steps is another run.
-        keep_steps = self.train.schedule != "constant" or (
-            self.resolved_route != "none"
-            and (
-                self.routing.schedule != "constant"
-                or self.routing.off_after < 1
-                or "/" in self.route
-            )
-        )
+        routing = self.routing
+        staged = routing.schedule != "constant" or routing.off_after < 1 or "/" in self.route
+        routed = self.resolved_route != "none"
+        keep_steps = self.train.schedule != "constant" or (routed and staged)
         steps = values["train"]["steps"]
         values = _without(values, "reports")
         # Hashed until they were found to be reports: their defaults keep the names of older runs.

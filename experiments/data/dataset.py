@@ -28,6 +28,8 @@ from experiments.data.published_files import ImageOptions
 from routing.errors import suggest
 from routing.rng import Draws
 
+Device = torch.device | str  # where batches are made, and networks run
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -70,11 +72,9 @@ class Rows:
 class Dataset(abc.ABC):
     """A data set whose samples are functions of (split, index, draws).
 
-    Args:
-        options: What is known before the data are read; a subclass whose files say more sets
-            `shape`, `num_classes` and `text` anew.
-        task: `class`, `text` or `none`: what `batch` returns beside `x`.
-        device: Where batches are made.
+    The `options` say what is known before the data are read; a subclass whose files say more sets
+    `shape`, `num_classes` and `text` anew. The `task` is `class`, `text` or `none`: what `batch`
+    returns beside `x`. Batches are made on the `device`.
     """
 
     name: str  # as in `data=`
@@ -87,9 +87,7 @@ class Dataset(abc.ABC):
     fingerprint: str  # changes when the data change; part of a run's identity
     reads_disk = False  # whether `rows` reads files, so that a prefetch thread pays
 
-    def __init__(
-        self, options: DataOptions, task: str = "class", device: torch.device | str = "cpu"
-    ) -> None:
+    def __init__(self, options: DataOptions, task: str = "class", device: Device = "cpu") -> None:
         require(
             task in TASKS, f"task={task}: expected one of {', '.join(TASKS)}{suggest(task, TASKS)}"
         )
@@ -153,12 +151,9 @@ class Dataset(abc.ABC):
         return Condition(batch.y, batch.text, batch.captions)
 
     def prompts(self, index: Tensor) -> Condition:
-        """Return what to ask a model for, for any number of samples: held-out labels or captions.
+        """Return held-out labels or captions to ask a model for, of samples `index` (B,) from 0 on.
 
         They repeat where the held-out split is smaller, and are training ones where there is none.
-
-        Args:
-            index: (B,) int64, from 0 on.
         """
         split = "test" if "test" in self.sizes else "train"
         size = self.sizes[split]
@@ -200,17 +195,12 @@ def to_uint8(x: Tensor) -> Tensor:
 
 
 def create(
-    options: DataOptions | Mapping[str, Any],
-    *,
-    task: str = "class",
-    device: torch.device | str = "cpu",
+    options: DataOptions | Mapping[str, Any], *, task: str = "class", device: Device = "cpu"
 ) -> Dataset:
     """Return the data set that `options` describe.
 
-    Args:
-        options: A dataclass of a NAME_spec.py, or a mapping with its keys and a `name`.
-        task: `class`, `text` or `none`: what batches carry beside the data.
-        device: Where batches are made.
+    They are a dataclass of a NAME_spec.py, or a mapping with its keys and a `name`; `task` and
+    `device` are those of `Dataset`.
 
     Raises:
         DataError: Options, files or task that do not fit, in one sentence.
@@ -239,9 +229,7 @@ def _mix(value: Tensor) -> Tensor:
 class SampleOrder:
     """Which sample comes at a position of an endless training stream.
 
-    Args:
-        seed: Another seed is another order.
-        size: Number of samples, or None for an endless stream, which needs no shuffling.
+    Another seed is another order; a stream without a `size` is endless and needs no shuffling.
 
     Raises:
         DataError: The data set is empty.
@@ -259,24 +247,19 @@ class SampleOrder:
         self._half = 3 if size is None else max(3, (max(size - 1, 1).bit_length() + 1) // 2)
 
     def lookup(self, positions: Tensor) -> Tensor:
-        """Return the samples at `positions`, every sample once per epoch.
+        """Return the samples, `0..size-1`, at `positions`, every sample once per epoch.
 
-        Args:
-            positions: int64, any shape: 0, 1, 2, ... counted over the whole run.
-
-        Returns:
-            Sample indices in `0..size-1`, shaped as `positions`.
+        Both are int64 of one shape, any; positions are counted over the whole run, from 0 on.
         """
         if self.size is None:
             return positions
         epoch = torch.div(positions, self.size, rounding_mode="floor")
         place = positions - epoch * self.size
-        if self.size > _SMALL or positions.device.type != "cpu" or not positions.numel():
-            return self._walk(place, epoch)
-        first, last = int(epoch.min()), int(epoch.max())
-        if last - first > 1:
-            return self._walk(place, epoch)
-        return torch.stack([self._epoch(first), self._epoch(last)])[epoch - first, place]
+        if self.size <= _SMALL and positions.device.type == "cpu" and positions.numel():
+            first, last = int(epoch.min()), int(epoch.max())
+            if last - first <= 1:
+                return torch.stack([self._epoch(first), self._epoch(last)])[epoch - first, place]
+        return self._walk(place, epoch)
 
     def _epoch(self, epoch: int) -> Tensor:
         """Return a whole epoch's order: at small sizes it costs little more than one batch's."""
@@ -315,13 +298,8 @@ class Prefetch:
     Data sets that compute their samples are simply asked; those that read files are read ahead by a
     thread. Its errors are raised where the batch is asked for. Leaving the loop ends the thread.
 
-    Args:
-        dataset: Where batches come from.
-        plan: Gives a step's sample indices (on the CPU) and its random numbers.
-        start: First step.
-        stop: One past the last step; None is endless.
-        depth: Batches that may wait.
-        split: `train` or `test`.
+    `plan` gives a step's sample indices (on the CPU) and its random numbers, a `stop` of None is
+    endless, and `depth` batches may wait.
     """
 
     def __init__(
@@ -371,9 +349,7 @@ class PixelSet(Dataset):
     the options' `sample_shape` stand in its middle, on black.
     """
 
-    def __init__(
-        self, options: ImageOptions, task: str = "class", device: torch.device | str = "cpu"
-    ) -> None:
+    def __init__(self, options: ImageOptions, task: str = "class", device: Device = "cpu") -> None:
         super().__init__(options, task, device)
         found = options.read()
         self.class_names, self._white = tuple(found.class_names), found.white

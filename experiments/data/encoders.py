@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from experiments.data.data_options import DataError, first_line
-from experiments.data.dataset import to_uint8
+from experiments.data.dataset import Device, to_uint8
 from routing.rng import Draws
 
 DEFAULT = "stabilityai/sd-vae-ft-ema"
@@ -68,7 +68,7 @@ class Autoencoder:
     def __init__(
         self,
         name: str,
-        device: torch.device | str = "cpu",
+        device: Device = "cpu",
         dtype: torch.dtype = torch.float32,
         download: bool = False,
     ) -> None:
@@ -194,11 +194,7 @@ def _state(path: Path) -> dict[str, Tensor]:
         ) from None
     found = found.get("state_dict", found) if isinstance(found, dict) else {}
     names = {str(k).removeprefix("first_stage_model."): v for k, v in found.items()}
-    return {
-        name: value
-        for name, value in names.items()
-        if name.startswith(_PREFIXES) and isinstance(value, Tensor)
-    }
+    return {k: v for k, v in names.items() if k.startswith(_PREFIXES) and isinstance(v, Tensor)}
 
 
 def _config(state: dict[str, Tensor]) -> dict[str, Any]:
@@ -257,9 +253,7 @@ class TextEncoder:
     with its tokenizer.
     """
 
-    def __init__(
-        self, name: str, device: torch.device | str, length: int, download: bool = False
-    ) -> None:
+    def __init__(self, name: str, device: Device, length: int, download: bool = False) -> None:
         if importlib.util.find_spec("transformers") is None:
             raise DataError('transformers is not installed; pip install -e ".[data]"')
         import transformers
@@ -273,9 +267,8 @@ class TextEncoder:
                 raise DataError(f"{name} is a {kind} model; expected a CLIP or T5 text encoder")
             self.tokenizer = transformers.AutoTokenizer.from_pretrained(source, **local)
             # Weights in safetensors only: the older .bin files are pickles.
-            model = getattr(transformers, _KINDS[kind]).from_pretrained(
-                source, use_safetensors=True, **local
-            )
+            network = getattr(transformers, _KINDS[kind])
+            model = network.from_pretrained(source, use_safetensors=True, **local)
         except DataError:
             raise
         except Exception as error:
@@ -294,12 +287,7 @@ class TextEncoder:
     @torch.inference_mode()
     def __call__(self, captions: Sequence[str]) -> Tensor:
         """Return (B, L, E) float32; captions beyond L tokens are cut."""
-        tokens = self.tokenizer(
-            list(captions),
-            padding="max_length",
-            truncation=True,
-            max_length=self.length,
-            return_tensors="pt",
-        ).to(self.device)
+        size = {"padding": "max_length", "truncation": True, "max_length": self.length}
+        tokens = self.tokenizer(list(captions), return_tensors="pt", **size).to(self.device)
         output = self.model(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"])
         return output.last_hidden_state.float()

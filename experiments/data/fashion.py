@@ -13,15 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from experiments.data import published_files as published
 from experiments.data.data_options import DataError
-from experiments.data.published_files import (
-    NAMES,
-    ImageOptions,
-    LabelledImages,
-    content,
-    fetch,
-    images_and_labels,
-)
 from experiments.runtime.files import default_cache
 
 CLASSES = (
@@ -45,7 +38,7 @@ _AGAIN = f"delete it, and it is downloaded again, or {_FOLDER}"  # of a file of 
 
 
 @dataclass(frozen=True)
-class FashionOptions(ImageOptions):
+class FashionOptions(published.ImageOptions):
     """Fashion-MNIST (Xiao et al. 2017): 70,000 pictures of clothes, 28x28 grey in 32x32."""
 
     name: str = "fashion"
@@ -64,29 +57,29 @@ class FashionOptions(ImageOptions):
             with explained():
                 files_of(Path(self.path).expanduser())
 
-    def read(self) -> LabelledImages:
+    def read(self) -> published.LabelledImages:
         """Return 60,000 training and 10,000 held-out images: the published split."""
         with explained():
             folder = Path(self.path).expanduser() if self.path else _downloaded()
         with explained(_WAYS if self.path else _AGAIN):
             held = {}
             for name, path in files_of(folder).items():
-                held[name] = content(path)
+                held[name] = published.content(path)
                 if hashlib.sha256(held[name]).hexdigest() != SHA256[name]:
                     raise DataError(
                         f"{path} is cut short or is not what was published (its SHA-256 is another)"
                     )
             splits = {
-                split: images_and_labels(held[images], held[labels], str(folder))
-                for split, (images, labels) in NAMES.items()
+                split: published.images_and_labels(held[images], held[labels], str(folder))
+                for split, (images, labels) in published.NAMES.items()
             }
-        return LabelledImages(splits, CLASSES)
+        return published.LabelledImages(splits, CLASSES)
 
 
 def files_of(folder: Path) -> dict[str, Path]:
     """Return the four files by their published names, packed or not."""
     found = {}
-    for name in itertools.chain(*NAMES.values()):
+    for name in itertools.chain(*published.NAMES.values()):
         path = next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None)
         if path is None:
             raise DataError(f"there is no {name} or {name}.gz in {folder}")
@@ -109,5 +102,5 @@ def _downloaded() -> Path:
         from torchvision.datasets import FashionMNIST
 
         for name, md5 in FashionMNIST.resources:
-            fetch([mirror + name for mirror in FashionMNIST.mirrors], folder / name, md5)
+            published.fetch([mirror + name for mirror in FashionMNIST.mirrors], folder / name, md5)
     return folder

@@ -14,6 +14,7 @@ a pickle is refused with a sentence that says how to convert it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import json
@@ -29,14 +30,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from experiments.data import latents_spec
 from experiments.data.data_options import DataError, first_line
-from experiments.data.latents_spec import (
-    Manifest,
-    StoredShard,
-    latent_field,
-    layout,
-    moments_or_sample,
-)
 from experiments.data.tars import Member, read_label, samples_of
 from experiments.runtime.files import atomic_path, sha256
 
@@ -76,8 +71,7 @@ class Store:
 class TensorFile:
     """A safetensors file whose tensors read the file as they are indexed; do not write to them.
 
-    The mappings hold no file descriptor, of which a process has 1024 and ImageNet's shards may be
-    more.
+    The mappings hold no file descriptors: a process has 1024, and ImageNet's shards may be more.
     """
 
     def __init__(self, path: Path) -> None:
@@ -91,7 +85,7 @@ class TensorFile:
                 f"{path} is truncated or no safetensors file ({error}); copy it again, or delete "
                 "it and rerun prepare"
             ) from None
-        self._tensors: dict[str, Tensor] = {}
+        self._tensor = functools.cache(self._file.get_tensor)
 
     def __contains__(self, name: object) -> bool:
         return name in self._shapes
@@ -105,9 +99,7 @@ class TensorFile:
 
     def __getitem__(self, name: str) -> Tensor:
         """Return a tensor that is mapped into memory."""
-        if name not in self._tensors:
-            self._tensors[name] = self._file.get_tensor(name)
-        return self._tensors[name]
+        return self._tensor(name)
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """Refuse a file whose tensor `name` is missing or not of `shape`."""
@@ -162,7 +154,7 @@ class LatentStore(Store):
 
     def __init__(self, path: Path, verify: bool = False) -> None:
         self.path = path
-        self.manifest, self.fingerprint = Manifest.read(path)
+        self.manifest, self.fingerprint = latents_spec.Manifest.read(path)
         manifest = self.manifest
         self.kind, self.shape, self.count = manifest.kind, manifest.shape, manifest.count
         self.has_flips, self.classes = manifest.flips, manifest.classes
@@ -176,7 +168,7 @@ class LatentStore(Store):
         if manifest.labels:
             self.labels = self._shards.all("labels").long()
 
-    def _open(self, shard: StoredShard, verify: bool) -> TensorFile:
+    def _open(self, shard: latents_spec.StoredShard, verify: bool) -> TensorFile:
         path = self.path / shard.file
         if not path.exists():
             raise DataError(f"{path} is missing; copy it again, or rerun prepare to make it again")
@@ -232,7 +224,7 @@ _HEADER_LIMIT = 4096
 def open_store(path: str | os.PathLike[str], *, kind: str = "auto", verify: bool = False) -> Store:
     """Open a folder of latents in any layout; `verify` checks every SHA-256 of a prepared store."""
     folder = Path(path).expanduser()
-    found = layout(folder)
+    found = latents_spec.layout(folder)
     if found == "prepared":
         return LatentStore(folder, verify)
     return TarStore(folder, kind) if found == "tars" else LightningStore(folder, kind)
@@ -256,8 +248,7 @@ class TarStore(Store):
     """WebDataset tars with `latent.npy` and `cls`, as the TREAD release reads them.
 
     MaskDiT's 8-channel moments are read as well, in `latent.npy` or in a field `latent` with the
-    same bytes. Positions of all samples are listed once and kept in the folder where that can be
-    written.
+    same bytes. Positions of all samples are listed once, and kept in the folder if it is writable.
     """
 
     layout = "a set of WebDataset tars"
@@ -274,9 +265,9 @@ class TarStore(Store):
         self.count = len(self._offset)
         where = f"{self._tars[0]}: latent.npy"
         self._dtype, self._stored, self._header = _npy_header(bytes(index["header"]), where)
-        self.kind, self.shape = moments_or_sample(self._stored, kind, where)
+        self.kind, self.shape = latents_spec.moments_or_sample(self._stored, kind, where)
         self.scaled = self.kind == "sample"
-        self._maps: dict[int, NDArray[Any]] = {}
+        self._map = functools.cache(_map)
         self.fingerprint = _fingerprint(self, [self._files, list(self._stored)])
 
     def _load_index(self) -> dict[str, Any] | None:
@@ -314,7 +305,7 @@ class TarStore(Store):
             with path.open("rb") as handle:
                 for key, fields in samples_of(path).items():
                     where = f"{path}: {key}"
-                    member = fields[latent_field(where, fields)]
+                    member = fields[latents_spec.latent_field(where, fields)]
                     found = _read_header(handle, member, f"{where}.{member.field}")
                     if header and found != header:
                         raise DataError(
@@ -348,11 +339,8 @@ class TarStore(Store):
         size = self._dtype.itemsize * math.prod(self._stored)
         out = np.empty((len(index), size), np.uint8)
         for row, i in enumerate(index.tolist()):
-            number = int(self._tar[i])
-            if number not in self._maps:
-                self._maps[number] = _map(self._tars[number])
             start = int(self._offset[i]) + self._header
-            out[row] = self._maps[number][start : start + size]
+            out[row] = self._map(self._tars[self._tar[i]])[start : start + size]
         return torch.from_numpy(out.view(self._dtype).reshape(-1, *self._stored))
 
 
@@ -434,7 +422,7 @@ class LightningStore(Store):
         if not self.count:
             raise DataError(f"{path} holds {len(files)} shards without a sample")
         stored = files[0].shape("latents")[1:]
-        self.kind, self.shape = moments_or_sample(stored, kind, f"{names[0]}: latents")
+        self.kind, self.shape = latents_spec.moments_or_sample(stored, kind, f"{names[0]}: latents")
         self.has_flips = "latents_flip" in files[0]
         self._shards = Shards(files, counts)
         if "labels" in files[0]:

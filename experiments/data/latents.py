@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from experiments.data.data_options import DataError
-from experiments.data.dataset import Batch, Condition, Dataset, Rows, SampleOrder
+from experiments.data.dataset import Batch, Condition, Dataset, Device, Rows, SampleOrder
 from experiments.data.encoders import DEFAULT, Autoencoder, TextEncoder, sample_moments, why_not
 from experiments.data.latent_store import Store, open_store
 from experiments.data.latents_spec import LatentsOptions
@@ -69,7 +69,7 @@ class LatentSpace(Dataset):
     decoding: Decoding
 
     def __init__(
-        self, options: LatentsOptions, task: str = "class", device: torch.device | str = "cpu"
+        self, options: LatentsOptions, task: str = "class", device: Device = "cpu"
     ) -> None:
         super().__init__(options, task, device)
         # The store or the weights say, not the options.
@@ -85,7 +85,7 @@ class LatentSpace(Dataset):
         options: LatentsOptions,
         info: Mapping[str, Any],
         task: str = "class",
-        device: torch.device | str = "cpu",
+        device: Device = "cpu",
     ) -> LatentSpace:
         """Return the space of weights whose data set described itself by `info`."""
         self = cls(options, task, device)
@@ -183,7 +183,7 @@ class Latents(LatentSpace):
     reads_disk = True
 
     def __init__(
-        self, options: LatentsOptions, task: str = "class", device: torch.device | str = "cpu"
+        self, options: LatentsOptions, task: str = "class", device: Device = "cpu"
     ) -> None:
         super().__init__(options, task, device)
         options.check()
@@ -203,10 +203,8 @@ class Latents(LatentSpace):
             self._stores["test"] = test
         elif options.held_out:
             self._hold_out(store, options.held_out)
-        self.sizes = {
-            split: len(self._ids[split]) if split in self._ids else one.count
-            for split, one in self._stores.items()
-        }
+        self.sizes = {split: one.count for split, one in self._stores.items()}
+        self.sizes |= {split: len(ids) for split, ids in self._ids.items()}
         for split, one in self._stores.items():
             self._require(one, options.test if split == "test" and options.test else options.path)
         self._affine(store)
@@ -272,14 +270,10 @@ class Latents(LatentSpace):
                 )
             shift, unit = shift + store.shift_factor, unit / factor
         self._shift, self._unit = shift.to(self.device), unit.to(self.device)
+        shifts, units = (tuple(part.flatten().tolist()) for part in (shift, unit))
+        encoder = store.text_encoder if self.task == "text" else None
         self.decoding = Decoding(
-            tuple(shift.flatten().tolist()),
-            tuple(unit.flatten().tolist()),
-            scaled,
-            factor,
-            store.shift_factor,
-            store.vae,
-            store.text_encoder if self.task == "text" else None,
+            shifts, units, scaled, factor, store.shift_factor, store.vae, encoder
         )
 
     def _statistics(self, store: Store) -> tuple[Tensor, Tensor]:

@@ -76,11 +76,9 @@ def open_source(
 ) -> PictureSource:
     """Return the pictures at `path`: a folder of pictures, of tars or of tables, or one such file.
 
-    Args:
-        path: See above.
-        captions: COCO annotations (.json) or lines of {"file_name", "caption"} (.jsonl).
-        files: Only files whose name matches, where a folder holds several splits.
-        columns: Names of the `image`, `label` and `caption` columns of tables.
+    `captions` are COCO annotations (.json) or lines of {"file_name", "caption"} (.jsonl), `columns`
+    the names of the `image`, `label` and `caption` columns of tables; of a folder with several
+    splits only `files` whose name matches are taken.
     """
     if not path.exists():
         raise DataError(f"{path} does not exist; expected a folder of pictures, tars or tables")
@@ -244,25 +242,24 @@ class TableSource(PictureSource):
         except ImportError:
             raise DataError('tables need pyarrow; pip install -e ".[data]"') from None
         tables = {path: _blocks(path) for path in files}
-        schema = tables[files[0]][0]
+        first = files[0]
+        schema = tables[first][0]
         self._blocks = [
             (path, block, rows)
             for path, (_, counts) in tables.items()
             for block, rows in enumerate(counts)
         ]
         self.count = sum(rows for *_, rows in self._blocks)
-        self._columns = {
-            role: _column(schema, role, columns.get(role), str(files[0])) for role in _GUESSES
-        }
+        self._columns = {r: _column(schema, r, columns.get(r), first) for r in _GUESSES}
         if self._columns["image"] is None or not self.count:
             raise DataError(
-                f"{files[0]} has no pictures in columns {', '.join(schema.names) or 'none'}; "
+                f"{first} has no pictures in columns {', '.join(schema.names) or 'none'}; "
                 "name the column with --image-column"
             )
         self._wanted = [name for name in self._columns.values() if name is not None]
         for path, (found, _) in tables.items():
             if missing := [name for name in self._wanted if name not in found.names]:
-                raise DataError(f"{path} has no column {missing[0]!r}, and {files[0]} has one")
+                raise DataError(f"{path} has no column {missing[0]!r}, and {first} has one")
         self.labelled = self._columns["label"] is not None
         self.captioned = self._columns["caption"] is not None
         self.classes = _class_names(schema, self._columns["label"])
@@ -292,7 +289,7 @@ class TableSource(PictureSource):
         return RawPicture(where, content if isinstance(content, bytes) else None, label, captions)
 
 
-def _column(schema: Any, role: str, given: str | None, where: str) -> str | None:
+def _column(schema: Any, role: str, given: str | None, where: Path) -> str | None:
     if given is not None and given not in schema.names:
         raise DataError(f"{where} has no column {given!r}; it has {', '.join(schema.names)}")
     return given or next((name for name in _GUESSES[role] if name in schema.names), None)

@@ -20,23 +20,14 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from experiments.data import scenes
 from experiments.data.data_options import DataError, first_line
-from experiments.data.scenes import (
-    BACKGROUNDS,
-    COLOURS,
-    SHAPES,
-    STREAMS,
-    Attributes,
-    choose,
-    draw,
-    read_captions,
-)
 from experiments.runtime.files import atomic_write
 from routing.rng import Draws
 
 WEIGHTS = Path(__file__).with_name("scenes_probe.safetensors")
 FEATURES = 128
-_HEADS = {"shape": len(SHAPES) + 1, "colour": len(COLOURS) + 1, "size": 3}
+_HEADS = {"shape": len(scenes.SHAPES) + 1, "colour": len(scenes.COLOURS) + 1, "size": 3}
 
 
 class Probe(nn.Module):
@@ -52,7 +43,7 @@ class Probe(nn.Module):
         self.norms = nn.ModuleList(nn.GroupNorm(8, width) for width in widths[1:])
         self.quadrant = nn.Linear(4 * widths[-1], FEATURES // 4)
         self.heads = nn.ModuleDict({k: nn.Linear(FEATURES // 4, n) for k, n in _HEADS.items()})
-        self.background = nn.Linear(FEATURES, len(BACKGROUNDS))
+        self.background = nn.Linear(FEATURES, len(scenes.BACKGROUNDS))
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """Look at pictures (B, 3, 32, 32), uint8 or float in -1..1.
@@ -104,10 +95,11 @@ def probe(images: Tensor, batch: int = 512) -> dict[str, Tensor]:
     return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
 
 
-def read(images: Tensor) -> Attributes:
+def read(images: Tensor) -> scenes.Attributes:
     """Return what the probe sees in pictures (N, 3, 32, 32)."""
     answers = probe(images)
-    return Attributes(*(answers[k].argmax(-1) for k in ("shape", "colour", "size", "background")))
+    keys = ("shape", "colour", "size", "background")
+    return scenes.Attributes(*(answers[key].argmax(-1) for key in keys))
 
 
 def adherence(
@@ -125,10 +117,10 @@ def adherence(
         raise DataError("adherence needs either labels or captions")
     seen = read(images).to("cpu")
     if captions is not None:
-        return _caption_hits(seen, read_captions(captions))
+        return _caption_hits(seen, scenes.read_captions(captions))
     assert labels is not None
     found, asked = seen.labels(), labels.cpu()
-    colours = len(COLOURS)
+    colours = len(scenes.COLOURS)
     one = found >= 0
     return {
         "class": _count(found == asked),
@@ -141,7 +133,7 @@ def _count(hits: Tensor) -> tuple[int, int]:
     return int(hits.sum()), hits.numel()
 
 
-def _caption_hits(seen: Attributes, asked: Attributes) -> dict[str, tuple[int, int]]:
+def _caption_hits(seen: scenes.Attributes, asked: scenes.Attributes) -> dict[str, tuple[int, int]]:
     filled = asked.shape > 0
     same = {k: getattr(seen, k) == getattr(asked, k) for k in ("shape", "colour", "size")}
     everything = torch.stack([*same.values()]).all(0).all(1)
@@ -154,9 +146,10 @@ def _caption_hits(seen: Attributes, asked: Attributes) -> dict[str, tuple[int, i
     }
 
 
-def _pictures(split: str, start: int, count: int) -> tuple[Tensor, Attributes]:
-    attributes, free = choose(Draws(0, STREAMS[split], torch.arange(start, start + count)))
-    return draw(attributes, free), attributes
+def _pictures(split: str, start: int, count: int) -> tuple[Tensor, scenes.Attributes]:
+    draws = Draws(0, scenes.STREAMS[split], torch.arange(start, start + count))
+    attributes, free = scenes.choose(draws)
+    return scenes.draw(attributes, free), attributes
 
 
 def accuracy(network: Probe, count: int = 4096) -> dict[str, float]:

@@ -46,6 +46,7 @@ class ImageOptions(DataOptions):
 
     dataset = "experiments.data.dataset.PixelSet"
     package: ClassVar[tuple[str, str]] = ("", "")  # brings the files; what they are to the set
+    mirrored: ClassVar[bool] = False  # whether half of the images of a training step are mirrored
 
     def check(self) -> None:
         """Refuse the set where the package that brings its files is not installed."""
@@ -63,11 +64,6 @@ class ImageOptions(DataOptions):
             f"type pip install {package}, or take data=digits",
         )
         return Path(next(iter(places)))
-
-    @property
-    def mirrored(self) -> bool:
-        """Whether half of the images of a training step are mirrored."""
-        return False
 
     def read(self) -> LabelledImages:
         """Return the images, as large as `sample_shape` or smaller."""
@@ -159,8 +155,7 @@ NAMES = {
     split: (f"{start}-images-idx3-ubyte", f"{start}-labels-idx1-ubyte")
     for split, start in (("train", "train"), ("test", "t10k"))
 }
-# More than any of them unpacks to (EMNIST's largest: 547 MB), so that no small file fills the
-# memory.
+# More than any unpacks to (EMNIST's largest: 547 MB), so that no small file fills the memory.
 _MOST = 1 << 30
 
 

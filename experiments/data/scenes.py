@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from experiments.data.data_options import DataError
-from experiments.data.dataset import Batch, Condition, Dataset, Rows, to_uint8
+from experiments.data.dataset import Batch, Condition, Dataset, Device, Rows, to_uint8
 from experiments.data.scenes_spec import ScenesOptions
 from routing.errors import suggest
 from routing.rng import Draws, widest
@@ -68,7 +68,7 @@ class Attributes:
     def __len__(self) -> int:
         return len(self.background)
 
-    def to(self, device: torch.device | str) -> Attributes:
+    def to(self, device: Device) -> Attributes:
         """Return the attributes on another device."""
         return Attributes(*(getattr(self, f.name).to(device) for f in fields(self)))
 
@@ -281,9 +281,7 @@ class Scenes(Dataset):
     0 and `sigma_data`.
     """
 
-    def __init__(
-        self, options: ScenesOptions, task: str = "class", device: torch.device | str = "cpu"
-    ) -> None:
+    def __init__(self, options: ScenesOptions, task: str = "class", device: Device = "cpu") -> None:
         super().__init__(options, task, device)
         self.options = options
         self.class_names = CLASSES if task == "class" else ()

@@ -52,9 +52,7 @@ class StoreSettings:
 class StoreWriter:
     """Encodes the pictures of a source into a folder, which `threads` decode and crop.
 
-    Attributes:
-        done: Pictures that went through this writer.
-        progress: Called with `done` after each batch.
+    `progress` is called after each batch with `done`, the pictures that went through this writer.
     """
 
     def __init__(
@@ -83,12 +81,8 @@ class StoreWriter:
 
     def _plan(self) -> None:
         """Write down what is made here, or refuse a folder where something else was begun."""
-        plan = {
-            "format": FORMAT,
-            "source": self.source.fingerprint,
-            "count": self.source.count,
-            **asdict(self.settings),
-        }
+        plan = {"format": FORMAT, "source": self.source.fingerprint, "count": self.source.count}
+        plan |= asdict(self.settings)
         path = self.out / PLAN
         try:
             self.out.mkdir(parents=True, exist_ok=True)
@@ -135,13 +129,8 @@ class StoreWriter:
         tensors, sums, skipped = self._encode(k)
         count = len(tensors["latents"]) if tensors else 0
         data = save(tensors) if count else b""
-        about = {
-            "count": count,
-            "bytes": len(data),
-            "sha256": hashlib.sha256(data).hexdigest(),
-            "sums": sums,
-            "skipped": skipped,
-        }
+        about = {"count": count, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        about |= {"sums": sums, "skipped": skipped}
         try:
             if count:
                 atomic_write(shard, data)
@@ -228,12 +217,9 @@ class StoreWriter:
     def _caption_tensors(self, pictures: list[RawPicture]) -> dict[str, Tensor]:
         """Return all captions as UTF-8 bytes, and where each ends."""
         flat = [caption.encode() for raw in pictures for caption in self._chosen(raw)]
-        ends = torch.tensor([len(caption) for caption in flat]).cumsum(0)
+        ends = torch.tensor([len(caption) for caption in flat]).cumsum(0).view(len(pictures), -1)
         data = np.frombuffer(b"".join(flat) or b" ", np.uint8).copy()
-        return {
-            "captions": torch.from_numpy(data),
-            "caption_ends": ends.view(len(pictures), self.settings.captions),
-        }
+        return {"captions": torch.from_numpy(data), "caption_ends": ends}
 
     def finish(self) -> Manifest | None:
         """Write the manifest if every shard is there; return it, or None while some are missing."""

@@ -15,17 +15,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from experiments.data import published_files as published
 from experiments.data.data_options import DataError
-from experiments.data.published_files import (
-    NAMES,
-    ImageOptions,
-    LabelledImages,
-    Split,
-    check,
-    content,
-    fetch,
-    images_and_labels,
-)
 from experiments.runtime.files import default_cache
 from experiments.runtime.option_types import Key
 
@@ -47,7 +38,7 @@ SETS: dict[str, tuple[tuple[int, int, int], int, bool]] = {
 
 
 @dataclass(frozen=True)
-class TorchvisionOptions(ImageOptions):
+class TorchvisionOptions(published.ImageOptions):
     """A small data set as torchvision downloads it: CIFAR-10 and -100, SVHN, MNIST and its kin.
 
     `experiments/conf/data/torchvision.yaml` explains each option.
@@ -66,82 +57,77 @@ class TorchvisionOptions(ImageOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        shape, classes, _ = SETS[self.set]
+        shape, classes, alike = SETS[self.set]
         object.__setattr__(self, "sample_shape", shape)
         object.__setattr__(self, "class_count", classes)
+        mirrored = self.flip == "mirror" or (self.flip == "auto" and alike)
+        object.__setattr__(self, "mirrored", mirrored)
 
-    @property
-    def mirrored(self) -> bool:
-        """Whether training images are mirrored at random."""
-        return self.flip == "mirror" or (self.flip == "auto" and SETS[self.set][2])
-
-    def read(self) -> LabelledImages:
+    def read(self) -> published.LabelledImages:
         """Return the published split."""
         from torchvision import datasets
 
         root = Path(self.root).expanduser() if self.root else default_cache() / "torchvision"
         read = {"CIFAR10": _cifar, "CIFAR100": _cifar, "SVHN": _svhn, "EMNIST": _emnist}
         try:
-            return LabelledImages(*read.get(self.set, _mnist)(getattr(datasets, self.set), root))
+            found = read.get(self.set, _mnist)(getattr(datasets, self.set), root)
+            return published.LabelledImages(*found)
         except DataError as error:
             raise DataError(f"data=torchvision data.set={self.set}: {error}; {_WAYS}") from None
 
 
-def _cifar(kind: Any, root: Path) -> tuple[dict[str, Split], Sequence[str]]:
-    meta = (kind.meta["filename"], kind.meta["md5"])
-    files = {
-        root / kind.base_folder / name: md5
-        for name, md5 in (*kind.train_list, *kind.test_list, meta)
-    }
+def _cifar(kind: Any, root: Path) -> tuple[dict[str, published.Split], Sequence[str]]:
+    listed = [*kind.train_list, *kind.test_list, (kind.meta["filename"], kind.meta["md5"])]
+    files = {root / kind.base_folder / name: md5 for name, md5 in listed}
     if not all(path.is_file() for path in files):
         from torchvision.datasets.utils import extract_archive
 
         archive = root / kind.filename
-        fetch([kind.url], archive, kind.tgz_md5)
-        check(archive, kind.tgz_md5)
+        published.fetch([kind.url], archive, kind.tgz_md5)
+        published.check(archive, kind.tgz_md5)
         extract_archive(archive, root)
     for path, md5 in files.items():
-        check(path, md5)
-    made = {split: kind(root, train=split == "train") for split in NAMES}
+        published.check(path, md5)
+    made = {split: kind(root, train=split == "train") for split in published.NAMES}
     splits = {k: (s.data.transpose(0, 3, 1, 2), np.array(s.targets)) for k, s in made.items()}
     return splits, made["train"].classes
 
 
-def _svhn(kind: Any, root: Path) -> tuple[dict[str, Split], Sequence[str]]:
+def _svhn(kind: Any, root: Path) -> tuple[dict[str, published.Split], Sequence[str]]:
     splits = {}
-    for split in NAMES:
+    for split in published.NAMES:
         address, name, md5 = kind.split_list[split]
-        fetch([address], root / name, md5)
-        check(root / name, md5)
+        published.fetch([address], root / name, md5)
+        published.check(root / name, md5)
         made = kind(root, split=split)
         splits[split] = made.data, made.labels
     return splits, [str(digit) for digit in range(10)]
 
 
-def _mnist(kind: Any, root: Path) -> tuple[dict[str, Split], Sequence[str]]:
+def _mnist(kind: Any, root: Path) -> tuple[dict[str, published.Split], Sequence[str]]:
     raw = root / kind.__name__ / "raw"
     for name, md5 in kind.resources:
-        fetch([mirror + name for mirror in kind.mirrors], raw / name, md5)
-        check(raw / name, md5)
+        published.fetch([mirror + name for mirror in kind.mirrors], raw / name, md5)
+        published.check(raw / name, md5)
     splits = {}
-    for split, names in NAMES.items():
-        images, labels = (content(raw / f"{name}.gz") for name in names)
-        splits[split] = images_and_labels(images, labels, str(raw))
+    for split, names in published.NAMES.items():
+        images, labels = (published.content(raw / f"{name}.gz") for name in names)
+        splits[split] = published.images_and_labels(images, labels, str(raw))
     return splits, kind.classes
 
 
-def _emnist(kind: Any, root: Path) -> tuple[dict[str, Split], Sequence[str]]:
+def _emnist(kind: Any, root: Path) -> tuple[dict[str, published.Split], Sequence[str]]:
     path = root / "EMNIST" / "raw" / Path(kind.url).name
-    fetch([kind.url], path, kind.md5)
-    check(path, kind.md5)
+    published.fetch([kind.url], path, kind.md5)
+    published.check(path, kind.md5)
     splits = {}
     with zipfile.ZipFile(path) as archive:
-        for split in NAMES:
+        for split in published.NAMES:
             images, labels = (
                 gzip.decompress(archive.read(f"gzip/emnist-balanced-{split}-{what}-ubyte.gz"))
                 for what in ("images-idx3", "labels-idx1")
             )
-            pixels, classes = images_and_labels(images, labels, str(path))
+            pixels, classes = published.images_and_labels(images, labels, str(path))
             # Published in column order: as they are, the letters lie on their side.
             splits[split] = pixels.swapaxes(2, 3), classes
     return splits, kind.classes_split_dict["balanced"]

@@ -1,7 +1,7 @@
 """Losses beside the objective's own: TREAD's first version, MaskDiT, REPA. Pure functions.
 
 Token masks are bool `(B, N)`, true for tokens that were *dropped* (routed or masked), N = H W in
-raster order. Loss maps are what `Objective.loss` returns, `(B, C, H p, W p)`.
+raster order; a grid is (H, W). Loss maps are what `Objective.loss` returns, `(B, C, H p, W p)`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,9 @@ def masked_mean(loss: Tensor, mask: Tensor) -> Tensor:
 def patch_error(prediction: Tensor, target: Tensor, patch: int, normalise: bool = True) -> Tensor:
     """Return each patch's mean squared error, `(B, N)`: the term of a masked autoencoder.
 
-    Args:
-        prediction: `(B, C, H p, W p)`; in MaskDiT the denoised image D, preconditioned.
-        target: `(B, C, H p, W p)`; in MaskDiT the noisy image, TREAD's first version reconstructs
-            the clean one.
-        patch: Side p.
-        normalise: Bring each target patch to mean 0 and variance 1 first, as MAE and MaskDiT do.
+    Both are images `(B, C, H p, W p)`. In MaskDiT the prediction is the denoised image D,
+    preconditioned, and the target the noisy image; TREAD's first version reconstructs the clean
+    one. `normalise` brings each target patch to mean 0 and variance 1 first, as MAE and MaskDiT do.
     """
     guess, truth = _patches(prediction, patch), _patches(target, patch)
     if normalise:
@@ -56,12 +53,7 @@ def maskdit_loss(
 ) -> Tensor:
     """Return MaskDiT's loss (Zheng et al. 2024): denoise what is seen, reconstruct what is not.
 
-    Args:
-        loss: The objective's loss map, `(B, C, H p, W p)`.
-        reconstruction: `patch_error` of every token, `(B, N)`.
-        dropped: Masked tokens, `(B, N)`.
-        grid: (H, W) in patches.
-        weight: Of the reconstruction (MaskDiT: 0.1).
+    The `reconstruction` is `patch_error` of every token, `(B, N)`; MaskDiT's weight of it is 0.1.
     """
     seen = pixel_mask(~dropped, grid, loss.shape[-1] // grid[1])
     hidden = dropped.to(reconstruction.dtype)
@@ -76,13 +68,7 @@ def ensemble_loss(
 
     `L = mean_k ( dsm_k + weight * mae_k )`, where `dsm_k` is the objective's loss on the tokens
     that stayed in route k and `mae_k` the same error on those that skipped it. Both are means over
-    their tokens. The paper's weight is not published; 0.1 is MaskDiT's.
-
-    Args:
-        loss: The objective's loss map, `(B, C, H p, W p)`.
-        dropped: For each route the tokens that skipped it, `(B, N)`; at least one route.
-        grid: (H, W) in patches.
-        weight: Of the skipped tokens.
+    their tokens; there is at least one route. Its weight is not published; MaskDiT's is 0.1.
     """
     hidden = [pixel_mask(mask, grid, loss.shape[-1] // grid[1]) for mask in dropped]
     terms = [masked_mean(loss, ~mask) + weight * masked_mean(loss, mask) for mask in hidden]
@@ -92,11 +78,9 @@ def ensemble_loss(
 def alignment_loss(projected: Tensor, features: Tensor, ids: Tensor | None = None) -> Tensor:
     """Return REPA's loss (Yu et al. 2025, Equation 8): minus the mean cosine to a frozen encoder.
 
-    Args:
-        projected: A block's tokens after the projector, `(B, K, E)`.
-        features: The encoder's tokens of the clean image, `(B, N, E)`.
-        ids: Which of the N tokens the K are, `(B, K)` or `(1, K)` for the same in all: inside a
-            route only those that stayed are aligned, as the TREAD authors do. None: all are there.
+    A block's tokens after the projector, `(B, K, E)`, are compared with the encoder's of the clean
+    image, `(B, N, E)`; `ids` are which of the N the K are, `(B, K)` or `(1, K)` for the same in
+    all: inside a route only those that stayed are aligned, as the TREAD authors do. None: all.
     """
     if ids is not None:
         ids = ids.expand(len(features), -1)

@@ -45,15 +45,11 @@ Steps = Annotated[int, Key(least=1, most=10**5)]
 # ------------------------------------------------------------------------------------- objectives
 
 
-class ObjectiveOptions(DiffusionOptions):
-    """What every objective has."""
+@dataclass(frozen=True)
+class EDMOptions(DiffusionOptions):
+    """EDM (Karras et al. 2022, Table 1, and TREAD's settings)."""
 
     GROUP = "objective"
-
-
-@dataclass(frozen=True)
-class EDMOptions(ObjectiveOptions):
-    """EDM (Karras et al. 2022, Table 1, and TREAD's settings)."""
 
     name: str = "edm"
     p_mean: float = -1.2
@@ -72,8 +68,10 @@ class EDMOptions(ObjectiveOptions):
 
 
 @dataclass(frozen=True)
-class FlowOptions(ObjectiveOptions):
+class FlowOptions(DiffusionOptions):
     """Flow matching as in SiT (Ma et al. 2024), with LightningDiT's extras."""
+
+    GROUP = "objective"
 
     name: str = "flow"
     times: Annotated[str, Key(among=("lognormal", "uniform"))] = "lognormal"
@@ -87,8 +85,10 @@ class FlowOptions(ObjectiveOptions):
 
 
 @dataclass(frozen=True)
-class DDPMOptions(ObjectiveOptions):
+class DDPMOptions(DiffusionOptions):
     """DDPM as in DiT (Peebles & Xie 2023): linear betas, epsilon, optional learned variance."""
+
+    GROUP = "objective"
 
     name: str = "ddpm"
     steps: Annotated[int, Key(least=2, most=10**6)] = 1000
@@ -413,9 +413,7 @@ def options_of(kind: str, value: Any) -> Any:
             raise DiffusionError(
                 f"unknown key {kind}.{key} for {kind}={name}{suggest(str(key), fields)}"
             )
-    return known[name](
-        **{key: _convert(f"{kind}.{key}", fields[key][0], value[key]) for key in value}
-    )
+    return known[name](**{k: _convert(f"{kind}.{k}", fields[k][0], v) for k, v in value.items()})
 
 
 def _convert(key: str, hint: Any, value: Any) -> Any:

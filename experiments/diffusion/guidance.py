@@ -11,7 +11,7 @@ With `D_s` the strong and `D_w` the weak prediction, all but APG return `w D_s +
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,11 +19,9 @@ from torch import Tensor
 
 from experiments.diffusion.diffusion_options import (
     APGOptions,
-    AutoOptions,
     CFGOptions,
     DiffusionError,
     GuidanceOptions,
-    ICGOptions,
     PathDropOptions,
     RoutedOptions,
     options_of,
@@ -49,19 +47,18 @@ class Pass:
 
 
 class Guidance:
-    """No guidance: one conditional dense pass. Base of all others.
+    """A dense conditional pass, guided away from the weak pass of the options. Base of all others.
 
-    Args:
-        options: The guidance's options.
+    The weak pass has another label (ICG), runs a weaker checkpoint (autoguidance) or leaves out the
+    blocks of a fused span (SPRINT); one that differs in nothing is no guidance.
     """
 
-    #: The pass to guide away from, where it is the same in all steps.
-    weak_pass: Pass | None = None
-    #: Whether some pass drops tokens.
-    sparse = False
-
     def __init__(self, options: GuidanceOptions | None = None) -> None:
-        self.options = options or GuidanceOptions()
+        self.options = o = options or GuidanceOptions()
+        dropping = isinstance(o, PathDropOptions)
+        #: Whether some pass drops tokens.
+        self.sparse = dropping or isinstance(o, RoutedOptions)
+        self.weak_pass = Pass(o.weak_label, weak=o.needs_weak, drop=dropping)
         #: What passes with a rate do: the route, and further fields of `routing.Routing`.
         self.route: Any = None
         self.routing: dict[str, Any] = {}
@@ -74,13 +71,10 @@ class Guidance:
     def passes(self, progress: float, level: float) -> list[Pass]:
         """Return the passes of one evaluation, the one that counts alone first.
 
-        Args:
-            progress: 0 at the first sampling step, 1 at the last.
-            level: Noise level sigma / alpha.
+        `progress` is 0 at the first sampling step and 1 at the last, `level` is sigma / alpha.
         """
-        if not self.active(level):
-            return [Pass()]
-        return self.guided(progress)
+        both = self.guided(progress)
+        return both if self.active(level) else both[:1]
 
     def active(self, level: float) -> bool:
         """Return whether guidance acts: low < level <= high, and the scale is not 1."""
@@ -89,14 +83,12 @@ class Guidance:
 
     def guided(self, progress: float) -> list[Pass]:
         """Return the passes where guidance acts: the strong one, then the weak one if any."""
-        return [Pass()] if self.weak_pass is None else [Pass(), self.weak_pass]
+        return [Pass()] if self.weak_pass == Pass() else [Pass(), self.weak_pass]
 
     def combine(self, outputs: list[Tensor], memory: dict[str, Tensor]) -> Tensor:
-        """Mix the denoised images of the passes.
+        """Mix the denoised images of the passes, one `(B, C, H, W)` each.
 
-        Args:
-            outputs: One `(B, C, H, W)` per pass.
-            memory: Whatever a guidance wants to keep until the next evaluation of this batch.
+        `memory` is what a guidance keeps until the next evaluation of this batch.
         """
         if len(outputs) == 1:
             return outputs[0]
@@ -131,7 +123,6 @@ class CFG(Guidance):
     """Classifier-free guidance; with `low` and `high` a limited interval."""
 
     options: CFGOptions
-    weak_pass = Pass(label="null")
 
     def combine(self, outputs: list[Tensor], memory: dict[str, Tensor]) -> Tensor:
         """Mix the passes, in the first `channels` only if that option is set."""
@@ -147,49 +138,16 @@ class Routed(Guidance):
     """
 
     options: RoutedOptions
-    sparse = True
 
     def __init__(self, options: RoutedOptions) -> None:
         super().__init__(options)
         self.strong = rate_over_steps(options.strong, "guidance.strong")
         self.weak = rate_over_steps(options.weak, "guidance.weak")
 
-    def passes(self, progress: float, level: float) -> list[Pass]:
-        """Return both passes, or the strong one alone outside the interval."""
-        both = self.guided(progress)
-        return both if self.active(level) else both[:1]
-
     def guided(self, progress: float) -> list[Pass]:
         """Return the strong and the weak pass at their rates for this step."""
-        o = self.options
-        return [
-            Pass(rate=self.strong.at(progress)),
-            Pass(o.weak_label, self.weak.at(progress), weak=o.needs_weak),
-        ]
-
-
-class AutoGuidance(Guidance):
-    """Autoguidance: the weak pass is that of a weaker checkpoint, both conditional and dense."""
-
-    options: AutoOptions
-    weak_pass = Pass(weak=True)
-
-
-class PathDrop(Guidance):
-    """SPRINT's path-drop guidance: the weak pass leaves out the blocks of the fused span."""
-
-    sparse = True
-
-    def __init__(self, options: PathDropOptions) -> None:
-        super().__init__(options)
-        self.weak_pass = Pass(options.weak_label, drop=True)
-
-
-class ICG(Guidance):
-    """Independent condition guidance: a random label in place of the null class."""
-
-    options: ICGOptions
-    weak_pass = Pass(label="random")
+        weak = replace(self.weak_pass, rate=self.weak.at(progress))
+        return [Pass(rate=self.strong.at(progress)), weak]
 
 
 class APG(Guidance):
@@ -200,7 +158,6 @@ class APG(Guidance):
     """
 
     options: APGOptions
-    weak_pass = Pass(label="null")
 
     def combine(self, outputs: list[Tensor], memory: dict[str, Tensor]) -> Tensor:
         """Return `D_c + (w - 1) (orthogonal + eta * parallel)`."""
@@ -223,16 +180,8 @@ class APG(Guidance):
         return given + (self.options.scale - 1) * (orthogonal + self.options.eta * parallel)
 
 
-GUIDANCES: dict[str, type[Any]] = {
-    "none": Guidance,
-    "cfg": CFG,
-    "interval": CFG,
-    "routed": Routed,
-    "autoguidance": AutoGuidance,
-    "apg": APG,
-    "icg": ICG,
-    "pathdrop": PathDrop,
-}
+# Those that mix, or schedule, their passes in a way of their own.
+_OWN: dict[str, type[Any]] = {"cfg": CFG, "interval": CFG, "routed": Routed, "apg": APG}
 
 
 def has_text(model: Any) -> bool:
@@ -253,8 +202,8 @@ def create_guidance(options: Any = None, route: Any = None, **routing: Any) -> G
         DiffusionError: If routed guidance has no route.
     """
     resolved = options_of("guidance", options)
-    guidance: Guidance = GUIDANCES[resolved.name](resolved)
-    if isinstance(resolved, RoutedOptions | PathDropOptions):
+    guidance: Guidance = _OWN.get(resolved.name, Guidance)(resolved)
+    if guidance.sparse:
         named = getattr(resolved, "route", None)
         chosen = Route.parse(route if named is None else named)
         resolved.check(routed=bool(chosen))

@@ -35,15 +35,11 @@ Net = Callable[..., Tensor]
 
 
 class Prediction(NamedTuple):
-    """The estimate that one pass makes.
+    """The estimate that one pass makes."""
 
-    Attributes:
-        x0: Estimate of the clean image, `(B, C, H, W)`.
-        variance: Where between the two bounds of the reverse step the learned log-variance lies,
-            in [0, 1], `(B, C, H, W)`; None without learned variance.
-    """
-
-    x0: Tensor
+    x0: Tensor  # of the clean image, (B, C, H, W)
+    # Where between the two bounds of the reverse step the learned log-variance lies, in [0, 1],
+    # (B, C, H, W); None without learned variance
     variance: Tensor | None = None
 
 
@@ -83,9 +79,7 @@ class Objective:
     def schedule(self, steps: int, shift: float = 1.0) -> list[float]:
         """Return `steps + 1` native times from pure noise to clean data for a sampler.
 
-        Args:
-            steps: Number of intervals.
-            shift: Time shift; above 1 spends more steps on high noise.
+        A time `shift` above 1 spends more steps on high noise.
         """
         raise NotImplementedError
 
@@ -455,8 +449,7 @@ def discretised_nll(x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
 def create_objective(options: Any = None) -> Objective:
     """Return the objective that `options` names.
 
-    Args:
-        options: A name, a mapping or dataclass with the keys of `conf/objective/<name>.yaml`.
+    They are a name, or a mapping or dataclass with the keys of `conf/objective/<name>.yaml`.
     """
     resolved = options_of("objective", options)
     return {"edm": EDM, "flow": Flow, "ddpm": DDPM}[resolved.name](resolved)

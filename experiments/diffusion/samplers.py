@@ -7,8 +7,9 @@ objective is `dz/du = (z - D) / u`. A sampler integrates it on the objective's o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -31,12 +32,7 @@ Noise = Callable[[int, Tensor], Tensor]
 
 
 class Sampler:
-    """Base of all samplers.
-
-    Args:
-        options: The sampler's options.
-        objective: Whose path to follow.
-    """
+    """Base of all samplers; each follows the path of an objective."""
 
     def __init__(self, options: SamplerOptions, objective: Objective) -> None:
         self.options = options
@@ -57,21 +53,15 @@ class Sampler:
 
     def evaluations(self) -> list[tuple[int, float]]:
         """Return (step, native time) of every evaluation of the denoiser, in order."""
-        return [(i, time) for i, time in enumerate(self.times[:-1])]
+        return list(enumerate(self.times[:-1]))
 
     def start(self, noise: Tensor) -> Tensor:
         """Return the noisy image at the first time, from standard normal `noise`."""
         return noise * self.sigma(self.times[0])
 
     def sample(self, denoise: Denoise, x: Tensor, noise: Noise) -> Tensor:
-        """Walk from `x` at the first time to data.
-
-        Args:
-            denoise: `denoise(x, time, step, evaluation)`.
-            x: `start(noise)`, `(B, C, H, W)`; its dtype is that of the state.
-            noise: Source of further noise, for stochastic samplers.
-        """
-        for i, time, after in self._intervals():
+        """Walk from `x` at the first time, `start(noise)` `(B, C, H, W)`, to data in its dtype."""
+        for i, (time, after) in enumerate(pairwise(self.times)):
             x = self.step(denoise, x, i, time, after, noise)
         return x
 
@@ -80,10 +70,6 @@ class Sampler:
     ) -> Tensor:
         """Go from `time` to `after`."""
         raise NotImplementedError
-
-    def _intervals(self) -> Iterator[tuple[int, float, float]]:
-        for i in range(self.steps):
-            yield i, self.times[i], self.times[i + 1]
 
     def _slope(self, x: Tensor, x0: Tensor, time: float) -> Tensor:
         """Return dz/du at `time`."""
@@ -132,8 +118,10 @@ class Heun(Sampler):
 
     def evaluations(self) -> list[tuple[int, float]]:
         """Return two evaluations a step, one for the last."""
-        pairs = [[(i, self._first(time)), (i, after)] for i, time, after in self._intervals()]
-        return [item for pair in pairs for item in pair][:-1]
+        found = []
+        for i, (time, after) in enumerate(pairwise(self.times)):
+            found += [(i, self._first(time)), (i, after)]
+        return found[:-1]
 
     def _first(self, time: float) -> float:
         return time
@@ -270,11 +258,9 @@ SAMPLERS: dict[str, type[Sampler]] = {
 
 
 def create_sampler(options: Any, objective: Objective) -> Sampler:
-    """Return the sampler that `options` names, on the grid of `objective`.
+    """Return the sampler that `options` names, on the grid of the model's `objective`.
 
-    Args:
-        options: A name, a mapping or dataclass with the keys of `conf/sampler/<name>.yaml`.
-        objective: The objective the model was trained with.
+    They are a name, or a mapping or dataclass with the keys of `conf/sampler/<name>.yaml`.
     """
     resolved = options_of("sampler", options)
     return SAMPLERS[resolved.name](resolved, objective)

@@ -236,11 +236,8 @@ def save_reference(
         arrays["mu_s"], arrays["sigma_s"] = found.spatial.finish()
     if found.rows is not None:
         arrays["rows"] = found.rows.numpy()
-    arrays |= {
-        "n": np.int64(found.n),
-        "features": np.str_(identity(features)),
-        "name": np.str_(name),
-    }
+    arrays |= {"n": np.int64(found.n), "features": np.str_(identity(features))}
+    arrays["name"] = np.str_(name)
     with atomic_path(path) as temporary:
         np.savez(temporary, allow_pickle=False, **arrays)
     return Path(path)
@@ -336,9 +333,8 @@ def heldout_reference(
     path = Path(cache) / "references" / f"{key}{'-spatial' if spatial else ''}.npz"
     kept = None
     with contextlib.suppress(MetricError):  # damaged, or of other features
-        kept = (
-            load_reference(path, features, rows=True, spatial=spatial) if path.is_file() else None
-        )
+        if path.is_file():
+            kept = load_reference(path, features, rows=True, spatial=spatial)
     # All processes decide alike, whichever of them saw the file first.
     found_by_all = gather_rows(torch.tensor([kept is not None])).all()
     if kept is not None and found_by_all:

@@ -28,9 +28,7 @@ class Moments:
 
         mean = mean_a + d * n_b / n,   scatter = scatter_a + scatter_b + d d^T * n_a n_b / n
 
-    Args:
-        dim: Length of a feature vector.
-        device: Where the sums live; a device without float64 (MPS) is replaced by the CPU.
+    The sums of `dim` features live on `device`; one without float64 (MPS) is replaced by the CPU.
     """
 
     def __init__(self, dim: int, device: torch.device | str | None = None) -> None:
@@ -90,7 +88,7 @@ class SingularCovarianceWarning(UserWarning):
 def frechet_distance(
     mu1: np.ndarray, sigma1: np.ndarray, mu2: np.ndarray, sigma2: np.ndarray, warn: bool = True
 ) -> float:
-    """Return the squared Frechet distance of `N(mu1, sigma1)` and `N(mu2, sigma2)`.
+    """Return the squared Frechet distance of two Gaussians, of means `(d,)`, covariances `(d, d)`.
 
         FD = |mu_1 - mu_2|^2 + tr(S_1) + tr(S_2) - 2 tr((S_1 S_2)^(1/2))
         (Dowson and Landau 1982; Heusel et al. 2017)
@@ -100,13 +98,8 @@ def frechet_distance(
     times as fast as a general matrix square root (scipy.linalg.sqrtm) at 2048 features, and cannot
     leave the real numbers.
 
-    Args:
-        mu1: Mean, with shape `(d,)`.
-        sigma1: Covariance, with shape `(d, d)`.
-        mu2: Mean, with shape `(d,)`.
-        sigma2: Covariance, with shape `(d, d)`.
-        warn: Say when a covariance is singular; the distance is then still that of the two
-            Gaussians, but as an estimate from few samples it is biased upwards.
+    `warn` says when a covariance is singular: the distance is then still that of the two Gaussians,
+    but as an estimate from few samples it is biased upwards.
 
     Raises:
         UserError: Shapes differ, or a number is not finite.

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from experiments.data import probe
 from experiments.data.data_options import DataError, first_line
+from experiments.data.dataset import Device
 from experiments.data.published_files import fetch
 from experiments.metrics.collect import Features, main_first
 from experiments.metrics.eval_options import FEATURES, EvalOptions, MetricError, check_known
@@ -115,9 +116,8 @@ def build_inception() -> torch.nn.Module:
     empty = io.BytesIO()
     torch.save({}, empty)
     empty.seek(0)
-    return Inception(
-        "inception-adm", ["2048", "logits_unbiased"], feature_extractor_weights_path=empty
-    )
+    outputs = ["2048", "logits_unbiased"]
+    return Inception("inception-adm", outputs, feature_extractor_weights_path=empty)
 
 
 class InceptionFeatures(Features):
@@ -143,7 +143,7 @@ class InceptionFeatures(Features):
         weights: str | Path | None,
         *,
         cache: Path,
-        device: torch.device | str = "cpu",
+        device: Device = "cpu",
         network: torch.nn.Module | None = None,
     ) -> None:
         if network is None:
@@ -235,7 +235,7 @@ class DinoFeatures(Features):
         name: str,
         weights: str | Path | None = None,
         *,
-        device: torch.device | str = "cpu",
+        device: Device = "cpu",
         network: torch.nn.Module | None = None,
     ) -> None:
         self.name = name
@@ -263,7 +263,7 @@ class PixelFeatures(Features):
     name = "pixels"
     checksum = "0" * 64
 
-    def __init__(self, shape: tuple[int, int], device: torch.device | str = "cpu") -> None:
+    def __init__(self, shape: tuple[int, int], device: Device = "cpu") -> None:
         self.dim, self.device = 3 * shape[0] * shape[1], torch.device(device)
 
     def measure(self, images: Tensor) -> dict[str, Tensor]:
@@ -275,7 +275,7 @@ class TrainedFeatures(Features):
     """A small network that was trained on the data set itself: its classifier or autoencoder."""
 
     def __init__(
-        self, name: str, kept: KeptNetwork, size: int, said: str, device: torch.device | str = "cpu"
+        self, name: str, kept: KeptNetwork, size: int, said: str, device: Device = "cpu"
     ) -> None:
         self.name, self.size, self.quality = name, size, kept.quality
         self.device = torch.device(device)
@@ -301,7 +301,7 @@ class ProbeFeatures(Features):
     name = "scenes-probe"
     dim = probe.FEATURES
 
-    def __init__(self, device: torch.device | str = "cpu") -> None:
+    def __init__(self, device: Device = "cpu") -> None:
         self.device = torch.device(device)
         self.checksum = sha256(probe.WEIGHTS) if probe.WEIGHTS.is_file() else ""
         probe.load(str(self.device))
@@ -317,20 +317,15 @@ def create_features(
     *,
     cache: str | os.PathLike[str],
     dataset: Any = None,
-    device: torch.device | str = "cpu",
+    device: Device = "cpu",
 ) -> Features:
-    """Return the extractor called `name`.
+    """Return the extractor called `name`, one of `eval_options.FEATURES`, on `device`.
 
-    Args:
-        name: One of `eval_options.FEATURES`.
-        options: Where the weights of the large networks are.
-        cache: Folder of trained classifiers and downloaded weights.
-        dataset: The run's data set; a classifier of another one is refused.
-        device: Where the network runs.
+    The `options` say where the weights of the large networks are; the folder `cache` has trained
+    classifiers and downloaded weights; `dataset` is the run's.
 
     Raises:
-        MetricError: An unknown name, a classifier of another data set, or weights that are
-            missing.
+        MetricError: An unknown name, a classifier of another data set, or missing weights.
     """
     check_known("features", (name,), FEATURES)
     options = options or EvalOptions()
@@ -345,9 +340,7 @@ def create_features(
     return _classifier(name, Path(cache), dataset, device)
 
 
-def _classifier(
-    name: str, cache: Path, dataset: Any, device: torch.device | str
-) -> TrainedFeatures:
+def _classifier(name: str, cache: Path, dataset: Any, device: Device) -> TrainedFeatures:
     wanted = name.removesuffix("-classifier")
     if dataset is None or dataset.name != wanted:
         have = "no data set" if dataset is None else f"the data set {dataset.name}"
@@ -365,7 +358,7 @@ def _classifier(
     return TrainedFeatures(name, trained, size, "held-out images right", device)
 
 
-def _autoencoder(cache: Path, dataset: Any, device: torch.device | str) -> TrainedFeatures:
+def _autoencoder(cache: Path, dataset: Any, device: Device) -> TrainedFeatures:
     if dataset is None:
         raise MetricError(
             "the autoencoder is trained on a data set's images, here is none; pass --data NAME or "

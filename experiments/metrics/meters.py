@@ -12,27 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.data.dataset import create
+from experiments.data.dataset import Device, create
 from experiments.data.probe import adherence
-from experiments.metrics.collect import (
-    Collector,
-    Features,
-    Reference,
-    collect,
-    exact,
-    gather_rows,
-    heldout_reference,
-    identity,
-    load_reference,
-    own_images,
-)
-from experiments.metrics.distances import (
-    frechet_distance,
-    inception_score,
-    kernel_distance,
-    memorisation,
-    precision_recall,
-)
+from experiments.metrics import collect, distances
 from experiments.metrics.eval_options import (
     FEATURES,
     METRICS,
@@ -99,17 +81,17 @@ class Meter:
 
     def __init__(
         self,
-        features: Features,
+        features: collect.Features,
         metrics: Sequence[str],
         options: EvalOptions,
-        reference: Reference | None = None,
+        reference: collect.Reference | None = None,
         train: Tensor | None = None,
     ) -> None:
         self.features, self.metrics, self.options = features, tuple(metrics), options
         self.reference, self.train = reference, train
         self.note = features.note  # a line for the log, as the classifier's accuracy
         wanted = {_KEEP[need] for m in metrics for need in METRICS[m].needs if need in _KEEP}
-        self.collector = Collector(features, wanted)
+        self.collector = collect.Collector(features, wanted)
 
     def update(
         self, images: Tensor, labels: Tensor | None = None, captions: Sequence[str] | None = None
@@ -121,13 +103,13 @@ class Meter:
         """Return the scores over all processes; a collective call."""
         found = self.collector.merged()
         values: dict[str, float] = {}
-        with exact():
+        with collect.exact():
             for metric in self.metrics:
                 if metric not in values:
                     values |= self._measure(metric, found, labels)
         pixels = isinstance(self.features, PixelFeatures)
         name = None if pixels else self.features.name
-        weights = None if pixels else identity(self.features)
+        weights = None if pixels else collect.identity(self.features)
         label = None if self.reference is None else self.reference.label
         return [
             scored(key, value, found.n, name, weights, None if key in _ALONE else label, record)
@@ -139,12 +121,12 @@ class Meter:
         real: Any = self.reference
         if metric == "fd":
             mu, sigma = found.moments.finish()
-            return {"fd": frechet_distance(mu, sigma, real.mu, real.sigma)}
+            return {"fd": distances.frechet_distance(mu, sigma, real.mu, real.sigma)}
         if metric == "sfid":
             mu, sigma = found.spatial.finish()
-            return {"sfid": frechet_distance(mu, sigma, real.mu_s, real.sigma_s)}
+            return {"sfid": distances.frechet_distance(mu, sigma, real.mu_s, real.sigma_s)}
         if metric == "is":
-            return {"is": inception_score(found.logits)}
+            return {"is": distances.inception_score(found.logits)}
         if metric == "accuracy":
             if labels is None:
                 raise MetricError(
@@ -156,18 +138,19 @@ class Meter:
         rows, real_rows = found.rows.to(device), real.rows.to(device)
         if metric == "kid":
             o = self.options
-            return {"kid": kernel_distance(rows, real_rows, o.kid_subsets, o.kid_subset_size)}
+            kid = distances.kernel_distance(rows, real_rows, o.kid_subsets, o.kid_subset_size)
+            return {"kid": kid}
         if metric in ("precision", "recall"):
             # One pass over the distances gives both.
-            both = precision_recall(rows, real_rows, self.options.neighbours)
+            both = distances.precision_recall(rows, real_rows, self.options.neighbours)
             named = zip(("precision", "recall"), both, strict=True)
             return {key: value for key, value in named if key in self.metrics}
         assert self.train is not None, metric
-        ratio, fresh = memorisation(rows, self.train.to(device), real_rows)
+        ratio, fresh = distances.memorisation(rows, self.train.to(device), real_rows)
         return {metric: ratio, f"{metric}_heldout": fresh}
 
 
-def pixel_meter(dataset: Any, options: EvalOptions, device: torch.device | str = "cpu") -> Meter:
+def pixel_meter(dataset: Any, options: EvalOptions, device: Device = "cpu") -> Meter:
     """Return the meter of `memorisation_pixels`."""
     held = torch.cat([x.cpu() for x in split_images(dataset, "test")])
     if max(held.shape[-2:]) > _LARGEST_PIXELS:
@@ -178,10 +161,10 @@ def pixel_meter(dataset: Any, options: EvalOptions, device: torch.device | str =
     features = PixelFeatures((held.shape[-2], held.shape[-1]), device)
     rows = features(held)["features"].cpu()
     moments = torch.zeros(0).numpy()
-    label = f"{dataset.name}-test", identity(features), len(held)
-    reference = Reference(*label, moments, moments, None, None, rows, dataset.fingerprint)
+    label = f"{dataset.name}-test", collect.identity(features), len(held)
+    reference = collect.Reference(*label, moments, moments, None, None, rows, dataset.fingerprint)
     _refuse_endless(dataset)
-    train = collect(features, own_images(dataset, "train"), ("rows",)).rows
+    train = collect.collect(features, collect.own_images(dataset, "train"), ("rows",)).rows
     return Meter(features, ("memorisation_pixels",), options, reference, train)
 
 
@@ -214,7 +197,7 @@ class AdherenceMeter:
     def results(self, labels: Tensor | None = None, **record: Any) -> list[Score]:
         """Return the shares over all processes; a collective call."""
         packed = torch.tensor([[[self.n, self.n], *self._sums.values()]], dtype=torch.float64)
-        total = gather_rows(packed).sum(dim=0)
+        total = collect.gather_rows(packed).sum(dim=0)
         shares = (total[1:, 0] / total[1:, 1].clamp_min(1)).tolist()
         main, n = next(iter(self._sums)), int(total[0, 0])
         names = ["adherence" if key == main else f"adherence_{key}" for key in self._sums]
@@ -228,7 +211,7 @@ def prepare(
     options: EvalOptions,
     dataset: Any,
     cache: str | os.PathLike[str],
-    device: torch.device | str = "cpu",
+    device: Device = "cpu",
     labelled: bool = True,
     data: Any = None,
 ) -> list[Meter | AdherenceMeter]:
@@ -281,7 +264,7 @@ def labelled_data(dataset: Any, features: str, data: Any = None) -> Any:
 
 
 def _meter(
-    features: Features,
+    features: collect.Features,
     metrics: Sequence[str],
     options: EvalOptions,
     dataset: Any,
@@ -293,11 +276,11 @@ def _meter(
         spatial = "spatial" in needs
         # A file holds the statistics of one extractor: the main one's.
         if options.reference is not None and features.name == options.features[0]:
-            real = load_reference(
+            real = collect.load_reference(
                 options.reference, features, rows="rows" in needs, spatial=spatial
             )
         elif dataset is not None:
-            real = heldout_reference(dataset, features, cache, spatial=spatial)
+            real = collect.heldout_reference(dataset, features, cache, spatial=spatial)
         else:
             raise MetricError(
                 f"{', '.join(metrics)} compare with real images: pass --reference FILE.npz, "
@@ -310,5 +293,5 @@ def _meter(
                 "memorisation compares with training images: pass --data NAME or leave it out"
             )
         _refuse_endless(dataset)
-        train = heldout_reference(dataset, features, cache, split="train").rows
+        train = collect.heldout_reference(dataset, features, cache, split="train").rows
     return Meter(features, metrics, options, real, train)

@@ -133,10 +133,7 @@ def sample_and_score(
         )
     cache, conditional = cache or cache_of(config), config.task != "none"
     meters = prepare(options, dataset, cache, device, conditional, config.data)
-    made = {
-        "guidance": described(pipeline.guidance.options),
-        "sampler": described(pipeline.sampler.options),
-    }
+    made = {part: described(getattr(pipeline, part).options) for part in ("guidance", "sampler")}
     store = None
     if out is not None:
         about = {

@@ -89,23 +89,17 @@ def load_or_make(
 ) -> KeptNetwork:
     """Return a network from the cache, or train and keep it while other processes wait.
 
-    Args:
-        folder: Of the cache, for networks of this kind.
-        name: The data set's, start of the file's name.
-        settings: What else decides the weights, as JSON holds it.
-        recipe: How it is trained.
-        build: Returns the network untrained; it has `learn(name, ...)` and `quality(...)`.
-        splits: Returns what these take of the split `train` or `test`: images (N, 3, H, W) uint8
-            and, for a classifier, labels (N,).
+    Its file is named after the data set, `name`, and after what decides the weights: the recipe and
+    the `settings`, as JSON holds them. `build` returns the network untrained, which has
+    `learn(name, ...)` and `quality(...)`; `splits` what these take of the split `train` or `test`:
+    images (N, 3, H, W) uint8 and, for a classifier, labels (N,).
     """
     identity = json.dumps([*settings, vars(recipe)], sort_keys=True)
     path = folder / f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.safetensors"
-    found = _load(path, build, identity)
-    if found is not None:
+    if found := _load(path, build, identity):
         return found
     with locked(folder, wait_s=_WAIT_S):
-        found = _load(path, build, identity)
-        if found is not None:
+        if found := _load(path, build, identity):
             return found
         images = splits("train")
         with training(recipe.seed):
@@ -274,9 +268,8 @@ class SmallAutoencoder(nn.Module):
             channels, wider, size = wider, min(2 * wider, 4 * recipe.width), size // 2
         inner = (channels, size, size)
         code = nn.Linear(channels * size * size, self.dim)
-        self.encoder = nn.Sequential(
-            *down, nn.Flatten(), code, nn.BatchNorm1d(self.dim, affine=False)
-        )
+        unit = nn.BatchNorm1d(self.dim, affine=False)
+        self.encoder = nn.Sequential(*down, nn.Flatten(), code, unit)
         back = nn.Linear(self.dim, channels * size * size)
         self.decoder = nn.Sequential(back, nn.Unflatten(1, inner), *up)
 

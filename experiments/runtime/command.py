@@ -60,12 +60,7 @@ def environment_of_jobs() -> dict[str, str]:
 
 
 class Interrupted(Exception):
-    """Training stopped at a step boundary on a signal, after saving.
-
-    Attributes:
-        reason: `SIGINT`, `SIGTERM` or `SIGUSR2`.
-        step: The step that was saved.
-    """
+    """Training stopped on a signal (`reason`: SIGINT, SIGTERM or SIGUSR2) after saving `step`."""
 
     def __init__(self, reason: str, step: int, message: str = "") -> None:
         super().__init__(message or f"stopped by {reason} at step {step}")

@@ -1,8 +1,7 @@
 """What a run says: banner, progress, metrics on disk, heartbeat (no torch here).
 
-The files are the record: `metrics.jsonl` (one object per logged step) and `status.json` (where
-the run is).
-The terminal and the optional trackers show the same numbers.
+The files are the record: `metrics.jsonl` (one object per logged step) and `status.json` (where the
+run is). The terminal and the optional trackers show the same numbers.
 """
 
 from __future__ import annotations
@@ -118,13 +117,9 @@ def cut_records(folder: Path, step: int) -> None:
 
 def write_status(folder: Path, status: str, **fields: Any) -> None:
     """Write the heartbeat `status.json`: running, done, failed, preempted or stopped."""
-    about = {
-        "status": status,
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "time": time.time(),
-    }
-    atomic_write(folder / "status.json", json.dumps({**about, **fields}, indent=1))
+    writer = {"host": socket.gethostname(), "pid": os.getpid(), "time": time.time()}
+    about = {"status": status, **writer, **fields}
+    atomic_write(folder / "status.json", json.dumps(about, indent=1))
 
 
 # --- terminal ------------------------------------------------------------------------------------
@@ -152,13 +147,8 @@ class Console:
         self.quiet = quiet
         self.live = (sys.stderr if stderr else sys.stdout).isatty() and not quiet
         # Off a terminal nothing wraps: a log's lines stay whole whatever the reader's width.
-        self.rich = Rich(
-            quiet=quiet,
-            stderr=stderr,
-            highlight=False,
-            soft_wrap=True,
-            width=None if self.live else 200,
-        )
+        width = None if self.live else 200
+        self.rich = Rich(quiet=quiet, stderr=stderr, highlight=False, soft_wrap=True, width=width)
         self._bar: Any = None
         self._once: set[str] = set()
 
@@ -241,17 +231,12 @@ class Progress:
     def update(self, done: int, text: str = "") -> None:
         """Show that `done` steps are finished."""
         now = time.monotonic()
-        spent = clock(now - self.start)
-        timing = f"[{spent}<{clock(self.eta(done))}]"
-        last = done >= self.total
+        timing = f"[{clock(now - self.start)}<{clock(self.eta(done))}]"
+        due = done >= self.total or now - self.shown >= PLAIN_EVERY_S
         if self._task is not None:
             shown = f"{grouped(done)}/{grouped(self.total)}  {text}  {timing}".replace("[", r"\[")
             self.bar.update(self._task, completed=done, text=shown)
-        elif (
-            not self.console.quiet
-            and not self.console.live
-            and (last or now - self.shown >= PLAIN_EVERY_S)
-        ):
+        elif due and not (self.console.quiet or self.console.live):
             self.shown = now
             self.console.say(f"{self.what} {grouped(done)}/{grouped(self.total)}  {text}  {timing}")
 

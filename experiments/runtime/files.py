@@ -37,11 +37,7 @@ def fsync_dir(path: Path) -> None:
 
 
 def check_replaceable(target: Path) -> None:
-    """Refuse a target that is there and no file: a rename would take a device's place.
-
-    Raises:
-        OSError: See the message.
-    """
+    """Raise `OSError` for a target that is there and no file: a rename would replace a device."""
     if target.exists() and not target.is_file():
         raise OSError(errno.EEXIST, "it is no file", str(target))
 
@@ -207,8 +203,6 @@ def is_locked(folder: Path) -> bool:
     except Timeout:
         return True
     except PermissionError:  # a colleague's folder: a shared lock needs no right to write
-        import fcntl
-
         with path.open("rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -65,12 +65,8 @@ def is_oom(error: BaseException) -> bool:
     """Return whether an error says that memory ran out, on a GPU or on the CPU."""
     import torch
 
-    text = str(error)
-    return (
-        isinstance(error, torch.OutOfMemoryError)
-        or "out of memory" in text
-        or "can't allocate memory" in text
-    )
+    said = any(part in str(error) for part in ("out of memory", "can't allocate memory"))
+    return said or isinstance(error, torch.OutOfMemoryError)
 
 
 def out_of_memory(error: RuntimeError, tried: int) -> None:

@@ -10,6 +10,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import ge, gt, le, lt
 from typing import Any
 
 from routing.errors import UserError, suggest
@@ -23,32 +24,22 @@ class ConfigError(UserError):
 class Key:
     """What is declared of an option beside its type, as `Annotated[int, Key(...)]`.
 
-    Attributes:
-        role: What the key decides, one of
+    Its role is what the key decides; hash, grouping of runs, budgets and display names follow:
 
-            learns   what is learnt: other values are another experiment
-            routes   what is done to the tokens while training: the treatment that tables compare
-            scores   how samples are made and measured
-            reports  where and how a run computes and what it leaves on disk: the same run
-
-            Hash, grouping of runs, budgets and display names follow from it.
-        least: Smallest value.
-        above: All values are larger.
-        most: Largest value.
-        below: All values are smaller.
-        among: The words it may be.
-        parts: Roles of keys below it that have another one.
-        tip: A value to type instead of a wrong one, where the default is none.
+        learns   what is learnt: other values are another experiment
+        routes   what is done to the tokens while training: the treatment that tables compare
+        scores   how samples are made and measured
+        reports  where and how a run computes and what it leaves on disk: the same run
     """
 
     role: str = "learns"
-    least: float | None = None
-    above: float | None = None
-    most: float | None = None
-    below: float | None = None
-    among: tuple[str, ...] = ()
-    parts: Mapping[str, str] = field(default_factory=dict)
-    tip: Any = None
+    least: float | None = None  # the smallest value
+    above: float | None = None  # all values are larger
+    most: float | None = None  # the largest value
+    below: float | None = None  # all values are smaller
+    among: tuple[str, ...] = ()  # the words it may be
+    parts: Mapping[str, str] = field(default_factory=dict)  # of keys below it with another role
+    tip: Any = None  # to type instead of a wrong value, where the default is none
 
     def check(self, name: str, value: Any, error: type[UserError], tip: Any = None) -> None:
         """Refuse a value out of range, with a `tip` what to type; null is in every range."""
@@ -60,12 +51,8 @@ class Key:
         if value is None or isinstance(value, str):
             return
         least, most = self.least, self.most
-        good = (
-            (least is None or value >= least)
-            and (self.above is None or value > self.above)
-            and (most is None or value <= most)
-            and (self.below is None or value < self.below)
-        )
+        bounds = ((least, ge), (self.above, gt), (most, le), (self.below, lt))
+        good = all(bound is None or holds(value, bound) for bound, holds in bounds)
         endless = isinstance(value, float) and not math.isfinite(value)
         if good and not endless:
             return
@@ -127,9 +114,8 @@ def check_ranges(options: Any, where: str = "", error: type[UserError] = ConfigE
         # A word such as no would count as true.
         if wanted == {bool} and not isinstance(value, bool):
             raise error(f"{where}{name}={value}: expected true or false")
-        if wanted <= {int, float} and isinstance(
-            value, (str, bool, *([float] if is_whole else []))
-        ):
+        refused = (str, bool, float) if is_whole else (str, bool)
+        if wanted <= {int, float} and isinstance(value, refused):
             what = "a whole number" if is_whole else "a number"
             hint = f"; try {where}{name}={tip}" if isinstance(tip, int | float) else ""
             raise error(f"{where}{name}={value}: expected {what}{hint}")
@@ -150,9 +136,7 @@ def build(cls: Any, values: Any, where: str = "") -> Any:
         required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         if required and f.name not in values:
             raise ConfigError(f"missing key {where}{f.name}")
-    return cls(
-        **{key: _convert(fields[key][0], value, where + key) for key, value in values.items()}
-    )
+    return cls(**{k: _convert(fields[k][0], v, where + k) for k, v in values.items()})
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:

@@ -17,11 +17,7 @@ NAMES = ("SIGINT", "SIGTERM", "SIGUSR2")
 
 
 class Asked(Exception):
-    """A stop was asked for, at a place that can be left (see `answered`).
-
-    Attributes:
-        reason: Name of the signal.
-    """
+    """The signal `reason` asked for a stop, at a place that can be left (see `answered`)."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"{reason} asked for a stop")

@@ -230,12 +230,9 @@ def check_conditions(model: Any, labels: Tensor | None, text: Tensor | None) -> 
 
 
 def labels_from_seeds(seeds: Tensor, num_classes: int, how: str = "from-seed") -> Tensor | None:
-    """Return a class for each seed, `(n,)`, or None for a model without classes.
+    """Return a class `(n,)` for each of `seeds`, int64 `(n,)`; None for a model without classes.
 
-    Args:
-        seeds: int64 `(n,)`.
-        num_classes: Number of classes.
-        how: `from-seed` draws it (ADM's protocol); `balanced` is seed modulo classes.
+    `how` is `from-seed`, which draws it (ADM's protocol), or `balanced`: seed modulo classes.
     """
     if not num_classes:
         return None
@@ -249,13 +246,6 @@ def labels_from_seeds(seeds: Tensor, num_classes: int, how: str = "from-seed") -
 def seeded_noise(seeds: Tensor, draw: int, shape: tuple[int, ...]) -> Tensor:
     """Return standard normal noise of each seed, `(n, *shape)`; `draw` 0 is the start."""
     return Draws(SAMPLING_SEED, 0, seeds).normal(f"sampler.{draw}", shape)
-
-
-def image_shape(model: Any) -> tuple[int, int, int]:
-    """Return (C, H, W) of what `model` denoises."""
-    size = model.config["input_size"]
-    height, width = (size, size) if isinstance(size, int) else size
-    return model.in_channels, int(height), int(width)
 
 
 def generate(
@@ -324,7 +314,9 @@ def generate(
             plan_reuse(sampler.options, depth, guidance.sparse),
         )
 
-    shape, count, images = image_shape(model), len(seeds), []
+    size = model.config["input_size"]
+    shape = (model.in_channels, *((size, size) if isinstance(size, int) else size))
+    count, images = len(seeds), list[Tensor]()
     batch = max(min(batch, count), 1)
     with torch.no_grad(), evaluating(model, weak_model):
         for start in range(0, count, batch):

@@ -64,14 +64,10 @@ def sample(
     if captions is not None and not model.prefix:
         raise DiffusionError("--captions: this model is not conditioned on text; leave them out")
     request = plan_request(seeds, classes or None, captions, names)
-    pipeline = SamplingPipeline.make(
-        model,
-        config,
-        chosen_options("sampler", config.sampler, args.sampler, changes["sampler"]),
-        chosen_options("guidance", config.guidance, args.guidance, changes["guidance"]),
-    )
-    guidance, asked = pipeline.guidance.options, "scale" in changes["guidance"]
-    if guidance.name == "none" and asked and guidance.scale != 1:
+    sampler = chosen_options("sampler", config.sampler, args.sampler, changes["sampler"])
+    guidance = chosen_options("guidance", config.guidance, args.guidance, changes["guidance"])
+    pipeline = SamplingPipeline.make(model, config, sampler, guidance)
+    if guidance.name == "none" and "scale" in changes["guidance"] and guidance.scale != 1:
         raise DiffusionError(f"scale {guidance.scale:g}: there is no guidance; add --guidance cfg")
     dataset = data_of(loaded, changes["data"], next(model.parameters()).device)
     if not dataset.can_decode:

@@ -9,7 +9,7 @@ import torch
 
 import backbones
 from experiments.config.schema import Config
-from experiments.data.dataset import Dataset, create
+from experiments.data.dataset import Dataset, Device, create
 from experiments.runtime.memory import check_fits, keep_freed_memory
 from experiments.training.routes import model_arguments, run_cost
 from routing.errors import UserError
@@ -40,7 +40,7 @@ def make_accelerator(config: Config) -> Any:
     return accelerator
 
 
-def make_dataset(config: Config, device: torch.device | str = "cpu") -> Dataset:
+def make_dataset(config: Config, device: Device = "cpu") -> Dataset:
     """Return the run's data set."""
     return create(config.data, task=config.task, device=device)
 

@@ -67,17 +67,16 @@ def save(
         shutil.rmtree(temporary, ignore_errors=True)
         if not isinstance(error, _IO_ERRORS):
             raise
-        last = max((s for s, _ in listed(folder)), default=None)
-        intact = (
-            "no checkpoint was written yet"
-            if last is None
-            else f"the checkpoint of step {last} is intact"
-        )
+        intact = "no checkpoint was written yet"
+        if earlier := listed(folder):
+            intact = f"the checkpoint of step {earlier[-1][0]} is intact"
         raise CheckpointError(
             f"could not write the checkpoint of step {step} to {target.parent} "
             f"({_reason(error)}); {intact}: free some space and type the same command to go on"
         ) from error
-    _prune(folder, keep, keep_every)
+    for old, path in listed(folder)[:-keep]:
+        if not (keep_every and old % keep_every == 0):
+            shutil.rmtree(path, ignore_errors=True)
     return target
 
 
@@ -106,21 +105,7 @@ def _reason(error: Exception) -> str:
     return " ".join(str(text).split())
 
 
-def _prune(folder: Path, keep: int, keep_every: int) -> None:
-    found = listed(folder)
-    for step, path in found[:-keep] if keep else []:
-        if not (keep_every and step % keep_every == 0):
-            shutil.rmtree(path, ignore_errors=True)
-
-
 # --- reading -------------------------------------------------------------------------------------
-
-
-def drop_after(folder: Path, step: int) -> None:
-    """Remove the checkpoints later than `step`, of a branch that was given up."""
-    for later, path in listed(folder):
-        if later > step:
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def damage(path: Path) -> str | None:
@@ -200,13 +185,8 @@ def export(
     info: Mapping[str, Any],
 ) -> None:
     """Write `model.safetensors`: weights, with config and model arguments as metadata."""
-    metadata = {
-        "format": FORMAT,
-        "step": str(step),
-        "config": json.dumps(config.to_dict()),
-        "model": json.dumps(model.config),
-        "data": json.dumps(dict(info)),
-    }
+    about = {"config": config.to_dict(), "model": model.config, "data": dict(info), "step": step}
+    metadata = {"format": FORMAT, **{key: json.dumps(value) for key, value in about.items()}}
     with atomic_path(path) as temporary:
         try:
             save_file(_portable(weights), temporary, metadata)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from experiments.runtime import console
 from experiments.runtime.files import atomic_path
 from experiments.sampling.pipeline import SamplingPipeline
 from experiments.sampling.sample_store import image_grid, save_gif, save_png
-from experiments.training import checkpoint
+from experiments.training.run_folder import listed
 from experiments.training.state import TrainingState
 
 COLUMNS = 8
@@ -26,8 +27,7 @@ PREVIEW_COLUMNS, PREVIEW_STEPS = 4, 8
 class Evaluation:
     """Samples and scores of a run's EMA weights, at the steps that its configuration names.
 
-    Attributes:
-        every: Every how many steps there are pictures or scores; after the last step are both.
+    There are pictures or scores `every` so many steps; after the last step are both.
     """
 
     def __init__(
@@ -109,7 +109,6 @@ class Evaluation:
                 self.config,
                 self.dataset,
                 step=step,
-                samples=self.config.eval["samples"],
                 accelerator=self.accelerator,
                 console=self.console,
             )
@@ -124,7 +123,9 @@ class Evaluation:
 
 def forget_after(folder: Path, step: int) -> None:
     """Drop checkpoints, lines and pictures beyond `step`, of a lost branch."""
-    checkpoint.drop_after(folder, step)
+    for later, path in listed(folder):
+        if later > step:
+            shutil.rmtree(path, ignore_errors=True)
     console.cut_records(folder, step)
     for picture in (folder / "samples").glob("step-*.png"):
         if int(picture.stem.removeprefix("step-")) > step:

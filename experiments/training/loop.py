@@ -184,13 +184,11 @@ class Trainer:
     def read_ahead(self) -> Iterator[Batch]:
         """Return this process's batches from the current step on, read from disk by a thread."""
         rows = self.first + torch.arange(self.local)
-        return iter(
-            Prefetch(
-                self.dataset,
-                lambda step: (self.samples(step, rows), self.draws(rows, step)),
-                self.state.step,
-            )
-        )
+
+        def plan(step: int) -> tuple[Tensor, Draws]:
+            return self.samples(step, rows), self.draws(rows, step)
+
+        return iter(Prefetch(self.dataset, plan, self.state.step))
 
     def seed_torch(self) -> None:
         """Make torch's own generator a function of seed, step and rank as well.
@@ -436,7 +434,6 @@ class Trainer:
         raise Diverged(
             f"step {state.step}: {streak} steps in a row had a non-finite loss or gradient (times "
             f"{float(times.min()):.4g} to {float(times.max()):.4g}, samples "
-            f"{samples[:8].tolist()}...); last "
-            f"good checkpoint: {last or 'none'}; "
+            f"{samples[:8].tolist()}...); last good checkpoint: {last or 'none'}; "
             f"try train.lr={train.lr / 3:.1g} or train.clip=1"
         )

@@ -16,14 +16,7 @@ from experiments.config.schema import ENCODERS, Config, TrainConfig
 from experiments.data import probe
 from experiments.data.dataset import Batch, Dataset
 from experiments.diffusion import Objective
-from experiments.diffusion.auxiliary_losses import (
-    alignment_loss,
-    ensemble_loss,
-    maskdit_loss,
-    masked_mean,
-    patch_error,
-    pixel_mask,
-)
+from experiments.diffusion import auxiliary_losses as losses
 from experiments.metrics.features import build_dinov2, dinov2_input
 from routing.errors import UserError
 from routing.rng import Draws
@@ -71,10 +64,8 @@ def training_loss(
 
     loss = reduce(terms, output, model, train, pair)
     if encode is not None and output.aligned is not None and output.aligned_layout is not None:
-        found = output.aligned_layout
-        loss = loss + train.align_weight * alignment_loss(
-            output.aligned.float(), encode(batch.x), found.ids
-        )
+        projected, ids = output.aligned.float(), output.aligned_layout.ids
+        loss = loss + train.align_weight * losses.alignment_loss(projected, encode(batch.x), ids)
     return loss
 
 
@@ -106,18 +97,18 @@ def reduce(
     """
     grid, patch = model.grid, model.size.patch
     if output.kept is not None:
-        # Tokens were dropped for good: they are not denoised, and with a decoder reconstructed
-        # instead (MaskDiT).
+        # Tokens dropped for good are not denoised; a decoder reconstructs them instead (MaskDiT).
         kept = output.kept.expand(len(terms), -1)
         if model.decoder is None:
-            return masked_mean(terms, pixel_mask(kept, grid, patch))
+            return losses.masked_mean(terms, losses.pixel_mask(kept, grid, patch))
         denoised, noisy = (x.float() for x in pair())
         # A patch of one value has no variance to normalise by.
-        error = patch_error(denoised, noisy, patch, normalise=patch * patch * noisy.shape[1] > 1)
-        return maskdit_loss(terms, error, ~kept, grid, train.mae_weight)
+        normalise = patch * patch * noisy.shape[1] > 1
+        error = losses.patch_error(denoised, noisy, patch, normalise)
+        return losses.maskdit_loss(terms, error, ~kept, grid, train.mae_weight)
     if train.loss == "ensemble" and output.inner:
         dropped = [~layout.mask() for layout in output.inner]
-        return ensemble_loss(terms, dropped, grid, train.mae_weight)
+        return losses.ensemble_loss(terms, dropped, grid, train.mae_weight)
     return terms.mean()
 
 

@@ -105,12 +105,10 @@ def banner_lines(config: Config, cost: Cost, kernels: Sequence[str]) -> list[str
     """Return the lines that describe a model and its route (see the README's picture)."""
     route = counted_route(config)
     name = f"{config.backbone['name']}-{config.size}"
-    flops = f"{big(cost.macs_dense)} MACs per image"
+    flops, tokens = f"{big(cost.macs_dense)} MACs per image", f"tokens {max(cost.tokens)}"
     if route:
         share = 1 - cost.macs_routed / cost.macs_dense
         flops += f" dense -> {big(cost.macs_routed)} routed (-{share:.0%})"
-    tokens = f"tokens {max(cost.tokens)}"
-    if route:
         tokens += f" -> {min(cost.tokens)} inside, chosen by {config.routing.selection}"
     return [
         f"{name}   {big(cost.params)} parameters   {flops}   route {config.resolved_route}",

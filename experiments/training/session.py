@@ -43,11 +43,7 @@ _COSTS = (
 
 
 def train(config: Config, *, quiet: bool = False) -> Path:
-    """Train `config`, or go on where an earlier start stopped; return the run folder.
-
-    Args:
-        config: A checked configuration (`experiments.config.load`).
-        quiet: Print nothing.
+    """Train a checked `config`, or go on where an earlier start stopped; return the run folder.
 
     Raises:
         UserError: Anything a user can mend, in one sentence.
@@ -205,12 +201,8 @@ def finish(config: Config, state: TrainingState, cost: Cost, wall: float) -> Non
     weights |= {k: v for k, v in model.state_dict().items() if k not in weights}
     checkpoint.export(folder / "model.safetensors", model, weights, config, step, state.info)
     curve = evaluation.draw_curve(folder)
-    lines = log.read_jsonl(folder / "scores.jsonl")
-    scores = {
-        line["metric"]: line["value"]
-        for line in lines
-        if line.get("step") == step and log.is_score(line)
-    }
+    lines = filter(log.is_score, log.read_jsonl(folder / "scores.jsonl"))
+    scores = {line["metric"]: line["value"] for line in lines if line.get("step") == step}
     last = (log.read_metrics(folder) or [{}])[-1]
     summary = {
         "status": "done",
@@ -248,15 +240,11 @@ def show_results(console: log.Console, folder: Path) -> None:
         "none" if summary.get(key) is None else f"{summary[key]:.4g}"
         for key in ("loss", "images_per_s")
     )
-    rows += [
-        ["loss", loss],
-        ["training time", log.clock(summary["wall_s"])],
-        ["images per second", speed],
-    ]
+    time_taken = log.clock(summary["wall_s"])
+    rows += [["loss", loss], ["training time", time_taken], ["images per second", speed]]
+    title = f"{summary['name']}, step {log.grouped(summary['step'])}"
     console.say()
-    console.table(
-        f"{summary['name']}, step {log.grouped(summary['step'])}", rows, ["score", "value"]
-    )
+    console.table(title, rows, ["score", "value"])
     for label, name in (
         ("samples", "samples/final.png"),
         ("progress", "progress.gif"),

@@ -23,25 +23,14 @@ _COUNTS = {"salt": "rollbacks"} | {k: k for k in ("seconds", "macs", "mean_loss"
 
 
 class TrainingState:
-    """The state of one run; `info`, what the data set says of itself, travels with the weights.
-
-    Attributes:
-        step: Optimizer steps done.
-        rollbacks: How often the run went back after non-finite steps; each has other draws.
-        seconds: Training time, scoring left out.
-        macs: Multiply-accumulates of all forward passes.
-        mean_loss: Running mean, against which spikes show.
-        tally: Sums since the last log of loss, gradient norm and good steps; bad steps; bad in a
-            row.
-    """
+    """The state of one run; `info`, what the data set says of itself, travels with the weights."""
 
     def __init__(self, model: Backbone, train: TrainConfig, info: dict[str, Any]) -> None:
         self.model, self.info = model, info
         self.names = [name for name, _ in model.named_parameters()]
         self.params = [p for _, p in model.named_parameters()]
         self.ema = [p.detach().clone() for p in self.params]
-        # Fused AdamW skips a step by `found_inf` on the device: no host sync to protect the
-        # weights.
+        # Fused AdamW skips a step by `found_inf` on the device: no host sync protects the weights.
         self.optimizer = torch.optim.AdamW(
             self.params,
             lr=train.lr,
@@ -50,10 +39,14 @@ class TrainingState:
             weight_decay=train.weight_decay,
             fused=True,
         )
-        self.step, self.rollbacks, self.spikes = 0, 0, 0
-        self.seconds, self.macs = 0.0, 0.0
-        self.mean_loss: float | None = None
+        self.step = 0  # optimizer steps done
+        self.rollbacks = 0  # after non-finite steps; each has other draws
+        self.seconds = 0.0  # of training, scoring left out
+        self.macs = 0.0  # multiply-accumulates of all forward passes
+        self.mean_loss: float | None = None  # running mean, against which spikes show
+        self.spikes = 0
         device = self.params[0].device
+        # Sums since the last log of loss, gradient norm and good steps; bad steps; bad in a row
         self.tally = torch.zeros(5, dtype=widest(device), device=device)
 
     @contextlib.contextmanager
