@@ -291,8 +291,9 @@ def _record(
 ) -> tuple[Path, dict[str, Any]]:
     """Return the file of an evaluation and the settings that it is named after."""
     settings = {**about, "eval": dict(vars(options))}
-    if options.reference is not None:  # another file may come to bear its name
-        settings["reference"] = sha256(Path(options.reference).expanduser())
+    reference = Path(options.reference or "").expanduser()
+    if reference.is_file():  # another file may come to bear its name
+        settings["reference"] = sha256(reference)
     text = json.dumps(settings, sort_keys=True, default=str)
     return folder / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json", settings
 
