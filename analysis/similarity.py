@@ -191,12 +191,12 @@ def measure(
         raise AnalysisError(
             f"{run} was trained without a route: leave routed out, or give a routed run"
         )
-    if size := data.dataset.sizes.get("test"):
-        protocol = replace(protocol, samples=min(protocol.samples, size))
     return _measured(run, data, protocol)
 
 
 def _measured(run: str | Path, data: HeldOut, protocol: Protocol) -> SimilarityFile:
+    if size := data.dataset.sizes.get("test"):
+        protocol = replace(protocol, samples=min(protocol.samples, size))
     route = Route.parse(data.config.resolved_route)
     sums: dict[Any, Tensor] = {}
     counts: Counter[Any] = Counter()
