@@ -137,8 +137,9 @@ def test_routed_needs_a_route(tmp_path):
 def test_no_more_samples_than_are_held_out(exported):
     found = measure(exported, Protocol(levels=(1.0,), samples=10**6, batch=180), device="cpu")
     assert found.protocol["samples"] == 360
-    assert main(["similarity", str(exported), "--samples", "400", "--batch", "180", "--levels", "1"]) == 0
-    stored = read(exported / "similarity.npz")
+    words = ["--samples", "400", "--batch", "180", "--levels", "1"]
+    assert main(["similarity", str(exported / "model.safetensors"), *words]) == 0
+    stored = read(exported / "model.similarity.npz")
     assert stored.protocol["samples"] == 360 and (stored.arrays["cosine"] == found.arrays["cosine"]).all()
 
 
