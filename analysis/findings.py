@@ -46,9 +46,9 @@ def main(study: Study) -> list[str]:
         told = [verdict(found, kinds[name].get("better")) for name, found in known.items()]
         if len(set(told)) > 1:
             parts = [f"{part}: {what}" for part, what in zip(parts, told, strict=True)]
-            said.append(f"**{_name(base, routed)}**: {'; '.join(parts)}.")
+            said.append(f"**{_name(base, dense, routed)}**: {'; '.join(parts)}.")
         elif parts:  # of all alike, such as too few seeds: once
-            said.append(f"**{_name(base, routed)}**: {'; '.join(parts)}: {told[0]}.")
+            said.append(f"**{_name(base, dense, routed)}**: {'; '.join(parts)}: {told[0]}.")
     return said
 
 
@@ -56,14 +56,13 @@ def cost(study: Study) -> list[str]:
     """Say what the route saves of a training step, by multiply-adds and by the clock."""
     said = []
     for base, dense, routed in study.pairs():
-        full, sparse = dense.estimate("macs_dense"), routed.estimate("macs_routed")
-        if full and sparse and sparse.mean:
-            text = f"{full.mean / sparse.mean:.2f} times fewer multiply-adds an image than dense"
-            slow, fast = (cell.by_seed("wall_s") for cell in (dense, routed))
-            clock = ratio([slow[seed] / fast[seed] for seed in slow.keys() & fast if fast[seed]])
+        if share := routed.macs_share:
+            text = f"{1 / share:.2f} times fewer multiply-adds an image than dense"
+            slow, fast = (cell.by_seed("throughput") for cell in (dense, routed))
+            clock = ratio([fast[seed] / slow[seed] for seed in slow.keys() & fast])
             if clock and same_machine(dense, routed):
                 text += f", {clock.mean:.2f} times its speed by the clock (n={clock.n})"
-            said.append(f"**{_name(base, routed)}**: {text}.")
+            said.append(f"**{_name(base, dense, routed)}**: {text}.")
     return said
 
 
@@ -165,7 +164,8 @@ def make(name: str, study: Study, having: Iterable[str] = ()) -> str:
     return text(line for about, line in lines if all(word in about for word in having))
 
 
-def _name(base: Base, routed: Cell) -> str:
-    seeds = len(routed.by_seed(base.score))
+def _name(base: Base, dense: Cell, routed: Cell) -> str:
+    pairs = gap(routed, dense, base.score)
     data = f"{base.model}, {base.any.first('data')}"
-    return f"{data}, {routed.treatment} against dense after {routed.steps:.0f} steps (n={seeds})"
+    after = f"after {routed.steps:.0f} steps (n={pairs.n if pairs else 0})"
+    return f"{data}, {routed.treatment} against dense {after}"

@@ -310,8 +310,7 @@ def _products(
     clean: np.ndarray, strong: np.ndarray, weak: np.ndarray, z: np.ndarray | None
 ) -> np.ndarray:
     """Return `products` of every level, (levels, n, 6)."""
-    directions = [None] * len(clean) if z is None else z
-    levels = zip(clean, strong, weak, directions, strict=True)
+    levels = zip(clean, strong, weak, [None] * len(clean) if z is None else z, strict=True)
     return np.stack([products(*level) for level in levels])
 
 

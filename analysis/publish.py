@@ -39,7 +39,6 @@ RECORDS = (
 # Of the lowest seed alone: they are most of the bytes and say the same for each seed.
 PICTURES = ("similarity.npz", "samples/final.png")
 ARCHIVE = "runs.tar.gz"
-_COLUMNS = re.compile(r"columns=(\d+(?:,\d+)*)")
 _OPENING = r"(<!-- (table [^>]*?|finding [^>]*?|facts) -->\n)"
 _BLOCK = re.compile(_OPENING + r".*?(<!-- end -->)", re.DOTALL)
 
@@ -124,11 +123,14 @@ def fill(text: str, study: Study) -> str:
     """Return a page with its blocks filled in."""
 
     def block(match: re.Match[str]) -> str:
-        kind, *what = match[2].split()
+        kind, *words = match[2].split()
+        archives = [word.removeprefix("of=") for word in words if word.startswith("of=")]
+        of = _archived(ROOT / archives[-1]) if archives else study
+        name, *options = [word for word in words if not word.startswith("of=")] or [""]
         if kind == "finding":
-            body = _finding(what, study) + "\n"
+            body = _finding(name, options, of) + "\n"
         elif kind == "table":
-            body = _table(what, study)
+            body = _table(name, options, of)
         else:  # what a machine or a commit is called may hold anything
             body = "".join(f"- {markdown_escape(line)}\n" for line in facts(study))
         return f"{match[1]}\n{body}\n{match[3]}"
@@ -141,17 +143,6 @@ def fill(text: str, study: Study) -> str:
     return _BLOCK.sub(block, text)
 
 
-def _finding(words: list[str], study: Study) -> str:
-    name, options, study = _of(words, study)
-    having = [word.removeprefix("having=") for word in options]
-    if not all(word.startswith("having=") for word in options):
-        raise AnalysisError(
-            f"a page asks for finding {' '.join(words)}; options are `having=WORD` (of a setting) "
-            "and `of=ARCHIVE`"
-        )
-    return findings.make(name, study, having)
-
-
 @functools.lru_cache(maxsize=8)
 def _archived(archive: Path) -> Study:
     if not archive.is_file():
@@ -159,49 +150,41 @@ def _archived(archive: Path) -> Study:
     return Study.of(unpack(archive, ROOT / PUBLISHED))
 
 
-def _of(words: list[str], study: Study) -> tuple[str, list[str], Study]:
-    """Return a block's name and options, and the study that they ask for with `of=ARCHIVE`."""
-    name, *options = words or [""]
-    for word in [word for word in options if word.startswith("of=")]:
-        study = _archived(ROOT / word.removeprefix("of="))
-        options.remove(word)
-    return name, options, study
+def _finding(name: str, options: list[str], study: Study) -> str:
+    having = [word.removeprefix("having=") for word in options]
+    if not all(word.startswith("having=") for word in options):
+        raise AnalysisError(
+            f"a page asks for finding {name} {' '.join(options)}; options are `having=WORD` (of a "
+            "setting) and `of=ARCHIVE`"
+        )
+    return findings.make(name, study, having)
 
 
-def _table(words: list[str], study: Study) -> str:
-    name, options, study = _of(words, study)
+def _table(name: str, options: list[str], study: Study) -> str:
     table = tables.make(name, study)
     # Headings are asked for by name before they become notes.
     for word in sorted(options, key=lambda word: (word == "flat", word.startswith("columns="))):
         kind, _, text = word.partition("=")
-        if word == "ours" or kind in ("group", "having"):
-            rows = [row for row in table.rows if _is_wanted(row.group, kind, text)]
-            table = dataclasses.replace(table, rows=tuple(rows))
+        if kind == "columns":
+            table = table.only(tables.places(table, text.split(",")))
+            continue
+        if word == "ours":
+            rows = [row for row in table.rows if row.group != NOT_RUN]
+        elif kind == "group":
+            rows = [row for row in table.rows if row.group.startswith(text)]
+        elif kind == "having":
+            rows = [row for row in table.rows if text in row.group]
         elif word == "flat":
             rows = [row._replace(group="") for row in table.rows]
-            notes = (*table.groups, *table.notes)
-            table = dataclasses.replace(table, rows=tuple(rows), notes=notes)
-        elif found := _COLUMNS.fullmatch(word):
-            places = [int(number) for number in found[1].split(",")]
-            if max(places) >= len(table.columns):
-                raise AnalysisError(
-                    f"a page asks for column {max(places)} of table {table.name}, which has 0 to "
-                    f"{len(table.columns) - 1}"
-                )
-            table = table.only(places)
+            table = dataclasses.replace(table, notes=(*table.groups, *table.notes))
         else:
             raise AnalysisError(
                 f"a page asks for table {name} {word}; options are `ours`, `flat`, `group=START`, "
                 "`having=WORD` (of a group's heading), `columns=0,2,3` and `of=ARCHIVE`"
             )
+        table = dataclasses.replace(table, rows=tuple(rows))
     # The page has headings of its own.
     return markdown(table.only()).split("\n", 2)[2]
-
-
-def _is_wanted(group: str, kind: str, text: str) -> bool:
-    if kind == "group":
-        return group.startswith(text)
-    return text in group if kind == "having" else group != NOT_RUN
 
 
 def facts(study: Study) -> list[str]:

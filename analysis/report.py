@@ -30,7 +30,7 @@ from analysis.runs.seed_statistics import ENOUGH_SEEDS
 from analysis.tables.equal_cost import headline_cell
 from analysis.tables.render import TEMPLATES, frame_csv, to_html
 from analysis.tables.score_entries import after, metric_decimals
-from analysis.tables.table import Column, Table, build, exact, plain, words
+from analysis.tables.table import Column, Table, Value, build, plain
 from experiments.runtime.console import Console
 from experiments.runtime.files import atomic_write, check_replaceable
 
@@ -140,7 +140,7 @@ def _headlines(study: Study) -> tuple[list[dict[str, Any]], list[str]]:
     """Return a card per base whose speed-up enough seeds give, and why the others have none."""
     cards, without = [], []
     for base, dense, routed in study.pairs():
-        speedups = headline_cell(study, base, dense, routed)
+        speedups = headline_cell(base, dense, routed)
         factor, seeds = speedups["macs"], plain(speedups["seeds"])
         label = f"{base.label}: {routed.treatment}{after([dense, routed])}"
         if factor.value is None or factor.few:
@@ -169,17 +169,23 @@ def runs_table(study: Study) -> Table:
     labels = [*(name.capitalize() for name in text[:-1]), "Treatment"]
     columns = [
         *Column.each(*labels, numeric=False),
-        *Column.each("Seed", "Steps", *metrics, "Images/s", "Hours", "GMACs per image"),
+        *Column.each("Seed", "Steps", decimals=0),
+        *(Column(name, decimals=metric_decimals(name)) for name in metrics),
+        Column("Images/s", decimals=1),
+        Column("Hours", decimals=3),
+        Column("GMACs per image", decimals=4),
     ]
     rows = []
     for row in frame.to_dict("records"):
         macs = "macs_dense" if row.get("variant") == "dense" else "macs_routed"
-        scores = [(f"score.{name}", metric_decimals(name), 1) for name in metrics]
-        ends = [("throughput", 1, 1), ("wall_s", 3, 3600), (macs, 4, 1e9)]
-        entries = [words("" if pd.isna(row.get(key)) else row.get(key)) for key in text]
-        for key, digits, unit in [("seed", 0, 1), ("step", 0, 1), *scores, *ends]:
-            value = None if pd.isna(row.get(key)) else float(row[key]) / unit
-            entries.append(exact(value, digits))
+        units = dict.fromkeys(["seed", "step", *(f"score.{name}" for name in metrics)], 1.0)
+        units |= {"throughput": 1, "wall_s": 3600, macs: 1e9}
+        known = {key: None if pd.isna(value) else value for key, value in row.items()}
+        entries: list[Value] = [str(known.get(key) or "") for key in text]
+        entries += [
+            None if (value := known.get(key)) is None else float(value) / unit
+            for key, unit in units.items()
+        ]
         rows.append(("", entries))
     return build("runs", "Every finished run", columns, rows)
 

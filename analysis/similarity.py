@@ -22,7 +22,6 @@ Beside `analysis.guidance_scale` this is the one module of `analysis` that reads
 
 import argparse
 import io
-import itertools
 import json
 import math
 from collections import Counter
@@ -38,9 +37,10 @@ from torch import Tensor
 from analysis.runs.run_records import AnalysisError, beside, one_by_one, with_weights
 from experiments.metrics.scoring import HeldOut
 from experiments.runtime.files import atomic_write
+from experiments.training.routes import first_route
 from routing import Draws, Routing, Selection
 from routing.parsing import json_of
-from routing.route import Route, keep_count
+from routing.route import Route
 
 # Noise levels sigma / alpha in units of the data's standard deviation: from almost clean to almost
 # noise.
@@ -142,10 +142,10 @@ def read(path: str | Path) -> SimilarityFile:
 
 def cosine(hidden: Sequence[Tensor]) -> Tensor:
     """Return the cosine of every two of L layers (B, T, D), summed over their tokens: (L, L)."""
-    total = torch.zeros(len(hidden), len(hidden), dtype=torch.float64)
-    unit = [torch.nn.functional.normalize(h.double(), dim=-1, eps=1e-12) for h in hidden]
-    for i, j in itertools.combinations_with_replacement(range(len(unit)), 2):
-        total[i, j] = total[j, i] = (unit[i] * unit[j]).sum()
+    total = torch.zeros(len(hidden), len(hidden), dtype=torch.float64, device=hidden[0].device)
+    for layers in zip(*hidden, strict=True):  # all samples in float64 would be much memory
+        unit = torch.nn.functional.normalize(torch.stack(layers).double(), dim=-1, eps=1e-12)
+        total += unit.flatten(1) @ unit.flatten(1).T
     return total
 
 
@@ -159,16 +159,14 @@ def hsic(hidden: Sequence[Tensor]) -> Tensor:
 
     Each is (M, D), of M > 3 tokens.
     """
-    kernels = [(h.double() @ h.double().T).fill_diagonal_(0) for h in hidden]
-    m = kernels[0].shape[0]
-    sums = [k.sum(0) for k in kernels]
-    total = torch.zeros(len(kernels), len(kernels), dtype=torch.float64)
-    for i, j in itertools.combinations_with_replacement(range(len(kernels)), 2):
-        trace = (kernels[i] * kernels[j]).sum()
-        outer = sums[i].sum() * sums[j].sum() / ((m - 1) * (m - 2))
-        cross = 2.0 / (m - 2) * (sums[i] * sums[j]).sum()
-        total[i, j] = total[j, i] = (trace + outer - cross) / (m * (m - 3))
-    return total
+    layers = torch.stack(list(hidden)).double()
+    kernels = layers @ layers.mT
+    kernels.diagonal(dim1=1, dim2=2).zero_()
+    m, sums = kernels.shape[1], kernels.sum(1)
+    trace = kernels.flatten(1) @ kernels.flatten(1).T
+    outer = torch.outer(sums.sum(1), sums.sum(1)) / ((m - 1) * (m - 2))
+    cross = 2.0 / (m - 2) * sums @ sums.T
+    return (trace + outer - cross) / (m * (m - 3))
 
 
 def measure(
@@ -197,7 +195,7 @@ def measure(
 def _measured(run: str | Path, data: HeldOut, protocol: Protocol) -> SimilarityFile:
     if size := data.dataset.sizes.get("test"):
         protocol = replace(protocol, samples=min(protocol.samples, size))
-    route = Route.parse(data.config.resolved_route)
+    route = first_route(data.config)
     sums: dict[Any, Tensor] = {}
     counts: Counter[Any] = Counter()
     with torch.inference_mode():
@@ -234,7 +232,7 @@ def _products(data: HeldOut, protocol: Protocol, route: Route) -> Iterator[tuple
         found = data.sample(part, seed=protocol.seed, stream="similarity")
         for place, level in enumerate(protocol.levels):
             given = (*data.noisy(found, level), found.cond)
-            hidden = _hidden(data, None, *given)
+            hidden, _ = _hidden(data, None, *given)
             tokens = hidden[0].shape[0] * hidden[0].shape[1]
             yield place, cosine(hidden), tokens
             if protocol.centred:
@@ -251,37 +249,33 @@ def _products(data: HeldOut, protocol: Protocol, route: Route) -> Iterator[tuple
 
 def _hidden(
     data: HeldOut, routing: Any, noisy: Tensor, time: Tensor, conditions: dict[str, Any]
-) -> list[Tensor]:
-    """Return the input and every block's output, (B, T, D), as the objective feeds them."""
+) -> tuple[list[Tensor], list[Any]]:
+    """Return the input and every block's output, (B, T, D), and who stayed in each segment."""
     found: list[Tensor] = []
+    inner: list[Any] = []
     model, places = data.model, tuple(range(-1, data.model.depth))
 
     def net(x: Tensor, t: Tensor, **cond: Any) -> Tensor:
         output = model(x, t, taps=places, return_output=True, routing=routing, **cond)
         found.extend(output.taps[i][:, model.prefix :] for i in places)
+        inner.extend(output.inner)
         return output.sample
 
     data.objective.denoise(net, noisy, time, **conditions)
-    return found
+    return found, inner
 
 
 def _routed(data: HeldOut, route: Route, draws: Draws, given: Any) -> tuple[list[Tensor], Tensor]:
     """Return a routed pass, skipping tokens as they were at the route's start, and who stayed."""
-    options, model = data.config.routing, data.model
+    options = data.config.routing
     selection = Selection(options.selection, options.shared, options.block)
-    ids = [
-        selection.ids(draws, k, model.grid, keep_count(model.num_tokens, segment.rate)).expand(
-            len(draws.index), -1
-        )
-        for k, segment in enumerate(route.segments)
-    ]
-    hidden = _hidden(data, Routing(route, selection, draws, ids=ids), *given)
+    hidden, inner = _hidden(data, Routing(route, selection, draws), *given)
     stayed = torch.ones(hidden[0].shape[:2], dtype=torch.bool, device=data.device)
-    for segment, kept in zip(route.segments, ids, strict=True):
-        stayed &= torch.zeros_like(stayed).scatter_(1, kept, True)
+    for segment, layout in zip(route.segments, inner, strict=True):
+        stayed &= layout.mask()
         # Index 0 of `hidden` is the input, so this is the state right before the route.
         entry = hidden[segment.start]
-        where = kept.unsqueeze(-1).expand(-1, -1, entry.shape[-1])
+        where = layout.ids.unsqueeze(-1).expand(len(entry), -1, entry.shape[-1])
         for block in range(segment.start, segment.end + 1):
             hidden[block + 1] = entry.scatter(1, where, hidden[block + 1].to(entry.dtype))
     return hidden, stayed

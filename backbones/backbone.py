@@ -40,6 +40,7 @@ from backbones.sizes import (
     DecoderOptions,
     Size,
     attention_blocks,
+    check_positive,
     parse_size,
     patch_grid,
 )
@@ -134,6 +135,9 @@ class Backbone(nn.Module, Pretrained):
         super().__init__()
         if num_classes < 0:
             raise BackboneError(f"num_classes={num_classes}: expected 0 (no labels) or more")
+        check_positive(in_channels=in_channels)
+        if text and (len(text) != 2 or min(text) < 1):
+            raise BackboneError(f"text={text}: expected length and channels, such as (77, 768)")
         shape, spec = parse_size(size, depth, width, heads), find(name)
         hybrid = attention_blocks(attention, shape.depth)
         lettered = not isinstance(size, Size) or size.name in SIZES
@@ -356,7 +360,7 @@ class Backbone(nn.Module, Pretrained):
     def _implementations(self, device: str | None = None) -> list[Choice]:
         """Return what runs for each operation of the blocks, in their order."""
         blocks: Any = self.stack.blocks
-        asked = {pair: None for block in blocks for pair in block.ops()}
+        asked = {pair: None for block in blocks for pair in block.operations}
         return [resolve(op, kernel, device) for op, kernel in asked]
 
     def describe(self) -> list[str]:

@@ -119,12 +119,14 @@ def cost(
     last = grid if reinsert != "none" or not parsed else tokens[-1] - prefix
     out = patch * patch * in_channels * (2 if learn_sigma else 1)
     parts = [
-        _embedding(d, patch * patch * in_channels, num_classes, text),
+        _embedding(d, patch * patch * in_channels, grid, num_classes, text),
         Part(
             params=sum(b.params for b in blocks) + shape.depth * 6 * (d * d + d),
-            once=shape.depth * 6 * d * d,
+            linear=shape.depth * 6 * d * d,
         ),
-        *_learned(d, fuse, router),
+        # What is learned around a span: SPRINT's fusion of two streams, a score for each token.
+        Part(2 * d * d + 2 * d, 2 * d * d * (prefix + grid)) if fuse else Part(),
+        Part(d + 1, d * grid) if router else Part(),
         _head(d, out, family.weighted_norms)
         if decoder is None
         else _decoder(d, out, grid, prefix, build_options(DecoderOptions, decoder, "decoder")),
@@ -132,7 +134,7 @@ def cost(
     ]
 
     def total(counts: Sequence[int], kept: int, mixing: bool) -> int:
-        around = sum(part.macs(grid, prefix, kept, mixing) for part in parts)
+        around = sum(p.linear + p.kept * kept + mixing * p.mixing for p in parts)
         pairs = zip(blocks, counts, strict=True)
         return around + sum(b.linear * n + mixing * b.mixing(n) for b, n in pairs)
 
@@ -156,26 +158,15 @@ class Part:
 
     Attributes:
         params: Parameters.
-        once: MACs per sample.
-        grid: MACs per grid token.
-        every: MACs per token of the full sequence, prefix included.
-        kept: MACs per grid token that comes out of the stack.
-        kept_prefix: The same for the prefix.
+        linear: MACs of linear layers per sample.
+        kept: More of these per grid token that comes out of the stack.
         mixing: MACs per sample of what mixes tokens.
     """
 
     params: int = 0
-    once: int = 0
-    grid: int = 0
-    every: int = 0
+    linear: int = 0
     kept: int = 0
-    kept_prefix: int = 0
     mixing: int = 0
-
-    def macs(self, grid: int, prefix: int, kept: int, mixing: bool) -> int:
-        """Return the MACs of one sample."""
-        linear = self.once + self.grid * grid + self.every * (prefix + grid)
-        return linear + self.kept * kept + self.kept_prefix * prefix + mixing * self.mixing
 
 
 def _present(route: Route, depth: int, grid: int, reinsert: str, remove: str) -> list[int]:
@@ -188,24 +179,21 @@ def _present(route: Route, depth: int, grid: int, reinsert: str, remove: str) ->
     return inside
 
 
-def _embedding(d: int, patch_in: int, num_classes: int, text: Sequence[int] | None) -> Part:
+def _embedding(
+    d: int, patch_in: int, grid: int, num_classes: int, text: Sequence[int] | None
+) -> Part:
     params = patch_in * d + d + 256 * d + d * d + 2 * d
     params += (num_classes + 1) * d if num_classes else 0
-    once = 256 * d + d * d
+    linear = 256 * d + d * d + patch_in * d * grid
     if text:
         length, channels = text
         params += 2 * (channels * d + d) + length * channels
-        once += (length + 1) * channels * d
-    return Part(params=params, once=once, grid=patch_in * d)
+        linear += (length + 1) * channels * d
+    return Part(params, linear)
 
 
 def _head(d: int, out: int, weighted: bool) -> Part:
-    return Part(params=2 * (d * d + d) + out * (d + 1) + weighted * d, once=2 * d * d, kept=d * out)
-
-
-def _learned(d: int, fuse: str | None, router: str | None) -> list[Part]:
-    parts = [Part(params=2 * d * d + 2 * d, every=2 * d * d)] if fuse else []
-    return [*parts, Part(params=d + 1, grid=d)] if router else parts
+    return Part(2 * (d * d + d) + out * (d + 1) + weighted * d, linear=2 * d * d, kept=d * out)
 
 
 def _decoder(d: int, out: int, grid: int, prefix: int, shape: DecoderOptions) -> Part:
@@ -213,17 +201,11 @@ def _decoder(d: int, out: int, grid: int, prefix: int, shape: DecoderOptions) ->
     block = dit_spec.block_cost(Size("custom", depth, w, shape.heads), dit_spec.DiTOptions())
     params = 2 * (d * d + d) + (d + 1) * w + w + (d + 1) * w  # Way in, mask token, condition.
     params += depth * (block.params + 6 * (w * w + w)) + 2 * (w * w + w) + out * (w + 1)
-    return Part(
-        params=params,
-        once=2 * d * d + d * w + depth * 6 * w * w + 2 * w * w,
-        every=depth * block.linear,
-        grid=w * out,
-        kept=d * w,
-        kept_prefix=d * w,
-        mixing=depth * block.mixing(grid + prefix),
-    )
+    linear = 2 * d * d + d * w + depth * 6 * w * w + 2 * w * w + w * out * grid + d * w * prefix
+    linear += depth * block.linear * (prefix + grid)
+    return Part(params, linear, kept=d * w, mixing=depth * block.mixing(grid + prefix))
 
 
 def _projector(d: int, shape: AlignOptions) -> Part:
     hidden, channels = shape.hidden, shape.channels
-    return Part(params=(d + 1) * hidden + (hidden + 1) * hidden + (hidden + 1) * channels)
+    return Part((d + 1) * hidden + (hidden + 1) * hidden + (hidden + 1) * channels)

@@ -11,6 +11,7 @@ element-wise in it is one pass over memory on a CPU (`ops.native`); elsewhere, a
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -59,6 +60,8 @@ class Block(nn.Module):
             mixes tokens or channels of (B, T, D).
         scans: The scan order in which each branch gets its tokens and returns them; None is the
             canonical one, that of the residual stream.
+        operations: The dispatched operations that the branches call: name and the kernel asked for.
+        lookups: What the branches ask the layout for besides `scans`: its method and the argument.
         norms: Two norms with weights in place of adaLN's own, or None.
     """
 
@@ -69,18 +72,18 @@ class Block(nn.Module):
         super().__init__()
         self.index = index
         self.norms: nn.ModuleList | None = None
-
-    def ops(self) -> list[tuple[str, str]]:
-        """Return the dispatched operations that this block calls: name and the kernel asked for."""
-        return []
+        self.operations: list[tuple[str, str]] = []
+        self.lookups: list[tuple[Callable[[Layout, str], Any], str]] = []
 
     def prepare(self, layout: Layout) -> None:
         """Make what the branches look up, once for all blocks: kernels and the layout's tables."""
-        for op, kernel in self.ops():
+        for op, kernel in self.operations:
             resolve(op, kernel, layout.device.type)
         for scan in self.scans:
             if scan is not None:
                 layout.reorder(scan)
+        for ask, argument in self.lookups:
+            ask(layout, argument)
 
     def forward(self, x: Tensor, cond: Tensor, layout: Layout) -> Tensor:
         """Run both branches on tokens (B, T, D) under this block's modulation (B, 6, 1, D)."""

@@ -219,16 +219,11 @@ class TwoMixers(Block):
     branches = ("one", "two")
     one: Mixer
     two: Mixer
-    operation: str  # what the mixers' scan is called by `dispatch`
 
-    def __init__(self, index: int, options: Any) -> None:
+    def __init__(self, index: int, operation: str, options: Any) -> None:
         super().__init__(index)
-        self.options = options
-
-    def ops(self) -> list[tuple[str, str]]:
-        """Return the dispatched operations of this block."""
-        conv = [("conv", "auto")] if self.options.conv != "none" else []
-        return [(self.operation, self.options.kernel), *conv]
+        conv = [("conv", "auto")] if options.conv != "none" else []
+        self.operations = [(operation, options.kernel), *conv]
 
     def initialise(self) -> None:
         """Draw weights."""
@@ -243,20 +238,15 @@ class MambaBlock(TwoMixers):
     def __init__(
         self, size: Size, index: int, grid: tuple[int, int], options: MambaOptions
     ) -> None:
-        super().__init__(index, options)
         second = options.mixer == "mamba2"
-        mixer, self.operation = (Mamba2, "ssd") if second else (Mamba1, "selective_scan")
-        self.scans = paths(options.scan, index)
-        self.one, self.two = (mixer(size, path, options) for path in self.scans)
-
-    def prepare(self, layout: Layout) -> None:
-        """Make what the branches look up, the places and gaps along both ways among it."""
-        super().prepare(layout)
-        both = self.options.scan == "bidirectional"
-        ways = paths(self.options.scan, self.index)
-        for scan in (*ways, *(way + REVERSED for way in ways if both)):
-            layout.reorder(scan)
-            if self.options.conv == "true":
-                layout.positions(scan)
-            if self.options.gap != "off":
-                layout.gaps(scan)
+        mixer, operation = (Mamba2, "ssd") if second else (Mamba1, "selective_scan")
+        super().__init__(index, operation, options)
+        ways = self.scans = paths(options.scan, index)
+        self.one, self.two = (mixer(size, path, options) for path in ways)
+        asked = {
+            Layout.reorder: True,
+            Layout.positions: options.conv == "true",
+            Layout.gaps: options.gap != "off",
+        }
+        for way in (*ways, *(way + REVERSED for way in ways if options.ways == 2)):
+            self.lookups += [(ask, way) for ask, needed in asked.items() if needed]

@@ -110,18 +110,10 @@ class RWKVBlock(Block):
         self.depth, width = size.depth, size.width
         self.spatial = SpatialMix(width, options)
         self.channel = ChannelMix(width, options.hidden(width), options.missing)
-
-    def ops(self) -> list[tuple[str, str]]:
-        """Return the dispatched operations of this block."""
-        return [("biwkv", self.spatial.kernel), ("shift", "auto")]
-
-    def prepare(self, layout: Layout) -> None:
-        """Make what the branches look up: kernels, and the neighbours and places of tokens."""
-        super().prepare(layout)
-        layout.neighbours(self.spatial.shift.missing)
-        layout.reorder("raster")
-        if self.spatial.wkv == "true":
-            layout.positions("raster")
+        self.operations = [("biwkv", options.kernel), ("shift", "auto")]
+        self.lookups = [(Layout.neighbours, options.missing), (Layout.reorder, "raster")]
+        if options.wkv == "true":
+            self.lookups.append((Layout.positions, "raster"))
 
     def initialise(self) -> None:
         """Draw weights; decay, bonus and mixes start depth-dependent as RWKV-4's ("fancy")."""

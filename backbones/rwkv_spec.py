@@ -1,10 +1,10 @@
 """RWKV for images (arXiv 2403.02308, 2404.04478) without torch: options and cost."""
 
-import math
 from dataclasses import dataclass
 
 from backbones.registry import BlockCost, Spec, check_choice, check_kernel, register
 from backbones.sizes import BackboneError, Size
+from routing.parsing import is_number
 
 MISSING = ("self", "zero", "nearest")
 
@@ -35,7 +35,7 @@ class RWKVOptions:
         check_choice(self, "wkv", "true", "rank")
         check_choice(self, "missing", *MISSING)
         check_kernel(self.kernel, "biwkv")
-        if not 0 < self.ratio < math.inf:
+        if not is_number(self.ratio) or self.ratio <= 0:
             raise BackboneError(f"ratio={self.ratio} must be positive; 3.5 matches DiT's size")
 
     def hidden(self, width: int) -> int:

@@ -90,8 +90,8 @@ def low_rank(width: int) -> int:
 def hidden_for(width: int, spent: int, matrices: int, fixed: int = 0) -> int:
     """Return the hidden width that brings a block to DiT's 12 D^2, in steps of 8.
 
-    The token mixer has `spent` parameters, the channel mixer that many matrices of D x hidden and
-    `fixed` others.
+    The token mixer has `spent` parameters, the channel mixer has `matrices` matrices of `width` x
+    hidden and `fixed` other parameters.
     """
     return max(8, round((12 * width * width - spent - fixed) / (matrices * width) / 8) * 8)
 

@@ -37,6 +37,12 @@ then:
 """
 
 
+def _full_path(name: str) -> str:
+    """Return the full path of what is here, so that training finds it, or a hub's name."""
+    path = Path(name).expanduser()
+    return str(path.resolve()) if path.exists() else name
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
     p = Parser(
@@ -50,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
     add("out", type=Path, help="folder of the latent store; made if it is not there")
     add(
         "--vae",
+        type=_full_path,
         default="stabilityai/sd-vae-ft-ema",
         help="AutoencoderKL: a name, a folder or a file",
     )
@@ -61,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
     add("--limit", type=int, help="only the first so many pictures")
     add("--captions", type=Path, help="COCO annotations .json, or .jsonl of file_name and caption")
     add("--captions-per-image", type=int, default=1, help="captions stored for each picture (1)")
-    add("--text", help="CLIP or T5 text encoder for captions: a name or a folder")
+    add("--text", type=_full_path, help="CLIP or T5 text encoder for captions: a name or a folder")
     add("--text-length", type=int, default=77, help="tokens per caption (77)")
     add("--image-column", help="column of tables with the pictures")
     add("--label-column", help="column of tables with the classes")
@@ -149,13 +156,13 @@ def prepare(given: argparse.Namespace) -> None:
     if given.text is not None:
         text = TextEncoder(given.text, device, given.text_length, download=online)
     settings = StoreSettings(
-        vae=_full_path(given.vae),
+        vae=given.vae,
         size=given.size,
         kind=given.kind,
         flips=not given.no_flips,
         dtype=given.dtype,
         shard=given.shard,
-        text=given.text and _full_path(given.text),
+        text=given.text,
         captions=given.captions_per_image,
     )
     writer = StoreWriter(source, vae, given.out, settings, text, given.batch, given.threads)
@@ -178,12 +185,6 @@ def prepare(given: argparse.Namespace) -> None:
     if given.verify:
         LatentStore(given.out, verify=True)
     print(summary(manifest, given.out))
-
-
-def _full_path(name: str) -> str:
-    """Return the full path of what is here, so that training finds it, or a hub's name."""
-    path = Path(name).expanduser()
-    return str(path.resolve()) if path.exists() else name
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -60,13 +60,9 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Run the command with these arguments; return its exit code."""
     args = parser().parse_intermixed_args(argv)
-    changes = request.parse_overrides(args.changes)
+    changes = request.parse_overrides(args.changes, steps=args.steps, scale=args.scale)
     seeds = request.parse_numbers(args.seeds, "--seeds")
     captions = request.parse_captions(args.captions) if args.captions else None
-    if args.steps is not None:
-        changes["sampler"]["steps"] = args.steps
-    if args.scale is not None:
-        changes["guidance"]["scale"] = args.scale
     if args.batch < 1:
         raise DiffusionError(f"--batch {args.batch}: 1 or more is needed")
     if args.pngs < 0:

@@ -6,7 +6,8 @@ of the tokens that are present, which is the dense path with the missing ones de
 mixes neighbours asks for a table of `neighbours`; one that decays with distance asks for `gaps`.
 
 What belongs to a full grid is computed once per process and costs nothing in a step. What belongs
-to a subset is computed at most once per route, when a block first asks for it.
+to a subset is computed at most once per route, when a block first asks for it. Both in one way: a
+full grid is the subset that has all tokens.
 """
 
 from __future__ import annotations
@@ -24,6 +25,14 @@ from routing.scan_orders import PATHS, LayoutError, Order, path
 __all__ = ["MISSING", "PATHS", "Layout", "LayoutError", "Order", "path"]
 
 MISSING = ("self", "zero", "nearest")
+
+
+@scan_orders.table
+def _shared_memo(
+    grid: tuple[int, int], prefix: int, device: torch.device
+) -> dict[tuple[str, ...], Any]:
+    """Return what the dense layouts of one geometry have computed so far, by name."""
+    return {}
 
 
 class Layout:
@@ -55,7 +64,8 @@ class Layout:
             shuffle = shuffle.unsqueeze(0)
         self.ids, self.shuffle = ids, shuffle
         self.device = torch.device(device or "cpu") if ids is None else ids.device
-        self._memo: dict[tuple, Any] = {}
+        dense = ids is None and shuffle is None
+        self._memo = _shared_memo(self.grid, self.prefix, self.device) if dense else {}
 
     @property
     def is_full(self) -> bool:
@@ -87,8 +97,6 @@ class Layout:
         Raises:
             LayoutError: If there is no such order.
         """
-        if self.ids is None and self.shuffle is None:
-            return scan_orders.full_order(self.grid, self.prefix, name, self.device)
         return self._once(("order", name), lambda: self._order(name))
 
     def to_scan(self, x: Tensor, name: str) -> Tensor:
@@ -119,8 +127,6 @@ class Layout:
 
         The prefix has 0..prefix-1, a grid token prefix + its step on the full path.
         """
-        if self.ids is None:
-            return scan_orders.arange(self.full_length, self.device)
         return self._once(("positions", name), lambda: self._positions(name))
 
     def gaps(self, name: str) -> Tensor:
@@ -128,8 +134,6 @@ class Layout:
 
         In scan order; 1 for the prefix and for the first grid token.
         """
-        if self.ids is None:
-            return scan_orders.ones(self.full_length, self.device)
         return self._once(("gaps", name), lambda: self._gaps(name))
 
     def neighbours(self, missing: str = "self") -> Tensor:
@@ -146,8 +150,6 @@ class Layout:
             LayoutError: If there is no such policy.
         """
         one_of("missing neighbours", missing, MISSING, LayoutError)
-        if self.ids is None:
-            return scan_orders.full_neighbours(self.grid, self.prefix, self.device)
         return self._once(("neighbours", missing), lambda: self._neighbours(missing))
 
     def take(self, table: Tensor) -> Tensor:
@@ -196,7 +198,9 @@ class Layout:
         """
         if inner.ids is None:
             raise LayoutError("a full layout is no subset of another; give it explicit ids")
-        local = inner.ids + self.prefix if self.ids is None else self._local(inner.ids)
+        slots = self._once(("slots",), self._slots)
+        rows = max(slots.shape[0], inner.ids.shape[0])
+        local = slots.expand(rows, -1).gather(1, inner.ids.expand(rows, -1))
         return Move(self._behind_prefix(local), self.length)
 
     def _behind_prefix(self, places: Tensor) -> Tensor:
@@ -207,14 +211,20 @@ class Layout:
 
     def _once(self, key: tuple, make: Callable[[], Any]) -> Any:
         if key not in self._memo:
-            self._memo[key] = make()
+            with torch.inference_mode(False):  # of a full grid, it must still serve training
+                self._memo[key] = make()
         return self._memo[key]
 
+    @property
+    def _present(self) -> Tensor:
+        """Raster ids of the grid tokens present, all of them too, `(B|1, K)`."""
+        if self.ids is None:
+            return scan_orders.arange(self.tokens, self.device).unsqueeze(0)
+        return self.ids
+
     def _order(self, name: str) -> Order:
-        rank = scan_orders.rank(self.grid, name, self.device)
-        steps = rank.unsqueeze(0) if self.ids is None else rank[self.ids]
         # The dense path with the missing tokens deleted is the sort of the present ones' steps.
-        perm = steps.argsort(1)
+        perm = scan_orders.rank(self.grid, name, self.device)[self._present].argsort(1)
         if self.shuffle is not None:
             rows = max(perm.shape[0], self.shuffle.shape[0])
             perm = perm.expand(rows, -1).gather(1, self.shuffle.expand(rows, -1))
@@ -225,8 +235,7 @@ class Layout:
         return Order(perm[0], inv[0], True) if perm.shape[0] == 1 else Order(perm, inv, False)
 
     def _positions(self, name: str) -> Tensor:
-        assert self.ids is not None
-        steps = scan_orders.rank(self.grid, name, self.device)[self.ids].sort(1).values
+        steps = scan_orders.rank(self.grid, name, self.device)[self._present].sort(1).values
         steps = self._behind_prefix(steps + self.prefix)
         return steps[0] if steps.shape[0] == 1 else steps
 
@@ -242,25 +251,17 @@ class Layout:
 
         The last column answers for ids outside the image (index -1), also with -1.
         """
-        assert self.ids is not None
-        n = self.grid[0] * self.grid[1]
-        slots = torch.full((self.ids.shape[0], n + 1), -1, device=self.device)
+        ids, n = self._present, self.grid[0] * self.grid[1]
+        slots = torch.full((ids.shape[0], n + 1), -1, device=self.device)
         local = scan_orders.arange(self.tokens, self.device) + self.prefix
-        return slots.scatter_(1, self.ids, local.expand_as(self.ids))
-
-    def _local(self, ids: Tensor) -> Tensor:
-        """Local indices of raster ids that are present, `(B|1, K)`."""
-        slots = self._once(("slots",), self._slots)
-        rows = max(slots.shape[0], ids.shape[0])
-        return slots.expand(rows, -1).gather(1, ids.expand(rows, -1))
+        return slots.scatter_(1, ids, local.expand_as(ids))
 
     def _neighbours(self, missing: str) -> Tensor:
-        assert self.ids is not None
-        slots = self._once(("slots",), self._slots)
-        wanted = scan_orders.neighbour_ids(self.grid, self.device)[:, self.ids].transpose(0, 1)
+        ids, slots = self._present, self._once(("slots",), self._slots)
+        wanted = scan_orders.neighbour_ids(self.grid, self.device)[:, ids].transpose(0, 1)
         outside = wanted < 0
         if missing == "nearest":
-            found = self._nearest(slots).gather(2, self.ids.unsqueeze(1).expand(-1, 4, -1))
+            found = self._nearest(slots).gather(2, ids.unsqueeze(1).expand(-1, 4, -1))
         else:
             n = self.grid[0] * self.grid[1]
             index = torch.where(outside, n, wanted).flatten(1)

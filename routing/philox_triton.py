@@ -1,7 +1,7 @@
-"""Philox4x32-10 words in one kernel launch, where torch operations take sixty.
+"""Philox4x32-10 words in one kernel launch, where torch operations take a hundred.
 
 The generator is Triton's own (`tl.philox_impl`, the same rounds and constants as `rng.philox`), so
-words equal those of `rng.philox_words` bit for bit.
+words equal those of `rng.philox` bit for bit.
 """
 
 # Triton reads the signature of its kernel itself.

@@ -3,7 +3,7 @@
 A counter-based generator has no state to lose: the numbers of sample 17 at step 900 are the same
 after a resume, on any device, at any world size, and however the batch was split. The generator is
 Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), written in
-int64 torch operations; the key is a hash of (seed, stream), the counter is
+operations of integers and int64 tensors alike; the key is a hash of (seed, stream), the counter is
 (block of four numbers, sample index low, sample index high, step).
 """
 
@@ -12,8 +12,9 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,52 +26,25 @@ WITHOUT_FLOAT64 = ("mps",)  # Apple's GPUs
 _ROUNDS = 10
 
 
-def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
-    """One Philox4x32-10 block in plain integers, all of them 32-bit words."""
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(_ROUNDS):
-        p0, p1 = _M0 * c0, _M1 * c2
-        c0, c1, c2, c3 = (p1 >> 32) ^ c1 ^ k0, p1 & _WORD, (p0 >> 32) ^ c3 ^ k1, p0 & _WORD
-        k0, k1 = (k0 + _W0) & _WORD, (k1 + _W1) & _WORD
-    return c0, c1, c2, c3
-
-
-def philox_words(even: Tensor, odd: Tensor, key: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Many Philox4x32-10 blocks at once.
+def philox(counter: Sequence[Any], key: tuple[int, int]) -> tuple[Any, Any, Any, Any]:
+    """One Philox4x32-10 block, or many at once.
 
     Args:
-        even: Counter words 0 and 2, int64 with values below 2**32, shape `(2, ...)`.
-        odd: Counter words 1 and 3, likewise.
+        counter: Four words below 2**32: plain integers, int64 tensors that broadcast, or both.
         key: Two 32-bit words.
 
     Returns:
-        Result words (0, 2) and (1, 3), each of shape `(2, ...)`.
+        Four words; tensors where the counter has any.
     """
-    for factors, keys in _round_keys(key, even.dim(), even.device):
-        # Words change places in every round; instead of swapping both pairs, constants alternate.
-        # The product wraps in int64, but its 64 bits are right, and only bits are used.
-        product = even * factors
-        even = (product >> 32).bitwise_and_(_WORD).bitwise_xor_(odd.flip(0)).bitwise_xor_(keys)
-        odd = product.bitwise_and_(_WORD)
-    return even, odd
-
-
-@lru_cache(maxsize=4096)
-@torch.inference_mode(False)  # made while sampling, they must still serve a training step
-def _round_keys(
-    key: tuple[int, int], dims: int, device: torch.device
-) -> tuple[tuple[Tensor, Tensor], ...]:
-    """Return factors and keys of every round, each of shape `(2, 1, ..., 1)`."""
-
-    def pair(first: int, second: int, r: int) -> Tensor:
-        words = [first, second] if r % 2 == 0 else [second, first]
-        return torch.tensor(words, dtype=torch.int64, device=device).view((2,) + (1,) * (dims - 1))
-
-    return tuple(
-        (pair(_M0, _M1, r), pair((key[1] + r * _W1) & _WORD, (key[0] + r * _W0) & _WORD, r))
-        for r in range(_ROUNDS)
-    )
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        # A product may wrap in int64: its 64 bits are right, and only bits are used.
+        p0, p1 = _M0 * c0, _M1 * c2
+        c0, c1 = (p1 >> 32 & _WORD) ^ c1 ^ k0, p1 & _WORD
+        c2, c3 = (p0 >> 32 & _WORD) ^ c3 ^ k1, p0 & _WORD
+        k0, k1 = (k0 + _W0) & _WORD, (k1 + _W1) & _WORD
+    return c0, c1, c2, c3
 
 
 @lru_cache(maxsize=4096)
@@ -184,12 +158,9 @@ class Draws:
         if device.type == "cuda" and (launch := kernel()):
             return launch(index, n, self.step & _WORD, key)
         blocks = torch.arange((n + 3) // 4, device=device)
-        even = torch.stack(torch.broadcast_tensors(blocks, (index >> 32).unsqueeze(1) & _WORD))
-        odd = torch.empty_like(even)
-        odd[0] = (index & _WORD).unsqueeze(1)
-        odd[1] = self.step & _WORD
-        even, odd = philox_words(even, odd, key)
-        return torch.stack((even[0], odd[0], even[1], odd[1]), -1).flatten(1)[:, :n]
+        low, high = (index & _WORD).unsqueeze(1), (index >> 32 & _WORD).unsqueeze(1)
+        words = philox((blocks, low, high, self.step & _WORD), key)
+        return torch.stack(torch.broadcast_tensors(*words), -1).flatten(1)[:, :n]
 
     def _out(self, values: Tensor) -> Tensor:
         values = _moved(values, self.device, values.dtype)

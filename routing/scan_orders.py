@@ -58,8 +58,14 @@ def path(grid: tuple[int, int], name: str) -> Tensor:
     """Return a dense path over the grid: the raster id at each step, int64 of shape `(N,)`.
 
     `zigzag:k` is a snake that turns round at the border, so every step moves to a neighbour. Bit 0
-    of k walks columns instead of rows, bit 1 starts at the right, bit 2 at the bottom. Names and
-    what is raised as in `Layout.order`.
+    of k walks columns instead of rows, bit 1 starts at the right, bit 2 at the bottom.
+
+    Args:
+        grid: Rows and columns (H, W).
+        name: `raster` or `zigzag:0` .. `zigzag:7`, each also with `:reversed`.
+
+    Raises:
+        LayoutError: If there is no such path.
     """
     base, backwards = name.removesuffix(REVERSED), name.endswith(REVERSED)
     if base not in PATHS:
@@ -79,16 +85,9 @@ def path(grid: tuple[int, int], name: str) -> Tensor:
 
 
 @table
-def full_order(grid: tuple[int, int], prefix: int, name: str, device: torch.device) -> Order:
-    """Return the order of a full grid behind its prefix."""
-    perm = torch.cat((torch.arange(prefix, device="cpu"), path(grid, name) + prefix))
-    return Order(perm.to(device), perm.argsort().to(device), True)
-
-
-@table
 def rank(grid: tuple[int, int], name: str, device: torch.device) -> Tensor:
     """Return each raster id's step on a path, int64 of shape `(N,)`."""
-    return full_order(grid, 0, name, device).inv
+    return path(grid, name).argsort().to(device)
 
 
 @table
@@ -104,21 +103,6 @@ def neighbour_ids(grid: tuple[int, int], device: torch.device) -> Tensor:
 
 
 @table
-def full_neighbours(grid: tuple[int, int], prefix: int, device: torch.device) -> Tensor:
-    """Return the neighbour table of a full sequence, `(4, T)`, with T for a row of zeros."""
-    length = prefix + grid[0] * grid[1]
-    ids = neighbour_ids(grid, torch.device("cpu"))
-    local = torch.where(ids < 0, length, ids + prefix)
-    return torch.cat((torch.full((4, prefix), length, device="cpu"), local), 1).to(device)
-
-
-@table
 def arange(n: int, device: torch.device) -> Tensor:
     """Return 0..n-1."""
     return torch.arange(n, device=device)
-
-
-@table
-def ones(n: int, device: torch.device) -> Tensor:
-    """Return n ones, int64."""
-    return torch.ones(n, dtype=torch.int64, device=device)

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from routing.errors import UserError
@@ -312,7 +313,6 @@ class Span:
         bypass: Tokens before the span, which routed tokens return to.
         bypass_state: Likewise, what blocks carry.
         gate: Scores of a learned router, `(B, T, 1)`.
-        gathered: Whether routed tokens have left.
     """
 
     segment: Segment
@@ -323,7 +323,6 @@ class Span:
     bypass: Tensor
     bypass_state: dict[str, Tensor]
     gate: Tensor | None
-    gathered: bool = False
 
 
 class StackPass:
@@ -375,7 +374,7 @@ class StackPass:
         if span.move is not None:
             self.x = span.move.take(self.x)
             self.state = {key: span.move.take(value) for key, value in self.state.items()}
-            self.layout, span.gathered = span.inner, True
+            self.layout = span.inner
             self.stack.moves["gather"] += 1
 
     def run(self, i: int, block: nn.Module) -> None:
@@ -391,7 +390,7 @@ class StackPass:
         x, state, stream = self.x, self.state, self.x.dtype
         if fp32 and torch.is_autocast_enabled(device):
             scope = torch.autocast(device_type=device, enabled=False)
-            x, cond, state = _float(x), _float(cond), _float(state)
+            x, cond, state = tree_map_only(Tensor, _float, (x, cond, state))
         with scope:
             args = (block, x, cond, self.layout, state)
             if self.stack.checkpoint and self.span is not None and torch.is_grad_enabled():
@@ -403,7 +402,7 @@ class StackPass:
     def _prepare(self, i: int) -> None:
         """Tell the blocks from `i` on that will see this layout, once for all of them."""
         span, end = self.span, self.stack.depth
-        if span is not None and span.gathered and self.returns:
+        if span is not None and self.layout is not span.outer and self.returns:
             end = span.segment.end + 1
         for block in self.stack.blocks[i:end]:
             prepare: Any = getattr(block, "prepare", None)
@@ -413,7 +412,7 @@ class StackPass:
 
     def scatter(self, span: Span, left_out: bool) -> None:
         """Leave a span, whose blocks SPRINT's path drop may have left out: put its tokens back."""
-        if not span.gathered:  # remove=never
+        if self.layout is span.outer:  # remove=never
             self.gather(span)
         move, bypass, fuse = span.move, span.bypass, self.stack.fuse
         if span.gate is not None:
@@ -460,8 +459,13 @@ class StackPass:
         """Return the layout of the tokens that stay in segment `k`."""
         outer, routing = self.layout, self.routing
         mode, keep = routing.selection, keep_count(outer.tokens, segment.rate)
-        ids = routing.ids[k] if routing.ids is not None and k < len(routing.ids) else None
-        explicit = ids is not None
+        given = (None,) * len(self.route.segments) if routing.ids is None else routing.ids
+        if len(given) != len(self.route.segments):
+            raise RoutingError(
+                f"{len(given)} tensors of ids for the {len(self.route.segments)} segments of "
+                f"route {self.route}; give one for each, or None to draw it"
+            )
+        ids, explicit = given[k], given[k] is not None
         if ids is None and gate is not None:
             ids = LearnedRouter.choose(gate, outer.prefix, keep)
         if ids is None:
@@ -507,14 +511,5 @@ def _random_end(draws: Draws, k: int, segment: Segment) -> Segment:
     return Segment(segment.start, end, segment.rate)
 
 
-def _float(value: Any) -> Any:
-    """Cast floating tensors to float32, in containers too."""
-    if isinstance(value, Tensor):
-        return value.float() if value.is_floating_point() else value
-    if isinstance(value, dict):
-        return {key: _float(item) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(_float, value))
-    if isinstance(value, tuple | list):
-        return type(value)(map(_float, value))
-    return value
+def _float(value: Tensor) -> Tensor:
+    return value.float() if value.is_floating_point() else value

@@ -1,5 +1,6 @@
 """Where every run stands: from its folder, the jobs' own records, and two Slurm calls."""
 
+import contextlib
 import functools
 import heapq
 import re
@@ -111,7 +112,10 @@ def ask(
     pools = {b.name: pool.states(sweep, b.name) for b in batches if b.kind == "local"}
     on_slurm = {run: batch for run, batch in latest.items() if batch.kind == "slurm"}
     queued, trouble = queue() if on_slurm else ({}, "")
-    adopt(sweep, batches, queued)
+    try:
+        adopt(sweep, batches, queued)
+    except SweepError as error:  # Slurm does not say how large an array may be
+        trouble = trouble or str(error)
     ids = [batch.ids[run] for run, batch in on_slurm.items() if run in batch.ids]
     gone = [i for i in ids if i not in queued]
     known = slurm.history(gone) if history and gone and not trouble else {}
@@ -126,11 +130,19 @@ def ask(
 def adopt(sweep: Sweep, batches: Iterable[JobBatch], queued: Jobs) -> None:
     """Give a batch whose submission was cut off the ids of the jobs that bear its name."""
     for batch in batches:
-        own = (job.id for job in queued.values() if job.name == batch.name)
-        if batch.kind == "slurm" and not batch.ids and (mine := list(own)):
-            mine.sort(key=lambda i: [int(n) for n in i.split("_")])
-            # Arrays are filled in the order of the batch's runs.
-            ids = dict(zip(batch.runs, mine, strict=False))
+        if batch.kind != "slurm" or batch.ids:
+            continue
+        mine = [job.id for job in queued.values() if job.name == batch.name]
+        if mine:
+            # Arrays are filled in the order of the batch's runs; what has ended may be gone, but
+            # of two arrays both must be in the queue to be told apart.
+            arrays = sorted({int(i.split("_")[0]) for i in mine})
+            size = slurm.max_array() if len(arrays) > 1 else 0
+            places = {}
+            for job_id in mine:
+                array, _, task = job_id.partition("_")
+                places[arrays.index(int(array)) * size + int(task or 0)] = job_id
+            ids = {run: places[n] for n, run in enumerate(batch.runs) if n in places}
             batch.ids.update(ids)
             sweep.submitted(batch.name, ids, "found in the queue")
 
@@ -175,7 +187,10 @@ def _lives(events: Sequence[Mapping[str, Any]]) -> bool:
     last = events[-1] if events else {}
     pid = last.get("pid")
     here = last.get("event") == "start" and last.get("host") == host()
-    return here and isinstance(pid, int) and psutil.pid_exists(pid)
+    with contextlib.suppress(psutil.Error, ValueError, OverflowError):
+        # Not one that bears its number now, as after a restart of a container.
+        return here and isinstance(pid, int) and psutil.Process(pid).create_time() <= last["time"]
+    return False
 
 
 def number(values: Mapping[str, Any], key: str) -> Any:
@@ -260,6 +275,7 @@ def _ended(
 
 _ENDS = {
     "": "its job is gone",
+    "ENDED": "its process is gone",  # of a pool
     "OUT_OF_MEMORY": "out of memory (cluster.memory_gb= asks for more)",
     "TIMEOUT": "its time limit came before it had saved (cluster.time=, cluster.signal_s=)",
     "NODE_FAIL": "its node failed",
@@ -271,7 +287,7 @@ _ENDS = {
 def in_words(state: str, job: slurm.QueueJob | None, remarks: str) -> str:
     """Return why a job ended that has left no word itself.
 
-    `state` is Slurm's ("" if it knows none); the exit code is `CODE:SIGNAL` by accounting, 128 +
+    `state` is Slurm's or a pool's, or ""; the exit code is `CODE:SIGNAL` by accounting, 128 +
     SIGNAL from a shell; `remarks` of Slurm in the log are such as `srun: error: task 0: Killed`.
     """
     if state not in ("", "FAILED"):

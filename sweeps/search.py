@@ -68,8 +68,6 @@ class Search:
         trials: int | None = None,
     ) -> None:  # fmt: skip
         raw, where = found.raw["search"], f"grid {found.name}: search"
-        for key in raw:
-            one_of(f"{where} has the key", str(key), ("metric", "trials", "over"), SweepError)
         wanted = raw.get("trials", 20) if trials is None else trials
         self.trials, over = whole(wanted, f"{where}: trials=", SweepError), raw.get("over")
         if self.trials < 1 or not isinstance(over, dict) or not over:

@@ -273,13 +273,18 @@ def _all_sweeps(chosen: argparse.Namespace, before: str = "") -> None:
     wanted = overrides.parse([*filter(None, [getattr(chosen, "grid", None)]), *chosen.words])
     root, queue, found, told = runs_root(wanted), functools.cache(slurm_queue), [], []
     wanted.pop("paths.runs", None)
-    launched = all_sweeps(root)
+    launched, troubles = all_sweeps(root), set()
     for sweep in launched:
-        runs = [run for run in sweep.runs().values() if _matches(run, wanted)]
+        try:
+            runs = [run for run in sweep.runs().values() if _matches(run, wanted)]
+        except SweepError as error:  # of this sweep; the others are shown
+            troubles.add(str(error))
+            continue
         if runs:
             rows, trouble = statuses(sweep, runs, queue)
             found.append(before + status_table.overview(sweep, rows))
             told.append(status_table.as_json(sweep, rows, trouble))
+            troubles.add(trouble)
     if getattr(chosen, "json", False):
         print(json.dumps(told, indent=1))
     elif found or not before:
@@ -287,7 +292,7 @@ def _all_sweeps(chosen: argparse.Namespace, before: str = "") -> None:
         none = f"no sweep was launched below {root}"
         none = f"no run of a sweep below {root} has {asked}" if wanted and launched else none
         print("\n".join(found) or none)
-    for trouble in {str(one["trouble"]) for one in told} - {""}:
+    for trouble in sorted(troubles - {""}):
         print(trouble, file=sys.stderr)
 
 

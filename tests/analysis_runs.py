@@ -51,7 +51,7 @@ def sparse(route):
     if route == "none":
         return 0, 0.0
     blocks, rate = 0, 0.5
-    for segment in route.split("+"):
+    for segment in route.partition("/")[0].split("+"):
         span, _, text = segment.partition("@")
         rate = float(text or 0.5)
         start, end = map(int, span.split("-"))
@@ -112,7 +112,8 @@ def write(
     """Write one finished run and return its folder."""
     values = config(backbone, route, seed, **over)
     digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
-    name = f"{backbone}-{values['size'].replace('/', '')}-{values['data']['name']}_{route}_s{seed}-{digest}"
+    shown = route.replace("/", "~").replace(":", "=")  # as schema.Config.name
+    name = f"{backbone}-{values['size'].replace('/', '')}-{values['data']['name']}_{shown}_s{seed}-{digest}"
     folder = Path(root) / name
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(values, sort_keys=False))

@@ -188,6 +188,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("task=none", "guidance"),
             # --- data
             ("data.test_fraction=2", "from 0.01 to 0.9"),
+            ("data=digits data.split_seed=-1", "data.split_seed=-1: expected a number of at least 0"),
             ("data=scenes data.max_shapes=9", "from 1 to 3"),
             ("data=latents", "data.path"),
             ("data=latents data.path={tmp}/none", "none"),

@@ -156,10 +156,10 @@ def test_the_report_holds_names_as_text_alone(study, tmp_path):
 
 
 def hostile_table():
-    from analysis.tables.table import Column, Row, Table, words
+    from analysis.tables.table import Column, Entry, Row, Table
 
     columns = (Column(HOSTILE, numeric=False), Column("b", numeric=False))
-    rows = (Row(HOSTILE, (words(HOSTILE), words("=cmd|'/c calc'!A1"))),)
+    rows = (Row(HOSTILE, (Entry(HOSTILE), Entry("=cmd|'/c calc'!A1"))),)
     return Table("safe", HOSTILE, columns, rows, (HOSTILE,))
 
 

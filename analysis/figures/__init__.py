@@ -65,7 +65,8 @@ def command(options: argparse.Namespace) -> int:
     plots = [plot for plot in drawn.values() if plot is not None]
     folder = options.out or options.runs / "figures"
     save(plots, folder)
-    print(f"{folder}  {', '.join(plot.name for plot in plots)}")
+    if plots:
+        print(f"{folder}  {', '.join(plot.name for plot in plots)}")
     if left := [name for name, plot in drawn.items() if plot is None]:
         print(f"not given by these runs: {', '.join(left)}")
     return 0

@@ -29,13 +29,13 @@ _PER_CLASS = 8
 Column = tuple[Base, list[Curve], Found]
 
 
-def mean_path(study: Study, base: Base, cell: Cell) -> pd.DataFrame:
+def mean_path(cell: Cell) -> pd.DataFrame:
     """Return a cell's mean over seeds at every step that all seeds were scored at.
 
     Seeds that were scored at their end alone say nothing about the way there, and are left out
     where others do.
     """
-    known = list(study.by_seed(base, cell).values())
+    known = list(cell.paths.values())
     paths = [path for path in known if len(path) > 1] or known
     if not paths:
         return pd.DataFrame()
@@ -48,16 +48,21 @@ def mean_path(study: Study, base: Base, cell: Cell) -> pd.DataFrame:
 _SEEDS = '"n=3 of 5": the others were scored at their end alone.'
 
 
-def _seeds(base: Base, cell: Cell, path: pd.DataFrame) -> str:
+def _seeds(cell: Cell, path: pd.DataFrame) -> str:
     """Return the seeds behind a curve, `n=3`, or `n=3 of 5` where tables have more."""
-    drawn, known = int(path["n"].max()), len(cell.by_seed(base.score))
+    drawn, known = int(path["n"].max()), len(cell.by_seed(cell.score))
     return f"n={drawn}" + (f" of {known}" if known > drawn else "")
 
 
-def _curves(study: Study, base: Base, *cells: Cell | None) -> list[Curve]:
+def _curves(*cells: Cell | None) -> list[Curve]:
     """Return the cells that were scored more than once, with their mean paths."""
-    paths = [(cell, mean_path(study, base, cell)) for cell in cells if cell is not None]
+    paths = [(cell, mean_path(cell)) for cell in cells if cell is not None]
     return [(cell, path) for cell, path in paths if len(path) > 1]
+
+
+def _cost_known(curves: Sequence[Curve]) -> bool:
+    """Return whether all logged their multiply-adds: runs of other trainers did not."""
+    return all(path["macs"].notna().any() for _, path in curves)
 
 
 def _points(curves: Sequence[Curve]) -> int:
@@ -66,7 +71,7 @@ def _points(curves: Sequence[Curve]) -> int:
 
 def _pairs(study: Study) -> list[tuple[Base, list[Curve]]]:
     """Return every base whose dense runs and guideline's route were scored more than once."""
-    found = [(base, _curves(study, base, base.dense, base.auto())) for base in study.bases]
+    found = [(base, _curves(base.dense, base.auto())) for base in study.bases]
     return [(base, curves) for base, curves in found if len(curves) == 2]
 
 
@@ -95,7 +100,7 @@ def convergence(study: Study) -> Plot | None:
             for cell, path in curves:
                 _curve(ax, base, cell, path, path[key] * factor)
             _scales(ax, key, log)
-            ax.set_xlabel(f"{label}{unit}\n{_arrow(ax, study, base, curves, key, factor)}")
+            ax.set_xlabel(f"{label}{unit}\n{_arrow(ax, base, curves, key, factor)}")
         row[0].set_ylabel(base.metric.replace(" (", "\n("))
         row[0].set_title(names[base.label], color=style.colour(str(base.any.first("backbone"))))
         # Beside the title, above the panels: it would hide curves.
@@ -117,7 +122,8 @@ def methods(study: Study) -> Plot | None:
         ranked = sorted(base.routed, key=lambda cell: -len(cell.by_seed(base.score)))
         best = {str(cell.first("variant")): cell for cell in reversed(ranked)}
         others = (best[name] for name in sorted(best) if name != "TREAD")
-        found += [(base, rivals, other) for other in _curves(study, base, *others)]
+        curves = (other for other in _curves(*others) if _cost_known([*rivals, other]))
+        found += [(base, rivals, other) for other in curves]
     if not found:
         return None
     shown, more = style.some(found, _PANELS, lambda panel: _points([panel[2]]))
@@ -130,7 +136,7 @@ def methods(study: Study) -> Plot | None:
         _curve(ax, base, cell, path, path["macs"], shade="#1a1a1a", marker="D", linestyle="-")
         _scales(ax, "macs", log)
         model = f"{names[base.label]}: " if len(names) > 1 else ""
-        steps = f"step {path['step'].iloc[-1]:.0f}, {_seeds(base, cell, path)}"
+        steps = f"step {path['step'].iloc[-1]:.0f}, {_seeds(cell, path)}"
         ax.set_title(f"{fill(model + cell.treatment, 32)}\n{steps}", fontsize=7)
         ax.set_xlabel("training multiply-adds")
         if place % 3 == 0:
@@ -145,7 +151,7 @@ def _curve(ax: Axes, base: Base, cell: Cell, path: pd.DataFrame, x: pd.Series, *
     """Draw a cell's mean over seeds and, as a band, its standard deviation."""
     usual = style.colour(str(base.any.first("backbone")))
     shade = look.pop("shade", style.DENSE_COLOUR if cell.treatment == "dense" else usual)
-    label = look.pop("label", cell.treatment) + f" ({_seeds(base, cell, path)})"
+    label = look.pop("label", cell.treatment) + f" ({_seeds(cell, path)})"
     ax.plot(x, path["mean"], color=shade, label=label, **(style.line(cell.treatment) | look))
     spread = path["std"].fillna(0.0)
     low, high = path["mean"] - spread, path["mean"] + spread
@@ -178,10 +184,10 @@ def _scales(ax: Axes, key: str, log: bool) -> None:
         ax.tick_params(axis="y", which="minor", labelsize=7, length=1.5)
 
 
-def _arrow(ax: Axes, study: Study, base: Base, curves: list[Curve], key: str, unit: float) -> str:
+def _arrow(ax: Axes, base: Base, curves: list[Curve], key: str, unit: float) -> str:
     """Draw how much earlier the route is at the dense run's best score; return it in words."""
     (dense, first), (routed, _) = curves
-    reached = reach(study, base, dense, routed)
+    reached = reach(base, dense, routed)
     factor = speedup(reached, key)
     if key == "hours" and not same_machine(dense, routed):
         # Two machines: the clock says nothing about the route.
@@ -189,6 +195,8 @@ def _arrow(ax: Axes, study: Study, base: Base, curves: list[Curve], key: str, un
     best = first["mean"].min() if base.better == "lower" else first["mean"].max()
     ax.axhline(best, color="#999999", linewidth=0.7, linestyle=":")
     there = [item for item in reached if item.routed is not None]
+    if factor.is_missing:
+        return "cost not logged"
     if factor.value is None:
         return "dense best not reached"
     if factor.few:
@@ -312,9 +320,10 @@ def overview(study: Study) -> Plot | None:
     """
     pages: dict[tuple[str, float], dict[str, Column]] = {}
     for base in study.bases:
-        curves, found = _curves(study, base, *base.pair()), chosen(base)
+        curves, found = _curves(*base.pair()), chosen(base)
         drawn = {row["step"] for _, row, _ in found}
-        if len(curves) == len(found) == 2 and drawn == {cell.steps for cell, _ in curves}:
+        both = len(curves) == len(found) == 2 and _cost_known(curves)
+        if both and drawn == {cell.steps for cell, _ in curves}:
             page = pages.setdefault((base.recipe, curves[0][0].steps), {})
             backbone = str(base.any.first("backbone"))
             rival = page.setdefault(backbone, (base, curves, found))

@@ -23,7 +23,11 @@ from analysis.runs.seed_statistics import Estimate, mean_std
 from backbones.sizes import parse_size
 
 _PATH = ("step", "macs", "hours", "value")
+# Of a run's own columns, numbers that seeds are averaged over; all but the time are of any length.
+_MACS = ("macs_dense", "macs_routed", "macs_dense_no_attention", "macs_routed_no_attention")
+_OF_ANY_LENGTH = ("throughput", *_MACS)
 Scored = dict[tuple[str, float], dict[int, float]]
+Paths = Mapping[str, Mapping[str, pd.DataFrame]]  # step, macs, hours, value by run and metric
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,13 +36,14 @@ class Cell:
 
     treatment: str  # how tokens were routed
     runs: pd.DataFrame = field(repr=False)  # finished ones
-    # By `(column, step)` and seed, those on the way to a run's end included.
+    # By `(column, step)` and seed: scores, those on the way to a run's end included, and costs.
     scored: Scored = field(repr=False)
+    ways: Paths = field(repr=False)  # of all runs
     score: str  # column of the base's metric
     # Scores are read after these, so that differences pair seed and step.
     steps: float = float("nan")
     # Tables and figures ask for the same values thousands of times.
-    _known: dict[Any, Any] = field(default_factory=dict, repr=False)
+    _known: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def first(self, column: str, default: Any = None) -> Any:
         """Return the first known value of a column."""
@@ -52,22 +57,34 @@ class Cell:
         """Return seed to value after `steps` (the cell's own by default), no value missing.
 
         What a run took, unlike its scores, is known of its end alone: where no run ended there, a
-        column that training longer leaves alone (all but `wall_s`) is read of the longest runs.
+        column that training longer leaves alone is read of the longest runs.
         """
-        steps = self.steps if steps is None else steps
-        if column.startswith("score."):
-            return self.scored.get((column, steps), {})
-        if column not in self.runs:
-            return {}
-        if (column, steps) not in self._known:
-            # Of a hundred columns, copied for nothing, three are asked for.
-            known = self.runs[["seed", "step", column]].dropna(subset=["seed", column])
-            known = known.sort_values("step", kind="stable")
-            ended = known[known["step"] == steps]
-            known = ended if len(ended) or column == "wall_s" else known
-            pairs = zip(known["seed"].map(int), known[column].map(float), strict=True)
-            self._known[column, steps] = dict(pairs)
-        return self._known[column, steps]  # type: ignore[no-any-return]
+        known = self.scored.get((column, self.steps if steps is None else steps), {})
+        if known or column not in _OF_ANY_LENGTH:
+            return known
+        return {
+            seed: value
+            for at in sorted(self.ends)
+            for seed, value in self.scored.get((column, at), {}).items()
+        }
+
+    @functools.cached_property
+    def paths(self) -> dict[int, pd.DataFrame]:
+        """Every seed's scores of the base's metric on the way: step, macs, hours, value.
+
+        Of runs of one seed the one that was scored most often counts, of those the longest; a seed
+        without a score after the cell's steps is left out, as everywhere.
+        """
+        found: dict[int, list[pd.DataFrame]] = {seed: [] for seed in self.by_seed(self.score)}
+        for row in self.runs[["seed", "run"]].dropna().to_dict("records"):
+            path = self.ways.get(row["run"], {}).get(self.score.removeprefix("score."))
+            if path is not None and row["seed"] in found:
+                found[row["seed"]].append(path)
+        return {
+            seed: max(paths, key=lambda path: (len(path), path["step"].iloc[-1]))
+            for seed, paths in found.items()
+            if paths
+        }
 
     def at(self, steps: float) -> Cell:
         """Return the cell read after other steps; itself where nothing was scored there."""
@@ -172,8 +189,8 @@ def same_machine(*cells: Cell) -> bool:
 
 
 def is_usual(cell: Cell, *except_for: str) -> bool:
-    """Return whether a cell's routing options are all the usual ones, apart from those named."""
-    return all(
+    """Return whether a cell has one route throughout and, apart from those named, usual options."""
+    return "/" not in str(cell.first("route")) and all(
         str(cell.first(f"config.routing.{key}", value)) == value
         for key, value in USUAL_OPTIONS.items()
         if key not in except_for
@@ -218,7 +235,7 @@ class Study:
             if name is None or name not in ranks:
                 continue
             cells = [
-                Cell(str(text), runs, scored(runs, self._paths), f"score.{name}")
+                Cell(str(text), runs, scored(runs, self._paths), self._paths, f"score.{name}")
                 for text, runs in part.groupby("treatment", sort=False)
             ]
             cells.sort(key=_order)
@@ -248,8 +265,8 @@ class Study:
                 yield base, dense, routed
 
     @functools.cached_property
-    def _paths(self) -> dict[str, dict[str, pd.DataFrame]]:
-        """Every run's own scores by run and metric: step, macs, hours, value."""
+    def _paths(self) -> Paths:
+        """Every run's own scores."""
         found: dict[str, dict[str, pd.DataFrame]] = {}
         if not self.scores.empty:
             own = self.scores.loc[self.scores["own"].astype(bool), ["run", "metric", *_PATH]]
@@ -259,26 +276,6 @@ class Study:
             for (run, metric), part in own.groupby(["run", "metric"], sort=False):
                 found.setdefault(str(run), {})[str(metric)] = part[list(_PATH)]
         return found
-
-    def by_seed(self, base: Base, cell: Cell) -> dict[int, pd.DataFrame]:
-        """Return every seed's scores of the base's metric: step, macs, hours, value.
-
-        Of runs of one seed the one that was scored most often counts, of those the longest; a seed
-        without a score after the cell's steps is left out, as everywhere.
-        """
-        key = ("paths", base.metric, cell.steps)
-        if key not in cell._known:
-            found: dict[int, list[pd.DataFrame]] = {seed: [] for seed in cell.by_seed(base.score)}
-            for seed, run in zip(cell.runs["seed"], cell.runs["run"], strict=True):
-                path = self._paths.get(str(run), {}).get(base.metric)
-                if path is not None and not pd.isna(seed) and int(seed) in found:
-                    found[int(seed)].append(path)
-            cell._known[key] = {
-                seed: max(paths, key=lambda path: (len(path), path["step"].iloc[-1]))
-                for seed, paths in found.items()
-                if paths
-            }
-        return cell._known[key]  # type: ignore[no-any-return]
 
 
 Source = Study | pd.DataFrame | str | Path
@@ -293,10 +290,11 @@ def _order(cell: Cell) -> tuple[Any, ...]:
     return (variant != "dense", variant != "TREAD", variant, *place)
 
 
-def scored(runs: pd.DataFrame, paths: Mapping[str, Mapping[str, pd.DataFrame]]) -> Scored:
-    """Return a cell's scores by column, steps and seed: those of its runs' ends and on the way."""
+def scored(runs: pd.DataFrame, paths: Paths) -> Scored:
+    """Return scores and costs by column, steps and seed: of a cell's runs' ends and on the way."""
     found: Scored = {}
-    columns = [str(column) for column in runs if str(column).startswith("score.")]
+    costs = ("wall_s", *_OF_ANY_LENGTH)
+    columns = [c for c in map(str, runs) if c.startswith("score.") or c in costs]
     ends = runs[["run", "seed", "step", *columns]].dropna(subset=["seed"])
     for row in ends.sort_values("step", kind="stable").to_dict("records"):
         known = [(c, row["step"], row[c]) for c in columns if not pd.isna(row[c])]

@@ -132,8 +132,8 @@ def labelled(frame: pd.DataFrame, columns: Sequence[str]) -> dict[str, str]:
     labels = {}
     for key, head in heads.items():
         rivals = [other for other, text in heads.items() if text == head]
-        more = f" ({_difference(frame, key, rivals, columns)})" if len(rivals) > 1 else ""
-        labels[key] = head + more
+        apart = _difference(frame, key, rivals, columns) if len(rivals) > 1 else ""
+        labels[key] = f"{head} ({apart})" if apart else head
     return labels
 
 
@@ -170,7 +170,7 @@ def _difference(frame: pd.DataFrame, key: str, rivals: list[str], columns: Seque
             name = own[key][0]
             return "scale's own recipe" if name == "none" else f"experiment={name}"
     varying = [c for c in columns if c in among and among[c].map(str).nunique() > 1]
+    # What a run leaves unset is told by what the others name.
     row = among[among["base"] == key].iloc[0]
-    return ", ".join(
-        f"{c.removeprefix('config.')}={'none' if pd.isna(row[c]) else row[c]}" for c in varying
-    )
+    known = [c for c in varying if not pd.isna(row[c])]
+    return ", ".join(f"{c.removeprefix('config.')}={row[c]}" for c in known)

@@ -24,7 +24,7 @@ import sys
 import tarfile
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,7 +37,7 @@ from analysis.runs.run_files import Damaged, is_score, shown
 from backbones.sizes import BackboneError, parse_size
 from routing.errors import UserError, suggest
 from routing.parsing import is_number, json_of
-from routing.route import Route, RouteError
+from routing.route import RouteError, RouteSchedule, ScheduleError
 
 T = TypeVar("T")
 Metrics = dict[str, dict[str, Any]]  # what each metric's name means
@@ -165,6 +165,12 @@ def read_run(folder: Path, metrics: Metrics | None = None) -> dict[str, Any]:
     row["status"] = str(summary.get("status", "unknown"))
     row.update({key: summary.get(key) for key in run_files.SUMMARY})
     row.update(run_files.read_config(folder / "config.yaml"))
+    # What a routed step costs is one stage's; where routes changed, the run has counted a mean.
+    parts = [summary.get("macs"), *(row.get(key) for key in ("step", "config.train.batch"))]
+    known = [part for part in parts if run_files.is_measured(part) and part > 0]
+    mean, usual = (known[0] / known[1] / known[2] if len(known) == 3 else 0), row["macs_routed"]
+    if mean and run_files.is_measured(usual) and not math.isclose(mean, usual, rel_tol=1e-3):
+        row["macs_routed"], row["macs_routed_no_attention"] = round(mean), None
     # What it ran on: None where env.json is missing or of an older kind.
     about = run_files.json_or_nothing(folder / "env.json")
     packages = about.get("packages")
@@ -184,8 +190,8 @@ def _completed(folder: Path, row: dict[str, Any], metrics: Metrics | None) -> di
     row["config_keys"] = ",".join(sorted(keys))
     try:
         derive(row)
-    except (RouteError, BackboneError) as error:
-        what = "route" if isinstance(error, RouteError) else "size"
+    except (RouteError, ScheduleError, BackboneError) as error:
+        what = "size" if isinstance(error, BackboneError) else "route"
         raise Damaged(f"its {what} cannot be read ({error})") from None
     own = run_files.own_scores(records(folder, "scores.jsonl"))
     for line in [*own, *run_files.guidance_scales(folder)]:
@@ -205,14 +211,15 @@ def derive(row: dict[str, Any]) -> None:
     """Add span, rate, selection, objective, variant and throughput to a run's flat row.
 
     Raises:
-        RouteError: if the route cannot be read, or is none of a model of that depth.
+        RouteError, ScheduleError: if the route cannot be read, or does not fit the depth.
         BackboneError: if the size cannot be read.
     """
-    route = Route.parse(str(row.get("route") or row.get("config.route") or "none"))
+    routes = RouteSchedule.parse(str(row.get("route") or row.get("config.route") or "none"))
+    size = parse_size(row["size"])  # of a known depth, too: tables compare sizes by their patch
     # What others call auto or 2--4 is one route with what this suite has resolved.
-    route = route.resolve(int(row.get("config.backbone.depth") or parse_size(row["size"]).depth))
+    routes = routes.resolve(int(row.get("config.backbone.depth") or size.depth))
+    route, row["route"] = routes.first, str(routes)  # of several stages the first that routes
     rates = sorted({segment.rate for segment in route.segments})
-    row["route"] = str(route)
     row["span"] = "+".join(f"{segment.start}-{segment.end}" for segment in route.segments) or "none"
     row["rate"] = rates[0] if len(rates) == 1 else (0.0 if not rates else float("nan"))
     row["selection"] = None if route.is_none else row.get("config.routing.selection", "random")
@@ -272,8 +279,7 @@ def _column(values: list[Any]) -> pd.Series:
 
 # --- a run's life: steps, multiply-adds and hours on the same rows --------------------------------
 
-_SCORE = ("metric", "key", "features", "guidance", "sampler", "macs_per_sample")
-Read = Callable[[Mapping[Any, Any]], tuple[list[dict[str, Any]], list[str]]]
+_SCORE = ("metric", "key", "features", "guidance", "sampler", "reference", "macs_per_sample")
 _IDENTITY = (
     "run", "setting", "treatment", "backbone", "size", "data", "scale", "route", "span", "rate",
     "variant", "seed",
@@ -292,17 +298,16 @@ def curves(runs: Runs, columns: Sequence[str] = ("time", "loss", "macs")) -> pd.
         `hours`. `attrs["damaged"]` lists runs whose curve cannot be read.
     """
 
-    def curve(row: Mapping[Any, Any]) -> tuple[list[dict[str, Any]], list[str]]:
-        rows = []
-        for line in records(Path(row["path"]), "metrics.jsonl"):
+    def curve(folder: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
+        for line in records(folder, "metrics.jsonl"):
             if is_number(line.get("step")):
                 values = {key: line[key] if _has(line, key) else float("nan") for key in columns}
-                if "time" in values:
-                    values["hours"] = values["time"] / 3600
-                rows.append({"step": int(line["step"]), **values})
-        return rows, []
+                yield {"step": int(line["step"]), **values}
 
-    return _collect(runs, curve)
+    frame = _collect(runs, curve)
+    if "time" in frame:
+        frame["hours"] = frame["time"] / 3600
+    return frame
 
 
 def scores(runs: Runs) -> pd.DataFrame:
@@ -324,42 +329,39 @@ def scores(runs: Runs) -> pd.DataFrame:
     return frame
 
 
-def _scores(row: Mapping[Any, Any]) -> tuple[list[dict[str, Any]], list[str]]:
-    folder = Path(row["path"])
+def _scores(folder: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
     own = [line for line in records(folder, "scores.jsonl") if is_score(line)]
-    later, problems = evaluations(folder)
+    later = [line for line in evaluations(folder, problems) if is_score(line)]
     # Steps and values of the costs in the training log, from the origin on.
     log, curve = records(folder, "metrics.jsonl"), {}
     for key in ("macs", "time"):
         known = [(float(line["step"]), float(line[key])) for line in log if _has(line, key)]
         curve[key] = ([0.0, *(x for x, _ in known)], [0.0, *(y for _, y in known)])
     scales = run_files.guidance_scales(folder)
-    rows = []
-    for place, line in enumerate([*own, *(line for line in later if is_score(line)), *scales]):
+    for place, line in enumerate([*own, *later, *scales]):
         found = {("sample_seed" if key == "seed" else key): value for key, value in line.items()}
         step = found.setdefault("step")
         at = float("nan") if step is None else float(step)
         of_run = place < len(own) and run_files.protocol(line) == run_files.protocol(own[0])
-        found["own"] = of_run or line in scales
+        found["own"], found["weights"] = of_run or line in scales, line.get("weights") or "ema"
         found["macs"], found["hours"] = _at(at, *curve["macs"]), _at(at, *curve["time"]) / 3600
-        rows.append(found)
-    return rows, problems
+        yield found
 
 
-def evaluations(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return what `evaluate.py` wrote beside a run, and the records that cannot be read."""
+def evaluations(folder: Path, problems: list[str]) -> list[dict[str, Any]]:
+    """Return what `evaluate.py` wrote beside a run; name the records that cannot be read."""
     lines: list[dict[str, Any]] = []
-    problems = []
     for path in sorted((folder / "evaluations").glob("*.json")):
         try:
             record = json_of(path.read_bytes())
-            found = [line for line in record["scores"] if isinstance(line, dict)]
+            kept = (line for line in record["scores"] if isinstance(line, dict))
+            found = [{"weights": record.get("kind"), **line} for line in kept]
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             problems.append(f"evaluations/{path.name} cannot be read ({type(error).__name__})")
             continue
         # Two records of one evaluation (other options, same samples) may hold the same line.
         lines += [line for line in found if line not in lines]
-    return lines, problems
+    return lines
 
 
 def _has(line: dict[str, Any], key: str) -> bool:
@@ -373,14 +375,17 @@ def _at(step: float, x: list[float], y: list[float]) -> float:
     return y[-1] * step / x[-1] if step > x[-1] else float(np.interp(step, x, y))
 
 
-def _collect(runs: Runs, read: Read) -> pd.DataFrame:
+def _collect(
+    runs: Runs, read: Callable[[Path, list[str]], Iterator[dict[str, Any]]]
+) -> pd.DataFrame:
     """Read every run into rows, put its identity before them, and list what cannot be read."""
     frame = runs if isinstance(runs, pd.DataFrame) else load(runs)
     rows: list[dict[str, Any]] = []
     damaged: list[dict[str, str]] = []
     for row in frame.to_dict("records"):
+        problems: list[str] = []
         try:
-            found, problems = read(row)
+            found = list(read(Path(row["path"]), problems))
         except (Damaged, ValueError, TypeError) as error:
             found, problems = [], [str(error)]
         damaged += [{"run": row["run"], "path": row["path"], "reason": text} for text in problems]

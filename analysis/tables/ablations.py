@@ -14,7 +14,7 @@ from analysis.tables.score_entries import (
     paper_notes,
     score,
 )
-from analysis.tables.table import NOT_RUN, Column, Entry, Table, build, not_run, published, words
+from analysis.tables.table import Column, Table, Value, build, published
 
 Axis = list[tuple[object, str, Cell | None]]
 Published = dict[object, dict[str, Any]]
@@ -33,21 +33,21 @@ def _table(
         *memory.columns("Memorisation"),
         *Column.each("Paper", "Paper \u0394", published=True),
     )
-    rows: list[tuple[str, list[Entry]]] = []
-    for base in study.bases:
-        for key, text, cell in rows_of(base):
-            entries = [words(text), *memory.scores(base, cell), *_published(known, key)]
-            rows.append((heading(base), entries))
-    if not rows:
-        rows = [not_run(columns, _published(known, key), str(key), NOT_RUN) for key in known]
-    return build(name, title, columns, rows, paper_notes(source, PAIRED, *memory.notes))
+    rows = [
+        (heading(base), [text, *memory.scores(base, cell), *_published(known, key)])
+        for base in study.bases
+        for key, text, cell in rows_of(base)
+    ]
+    notes = paper_notes(source, PAIRED, *memory.notes)
+    unrun = [(str(key), _published(known, key)) for key in known]
+    return build(name, title, columns, rows, notes, unrun)
 
 
-def _published(known: Published, key: object) -> list[Entry]:
+def _published(known: Published, key: object) -> list[Value]:
     row = known.get(key, {})
     mark, delta = row.get("mark"), row.get("delta")
     text = f"({mark})" if isinstance(mark, str) else ""
-    change = words("") if delta == 0 else published(delta, signed=True)
+    change = "" if delta == 0 else published(delta, signed=True)
     return [published(row.get("fid"), text=text), change]
 
 
@@ -162,7 +162,7 @@ def scan_order(study: Study) -> Table:
         *memory.columns("Memorisation"),
         Column("Paper", numeric=False, published=True),
     )
-    rows: list[tuple[str, list[Entry]]] = []
+    rows: list[tuple[str, list[Value]]] = []
     for base in study.bases:
         spans: dict[str, dict[str, Cell]] = {}
         for cell in base.routed:
@@ -175,14 +175,13 @@ def scan_order(study: Study) -> Table:
             for name in order if len(cells) > 1 else ():
                 cell, random = cells[name], cells.get("random")
                 gaps = (difference(base, cell, other) for other in (base.dense, random))
-                entries = [score(base, cell), *gaps, *memory.entries(base, cell)]
                 text = f"{name} (control)" if name == "unsorted" else name
-                rows.append((head, [words(text), *entries, published(None)]))
+                entries = [score(base, cell), *gaps, *memory.entries(base, cell)]
+                rows.append((head, [text, *entries, None]))
     notes = (
         PAIRED,
         *memory.notes,
         "The paper only says that backbones with a spatial bias need care; it publishes no "
         "comparison.",
     )
-    rows = rows or [not_run(columns, [published(None)])]
     return build("scan_order", "Which tokens stay, by architecture", columns, rows, notes)

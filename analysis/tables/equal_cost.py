@@ -28,20 +28,7 @@ from analysis.tables.score_entries import (
     paper_notes,
     score,
 )
-from analysis.tables.table import (
-    NOT_RUN,
-    Column,
-    Entry,
-    Table,
-    build,
-    exact,
-    missing,
-    not_run,
-    ours,
-    published,
-    published_row,
-    words,
-)
+from analysis.tables.table import Column, Entry, Table, Value, build, ours
 from routing.parsing import is_number, json_of
 
 COSTS = ("step", "macs", "hours")
@@ -63,12 +50,11 @@ class Reach:
         return self.dense[cost] / self.routed[cost]
 
 
-def reach(study: Study, base: Base, dense: Cell, routed: Cell) -> list[Reach]:
+def reach(base: Base, dense: Cell, routed: Cell) -> list[Reach]:
     """Return every paired seed's way to the dense run's best score."""
     found = []
-    first, second = study.by_seed(base, dense), study.by_seed(base, routed)
-    for seed in sorted(set(first) & set(second)):
-        one, two = first[seed], second[seed]
+    for seed in sorted(dense.paths.keys() & routed.paths):
+        one, two = dense.paths[seed], routed.paths[seed]
         sign = 1.0 if base.better == "lower" else -1.0
         place = int((sign * one["value"]).argmin())
         best = float(one["value"].iloc[place])
@@ -94,35 +80,34 @@ def headline(study: Study) -> Table:
     known = [row for row in paper.rows("speedup") if row["version"] == "v3"]
     text = " and ".join(f"{row['factor']:g}x" for row in known)
     claims = "; ".join(f"{row['factor']:g}x {row['claim']}" for row in known)
-    rows: list[tuple[str, list[Entry]]] = []
+    rows: list[tuple[str, list[Value]]] = []
     for base in study.bases:
         if base.dense is None:
             continue
-        claim = words(text) if base.any.first("backbone") == "dit" else published(None)
+        claim = text if base.any.first("backbone") == "dit" else None
         for routed in base.routed:
-            found = headline_cell(study, base, base.dense, routed)
+            found = headline_cell(base, base.dense, routed)
             entries = [found[key] for key in ("target", "seeds", *COSTS)]
             # The claim is about the guideline's route: beside any other row it would mislead.
-            entries.append(claim if routed is base.auto() else words(""))
-            rows.append((heading(base), [words(routed.treatment), *entries]))
-    rows = rows or [not_run(columns, [words(text)])]
+            theirs = claim if routed is base.auto() else ""
+            rows.append((heading(base), [routed.treatment, *entries, theirs]))
     notes = (
         "Target: each seed's dense run at its best score. A routed run's cost counts to the first "
         "scored step that is as good: a run that was scored once can reach it at its end alone. "
         "Geometric mean over seeds that reach it, Student's 95 % interval on logarithms.",
         f"Paper: {claims}. {paper.citation('speedup')}.",
     )
-    return build("speedup", "Speed-up to the dense run's best score", columns, rows, notes)
+    title, unrun = "Speed-up to the dense run's best score", [("none run", [text])]
+    return build("speedup", title, columns, rows, notes, unrun)
 
 
-def headline_cell(study: Study, base: Base, dense: Cell, routed: Cell) -> dict[str, Entry]:
+def headline_cell(base: Base, dense: Cell, routed: Cell) -> dict[str, Entry]:
     """Return speed-ups by cost (`step`, `macs`, `hours`), `target` and `seeds` there."""
-    reached = reach(study, base, dense, routed)
+    reached = reach(base, dense, routed)
     there = [item for item in reached if item.routed is not None]
-    paths = study.by_seed(base, routed)
-    counts = sorted({len(paths[item.seed]) for item in reached})
+    counts = sorted({len(routed.paths[item.seed]) for item in reached})
     scored = f", {'-'.join(map(str, counts))} scored" if counts else ""
-    entries = {"seeds": words(f"{len(there)} of {len(reached)}{scored}")}
+    entries = {"seeds": Entry(f"{len(there)} of {len(reached)}{scored}")}
     digits = metric_decimals(base.metric)
     target = mean_std([item.target for item in reached])
     entries["target"] = ours(target, digits) if reached else score(base, dense)
@@ -137,7 +122,7 @@ def speedup(reached: Sequence[Reach], cost: str) -> Entry:
     estimate = ratio([factor for item in reached if (factor := item.factor(cost)) is not None])
     if estimate is None:
         known = not reached or any(item.routed is not None for item in reached)
-        return missing() if known else words("not reached")
+        return ours(None) if known else Entry("not reached")
     return replace(ours(estimate, unit="x"), of=len(reached))
 
 
@@ -155,18 +140,17 @@ def masking(study: Study) -> Table:
     for what in _BUDGETS.values():
         columns += [Column(f"Equal {what}", better=end), Column(f"\u0394 {what}")]
     columns += [Column("Own end", better=None if mixed else end), Column("\u0394 own end")]
-    columns += [*memory.columns("Memorisation"), Column("Hours")]
+    columns += [*memory.columns("Memorisation"), Column("Hours", decimals=3)]
     columns += Column.each("Paper (400K)", "Paper hours", published=True)
     known = {row["method"]: row for row in paper.rows("masking") if row["steps_k"] == 400}
     rows = []
     for base, head in zip(study.bases, heads, strict=True):
         if len({str(cell.first("variant")) for cell in base.routed}) < 2:
             continue
-        for cell, entries in _masking_rows(study, base, memory):
+        for cell, entries in _masking_rows(base, memory):
             theirs = known.get(_BASELINES.get(str(cell.first("variant")), ""), {})
-            rows.append((str(head), [*entries, *published_row(theirs, "fid", "hours")]))
-    for name, row in () if rows else known.items():
-        rows.append(not_run(columns, published_row(row, "fid", "hours"), name, NOT_RUN))
+            rows.append((str(head), [*entries, theirs.get("fid"), theirs.get("hours")]))
+    unrun = [(name, [row["fid"], row["hours"]]) for name, row in known.items()]
     notes = paper_notes(
         "masking",
         "Budgets are the least that every seed of every row spent, so that all rows are read at "
@@ -175,37 +159,35 @@ def masking(study: Study) -> Table:
         PAIRED,
         *memory.notes,
     )
-    return build("masking", "Routing against dropping and masking", columns, rows, notes)
+    return build("masking", "Routing against dropping and masking", columns, rows, notes, unrun)
 
 
-def _masking_rows(study: Study, base: Base, memory: Memory) -> list[tuple[Cell, list[Entry]]]:
+def _masking_rows(base: Base, memory: Memory) -> list[tuple[Cell, list[Value]]]:
     """Return the dense run, the guideline's route and every other method, with their entries."""
     cells = [c for c in base.cells if c.first("variant") != "TREAD" or c is base.auto()]
-    paths = {cell.treatment: study.by_seed(base, cell) for cell in cells}
-    every = [path for by_seed in paths.values() for path in by_seed.values()]
+    every = [path for cell in cells for path in cell.paths.values()]
     # Of runs that logged no time or cost nothing is known there: NaN is left out.
     ends = pd.DataFrame([path.iloc[-1] for path in every], columns=list(_BUDGETS))
     budget = {cost: float(ends[cost].min()) for cost in _BUDGETS}
     digits = metric_decimals(base.metric)
     rows = []
     for cell in cells:
-        entries = [words(cell.treatment)]
+        entries: list[Value] = [cell.treatment]
         for cost in _BUDGETS:
-            values = _scores_at(paths[cell.treatment], cost, budget[cost])
-            first = paths[base.dense.treatment] if base.dense else {}
-            dense = _scores_at(first, cost, budget[cost])
+            values = _scores_at(cell, cost, budget[cost])
+            dense = _scores_at(base.dense, cost, budget[cost]) if base.dense else {}
             delta = ours(paired(dense, values), digits, signed=True)
             entries.append(ours(mean_std(list(values.values())), digits))
-            entries.append(words("") if cell is base.dense else delta)
-        hours = ours(mean_std([v / 3600 for v in cell.by_seed("wall_s").values()]), 3)
+            entries.append("" if cell is base.dense else delta)
+        hours = mean_std([v / 3600 for v in cell.by_seed("wall_s").values()])
         rows.append((cell, [*entries, *memory.scores(base, cell), hours]))
     return rows
 
 
-def _scores_at(paths: dict[int, pd.DataFrame], cost: str, budget: float) -> dict[int, float]:
+def _scores_at(cell: Cell, cost: str, budget: float) -> dict[int, float]:
     """Return seed to score at a budget; a seed that was first scored beyond it is left out."""
     found = {}
-    for seed, path in paths.items():
+    for seed, path in cell.paths.items():
         known = path.dropna(subset=[cost])
         if known.empty or not np.isfinite(budget):
             continue
@@ -227,9 +209,10 @@ def throughput(study: Study) -> Table:
     """Images per second, dense and routed, against what the multiply-adds allow."""
     columns = (
         Column("Run as", numeric=False),
-        *Column.each("GMACs per image", "GMACs, paper's count"),
-        Column("Images/s", better="higher"),
-        *Column.each("Speed-up", "MACs allow", "Share of it"),
+        *Column.each("GMACs per image", "GMACs, paper's count", decimals=4),
+        Column("Images/s", better="higher", decimals=1),
+        *Column.each("Speed-up", "MACs allow", unit="x"),
+        Column("Share of it"),
         Column("Paper speed-up", numeric=False, published=True),
     )
     speeds = paper.table("speed").set_index("method")["steps_per_s"]
@@ -237,10 +220,9 @@ def throughput(study: Study) -> Table:
     rows = []
     for base in study.bases:
         rows += [(base.label, _throughput_row(base, cell, text)) for cell in base.cells]
-    rows = rows or [not_run(columns, [words(text)])]
-    shares = [entries[6].value for _, entries in rows]
+    shares = [entries[6] for _, entries in rows]
     # Speed-ups beyond what the multiply-adds allow do not come from routing.
-    doubtful = any(share is not None and share > 1.05 for share in shares)
+    doubtful = any(isinstance(share, float) and share > 1.05 for share in shares)
     notes = paper_notes(
         "speed",
         *([_BUSY] if doubtful else []),
@@ -250,7 +232,7 @@ def throughput(study: Study) -> Table:
         "machine only.",
     )
     title = "Throughput: what routing promises and what the clock shows"
-    return build("throughput", title, columns, rows, notes)
+    return build("throughput", title, columns, rows, notes, [("none run", [text])])
 
 
 _VARIANTS = {
@@ -269,7 +251,7 @@ def benchmarks(study: Study) -> list[Path]:
 
 def benchmark(study: Study) -> Table:
     """Training steps as experiments/bench.py times them: dense, routed and run otherwise."""
-    rows: list[tuple[str, list[Entry]]] = []
+    rows: list[tuple[str, list[Value]]] = []
     damaged: list[str] = []
     for path in benchmarks(study):
         try:
@@ -280,8 +262,9 @@ def benchmark(study: Study) -> Table:
             damaged.append(path.name)
     columns = (
         Column("Step", numeric=False),
-        *Column.each("ms", "Routed over dense", "MACs allow", "Share of it", *_VARIANTS.values()),
-        Column("Over plain DiT"),
+        Column("ms", decimals=1),
+        *Column.each("Routed over dense", "MACs allow", "Share of it", unit="x"),
+        *Column.each(*_VARIANTS.values(), "Over plain DiT", unit="x"),
     )
     notes = (
         "Forward, backward and update, in turn in one process; ratios are medians of those within "
@@ -290,10 +273,10 @@ def benchmark(study: Study) -> Table:
         *([f"Benchmarks that cannot be read: {', '.join(damaged)}."] if damaged else []),
     )
     title = "Training steps: what routing, native operations, bf16 and compiling gain"
-    return build("benchmark", title, columns, rows or [not_run(columns)], notes)
+    return build("benchmark", title, columns, rows, notes)
 
 
-def _benchmark_rows(record: dict[str, Any]) -> list[tuple[str, list[Entry]]]:
+def _benchmark_rows(record: dict[str, Any]) -> list[tuple[str, list[Value]]]:
     options, machine = record["options"], record["environment"]
     about = f"batch {options['batch']}, {options['precision']}"
     about += ", compiled" if options["compile"] == "blocks" else ""
@@ -309,6 +292,7 @@ def _benchmark_rows(record: dict[str, Any]) -> list[tuple[str, list[Entry]]]:
             plain[key] = row["ours_faster_by"]
         else:
             found[key] = found.get(key, {}) | row
+    heading = f"{about}, {options['clock']} clock: {place}"
     rows = []
     for (step, route), row in found.items():
         faster, allowed = row.get("faster", {}), row.get("allowed")
@@ -316,12 +300,10 @@ def _benchmark_rows(record: dict[str, Any]) -> list[tuple[str, list[Entry]]]:
         numbers = [ratio, allowed, ratio / allowed if ratio and allowed else None]
         numbers += [faster.get(name) for name in _VARIANTS]
         numbers.append(plain.get((step, route)))
-        entries = [words(f"{step}, {'dense' if route == 'none' else route}")]
-        entries.append(exact(1e3 * _number(row["seconds"]), 1))
-        rows.append((
-            f"{about}, {options['clock']} clock: {place}",
-            entries + [words("") if n is None else exact(_number(n), 2, unit="x") for n in numbers],
-        ))  # fmt: skip
+        entries: list[Value] = [f"{step}, {'dense' if route == 'none' else route}"]
+        entries.append(1e3 * _number(row["seconds"]))
+        entries += ["" if n is None else _number(n) for n in numbers]
+        rows.append((heading, entries))
     return rows
 
 
@@ -333,23 +315,22 @@ def _number(value: Any) -> float:
     return float(value)
 
 
-def _throughput_row(base: Base, cell: Cell, text: str) -> list[Entry]:
+def _throughput_row(base: Base, cell: Cell, text: str) -> list[Value]:
     dense = cell is base.dense
     side = "macs_dense" if dense else "macs_routed"
     macs, lean = (cell.estimate(column) for column in (side, f"{side}_no_attention"))
-    entries = [words(cell.treatment)]
-    entries += [exact(count.mean / 1e9 if count else None, 4) for count in (macs, lean)]
-    entries.append(ours(cell.estimate("throughput"), 1))
+    entries: list[Value] = [cell.treatment]
+    entries += [count.mean / 1e9 if count else None for count in (macs, lean)]
+    entries.append(cell.estimate("throughput"))
     if dense:
-        return [*entries, *[words("")] * 4]
+        return [*entries, *[""] * 4]
     first = base.dense.by_seed("throughput") if base.dense else {}
     second = cell.by_seed("throughput")
     speedup = ratio([second[s] / first[s] for s in first.keys() & second.keys() if first[s] > 0])
     full = cell.estimate("macs_dense")
     allowed = full.mean / macs.mean if full and macs and macs.mean else None
-    share = exact(speedup.mean / allowed, 2) if speedup and allowed else missing()
-    clock = ours(speedup, 2, unit="x")
+    share = speedup.mean / allowed if speedup and allowed else None
+    theirs = text if base.any.first("backbone") == "dit" else None
     if base.dense and not same_machine(base.dense, cell):
-        clock, share = OTHER_MACHINE, words("")
-    paper_text = text if base.any.first("backbone") == "dit" else "not published"
-    return [*entries, clock, exact(allowed, 2, unit="x"), share, words(paper_text)]
+        return [*entries, OTHER_MACHINE, allowed, "", theirs]
+    return [*entries, speedup, allowed, share, theirs]

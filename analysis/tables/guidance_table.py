@@ -1,6 +1,7 @@
 """Guidance: kinds and their cost (SG, Tables 1 to 3), responses to it, the effective scale."""
 
 import dataclasses
+import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,25 +17,15 @@ from analysis.runs.seed_statistics import extent, mean_std, paired
 from analysis.tables import paper
 from analysis.tables.main_table import score_set
 from analysis.tables.score_entries import PAIRED, better_end, metric_decimals, paper_notes
-from analysis.tables.table import (
-    NOT_RUN,
-    Column,
-    Entry,
-    Table,
-    build,
-    exact,
-    metric_head,
-    not_run,
-    ours,
-    published_row,
-    words,
-)
+from analysis.tables.table import Column, Entry, Table, Value, build, head, ours
 from routing.parsing import is_number
 
 # Kinds of scores that guidance moves.
 _RESPOND = ("fd", "precision", "recall", "accuracy", "adherence")
 # What `routed` leaves unsaid when it has its default (conf/guidance/routed.yaml: SG_FLOPS).
 _ROUTED = {"strong": "0.5", "weak": "0.9"}
+# What scores share that are compared over guidances.
+_WAY = ("metric", "sampler", "reference", "weights")
 
 
 def parse(text: str) -> tuple[str, dict[str, str]]:
@@ -62,8 +53,9 @@ def evaluations(
     """Return a cell's scores after one number of steps, one row per run and guidance.
 
     The metric is the one named (the base's own), or its kind at another number of samples,
-    whichever was measured under most of the guidances that are wanted; the steps are those after
-    which most guidances of most runs were scored.
+    whichever was measured under most of the guidances that are wanted; likewise one sampler, one
+    reference and one kind of weights, of two as good the run's own. The steps are those after which
+    most guidances of most runs were scored.
     """
     metric = metric or base.metric
     known = study.scores
@@ -83,9 +75,11 @@ def evaluations(
     rows = rows[rows["guidance"].map(lambda text: bool(wanted(text)))]
     if rows.empty:
         return rows
-    counts = rows.groupby("metric")["guidance"].nunique()
-    chosen = max(counts.index, key=lambda name: (counts[name], name == metric))
-    rows = rows[rows["metric"] == chosen]
+    ways = [tuple(map(_text, row)) for row in rows[[*_WAY]].to_numpy()]
+    counts = Counter(way for way, _ in dict.fromkeys(zip(ways, rows["guidance"], strict=True)))
+    usual = metric, _text(cell.first("sampler")), _text(cell.first("reference")), "ema"
+    chosen = max(counts, key=lambda way: (counts[way], sum(map(operator.eq, way, usual))))
+    rows = rows[[way == chosen for way in ways]]
     # A run that was trained on, for another sweep, is read at the step that was compared.
     kinds = rows.drop_duplicates(["run", "step", "guidance"])["step"].value_counts()
     return rows[rows["step"] == max(kinds.index, key=lambda step: (kinds[step], step))]
@@ -170,15 +164,15 @@ def response(study: Study) -> Table:
             spread = part["std"].astype(object).where(part["std"].notna(), None)
             known = zip(part["setting"], part["mean"], spread, strict=True)
             scores = {name: Entry("", mean, std, decimals=digits) for name, mean, std in known}
-            label = metric_head(metric, part["better"].iloc[0])
-            entries = [scores.get(name, words("")) for name in settings]
-            rows.append((heading, [label, words(tokens), *entries]))
+            label = head(Column(str(metric), better=part["better"].iloc[0]))
+            entries = [scores.get(name, "") for name in settings]
+            rows.append((heading, [label, str(tokens), *entries]))
     notes = (
         "Mean and standard deviation over seeds. CFG 1 is no guidance; SG guides a dense pass away "
         "from a routed one of the same weights; routed: one pass with the route, as in training.",
     )
     title = "Response to guidance: dense and routed"
-    return build("response", title, columns, rows or [not_run(columns)], notes)
+    return build("response", title, columns, rows, notes)
 
 
 def guidance(study: Study) -> Table:
@@ -186,7 +180,9 @@ def guidance(study: Study) -> Table:
     columns = (
         Column("Guidance", numeric=False),
         Column("Score", better=better_end(study)),
-        *Column.each("\u0394 to none", "GMACs per sample", "GMACs per step"),
+        Column("\u0394 to none"),
+        Column("GMACs per sample", decimals=3),
+        Column("GMACs per step", decimals=4),
         *Column.each("Paper FID-50K", "Paper GMACs per step", published=True),
     )
     known = {row["key"]: row for row in paper.rows("guidance")}
@@ -207,26 +203,26 @@ def guidance(study: Study) -> Table:
             for text, part in parts.items():
                 entries = _row(base, text, part, None if none is None else parts[none])
                 rows.append((group, [*entries, *_paper(known, text, best)]))
-    for row in () if rows else known.values():
-        rows.append(not_run(columns, published_row(row, "fid", "gmacs"), row["method"], NOT_RUN))
+    unrun = [(row["method"], [row["fid"], row["gmacs"]]) for row in known.values()]
     notes = paper_notes(
         "guidance",
         PAIRED,
         "The paper's two sparse settings stand beside ours of the same kind: SG_FLOPS at rates 0.5 "
         "and 0.9, SG_FID beside our best sparse setting.",
     )
-    return build("guidance", "Guidance and its cost (SG, Tables 1 and 2)", columns, rows, notes)
+    title = "Guidance and its cost (SG, Tables 1 and 2)"
+    return build("guidance", title, columns, rows, notes, unrun)
 
 
 def _by_seed(part: pd.DataFrame) -> dict[int, float]:
     return {int(seed): float(value) for seed, value in part.groupby("seed")["value"].mean().items()}  # type: ignore[call-overload]
 
 
-def _row(base: Base, text: str, part: pd.DataFrame, none: pd.DataFrame | None) -> list[Entry]:
+def _row(base: Base, text: str, part: pd.DataFrame, none: pd.DataFrame | None) -> list[Value]:
     values = _by_seed(part)
     score = ours(mean_std(list(values.values())), metric_decimals(base.metric))
     if none is part:
-        delta = words("")
+        delta = Entry()
     else:
         before = {} if none is None else _by_seed(none)
         delta = ours(paired(before, values), metric_decimals(base.metric), signed=True)
@@ -235,15 +231,15 @@ def _row(base: Base, text: str, part: pd.DataFrame, none: pd.DataFrame | None) -
     steps = re.search(r"steps=(\d+)", str(part["sampler"].iloc[0]))  # of `heun steps=12`
     count = int(steps[1]) if steps else 0
     per_step = giga / count if giga is not None and count else None
-    return [words(text), score, delta, exact(giga, 3), exact(per_step, 4)]
+    return [text, score, delta, giga, per_step]
 
 
-def _paper(known: dict[str, dict[str, Any]], text: str, best: str | None) -> list[Entry]:
+def _paper(known: dict[str, dict[str, Any]], text: str, best: str | None) -> list[Value]:
     key, options = parse(text)
     if key == "routed":
         flops = (number(options["strong"]), number(options["weak"])) == (0.5, 0.9)
         key = "sg_flops" if flops else "sg_fid" if text == best else ""
-    return published_row(known.get(key, {}), "fid", "gmacs")
+    return [known.get(key, {}).get(name) for name in ("fid", "gmacs")]
 
 
 # --- the effective scale: what `analysis.guidance_scale` stored beside runs -----------------------
@@ -299,16 +295,19 @@ def read_scales(path: Path) -> dict[str, Any]:
 def stored_scales(study: Study) -> list[dict[str, Any]]:
     """Return what was stored beside the runs of a study; a broken file is named and left out.
 
-    Each has what tells its runs' setting from others of that model and data, as `apart`.
+    Each has what tells its runs' setting from others of that model and data, as `apart`, and its
+    routed runs' treatment as `route`: one route with two selections is two treatments.
     """
     if study.runs.empty:
         return []
-    columns = (study.named[name].map(str) for name in ("path", "setting"))
-    settings = dict(zip(*columns, strict=True))
+    columns = (study.named[name].map(str) for name in ("path", "setting", "treatment"))
+    known = {path: about for path, *about in zip(*columns, strict=True)}
 
     def apart(path: Path) -> dict[str, Any]:
-        _, bracket, more = settings.get(str(path.parent), "").partition(" (")
-        return {**read_scales(path), "apart": bracket + more}
+        found, (setting, treatment) = read_scales(path), known[str(path.parent)]
+        _, bracket, more = setting.partition(" (")
+        route = "none" if found["route"] == "none" else treatment
+        return {**found, "apart": bracket + more, "route": route}
 
     return read_beside(study.runs, FILE, apart)
 
@@ -342,18 +341,18 @@ def scale_table(files: Sequence[dict[str, Any]], levels: bool = False) -> Table:
                 groups.setdefault((heading, row["pair"], row.get("level")), []).append(row)
     rows = []
     for (heading, pair, level), same in groups.items():
-        names = [words(pair), words("mean" if level is None else f"{level:.3g}")]
+        names = [pair, "mean" if level is None else f"{level:.3g}"]
         rows.append((heading, names + [_scale_entry(same, name, levels) for name in _SHOWN]))
     said = dict.fromkeys(note for found in files for note in found["notes"] if levels)
     title, notes = "Effective guidance scale", (*map(str, said), *_SCALE_NOTES)
-    return build("guidance_scale", title, columns, rows or [not_run(columns)], notes)
+    return build("guidance_scale", title, columns, rows, notes)
 
 
 def _scale_entry(rows: list[dict[str, Any]], name: str, one: bool) -> Entry:
     known = [row[name] for row in rows if row.get(name) is not None]
     if not known:
         # A contrast has no loss, and without an instrument there is no instrumented form.
-        return words("undefined" if any(name in row for row in rows) else "")
+        return Entry("undefined" if any(name in row for row in rows) else "")
     decimals = 3 if name in FORMS else 5
     if len(rows) > 1:
         return dataclasses.replace(ours(mean_std(known), decimals), of=len(rows))

@@ -4,7 +4,9 @@ TREAD's main table, Table 1 and Table 4 (high resolution, text to image, 256 aga
 """
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -26,20 +28,7 @@ from analysis.tables.score_entries import (
     score,
     steps,
 )
-from analysis.tables.table import (
-    NOT_RUN,
-    Column,
-    Entry,
-    Table,
-    build,
-    exact,
-    metric_head,
-    missing,
-    not_run,
-    ours,
-    published,
-    words,
-)
+from analysis.tables.table import NOT_RUN, Column, Entry, Table, Value, build, head, ours, published
 from backbones.sizes import parse_size
 
 _MEMORY = ("Memorisation, dense", "Memorisation, + TREAD")
@@ -78,7 +67,7 @@ def main(study: Study) -> Table:
         Column("Metric", numeric=False),
         *Column.each("Dense", "+ TREAD", "\u0394", published=not study.bases),
     )
-    rows: list[tuple[str, list[Entry]]] = []
+    rows: list[tuple[str, list[Value]]] = []
     for base in study.bases:
         dense, routed = base.pair()
         params = base.any.first("params")
@@ -100,12 +89,15 @@ def main(study: Study) -> Table:
 
 def _metric_row(
     name: str, about: Mapping[str, Any], cells: Sequence[Cell | None], changes: Sequence[Any]
-) -> list[Entry]:
+) -> list[Value]:
     """Return a metric's row: the score of each cell, then differences."""
     column, digits = f"score.{name}", metric_decimals(name)
     scores = [ours(cell.estimate(column) if cell else None, digits) for cell in cells]
     signed = (ours(change, digits, signed=True) for change in changes)
-    return [metric_head(name, about.get("better")), *scores, *signed]
+    row = [*scores, *signed]
+    if about.get("key") == "heldout_loss_routed":  # a dense run has no routed pass to score
+        row = [Entry() if entry.is_missing else entry for entry in row]
+    return [head(Column(name, better=about.get("better"))), *row]
 
 
 def _by_kind(study: Study, base: Base, kinds: Sequence[str]) -> dict[Any, str]:
@@ -118,34 +110,34 @@ _SUMMARY = ("fd", "precision", "recall", "accuracy", "heldout_loss", "w_eff")
 _ARROW = "Dense \u2192 routed (difference, paired by seed, \u00b1 half of Student's 95 % interval)."
 
 
-def _summary_columns(study: Study, *names: str) -> list[Column]:
+def _summary_columns(study: Study, first: str, cost: str) -> list[Column]:
     known = study.runs.attrs.get("metrics", {}).values()
     ends = {about.get("key"): about.get("better") for about in known}
     scores = [Column("FD" if kind == "fd" else kind, better=ends.get(kind)) for kind in _SUMMARY]
-    return [Column(names[0], numeric=False), *map(Column, names[1:]), *scores]
+    seeds, macs = Column("Seeds", decimals=0), Column(cost, unit="x")
+    return [Column(first, numeric=False), seeds, macs, *scores]
 
 
 def summary(study: Study) -> Table:
     """The main table in a row per backbone: `dense -> routed (paired difference)` of each score."""
-    columns = _summary_columns(study, "Backbone", "Seeds", "MACs per step")
-    rows: list[tuple[str, list[Entry]]] = []
+    rows: list[tuple[str, list[Value]]] = []
     for base, dense, routed in study.pairs():
         # What backbones share heads their rows.
-        cost = exact(routed.macs_share, unit="x")
         group = f"{base.label.partition(', ')[2]}: route {routed.treatment}, {base.metric}"
-        n, changes = _changes(_by_kind(study, base, _SUMMARY), dense, routed)
-        rows.append((group + after([routed]), [words(base.model), exact(n, 0), cost, *changes]))
-    rows = sorted(rows, key=lambda row: row[0]) or [not_run(columns)]
+        level = replace(dense, steps=routed.steps)  # where it was not scored there, nothing is told
+        n, changes = _changes(_by_kind(study, base, _SUMMARY), level, routed)
+        rows.append((group + after([routed]), [base.model, n, routed.macs_share, *changes]))
+    rows.sort(key=lambda row: row[0])
+    columns = _summary_columns(study, "Backbone", "MACs per step")
     return build("summary", "Dense against routed, a row per backbone", columns, rows, (_ARROW,))
 
 
 def steps_and_cost(study: Study) -> Table:
     """Dense against routed after equal steps, and after equal multiply-adds of training."""
-    columns = _summary_columns(study, "Steps, dense \u2192 routed", "Seeds", "MACs")
-    rows: list[tuple[str, list[Entry]]] = []
+    rows: list[tuple[str, list[Value]]] = []
     for base, dense, routed in study.pairs():
         names = _by_kind(study, base, _SUMMARY)
-        first, second = (_training_macs(study, base, cell) for cell in (dense, routed))
+        first, second = map(_training_macs, (dense, routed))
         costs = {(s, t): second[t] / first[s] for s in first for t in second if first[s]}
         pairs = [(s, s) for s in first if s in second]
         # Two trainings cost the same if the routed one takes this share of the dense one's MACs.
@@ -154,8 +146,7 @@ def steps_and_cost(study: Study) -> Table:
         for pair in pairs:
             n, changes = _changes(names, dense.at(pair[0]), routed.at(pair[1]))
             name = " \u2192 ".join(dict.fromkeys(f"{step:.0f}" for step in pair))
-            cost = exact(costs.get(pair), unit="x")
-            found.append((n, [words(name), exact(n, 0), cost, *changes]))
+            found.append((n, [name, n, costs.get(pair), *changes]))
         # What one seed says beside several is left out.
         most = min(2, max((n for n, _ in found), default=0))
         group = f"{base.label}: route {routed.treatment}, {base.metric}"
@@ -163,37 +154,38 @@ def steps_and_cost(study: Study) -> Table:
             rows += [(group, entries) for n, entries in found if n >= most]
     notes = (_ARROW, "Two numbers of steps: the routed runs' multiply-adds are those of the dense.")
     title = "Dense against routed after equal steps and at equal cost"
-    return build("steps", title, columns, rows or [not_run(columns)], notes)
+    columns = _summary_columns(study, "Steps, dense \u2192 routed", "MACs")
+    return build("steps", title, columns, rows, notes)
 
 
 def treatments(study: Study) -> Table:
     """Every treatment in a row: the mean of each score, with its paired difference to dense."""
-    columns = _summary_columns(study, "Tokens", "Seeds", "MACs per step")
-    rows: list[tuple[str, list[Entry]]] = []
+    rows: list[tuple[str, list[Value]]] = []
     for base in study.bases:
         if base.dense is None or len(base.routed) < 2:
             continue
         names = _by_kind(study, base, _SUMMARY)
         group = f"{base.label}: {base.metric}{after(base.cells)}"
         for cell in base.cells:
-            n, cost = len(cell.by_seed(cell.score)), exact(cell.macs_share, unit="x")
+            n = len(cell.by_seed(cell.score))
             scores = [_beside(base.dense, cell, str(names.get(kind)), n) for kind in _SUMMARY]
-            rows.append((group, [words(cell.treatment), exact(n, 0), cost, *scores]))
+            rows.append((group, [cell.treatment, n, cell.macs_share, *scores]))
     title, note = "Every treatment against dense", f"Mean {_ARROW.partition(' routed ')[2]}"
-    return build("treatments", title, columns, rows or [not_run(columns)], (note,))
+    columns = _summary_columns(study, "Tokens", "MACs per step")
+    return build("treatments", title, columns, rows, (note,))
 
 
-def _beside(dense: Cell, cell: Cell, metric: str, usual: int) -> Entry:
+def _beside(dense: Cell, cell: Cell, metric: str, usual: int) -> str | None:
     """Return the mean of a cell's score, with its difference to dense if seeds tell its spread."""
     digits, column = metric_decimals(metric), f"score.{metric}"
     found = cell.estimate(column)
     if found is None:
-        return missing()
-    known = None if cell is dense else paired(dense.by_seed(column), cell.by_seed(column))
+        return None
+    known = None if cell is dense else gap(cell, dense, column)
     text = f"{found.mean:.{digits}f}"
     if known is not None and known.low is not None:
         text += _spread(known, digits, usual)
-    return words(text)
+    return text
 
 
 def _spread(known: Estimate, digits: int, usual: int) -> str:
@@ -203,38 +195,38 @@ def _spread(known: Estimate, digits: int, usual: int) -> str:
     return text + ("" if known.n == usual else f", n={known.n}")
 
 
-def _training_macs(study: Study, base: Base, cell: Cell) -> dict[float, float]:
+def _training_macs(cell: Cell) -> dict[float, float]:
     """Return the multiply-adds of training by the number of steps that a cell was scored after."""
-    paths = [path[["step", "macs"]] for path in study.by_seed(base, cell).values()]
+    paths = [path[["step", "macs"]] for path in cell.paths.values()]
     return dict(pd.concat(paths).groupby("step")["macs"].mean()) if paths else {}
 
 
-def _changes(names: Mapping[Any, str], dense: Cell, routed: Cell) -> tuple[int, list[Entry]]:
+def _changes(names: Mapping[Any, str], dense: Cell, routed: Cell) -> tuple[int, list[Value]]:
     """Return the number of seeds that both were scored with, and an entry per kind of score."""
     n = len(dense.by_seed(dense.score).keys() & routed.by_seed(routed.score).keys())
     return n, [_change(dense, routed, str(names.get(kind)), n) for kind in _SUMMARY]
 
 
-def _change(dense: Cell, routed: Cell, metric: str, usual: int) -> Entry:
+def _change(dense: Cell, routed: Cell, metric: str, usual: int) -> str | None:
     """Return `dense -> routed` with the difference."""
     digits, column = metric_decimals(metric), f"score.{metric}"
     first, second = dense.by_seed(column), routed.by_seed(column)
     known, both = paired(first, second), first.keys() & second.keys()
     if known is None:
-        return missing()
+        return None
     means = (sum(scores[seed] for seed in both) / known.n for scores in (first, second))
     text = " \u2192 ".join(f"{mean:.{digits}f}" for mean in means)
-    return words(text + _spread(known, digits, usual))
+    return text + _spread(known, digits, usual)
 
 
-def _paper_entries(row: dict[str, Any]) -> list[Entry]:
+def _paper_entries(row: dict[str, Any]) -> list[Value]:
     """Return the paper's row: its model, its scores and their difference."""
     mark = row.get("mark")
     name = f"Paper, FID-50K: {row['model']}, {int(row['iterations']) // 1000}K steps"
     if isinstance(mark, str):
         name += f" ({mark})"
     numbers = [published(row[key]) for key in ("dense", "tread")]
-    return [words(name), *numbers, published(-float(row["delta"]), signed=True)]
+    return [name, *numbers, published(-float(row["delta"]), signed=True)]
 
 
 # Columns of Table 1 by our kind of score: heading, the paper's key and the better end.
@@ -249,20 +241,21 @@ _SOTA = {
 
 def sota(study: Study) -> Table:
     """The state-of-the-art table, with our runs below in their own groups (Table 1)."""
-    rows = []
+    rows: list[tuple[str, list[Value]]] = []
     for row in paper.rows("sota"):
         group = "Paper, guided" if row["guided"] else "Paper, unguided"
         numbers = [published(row[key]) for _, key, _ in _SOTA.values()]
-        rows.append((group, [words(row["method"]), words(f"{row['epochs']} epochs"), *numbers]))
+        rows.append((group, [row["method"], f"{row['epochs']} epochs", *numbers]))
     for base in study.bases:
         names = _by_kind(study, base, tuple(_SOTA))
         shown = [cell for cell in base.pair() if cell is not None]
         for cell in shown:
-            entries = [words(f"{base.model}, {cell.treatment}"), words(f"{cell.steps:.0f} steps")]
-            for kind in _SOTA:
-                estimate = cell.estimate(f"score.{names[kind]}") if kind in names else None
-                entries.append(ours(estimate, metric_decimals(kind)))
-            rows.append((f"Ours: {heading(base, *shown)}", entries))
+            scores = [
+                ours(cell.estimate(f"score.{names.get(kind)}"), metric_decimals(kind))
+                for kind in _SOTA
+            ]
+            about = [f"{base.model}, {cell.treatment}", f"{cell.steps:.0f} steps"]
+            rows.append((f"Ours: {heading(base, *shown)}", [*about, *scores]))
     # The numbers of other people's rows share the columns: only ours make the table ours.
     theirs = not any(group.startswith("Ours") for group, _ in rows)
     columns = [
@@ -282,15 +275,15 @@ def tails(study: Study) -> Table:
     for base, dense, routed in study.pairs():
         tail = _grown(study, base, routed, FINE_TUNE)
         if tail is not None and parent(dense.first("config.init")) is None:
-            same = [_grown(study, base, dense, FINE_TUNE)]
-            same.append(_grown(study, base, routed, routed.treatment))
+            same = [_grown(study, base, dense, FINE_TUNE, tail)]
+            same.append(_grown(study, base, routed, routed.treatment, tail))
             found.append((base, dense, routed, tail, same))
     controlled = any(any(same) for *_, same in found)
     others = ("Dense + same", "Routed + same") if controlled else ("Dense", "Routed")
     cells = dict.fromkeys(["Dense", "Routed", *others, "+ tail"])
     changes = [f"\u0394 tail, {name.lower()}" for name in reversed(others)]
     columns = (Column("Metric", numeric=False), *Column.each(*cells, *changes))
-    rows: list[tuple[str, list[Entry]]] = []
+    rows = []
     for base, dense, routed, tail, same in found:
         # What tells the tails' own recipe apart is no news here.
         setting = f"{base.label.partition(' (')[0]}: route {routed.treatment}"
@@ -309,19 +302,32 @@ def tails(study: Study) -> Table:
     if controlled:
         notes.append("+ same: as many steps more at the tail's learning rate, routed as before.")
     title = "A dense tail on routed runs (the paper's F)"
-    return build("tails", title, columns, rows or [not_run(columns)], tuple(notes))
+    return build("tails", title, columns, rows, notes)
 
 
-def _grown(study: Study, base: Base, cell: Cell, like: str) -> Cell | None:
-    """Return the cell of this treatment whose parents are the cell's runs, or None."""
+def _grown(
+    study: Study, base: Base, cell: Cell, like: str, tail: Cell | None = None
+) -> Cell | None:
+    """Return the cell of this treatment whose parents are the cell's runs, or None.
+
+    Beside a tail it is one that went on in the tail's way, after as many steps.
+    """
     name = parent(cell.first("run"))
     parents, wanted = (name, f"{name}@{cell.steps:.0f}"), cell.first("reference")
+    way = next((_recipe(other) for other in study.bases if tail in other.cells), None)
     for other in study.bases:
         for grown in other.cells if other.metric == base.metric else ():
             from_it = grown.treatment == like and parent(grown.first("config.init")) in parents
-            if from_it and grown.first("reference") == wanted:
-                return grown
+            level = grown.at(tail.steps) if tail else grown
+            alike = tail is None or (level.steps, _recipe(other)) == (tail.steps, way)
+            if from_it and alike and grown.first("reference") == wanted:
+                return level
     return None
+
+
+def _recipe(base: Base) -> str:
+    """Return what the runs of a base share beside the runs that they grew from."""
+    return re.sub(r"config\.init=[^;]*", "", base.key)
 
 
 def all_scores(study: Study) -> Table:
@@ -350,34 +356,41 @@ def _every_metric(
         columns.append(Column(f"\u0394 {metric}") if to_dense else Column(metric, better=better))
     rows = []
     for base in study.bases:
-        about = base.any
-        head = f"{base.label}; guidance {about.first('guidance')}, sampler {about.first('sampler')}"
+        known = ((key, base.any.first(key)) for key in ("guidance", "sampler"))
+        protocol = ", ".join(f"{key} {value}" for key, value in known if value)
+        about = f"{base.label}; {protocol}" if protocol else base.label
         for cell in base.routed if to_dense else base.cells:
-            entries = [words(cell.treatment), words(steps(cell))]
+            entries: list[Value] = [cell.treatment, steps(cell)]
             for metric in metrics:
                 column = f"score.{metric}"
                 found = gap(cell, base.dense, column) if to_dense else cell.estimate(column)
                 entries.append(ours(found, metric_decimals(metric), signed=to_dense))
-            rows.append((head, entries))
-    return build(name, title, columns, rows or [not_run(columns)], notes)
+            rows.append((about, entries))
+    return build(name, title, columns, rows, notes)
 
 
 def followups(study: Study) -> Table:
     """What others measured with token routing."""
-    ends = {"FID": "lower", "Precision": "higher", "Recall": "higher", "Batches/s": "higher"}
-    numbers = (Column(name, better=end, published=True) for name, end in ends.items())
-    columns, rows = (Column("Method", numeric=False), *numbers), []
-    for row in paper.rows("followups"):
-        shares = [published(row[name], 3) for name in ("precision", "recall")]
-        entries = [published(row["fid"]), *shares, published(row["batches_per_s"])]
-        rows.append((f"{row['setup']} ({row['source']})", [words(row["method"]), *entries]))
+    columns = (
+        Column("Method", numeric=False),
+        Column("FID", better="lower", published=True),
+        *Column.each("Precision", "Recall", better="higher", published=True, decimals=3),
+        Column("Batches/s", better="higher", published=True),
+    )
+    keys = ("method", "fid", "precision", "recall", "batches_per_s")
+    rows = [
+        (f"{row['setup']} ({row['source']})", [row[key] for key in keys])
+        for row in paper.rows("followups")
+    ]
     note = "Each project's own protocol: compare within a group only."
     return build("followups", "What others measured", columns, rows, (note,))
 
 
 _OURS = (
     Column("Model", numeric=False),
-    *Column.each("Tokens", "Dense", "+ TREAD", "\u0394", "Dense GMACs", "Routed GMACs"),
+    Column("Tokens", decimals=0),
+    *Column.each("Dense", "+ TREAD", "\u0394"),
+    *Column.each("Dense GMACs", "Routed GMACs", decimals=3),
 )
 _PAPER = (
     Column("Paper", numeric=False, published=True),
@@ -387,23 +400,18 @@ _PAPER = (
 _MACS = "GMACs per image and forward pass, without attention matmuls as in the paper."
 
 
-def _is_text(base: Base) -> bool:
-    return str(base.any.first("config.task")) == "text"
-
-
 def high_res(study: Study) -> Table:
     """High resolution: dense against routed with their MACs (Table 4, first row)."""
-
-    def chosen(base: Base) -> bool:
-        fine = str(base.any.first("data")) == "latents" and (token_count(base) or 0) >= 1024
-        return fine and not _is_text(base)
-
-    return _against(study, "high_res", "High resolution (Table 4)", "ImageNet-512", chosen)
+    found = [base for base in study.bases if base.any.first("config.task") != "text"]
+    latents = [base for base in found if base.any.first("data") == "latents"]
+    fine = [base for base in latents if (token_count(base) or 0) >= 1024]
+    return _against(study, "high_res", "High resolution (Table 4)", "ImageNet-512", fine)
 
 
 def text(study: Study) -> Table:
     """Text to image: dense against routed with their MACs (Table 4, second row)."""
-    return _against(study, "text", "Text to image (Table 4)", "MS-COCO", _is_text)
+    found = [base for base in study.bases if base.any.first("config.task") == "text"]
+    return _against(study, "text", "Text to image (Table 4)", "MS-COCO", found)
 
 
 def tokens(study: Study) -> Table:
@@ -423,7 +431,7 @@ def tokens(study: Study) -> Table:
     note = "Patch sizes share features, so their distances compare. The paper publishes none."
     columns = (*_OURS, *memory.columns(*_MEMORY))
     notes = (PAIRED, _MACS, *memory.notes, note)
-    return build("tokens", "256 against 1024 tokens", columns, rows or [not_run(columns)], notes)
+    return build("tokens", "256 against 1024 tokens", columns, rows, notes)
 
 
 def token_count(base: Base) -> int | None:
@@ -439,31 +447,28 @@ def token_count(base: Base) -> int | None:
     return None
 
 
-def _against(study: Study, name: str, title: str, task: str, fits: Callable[[Base], bool]) -> Table:
+def _against(study: Study, name: str, title: str, task: str, bases: Sequence[Base]) -> Table:
     memory = Memory.of(study)
     row = next(r for r in paper.rows("resolution") if r["task"] == task)
-    rows: list[tuple[str, list[Entry]]] = [
+    rows = [
         (heading(base, *base.pair()), [*_costs_row(base, memory), *_paper_costs(row)])
-        for base in study.bases
-        if fits(base)
+        for base in bases
     ]
     columns = (*_OURS, *memory.columns(*_MEMORY), *_PAPER)
-    rows = rows or [not_run(columns, _paper_costs(row), group=NOT_RUN)]
     notes = paper_notes("resolution", PAIRED, _MACS, *memory.notes)
-    return build(name, title, columns, rows, notes)
+    return build(name, title, columns, rows, notes, [("none run", _paper_costs(row))])
 
 
-def _costs_row(base: Base, memory: Memory) -> list[Entry]:
+def _costs_row(base: Base, memory: Memory) -> list[Value]:
     dense, routed = base.pair()
     full = base.any.estimate("macs_dense_no_attention")
     sparse = routed.estimate("macs_routed_no_attention") if routed else None
-    entries = [words(f"{base.model} on {base.any.first('data')}"), exact(token_count(base), 0)]
-    entries += [score(base, dense), score(base, routed), difference(base, routed, dense)]
-    entries += [exact(macs.mean / 1e9 if macs else None, 3) for macs in (full, sparse)]
-    return entries + memory.entries(base, dense, routed)
+    scores = (score(base, dense), score(base, routed), difference(base, routed, dense))
+    costs = (macs.mean / 1e9 if macs else None for macs in (full, sparse))
+    name = f"{base.model} on {base.any.first('data')}"
+    return [name, token_count(base), *scores, *costs, *memory.entries(base, dense, routed)]
 
 
-def _paper_costs(row: dict[str, Any]) -> list[Entry]:
-    scores = [published(row["dense"]), published(row["tread"])]
-    costs = words(f"{row['dense_gmacs']} \u2192 {row['tread_gmacs']}")
-    return [words(f"{row['task']}, DiT-B/2, FID-10K"), *scores, costs]
+def _paper_costs(row: dict[str, Any]) -> list[Value]:
+    costs = f"{row['dense_gmacs']} \u2192 {row['tread_gmacs']}"
+    return [f"{row['task']}, DiT-B/2, FID-10K", row["dense"], row["tread"], costs]

@@ -187,7 +187,9 @@ def to_csv(table: Table) -> str:
     header = ["group"]
     for column in table.columns:
         parts = ("", " std", " low", " high", " n", " note") if column.numeric else ("",)
-        header += [column.label + part for part in parts]
+        # A metric's name is whoever's wrote the run; readers know our own heading as it is.
+        label = column.label if column.label == "+ TREAD" else _safe(column.label)
+        header += [label + part for part in parts]
     writer.writerow(header)
     for row in table.rows:
         line: list[object] = [_safe(row.group)]

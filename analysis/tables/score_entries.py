@@ -16,10 +16,10 @@ from typing import Any
 from analysis.runs.cells import Base, Cell, Study
 from analysis.runs.seed_statistics import Estimate, paired
 from analysis.tables import paper
-from analysis.tables.table import Column, Entry, ours, words
+from analysis.tables.table import Column, Entry, ours
 
 # Hours of two machines say nothing about routing.
-OTHER_MACHINE = words("other machine")
+OTHER_MACHINE = Entry("other machine")
 PAIRED = "Differences are paired by seed and step, with Student's 95 % interval."
 _DECIMALS = 3
 
@@ -80,7 +80,7 @@ def score(base: Base, cell: Cell | None) -> Entry:
 def difference(base: Base, cell: Cell | None, baseline: Cell | None) -> Entry:
     """Return a cell's score minus the baseline's as `gap` does; the baseline's own is empty."""
     if cell is not None and cell is baseline:
-        return words("")
+        return Entry()
     return ours(gap(cell, baseline, base.score), metric_decimals(base.metric), signed=True)
 
 
@@ -140,7 +140,7 @@ class Memory:
         name = self.names.get(base.key)
         # Endless data cannot be memorised: there is nothing to miss.
         if name is None:
-            return [words("not scored") for _ in cells]
+            return [Entry("not scored") for _ in cells]
         column = f"score.{name}"
         return [ours(cell.estimate(column) if cell else None, _DECIMALS) for cell in cells]
 

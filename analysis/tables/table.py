@@ -1,12 +1,13 @@
 """What a table is, columns, rows of entries and notes, and how it reads as Markdown.
 
-An entry is a word or a number with its spread, its n and its marks; nothing in it is escaped.
+An entry is a word or a number with its spread, its n and its marks; nothing in it is escaped. Rows
+are given as plain values (`Value`): their column knows how numbers of it are written.
 Markdown is made here, since notebooks show it; the other formats in `analysis.tables.render`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -66,11 +67,29 @@ class Column:
     numeric: bool = True
     better: str | None = None
     published: bool = False
+    decimals: int = 2
+    unit: str = ""
+
+    def entry(self, value: Value) -> Entry:
+        """Return a value as an entry; no number is `missing`, of others' columns not published."""
+        if isinstance(value, Entry):
+            return value
+        if isinstance(value, str):
+            return Entry(value)
+        if isinstance(value, Estimate):
+            return ours(value, self.decimals, self.unit)
+        if value is None or value != value:
+            return published(None) if self.published else ours(None)
+        return Entry("", value, decimals=self.decimals, unit=self.unit)
 
     @classmethod
     def each(cls, *labels: str, **kind: Any) -> tuple[Column, ...]:
         """Return columns of one kind."""
         return tuple(cls(label, **kind) for label in labels)
+
+
+# What a cell is given as: text, a number with or without seeds, or None for one that is not known.
+Value = Entry | Estimate | str | float | None
 
 
 class Row(NamedTuple):
@@ -137,28 +156,13 @@ def _mark_notes(rows: Sequence[Row]) -> list[str]:
     return few + ([MISSING_NOTE] if any(entry.is_missing for entry in entries) else [])
 
 
-def words(text: object) -> Entry:
-    """Return a cell of text."""
-    return Entry(text=str(text))
-
-
-def missing() -> Entry:
-    """Return the cell for a number of ours that no run has given yet."""
-    return Entry(text=MISSING)
-
-
 def ours(found: Estimate | None, decimals: int = 2, unit: str = "", signed: bool = False) -> Entry:
     """Return mean +- std (n), an interval instead of std where there is one, or `missing`."""
     if found is None:
-        return missing()
+        return Entry(MISSING)
     mean, n, std, low, high = astuple(found)
     std = std if low is None else None
     return Entry("", mean, std, low, high, n, decimals=decimals, unit=unit, signed=signed)
-
-
-def exact(value: float | None, decimals: int = 2, unit: str = "") -> Entry:
-    """Return a number without seeds (computed, not measured), or `missing`."""
-    return missing() if value is None else Entry("", value, decimals=decimals, unit=unit)
 
 
 def published(
@@ -170,43 +174,34 @@ def published(
     return Entry(text, float(value), decimals=decimals, signed=signed)
 
 
-def published_row(row: Mapping[str, Any], *keys: str) -> list[Entry]:
-    """Return the published numbers of a row by their keys."""
-    return [published(row.get(key)) for key in keys]
-
-
 def build(
-    name: str, title: str, columns: Sequence[Column], rows: Sequence[tuple[str, Sequence[Entry]]],
-    notes: Sequence[str] = (),
+    name: str, title: str, columns: Sequence[Column], rows: Sequence[tuple[str, Sequence[Value]]],
+    notes: Sequence[str] = (), unrun: Iterable[tuple[str, Sequence[Value]]] = (("none run", ()),),
 ) -> Table:  # fmt: skip
     """Assemble a table, flag the best of each group and add the notes that its marks need.
 
     A group with one number has no best, nor has one whose rows cannot be compared (`mixed`), nor
-    one whose best is under-replicated. Ties are all flagged.
+    one whose best is under-replicated. Ties are all flagged. Without a row of ours those of `unrun`
+    stand there, each its name and the paper's values, and all other numbers are missing.
     """
-    entries = [list(entries) for _, entries in rows]
+    for first, paper in () if rows else unrun:
+        own = columns[1 : len(columns) - len(paper)]
+        blank = [None if column.numeric or column.published else "" for column in own]
+        rows = [*rows, (NOT_RUN if paper else "", [first, *blank, *paper])]
+    entries = [[c.entry(v) for c, v in zip(columns, own, strict=True)] for _, own in rows]
     groups: dict[str, list[list[Entry]]] = {}
-    for (group, _), own in zip(rows, entries, strict=True):
+    for (group, _), row in zip(rows, entries, strict=True):
         if not getattr(group, "mixed", False):
-            groups.setdefault(group, []).append(own)
+            groups.setdefault(group, []).append(row)
     for place, column in enumerate(columns):
         for rivals in groups.values() if column.better else ():
-            known = [v for own in rivals if (v := own[place].value) is not None]
+            known = [v for row in rivals if (v := row[place].value) is not None]
             best = (min if column.better == "lower" else max)(known, default=None)
-            for own in rivals if len(known) > 1 else ():
-                if own[place].value == best and not own[place].few:
-                    own[place] = replace(own[place], best=True)
-    made = [Row(group, tuple(own)) for (group, _), own in zip(rows, entries, strict=True)]
+            for row in rivals if len(known) > 1 else ():
+                if row[place].value == best and not row[place].few:
+                    row[place] = replace(row[place], best=True)
+    made = [Row(group, tuple(row)) for (group, _), row in zip(rows, entries, strict=True)]
     return Table(name, title, tuple(columns), tuple(made), (*notes, *_mark_notes(made)))
-
-
-def not_run(
-    columns: Sequence[Column], paper: Sequence[Entry] = (), first: str = "none run", group: str = ""
-) -> tuple[str, list[Entry]]:
-    """Return a row without runs of ours: `missing` for each number, then the paper's entries."""
-    ours = columns[1 : len(columns) - len(paper)]
-    blank = [missing() if column.numeric else words("") for column in ours]
-    return group, [words(first), *blank, *paper]
 
 
 def markdown_escape(text: str) -> str:
@@ -228,11 +223,6 @@ def plain(entry: Entry) -> str:
     if entry.few:
         text += "\u2020"
     return f"{text} {entry.text}".rstrip()
-
-
-def metric_head(name: object, better: str | None) -> Entry:
-    """Return the first cell of a metric's row: its name with an arrow to its better end."""
-    return words(head(Column(str(name), better=better)))
 
 
 def head(column: Column) -> str:

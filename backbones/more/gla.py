@@ -57,7 +57,4 @@ class GLABlock(Block):
         self.mixer = GatedLinearAttention(size.width, options.kernel)
         spent = sum(p.numel() for p in self.mixer.parameters())
         self.mlp = SwiGLU(size.width, hidden_for(size.width, spent, 3), bias=False)
-
-    def ops(self) -> list[tuple[str, str]]:
-        """Return the dispatched operations of this block."""
-        return [("gla", self.mixer.kernel)]
+        self.operations = [("gla", options.kernel)]

@@ -91,19 +91,13 @@ class Hydra(Mixer):
 class HydraBlock(TwoMixers):
     """Two bidirectional mixers: along rows, then along columns."""
 
-    operation = "ssd"
     scans = ("zigzag:0", "zigzag:1")
 
     def __init__(
         self, size: Size, index: int, grid: tuple[int, int], options: HydraOptions
     ) -> None:
-        super().__init__(index, options)
+        super().__init__(index, "ssd", options)
         self.one, self.two = (Hydra(size, path, options) for path in self.scans)
-
-    def prepare(self, layout: Layout) -> None:
-        """Make what the branches look up: kernels, both ways of each path, places along it."""
-        super().prepare(layout)
-        for mixer in (self.one, self.two):
-            layout.reorder(mixer.path + REVERSED)
-            if self.options.conv == "true":
-                layout.positions(mixer.path)
+        self.lookups = [(Layout.reorder, path + REVERSED) for path in self.scans]
+        if options.conv == "true":
+            self.lookups += [(Layout.positions, path) for path in self.scans]

@@ -88,16 +88,8 @@ class RWKV6Block(Block):
         spent = sum(p.numel() for p in self.time.parameters())
         hidden = hidden_for(width, spent, 2, width * width)
         self.channel = ChannelMix(width, hidden, options.missing)
-
-    def ops(self) -> list[tuple[str, str]]:
-        """Return the dispatched operations of this block."""
-        return [("rwkv6", self.time.kernel), ("shift", "auto")]
-
-    def prepare(self, layout: Layout) -> None:
-        """Make what the branches look up: kernels, neighbours and the scan order."""
-        super().prepare(layout)
-        layout.neighbours(self.time.missing)
-        layout.reorder(self.time.path)
+        self.operations = [("rwkv6", options.kernel), ("shift", "auto")]
+        self.lookups = [(Layout.neighbours, options.missing), (Layout.reorder, turns(index))]
 
     def initialise(self) -> None:
         """Draw weights."""

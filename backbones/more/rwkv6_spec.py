@@ -1,6 +1,7 @@
 """RWKV-6 (arXiv 2404.05892) without torch: options and cost."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from backbones.registry import BlockCost, Spec, check_choice, check_kernel, register
 from backbones.rwkv_spec import MISSING
@@ -9,16 +10,18 @@ from backbones.sizes import Size, hidden_for, low_rank, matrix_scan
 
 @dataclass(frozen=True)
 class MatrixRWKVOptions:
-    """Options of the family `rwkv6`.
+    """Options of `rwkv6`, and the base of `rwkv7`'s.
 
     Attributes:
+        operation: What the scan is called by `ops.dispatch` (no option).
         missing: `self`, `zero` or `nearest`: what stands in for an absent neighbour.
         kernel: `auto`, `torch` or a kernel of `backbones.ops.matrix_state`.
     """
 
+    operation: ClassVar[str] = "rwkv6"
+
     missing: str = "self"
     kernel: str = "auto"
-    operation = "rwkv6"  # no option: what the scan is called by `ops.dispatch`
 
     def __post_init__(self) -> None:
         check_choice(self, "missing", *MISSING)

@@ -116,16 +116,8 @@ class RWKV7Block(Block):
             spent += 2 * width * low_rank(width) + width
         hidden = hidden_for(width, spent, 2, width * width)
         self.channel = ChannelMix(width, hidden, options.missing)
-
-    def ops(self) -> list[tuple[str, str]]:
-        """Return the dispatched operations of this block."""
-        return [("rwkv7", self.time.kernel), ("shift", "auto")]
-
-    def prepare(self, layout: Layout) -> None:
-        """Make what the branches look up: kernels, neighbours and the scan order."""
-        super().prepare(layout)
-        layout.neighbours(self.time.shift.missing)
-        layout.reorder(self.time.path)
+        self.operations = [("rwkv7", options.kernel), ("shift", "auto")]
+        self.lookups = [(Layout.neighbours, options.missing), (Layout.reorder, turns(index))]
 
     def forward(
         self, x: Tensor, cond: Tensor, layout: Layout, state: dict[str, Tensor] | None = None

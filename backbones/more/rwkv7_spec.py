@@ -1,14 +1,16 @@
 """RWKV-7 (arXiv 2503.14456) without torch: options and cost."""
 
+from typing import ClassVar
+
 from backbones.more.rwkv6_spec import MatrixRWKVOptions
 from backbones.registry import BlockCost, Spec, register
 from backbones.sizes import Size, hidden_for, low_rank, matrix_scan
 
 
 class RWKV7Options(MatrixRWKVOptions):
-    """Options of the family `rwkv7`: those of `rwkv6`."""
+    """Options of `rwkv7`: those of `rwkv6`, for another scan."""
 
-    operation = "rwkv7"
+    operation: ClassVar[str] = "rwkv7"
 
 
 def block_cost(size: Size, options: MatrixRWKVOptions, index: int) -> BlockCost:

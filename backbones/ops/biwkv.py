@@ -112,9 +112,7 @@ def _formula(
     k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, position: Tensor | None, length: int
 ) -> Tensor:
     """The two sums for compilers, which differentiate and fuse them themselves."""
-    p = torch.arange(k.shape[1], device=k.device) if position is None else position
-    place = (p.to(k.dtype) - (length - 1) / 2)[..., None, None]
-    up, down = torch.exp((place + 0.5) * decay), torch.exp((0.5 - place) * decay)
+    up, down, _ = _scalings(decay, position, k.shape[1], length)
     e = torch.exp(k - k.amax(1, keepdim=True).detach())
     z = torch.stack((e * v, e), dim=2)
     before = F.pad(torch.cumsum(up * z, 1)[:, :-1], (0, 0, 0, 0, 1, 0)) * down
@@ -122,6 +120,19 @@ def _formula(
     after = F.pad(after, (0, 0, 0, 0, 1, 0)).flip(1) * up
     above, below = (before + after + bonus * z).unbind(2)
     return above / below
+
+
+def _scalings(
+    decay: Tensor, position: Tensor | None, tokens: int, length: int, samples: slice = slice(None)
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return exp((p + 1/2) d) and exp((1/2 - p) d) as (1 or n, T, 1, C), and p as (1 or n, T).
+
+    Positions p of these samples' tokens count from the centre of the sequence.
+    """
+    whole = torch.arange(tokens, device=decay.device) if position is None else position
+    p = (whole[None] if whole.dim() == 1 else whole[samples]).to(decay.dtype) - (length - 1) / 2
+    place = p[..., None, None]
+    return torch.exp((place + 0.5) * decay), torch.exp((0.5 - place) * decay), p
 
 
 @functools.lru_cache(maxsize=8)
@@ -156,35 +167,9 @@ def _sums(x: Tensor, reverse: bool) -> Tensor:
     return out.view(x.shape)
 
 
-class _Kernel:
-    """K of one call: the two scalings of every token."""
-
-    def __init__(self, decay: Tensor, position: Tensor | None, tokens: int, length: int) -> None:
-        self.centre = (length - 1) / 2
-        p = torch.arange(tokens, device=decay.device) if position is None else position
-        self.shared = p.dim() == 1
-        self.p = p[None] if self.shared else p
-        grid = p if self.shared else torch.arange(length, device=decay.device)
-        place = (grid.to(decay.dtype) - self.centre)[:, None]
-        # (positions, 1, C): the source side of the forward sum and of the backward one.
-        self.up = torch.exp((place + 0.5) * decay)[:, None]
-        self.down = torch.exp((0.5 - place) * decay)[:, None]
-
-    def at(self, samples: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (up, down) as (1 or n, T, 1, C) and the centred positions as (1 or n, T)."""
-        if self.shared:
-            return self.up[None], self.down[None], self.p.to(self.up.dtype) - self.centre
-        ids = self.p[samples]
-        flat = ids.reshape(-1)
-        up, down = (f.index_select(0, flat).unflatten(0, ids.shape) for f in (self.up, self.down))
-        return up, down, ids.to(self.up.dtype) - self.centre
-
-    @staticmethod
-    def halves(z: Tensor, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
-        """What earlier tokens and what later tokens add at each token; z is (n, T, 2, C)."""
-        before = _sums(up * z, reverse=False).mul_(down)
-        after = _sums(down * z, reverse=True).mul_(up)
-        return before, after
+def _halves(z: Tensor, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
+    """What earlier tokens and what later tokens add at each token; z is (n, T, 2, C)."""
+    return _sums(up * z, reverse=False).mul_(down), _sums(down * z, reverse=True).mul_(up)
 
 
 class _BiWKV(torch.autograd.Function):
@@ -200,14 +185,13 @@ class _BiWKV(torch.autograd.Function):
         position: Tensor | None,
         length: int,
     ) -> Tensor:
-        operator = _Kernel(decay, position, k.shape[1], length)
         top = k.amax(1, keepdim=True)
         y, below, slope = torch.empty_like(v), torch.empty_like(v), torch.empty_like(v)
         for part in batches(k, CACHED):
-            up, down, _ = operator.at(part)
+            up, down, _ = _scalings(decay, position, k.shape[1], length, part)
             e = torch.exp(k[part] - top[part])
             z = torch.stack((e * v[part], e), dim=2)
-            before, after = operator.halves(z, up, down)
+            before, after = _halves(z, up, down)
             total = after.add_(before).addcmul_(z, bonus)
             torch.div(total[:, :, 0], total[:, :, 1], out=y[part])
             below[part] = total[:, :, 1]
@@ -222,17 +206,16 @@ class _BiWKV(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         k, v, top, y, below, slope, decay, bonus, position = ctx.saved_tensors
-        operator = _Kernel(decay, position, k.shape[1], ctx.length)
         dk, dv = torch.empty_like(k), torch.empty_like(v)
         ddecay, dbonus = torch.zeros_like(decay), torch.zeros_like(bonus)
         with full_precision(k):
             for part in batches(k, CACHED):
-                up, down, p = operator.at(part)
+                up, down, p = _scalings(decay, position, k.shape[1], ctx.length, part)
                 g = grad[part]
                 z = k.new_empty(*g.shape[:2], 2, g.shape[2])
                 a = torch.div(g, below[part], out=z[:, :, 0])
                 torch.mul(a, y[part], out=z[:, :, 1]).neg_()
-                before, after = operator.halves(z, up, down)
+                before, after = _halves(z, up, down)
                 e = torch.exp(k[part] - top[part])
                 change = before - after
                 total = after.add_(before).addcmul_(z, bonus)

@@ -1,8 +1,8 @@
 """Which implementation of an op runs here, and why.
 
 The packages are probed for the part that is used, not for their name: `import mamba_ssm` fails
-without its CUDA module, although its Mamba-2 kernels are Triton and need none. A probe runs once
-per process and remembers what it found.
+without its CUDA module, although its Mamba-2 kernels are Triton and need none. What a probe found
+is remembered, until `without_native` begins or ends.
 """
 
 import contextlib
@@ -111,7 +111,10 @@ def probe(op: str, kernel: str) -> _Probe:
 
 @contextlib.contextmanager
 def without_native() -> Iterator[None]:
-    """Run torch's operations in place of the native ones, as where there is no compiler."""
+    """Run torch's operations in place of the native ones, as where there is no compiler.
+
+    The library itself stays loaded; every kernel is probed anew inside, and again afterwards.
+    """
     loaded = native._LOADED[:]
     native._LOADED[:] = [(None, "switched off")]
     _PROBED.clear()
@@ -157,13 +160,15 @@ def _probe(op: str, kernel: str) -> _Probe:
         if found.function and _fla_is_wrong():
             return _Probe(None, "fla-core wants tilelang on Hopper with triton 3.4.0 to 3.7.0")
         return found
-    if op == "ssd":
+    if (op, kernel) == ("ssd", "mamba-ssm"):
         module = "mamba_ssm.ops.triton.ssd_combined"
         return _import_within(module, "mamba_chunk_scan_combined", "mamba-ssm")
-    found = _import("mamba_ssm.ops.selective_scan_interface", "selective_scan_fn", "mamba-ssm")
-    if found.function and importlib.util.find_spec("selective_scan_cuda") is None:
-        return _Probe(None, "mamba-ssm was built without its Mamba-1 kernel")
-    return found
+    if (op, kernel) == ("selective_scan", "mamba-ssm"):
+        found = _import("mamba_ssm.ops.selective_scan_interface", "selective_scan_fn", "mamba-ssm")
+        if found.function and importlib.util.find_spec("selective_scan_cuda") is None:
+            return _Probe(None, "mamba-ssm was built without its Mamba-1 kernel")
+        return found
+    raise KeyError((op, kernel))
 
 
 def _refusal(op: str, kernel: str, device: str) -> str | None:

@@ -2,7 +2,9 @@
 //
 // A plain C interface for ctypes: `native.py` allocates, checks and calls. Tokens are contiguous,
 // (B, T, C) with channels last; parameters, statistics and every sum are float. B samples, T tokens,
-// C channels; an index of T in a table is a row of zeros.
+// C channels; an index of T in a table is a row of zeros. Every pair has its arguments in one order:
+// forward(inputs, tables and sizes, result, what the way back needs) and backward(gradient, inputs,
+// what it needs, tables and sizes, gradients of the inputs); those without a name are not read.
 //
 // Work is cut into tasks that write apart from each other, and a sum over samples is taken over
 // parts whose number depends on the shapes alone: results do not depend on the number of threads.
@@ -205,7 +207,7 @@ void pieces(int64_t n, int64_t threads, const Body& body) {
 constexpr float SLOPE = 1.5957691216f, CUBE = 0.044715f;
 
 template <class T>
-void gelu_forward(const T* x, T* y, int64_t n, int64_t threads) {
+void gelu_forward(const T* x, int64_t n, T* y, int64_t threads) {
   pieces(n, threads, [&](int64_t i, int64_t left) {
     Vec v = load<false>(x + i, left);
     store<false>(y + i, v * sigmoid(SLOPE * v * (1.f + CUBE * v * v)), left);
@@ -213,7 +215,7 @@ void gelu_forward(const T* x, T* y, int64_t n, int64_t threads) {
 }
 
 template <class T>
-void gelu_backward(const T* dy, const T* x, T* dx, int64_t n, int64_t threads) {
+void gelu_backward(const T* dy, const T* x, int64_t n, T* dx, int64_t threads) {
   pieces(n, threads, [&](int64_t i, int64_t left) {
     Vec v = load<false>(x + i, left), square = CUBE * v * v;
     Vec s = sigmoid(SLOPE * v * (1.f + square));
@@ -223,7 +225,7 @@ void gelu_backward(const T* dy, const T* x, T* dx, int64_t n, int64_t threads) {
 }
 
 template <class T>
-void squared_relu_forward(const T* x, T* y, int64_t n, int64_t threads) {
+void squared_relu_forward(const T* x, int64_t n, T* y, int64_t threads) {
   pieces(n, threads, [&](int64_t i, int64_t left) {
     Vec v = load<false>(x + i, left);
     v = v < 0.f ? Vec{} : v;
@@ -232,7 +234,7 @@ void squared_relu_forward(const T* x, T* y, int64_t n, int64_t threads) {
 }
 
 template <class T>
-void squared_relu_backward(const T* dy, const T* x, T* dx, int64_t n, int64_t threads) {
+void squared_relu_backward(const T* dy, const T* x, int64_t n, T* dx, int64_t threads) {
   pieces(n, threads, [&](int64_t i, int64_t left) {
     Vec v = load<false>(x + i, left);
     store<false>(dx + i, load<false>(dy + i, left) * 2.f * (v < 0.f ? Vec{} : v), left);
@@ -240,14 +242,14 @@ void squared_relu_backward(const T* dy, const T* x, T* dx, int64_t n, int64_t th
 }
 
 template <class T>
-void sigmoid_gate_forward(const T* x, const T* y, T* out, int64_t n, int64_t threads) {
+void sigmoid_gate_forward(const T* x, const T* y, int64_t n, T* out, int64_t threads) {
   pieces(n, threads, [&](int64_t i, int64_t left) {
     store<false>(out + i, sigmoid(load<false>(x + i, left)) * load<false>(y + i, left), left);
   });
 }
 
 template <class T>
-void sigmoid_gate_backward(const T* grad, const T* x, const T* y, T* dx, T* dy, int64_t n,
+void sigmoid_gate_backward(const T* grad, const T* x, const T* y, int64_t n, T* dx, T* dy,
                            int64_t threads) {
   pieces(n, threads, [&](int64_t i, int64_t left) {
     Vec gate = sigmoid(load<false>(x + i, left)), through = load<false>(grad + i, left) * gate;
@@ -304,10 +306,10 @@ void adaln_forward(const float* x, const float* shift, const float* scale, int64
 }
 
 template <class T>
-void adaln_backward(const T* grad, const float* x, const float* scale, int64_t stride,
-                    const int64_t* perm, int64_t each, const float* mean, const float* rstd,
-                    int64_t B, int64_t tokens, int64_t C, float* dx, float* dshift, float* dscale,
-                    int64_t threads) {
+void adaln_backward(const T* grad, const float* x, const float*, const float* scale,
+                    const float* mean, const float* rstd, int64_t stride, float,
+                    const int64_t* perm, int64_t each, int64_t B, int64_t tokens, int64_t C,
+                    float* dx, float* dshift, float* dscale, int64_t threads) {
   Order order{perm, each, tokens};
   parallel(B, threads, [&](int64_t sample) {
     int64_t wide = (C + W - 1) / W * W;
@@ -343,7 +345,7 @@ void adaln_backward(const T* grad, const float* x, const float* scale, int64_t s
 
 // x + gate y: a float stream, and a branch in the scan order and a type of its own.
 template <class T>
-void gated_sum_forward(const float* x, const float* gate, int64_t stride, const T* y,
+void gated_sum_forward(const float* x, const float* gate, const T* y, int64_t stride,
                        const int64_t* perm, int64_t each, int64_t B, int64_t tokens, int64_t C,
                        float* out, int64_t threads) {
   Order order{perm, each, tokens};
@@ -359,7 +361,7 @@ void gated_sum_forward(const float* x, const float* gate, int64_t stride, const 
 }
 
 template <class T>
-void gated_sum_backward(const float* grad, const float* gate, int64_t stride, const T* y,
+void gated_sum_backward(const float* grad, const float* gate, const T* y, int64_t stride,
                         const int64_t* perm, int64_t each, int64_t B, int64_t tokens, int64_t C,
                         float* dgate, T* dy, int64_t threads) {
   Order order{perm, each, tokens};
@@ -405,8 +407,8 @@ void gated_rms_forward(const T* y, const T* z, const float* weight, float eps, i
 
 template <class T>
 void gated_rms_backward(const T* grad, const T* y, const T* z, const float* weight,
-                        const float* scale, int64_t rows, int64_t C, T* dy, T* dz, float* dweight,
-                        int64_t threads) {
+                        const float* scale, float, int64_t rows, int64_t C, T* dy, T* dz,
+                        float* dweight, int64_t threads) {
   Parts parts(rows, 4 * PARTS);
   std::vector<float> partial(parts.count * C);
   parallel(parts.count, threads, [&](int64_t part) {
@@ -579,7 +581,7 @@ void conv_backward(const T* grad, const T* x, const float* rows, const float* bi
 
 // out_m = other + (x - other) mix_m, quarter q of `other` read at neighbours[q].
 template <class T>
-void shift_mix_forward(const T* x, const int64_t* neighbours, int64_t each, const float* mix,
+void shift_mix_forward(const T* x, const float* mix, const int64_t* neighbours, int64_t each,
                        int64_t B, int64_t tokens, int64_t C, int64_t M, T* const* out,
                        int64_t threads) {
   int64_t quarter = C / 4;
@@ -602,9 +604,9 @@ void shift_mix_forward(const T* x, const int64_t* neighbours, int64_t each, cons
 }
 
 template <class T>
-void shift_mix_backward(const T* const* grad, const T* x, const int64_t* neighbours, int64_t each,
-                        const float* mix, int64_t B, int64_t tokens, int64_t C, int64_t M, T* dx,
-                        float* dmix, int64_t threads) {
+void shift_mix_backward(const T* const* grad, const T* x, const float* mix,
+                        const int64_t* neighbours, int64_t each, int64_t B, int64_t tokens,
+                        int64_t C, int64_t M, T* dx, float* dmix, int64_t threads) {
   int64_t quarter = C / 4, wide = (quarter + W - 1) / W * W;
   Parts parts(B, PARTS);
   std::vector<float> partial(parts.count * M * C);
@@ -676,12 +678,13 @@ inline int64_t gap_before(const int64_t* position, int64_t t, int64_t tokens) {
 }
 
 // Both sums over the tokens before (then after) each one, as a recurrence from token to token.
-// out = above / below. For the way back: the same unrounded (null: not wanted), 1 / below, and
-// (before_above - out before_below) / below with the largest key of each channel (null together).
+// out = above / below. For the way back (null together: there is none): the same unrounded, which may
+// be `out` itself, 1 / below, (before_above - out before_below) / below, the largest key of a channel.
 template <class T>
 void biwkv_forward(const T* key, const T* val, const float* decay, const float* bonus,
-                   const int64_t* positions, int64_t each, int64_t B, int64_t tokens, int64_t C,
-                   T* out, float* y, float* inverse, float* slope, float* top, int64_t threads) {
+                   const int64_t* positions, int64_t each, int64_t, int64_t B, int64_t tokens,
+                   int64_t C, T* out, float* y, float* inverse, float* slope, float* top,
+                   int64_t threads) {
   auto block = [&](auto full, int64_t sample, int64_t c) {
     constexpr bool FULL = decltype(full)::value;
     const int64_t* position = positions ? positions + (each ? sample * tokens : 0) : nullptr;
@@ -725,8 +728,8 @@ void biwkv_forward(const T* key, const T* val, const float* decay, const float* 
         Vec over = 1.f / (before_below + below[k] + u[k] * e);
         Vec mean = (before_above + above[k] + u[k] * ev) * over;
         store<FULL>(out + at, mean, n);
-        if (y) store<FULL>(y + at, mean, n);
         if (inverse) {
+          if (sizeof(T) == 2) store<FULL>(y + at, mean, n);
           store<FULL>(inverse + at, over, n);
           store<FULL>(slope + at, (before_above - mean * before_below) * over, n);
         }
@@ -744,9 +747,9 @@ void biwkv_forward(const T* key, const T* val, const float* decay, const float* 
 // The operator is symmetric: the same recurrences, applied to a = dy / below and to -a y.
 template <class T>
 void biwkv_backward(const T* grad, const T* key, const T* val, const float* decay,
-                    const float* bonus, const int64_t* positions, int64_t each, int64_t length,
-                    int64_t B, int64_t tokens, int64_t C, const float* y, const float* inverse,
-                    const float* slope, const float* top, T* dkey, T* dval, float* ddecay,
+                    const float* bonus, const float* y, const float* inverse, const float* slope,
+                    const float* top, const int64_t* positions, int64_t each, int64_t length,
+                    int64_t B, int64_t tokens, int64_t C, T* dkey, T* dval, float* ddecay,
                     float* dbonus, int64_t threads) {
   Parts parts(B, PARTS);
   std::vector<float> partial(parts.count * 2 * C);

@@ -198,38 +198,78 @@ def _table(table: Tensor | None, dims: int) -> tuple[Tensor | None, int]:
     return table, int(len(table) > 1)
 
 
-class _Pointwise(torch.autograd.Function):
+class _Kernel(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, name: str, *inputs: Tensor) -> Tensor:
-        inputs = tuple(x.contiguous() for x in inputs)
-        ctx.save_for_backward(*inputs)
-        ctx.name, out = name, torch.empty_like(inputs[0])
-        _call(f"{name}_forward", out.dtype, *inputs, out, out.numel())
-        return out
+    def forward(
+        ctx: Any,
+        name: str,
+        dtype: torch.dtype,
+        given: tuple[Any, ...],
+        results: tuple[Tensor | list[Tensor]],
+        kept: tuple[Tensor | None, ...],
+        stream: Tensor | None,
+        *inputs: Tensor | None,
+    ) -> Any:
+        (out,) = results  # a tensor that is an argument itself would come back as a view
+        first = () if stream is None else (stream,)
+        _call(f"{name}_forward", dtype, *first, *inputs, *given, out, *kept)
+        ctx.save_for_backward(*inputs, *kept)
+        ctx.name, ctx.dtype, ctx.given = name, dtype, given
+        ctx.count, ctx.stream, ctx.several = len(inputs), stream is not None, type(out) is list
+        return tuple(out) if ctx.several else out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        inputs = ctx.saved_tensors
-        grads = tuple(torch.empty_like(x) for x in inputs)
-        given = (grad.contiguous(), *inputs, *grads, grad.numel())
-        _call(f"{ctx.name}_backward", grad.dtype, *given)
-        return None, *grads
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        saved, result = ctx.saved_tensors, [g.contiguous() for g in grads]
+        ours = [None if m is None else torch.empty_like(m) for m in saved[: ctx.count]]
+        grad = result if ctx.several else result[0]
+        _call(f"{ctx.name}_backward", ctx.dtype, grad, *saved, *ctx.given, *ours)
+        return None, None, None, None, None, result[0] if ctx.stream else None, *ours
+
+
+def _run(
+    name: str,
+    *inputs: Tensor | None,
+    given: tuple[Any, ...],
+    out: Tensor | list[Tensor],
+    kept: tuple[Tensor | None, ...] = (),
+    stream: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> Any:
+    """Run a pair of kernels with their arguments in the order of the source; return `out`, filled.
+
+    Args:
+        name: The pair.
+        inputs: What gets a gradient from the kernel.
+        given: Tables and sizes.
+        out: The result, several in a list.
+        kept: What else the forward pass fills for the backward pass.
+        stream: An input, the first one, that the result is a sum with: it gets the same gradient.
+        dtype: Which kernel; by default that of the result's type.
+    """
+    dtype = dtype or (out[0] if isinstance(out, list) else out).dtype
+    return _Kernel.apply(name, dtype, given, (out,), kept, stream, *inputs)
+
+
+def _pointwise(name: str, *inputs: Tensor) -> Tensor:
+    inputs = tuple(x.contiguous() for x in inputs)
+    return _run(name, *inputs, given=(inputs[0].numel(),), out=torch.empty_like(inputs[0]))
 
 
 def gelu(x: Tensor) -> Tensor:
     """GELU in its tanh form, of any shape."""
-    return _Pointwise.apply("gelu", x) if takes(x) else F.gelu(x, approximate="tanh")
+    return _pointwise("gelu", x) if takes(x) else F.gelu(x, approximate="tanh")
 
 
 def squared_relu(x: Tensor) -> Tensor:
     """relu(x)^2, of any shape."""
-    return _Pointwise.apply("squared_relu", x) if takes(x) else torch.relu(x).square()
+    return _pointwise("squared_relu", x) if takes(x) else torch.relu(x).square()
 
 
 def sigmoid_gate(x: Tensor, y: Tensor) -> Tensor:
     """sigmoid(x) y, both of one shape."""
-    return _Pointwise.apply("sigmoid_gate", x, y) if takes(x, y) else torch.sigmoid(x) * y
+    return _pointwise("sigmoid_gate", x, y) if takes(x, y) else torch.sigmoid(x) * y
 
 
 def _takes_stream(x: Tensor, *rows: Tensor) -> bool:
@@ -245,7 +285,9 @@ def _rows(*rows: Tensor) -> tuple[list[Tensor], int]:
     return [*rows], rows[0].stride(0)
 
 
-def _order(perm: Tensor | None, tokens: int) -> tuple[Tensor | None, int]:
+def _order(order: Reorder | None, tokens: int) -> tuple[Tensor | None, int]:
+    """Return the table of a scan order, and whether each sample has its own."""
+    perm = None if order is None else order.perm
     return perm, int(perm is not None and perm.numel() != tokens)
 
 
@@ -264,32 +306,12 @@ def adaln(
     if norm is None and _takes_stream(x, shift, scale):
         half = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") in TYPES
         dtype = torch.get_autocast_dtype("cpu") if half else x.dtype
-        return _AdaLN.apply(x, shift, scale, None if order is None else order.perm, dtype)
+        x, ((shift, scale), stride) = x.contiguous(), _rows(shift, scale)
+        given = (stride, EPS, *_order(order, x.shape[1]), *x.shape)
+        kept, out = tuple(x.new_empty(2, *x.shape[:2])), x.new_empty(x.shape, dtype=dtype)
+        return _run("adaln", x, shift, scale, given=given, out=out, kept=kept)
     unit = F.layer_norm(x, x.shape[-1:], eps=EPS) if norm is None else norm(x)
     return permute(torch.addcmul(shift, unit, scale + 1), order)
-
-
-class _AdaLN(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, shift: Tensor, scale: Tensor, perm: Tensor | None, dtype: torch.dtype
-    ) -> Tensor:
-        x, ((shift, scale), stride) = x.contiguous(), _rows(shift, scale)
-        out, mean, rstd = x.new_empty(x.shape, dtype=dtype), *x.new_empty(2, *x.shape[:2])
-        order = _order(perm, x.shape[1])
-        given = (x, shift, scale, stride, EPS, *order, *x.shape)
-        _call("adaln_forward", dtype, *given, out, mean, rstd)
-        ctx.save_for_backward(x, scale, perm, mean, rstd)
-        return out
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, scale, perm, mean, rstd = ctx.saved_tensors
-        dx, (dshift, dscale) = torch.empty_like(x), x.new_empty(2, len(x), 1, x.shape[-1])
-        given = (grad.contiguous(), x, scale, scale.stride(0), *_order(perm, x.shape[1]))
-        _call("adaln_backward", grad.dtype, *given, mean, rstd, *x.shape, dx, dshift, dscale)
-        return dx, dshift, dscale, None, None
 
 
 def gated_sum(x: Tensor, gate: Tensor, y: Tensor, order: Reorder | None = None) -> Tensor:
@@ -298,191 +320,55 @@ def gated_sum(x: Tensor, gate: Tensor, y: Tensor, order: Reorder | None = None) 
     A branch's output y is in this `order`, and of another type than the stream x under autocast.
     """
     if y.dtype in TYPES and y.shape == x.shape and _takes_stream(x, gate):
-        return _GatedSum.apply(x, gate, y, None if order is None else order.perm)
+        x, y, ((gate,), stride) = x.contiguous(), y.contiguous(), _rows(gate)
+        given, out = (stride, *_order(order, x.shape[1]), *x.shape), torch.empty_like(x)
+        return _run("gated_sum", gate, y, given=given, out=out, stream=x, dtype=y.dtype)
     y = permute(y, order and order.inverse()).to(x.dtype)
     return torch.addcmul(x, gate.to(x.dtype), y)
 
 
-class _GatedSum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, gate: Tensor, y: Tensor, perm: Tensor | None) -> Tensor:
-        x, y, ((gate,), stride) = x.contiguous(), y.contiguous(), _rows(gate)
-        out = torch.empty_like(x)
-        given = (x, gate, stride, y, *_order(perm, x.shape[1]), *x.shape)
-        _call("gated_sum_forward", y.dtype, *given, out)
-        ctx.save_for_backward(gate, y, perm)
-        return out
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        gate, y, perm = ctx.saved_tensors
-        grad, dy, dgate = grad.contiguous(), torch.empty_like(y), grad.new_empty(gate.shape)
-        given = (grad, gate, gate.stride(0), y, *_order(perm, y.shape[1]), *y.shape)
-        _call("gated_sum_backward", y.dtype, *given, dgate, dy)
-        return grad, dgate, dy, None
-
-
-class _GatedRMSNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, z: Tensor, weight: Tensor) -> Tensor:
-        y, z, weight = y.contiguous(), z.contiguous(), weight.float().contiguous()
-        rows, out = y.numel() // y.shape[-1], torch.empty_like(y)
-        scale = torch.empty(rows)
-        shape = (rows, y.shape[-1])
-        _call("gated_rms_forward", y.dtype, y, z, weight, EPS, *shape, out, scale)
-        ctx.save_for_backward(y, z, weight, scale)
-        return out
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        y, z, weight, scale = ctx.saved_tensors
-        dy, dz, dweight = torch.empty_like(y), torch.empty_like(z), torch.empty_like(weight)
-        shape = (len(scale), y.shape[-1])
-        given = (grad.contiguous(), y, z, weight, scale)
-        _call("gated_rms_backward", y.dtype, *given, *shape, dy, dz, dweight)
-        return dy, dz, dweight
-
-
 def gated_rms_norm(y: Tensor, z: Tensor, weight: Tensor) -> Tensor:
     """RMSNorm(y silu(z)) weight over the channels of (B, T, C): Mamba-2 before its output."""
-    if takes(y, z):
-        return _GatedRMSNorm.apply(y, z, weight)
-    return F.rms_norm(y * F.silu(z), weight.shape, weight.to(y.dtype), EPS)
-
-
-class _Conv(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, rows: Tensor, bias: Tensor | None, table: Tensor | None, silu: bool
-    ) -> Tensor:
-        x, rows = x.contiguous(), rows.float().contiguous()
-        bias = None if bias is None else bias.float().contiguous()
-        table, each = _table(table, 3)
-        ctx.save_for_backward(x, rows, bias, table)
-        ctx.given = (each, int(silu), *x.shape, len(rows))
-        y = torch.empty_like(x)
-        _call("conv_forward", x.dtype, x, rows, bias, table, *ctx.given, y)
-        return y
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, rows, bias, table = ctx.saved_tensors
-        dx, drows = torch.empty_like(x), torch.empty_like(rows)
-        dbias = None if bias is None else torch.empty_like(bias)
-        given = (grad.contiguous(), x, rows, bias, table, *ctx.given)
-        _call("conv_backward", x.dtype, *given, dx, drows, dbias)
-        return dx, drows, dbias, None, None
+    if not takes(y, z):
+        return F.rms_norm(y * F.silu(z), weight.shape, weight.to(y.dtype), EPS)
+    y, z, weight = y.contiguous(), z.contiguous(), weight.float().contiguous()
+    rows, out = y.numel() // y.shape[-1], torch.empty_like(y)
+    given = (EPS, rows, y.shape[-1])
+    return _run("gated_rms", y, z, weight, given=given, out=out, kept=(torch.empty(rows),))
 
 
 def conv(x: Tensor, rows: Tensor, bias: Tensor | None, table: Tensor | None, silu: bool) -> Tensor:
     """Convolve tokens (B, T, C) with rows (W, C), row j for distance j; `table` as `conv.taps`."""
-    return _Conv.apply(x, rows, bias, table, silu)
-
-
-class _ShiftMix(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, neighbours: Tensor, mix: Tensor) -> tuple[Tensor, ...]:
-        x, mix = x.contiguous(), mix.float().contiguous()
-        table, each = _table(neighbours, 3)
-        outs = [torch.empty_like(x) for _ in mix]
-        shape = (*x.shape, len(mix))
-        _call("shift_mix_forward", x.dtype, x, table, each, mix, *shape, outs)
-        ctx.save_for_backward(x, table, mix)
-        ctx.each = each
-        return tuple(outs)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, table, mix = ctx.saved_tensors
-        dx, dmix = torch.empty_like(x), torch.empty_like(mix)
-        given = [g.contiguous() for g in grads]
-        shape = (*x.shape, len(mix))
-        _call("shift_mix_backward", x.dtype, given, x, table, ctx.each, mix, *shape, dx, dmix)
-        return dx, None, dmix
+    x, rows = x.contiguous(), rows.float().contiguous()
+    bias = None if bias is None else bias.float().contiguous()
+    given = (*_table(table, 3), int(silu), *x.shape, len(rows))
+    return _run("conv", x, rows, bias, given=given, out=torch.empty_like(x))
 
 
 def shift_mix(
     x: Tensor, neighbours: Tensor, mix: Tensor, grid: tuple[int, int] | None = None, prefix: int = 0
 ) -> list[Tensor]:
     """Return x mix + shifted (1 - mix) for rows of `mix` (M, C); the rest as for `grid_shift`."""
-    if takes(x):
-        return list(_ShiftMix.apply(x, neighbours, mix))
-    other = grid_shift(x, neighbours, grid, prefix)
-    return [torch.lerp(other, x, row) for row in mix.to(x.dtype)]
-
-
-class _BiWKV(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        k: Tensor,
-        v: Tensor,
-        decay: Tensor,
-        bonus: Tensor,
-        position: Tensor | None,
-        length: int,
-        save: bool,
-    ) -> Tensor:
-        k, v, decay, bonus = (m.contiguous() for m in (k, v, decay, bonus))
-        position, each = _table(position, 2)
-        out = torch.empty_like(v)
-        y = top = inverse = slope = None
-        if save:
-            inverse, slope = (torch.empty(v.shape) for _ in range(2))
-            top = torch.empty(k.shape[0], k.shape[2])
-            y = None if v.dtype == torch.float32 else torch.empty(v.shape)
-        given = (k, v, decay, bonus, position, each)
-        _call("biwkv_forward", k.dtype, *given, *k.shape, out, y, inverse, slope, top)
-        if save:
-            kept = (out if y is None else y, inverse, slope, top)
-            ctx.save_for_backward(k, v, decay, bonus, position, *kept)
-            ctx.given = (each, length, *k.shape)
-        return out
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        k, v, decay, bonus, position, *kept = ctx.saved_tensors
-        outs = tuple(torch.empty_like(m) for m in (k, v, decay, bonus))
-        given = (grad.contiguous(), k, v, decay, bonus, position, *ctx.given)
-        _call("biwkv_backward", k.dtype, *given, *kept, *outs)
-        return *outs, None, None, None
+    if not takes(x):
+        other = grid_shift(x, neighbours, grid, prefix)
+        return [torch.lerp(other, x, row) for row in mix.to(x.dtype)]
+    x, mix = x.contiguous(), mix.float().contiguous()
+    given = (*_table(neighbours, 3), *x.shape, len(mix))
+    return list(_run("shift_mix", x, mix, given=given, out=[torch.empty_like(x) for _ in mix]))
 
 
 def biwkv(
     k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, position: Tensor | None, length: int
 ) -> Tensor:
     """`biwkv.biwkv` on decay w / length and bonus exp(u / length), both float32 (C,)."""
-    return _BiWKV.apply(k, v, decay, bonus, position, length, torch.is_grad_enabled())
-
-
-class _SSD(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, packed: Tensor, dt: Tensor, log_decay: Tensor, D: Tensor | None, width: int
-    ) -> Tensor:
-        packed, dt, log_decay = (m.contiguous() for m in (packed, dt, log_decay))
-        D = None if D is None else D.contiguous()
-        shape = (*dt.shape, width, (packed.shape[2] - dt.shape[2] * width) // 2)
-        out = packed.new_empty(*dt.shape, width)
-        y = out if out.dtype == torch.float32 else torch.empty(out.shape)
-        _call("ssd_forward", packed.dtype, packed, dt, log_decay, D, *shape, out, y)
-        ctx.save_for_backward(packed, dt, log_decay, D, y)
-        ctx.shape = shape
-        return out
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        packed, dt, log_decay, D, y = ctx.saved_tensors
-        outs = [None if m is None else torch.empty_like(m) for m in (packed, dt, log_decay, D)]
-        given = (grad.contiguous(), packed, dt, log_decay, D, y)
-        _call("ssd_backward", packed.dtype, *given, *ctx.shape, *outs)
-        return *outs, None
+    k, v, decay, bonus = (m.contiguous() for m in (k, v, decay, bonus))
+    out = torch.empty_like(v)
+    kept: tuple[Tensor | None, ...] = (None,) * 4
+    if torch.is_grad_enabled():
+        exact = out if out.dtype == torch.float32 else torch.empty(v.shape)
+        kept = (exact, torch.empty(v.shape), torch.empty(v.shape), torch.empty(len(k), k.shape[2]))
+    given = (*_table(position, 2), length, *k.shape)
+    return _run("biwkv", k, v, decay, bonus, given=given, out=out, kept=kept)
 
 
 def ssd(packed: Tensor, dt: Tensor, log_decay: Tensor, D: Tensor | None, width: int) -> Tensor:
@@ -490,4 +376,9 @@ def ssd(packed: Tensor, dt: Tensor, log_decay: Tensor, D: Tensor | None, width: 
 
     `dt` and `log_decay` are (B, T, H); the result is (B, T, H, width).
     """
-    return _SSD.apply(packed, dt, log_decay, D, width)
+    packed, dt, log_decay = (m.contiguous() for m in (packed, dt, log_decay))
+    D = None if D is None else D.contiguous()
+    given = (*dt.shape, width, (packed.shape[2] - dt.shape[2] * width) // 2)
+    out = packed.new_empty(*dt.shape, width)
+    exact = out if out.dtype == torch.float32 else torch.empty(out.shape)
+    return _run("ssd", packed, dt, log_decay, D, given=given, out=out, kept=(exact,))

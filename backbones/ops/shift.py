@@ -67,17 +67,19 @@ def _padded(x: Tensor, grid: tuple[int, int], prefix: int) -> Tensor:
 
 
 def _whole(x: Tensor, grid: tuple[int, int], prefix: int, reverse: bool) -> Tensor:
+    """Move each quarter of the channels one step over the grid; `reverse` moves gradients back."""
     out = x.new_empty(x.shape)
     out[:, :prefix] = 0
-    source, target = (m[:, prefix:].unflatten(1, grid).unflatten(3, (4, -1)) for m in (x, out))
-    for q in range(4):
-        axis = 2 if q < 2 else 1
-        last = grid[axis - 1] - 1
+    before, after = (m[:, prefix:].unflatten(1, grid).unflatten(3, (4, -1)) for m in (x, out))
+    for quarter in range(4):
+        axis = 2 if quarter < 2 else 1
+        steps = grid[axis - 1] - 1
         # Quarters 0 and 2 move forward along their axis; gradients move the other way.
-        start, end, edge = (0, 1, 0) if (q % 2 == 0) != reverse else (1, 0, last)
-        to, of = target[..., q, :], source[..., q, :]
-        to.narrow(axis, end, last).copy_(of.narrow(axis, start, last))
-        to.narrow(axis, edge, 1).zero_()
+        forward = (quarter % 2 == 0) != reverse
+        read_from, write_from, emptied = (0, 1, 0) if forward else (1, 0, steps)
+        source, target = before[..., quarter, :], after[..., quarter, :]
+        target.narrow(axis, write_from, steps).copy_(source.narrow(axis, read_from, steps))
+        target.narrow(axis, emptied, 1).zero_()
     return out
 
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 from backbones.registry import names
 from backbones.sizes import parse_size
 from experiments.config.schema import MOST_THREADS
-from experiments.runtime.option_types import Key, check_ranges, keys_of
-from routing.errors import UserError, suggest
+from experiments.runtime.option_types import Key, build, check_ranges, keys_of
+from routing.errors import UserError
 from routing.parsing import whole
 from routing.route import Route
 
@@ -106,41 +106,33 @@ def parse(argv: Sequence[str], kind: Any) -> Any:
     """Read `key=value` words as the options of a dataclass, such as `BenchOptions`.
 
     Raises:
-        BenchError: An unknown key, a word without `=`, or a value of the wrong kind.
+        UserError: An unknown key, a word without `=`, or a value of the wrong kind.
     """
-    fields = keys_of(kind)
-    values: dict[str, Any] = {}
+    fields, values = keys_of(kind), dict[str, Any]()
     for word in argv:
         key, equals, text = word.partition("=")
         if not equals:
             raise BenchError(f"{word!r}: expected key=value, such as backbone=mamba")
-        if key not in fields:
-            raise BenchError(f"unknown key {key}{suggest(key, fields)}")
-        default = getattr(kind, key)
-        tip = default[0] if isinstance(default, tuple) else default
-        values[key] = _value(key, text, fields[key][0], tip)
-    return kind(**values)
+        wanted = fields[key][0] if key in fields else str
+        if typing.get_origin(wanted) is tuple:
+            (each, _), default = typing.get_args(wanted), getattr(kind, key)[0]
+            values[key] = [_value(key, item, each) for item in text.split(",") if item]
+        else:
+            values[key], default = _value(key, text, wanted), getattr(kind, key, "")
+        if values[key] in ("", []):
+            raise BenchError(f"{key}={text}: expected a value, such as {key}={default}")
+    return build(kind, values)
 
 
-def _value(key: str, text: str, kind: Any, tip: Any) -> Any:
-    inner = typing.get_args(kind)
-    if typing.get_origin(kind) is tuple:
-        found = tuple(_value(key, item, inner[0], tip) for item in text.split(",") if item)
-        if not found:
-            raise BenchError(f"{key}={text}: expected one or more, such as {key}={tip}")
-        return found
-    if type(None) in inner and text in ("null", "none", ""):
-        return None
-    if kind is bool:
-        if text not in ("true", "false"):
-            raise BenchError(f"{key}={text}: expected true or false")
-        return text == "true"
-    if kind is str:
-        if not text:
-            raise BenchError(f"{key}=: expected a value, such as {key}={tip}")
+def _value(key: str, text: str, wanted: Any) -> Any:
+    if wanted is bool:  # not YAML's no, off and the like
+        return {"true": True, "false": False}.get(text, text)
+    if wanted is str:
         return text
-    try:
-        return float(text) if kind is float else whole(text)
+    if type(None) in typing.get_args(wanted) and text in ("null", "none", ""):
+        return None
+    try:  # not YAML's: 010 is ten, 1e-1 a number
+        return float(text) if wanted is float else whole(text)
     except ValueError:
         raise BenchError(f"{key}={text}: expected a number") from None
 

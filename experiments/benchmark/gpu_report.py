@@ -101,7 +101,8 @@ def time_steps(size: str, backbone: str, words: list[str], device: torch.device)
                 return {"error": "out of memory with one sample"}
             batch //= 2
         except Exception as error:  # the page says what failed; the other sizes are timed
-            return {"error": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
+            first = (str(error).splitlines() or ["no message"])[0]
+            return {"error": f"{type(error).__name__}: {first[:200]}"}
         finally:
             # A trainer and its recorded steps point at each other.
             gc.collect()

@@ -28,12 +28,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import backbones
 from backbones.sizes import parse_size
 from experiments.benchmark.bench_options import BenchOptions
-from experiments.benchmark.step_times import Step, interleave, kept_bytes, step_memory
+from experiments.benchmark.step_times import Step, interleave, kept_bytes, ratio, step_memory
 from experiments.config.compose import load
 from experiments.runtime.command import ROOT
 from experiments.runtime.console import Console
@@ -291,13 +292,13 @@ def block_times(o: BenchOptions, device: torch.device) -> list[dict[str, Any]]:
         for tokens in o.block_tokens:
             batch = max(1, VALUES // (tokens * width)) if device.type == "cpu" else o.batch
             blocks = [BlockRun(name, size, tokens, batch, device) for name in o.backbone]
-            timed = interleave(blocks, o, device)
+            timed, _ = interleave(blocks, o, device)
             row: dict[str, Any] = {"size": size, "tokens": tokens, "batch": batch}
             for i, (name, block) in enumerate(zip(o.backbone, blocks, strict=True)):
                 kept = kept_bytes(block.forward, block.block)
                 row[name] = {
-                    "seconds_per_image": timed.median(i) / batch,
-                    "relative": timed.ratio(i, 0),
+                    "seconds_per_image": float(np.median(timed[i])) / batch,
+                    "relative": ratio(timed[i], timed[0]),
                     "kept_bytes_per_token": kept / (batch * tokens),
                 }
             rows.append(row)

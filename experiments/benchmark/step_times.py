@@ -18,16 +18,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import multiprocessing
-import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.cost import Cost, cost
@@ -270,42 +269,31 @@ def peak(device: torch.device, precision: str) -> tuple[Callable[[], Any], int]:
     return lambda: torch.mm(a, b, out=out), 2 * side**3
 
 
-@dataclass
-class Timed:
-    """Seconds of each variant in each round, and the FLOP/s of the matmul beside them."""
-
-    seconds: list[list[float]] = field(default_factory=list)
-    peaks: list[float] = field(default_factory=list)
-
-    def median(self, i: int) -> float:
-        """Median seconds of variant i."""
-        return statistics.median(self.seconds[i])
-
-    def ratio(self, i: int, j: int) -> float:
-        """Median over rounds of the time of variant i over that of variant j."""
-        pairs = zip(self.seconds[i], self.seconds[j], strict=True)
-        return statistics.median(a / b for a, b in pairs)
-
-    def share_of_peak(self, i: int, flops: float) -> float:
-        """Median over rounds of a variant's FLOP/s over the matmul's in that round."""
-        pairs = zip(self.seconds[i], self.peaks, strict=True)
-        return statistics.median(flops / s / p for s, p in pairs)
+def ratio(a: Any, b: Any) -> float:
+    """Median over rounds of one variant's seconds, or FLOP/s, over another's in the same round."""
+    return float(np.median(a / b))
 
 
-def interleave(runs: Sequence[Callable[[], Any]], o: BenchOptions, device: torch.device) -> Timed:
-    """Time all variants in turn, every round in another order, with a matmul in between."""
+def interleave(
+    runs: Sequence[Callable[[], Any]], o: BenchOptions, device: torch.device
+) -> tuple[Any, Any]:
+    """Time all variants in turn, every round in another order, with a matmul in between.
+
+    Returns:
+        The seconds as an array (variants, rounds), and the matmul's FLOP/s (rounds,) beside them.
+    """
     warm = EAGER + 1 if o.graphs else 2  # a step is recorded after so many
     clock, (matmul, flops) = Clock(device, o.clock), peak(device, o.precision)
     for run in (*runs, matmul):
         for _ in range(warm):
             run()
-    found = Timed([[] for _ in runs])
+    seconds, peaks = np.empty((len(runs), o.rounds)), np.empty(o.rounds)
     for number in range(o.rounds):
         for offset in range(len(runs)):
             i = (number + offset) % len(runs)
-            found.seconds[i].append(clock(runs[i]))
-        found.peaks.append(flops / min(clock(matmul) for _ in range(5)))
-    return found
+            seconds[i, number] = clock(runs[i])
+        peaks[number] = flops / min(clock(matmul) for _ in range(5))
+    return seconds, peaks
 
 
 def kept_bytes(run: Callable[[], Any], model: torch.nn.Module) -> int:
@@ -347,7 +335,7 @@ def measure(o: BenchOptions, size: str, tokens: int, device: torch.device) -> li
         if device.type == "cpu" and isinstance(step, PlainStep):
             elsewhere.append(StepElsewhere(variants[i], o))
             runs[i] = elsewhere[-1]
-    timed = interleave(runs, o, device)
+    timed, peaks = interleave(runs, o, device)
     for process in elsewhere:
         process.close()
     rows = []
@@ -357,7 +345,7 @@ def measure(o: BenchOptions, size: str, tokens: int, device: torch.device) -> li
         flops = 2 * 3 * count.macs_routed * o.batch
         # A replayed graph allocates nothing: its memory is what the recording took.
         memory, measured = (None, False) if o.graphs else step_memory(step, device)
-        seconds = timed.median(i)
+        seconds = float(np.median(timed[i]))
         row: dict[str, Any] = {
             **case.names(o.depth),
             "rate": case.rate,
@@ -365,22 +353,22 @@ def measure(o: BenchOptions, size: str, tokens: int, device: torch.device) -> li
             "seconds": seconds,
             "images_per_s": o.batch / seconds,
             "flops_per_s": flops / seconds,
-            "share_of_peak": timed.share_of_peak(i, flops),
+            "share_of_peak": ratio(flops / timed[i], peaks),
             "memory_bytes": memory,
             "memory_measured": measured,
             "macs_per_image": count.macs_routed,
-            "rounds": timed.seconds[i],
+            "rounds": timed[i].tolist(),
         }
         dense = next(j for j in range(i, -1, -1) if not variants[j].route)
         if dense != i:
-            row["speedup"] = timed.ratio(dense, i)
+            row["speedup"] = ratio(timed[dense], timed[i])
             row["allowed"] = count.speedup
             row["of_allowed"] = row["speedup"] / row["allowed"]
         if case.backbone == "plain":
-            same = (c.backbone == "dit" and bool(c.route) == bool(case.route) for c in variants)
-            row["ours_faster_by"] = timed.ratio(i, list(same).index(True))
+            same = [c.backbone == "dit" and bool(c.route) == bool(case.route) for c in variants]
+            row["ours_faster_by"] = ratio(timed[i], timed[same.index(True)])
         rows.append(row)
-    rows[0]["matmul_flops_per_s"] = max(timed.peaks)
+    rows[0]["matmul_flops_per_s"] = float(peaks.max())
     return rows
 
 
@@ -392,12 +380,12 @@ def compare(o: BenchOptions, size: str, tokens: int, device: torch.device) -> li
     rows = []
     for case in cases(dataclasses.replace(o, plain=False, rate=o.rate[:1]), size, tokens):
         runs = [variant(name, case, o, device) for name in o.variants]
-        timed = interleave([Step(case, o, device), *runs], o, device)
+        timed, _ = interleave([Step(case, o, device), *runs], o, device)
         rows.append({
             **case.names(o.depth),
-            "seconds": timed.median(0),
-            "faster": {name: timed.ratio(0, i) for i, name in enumerate(o.variants, 1)},
-            "rounds": timed.seconds,
+            "seconds": float(np.median(timed[0])),
+            "faster": {n: ratio(timed[0], t) for n, t in zip(o.variants, timed[1:], strict=True)},
+            "rounds": timed.tolist(),
         })  # fmt: skip
     return rows
 
@@ -410,24 +398,19 @@ def _modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 
 class PlainBlock(nn.Module):
-    """Attention and MLP with adaLN-zero from this block's own projection of c."""
+    """Attention and MLP, timm's, with adaLN-zero from this block's own projection of c."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
+        # Here: timm brings torchvision, which our own blocks do without.
+        from timm.layers import GELUTanh, Mlp
+        from timm.models.vision_transformer import Attention
+
         self.norm1 = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
         self.norm2 = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
-        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        hidden = nn.Linear(width, 4 * width), nn.GELU(approximate="tanh")
-        self.mlp = nn.Sequential(*hidden, nn.Linear(4 * width, width))
+        self.attention = Attention(width, heads, qkv_bias=True)
+        self.mlp = Mlp(width, 4 * width, act_layer=GELUTanh)
         self.modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
-
-    def attention(self, x: Tensor) -> Tensor:
-        """Self-attention over (B, T, D)."""
-        batch, tokens, width = x.shape
-        qkv = self.qkv(x).reshape(batch, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        out = F.scaled_dot_product_attention(*qkv.unbind(0))
-        return self.proj(out.transpose(1, 2).reshape(batch, tokens, width))
 
     def forward(self, x: Tensor, c: Tensor) -> Tensor:
         """Run both branches on (B, T, D) under c (B, D)."""

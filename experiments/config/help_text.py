@@ -15,12 +15,12 @@ from experiments.config.parent import split
 from experiments.config.schema import CONF, GROUPS, Config
 from experiments.data import data_options
 from experiments.diffusion.diffusion_options import options_of as diffusion_options
-from experiments.metrics.eval_options import MetricError
+from experiments.metrics.eval_options import MetricError, options_for, plan_scores
 from experiments.runtime import console
-from experiments.runtime.memory import check_fits, keep_freed_memory, visible_gpus
+from experiments.runtime.memory import check_fits, keep_freed_memory, out_of_memory, visible_gpus
 from experiments.runtime.option_types import ConfigError
 from experiments.training import routes
-from routing.errors import suggest
+from routing.errors import one_of, suggest
 from routing.route import Route
 
 HEAD = """\
@@ -67,6 +67,8 @@ def help_text(word: str = "") -> str:
     name, _, value = word.partition("=")
     if name in GROUPS and value in options_of(name):
         return _option(name, value)
+    if name in GROUPS and value:
+        one_of(f"--help {name}", value, options_of(name), ConfigError)
     parts, name = sections(), name.split(".")[0]
     if name in parts:
         return parts[name]
@@ -166,6 +168,8 @@ def check_ready(config: Config, processes: int, on_gpu: bool) -> None:
         weak=checkpoint is not None and bool(split(checkpoint, "guidance.checkpoint=")),
         channels=model["in_channels"],
     )
+    if config.eval["name"] != "none":
+        plan_scores(options_for(config), config.data["name"], config.task != "none", {})
     console.check_tracker(config.log)
     for key in ("reference", "inception_weights", "dinov2_weights"):
         path = config.eval.get(key)
@@ -244,26 +248,20 @@ def time_line(config: Config, work: float) -> str:
 
 
 def timed_line(config: Config, arguments: dict[str, Any]) -> str:
-    """Predict the training time from a timed step."""
-    import torch
+    """Predict the training time from a timed step: some samples of noise, forward and back.
 
-    keep_freed_memory()  # as the run will on a CPU
-    if config.train.threads:
-        torch.set_num_threads(config.train.threads)
-    samples = min(config.train.batch, 16)
-    step = step_seconds(config, arguments, samples) * config.train.batch / samples
-    took = console.clock(step * config.train.steps)
-    return f"time        about {took} to train on this machine, by a timed step"
-
-
-def step_seconds(config: Config, arguments: dict[str, Any], samples: int) -> float:
-    """Time the forward and backward pass of a few samples of noise, routed as the run starts."""
+    They are routed as the run starts; the best of three counts.
+    """
     import torch
 
     import backbones
     from routing.rng import Draws
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    keep_freed_memory()  # as the run will on a CPU
+    train, device = config.train, "cuda" if torch.cuda.is_available() else "cpu"
+    if train.threads:
+        torch.set_num_threads(train.threads)
+    samples = min(train.batch, 16)
     model = backbones.create(**arguments).to(device)
     x = torch.randn(samples, *data_options.describe(config.data)["shape"], device=device)
     t = torch.rand(samples, device=device)
@@ -271,9 +269,11 @@ def step_seconds(config: Config, arguments: dict[str, Any], samples: int) -> flo
     for step in range(3):
         start = time.perf_counter()
         draws = Draws(config.seed, step, torch.arange(samples, device=device), device=device)
-        with torch.autocast(device, torch.bfloat16, enabled=config.train.precision == "bf16"):
-            loss = model(x, t, routing=run_routes.training(draws, 0.0)).float().square().mean()
-        loss.backward()
-        loss.item()
+        with out_of_memory(samples):
+            with torch.autocast(device, torch.bfloat16, enabled=train.precision == "bf16"):
+                loss = model(x, t, routing=run_routes.training(draws, 0.0)).float().square().mean()
+            loss.backward()
+            loss.item()
         best = min(best, time.perf_counter() - start)
-    return best
+    took = console.clock(best * train.batch / samples * train.steps)
+    return f"time        about {took} to train on this machine, by a timed step"

@@ -16,6 +16,8 @@ from experiments.runtime.option_types import Key, check_ranges, keys_of
 from routing.errors import UserError, suggest
 
 TASKS = ("class", "text", "none")
+#: Suffixes of the pictures that `experiments/prepare.py` reads.
+PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 
 
 class DataError(UserError):

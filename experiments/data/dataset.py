@@ -9,6 +9,7 @@ nothing to store, to broadcast or to restore. Integers only, so every device giv
 from __future__ import annotations
 
 import abc
+import functools
 import hashlib
 import importlib
 import itertools
@@ -16,7 +17,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -199,8 +200,8 @@ def create(
 ) -> Dataset:
     """Return the data set that `options` describe.
 
-    They are a dataclass of a NAME_spec.py, or a mapping with its keys and a `name`; `task` and
-    `device` are those of `Dataset`.
+    `options` is a dataclass of NAME.py or NAME_spec.py, or a mapping with its keys and a `name`;
+    `task` and `device` are those of `Dataset`.
 
     Raises:
         DataError: Options, files or task that do not fit, in one sentence.
@@ -242,7 +243,7 @@ class SampleOrder:
         self.size = size
         halves = torch.tensor([self.seed & _WORD, (self.seed >> 32) & _WORD])
         self._key = int(_mix(_mix(halves[:1]) ^ halves[1:]))
-        self._known: dict[int, Tensor] = {}
+        self._epoch = functools.lru_cache(2)(self._whole_epoch)
         # Small domains make a weak cipher: 6 bits at least.
         self._half = 3 if size is None else max(3, (max(size - 1, 1).bit_length() + 1) // 2)
 
@@ -261,14 +262,10 @@ class SampleOrder:
                 return torch.stack([self._epoch(first), self._epoch(last)])[epoch - first, place]
         return self._walk(place, epoch)
 
-    def _epoch(self, epoch: int) -> Tensor:
-        """Return a whole epoch's order: at small sizes it costs little more than one batch's."""
-        if epoch not in self._known:
-            while len(self._known) > 1:
-                del self._known[next(iter(self._known))]
-            place = torch.arange(self.size or 0)
-            self._known[epoch] = self._walk(place, torch.full_like(place, epoch))
-        return self._known[epoch]
+    def _whole_epoch(self, epoch: int) -> Tensor:
+        """Return an epoch's order: at small sizes it costs little more than one batch's."""
+        place = torch.arange(self.size or 0)
+        return self._walk(place, torch.full_like(place, epoch))
 
     def _walk(self, place: Tensor, epoch: Tensor) -> Tensor:
         value = self._permute(place, epoch)
@@ -292,6 +289,7 @@ class SampleOrder:
 Plan = Callable[[int], tuple[Tensor, Draws]]
 
 
+@dataclass
 class Prefetch:
     """The batches of steps `start..stop-1`, each a function of its step alone.
 
@@ -299,21 +297,15 @@ class Prefetch:
     thread. Its errors are raised where the batch is asked for. Leaving the loop ends the thread.
 
     `plan` gives a step's sample indices (on the CPU) and its random numbers, a `stop` of None is
-    endless, and `depth` batches may wait.
+    endless, `depth` batches may wait, and `split` is `train` or `test`.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        plan: Plan,
-        start: int = 0,
-        stop: int | None = None,
-        *,
-        depth: int = 3,
-        split: str = "train",
-    ) -> None:
-        self.dataset, self.plan, self.split = dataset, plan, split
-        self.start, self.stop, self.depth = start, stop, depth
+    dataset: Dataset
+    plan: Plan
+    start: int = 0
+    stop: int | None = None
+    depth: int = field(default=3, kw_only=True)
+    split: str = field(default="train", kw_only=True)
 
     def __iter__(self) -> Iterator[Batch]:
         steps = range(self.start, sys.maxsize if self.stop is None else self.stop)

@@ -149,12 +149,10 @@ _RENAMES = (
     (r"mid\.attn_1\.", "mid_block.attentions.0."),
     (r"\.norm_out\.", ".conv_norm_out."),
     (r"nin_shortcut", "conv_shortcut"),
-    (r"encoder\.down\.(\d+)\.block\.", r"encoder.down_blocks.\1.resnets."),
-    (r"encoder\.down\.(\d+)\.attn\.", r"encoder.down_blocks.\1.attentions."),
-    (r"encoder\.down\.(\d+)\.downsample\.", r"encoder.down_blocks.\1.downsamplers.0."),
-    (r"decoder\.up\.(\d+)\.block\.", r"decoder.up_blocks.\1.resnets."),
-    (r"decoder\.up\.(\d+)\.attn\.", r"decoder.up_blocks.\1.attentions."),
-    (r"decoder\.up\.(\d+)\.upsample\.", r"decoder.up_blocks.\1.upsamplers.0."),
+    (r"\.(down|up)\.(\d+)\.", r".\1_blocks.\2."),
+    (r"\.block\.", ".resnets."),
+    (r"\.attn\.", ".attentions."),
+    (r"\.(down|up)sample\.", r".\1samplers.0."),
 )
 _ATTENTION = {"norm": "group_norm", "q": "to_q", "k": "to_k", "v": "to_v", "proj_out": "to_out.0"}
 

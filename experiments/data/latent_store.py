@@ -13,6 +13,7 @@ a pickle is refused with a sentence that says how to convert it.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import functools
 import hashlib
@@ -27,16 +28,19 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from experiments.data import latents_spec
-from experiments.data.data_options import DataError, first_line
+from experiments.data.data_options import DataError, first_line, require
 from experiments.data.tars import Member, read_label, samples_of
 from experiments.runtime.files import atomic_path, sha256
 
+_AGAIN = "copy it again, or rerun prepare without it"
 
-class Store:
+
+class Store(abc.ABC):
     """Latents in some layout on disk."""
 
     layout: str  # its name, for messages
@@ -57,160 +61,137 @@ class Store:
     text_encoder: str | None = None  # which text encoder made `text`
     fingerprint: str  # changes with the contents
 
-    _shards: Shards  # of a layout in shards
-
+    @abc.abstractmethod
     def latents(self, index: Tensor, flip: Tensor | None = None) -> Tensor:
         """Return stored rows (B, C or 2 C, H, W), of mirrored pictures where `flip` (B,)."""
-        return self._shards.rows("latents", index, flip)
 
     def text_rows(self, index: Tensor, which: Tensor) -> tuple[Tensor, list[str]]:
         """Return caption embeddings (B, L, E) and the captions, caption `which` of each sample."""
         raise DataError(f"{self.layout} holds no captions; task=text needs a captioned store")
 
 
-class TensorFile:
-    """A safetensors file whose tensors read the file as they are indexed; do not write to them.
+Tensors = dict[str, Tensor]
+
+
+def _mapped(path: Path) -> Tensors:
+    """Return a file's tensors, which read it as they are indexed; do not write to them.
 
     The mappings hold no file descriptors: a process has 1024, and ImageNet's shards may be more.
     """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            self._file = safe_open(path, "pt")
-            names = self._file.keys()
-            self._shapes = {name: tuple(self._file.get_slice(name).get_shape()) for name in names}
-        except (OSError, SafetensorError) as error:
-            raise DataError(
-                f"{path} is truncated or no safetensors file ({error}); copy it again, or delete "
-                "it and rerun prepare"
-            ) from None
-        self._tensor = functools.cache(self._file.get_tensor)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._shapes
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape without mapping it; refuse a file that has none of this name."""
-        if name not in self:
-            holds = ", ".join(f"{key} {list(size)}" for key, size in self._shapes.items())
-            raise DataError(f"{self.path} has no {name}; it holds {holds or 'nothing'}")
-        return self._shapes[name]
-
-    def __getitem__(self, name: str) -> Tensor:
-        """Return a tensor that is mapped into memory."""
-        return self._tensor(name)
-
-    def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """Refuse a file whose tensor `name` is missing or not of `shape`."""
-        found = self.shape(name)
-        if found != shape:
-            raise DataError(f"{self.path}: {name} has shape {list(found)}; expected {list(shape)}")
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        there = f"truncated or no safetensors file ({error})"
+        raise DataError(f"{path} is {there if path.exists() else 'missing'}; {_AGAIN}") from None
 
 
-class Shards:
-    """Rows spread over files, `counts` in each: finds row i of the whole in its file."""
+def _check(path: Path, file: Tensors, name: str, shape: tuple[int, ...] | None = None) -> None:
+    """Refuse a file whose tensor `name` is missing or not of `shape`."""
+    if name not in file:
+        holds = ", ".join(f"{key} {list(tensor.shape)}" for key, tensor in file.items())
+        raise DataError(f"{path} has no {name}; it holds {holds or 'nothing'}")
+    found = tuple(file[name].shape)
+    if shape is not None and found != shape:
+        raise DataError(f"{path}: {name} has shape {list(found)}; expected {list(shape)}")
 
-    def __init__(self, files: Sequence[TensorFile], counts: Sequence[int]) -> None:
-        self.files = list(files)
+
+class ShardStore(Store):
+    """Rows spread over safetensors files: row i of the whole is found in its file."""
+
+    def _open(
+        self,
+        files: list[tuple[Path, Tensors]],
+        counts: Sequence[int],
+        tails: dict[str, tuple[int, ...]],
+    ) -> None:
+        """Keep the files; each holds its count of rows, which have the shapes `tails` by name."""
+        self._files = [file for _, file in files]
         self._ends = np.cumsum(counts)
-        self._tables: dict[tuple[str, int], np.ndarray[Any, Any]] = {}
+        self._tables: dict[str, list[NDArray[np.uint8]]] = {name: [] for name in tails}
+        for (path, file), count in zip(files, counts, strict=True):
+            for name, tail in tails.items():
+                _check(path, file, name, (count, *tail))
+                found, wanted = file[name].dtype, self._files[0][name.removesuffix("_flip")].dtype
+                require(found == wanted, f"{path}: {name} holds {found}; expected {wanted}")
+                table = file[name].reshape(count, math.prod(tail)).view(torch.uint8)
+                self._tables[name].append(table.numpy())
+        self.count, self.has_flips = sum(counts), "latents_flip" in tails
+        if "labels" in tails:
+            self.labels = torch.cat([file["labels"] for file in self._files]).long()
 
-    def find(self, index: Tensor) -> tuple[list[int], list[int]]:
-        """Return the shard of each row (B,) of the whole, and its row in there."""
+    def _find(self, index: Tensor) -> tuple[list[int], list[int]]:
+        """Return the file of each row (B,) of the whole, and its row in there."""
         rows = index.numpy()
-        shards = np.searchsorted(self._ends, rows, side="right")
-        starts = np.concatenate(([0], self._ends))[shards]
-        return shards.tolist(), (rows - starts).tolist()
+        files = np.searchsorted(self._ends, rows, side="right")
+        starts = np.concatenate(([0], self._ends))[files]
+        return files.tolist(), (rows - starts).tolist()
 
-    def rows(self, name: str, index: Tensor, flip: Tensor | None = None) -> Tensor:
+    def _rows(self, name: str, index: Tensor, flip: Tensor | None = None) -> Tensor:
         """Return rows `index` (B,) of tensor `name`, of `name`_flip where `flip` (B,) is set."""
-        dtype, tail = self.files[0][name].dtype, self.files[0].shape(name)[1:]
-        names = [name] * len(index)
+        first, names = self._files[0][name], [name] * len(index)
         if flip is not None:
             names = [f"{name}_flip" if turned else name for turned in flip.tolist()]
-        out = np.empty((len(index), dtype.itemsize * math.prod(tail)), np.uint8)
+        out = np.empty((len(index), first.itemsize * math.prod(first.shape[1:])), np.uint8)
         # Copying row by row costs a microsecond each; torch's gathers per shard cost twenty.
-        for at, (field, shard, row) in enumerate(zip(names, *self.find(index), strict=True)):
-            out[at] = self._table(field, shard)[row]
-        return torch.from_numpy(out).view(dtype).view(len(index), *tail)
+        for at, (field, file, row) in enumerate(zip(names, *self._find(index), strict=True)):
+            out[at] = self._tables[field][file][row]
+        return torch.from_numpy(out).view(first.dtype).view(len(index), *first.shape[1:])
 
-    def _table(self, name: str, shard: int) -> np.ndarray[Any, Any]:
-        key = (name, shard)
-        if key not in self._tables:
-            data = self.files[shard][name]
-            self._tables[key] = data.reshape(len(data), -1).view(torch.uint8).numpy()
-        return self._tables[key]
-
-    def all(self, name: str) -> Tensor:
-        """Return a small tensor of every shard in memory."""
-        return torch.cat([file[name] for file in self.files])
+    def latents(self, index: Tensor, flip: Tensor | None = None) -> Tensor:
+        """Return stored rows (B, C or 2 C, H, W), of mirrored pictures where `flip` (B,)."""
+        return self._rows("latents", index, flip)
 
 
-class LatentStore(Store):
+class LatentStore(ShardStore):
     """A store that `experiments/prepare.py` wrote; `verify` checks the SHA-256 of every shard."""
 
     layout = "a prepared store"
 
     def __init__(self, path: Path, verify: bool = False) -> None:
-        self.path = path
-        self.manifest, self.fingerprint = latents_spec.Manifest.read(path)
-        manifest = self.manifest
-        self.kind, self.shape, self.count = manifest.kind, manifest.shape, manifest.count
-        self.has_flips, self.classes = manifest.flips, manifest.classes
+        manifest, self.fingerprint = latents_spec.Manifest.read(path)
+        self.kind, self.shape, self.classes = manifest.kind, manifest.shape, manifest.classes
         self.scale_factor, self.shift_factor = manifest.scale_factor, manifest.shift_factor
         self.mean, self.std = torch.tensor(manifest.mean), torch.tensor(manifest.std)
         self.vae = manifest.vae
+        channels = self.shape[0] * (2 if self.kind == "moments" else 1)
+        tails: dict[str, tuple[int, ...]] = {"latents": (channels, *self.shape[1:])}
+        if manifest.flips:
+            tails["latents_flip"] = tails["latents"]
+        if manifest.labels:
+            tails["labels"] = ()
         if manifest.text is not None:
             self.text, self.text_encoder = manifest.text.shape, manifest.text.encoder
-        files = [self._open(shard, verify) for shard in manifest.shards]
-        self._shards = Shards(files, [shard.count for shard in manifest.shards])
-        if manifest.labels:
-            self.labels = self._shards.all("labels").long()
-
-    def _open(self, shard: latents_spec.StoredShard, verify: bool) -> TensorFile:
-        path = self.path / shard.file
-        if not path.exists():
-            raise DataError(f"{path} is missing; copy it again, or rerun prepare to make it again")
-        file = TensorFile(path)
-        if path.stat().st_size != shard.bytes:
-            raise DataError(
-                f"{path} has {path.stat().st_size} bytes and the manifest says {shard.bytes}; "
-                "copy it again, or delete it and rerun prepare"
+            tails |= {"text": self.text, "caption_ends": self.text[:1]}
+        files = []
+        for shard in manifest.shards:
+            name = path / shard.file
+            file, size = _mapped(name), name.stat().st_size
+            require(
+                size == shard.bytes,
+                f"{name} has {size} bytes and the manifest says {shard.bytes}; {_AGAIN}",
             )
-        channels = self.shape[0] * (2 if self.kind == "moments" else 1)
-        expected: dict[str, tuple[int, ...]] = {"latents": (channels, *self.shape[1:])}
-        if self.has_flips:
-            expected["latents_flip"] = expected["latents"]
-        if self.manifest.labels:
-            expected["labels"] = ()
-        if self.text is not None:
-            expected["text"] = self.text
-            expected["caption_ends"] = (self.text[0],)
-        for name, tail in expected.items():
-            file.check(name, (shard.count, *tail))
-        if self.text is not None:
-            file.shape("captions")
-        if verify and sha256(path) != shard.sha256:
-            raise DataError(
-                f"{path} has changed since it was written (its SHA-256 is not the manifest's); "
-                "copy it again, or delete it and rerun prepare"
+            require(
+                not verify or sha256(name) == shard.sha256,
+                f"{name} has changed since it was written (its SHA-256 is not the manifest's); "
+                f"{_AGAIN}",
             )
-        return file
+            if manifest.text is not None:
+                _check(name, file, "captions")
+            files.append((name, file))
+        self._open(files, [shard.count for shard in manifest.shards], tails)
 
     def text_rows(self, index: Tensor, which: Tensor) -> tuple[Tensor, list[str]]:
         """Return embeddings (B, L, E) and captions."""
-        rows = self._shards.rows("text", index)
-        chosen = rows[torch.arange(len(index)), which].float()
-        places = zip(*self._shards.find(index), which.tolist(), strict=True)
-        return chosen, [self._caption(*place) for place in places]
-
-    def _caption(self, shard: int, row: int, which: int) -> str:
-        file = self._shards.files[shard]
-        ends = file["caption_ends"]
-        at = row * ends.shape[1] + which
-        start, end = (int(ends.view(-1)[at - 1]) if at else 0), int(ends.view(-1)[at])
-        return file["captions"][start:end].numpy().tobytes().decode("utf-8", "replace")
+        rows = self._rows("text", index)
+        captions = []
+        for number, row, one in zip(*self._find(index), which.tolist(), strict=True):
+            file = self._files[number]
+            ends = file["caption_ends"].view(-1)
+            at = row * rows.shape[1] + one
+            start, end = int(ends[at - 1]) if at else 0, int(ends[at])
+            content = file["captions"][start:end].numpy().tobytes()
+            captions.append(content.decode("utf-8", "replace"))
+        return rows[torch.arange(len(index)), which].float(), captions
 
 
 # --- other projects' stores -----------------------------------------------------------------------
@@ -281,22 +262,22 @@ class TarStore(Store):
                 if size > os.fstat(file.fileno()).st_size:
                     return None
                 index = {key: stored[key] for key in stored.files}
-            return index if bytes(index["state"]) == self._state and self._holds(index) else None
+            tar, offset, labels = index["tar"], index["offset"], index["labels"]
+            dtype, shape, header = _npy_header(bytes(index["header"]), "")
+            # The last place in its tar where each sample could begin.
+            last = np.array([size for _, size in self._files])[tar]
+            last -= header + dtype.itemsize * math.prod(shape)
+            good = (
+                bytes(index["state"]) == self._state
+                and (tar.dtype, offset.dtype, labels.dtype) == (np.int32, np.int64, np.int64)
+                and tar.shape == offset.shape == (tar.size,)
+                and labels.shape in ((0,), tar.shape)
+                and tar.min() >= 0
+                and ((offset >= 0) & (offset <= last)).all()
+            )
+            return index if good else None
         except Exception:
             return None
-
-    def _holds(self, index: dict[str, Any]) -> bool:
-        """Whether every sample of a list lies inside of its tar."""
-        tar, offset, labels = index["tar"], index["offset"], index["labels"]
-        kinds = (tar.dtype, offset.dtype, labels.dtype) == (np.int32, np.int64, np.int64)
-        if not kinds or not len(tar) or tar.shape != offset.shape or tar.ndim != 1:
-            return False
-        if labels.shape not in ((0,), tar.shape) or tar.min() < 0 or tar.max() >= len(self._tars):
-            return False
-        dtype, shape, header = _npy_header(bytes(index["header"]), "")
-        ends = np.array([size for _, size in self._files])[tar]
-        item = header + dtype.itemsize * math.prod(shape)
-        return bool((offset >= 0).all() and (offset + item <= ends).all())
 
     def _build_index(self) -> dict[str, Any]:
         tar, offset, labels = [], [], []
@@ -395,7 +376,7 @@ def _array(header: tuple[np.dtype[Any], tuple[int, ...], int]) -> str:
     return f"{header[0]} {list(header[1])}"
 
 
-class LightningStore(Store):
+class LightningStore(ShardStore):
     """LightningDiT's shards: `latents`, `latents_flip` and `labels`, beside `latents_stats.pt`.
 
     Its published rule normalises with the stored statistics, (latent - mean) / std.
@@ -405,28 +386,18 @@ class LightningStore(Store):
 
     def __init__(self, path: Path, kind: str = "auto") -> None:
         names = sorted(p for p in path.iterdir() if p.suffix == ".safetensors")
-        files = [TensorFile(name) for name in names]
-        counts = []
-        for file in files:
-            rows = file.shape("latents")
-            if len(rows) != 4:
-                raise DataError(
-                    f"{file.path}: latents has shape {list(rows)}; expected [N, C, H, W]"
-                )
-            file.check("latents", (rows[0], *files[0].shape("latents")[1:]))
-            for name, shape in (("latents_flip", rows), ("labels", rows[:1])):
-                if name in files[0] or name in file:
-                    file.check(name, shape)
-            counts.append(rows[0])
-        self.count = sum(counts)
-        if not self.count:
-            raise DataError(f"{path} holds {len(files)} shards without a sample")
-        stored = files[0].shape("latents")[1:]
+        files = [(name, _mapped(name)) for name in names]
+        for name, file in files:
+            _check(name, file, "latents")
+            shape = list(file["latents"].shape)
+            require(len(shape) == 4, f"{name}: latents has shape {shape}; expected [N, C, H, W]")
+        counts = [len(file["latents"]) for _, file in files]
+        require(sum(counts) > 0, f"{path} holds {len(files)} shards without a sample")
+        first = files[0][1]
+        stored = tuple(first["latents"].shape[1:])
         self.kind, self.shape = latents_spec.moments_or_sample(stored, kind, f"{names[0]}: latents")
-        self.has_flips = "latents_flip" in files[0]
-        self._shards = Shards(files, counts)
-        if "labels" in files[0]:
-            self.labels = self._shards.all("labels").long()
+        tails = {"latents": stored, "latents_flip": stored, "labels": ()}
+        self._open(files, counts, {name: tail for name, tail in tails.items() if name in first})
         if (path / _STATISTICS).exists():
             self.mean, self.std = _read_statistics(path / _STATISTICS, self.shape[0])
             self.normalised = True

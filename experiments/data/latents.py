@@ -24,7 +24,7 @@ from experiments.data.dataset import Batch, Condition, Dataset, Device, Rows, Sa
 from experiments.data.encoders import DEFAULT, Autoencoder, TextEncoder, sample_moments, why_not
 from experiments.data.latent_store import Store, open_store
 from experiments.data.latents_spec import LatentsOptions
-from experiments.runtime.option_types import ConfigError, build
+from experiments.runtime.option_types import build
 from routing.rng import Draws
 
 # Options that change the pictures of a split while the store stays.
@@ -42,22 +42,6 @@ class Decoding:
     offset: float = 0.0  # its shift factor
     vae: str | None = None  # its name or folder, or None
     text_encoder: str | None = None  # name of what embeds captions, or None
-
-    @classmethod
-    def read(cls, values: Mapping[str, Any], channels: int) -> Decoding:
-        """Return what an exported file says, checked."""
-        try:
-            found = build(cls, values)
-            numbers = [*found.shift, *found.unit, found.offset, found.factor or 1.0]
-            good = len(found.shift) == len(found.unit) == channels and found.factor != 0
-        except (ConfigError, OverflowError):
-            good, numbers = False, []
-        if not good or not all(map(math.isfinite, numbers)):
-            raise DataError(
-                "the weights do not say how their latents become pixels (damaged metadata); "
-                "give the store they were trained on: data.path=FOLDER"
-            )
-        return found
 
 
 class LatentSpace(Dataset):
@@ -96,10 +80,17 @@ class LatentSpace(Dataset):
             self.class_names = tuple(str(name) for name in info["class_names"])
             self.text = (int(info["text"][0]), int(info["text"][1])) if info["text"] else None
             self.fingerprint = str(info["fingerprint"])
-            said = dict(info["decoding"])
-        except (TypeError, ValueError, KeyError, IndexError):
-            said = {}
-        self.decoding = Decoding.read(said, getattr(self, "shape", (0,))[0])
+            self.decoding = how = build(Decoding, info["decoding"])
+            numbers = (*how.shift, *how.unit, how.offset, how.factor or 1.0)
+            good = len(how.shift) == len(how.unit) == channels and how.factor != 0
+            good = good and all(map(math.isfinite, numbers))
+        except (TypeError, ValueError, KeyError, IndexError, OverflowError):
+            good = False
+        if not good:
+            raise DataError(
+                "the weights do not say how their latents become pixels (damaged metadata); "
+                "give the store they were trained on: data.path=FOLDER"
+            )
         return self
 
     def describe(self) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 from safetensors import safe_open
 
-from experiments.data.data_options import DataError, DataOptions, ShapeError, require
-from experiments.data.tars import samples_of, walk
+from experiments.data.data_options import PICTURES, DataError, DataOptions, ShapeError, require
+from experiments.data.tars import Member, samples_of, walk
 from experiments.runtime.files import sha256
 from experiments.runtime.option_types import Key, build
 from routing.parsing import bytes_of, json_of
@@ -99,7 +99,7 @@ class Manifest:
 
 
 _LATENT = ("latent.npy", "latent")  # fields of a tar's sample
-IMAGES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".parquet", ".arrow"}
+_PREPARED = {*PICTURES, ".parquet", ".arrow"}  # what prepare reads
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class LatentsOptions(DataOptions):
             if kind == "prepared":
                 Manifest.read(folder)
             elif kind == "tars":
-                _check_tar(min(folder.glob("*.tar")))
+                _first_latent(min(folder.glob("*.tar")))
 
     def fingerprint(self) -> str:
         """Return a checksum of the manifest, or of the names and sizes of a foreign store's files.
@@ -226,7 +226,7 @@ def _describe(folder: Path, names: list[str]) -> str:
     )
     if "data.mdb" in names:
         return f"this is an LMDB, which is not read; write its records to {pack}"
-    if (suffixes | below) & IMAGES:
+    if (suffixes | below) & _PREPARED:
         return f"this holds pictures, not latents; run python experiments/prepare.py {folder} OUT"
     if suffixes & {".npy", ".pt", ".pth", ".pkl"}:
         return f"loose .npy or .pt files are not read; pack them into {pack}"
@@ -245,7 +245,10 @@ def _stored_shape(folder: Path, kind: str) -> list[int] | None:
     """Return (C, H, W) from the first header of a foreign store, or None where there is none."""
     try:
         if tars := sorted(folder.glob("*.tar")):
-            stored = _tar_shape(tars[0])
+            with tars[0].open("rb") as archive:
+                archive.seek(_first_latent(tars[0]).offset)
+                found = re.search(rb"'shape': \(([\d, ]+)\)", archive.read(512))
+            stored = [int(n) for n in found[1].split(b",") if n.strip()] if found else []
         else:
             with safe_open(min(folder.glob("*.safetensors")), "numpy") as file:
                 stored = file.get_slice("latents").get_shape()[1:]
@@ -275,7 +278,7 @@ def latent_field(where: str, fields: Collection[str]) -> str:
     """
     if found := [name for name in _LATENT if name in fields]:
         return found[0]
-    pictures = any(f".{name.rsplit('.', 1)[-1]}" in IMAGES for name in fields)
+    pictures = any(f".{name.rsplit('.', 1)[-1]}" in _PREPARED for name in fields)
     hint = "these are pictures: run python experiments/prepare.py on them"
     raise DataError(
         f"{where} has no latent.npy; found {', '.join(sorted(fields))}; "
@@ -283,16 +286,10 @@ def latent_field(where: str, fields: Collection[str]) -> str:
     )
 
 
-def _check_tar(path: Path) -> None:
-    """Refuse an archive without a latent; one with latents is read up to the first."""
-    if not any(member.field in _LATENT for member in walk(path)):
-        for key, fields in samples_of(path).items():
-            latent_field(f"{path}: {key}", fields)
-
-
-def _tar_shape(path: Path) -> list[int]:
-    first = next(member for member in walk(path) if member.field in _LATENT)
-    with path.open("rb") as file:
-        file.seek(first.offset)
-        found = re.search(rb"'shape': \(([\d, ]+)\)", file.read(512))
-    return [int(n) for n in found[1].split(b",") if n.strip()] if found else []
+def _first_latent(path: Path) -> Member:
+    """Return the first latent of an archive, which is read up to there; refuse one without."""
+    for member in walk(path):
+        if member.field in _LATENT:
+            return member
+    key, fields = next(iter(samples_of(path).items()))
+    return fields[latent_field(f"{path}: {key}", fields)]

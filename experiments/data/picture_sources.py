@@ -21,11 +21,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from experiments.data.data_options import DataError, first_line
+from experiments.data.data_options import PICTURES, DataError, first_line
 from experiments.data.tars import Member, read_label, samples_of
 from routing.parsing import json_of
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 # Names of columns on the Hugging Face hub, the likeliest first.
 _GUESSES = {
     "image": ("image", "img", "jpg", "png", "webp"),
@@ -90,7 +89,7 @@ def open_source(
         ) from None
     tars = [p for p in found if p.suffix == ".tar"]
     tables = [p for p in found if p.suffix in (".parquet", ".arrow")]
-    pictures = [p for p in found if p.suffix.lower() in SUFFIXES and path.is_dir()]
+    pictures = [p for p in found if p.suffix.lower() in PICTURES and path.is_dir()]
     kinds = {"pictures": pictures, "tars": tars, "tables": tables}
     if len(there := {kind: those for kind, those in kinds.items() if those}) > 1:
         listed = " and ".join(f"{kind} such as {those[0].name}" for kind, those in there.items())
@@ -105,7 +104,7 @@ def open_source(
     if not pictures:
         listed = ", ".join(p.name for p in found[:5]) or "nothing"
         raise DataError(
-            f"{path} holds no pictures: expected {' '.join(SUFFIXES)} files, .tar, .parquet or "
+            f"{path} holds no pictures: expected {' '.join(PICTURES)} files, .tar, .parquet or "
             f".arrow; found {listed}"
         )
     return FolderSource(path, pictures, captions)
@@ -116,7 +115,11 @@ def _digest(values: Any) -> str:
 
 
 def _listed(said: Any) -> tuple[str, ...]:
-    return (said,) if isinstance(said, str) else tuple(map(str, said or ()))
+    """Return a caption or a list of them; `TypeError` for what is no text, such as a record."""
+    found = (said,) if isinstance(said, str) else tuple(said or ())
+    if isinstance(said, dict) or not all(isinstance(caption, str) for caption in found):
+        raise TypeError
+    return found
 
 
 def _captions_of(row: dict[str, Any]) -> tuple[str, ...]:
@@ -194,7 +197,7 @@ class TarSource(PictureSource):
         self._samples: list[tuple[int, str, Member, dict[str, Member]]] = []
         for number, path in enumerate(tars):
             for key, fields in samples_of(path).items():
-                field = next((f for f in fields if f".{f.split('.')[-1]}" in SUFFIXES), None)
+                field = next((f for f in fields if f".{f.split('.')[-1]}" in PICTURES), None)
                 if field is not None:
                     self._samples.append((number, key, fields[field], fields))
         self.count = len(self._samples)
@@ -285,7 +288,13 @@ class TableSource(PictureSource):
         label = row[str(self._columns["label"])] if self.labelled else None
         if self.labelled and not isinstance(label, int):
             raise DataError(f"{where} has label {label!r}; expected a whole number")
-        captions = _listed(row[str(self._columns["caption"])]) if self.captioned else ()
+        said = row[str(self._columns["caption"])] if self.captioned else None
+        try:
+            captions = _listed(said)
+        except TypeError:
+            raise DataError(
+                f"{where} has caption {said!r}; expected text or a list of it"
+            ) from None
         return RawPicture(where, content if isinstance(content, bytes) else None, label, captions)
 
 

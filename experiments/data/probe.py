@@ -117,15 +117,22 @@ def adherence(
         raise DataError("adherence needs either labels or captions")
     seen = read(images).to("cpu")
     if captions is not None:
-        return _caption_hits(seen, scenes.read_captions(captions))
+        asked = scenes.read_captions(captions)
+        filled, hits = asked.shape > 0, _hits(seen, asked)
+        return {
+            "caption": _count(hits["everything"]),
+            **{key: _count(hits[key][filled]) for key in _HEADS},
+            "place": _count((seen.shape > 0) == filled),
+            "background": _count(hits["background"]),
+        }
     assert labels is not None
-    found, asked = seen.labels(), labels.cpu()
+    found, wanted = seen.labels(), labels.cpu()
     colours = len(scenes.COLOURS)
     one = found >= 0
     return {
-        "class": _count(found == asked),
-        "shape": _count(one & (found // colours == asked // colours)),
-        "colour": _count(one & (found % colours == asked % colours)),
+        "class": _count(found == wanted),
+        "shape": _count(one & (found // colours == wanted // colours)),
+        "colour": _count(one & (found % colours == wanted % colours)),
     }
 
 
@@ -133,17 +140,11 @@ def _count(hits: Tensor) -> tuple[int, int]:
     return int(hits.sum()), hits.numel()
 
 
-def _caption_hits(seen: scenes.Attributes, asked: scenes.Attributes) -> dict[str, tuple[int, int]]:
-    filled = asked.shape > 0
-    same = {k: getattr(seen, k) == getattr(asked, k) for k in ("shape", "colour", "size")}
-    everything = torch.stack([*same.values()]).all(0).all(1)
-    right_ground = seen.background == asked.background
-    return {
-        "caption": _count(everything & right_ground),
-        **{key: _count(value[filled]) for key, value in same.items()},
-        "place": _count((seen.shape > 0) == filled),
-        "background": _count(right_ground),
-    }
+def _hits(seen: scenes.Attributes, asked: scenes.Attributes) -> dict[str, Tensor]:
+    """Return what is right, by attribute: (N, 4) for those of shapes, (N,) for all others."""
+    hits = {key: getattr(seen, key) == getattr(asked, key) for key in (*_HEADS, "background")}
+    shapes = torch.stack([hits[key].all(1) for key in _HEADS]).all(0)
+    return hits | {"everything": shapes & hits["background"]}
 
 
 def _pictures(split: str, start: int, count: int) -> tuple[Tensor, scenes.Attributes]:
@@ -152,19 +153,10 @@ def _pictures(split: str, start: int, count: int) -> tuple[Tensor, scenes.Attrib
     return scenes.draw(attributes, free), attributes
 
 
-def accuracy(network: Probe, count: int = 4096) -> dict[str, float]:
+def accuracy(count: int = 4096) -> dict[str, float]:
     """Return the share of right answers per attribute on pictures of the test stream."""
-    right: dict[str, float] = dict.fromkeys([*_HEADS, "background", "everything"], 0.0)
-    for start in range(0, count, 512):
-        images, truth = _pictures("test", start, min(512, count - start))
-        with torch.inference_mode():
-            answers = network(images)
-        hits = {k: answers[k].argmax(-1) == getattr(truth, k) for k in (*_HEADS, "background")}
-        hits["everything"] = torch.stack([hits[k].all(1) for k in _HEADS]).all(0)
-        hits["everything"] &= hits["background"]
-        for key, value in hits.items():
-            right[key] += float(value.double().mean(-1).sum() if value.dim() > 1 else value.sum())
-    return {key: value / count for key, value in right.items()}
+    images, truth = _pictures("test", 0, count)
+    return {key: float(hits.double().mean()) for key, hits in _hits(read(images), truth).items()}
 
 
 def train(steps: int = 2500, batch: int = 64, lr: float = 2e-3, log: bool = False) -> Probe:
@@ -209,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         state = {key: value.half().contiguous() for key, value in network.state_dict().items()}
         atomic_write(WEIGHTS, save(state))
         load.cache_clear()
-    print(json.dumps({key: round(value, 4) for key, value in accuracy(load()).items()}))
+    print(json.dumps({key: round(value, 4) for key, value in accuracy().items()}))
 
 
 if __name__ == "__main__":

@@ -46,7 +46,11 @@ class ImageOptions(DataOptions):
 
     dataset = "experiments.data.dataset.PixelSet"
     package: ClassVar[tuple[str, str]] = ("", "")  # brings the files; what they are to the set
-    mirrored: ClassVar[bool] = False  # whether half of the images of a training step are mirrored
+
+    @property
+    def mirrored(self) -> bool:
+        """Whether half of the images of a training step are mirrored."""
+        return False
 
     def check(self) -> None:
         """Refuse the set where the package that brings its files is not installed."""
@@ -76,7 +80,8 @@ class SplitOptions(ImageOptions):
 
     # Share of every class that is held out from training
     test_fraction: Annotated[float, Key(least=0.01, most=0.9)] = 0.2
-    split_seed: int = 0  # which samples are held out
+    # Which samples are held out
+    split_seed: Annotated[int, Key(least=0, most=2**32 - 1)] = 0
 
     def split(self, images: np.ndarray, labels: np.ndarray, white: int) -> LabelledImages:
         """Hold out the same share of every class of N images, whole numbers in any shape."""

@@ -17,6 +17,7 @@ differences between devices vanish in the rounding.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from experiments.data.data_options import DataError
 from experiments.data.dataset import Batch, Condition, Dataset, Device, Rows, to_uint8
@@ -81,11 +83,11 @@ class Attributes:
 
     def captions(self) -> list[str]:
         """Return one English sentence for each picture, the large shape first."""
-        parts = (self.shape, self.colour, self.size, self.background)
-        return [_caption(*row) for row in zip(*(part.tolist() for part in parts), strict=True)]
+        said = (" ".join(WORDS[i] for i in row if i) for row in self.tokens().tolist())
+        return [sentence.replace(" ,", ",") for sentence in said]
 
     def tokens(self) -> Tensor:
-        """Return the captions as word indices, (B, 32) int64: `tokenize(captions())` without words.
+        """Return the captions as word indices, (B, 32) int64.
 
         Training needs no strings, and making them would wait for the device.
         """
@@ -93,27 +95,20 @@ class Attributes:
         # Sorted by (absent, small, quadrant): the order in which the caption names them.
         rank = (self.shape == 0) * 16 + self.size * 4 + torch.arange(4, device=device)
         order = rank.argsort(1)[:, :3]
-        count = (self.shape > 0).sum(1)
-        parts = [_lookup(SIZES, self.size), _lookup(COLOURS, self.colour)]
-        parts.append(_lookup(SHAPES, self.shape))
-        places = tuple(zip(*([_INDEX[w] for w in place.split()] for place in PLACES), strict=True))
-        vertical, horizontal = constant(places, torch.int64, device)
-        phrase = torch.full((len(self), 4, 9), _INDEX["a"], device=device)
-        phrase[..., 1:4] = torch.stack(parts, -1)
-        phrase[..., 4], phrase[..., 5] = _INDEX["at"], _INDEX["the"]
-        phrase[..., 6], phrase[..., 7] = vertical, horizontal
+        count = (self.shape > 0).sum(1, keepdim=True)
+        # The words of one kind are neighbours in the vocabulary: counted from the first of each.
+        phrase = _ids("a large red circle at the top left and", device).repeat(len(self), 4, 1)
+        phrase[..., 1:4] += torch.stack((self.size, self.colour, self.shape), -1) - 1
+        phrase[..., 6:8] += constant(((0, 0), (0, 1), (1, 0), (1, 1)), torch.int64, device)
         rows = phrase.gather(1, order[..., None].expand(-1, -1, 9))
         # Behind each phrase: a comma if two more follow, "and" if one does.
-        left = count[:, None] - torch.arange(1, 4, device=device)
-        rows[..., 8] = torch.where(left > 1, _INDEX[","], _INDEX["and"])
-        ids = torch.zeros(len(self), LENGTH, dtype=torch.int64, device=device)
-        ids[:, :27] = rows.flatten(1)
-        end = (9 * count - 1)[:, None] + torch.arange(LENGTH, device=device)
-        tail = torch.zeros_like(end)
-        tail[:, 0], tail[:, 1], tail[:, 3] = _INDEX["on"], _INDEX["a"], _INDEX["background"]
-        tail[:, 2] = _INDEX[BACKGROUNDS[0]] + self.background
-        wide = torch.cat((ids, torch.zeros_like(ids)), 1).scatter(1, end, tail)
-        return wide[:, :LENGTH]
+        left = count - torch.arange(1, 4, device=device)
+        rows[..., 8] = torch.where(left > 1, _INDEX[","], rows[..., 8])
+        place, end = torch.arange(LENGTH, device=device), 9 * count - 1
+        ids = F.pad(rows.flatten(1), (0, LENGTH - 27)) * (place < end)
+        tail = _ids("on a black background", device).repeat(len(self), 1)
+        tail[:, 2] += self.background
+        return ids.scatter(1, end + place[:4], tail)
 
 
 @table
@@ -122,19 +117,8 @@ def constant(values: tuple, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=dtype, device=device)
 
 
-def _lookup(words: tuple[str, ...], values: Tensor) -> Tensor:
-    # The words of one kind are neighbours in the vocabulary; an empty quadrant's is never read.
-    return values + (_INDEX[words[0]] - 1)
-
-
-def _caption(shape: list[int], colour: list[int], size: list[int], background: int) -> str:
-    order = sorted((q for q in range(4) if shape[q]), key=lambda q: (size[q], q))
-    parts = [
-        f"a {SIZES[size[q] - 1]} {COLOURS[colour[q] - 1]} {SHAPES[shape[q] - 1]} at the {PLACES[q]}"
-        for q in order
-    ]
-    listed = " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
-    return f"{listed} on a {BACKGROUNDS[background]} background"
+def _ids(words: str, device: torch.device) -> Tensor:
+    return constant(tuple(_INDEX[word] for word in words.split()), torch.int64, device)
 
 
 def read_captions(captions: Sequence[str]) -> Attributes:
@@ -180,17 +164,15 @@ def tokenize(captions: Sequence[str]) -> Tensor:
 
 def embed(ids: Tensor) -> Tensor:
     """Return (B, 32, 64) float32 embeddings of word indices (B, 32)."""
-    vectors = _hadamard(WIDTH, ids.device)
+    vectors = _hadamard(ids.device)
     place = vectors[WIDTH - LENGTH :]
     return (vectors[ids] + place) / 2**0.5
 
 
 @table
-def _hadamard(n: int, device: torch.device) -> Tensor:
-    matrix = torch.ones(1, 1, device=device)
-    while len(matrix) < n:
-        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
-    return matrix
+def _hadamard(device: torch.device) -> Tensor:
+    two = torch.tensor([[1.0, 1.0], [1.0, -1.0]], device=device)
+    return functools.reduce(torch.kron, [two] * (WIDTH.bit_length() - 1))
 
 
 _INDEX = {word: i for i, word in enumerate(WORDS) if word}

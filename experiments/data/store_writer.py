@@ -7,7 +7,6 @@ the JSONs alone, by whichever process finds all of them. Processes share nothing
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import itertools
 import json
@@ -84,18 +83,16 @@ class StoreWriter:
         plan = {"format": FORMAT, "source": self.source.fingerprint, "count": self.source.count}
         plan |= asdict(self.settings)
         path = self.out / PLAN
+        self.out.mkdir(parents=True, exist_ok=True)
+        # Listed once: another process may write its plan, the same, at any moment.
+        names = {p.name for p in self.out.iterdir() if p.name[0] != "."}
+        if PLAN not in names:
+            if names:
+                raise DataError(f"{self.out} is not empty; give a new folder")
+            atomic_write(path, json.dumps(plan, indent=1) + "\n")
+            return
         try:
-            self.out.mkdir(parents=True, exist_ok=True)
-            # Listed once: another process may write its plan, the same, at any moment.
-            names = {p.name for p in self.out.iterdir() if p.name[0] != "."}
-            if PLAN not in names:
-                if names:
-                    raise DataError(f"{self.out} is not empty; give a new folder")
-                atomic_write(path, json.dumps(plan, indent=1) + "\n")
-                return
             old = json_of(path.read_bytes())
-        except OSError as error:
-            raise self._full(error, path) from None
         except Malformed:
             raise DataError(f"{path} is damaged; give a new folder") from None
         old = old if isinstance(old, dict) else {}
@@ -131,21 +128,9 @@ class StoreWriter:
         data = save(tensors) if count else b""
         about = {"count": count, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         about |= {"sums": sums, "skipped": skipped}
-        try:
-            if count:
-                atomic_write(shard, data)
-            atomic_write(note, json.dumps(about) + "\n")
-        except OSError as error:
-            raise self._full(error, shard, len(data)) from None
-
-    def _full(self, error: OSError, path: Path, size: int = 0) -> DataError:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            kept = self.shards - len(self.missing()) if self.out.exists() else 0
-            return DataError(
-                f"the disk of {self.out} is full: {path.name} needs {max(size >> 20, 1)} MB; free "
-                f"some and run the same command again, which keeps the {kept} finished shards"
-            )
-        return DataError(f"{path} cannot be written: {error.strerror}")
+        if count:
+            atomic_write(shard, data)
+        atomic_write(note, json.dumps(about) + "\n")
 
     def _encode(self, k: int) -> tuple[dict[str, Tensor], dict[str, Any], list[list[str]]]:
         """Return the tensors of shard `k`, the sums for mean and std, and what was skipped."""
@@ -200,14 +185,20 @@ class StoreWriter:
             parts.setdefault("text", []).append(text.unflatten(0, (len(items), -1)))
 
     def _stored(self, moments: Tensor, items: list[CroppedPicture], stream: str) -> Tensor:
-        dtype = getattr(torch, self.settings.dtype)
-        if self.settings.kind == "moments":
-            return moments.to(dtype)
-        # Keyed by the picture, so that a shard comes out the same whoever encodes it.
-        names = [item.raw.name.encode("utf-8", "surrogateescape") for item in items]
-        keys = [hashlib.sha256(name).digest()[:7] for name in names]
-        index = torch.tensor([int.from_bytes(key, "little") for key in keys])
-        return sample_moments(moments, Draws(0, 0, index), stream).to(dtype)
+        if self.settings.kind == "sample":
+            # Keyed by the picture, so that a shard comes out the same whoever encodes it.
+            names = [item.raw.name.encode("utf-8", "surrogateescape") for item in items]
+            keys = [hashlib.sha256(name).digest()[:7] for name in names]
+            index = torch.tensor([int.from_bytes(key, "little") for key in keys])
+            moments = sample_moments(moments, Draws(0, 0, index), stream)
+        stored = moments.to(getattr(torch, self.settings.dtype))
+        finite = stored.isfinite().flatten(1).all(1).tolist()
+        if not all(finite):
+            raise DataError(
+                f"{items[finite.index(False)].raw.name} has latents that are not finite in "
+                f"{self.settings.dtype}; try --dtype float32, or another --vae"
+            )
+        return stored
 
     def _chosen(self, raw: RawPicture) -> list[str]:
         if not raw.captions:
@@ -263,10 +254,7 @@ class StoreWriter:
                 if note["count"]
             ),
         )
-        try:
-            listed = "".join(f"{name}\t{reason}\n" for name, reason in skipped)
-            atomic_write(self.out / SKIPPED, listed.encode("utf-8", "surrogateescape"))
-            atomic_write(self.out / MANIFEST, manifest.dumps())
-        except OSError as error:
-            raise self._full(error, self.out / MANIFEST) from None
+        listed = "".join(f"{name}\t{reason}\n" for name, reason in skipped)
+        atomic_write(self.out / SKIPPED, listed.encode("utf-8", "surrogateescape"))
+        atomic_write(self.out / MANIFEST, manifest.dumps())
         return manifest

@@ -55,6 +55,9 @@ def walk(path: Path) -> Iterator[Member]:
                 stem, _, field = name.partition(".")
                 key = f"{folder}/{stem}" if folder else stem
                 yield Member(key, field.lower(), info.offset_data, info.size)
+            # tarfile takes a file that was cut off between two members for a whole one.
+            if archive.offset + tarfile.BLOCKSIZE > size:
+                raise DataError(f"{path} is truncated: its end is missing; copy it again")
     except DataError:
         raise
     except OSError as error:

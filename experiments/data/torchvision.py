@@ -7,6 +7,7 @@ first compared with the checksum that torchvision has for it, and refused if it 
 from __future__ import annotations
 
 import gzip
+import tarfile
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import numpy as np
 
 from experiments.data import published_files as published
 from experiments.data.data_options import DataError
-from experiments.runtime.files import default_cache
+from experiments.runtime.files import atomic_write, default_cache
 from experiments.runtime.option_types import Key
 
 _WAYS = "data.root=FOLDER is where torchvision puts it, and what is not there is downloaded"
@@ -57,11 +58,14 @@ class TorchvisionOptions(published.ImageOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        shape, classes, alike = SETS[self.set]
+        shape, classes, _ = SETS[self.set]
         object.__setattr__(self, "sample_shape", shape)
         object.__setattr__(self, "class_count", classes)
-        mirrored = self.flip == "mirror" or (self.flip == "auto" and alike)
-        object.__setattr__(self, "mirrored", mirrored)
+
+    @property
+    def mirrored(self) -> bool:
+        """Whether half of the images of a training step are mirrored."""
+        return SETS[self.set][2] if self.flip == "auto" else self.flip == "mirror"
 
     def read(self) -> published.LabelledImages:
         """Return the published split."""
@@ -80,12 +84,14 @@ def _cifar(kind: Any, root: Path) -> tuple[dict[str, published.Split], Sequence[
     listed = [*kind.train_list, *kind.test_list, (kind.meta["filename"], kind.meta["md5"])]
     files = {root / kind.base_folder / name: md5 for name, md5 in listed}
     if not all(path.is_file() for path in files):
-        from torchvision.datasets.utils import extract_archive
-
         archive = root / kind.filename
         published.fetch([kind.url], archive, kind.tgz_md5)
         published.check(archive, kind.tgz_md5)
-        extract_archive(archive, root)
+        with tarfile.open(archive) as packed:
+            for member in packed:
+                path, content = root / member.name, packed.extractfile(member)
+                if path in files and content is not None:
+                    atomic_write(path, content.read())  # several processes may unpack it at once
     for path, md5 in files.items():
         published.check(path, md5)
     made = {split: kind(root, train=split == "train") for split in published.NAMES}

@@ -1,7 +1,8 @@
 """Losses beside the objective's own: TREAD's first version, MaskDiT, REPA. Pure functions.
 
 Token masks are bool `(B, N)`, true for tokens that were *dropped* (routed or masked), N = H W in
-raster order; a grid is (H, W). Loss maps are what `Objective.loss` returns, `(B, C, H p, W p)`.
+raster order; a grid is (H, W). Loss maps are what `Objective.loss` returns, `(B, C, H p, W p)`,
+where p is the side of a patch.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from backbones.heads import patchify
 
 
 def pixel_mask(dropped: Tensor, grid: tuple[int, int], patch: int) -> Tensor:
@@ -31,17 +34,11 @@ def patch_error(prediction: Tensor, target: Tensor, patch: int, normalise: bool 
     preconditioned, and the target the noisy image; TREAD's first version reconstructs the clean
     one. `normalise` brings each target patch to mean 0 and variance 1 first, as MAE and MaskDiT do.
     """
-    guess, truth = _patches(prediction, patch), _patches(target, patch)
+    guess, truth = patchify(prediction, patch), patchify(target, patch)
     if normalise:
         mean, variance = truth.mean(-1, keepdim=True), truth.var(-1, keepdim=True)
         truth = (truth - mean) / (variance + 1e-6).sqrt()
     return (guess - truth).square().mean(-1)
-
-
-def _patches(image: Tensor, patch: int) -> Tensor:
-    """Cut `(B, C, H p, W p)` into `(B, N, C p p)`."""
-    cut = image.unfold(2, patch, patch).unfold(3, patch, patch)
-    return cut.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
 
 
 def maskdit_loss(
@@ -68,7 +65,8 @@ def ensemble_loss(
 
     `L = mean_k ( dsm_k + weight * mae_k )`, where `dsm_k` is the objective's loss on the tokens
     that stayed in route k and `mae_k` the same error on those that skipped it. Both are means over
-    their tokens; there is at least one route. Its weight is not published; MaskDiT's is 0.1.
+    their tokens; there is at least one route. The paper's weight of the skipped tokens is not
+    published; 0.1 is MaskDiT's.
     """
     hidden = [pixel_mask(mask, grid, loss.shape[-1] // grid[1]) for mask in dropped]
     terms = [masked_mean(loss, ~mask) + weight * masked_mean(loss, mask) for mask in hidden]

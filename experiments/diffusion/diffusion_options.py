@@ -45,11 +45,15 @@ Steps = Annotated[int, Key(least=1, most=10**5)]
 # ------------------------------------------------------------------------------------- objectives
 
 
-@dataclass(frozen=True)
-class EDMOptions(DiffusionOptions):
-    """EDM (Karras et al. 2022, Table 1, and TREAD's settings)."""
+class ObjectiveOptions(DiffusionOptions):
+    """What the options of all objectives have in common."""
 
     GROUP = "objective"
+
+
+@dataclass(frozen=True)
+class EDMOptions(ObjectiveOptions):
+    """EDM (Karras et al. 2022, Table 1, and TREAD's settings)."""
 
     name: str = "edm"
     p_mean: float = -1.2
@@ -68,10 +72,8 @@ class EDMOptions(DiffusionOptions):
 
 
 @dataclass(frozen=True)
-class FlowOptions(DiffusionOptions):
+class FlowOptions(ObjectiveOptions):
     """Flow matching as in SiT (Ma et al. 2024), with LightningDiT's extras."""
-
-    GROUP = "objective"
 
     name: str = "flow"
     times: Annotated[str, Key(among=("lognormal", "uniform"))] = "lognormal"
@@ -85,10 +87,8 @@ class FlowOptions(DiffusionOptions):
 
 
 @dataclass(frozen=True)
-class DDPMOptions(DiffusionOptions):
+class DDPMOptions(ObjectiveOptions):
     """DDPM as in DiT (Peebles & Xie 2023): linear betas, epsilon, optional learned variance."""
-
-    GROUP = "objective"
 
     name: str = "ddpm"
     steps: Annotated[int, Key(least=2, most=10**6)] = 1000

@@ -53,12 +53,12 @@ class Guidance:
     blocks of a fused span (SPRINT); one that differs in nothing is no guidance.
     """
 
-    def __init__(self, options: GuidanceOptions | None = None) -> None:
-        self.options = o = options or GuidanceOptions()
-        dropping = isinstance(o, PathDropOptions)
+    def __init__(self, options: GuidanceOptions) -> None:
+        self.options = options
+        dropping = isinstance(options, PathDropOptions)
         #: Whether some pass drops tokens.
-        self.sparse = dropping or isinstance(o, RoutedOptions)
-        self.weak_pass = Pass(o.weak_label, weak=o.needs_weak, drop=dropping)
+        self.sparse = dropping or isinstance(options, RoutedOptions)
+        self.weak_pass = Pass(options.weak_label, weak=options.needs_weak, drop=dropping)
         #: What passes with a rate do: the route, and further fields of `routing.Routing`.
         self.route: Any = None
         self.routing: dict[str, Any] = {}
@@ -180,8 +180,8 @@ class APG(Guidance):
         return given + (self.options.scale - 1) * (orthogonal + self.options.eta * parallel)
 
 
-# Those that mix, or schedule, their passes in a way of their own.
-_OWN: dict[str, type[Any]] = {"cfg": CFG, "interval": CFG, "routed": Routed, "apg": APG}
+# Those that differ from `Guidance` in more than their options.
+GUIDANCE: dict[str, type[Any]] = {"cfg": CFG, "interval": CFG, "routed": Routed, "apg": APG}
 
 
 def has_text(model: Any) -> bool:
@@ -202,7 +202,7 @@ def create_guidance(options: Any = None, route: Any = None, **routing: Any) -> G
         DiffusionError: If routed guidance has no route.
     """
     resolved = options_of("guidance", options)
-    guidance: Guidance = _OWN.get(resolved.name, Guidance)(resolved)
+    guidance: Guidance = GUIDANCE.get(resolved.name, Guidance)(resolved)
     if guidance.sparse:
         named = getattr(resolved, "route", None)
         chosen = Route.parse(route if named is None else named)

@@ -51,22 +51,25 @@ def expand(time: Tensor, like: Tensor) -> Tensor:
 class Objective:
     """Base of all objectives; see the table in the module's docstring."""
 
-    name: str
-    sigma_data: float
     #: How many times its input channels the network must return (2 with learned variance).
     out_factor: int = 1
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+        self.name: str = options.name
+        self.sigma_data: float = options.sigma_data
 
     def times(self, draws: Any) -> Tensor:
         """Return a native training time for each image, `(B,)`; `draws` is a `routing.Draws`."""
         raise NotImplementedError
 
     def alpha(self, time: Tensor) -> Tensor:
-        """Return the factor of the clean image."""
-        raise NotImplementedError
+        """Return the factor of the clean image: 1, it is never scaled."""
+        return torch.ones_like(time)
 
     def sigma(self, time: Tensor) -> Tensor:
-        """Return the factor of the noise."""
-        raise NotImplementedError
+        """Return the factor of the noise: the native time itself."""
+        return time
 
     def scale(self, time: Tensor) -> Tensor:
         """Return `s`, the scale in which the sampling ODE is `dz/du = (z - D) / u`."""
@@ -85,7 +88,7 @@ class Objective:
 
     def from_level(self, level: Tensor) -> Tensor:
         """Return the native time at which sigma / alpha is `level` (the inverse of `level`)."""
-        raise NotImplementedError
+        return level
 
     def predict(self, net: Net, x: Tensor, time: Tensor, **cond: Any) -> Prediction:
         """Evaluate the network once, at native times `(B,)`."""
@@ -150,32 +153,16 @@ class EDM(Objective):
     `lambda(sigma) |D - x0|^2` (Equation 2) with `ln sigma ~ N(p_mean, p_std^2)` (Table 1).
     """
 
-    name = "edm"
-
-    def __init__(self, options: EDMOptions | None = None) -> None:
-        self.options = options or EDMOptions()
-        self.sigma_data = self.options.sigma_data
+    options: EDMOptions
 
     def times(self, draws: Any) -> Tensor:
         """Return log-normal noise levels, `(B,)`."""
         normal = draws.normal("sigma", 1)[:, 0]
         return (normal * self.options.p_std + self.options.p_mean).exp()
 
-    def alpha(self, time: Tensor) -> Tensor:
-        """Return 1: the image is never scaled."""
-        return torch.ones_like(time)
-
-    def sigma(self, time: Tensor) -> Tensor:
-        """Return the native time itself."""
-        return time
-
     def model_time(self, time: Tensor) -> Tensor:
         """Return `c_noise = ln(sigma) / 4` (Table 1)."""
         return time.log() / 4
-
-    def from_level(self, level: Tensor) -> Tensor:
-        """Return sigma: alpha is 1."""
-        return level
 
     def weight(self, time: Tensor) -> Tensor:
         """Return lambda = (sigma^2 + sigma_data^2) / (sigma sigma_data)^2 (Table 1)."""
@@ -223,11 +210,7 @@ class Flow(Objective):
     noise, as in TREAD's rectified flow.
     """
 
-    name = "flow"
-
-    def __init__(self, options: FlowOptions | None = None) -> None:
-        self.options = options or FlowOptions()
-        self.sigma_data = self.options.sigma_data
+    options: FlowOptions
 
     def times(self, draws: Any) -> Tensor:
         """Return `sigmoid(N(mean, std^2))` or uniform times, then shifted, `(B,)`."""
@@ -241,10 +224,6 @@ class Flow(Objective):
     def alpha(self, time: Tensor) -> Tensor:
         """Return 1 - t."""
         return 1 - time
-
-    def sigma(self, time: Tensor) -> Tensor:
-        """Return t."""
-        return time
 
     def model_time(self, time: Tensor) -> Tensor:
         """Return t times `time_scale`: the embedding's frequencies are made for 0..1000.
@@ -296,14 +275,13 @@ class DDPM(Objective):
     0..T-1; -1 means clean data.
     """
 
-    name = "ddpm"
+    options: DDPMOptions
 
-    def __init__(self, options: DDPMOptions | None = None) -> None:
-        self.options = options or DDPMOptions()
-        self.sigma_data = self.options.sigma_data
-        self.out_factor = 2 if self.options.learn_sigma else 1
-        o = self.options
-        self.betas = torch.linspace(o.beta_start, o.beta_end, o.steps, dtype=torch.float64)
+    def __init__(self, options: DDPMOptions) -> None:
+        super().__init__(options)
+        self.out_factor = 2 if options.learn_sigma else 1
+        ends = options.beta_start, options.beta_end
+        self.betas = torch.linspace(*ends, options.steps, dtype=torch.float64)
         self.abar = torch.cumprod(1 - self.betas, 0)
         # ln(sigma / alpha), increasing; float steps interpolate it, so that any level has a time.
         self.log_level = 0.5 * (torch.log1p(-self.abar) - self.abar.log())
@@ -380,8 +358,8 @@ class DDPM(Objective):
         """Return (epsilon_net - noise)^2 (Ho et al., Equation 14), plus the weighted bound L_vlb.
 
         L_hybrid = L_simple + vlb L_vlb (improved DDPM, Equation 16). The bound trains only the
-        learned variance: it sees the mean without gradient. Divided by T and weighted
-        `1000 / T * 1e-3 * T = 1`, it is the per-step term in bits.
+        learned variance: it sees the mean without gradient. L_vlb is the term of one step, in bits,
+        which improved DDPM weights by T / 1000: 1 for its 1000 steps.
         """
         x = self.corrupt(x0, noise, time)
         epsilon, fraction = self._split(self.call(net, x, time, **cond), x)
@@ -449,7 +427,7 @@ def discretised_nll(x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
 def create_objective(options: Any = None) -> Objective:
     """Return the objective that `options` names.
 
-    They are a name, or a mapping or dataclass with the keys of `conf/objective/<name>.yaml`.
+    `options` is a name, or a mapping or dataclass with the keys of `conf/objective/<name>.yaml`.
     """
     resolved = options_of("objective", options)
     return {"edm": EDM, "flow": Flow, "ddpm": DDPM}[resolved.name](resolved)

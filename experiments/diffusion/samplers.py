@@ -61,14 +61,12 @@ class Sampler:
 
     def sample(self, denoise: Denoise, x: Tensor, noise: Noise) -> Tensor:
         """Walk from `x` at the first time, `start(noise)` `(B, C, H, W)`, to data in its dtype."""
-        for i, (time, after) in enumerate(pairwise(self.times)):
-            x = self.step(denoise, x, i, time, after, noise)
+        for i in range(self.steps):
+            x = self.step(denoise, x, i, noise)
         return x
 
-    def step(
-        self, denoise: Denoise, x: Tensor, i: int, time: float, after: float, noise: Noise
-    ) -> Tensor:
-        """Go from `time` to `after`."""
+    def step(self, denoise: Denoise, x: Tensor, i: int, noise: Noise) -> Tensor:
+        """Go from time `i` to the next one."""
         raise NotImplementedError
 
     def _slope(self, x: Tensor, x0: Tensor, time: float) -> Tensor:
@@ -105,10 +103,9 @@ def _numbers(function: Callable[[Tensor], Tensor]) -> Callable[[float], float]:
 class Euler(Sampler):
     """Euler's method: order 1. With ddpm times this is DDIM."""
 
-    def step(
-        self, denoise: Denoise, x: Tensor, i: int, time: float, after: float, noise: Noise
-    ) -> Tensor:
-        """Follow the slope at `time`."""
+    def step(self, denoise: Denoise, x: Tensor, i: int, noise: Noise) -> Tensor:
+        """Follow the slope at the first of both times."""
+        time, after = self.times[i : i + 2]
         x0 = denoise(x, time, i, i).x0
         return self._move(x, self._slope(x, x0, time), time, after)
 
@@ -124,12 +121,12 @@ class Heun(Sampler):
         return found[:-1]
 
     def _first(self, time: float) -> float:
+        """Return the time at which a step's first evaluation is."""
         return time
 
-    def step(
-        self, denoise: Denoise, x: Tensor, i: int, time: float, after: float, noise: Noise
-    ) -> Tensor:
+    def step(self, denoise: Denoise, x: Tensor, i: int, noise: Noise) -> Tensor:
         """Average the slopes at both ends."""
+        time, after = self._first(self.times[i]), self.times[i + 1]
         first = self._slope(x, denoise(x, time, i, 2 * i).x0, time)
         guess = self._move(x, first, time, after)
         if i == self.steps - 1:
@@ -147,20 +144,18 @@ class Churn(Heun):
         super().__init__(options, objective)
         self.level, self.from_level = _numbers(objective.level), _numbers(objective.from_level)
 
-    def step(
-        self, denoise: Denoise, x: Tensor, i: int, time: float, after: float, noise: Noise
-    ) -> Tensor:
+    def step(self, denoise: Denoise, x: Tensor, i: int, noise: Noise) -> Tensor:
         """Renoise, then Heun."""
-        raised = self._first(time)
+        time, raised = self.times[i], self._first(self.times[i])
         if raised != time:
             ratio = self.alpha(raised) / self.alpha(time)
             extra = self.sigma(raised) ** 2 - (ratio * self.sigma(time)) ** 2
             added = self.options.churn_noise * math.sqrt(max(extra, 0.0))
             x = ratio * x + added * noise(i, x)
-        return super().step(denoise, x, i, raised, after, noise)
+        return super().step(denoise, x, i, noise)
 
     def _first(self, time: float) -> float:
-        """Return the raised time, at which a step's first evaluation is."""
+        """Return the raised time."""
         o, level = self.options, self.level(time)
         if not o.churn or not o.churn_min <= level <= o.churn_max:
             return time
@@ -171,7 +166,8 @@ class Churn(Heun):
 class SDE(Sampler):
     """Euler-Maruyama on `dz = [(z - D)/u] du + lambda score du_reverse + sqrt(2 lambda) dW`.
 
-    Any lambda(u) >= 0 keeps the marginals (SiT, Equation 5); `lambda = strength * form(u)`.
+    Any lambda(u) >= 0 keeps the marginals (SiT, Equation 5). Here it is, for a step of length h in
+    u, `lambda = min(strength * form(u), u^2 / h)`, in the last step `strength * form(u)`.
     The score in z is `(a D - z) / u^2`, with `a = alpha / s`. The last step has no noise: it is one
     of the ODE (`last=euler`), or of this drift with its score (`mean`, SiT's default). That score
     is as large as 1 / u, so that the other objectives, whose last u is tiny, take `euler`.
@@ -188,10 +184,9 @@ class SDE(Sampler):
             span = 1 - options.last_step
             self.times = [options.last_step + span * t for t in body] + [0.0]
 
-    def step(
-        self, denoise: Denoise, x: Tensor, i: int, time: float, after: float, noise: Noise
-    ) -> Tensor:
+    def step(self, denoise: Denoise, x: Tensor, i: int, noise: Noise) -> Tensor:
         """Take one stochastic step; the last is without noise."""
+        time, after = self.times[i : i + 2]
         x0, last = denoise(x, time, i, i).x0, i == self.steps - 1
         if last and self.last == "euler":
             return self._move(x, self._slope(x, x0, time), time, after)
@@ -214,10 +209,9 @@ class Ancestral(Sampler):
 
     options: DDPMSamplerOptions
 
-    def step(
-        self, denoise: Denoise, x: Tensor, i: int, time: float, after: float, noise: Noise
-    ) -> Tensor:
+    def step(self, denoise: Denoise, x: Tensor, i: int, noise: Noise) -> Tensor:
         """Draw from the Gaussian reverse step; the last step returns its mean."""
+        time, after = self.times[i : i + 2]
         x0, fraction = denoise(x, time, i, i)
         mean, small, large = self._posterior(x, x0, time, after)
         if i == self.steps - 1:
@@ -234,10 +228,9 @@ class DDIM(Sampler):
 
     options: DDIMOptions
 
-    def step(
-        self, denoise: Denoise, x: Tensor, i: int, time: float, after: float, noise: Noise
-    ) -> Tensor:
+    def step(self, denoise: Denoise, x: Tensor, i: int, noise: Noise) -> Tensor:
         """Move along the predicted noise and add `eta` of the posterior's noise."""
+        time, after = self.times[i : i + 2]
         x0 = denoise(x, time, i, i).x0
         epsilon = (x - self.alpha(time) * x0) / self.sigma(time)
         _, small, _ = self._posterior(x, x0, time, after)
@@ -260,7 +253,7 @@ SAMPLERS: dict[str, type[Sampler]] = {
 def create_sampler(options: Any, objective: Objective) -> Sampler:
     """Return the sampler that `options` names, on the grid of the model's `objective`.
 
-    They are a name, or a mapping or dataclass with the keys of `conf/sampler/<name>.yaml`.
+    `options` is a name, or a mapping or dataclass with the keys of `conf/sampler/<name>.yaml`.
     """
     resolved = options_of("sampler", options)
     return SAMPLERS[resolved.name](resolved, objective)

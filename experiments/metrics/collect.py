@@ -61,25 +61,26 @@ def main_first() -> Iterator[None]:
             torch.distributed.barrier()
 
 
-def merge_moments(own: Moments) -> Moments:
-    """Return the moments over all processes, merged in rank order: the same numbers everywhere."""
-    if world()[1] == 1:
-        return own
-    total = Moments(own.dim)
-    parts = (torch.tensor([own.n]), own.mean[None], own.scatter[None])
-    for n, mean, scatter in zip(*map(gather_rows, parts), strict=True):
-        total.merge_parts(int(n), mean, scatter)
-    return total
+def gather(own: Any) -> list[Any]:
+    """Return every process's `own`, in rank order; a collective call."""
+    parts = [own] * world()[1]
+    if len(parts) > 1:
+        torch.distributed.all_gather_object(parts, own)
+    return parts
 
 
 def gather_rows(own: Tensor) -> Tensor:
     """Return every process's rows (n, ...), in rank order, on the CPU; n may differ."""
-    own, size = own.cpu(), world()[1]
-    if size == 1:
-        return own
-    parts: list[Tensor] = [own] * size
-    torch.distributed.all_gather_object(parts, own)
-    return torch.cat(parts)
+    parts = gather(own.cpu())
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def merge_moments(own: Moments) -> Moments:
+    """Return the moments over all processes, merged in rank order: the same numbers everywhere."""
+    total = Moments(own.dim)
+    for part in gather((own.n, own.mean.cpu(), own.scatter.cpu())):
+        total.merge_parts(*part)
+    return total
 
 
 @contextlib.contextmanager
@@ -154,8 +155,8 @@ class Collector:
         self._sums: dict[str, Moments] = {}
         self._rows: dict[str, list[Tensor]] = {}
 
-    def update(self, images: Tensor) -> None:
-        """Take in a uint8 batch of shape `(B, 3, H, W)`."""
+    def update(self, images: Tensor, *conditions: Any) -> None:
+        """Take in a uint8 batch of shape `(B, 3, H, W)`; labels and captions make no difference."""
         with exact():
             found = self.features(images)
         self.n += len(images)
@@ -336,8 +337,7 @@ def heldout_reference(
         if path.is_file():
             kept = load_reference(path, features, rows=True, spatial=spatial)
     # All processes decide alike, whichever of them saw the file first.
-    found_by_all = gather_rows(torch.tensor([kept is not None])).all()
-    if kept is not None and found_by_all:
+    if all(gather(kept is not None)) and kept is not None:
         return kept
     wanted = ("moments", "rows", "spatial") if spatial else ("moments", "rows")
     found = collect(features, own_images(dataset, split), wanted)

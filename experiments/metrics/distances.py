@@ -86,7 +86,7 @@ class SingularCovarianceWarning(UserWarning):
 
 
 def frechet_distance(
-    mu1: np.ndarray, sigma1: np.ndarray, mu2: np.ndarray, sigma2: np.ndarray, warn: bool = True
+    mu1: np.ndarray, sigma1: np.ndarray, mu2: np.ndarray, sigma2: np.ndarray
 ) -> float:
     """Return the squared Frechet distance of two Gaussians, of means `(d,)`, covariances `(d, d)`.
 
@@ -98,8 +98,8 @@ def frechet_distance(
     times as fast as a general matrix square root (scipy.linalg.sqrtm) at 2048 features, and cannot
     leave the real numbers.
 
-    `warn` says when a covariance is singular: the distance is then still that of the two Gaussians,
-    but as an estimate from few samples it is biased upwards.
+    It warns of a singular covariance: the distance is then still that of the two Gaussians, but as
+    an estimate from few samples it is biased upwards.
 
     Raises:
         UserError: Shapes differ, or a number is not finite.
@@ -119,7 +119,7 @@ def frechet_distance(
     values, vectors = np.linalg.eigh((sigma1 + sigma1.T) / 2)
     others = np.linalg.eigvalsh((sigma2 + sigma2.T) / 2)
     ranks = [np.count_nonzero(_clean(spectrum)) for spectrum in (values, others)]
-    if warn and min(ranks) < d:
+    if min(ranks) < d:
         warnings.warn(
             f"covariances of rank {ranks[0]} and {ranks[1]} in {d} features are singular: "
             "the Frechet distance is biased; use more samples than features",

@@ -7,7 +7,7 @@ different quantities, and neither is "the FID".
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -187,3 +187,79 @@ class EvalOptions:
             if not isinstance(getattr(self, name), str | None):
                 raise MetricError(f"eval.{name}={getattr(self, name)!r}: expected a file or null")
         check_ranges(self, "eval.", MetricError)
+
+
+def options_for(config: Any, **changes: Any) -> EvalOptions:
+    """Return a run's evaluation options with `changes` (None keeps the run's own).
+
+    A run without a condition has nothing to adhere to: its own metrics lose accuracy and adherence.
+    """
+    given = {key: value for key, value in changes.items() if value is not None}
+    # A run with eval=none is measured as its data usually are.
+    values = {**defaults_for(config.data["name"]), **config.eval, **given}
+    if config.task == "none" and "metrics" not in given:
+        values["metrics"] = [m for m in values["metrics"] if m not in ("accuracy", "adherence")]
+    return EvalOptions(**values)
+
+
+def measurable(metric: str, features: str) -> bool:
+    """Return whether `metric` has a meaning on the extractor called `features`."""
+    needs = METRICS[metric].needs
+    if UNSEEN & set(needs):
+        return False
+    if "spatial" in needs or "inception" in needs:
+        return features == "inception-adm"
+    return "labels" not in needs or features.endswith("-classifier")
+
+
+def plan_scores(
+    options: EvalOptions, data: str | None, labelled: bool, sizes: Mapping[str, int | None]
+) -> dict[str, tuple[str, ...]]:
+    """Return which metrics are measured on which extractor, or refuse what cannot be.
+
+    `data` is the images' data set, None for images from elsewhere; `labelled`: whether their
+    classes or captions are known; `sizes` are those of its splits, {} where they are not known.
+    """
+    plan = {f: tuple(m for m in options.metrics if measurable(m, f)) for f in options.features}
+    held = None if options.reference else sizes.get("test")
+    few = min(options.samples, held or options.samples)
+    for metric in options.metrics:
+        needs = METRICS[metric].needs
+        if not UNSEEN & set(needs) and not any(metric in found for found in plan.values()):
+            able = ", ".join(f for f in FEATURES if measurable(metric, f))
+            have = ", ".join(options.features) or "none"
+            raise MetricError(
+                f"metric {metric} cannot be measured on features {have}; use {able} or leave it out"
+            )
+        if metric in ("accuracy", "adherence") and not labelled:
+            raise MetricError(
+                "accuracy and adherence compare with requested classes or captions, unknown here; "
+                "leave them out of the metrics"
+            )
+        if metric in ("precision", "recall") and few <= options.neighbours:
+            raise MetricError(
+                f"precision and recall with {options.neighbours} neighbours need more images than "
+                f"that, got {few} (eval.samples={options.samples})"
+            )
+        finite = data and sizes.get("train", 1) is not None
+        if ("train" in needs and not finite) or (metric == "adherence" and data != "scenes"):
+            have = f"data={data}" if data else "images from elsewhere"
+            need = "data=scenes" if metric == "adherence" else "a finite set with a held-out split"
+            raise MetricError(
+                f"metric {metric} needs {need}, here are {have}; leave it out of the metrics"
+            )
+    for features in (features for features, metrics in plan.items() if metrics):
+        check_features(features, data)
+    return plan
+
+
+def check_features(name: str, data: str | None) -> None:
+    """Refuse an unknown extractor, and the classifier of another data set than `data`."""
+    check_known("features", (name,), FEATURES)
+    wanted = name.removesuffix("-classifier")
+    if name != wanted != data:
+        have = f"the data set {data}" if data else "no data set"
+        other = ", ".join(f for f in FEATURES if not f.endswith("-classifier"))
+        raise MetricError(
+            f"{name} is for data={wanted}, here is {have}; choose other features: {other}"
+        )

@@ -18,7 +18,7 @@ import torch
 
 from experiments.data.dataset import create
 from experiments.metrics import scoring
-from experiments.metrics.collect import collect, own_images, save_reference, share, world
+from experiments.metrics.collect import collect, gather, own_images, save_reference, share, world
 from experiments.metrics.eval_options import EvalOptions, MetricError, Score, defaults_for
 from experiments.metrics.features import create_features
 from experiments.metrics.images import Images
@@ -49,6 +49,9 @@ def evaluate(arguments: argparse.Namespace) -> int:
             f"{source} does not exist: expected a run folder, a model.safetensors, "
             f"a folder of pictures or an .npz{suggest(source.name, siblings)}"
         )
+    reference = arguments.reference
+    if reference is not None and not Path(reference).expanduser().is_file():
+        raise MetricError(f"--reference {reference}: no such file; expected an .npz of statistics")
     for name in ("metrics", "features"):
         setattr(arguments, name, split_names(getattr(arguments, name)))
     for name in ("cache", "out"):
@@ -108,9 +111,7 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
         raise MetricError(
             "--split is for --write-reference: scores compare with the held-out split; leave it out"
         )
-    changes = parse_overrides(args.changes)
-    if args.steps is not None:
-        changes["sampler"]["steps"] = args.steps
+    changes = parse_overrides(args.changes, steps=args.steps)
     chosen = [parse_choice(text) for text in args.guidance or [""]]
     if args.write_samples and len(chosen) > 1:
         raise MetricError("--write-samples takes the samples of one --guidance; give one")
@@ -136,12 +137,14 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
         raise MetricError("--write-samples: heldout_loss draws no samples; add another metric")
     if args.write_reference:
         split = args.split or "test"
-        if unused := _given(args, "samples", "keep_samples", *_SAMPLING):
+        if unused := _given(args, "samples", "keep_samples", "batch", *_SAMPLING):
             raise MetricError(f"{unused[0]}: --write-reference takes the whole split of the data")
         cache, title = args.cache or scoring.cache_of(config), f"{dataset.name}-{split}"
         images = own_images(dataset, split)
         return _write(args, options, dataset, cache, images, title, device, console)
     name, more = parse_choice(args.sampler or "")
+    for key in changes["sampler"].keys() & more.keys():
+        raise MetricError(f"--sampler {args.sampler}: {key} is given twice; leave one out")
     sampler = chosen_options("sampler", config.sampler, name, {**changes["sampler"], **more})
     guidances = [
         chosen_options("guidance", config.guidance, name, {**changes["guidance"], **more})
@@ -162,7 +165,9 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
             **({} if pipeline.weak is None else {"weaker": checksum(pipeline.weak)}),
         }
         path, settings = _record(folder, f"step-{step:08d}", about, options)
-        if path.is_file() and not (args.write_samples or args.keep_samples):
+        # All processes decide as the first, which alone may have written the file just now.
+        kept = gather(path.is_file())[0]
+        if kept and not (args.write_samples or args.keep_samples):
             # A command that was cut short goes on with the guidances that are missing.
             console.say(f"record      {path}  (scored before; delete it to score again)")
             continue
@@ -200,7 +205,8 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
 def _images(
     args: argparse.Namespace, source: Path, device: torch.device, console: log.Console
 ) -> int:
-    if given := [*_given(args, "step", "weights", "keep_samples", *_SAMPLING), *args.changes]:
+    sampling = _given(args, "step", "weights", "keep_samples", "batch", *_SAMPLING)
+    if given := [*sampling, *args.changes]:
         raise MetricError(
             f"{given[0]} is for sampling from a run, and {source} holds images; leave it out, or "
             "name a run folder"
@@ -270,6 +276,8 @@ def _write(
     console: log.Console,
 ) -> int:
     """Write the statistics of real images for one extractor."""
+    if unused := _given(args, "metrics", "reference", "out"):
+        raise MetricError(f"{unused[0]}: --write-reference scores nothing; leave it out")
     if not options.features or (len(options.features) != 1 and args.features):
         raise MetricError("--write-reference writes one kind of features; give one --features")
     path = Path(args.write_reference).expanduser()
@@ -291,9 +299,10 @@ def _record(
 ) -> tuple[Path, dict[str, Any]]:
     """Return the file of an evaluation and the settings that it is named after."""
     settings = {**about, "eval": dict(vars(options))}
-    reference = Path(options.reference or "").expanduser()
-    if reference.is_file():  # another file may come to bear its name
-        settings["reference"] = sha256(reference)
+    if options.reference is not None:
+        reference = Path(options.reference).expanduser()
+        if reference.is_file():  # another file may come to bear its name
+            settings["reference"] = sha256(reference)
     text = json.dumps(settings, sort_keys=True, default=str)
     return folder / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json", settings
 

@@ -25,7 +25,7 @@ from experiments.data.data_options import DataError, first_line
 from experiments.data.dataset import Device
 from experiments.data.published_files import fetch
 from experiments.metrics.collect import Features, main_first
-from experiments.metrics.eval_options import FEATURES, EvalOptions, MetricError, check_known
+from experiments.metrics.eval_options import EvalOptions, MetricError, check_features
 from experiments.metrics.images import labelled_images, split_images
 from experiments.metrics.small_networks import (
     AUTOENCODER_VERSION,
@@ -327,7 +327,7 @@ def create_features(
     Raises:
         MetricError: An unknown name, a classifier of another data set, or missing weights.
     """
-    check_known("features", (name,), FEATURES)
+    check_features(name, None if dataset is None else dataset.name)
     options = options or EvalOptions()
     if name == "inception-adm":
         return InceptionFeatures(options.inception_weights, cache=Path(cache), device=device)
@@ -341,13 +341,6 @@ def create_features(
 
 
 def _classifier(name: str, cache: Path, dataset: Any, device: Device) -> TrainedFeatures:
-    wanted = name.removesuffix("-classifier")
-    if dataset is None or dataset.name != wanted:
-        have = "no data set" if dataset is None else f"the data set {dataset.name}"
-        other = ", ".join(f for f in FEATURES if not f.endswith("-classifier"))
-        raise MetricError(
-            f"{name} is for data={wanted}, here is {have}; choose other features: {other}"
-        )
     size, classes = dataset.shape[-1], dataset.num_classes
     recipe = recipe_for(dataset.sizes["train"])
     settings = [CLASSIFIER_VERSION, dataset.name, dataset.pixels_fingerprint, size, classes]

@@ -52,32 +52,29 @@ def split_indices(dataset: Any, split: str, limit: int | None = None) -> Tensor:
     return torch.arange(count) * size // count
 
 
-def split_images(
-    dataset: Any, split: str, index: Tensor | None = None, batch: int = 256
-) -> Iterator[Tensor]:
+def split_images(dataset: Any, split: str, index: Tensor | None = None) -> Iterator[Tensor]:
     """Yield a split, or the samples `index` of it, as uint8 batches of shape `(B, 3, H, W)`."""
-    for pixels, _ in _batches(dataset, split, index, batch):
+    for pixels, _ in _batches(dataset, split, index):
         yield pixels
 
 
 def labelled_images(dataset: Any, split: str) -> tuple[Tensor, Tensor]:
     """Return images `(N, 3, H, W)` uint8 and labels `(N,)` of a split, on the CPU."""
-    pixels, labels = zip(*_batches(dataset, split, None, 512), strict=True)
-    known = [y.cpu() for y in labels if y is not None]
-    if len(known) != len(labels):
+    pixels, labels = zip(*_batches(dataset, split), strict=True)
+    if any(y is None for y in labels):
         raise MetricError(
             f"data={dataset.name} task={dataset.task} has no labels to train a classifier on"
         )
-    return torch.cat([p.cpu() for p in pixels]), torch.cat(known)
+    return torch.cat(pixels).cpu(), torch.cat(labels).cpu()
 
 
 def _batches(
-    dataset: Any, split: str, index: Tensor | None, batch: int
+    dataset: Any, split: str, index: Tensor | None = None
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
     if dataset.cannot_decode:
         raise MetricError(f"scores are taken on pixels: {dataset.cannot_decode}")
     index = split_indices(dataset, split) if index is None else index
-    for part in index.split(batch):
+    for part in index.split(256):
         # Without draws nothing is flipped, and the noise of latents belongs to the sample alone.
         found = dataset.batch(part, None, split)
         yield dataset.to_pixels(found.x), found.y

@@ -16,14 +16,13 @@ from experiments.data.dataset import Device, create
 from experiments.data.probe import adherence
 from experiments.metrics import collect, distances
 from experiments.metrics.eval_options import (
-    FEATURES,
     METRICS,
-    UNSEEN,
     EvalOptions,
     MetricError,
     Score,
     direction,
     full_name,
+    plan_scores,
 )
 from experiments.metrics.features import PixelFeatures, create_features
 from experiments.metrics.images import split_images
@@ -49,31 +48,7 @@ def scored(
     return Score(name, key, value, n, identity, reference, better=direction(key), **record)
 
 
-def measurable(metric: str, features: str) -> bool:
-    """Return whether `metric` has a meaning on the extractor called `features`."""
-    needs = METRICS[metric].needs
-    if UNSEEN & set(needs):
-        return False
-    if "spatial" in needs or "inception" in needs:
-        return features == "inception-adm"
-    return "labels" not in needs or features.endswith("-classifier")
-
-
-def assign(metrics: Sequence[str], features: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return which metrics are measured on which extractor; those without one are left out."""
-    alone = [m for m in metrics if UNSEEN & set(METRICS[m].needs)]
-    plan = {f: tuple(m for m in metrics if measurable(m, f)) for f in features}
-    for metric in metrics:
-        if metric not in alone and not any(metric in found for found in plan.values()):
-            able = ", ".join(f for f in FEATURES if measurable(metric, f))
-            have = ", ".join(features) or "none"
-            raise MetricError(
-                f"metric {metric} cannot be measured on features {have}; use {able} or leave it out"
-            )
-    return plan
-
-
-class Meter:
+class Meter(collect.Collector):
     """The metrics of one extractor, against a reference where one compares.
 
     `train` are features of training images `(T, d)`, for memorisation.
@@ -87,21 +62,15 @@ class Meter:
         reference: collect.Reference | None = None,
         train: Tensor | None = None,
     ) -> None:
-        self.features, self.metrics, self.options = features, tuple(metrics), options
+        needs = {need for metric in metrics for need in METRICS[metric].needs}
+        super().__init__(features, {_KEEP[need] for need in needs & _KEEP.keys()})
+        self.metrics, self.options = tuple(metrics), options
         self.reference, self.train = reference, train
         self.note = features.note  # a line for the log, as the classifier's accuracy
-        wanted = {_KEEP[need] for m in metrics for need in METRICS[m].needs if need in _KEEP}
-        self.collector = collect.Collector(features, wanted)
-
-    def update(
-        self, images: Tensor, labels: Tensor | None = None, captions: Sequence[str] | None = None
-    ) -> None:
-        """Update with a uint8 batch of shape `(B, 3, H, W)`."""
-        self.collector.update(images)
 
     def results(self, labels: Tensor | None = None, **record: Any) -> list[Score]:
         """Return the scores over all processes; a collective call."""
-        found = self.collector.merged()
+        found = self.merged()
         values: dict[str, float] = {}
         with collect.exact():
             for metric in self.metrics:
@@ -128,11 +97,7 @@ class Meter:
         if metric == "is":
             return {"is": distances.inception_score(found.logits)}
         if metric == "accuracy":
-            if labels is None:
-                raise MetricError(
-                    "accuracy compares with the requested classes, and these images have none; "
-                    "leave it out"
-                )
+            assert labels is not None, "plan_scores refused images without classes"
             return {"accuracy": (found.logits.argmax(dim=1) == labels.cpu()).double().mean().item()}
         device = self.features.device
         rows, real_rows = found.rows.to(device), real.rows.to(device)
@@ -163,16 +128,8 @@ def pixel_meter(dataset: Any, options: EvalOptions, device: Device = "cpu") -> M
     moments = torch.zeros(0).numpy()
     label = f"{dataset.name}-test", collect.identity(features), len(held)
     reference = collect.Reference(*label, moments, moments, None, None, rows, dataset.fingerprint)
-    _refuse_endless(dataset)
     train = collect.collect(features, collect.own_images(dataset, "train"), ("rows",)).rows
     return Meter(features, ("memorisation_pixels",), options, reference, train)
-
-
-def _refuse_endless(dataset: Any) -> None:
-    if dataset.sizes["train"] is None:
-        raise MetricError(
-            f"data={dataset.name} is endless: nothing can be memorised; leave out memorisation"
-        )
 
 
 class AdherenceMeter:
@@ -221,23 +178,11 @@ def prepare(
     images from elsewhere (None) need. `labelled`: whether the classes or captions of the images are
     known; `data`: options of the data set, for a classifier in a run without labels.
     """
-    plan = assign(options.metrics, options.features)
+    name, sizes = (None, {}) if dataset is None else (dataset.name, dataset.sizes)
+    plan = plan_scores(options, name, labelled, sizes)
     alone = [m for m in options.metrics if {"probe", "pixels"} & set(METRICS[m].needs)]
     if dataset is not None and dataset.cannot_decode and (alone or any(plan.values())):
         raise MetricError(f"scores are taken on pixels: {dataset.cannot_decode}")
-    if not labelled and {"accuracy", "adherence"} & set(options.metrics):
-        raise MetricError(
-            "accuracy and adherence compare with requested classes or captions, unknown here; "
-            "leave them out of the metrics"
-        )
-    if {"precision", "recall"} & set(options.metrics):
-        held = None if dataset is None or options.reference else dataset.sizes.get("test")
-        few = min(count for count in (options.samples, held) if count)
-        if few <= options.neighbours:
-            raise MetricError(
-                f"precision and recall with {options.neighbours} neighbours need more images than "
-                f"that, got {few} (eval.samples={options.samples})"
-            )
     made: list[Meter | AdherenceMeter] = []
     for name, metrics in plan.items():
         if metrics:
@@ -245,12 +190,6 @@ def prepare(
             features = create_features(name, options, cache=cache, dataset=chosen, device=device)
             made.append(_meter(features, metrics, options, dataset, cache))
     for metric in alone:
-        if dataset is None or (metric == "adherence" and dataset.name != "scenes"):
-            have = "images from elsewhere" if dataset is None else f"data={dataset.name}"
-            need = "data=scenes" if metric == "adherence" else "a data set with a held-out split"
-            raise MetricError(
-                f"metric {metric} needs {need}, here are {have}; leave it out of the metrics"
-            )
         pixels = metric == "memorisation_pixels"
         made.append(pixel_meter(dataset, options, device) if pixels else AdherenceMeter())
     return made
@@ -288,10 +227,5 @@ def _meter(
             )
     train = None
     if "train" in needs:
-        if dataset is None:
-            raise MetricError(
-                "memorisation compares with training images: pass --data NAME or leave it out"
-            )
-        _refuse_endless(dataset)
         train = collect.heldout_reference(dataset, features, cache, split="train").rows
     return Meter(features, metrics, options, real, train)

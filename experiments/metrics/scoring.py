@@ -30,7 +30,7 @@ from experiments.diffusion.auxiliary_losses import masked_mean, pixel_mask
 from experiments.diffusion.diffusion_options import DiffusionError
 from experiments.diffusion.objective import Objective, create_objective
 from experiments.metrics.collect import exact, gather_rows, main_first, share, world
-from experiments.metrics.eval_options import EvalOptions, MetricError, Score, defaults_for
+from experiments.metrics.eval_options import EvalOptions, MetricError, Score, options_for
 from experiments.metrics.images import split_indices
 from experiments.metrics.meters import prepare, scored
 from experiments.runtime.console import Console
@@ -48,19 +48,6 @@ from routing.rng import Draws
 def cache_of(config: Config) -> Path:
     """Return the cache folder that a run names, or the user's."""
     return Path(config.paths.cache).expanduser() if config.paths.cache else default_cache()
-
-
-def options_for(config: Config, **changes: Any) -> EvalOptions:
-    """Return a run's evaluation options with `changes` (None keeps the run's own).
-
-    A run without a condition has nothing to adhere to: its own metrics lose accuracy and adherence.
-    """
-    given = {key: value for key, value in changes.items() if value is not None}
-    # A run with eval=none is measured as its data usually are.
-    values = {**defaults_for(config.data["name"]), **config.eval, **given}
-    if config.task == "none" and "metrics" not in given:
-        values["metrics"] = [m for m in values["metrics"] if m not in ("accuracy", "adherence")]
-    return EvalOptions(**values)
 
 
 def check(config: Config, dataset: Any, device: torch.device | str = "cpu") -> list[str]:

@@ -71,7 +71,7 @@ class Interrupted(Exception):
 # A folder that cannot be used is the user's to mend; a missing file may be our mistake.
 _FOLDER_ERRORS = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST,
-    errno.ENAMETOOLONG, errno.ELOOP,
+    errno.ENAMETOOLONG, errno.ELOOP, errno.EIO, errno.ESTALE,
 )  # fmt: skip
 _NOT_DISKS = ("/proc/", "/sys/", "/dev/")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -121,7 +121,7 @@ def os_error_text(error: OSError) -> str | None:
         return None
     return (
         f"{error.filename} cannot be used ({error.strerror}); give a folder that you can write "
-        "to, such as paths.runs=FOLDER or --out FOLDER"
+        "to, such as paths.runs=FOLDER, --out FOLDER or the OUT of prepare"
     )
 
 

@@ -203,6 +203,8 @@ def is_locked(folder: Path) -> bool:
     except Timeout:
         return True
     except PermissionError:  # a colleague's folder: a shared lock needs no right to write
+        if fcntl is None:  # and no shared lock either
+            raise
         with path.open("rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

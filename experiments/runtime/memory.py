@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import gc
 import itertools
 import os
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -21,7 +21,8 @@ class MemoryLimit(UserError):
     """The model does not fit; the message names the value to type."""
 
 
-_ONE = "out of memory with one sample: take a smaller size= or routing.checkpoint=true"
+# Of a single sample, which cannot be taken in pieces.
+ONE = "out of memory with one sample: take a smaller size= or routing.checkpoint=true"
 
 
 def keep_freed_memory() -> bool:
@@ -61,19 +62,17 @@ def visible_gpus() -> list[str]:
     return [str(i) for i in range(count)]
 
 
-def is_oom(error: BaseException) -> bool:
-    """Return whether an error says that memory ran out, on a GPU or on the CPU."""
-    import torch
-
-    said = any(part in str(error) for part in ("out of memory", "can't allocate memory"))
-    return said or isinstance(error, torch.OutOfMemoryError)
-
-
-def out_of_memory(error: RuntimeError, tried: int) -> None:
+@contextlib.contextmanager
+def out_of_memory(tried: int) -> Iterator[None]:
     """Turn an out-of-memory error of `tried` samples into the value to type; leave any other."""
-    if is_oom(error):
+    try:
+        yield
+    except RuntimeError as error:
+        # Of a GPU, and of the CPU.
+        if not any(said in str(error) for said in ("out of memory", "can't allocate memory")):
+            raise
         if tried == 1:
-            raise MemoryLimit(_ONE) from error
+            raise MemoryLimit(ONE) from error
         raise MemoryLimit(
             f"out of memory with {tried} samples at once: type "
             f"train.micro_batch={tried // 2} (same result, accumulated) or train.micro_batch=auto"
@@ -97,30 +96,3 @@ def check_fits(
             f"{cost.params:,} parameters and {samples:,} samples at once need about "
             f"{needed / 2**30:,.0f} GB of memory and {free / 2**30:,.0f} are free: take {what}"
         )
-
-
-def runs_in_memory(attempt: Callable[[], None], forget: Callable[[], None]) -> bool:
-    """Return whether `attempt` runs on the GPU without running out of memory; then `forget`."""
-    import torch
-
-    try:
-        attempt()
-        return True
-    except RuntimeError as error:
-        if not is_oom(error):
-            raise
-        return False
-    finally:
-        forget()
-        gc.collect()
-        torch.cuda.empty_cache()
-
-
-def largest_micro_batch(local: int, fits: Callable[[int], bool]) -> int:
-    """Halve from `local` samples until they fit, by the same answer on every process."""
-    size = local
-    while not fits(size):
-        if size == 1:
-            raise MemoryLimit(_ONE)
-        size = (size + 1) // 2
-    return size

@@ -12,8 +12,9 @@ the last time is added again (`routing.stack.Reuse`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -38,39 +39,29 @@ class ReusePlan:
     start: int  # first block that is reused
     end: int  # last one, included
     every: int  # compute them at every n-th evaluation
-    _computed: dict[Hashable, int] = field(default_factory=dict)
-    _kept: dict[Hashable, Any] = field(default_factory=dict)
+    _computed: dict[int, int] = field(default_factory=dict)
+    _kept: dict[int, Reuse] = field(default_factory=dict)
 
     @property
     def blocks(self) -> tuple[int, ...]:
         """Indices of the blocks."""
         return tuple(range(self.start, self.end + 1))
 
-    def replays(self, evaluation: int, key: Hashable) -> bool:
+    def replays(self, evaluation: int, copies: int) -> bool:
         """Return whether an evaluation reuses; if not, it counts as computed.
 
-        `key` tells passes apart: a batch of another size or model has nothing to reuse.
+        A batch of another number of passes, `copies`, has nothing to reuse.
         """
-        last = self._computed.get(key)
+        last = self._computed.get(copies)
         if last is not None and evaluation - last < self.every:
             return True
-        self._computed[key] = evaluation
+        self._computed[copies] = evaluation
         return False
 
-    @contextlib.contextmanager
-    def run(self, model: Any, evaluation: int, key: Hashable) -> Iterator[None]:
-        """Let the stack of `model` record or replay in this block, whatever calls it."""
-        kept = self._kept.setdefault(key, Reuse(self.start, self.end))
-        reuse = kept.replay() if self.replays(evaluation, key) else kept.record()
-
-        def add(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return args, {**kwargs, "reuse": reuse}
-
-        hook = model.stack.register_forward_pre_hook(add, with_kwargs=True)
-        try:
-            yield
-        finally:
-            hook.remove()
+    def of(self, evaluation: int, copies: int) -> Reuse:
+        """Return what the stack records or replays at this evaluation."""
+        kept = self._kept.setdefault(copies, Reuse(self.start, self.end))
+        return kept.replay() if self.replays(evaluation, copies) else kept.record()
 
 
 def plan_reuse(options: SamplerOptions, depth: int, sparse: bool = False) -> ReusePlan | None:
@@ -129,30 +120,22 @@ class Guided:
         signals.answer()
         level = float(self.objective.level(torch.tensor(time, dtype=torch.float64)))
         passes = self.guidance.passes(progress_of(step, self.steps), level)
-        outputs: dict[int, Prediction] = {}
+        images: list[Tensor] = []
+        variance = None
         for group in batches(passes):
-            times = torch.full((len(group) * len(x),), time, dtype=x.dtype, device=x.device)
-            model = self.weak_model if passes[group[0]].weak else self.model
-            with self._reusing(model, passes[group[0]], len(group), evaluation):
-                found = self.objective.predict(
-                    model,
-                    x.repeat(len(group), 1, 1, 1),
-                    times,
-                    **self._conditions([passes[i] for i in group], evaluation),
-                    **self._routing(model, passes[group[0]], len(group), evaluation, group[0]),
-                )
-            for position, i in enumerate(group):
-                rows = slice(position * len(x), (position + 1) * len(x))
-                variance = None if found.variance is None else found.variance[rows]
-                outputs[i] = Prediction(found.x0[rows], variance)
-        images = [outputs[i].x0 for i in range(len(passes))]
-        return Prediction(self.guidance.combine(images, self.memory), outputs[0].variance)
-
-    def _reusing(self, model: Any, first: Pass, copies: int, evaluation: int) -> Any:
-        # A weaker model may have other blocks: only the main one's are reused.
-        if self.reuse is None or first.weak:
-            return contextlib.nullcontext()
-        return self.reuse.run(model, evaluation, copies)
+            model = self.weak_model if group[0].weak else self.model
+            copies = len(group)
+            found = self.objective.predict(
+                model,
+                x.repeat(copies, 1, 1, 1),
+                torch.full((copies * len(x),), time, dtype=x.dtype, device=x.device),
+                **self._conditions(group, evaluation),
+                **self._shortcuts(model, group[0], copies, evaluation, len(images)),
+            )
+            if not images and found.variance is not None:
+                variance = found.variance[: len(x)]
+            images += found.x0.chunk(copies)
+        return Prediction(self.guidance.combine(images, self.memory), variance)
 
     def _conditions(self, group: list[Pass], evaluation: int) -> dict[str, Tensor]:
         """Return labels and text of the passes of one batch, one after the other."""
@@ -183,10 +166,12 @@ class Guided:
         noise = self._draws(evaluation, 1, 0).normal("icg", tuple(self.text.shape[1:]))
         return noise.to(self.text) * self.text.std(dim=(1, 2), keepdim=True)
 
-    def _routing(
+    def _shortcuts(
         self, model: Any, item: Pass, copies: int, evaluation: int, first: int
     ) -> dict[str, Any]:
-        """Return the `routing` argument of a pass; joined passes keep the same tokens."""
+        """Return the `routing` or `reuse` of a pass; joined passes keep the same tokens."""
+        if self.reuse is not None and not item.weak:  # a weaker model may have other blocks
+            return {"reuse": self.reuse.of(evaluation, copies)}
         tokens, rate = getattr(model, "num_tokens", None), item.rate
         if item.drop:
             draws = self._draws(evaluation, copies, first)
@@ -202,12 +187,9 @@ class Guided:
         return Draws(SAMPLING_SEED, evaluation * _PASSES + branch, self.seeds.repeat(copies))
 
 
-def batches(passes: list[Pass]) -> list[list[int]]:
+def batches(passes: list[Pass]) -> list[list[Pass]]:
     """Group passes that can be one batch: the same network on the same number of tokens."""
-    groups: dict[tuple[bool, float, bool], list[int]] = {}
-    for i, item in enumerate(passes):
-        groups.setdefault(item.batch, []).append(i)
-    return list(groups.values())
+    return [list(group) for _, group in groupby(passes, key=lambda item: item.batch)]
 
 
 def progress_of(step: int, steps: int) -> float:
@@ -301,28 +283,27 @@ def generate(
     check_conditions(model, labels, text)
     labels = None if labels is None else labels.to(device, torch.int64)
 
-    def guided(rows: Tensor) -> Guided:
-        return Guided(
-            model,
-            objective,
-            guidance,
-            seeds[rows],
-            sampler.steps,
-            None if labels is None else labels[rows],
-            None if text is None else text[rows.to(text.device)].to(device),
-            weak_model,
-            plan_reuse(sampler.options, depth, guidance.sparse),
-        )
-
     size = model.config["input_size"]
     shape = (model.in_channels, *((size, size) if isinstance(size, int) else size))
-    count, images = len(seeds), list[Tensor]()
+    images: list[Tensor] = []
+    count = len(seeds)
     batch = max(min(batch, count), 1)
     with torch.no_grad(), evaluating(model, weak_model):
         for start in range(0, count, batch):
             # The last batch repeats its last image to be full.
             rows = torch.arange(start, start + batch, device=device).clamp(max=count - 1)
-            images.append(_batch(guided(rows), sampler, shape)[: count - start])
+            guided = Guided(
+                model,
+                objective,
+                guidance,
+                seeds[rows],
+                sampler.steps,
+                None if labels is None else labels[rows],
+                None if text is None else text[rows.to(text.device)].to(device),
+                weak_model,
+                plan_reuse(sampler.options, depth, guidance.sparse),
+            )
+            images.append(_batch(guided, sampler, shape)[: count - start])
             if progress:
                 progress(min(start + batch, count), count)
     return torch.cat(images) if images else torch.empty((0, *shape), device=device)

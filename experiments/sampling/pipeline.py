@@ -17,7 +17,7 @@ from experiments.diffusion.diffusion_options import DiffusionError
 from experiments.diffusion.guidance import Guidance, create_guidance
 from experiments.diffusion.objective import Objective, create_objective
 from experiments.diffusion.samplers import Sampler, create_sampler
-from experiments.sampling.generation import Progress, batches, generate, plan_reuse, progress_of
+from experiments.sampling.generation import batches, generate, plan_reuse, progress_of
 from experiments.training.checkpoint import load_model
 from experiments.training.routes import first_route
 from routing.selection import Selection
@@ -65,7 +65,7 @@ def sampling_cost(
         level = float(objective.level(torch.tensor(native, dtype=torch.float64)))
         made = guidance.passes(progress_of(step, sampler.steps), level)
         for group in batches(made):
-            first = made[group[0]]
+            first = group[0]
             replay = plan and not first.weak and plan.replays(evaluation, len(group))
             skipped = (plan.blocks,) if plan and replay else ()
             if first.drop:
@@ -160,15 +160,11 @@ class SamplingPipeline:
         seeds: Tensor,
         labels: Tensor | str | None = "from-seed",
         text: Tensor | None = None,
-        batch: int = 64,
-        device: torch.device | str | None = None,
-        progress: Progress | None = None,
+        **how: Any,
     ) -> Tensor:
         """Generate one image per seed; see `experiments.sampling.generate`."""
-        return generate(
-            self.model, self.objective, self.sampler, self.guidance, seeds, labels, text,
-            batch, device, progress, weak_model=self.weak,
-        )  # fmt: skip
+        parts = (self.model, self.objective, self.sampler, self.guidance)
+        return generate(*parts, seeds, labels, text, **how, weak_model=self.weak)
 
     def cost(self, attention: bool = True) -> SamplingCost:
         """Return what one image costs."""
@@ -180,9 +176,9 @@ class SamplingPipeline:
         """Return what will be done, in lines for people."""
         cost, route = self.cost(), self.guidance.route
         guidance = described(self.guidance.options) + (f" route={route}" if route else "")
-        reused = self.sampler.options.reuse not in (None, "none")
+        plan = plan_reuse(self.sampler.options, self.model.depth, self.guidance.sparse)
         # Without some blocks only the whole of the others is known, attention included.
-        whole = not reused and not any(p.drop for p in self.guidance.guided(0.0))
+        whole = plan is None and not any(p.drop for p in self.guidance.guided(0.0))
         linear = self.cost(attention=False).gmacs_per_evaluation if whole else None
         lines = [
             f"sampler   {self.sampler.name}, {self.sampler.steps} steps, "
@@ -192,11 +188,11 @@ class SamplingPipeline:
             f"{cost.gmacs_per_evaluation:.4g} an evaluation"
             + ("" if linear is None else f" ({linear:.4g} counting linear layers only)"),
         ]
-        if reused:
+        if plan is not None:
             error, share = self.reuse_error()
             lines.append(
                 f"reuse     blocks {self.sampler.options.reuse} run in one of "
-                f"{self.sampler.options.reuse_every} evaluations: {share:.0%} of the MACs, images "
+                f"{plan.every} evaluations: {share:.0%} of the MACs, images "
                 f"differ by {error:.2%} (relative root mean square, {PROBES} images)"
             )
         return lines

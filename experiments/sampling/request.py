@@ -85,8 +85,11 @@ def parse_captions(text: str) -> list[str]:
     return captions
 
 
-def parse_overrides(items: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Read `guidance.scale=2` and the like into a mapping per group."""
+def parse_overrides(items: Sequence[str], **flags: Any) -> dict[str, dict[str, Any]]:
+    """Read `guidance.scale=2` and the like into a mapping per group.
+
+    `flags` are the values of `--steps` and `--scale`, which mean such keys; None is not given.
+    """
     found: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
     for item in items:
         key, equals, value = item.partition("=")
@@ -100,6 +103,12 @@ def parse_overrides(items: Sequence[str]) -> dict[str, dict[str, Any]]:
             found[group][name] = yaml_of(value, item)
         except Malformed:
             found[group][name] = value  # a path, such as one that begins with a bracket
+    for name, value in flags.items():
+        group = "sampler" if name == "steps" else "guidance"
+        if value is not None and found[group].setdefault(name, value) != value:
+            raise DiffusionError(
+                f"--{name} {value} and {group}.{name}={found[group][name]}: give one of the two"
+            )
     return found
 
 
@@ -109,7 +118,10 @@ def chosen_options(
     """Return a group's options: the run's own, or those of `name` by default, with changes."""
     name = name or changes.get("name") or configured.get("name")
     same = name == configured.get("name")
-    return options_of(kind, {**(configured if same else {}), **changes, "name": name})
+    options = options_of(kind, {**(configured if same else {}), **changes, "name": name})
+    if options.name == "none" and changes.get("scale") is not None and options.scale != 1:
+        raise DiffusionError(f"scale {options.scale:g}: there is no guidance; add --guidance cfg")
+    return options
 
 
 @dataclass(frozen=True)
@@ -135,24 +147,17 @@ def plan_request(
     for key, given in (("--seeds", seeds), ("--classes", classes or ())):
         if len({*given}) < len(given):
             raise DiffusionError(f"{key}: a number stands twice, and its images would share a name")
-    rows: list[tuple[int | None, str | None]] = [(number, None) for number in classes or ()]
     if captions is not None:
-        rows = [(None, text) for text in captions]
-    if not rows:
-        names = [f"seed{seed:06d}" for seed in seeds]
-        return Request(list(seeds), None, None, None, None, names)
-    names = [
-        f"{f'class{number:04d}' if number is not None else f'caption{row:03d}'}_seed{seed:06d}"
-        for row, (number, _) in enumerate(rows)
-        for seed in seeds
-    ]
-    known = dict(enumerate(class_names))
-    shown = [text or known.get(number or 0, str(number)) for number, text in rows]
+        rows = [(f"caption{row:03d}_", text) for row, text in enumerate(captions)]
+    else:
+        known = dict(enumerate(class_names))
+        rows = [(f"class{n:04d}_", known.get(n, str(n))) for n in classes or ()]
+    starts = [start for start, _ in rows] or [""]
     return Request(
-        list(seeds) * len(rows),
-        [n for n, _ in rows if n is not None for _ in seeds] or None,
-        [text for _, text in rows if text is not None for _ in seeds] or None,
-        len(seeds),
-        shown,
-        names,
+        seeds=list(seeds) * len(starts),
+        labels=[n for n in classes or () for _ in seeds] or None,
+        captions=[text for text in captions or () for _ in seeds] or None,
+        columns=len(seeds) if rows else None,
+        row_names=[name for _, name in rows] or None,
+        names=[f"{start}seed{seed:06d}" for start in starts for seed in seeds],
     )

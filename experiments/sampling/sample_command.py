@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from experiments.data.latents_spec import LatentsOptions
 from experiments.diffusion.diffusion_options import DiffusionError
 from experiments.metrics.small_networks import checksum
 from experiments.runtime import console as log
-from experiments.runtime.files import sha256
+from experiments.runtime.files import locked, sha256
 from experiments.sampling.pipeline import SamplingPipeline
 from experiments.sampling.request import Request, chosen_options, parse_classes, plan_request
 from experiments.sampling.sample_store import (
@@ -67,8 +68,6 @@ def sample(
     sampler = chosen_options("sampler", config.sampler, args.sampler, changes["sampler"])
     guidance = chosen_options("guidance", config.guidance, args.guidance, changes["guidance"])
     pipeline = SamplingPipeline.make(model, config, sampler, guidance)
-    if guidance.name == "none" and "scale" in changes["guidance"] and guidance.scale != 1:
-        raise DiffusionError(f"scale {guidance.scale:g}: there is no guidance; add --guidance cfg")
     dataset = data_of(loaded, changes["data"], next(model.parameters()).device)
     if not dataset.can_decode:
         raise DiffusionError(dataset.cannot_decode)
@@ -77,38 +76,40 @@ def sample(
         console.say(f"model     {loaded.source} (step {loaded.step}, {args.weights})")
         console.say("\n".join(pipeline.lines()))
     out = Path(args.out)
-    finished = (out / "samples.npz").exists() and (out / "shards/manifest.json").exists()
     weights = sha256(loaded.source) if loaded.source.endswith(".safetensors") else loaded.source
     texts = request.captions or []
 
     def text_of(rows: torch.Tensor) -> torch.Tensor:
         return dataset.encode_text([texts[i] for i in rows.tolist()])
 
-    count = len(request.seeds)
-    kept = SHARD * len(list((out / "shards").glob("shard-*.npz")))
-    with console.progress("sampling", count, min(kept, count)) as bar:
-        generate_shards(
-            out / "shards",
-            pipeline,
-            torch.tensor(request.seeds),
-            "from-seed" if request.labels is None else torch.tensor(request.labels),
-            text_of if texts else None,
-            to_pixels=dataset.to_pixels,
-            settings={
-                "weights": [weights, loaded.step, args.weights],
-                "data": loaded.info.get("fingerprint"),
-                "captions": request.captions,
-                **({"changed": changes["data"]} if changes["data"] else {}),
-                **({} if pipeline.weak is None else {"weaker": checksum(pipeline.weak)}),
-            },
-            batch=args.batch,
-            accelerator=accelerator,
-            # All processes are about equally fast: the first measures the progress of all.
-            progress=lambda done, _: bar.update(min(count, done * world)),
-            finished=finished,
-        )
-    if main_process:
-        write_pictures(out, request, args.pngs, finished, console)
+    # Of two calls that sample in different ways, one would take the other's shards for its own.
+    with locked(out) if main_process else contextlib.nullcontext():
+        finished = (out / "samples.npz").exists() and (out / "shards/manifest.json").exists()
+        count = len(request.seeds)
+        kept = SHARD * len(list((out / "shards").glob("shard-*.npz")))
+        with console.progress("sampling", count, min(kept, count)) as bar:
+            generate_shards(
+                out / "shards",
+                pipeline,
+                torch.tensor(request.seeds),
+                "from-seed" if request.labels is None else torch.tensor(request.labels),
+                text_of if texts else None,
+                to_pixels=dataset.to_pixels,
+                settings={
+                    "weights": [weights, loaded.step, args.weights],
+                    "data": loaded.info.get("fingerprint"),
+                    "captions": request.captions,
+                    **({"changed": changes["data"]} if changes["data"] else {}),
+                    **({} if pipeline.weak is None else {"weaker": checksum(pipeline.weak)}),
+                },
+                batch=args.batch,
+                accelerator=accelerator,
+                # All processes are about equally fast: the first measures the progress of all.
+                progress=lambda done, _: bar.update(min(count, done * world)),
+                finished=finished,
+            )
+        if main_process:
+            write_pictures(out, request, args.pngs, finished, console)
     return 0
 
 

@@ -101,14 +101,13 @@ class SampleStore:
         try:
             about = json_of((self.folder / "manifest.json").read_bytes())
             count, size = about["count"], about["shard"]
-            total = about.get("shards", 1)
+            total = about.get("shards", -(-count // size))
             if not all(type(value) is int and value > 0 for value in (count, size, total)):
                 raise ValueError("counts")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, ArithmeticError) as error:
             raise DiffusionError(
                 f"{self.folder} is no folder of samples: it has no manifest.json that says how many"
             ) from error
-        total = about.get("shards", -(-count // size))
         present = {path.name for path in self.folder.glob("shard-*.npz")}
         first = next((k for k in range(total) if self.path(k).name not in present), None)
         if first is not None:
@@ -137,13 +136,12 @@ def generate_shards(
     pipeline: SamplingPipeline,
     seeds: Tensor,
     labels: Tensor | str | None = "from-seed",
-    text: Tensor | Text | None = None,
+    text: Text | None = None,
     *,
     to_pixels: Callable[[Tensor], Tensor],
     settings: Mapping[str, Any] | None = None,
     shard: int = SHARD,
     batch: int = 64,
-    device: torch.device | str | None = None,
     accelerator: Any = None,
     progress: Progress | None = None,
     finished: bool = False,
@@ -155,12 +153,11 @@ def generate_shards(
         pipeline: The model, and how it is sampled.
         seeds: One per image, int64 `(n,)`.
         labels: As for `generate`.
-        text: Text states `(n, L, E)`, or a function from positions `(b,)` to `(b, L, E)`.
+        text: Function from positions in `seeds`, `(b,)`, to text states `(b, L, E)`.
         to_pixels: From data space `(b, C, H, W)` to uint8 `(b, 3, h, w)`.
         settings: What else identifies the samples, JSON-able (weights, data, ...).
         shard: Images per file.
         batch: Images at once.
-        device: Where to sample.
         accelerator: An `accelerate.Accelerator`: its processes share the shards.
         progress: Called with images done and images in all, of this process's share.
         finished: Only compare the settings: the shards were used and removed already.
@@ -187,7 +184,7 @@ def generate_shards(
         "count": len(seeds),
         "shard": shard,
         "batch": batch,
-        "conditions": _digest(seeds, labels, text),
+        "conditions": _digest(seeds, labels, "none" if text is None else "text"),
         **options,
         "settings": dict(settings or {}),
     }
@@ -216,9 +213,8 @@ def generate_shards(
             images = pipeline.generate(
                 seeds[rows],
                 None if labels is None else labels[rows],
-                text(rows) if callable(text) else None if text is None else text[rows],
+                None if text is None else text(rows),
                 batch=batch,
-                device=device,
                 progress=made,
             )
             pixels = torch.cat([to_pixels(piece).cpu() for piece in images.split(batch)])
@@ -229,15 +225,10 @@ def generate_shards(
     return paths
 
 
-def _digest(*conditions: Tensor | Text | None) -> str:
-    digest = hashlib.sha256()
-    for part in conditions:
-        # A function's texts are the caller's to identify, in `settings`.
-        if isinstance(part, Tensor):
-            digest.update(part.cpu().numpy().tobytes())
-        else:
-            digest.update(b"none" if part is None else b"text")
-    return digest.hexdigest()[:16]
+def _digest(seeds: Tensor, labels: Tensor | None, text: str) -> str:
+    drawn = b"none" if labels is None else labels.numpy().tobytes()
+    # What the texts are is the caller's to say, in `settings`.
+    return hashlib.sha256(seeds.numpy().tobytes() + drawn + text.encode()).hexdigest()[:16]
 
 
 def write_npz(
@@ -298,28 +289,19 @@ def to_array(images: Tensor | NDArray[np.uint8]) -> NDArray[np.uint8]:
     return array if array.shape[3] == 3 else np.ascontiguousarray(array.transpose(0, 2, 3, 1))
 
 
-def enlarge(images: NDArray[np.uint8], scale: int | None = None) -> NDArray[np.uint8]:
-    """Repeat every pixel of `(N, H, W, 3)` so that tiny images can be seen, without blurring them.
-
-    Without a `scale`, by the smallest whole one that makes the shorter side `SMALLEST`.
-    """
-    if scale is None:
-        scale = max(1, math.ceil(SMALLEST / min(images.shape[1:3])))
-    return images.repeat(scale, axis=1).repeat(scale, axis=2)
-
-
 def image_grid(
     images: Tensor | NDArray[np.uint8],
     columns: int | None = None,
     row_names: Sequence[str] | None = None,
-    scale: int | None = None,
 ) -> NDArray[np.uint8]:
     """Tile uint8 images, `(N, 3, H, W)` or `(N, H, W, 3)`, row by row: uint8 `(height, width, 3)`.
 
     Without `columns` it is about square; `row_names` stand to the left; places without an image are
-    white. Images below 48 pixels are enlarged, or all by `scale`.
+    white. The pixels of images whose shorter side is below `SMALLEST` are repeated.
     """
-    tiles = enlarge(to_array(images), scale)
+    tiles = to_array(images)
+    scale = max(1, math.ceil(SMALLEST / min(tiles.shape[1:3])))
+    tiles = tiles.repeat(scale, axis=1).repeat(scale, axis=2)
     count, height, width, _ = tiles.shape
     columns = columns or max(1, math.ceil(math.sqrt(count)))
     rows = max(1, math.ceil(count / columns))

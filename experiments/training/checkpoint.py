@@ -63,10 +63,8 @@ def save(
             shutil.rmtree(target)
         os.replace(temporary, target)
         fsync_dir(target.parent)
-    except Exception as error:
+    except _IO_ERRORS as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        if not isinstance(error, _IO_ERRORS):
-            raise
         intact = "no checkpoint was written yet"
         if earlier := listed(folder):
             intact = f"the checkpoint of step {earlier[-1][0]} is intact"

@@ -123,7 +123,7 @@ class GraphedSteps:
         self.steps: dict[Route | None, RouteStep] = {}
         for group in trainer.state.optimizer.param_groups:
             group["capturable"] = trainer.device.type == "cuda"
-            group["lr"] = torch.tensor(group["lr"], device=trainer.device)
+            group["lr"] = torch.as_tensor(group["lr"], device=trainer.device)
 
     def __call__(self, batch: Batch | None) -> None:
         """Take one step."""

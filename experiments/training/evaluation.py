@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,7 @@ PREVIEW_COLUMNS, PREVIEW_STEPS = 4, 8
 
 
 class Evaluation:
-    """Samples and scores of a run's EMA weights, at the steps that its configuration names.
-
-    There are pictures or scores `every` so many steps; after the last step are both.
-    """
+    """Samples and scores of a run's EMA weights: every so many steps, and after the last one."""
 
     def __init__(
         self,
@@ -41,29 +39,29 @@ class Evaluation:
     ) -> None:
         self.config, self.folder, self.dataset, self.state = config, folder, dataset, state
         self.accelerator, self.console = accelerator, console
-        self.scored = config.eval["name"] != "none" and dataset.can_decode
-        asked = (config.train.sample_every, config.eval["every"] if self.scored else 0)
-        self.every = [every for every in asked if every]
+        # What is made, and every how many steps; 0: after the last step alone.
+        self.every = {self._pictures: config.train.sample_every}
+        if config.eval["name"] != "none" and dataset.can_decode:
+            self.every[self._scores] = config.eval["every"]
 
-    def run(self) -> None:
-        """Sample and score what is due at this step and not on disk yet.
+    def due(self) -> list[Callable[[], None]]:
+        """Return what belongs to this step: calls that do nothing where it is on disk already.
 
-        It is asked again after a restart, so that what a kill cut short is done once and wholly.
+        They are asked again after a restart, so that what a kill cut short is done once and wholly.
         """
-        step, last = self.state.step, self.state.step == self.config.train.steps
-        pictured, scored = self.config.train.sample_every, self.config.eval["every"]
-        if last or (pictured and step % pictured == 0):
-            self._pictures(last)
-        if self.scored and (last or (scored and step % scored == 0)):
-            self._scores()
+        step = self.state.step
+        if step >= self.config.train.steps:  # beyond it where fewer are asked for than are saved
+            return list(self.every)
+        return [make for make, every in self.every.items() if step and every and step % every == 0]
 
-    def _pictures(self, last: bool) -> None:
+    def _pictures(self) -> None:
         """Write the preview `samples/step-*.png`; at the end `samples/final.png`, `progress.gif`.
 
         Previews come from a cheap sampler, under the run's guidance; the final picture comes from
         the run's own and repeats their seeds.
         """
         folder, step = self.folder / "samples", self.state.step
+        last = step >= self.config.train.steps
         path, final = folder / f"step-{step:08d}.png", folder / "final.png"
         gif = self.folder / "progress.gif"
         if path.exists() and (not last or (final.exists() and gif.exists())):
@@ -78,6 +76,8 @@ class Evaluation:
         if not self.accelerator.is_main_process:
             return
         folder.mkdir(exist_ok=True)
+        for old in (final, gif) if last else ():  # of fewer steps: a kill must not leave them
+            old.unlink(missing_ok=True)
         save_png(image_grid(preview, columns=PREVIEW_COLUMNS), path)
         if whole is not None:
             save_png(image_grid(whole, columns=COLUMNS), final)
@@ -134,9 +134,6 @@ def forget_after(folder: Path, step: int) -> None:
 
 def draw_curve(folder: Path) -> str | None:
     """Draw `loss.png` from `metrics.jsonl`; return its name."""
-    import matplotlib
-
-    matplotlib.use("Agg")
     from matplotlib.figure import Figure
 
     entries = [e for e in console.read_metrics(folder) if e.get("loss") is not None]

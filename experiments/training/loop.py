@@ -11,6 +11,7 @@ micro-batches.
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import time
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from torch import Tensor
 from experiments.config.schema import Config
 from experiments.data.dataset import Batch, Dataset, Prefetch, SampleOrder
 from experiments.diffusion import create_objective
+from experiments.metrics.collect import gather
 from experiments.runtime import console, memory, signals
 from experiments.runtime.command import Interrupted
 from experiments.training import build, checkpoint
@@ -213,13 +215,15 @@ class Trainer:
     def pieces(self) -> list[tuple[int, int]]:
         """The [low, high) pieces in which this process takes its share of every batch."""
         asked, local = self.config.train.micro_batch, self.local
-        size = min(local, int(asked or local)) if asked != "auto" else 0
-        if not size:
-            size = memory.largest_micro_batch(local, self.fits)
-            if size < local:
-                self.console.say(
-                    f"micro-batch {size}: the largest that fits; {local} samples are accumulated"
-                )
+        size = local if asked == "auto" else min(local, int(asked or local))
+        while asked == "auto" and not self.fits(size):
+            if size == 1:
+                raise memory.MemoryLimit(memory.ONE)
+            size = (size + 1) // 2
+        if asked == "auto" and size < local:
+            self.console.say(
+                f"micro-batch {size}: the largest that fits; {local} samples are accumulated"
+            )
         return [(low, min(local, low + size)) for low in range(0, local, size)]
 
     def fits(self, size: int) -> bool:
@@ -228,15 +232,16 @@ class Trainer:
             # Trying would bring the machine down with swapping: predict instead.
             found = self.cost.training_bytes(size) < 0.8 * memory.available_memory()
         else:
-            rows = torch.arange(size)
-            with self.apart():
-                found = memory.runs_in_memory(
-                    lambda: self.backward(self.loss(rows)), self.state.optimizer.zero_grad
-                )
-        if self.accelerator.num_processes > 1:
-            answer = torch.tensor([int(found)], device=self.device)
-            found = bool(self.accelerator.gather(answer).min())
-        return found
+            try:
+                with self.apart(), memory.out_of_memory(size):
+                    self.backward(self.loss(torch.arange(size)))
+                found = True
+            except memory.MemoryLimit:
+                found = False
+            self.state.optimizer.zero_grad()
+            gc.collect()
+            torch.cuda.empty_cache()
+        return all(gather(found))
 
     # --- the loop --------------------------------------------------------------------------------
 
@@ -263,15 +268,12 @@ class Trainer:
         if self.dataset.reads_disk:
             self.ahead = self.read_ahead()
         with self.console.progress("step", total, state.step) as bar:
-            if self.is_evaluated(state.step):
+            if self.evaluation.due():
                 self.evaluate(bar)
             while state.step < total:
                 began = time.perf_counter()
-                try:
+                with memory.out_of_memory(self.pieces[0][1]):
                     self.one_step()
-                except RuntimeError as error:
-                    memory.out_of_memory(error, self.pieces[0][1])
-                    raise
                 state.macs += self.routes.macs(state.step / total) * train.batch
                 state.step += 1
                 state.seconds += time.perf_counter() - began
@@ -283,18 +285,13 @@ class Trainer:
                     self.save()
                 if reason and state.step < total:
                     raise Interrupted(reason, state.step)
-                if self.is_evaluated(state.step):
+                if self.evaluation.due():
                     self.evaluate(bar, saved=bool(saved))
 
     @cached_property
     def hosts(self) -> Any:
         """The processes as a group that talks from CPU to CPU: no GPU is waited for."""
         return torch.distributed.new_group(backend="gloo")
-
-    def is_evaluated(self, step: int) -> bool:
-        """Return whether pictures or scores belong to this step."""
-        last = step == self.config.train.steps
-        return step > 0 and (last or any(step % every == 0 for every in self.evaluation.every))
 
     def agreed_stop(self) -> str | None:
         """Return the signal that any process got, the same on every process."""
@@ -318,7 +315,8 @@ class Trainer:
         began = time.monotonic()
         try:
             with signals.answered(self.accelerator.num_processes == 1):
-                self.evaluation.run()
+                for make in self.evaluation.due():
+                    make()
         except signals.Asked as asked:
             if not saved:
                 self.save()
@@ -359,7 +357,7 @@ class Trainer:
         if self.accelerator.is_main_process:
             eta = state.seconds / state.step * (train.steps - state.step)
             if self.evaluated:
-                every = self.evaluation.every
+                every = filter(None, self.evaluation.every.values())
                 due = 1 + sum((train.steps - 1) // n - state.step // n for n in every)
                 eta += due * sum(self.evaluated) / len(self.evaluated)
             progress = {"step": state.step, "steps": train.steps, "eta_s": round(eta)}
@@ -381,15 +379,19 @@ class Trainer:
             self.state.save(self.folder, self.config)
         self.accelerator.wait_for_everyone()
 
+    def newest(self, up_to: int | None = None) -> Path | None:
+        """Return the newest whole checkpoint, up to a step."""
+        with self.accelerator.main_process_first():
+            # The first process sets damaged checkpoints aside before the others look.
+            return checkpoint.newest(self.folder, self.console.say, up_to)
+
     def resume(self, up_to: int | None = None) -> bool:
         """Go on from the newest whole checkpoint, up to a step; return whether there was one.
 
         Raises:
             CheckpointError: It belongs to another configuration; the message says what differs.
         """
-        with self.accelerator.main_process_first():
-            # The first process sets damaged checkpoints aside before the others look.
-            found = checkpoint.newest(self.folder, self.console.say, up_to)
+        found = self.newest(up_to)
         if found is not None:
             self.state.load(found, self.config.hashed())
             # Graphs write to the moments that they were recorded with.
@@ -402,7 +404,7 @@ class Trainer:
         self.accelerator.wait_for_everyone()
         # Bad steps change no weights, but what leads to them may have: back to before the first.
         before = state.step - streak
-        last = checkpoint.newest(self.folder, self.console.say, before)
+        last = self.newest(before)
         if state.rollbacks < train.rollback and last is not None:
             rollbacks, bad_step = state.rollbacks + 1, state.step
             self.resume(before)

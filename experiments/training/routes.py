@@ -44,8 +44,6 @@ class TrainingRoutes:
         """Return the forward MACs of one image at `progress`: a mean where an end is drawn."""
         route = self.schedule.at(progress)
         if route not in self._macs:
-            if self._model is None:
-                self._model = model_arguments(self.config, describe(self.config.data))
             self._macs[route] = float(run_cost(self.config, self._model, route).macs_routed)
         return self._macs[route]
 

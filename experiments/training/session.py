@@ -21,11 +21,13 @@ import yaml
 from backbones import Cost
 from experiments.config.schema import Config
 from experiments.metrics import scoring
+from experiments.metrics.collect import gather
 from experiments.runtime import console as log
 from experiments.runtime import signals
 from experiments.runtime.command import ROOT, Interrupted
 from experiments.runtime.console import Console
 from experiments.runtime.files import atomic_write, code_commit, locked
+from experiments.runtime.memory import out_of_memory
 from experiments.sampling.pipeline import SamplingPipeline
 from experiments.training import build, checkpoint, evaluation
 from experiments.training.loop import Trainer
@@ -115,10 +117,6 @@ def _session(config: Config, accelerator: Any, console: log.Console) -> None:
     if not resumed and config.init:
         state.start_from(config, console.say)
     if accelerator.is_main_process:
-        (folder / "summary.json").unlink(missing_ok=True)
-        log.cut_records(folder, state.step)
-        atomic_write(folder / "config.yaml", yaml.safe_dump(config.to_dict(), sort_keys=False))
-        atomic_write(folder / "env.json", json.dumps(environment(), indent=1))
         log.write_status(folder, "running", step=state.step, steps=steps)
     for line in banner_lines(config, trainer.cost, trainer.model.describe()):
         console.say(line)
@@ -134,6 +132,11 @@ def _session(config: Config, accelerator: Any, console: log.Console) -> None:
     console.say()
     _check_scores(trainer, console)
     log.open_tracker(config.log, folder, config.name, config.to_dict(), accelerator)
+    if accelerator.is_main_process:  # nothing is refused any more: a finished run may change
+        (folder / "summary.json").unlink(missing_ok=True)
+        log.cut_records(folder, state.step)
+        atomic_write(folder / "config.yaml", yaml.safe_dump(config.to_dict(), sort_keys=False))
+        atomic_write(folder / "env.json", json.dumps(environment(), indent=1))
     trainer.fit()
     if accelerator.is_main_process:
         finish(config, state, trainer.cost, time.monotonic() - began)
@@ -275,16 +278,12 @@ def settled(config: Config, *, quiet: bool = False) -> Config:
     first = accelerator.is_main_process
     console = Console(quiet or not first)
 
-    def agreed(value: Any) -> Any:
-        from accelerate.utils import broadcast_object_list
-
-        return broadcast_object_list([value])[0] if accelerator.num_processes > 1 else value
-
-    known = agreed(next((run for run in runs if (run.folder / KEPT).exists()), None))
+    # All processes decide as the first.
+    known = gather(next((run for run in runs if (run.folder / KEPT).exists()), None))[0]
     if known is not None:
         console.say(f"precision   {known.train.precision}: settled by an earlier start of this run")
         return known
-    ratio = agreed(bf16_speed(runs, accelerator))
+    ratio = gather(bf16_speed(runs, accelerator))[0]
     chosen = runs[ratio > WORTH]
     console.say(
         f"precision   {chosen.train.precision}: bf16 is {ratio:.2f} times as fast as fp32 here "
@@ -309,7 +308,8 @@ def bf16_speed(runs: list[Config], accelerator: Any) -> float:
         trainer.config = run
         wait()
         began = time.perf_counter()
-        trainer.backward(trainer.loss(rows, batch))
+        with out_of_memory(high - low):
+            trainer.backward(trainer.loss(rows, batch))
         wait()
         trainer.state.optimizer.zero_grad()
         return time.perf_counter() - began

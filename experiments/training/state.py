@@ -30,7 +30,8 @@ class TrainingState:
         self.names = [name for name, _ in model.named_parameters()]
         self.params = [p for _, p in model.named_parameters()]
         self.ema = [p.detach().clone() for p in self.params]
-        # Fused AdamW skips a step by `found_inf` on the device: no host sync protects the weights.
+        # Fused AdamW skips a step by `found_inf` on the device: the weights are safe without a
+        # sync.
         self.optimizer = torch.optim.AdamW(
             self.params,
             lr=train.lr,
@@ -40,7 +41,7 @@ class TrainingState:
             fused=True,
         )
         self.step = 0  # optimizer steps done
-        self.rollbacks = 0  # after non-finite steps; each has other draws
+        self.rollbacks = 0  # returns to a checkpoint after non-finite steps; each has other draws
         self.seconds = 0.0  # of training, scoring left out
         self.macs = 0.0  # multiply-accumulates of all forward passes
         self.mean_loss: float | None = None  # running mean, against which spikes show

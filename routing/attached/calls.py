@@ -3,13 +3,13 @@
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from routing.layout import Move
+from routing.layout import Layout
 from routing.options import RoutingError
 
 # Arguments that hold one row for each token, in the block lists of diffusers and timm.
@@ -104,11 +104,56 @@ class Call:
                 "mask out"
             )
 
-    def lengths(self, tokens: int, prefix: int) -> set[int]:
-        """Return how many rows a per-token table may have, of all grid tokens and a prefix."""
-        text = self.get(self.signature.text)
+    def tables(self) -> dict[str, Any]:
+        """Return the per-token tables that were given, tensors or tuples of them, by name."""
+        found = {name: self.get(name) for name in self.signature.tables}
+        return {name: table for name, table in found.items() if table is not None}
+
+    def token_dimension(self, table: Tensor, tokens: int, prefix: int) -> tuple[int, bool]:
+        """Return which dimension of a table counts tokens, and whether the batch may share it.
+
+        It is 1 or 2 in `(B, T, ...)` and `(B, 1, T, ...)`; the batch shares `(T, ...)` and
+        `(heads, T, ...)`, also where B is as many.
+
+        Args:
+            table: A per-token table.
+            tokens: Grid tokens; behind a prefix, text or both they are the last of T.
+            prefix: Tokens before them in the block's sequence.
+
+        Raises:
+            AttachError: If no dimension has one of these lengths, or several do.
+        """
+        text, batch = self.get(self.signature.text), self.tokens.shape[0]
         joint = text.shape[1] if isinstance(text, Tensor) else 0
-        return {tokens + front for front in (0, prefix, joint, prefix + joint)}
+        lengths = {tokens + front for front in (0, prefix, joint, prefix + joint)}
+        inside = range(1, min(3, table.dim() - 1))  # the last dimension is features
+        found = [d for d in (0, *inside) if table.shape[d] in lengths]
+        if table.dim() > 2 and table.shape[0] == batch:
+            found = [d for d in found if d > 0][:1] or found
+        if len(found) != 1:
+            raise AttachError(
+                f"a per-token table of shape {tuple(table.shape)} has "
+                f"{'several dimensions' if found else 'no dimension'} of "
+                f"{' or '.join(map(str, sorted(lengths)))} tokens"
+            )
+        place = found[0]
+        by_head = place == 1 and table.dim() == 3 and table.shape[0] in self.signature.heads
+        return place, place == 0 or table.shape[0] != batch or by_head
+
+    def rows(self, table: Tensor, inner: Layout) -> Tensor:
+        """Gather a table's rows of the tokens that stay; what is before the grid's stays.
+
+        Raises:
+            AttachError: As `token_dimension`, or if samples that keep different tokens share it.
+        """
+        n = inner.grid[0] * inner.grid[1]
+        place, shared = self.token_dimension(table, n, inner.prefix)
+        if shared and inner.ids is not None and len(inner.ids) > 1:
+            raise AttachError(SHARED)
+        full = table.unsqueeze(0) if place == 0 else table.movedim(place, 1)
+        front = full.shape[1] - n
+        kept = torch.cat((full[:, :front], inner.take_batched(full[:, front:])), 1)
+        return kept[0] if place == 0 else kept.movedim(1, place)
 
 
 def replace_image(output: Any, call: Call, change: Callable[[Tensor], Tensor]) -> Any:
@@ -152,61 +197,3 @@ def _returned(block: nn.Module, tokens: str) -> int | None:
             names = [item.id if isinstance(item, ast.Name) else "" for item in node.value.elts]
             places.add(names.index(tokens) if names.count(tokens) == 1 else None)
     return places.pop() if len(places) == 1 else None
-
-
-def rows(
-    table: Any, move: Move, lengths: Collection[int], batch: int, heads: Collection[int]
-) -> Any:
-    """Gather the rows of the tokens that stay from a per-token table, or from each of several.
-
-    Args:
-        table: A tensor `(T, ...)` or `(heads, T, ...)` that the batch shares, `(B, T, ...)` or
-            `(B, 1, T, ...)`; or a tuple of them.
-        move: The gather of grid tokens that stay; `move.length` of them are there in all.
-        lengths: Lengths T that a table may have; what is before the grid's rows stays.
-        batch: B.
-        heads: How many heads the block may have.
-
-    Raises:
-        AttachError: If no dimension has one of these lengths, or several do, or samples that keep
-            different tokens share the table.
-    """
-    if isinstance(table, tuple | list):
-        return type(table)(rows(item, move, lengths, batch, heads) for item in table)
-    place = _token_dimension(table, lengths, batch)
-    if not move.shared and batchless(table, lengths, batch, heads):
-        raise AttachError(SHARED)
-    full = table.unsqueeze(0) if place == 0 else table.movedim(place, 1)
-    front = full.shape[1] - move.length
-    kept = move.take(full[:, front:])
-    kept = kept if front == 0 else torch.cat((full[:, :front], kept), 1)
-    return kept[0] if place == 0 else kept.movedim(1, place)
-
-
-def _token_dimension(table: Tensor, lengths: Collection[int], batch: int) -> int:
-    """Return which of the first three dimensions of a per-token table counts tokens."""
-    inner = range(1, min(3, table.dim() - 1))  # the last dimension is features
-    if table.dim() > 2 and table.shape[0] == batch:
-        for d in inner:
-            if table.shape[d] in lengths:
-                return d
-    found = [d for d in (0, *inner) if table.shape[d] in lengths]
-    if len(found) != 1:
-        raise AttachError(
-            f"a per-token table of shape {tuple(table.shape)} has "
-            f"{'several dimensions' if found else 'no dimension'} of "
-            f"{' or '.join(map(str, sorted(set(lengths))))} tokens"
-        )
-    return found[0]
-
-
-def batchless(table: Any, lengths: Collection[int], batch: int, heads: Collection[int]) -> bool:
-    """Whether a per-token table may be one of the whole batch, so that samples cannot differ in it.
-
-    Arguments as in `rows`; `(heads, T, D)` counts as shared, also where B is as many.
-    """
-    if isinstance(table, tuple | list):
-        return any(batchless(item, lengths, batch, heads) for item in table)
-    place = _token_dimension(table, lengths, batch)
-    by_head = place == 1 and table.dim() == 3 and table.shape[0] in heads
-    return place == 0 or table.shape[0] != batch or by_head

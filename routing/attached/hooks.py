@@ -25,17 +25,10 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.hooks import RemovableHandle
 
-from routing.attached.calls import (
-    SHARED,
-    AttachError,
-    Call,
-    Signature,
-    batchless,
-    replace_image,
-    rows,
-)
+from routing.attached.calls import SHARED, AttachError, Call, Signature, replace_image
 from routing.attached.passes import ForwardPass, Passes
 from routing.attached.supported import (
     geometry,
@@ -44,7 +37,7 @@ from routing.attached.supported import (
     refuse_unknown_prefix,
 )
 from routing.errors import one_of, suggest
-from routing.layout import Layout, Move
+from routing.layout import Layout
 from routing.rng import Draws
 from routing.route import Route, keep_count
 from routing.selection import Selection, check_ids
@@ -56,18 +49,8 @@ WHEN = ("training", "always", "never")
 _ROUTED: WeakSet[nn.Module] = WeakSet()
 
 
-def attach(
-    blocks: nn.Module | Sequence[nn.Module],
-    route: str | Route,
-    *,
-    grid: tuple[int, int] | None = None,
-    selection: str | Selection = "random",
-    prefix: int | None = None,
-    seed: int = 0,
-    when: str = "training",
-    extra: Sequence[str] = (),
-) -> Attached:
-    """Route tokens past blocks of somebody else's model.
+class Attached:
+    """Route tokens past blocks of somebody else's model, until `remove()` or the end of a `with`.
 
     Args:
         blocks: The list of blocks, several joined into one (`[*m.transformer_blocks,
@@ -84,64 +67,54 @@ def attach(
             too, `never` keeps the hooks silent.
         extra: Names of block arguments with one row for each token, besides rotary tables.
 
-    Returns:
-        The attachment, also a context manager.
+    Attributes:
+        ids: Explicit raster ids of the tokens that stay, (K,), (1, K) or (B, K), one tensor for
+            each segment, instead of drawing them; None draws.
+        inner: Layouts of the latest routed pass, one for each segment: `.ids` stayed.
 
     Raises:
         AttachError: If the blocks mix tokens by position or have a route already, if they have no
             argument of a name in `extra`, or if grid or prefix are needed and unknown.
         RouteError: If the route does not fit the blocks.
     """
-    whole = False
-    if isinstance(blocks, nn.Module) and not isinstance(blocks, nn.ModuleList | nn.Sequential):
-        whole = True
-        blocks, own_grid, own_prefix = geometry(blocks)
-        grid = own_grid if grid is None else grid
-        prefix = own_prefix if prefix is None else prefix
-    members = list(blocks)
-    resolved = Route.parse(route).resolve(len(members), "the list")
-    for i in resolved.sparse_blocks:
-        refuse_positional(members[i])
-        if members[i] in _ROUTED:
-            raise AttachError(
-                f"block {i} has a route already; call remove() on what the first attach returned"
-            )
-    if prefix is None and not whole and any(needs_prefix(block) for block in members):
-        raise AttachError(
-            "the number of class and register tokens before the image's is unknown; pass the "
-            "model instead of its blocks, or prefix=1 (prefix=0 if there are none)"
-        )
-    return Attached(members, resolved, grid, selection, prefix, seed, when, extra, whole)
-
-
-class Attached:
-    """Routing that is attached to a list of blocks; made by `attach`.
-
-    Attributes:
-        ids: Explicit raster ids of the tokens that stay, (K,), (1, K) or (B, K), one tensor for
-            each segment, instead of drawing them; None draws.
-        inner: Layouts of the latest routed pass, one for each segment: `.ids` stayed.
-    """
 
     def __init__(
         self,
-        blocks: list[nn.Module],
-        route: Route,
-        grid: tuple[int, int] | None,
-        selection: str | Selection,
-        prefix: int | None,
-        seed: int,
-        when: str,
-        extra: Sequence[str],
-        whole: bool,
+        blocks: nn.Module | Sequence[nn.Module],
+        route: str | Route,
+        *,
+        grid: tuple[int, int] | None = None,
+        selection: str | Selection = "random",
+        prefix: int | None = None,
+        seed: int = 0,
+        when: str = "training",
+        extra: Sequence[str] = (),
     ) -> None:
-        self._route, self.grid, self.prefix, self.seed = route, grid, prefix or 0, seed
-        self._prefix_known, self._whole = prefix is not None, whole
-        self.automatic = isinstance(selection, str)
+        self._whole = False
+        if isinstance(blocks, nn.Module) and not isinstance(blocks, nn.ModuleList | nn.Sequential):
+            self._whole = True
+            blocks, own_grid, own_prefix = geometry(blocks)
+            grid = own_grid if grid is None else grid
+            prefix = own_prefix if prefix is None else prefix
+        members = list(blocks)
+        self._route = Route.parse(route).resolve(len(members), "the list")
+        for i in self._route.sparse_blocks:
+            refuse_positional(members[i])
+            if members[i] in _ROUTED:
+                raise AttachError(
+                    f"block {i} has a route already; call remove() on what the first attach "
+                    "returned"
+                )
+        if prefix is None and not self._whole and any(needs_prefix(block) for block in members):
+            raise AttachError(
+                "the number of class and register tokens before the image's is unknown; pass the "
+                "model instead of its blocks, or prefix=1 (prefix=0 if there are none)"
+            )
+        self.grid, self.prefix, self.seed, self.when = grid, prefix or 0, seed, when
+        self._prefix_known, self.automatic = prefix is not None, isinstance(selection, str)
         if self.prefix < 0:
             raise AttachError(f"prefix={prefix}: expected 0 or more tokens before the image's")
         self.selection = Selection(selection) if isinstance(selection, str) else selection
-        self.when = when
         self.ids: Sequence[Tensor] | Tensor | None = None
         self.inner: tuple[Layout, ...] = ()
         if grid is None and self.selection.mode not in _FREE:
@@ -151,18 +124,18 @@ class Attached:
             )
         if self.selection.mode == "unsorted":
             raise AttachError("selection unsorted shuffles scans, and these blocks have none")
-        self._signatures = [Signature(block, extra) for block in blocks]
-        _check_extra(extra, [self._signatures[i].places for i in route.sparse_blocks])
-        self._starts = {segment.start: k for k, segment in enumerate(route.segments)}
+        self._signatures = [Signature(block, extra) for block in members]
+        _check_extra(extra, [self._signatures[i].places for i in self._route.sparse_blocks])
+        self._starts = {segment.start: k for k, segment in enumerate(self._route.segments)}
         self._inside = {
-            i: k for k, s in enumerate(route.segments) for i in range(s.start, s.end + 1)
+            i: k for k, s in enumerate(self._route.segments) for i in range(s.start, s.end + 1)
         }
         self._passes = Passes()
         self._handles: list[RemovableHandle] = []
         # Weak: a model that nobody holds is freed at once, its attachment too.
-        self._routed = WeakSet(blocks[i] for i in route.sparse_blocks)
+        self._routed = WeakSet(members[i] for i in self._route.sparse_blocks)
         _ROUTED.update(self._routed)
-        for i, block in enumerate(blocks):
+        for i, block in enumerate(members):
             # A compiler would specialise on the block and the pass, and run some hooks eagerly
             # and others not; outside of its graphs, all of them are the same.
             before = torch.compiler.disable(partial(self._before, i), reason=_WHOLE_GRAPH)
@@ -303,37 +276,29 @@ class Attached:
             draws = Draws(self.seed, now.step, index)
             ids = replace(self.selection, shared=shared).ids(draws, k, grid, keep)
         inner = now.layouts[k] = outer.subset(ids)
-        assert inner.ids is not None
         now.moves[k] = outer.move_to(inner)
-        now.rows[k] = Move(inner.ids, tokens)
         self.inner = tuple(now.layouts.values())
 
     def _shared(self, call: Call, batch: int, tokens: int) -> bool:
         """Whether the batch has to share its subset, for the sake of tables that it shares."""
-        lengths = call.lengths(tokens, self.prefix)
-        tables = [call.get(name) for name in call.signature.tables]
         must = batch > 1 and any(
-            batchless(table, lengths, batch, call.signature.heads)
-            for table in tables
-            if table is not None
+            call.token_dimension(table, tokens, self.prefix)[1]
+            for table in tree_leaves(call.tables())
         )
         if must and not self.automatic and not self.selection.shared:
             raise AttachError(SHARED)
         return must or self.selection.shared
 
     def _gather_tables(self, now: ForwardPass, k: int, call: Call) -> None:
-        move = now.rows[k]
-        for name in call.signature.tables:
-            table = call.get(name)
-            if table is None:
-                continue
+        for name, table in call.tables().items():
             seen, gathered = now.tables.get((k, name), (None, None))
             if seen is not table:
-                batch = call.tokens.shape[0]
-                lengths = call.lengths(move.length, self.prefix)
-                gathered = rows(table, move, lengths, batch, call.signature.heads)
+                gathered = tree_map(partial(call.rows, inner=now.layouts[k]), table)
                 now.tables[k, name] = table, gathered
             call.put(name, gathered)
+
+
+attach = Attached  # as it reads where it is called
 
 
 def _check_extra(extra: Sequence[str], known: Sequence[Collection[str]]) -> None:

@@ -39,7 +39,6 @@ class ForwardPass:
         replayed: Whether some of it was run again.
         finished: Whether it was run again before a later pass began.
         moves: The gather of each segment, prefix included.
-        rows: The same for tables of the grid's tokens.
         layouts: Who stayed in each segment.
         bypass: All tokens at the start of the segment that is open.
         kept: The same of segments that were closed, for as long as autograd's graph lives.
@@ -57,7 +56,6 @@ class ForwardPass:
     replayed: bool = False
     finished: bool = False
     moves: dict[int, Move] = field(default_factory=dict)
-    rows: dict[int, Move] = field(default_factory=dict)
     layouts: dict[int, Layout] = field(default_factory=dict)
     bypass: dict[int, Tensor] = field(default_factory=dict)
     kept: dict[int, weakref.ref[Tensor]] = field(default_factory=dict)

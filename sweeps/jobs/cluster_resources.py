@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from routing.errors import one_of
-from routing.parsing import yaml_of
+from routing.parsing import is_number, yaml_of
 from sweeps import SweepError
 from sweeps.planning.grid import named_yaml
 
@@ -23,8 +23,8 @@ FOLDER = Path(__file__).parents[1] / "resources"
 class Resources:
     """What one run gets. `gpus` and `tasks` are per node; a task is one process of the run.
 
-    `setup` are lines of the job's script before the run, `srun` further options of srun, `python`
-    the command that starts Python in the job.
+    `kind` is slurm, local or debug. `setup` are lines of the job's script before the run, `srun`
+    further options of srun, `python` the command that starts Python in the job.
     """
 
     name: str
@@ -159,7 +159,7 @@ def _faults(found: Resources) -> Iterator[str]:
         yield f"{given[0]} is for kind: slurm; here the shell's own counts"
     for key in ("memory_gb", "tflops"):
         value = getattr(found, key)
-        if value is not None and (not isinstance(value, int | float) or not 0 < value < math.inf):
+        if value is not None and not (is_number(value) and value > 0):
             yield f"{key}={value!r}; expected a number above 0"
     for key in _TEXT:
         value = getattr(found, key)

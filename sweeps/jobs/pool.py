@@ -4,6 +4,7 @@ The pool is one process that outlives the shell that started it. Its lock tells 
 TERM makes it hand TERM to its runs, which save and stop.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -66,6 +67,7 @@ def start(
     end, over = time.monotonic() + 60, False
     while not (folder / "state.json").is_file():
         if over:
+            process.terminate()  # its runs would be nobody's
             raise SweepError(f"the pool did not start; see {folder / 'pool.log'}")
         # Looked for once more: it may have written it last.
         over = time.monotonic() > end or process.poll() is not None
@@ -120,9 +122,14 @@ class Pool:
         """Work until the queue is empty or TERM has come."""
         # A handler may come anywhere: the flag is read by the loop.
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "stopping", True))
+        written = True
         while self.queue or self.live:
-            if any([self._cancel(), self._collect(), self._fill()]):
-                self.write()
+            # On a full disk nothing starts; what runs has its pool all the same.
+            if any([self._cancel(), self._collect(), written and self._fill()]) or not written:
+                written = False
+                with contextlib.suppress(OSError):
+                    self.write()
+                    written = True
             time.sleep(0.1)
         self.write()
 

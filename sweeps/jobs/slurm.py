@@ -129,7 +129,7 @@ def cancel(ids: Sequence[str]) -> None:
 
 def max_array() -> int:
     """Return how many tasks one array may have here (MaxArraySize; Slurm's default is 1001)."""
-    found = re.search(r"\bMaxArraySize\s*=\s*(\d+)", call(["scontrol", "show", "config"]))
+    found = re.search(r"(?m)^\s*MaxArraySize\s*=\s*(\d+)", call(["scontrol", "show", "config"]))
     return max(1, int(found[1])) if found else 1001
 
 

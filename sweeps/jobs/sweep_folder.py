@@ -25,6 +25,7 @@ from experiments.runtime.console import append_jsonl, read_jsonl
 from experiments.runtime.files import atomic_write, code_commit
 from experiments.training import run_folder
 from sweeps import SweepError
+from sweeps.planning.grid import is_file_name
 from sweeps.planning.planned_runs import PlannedRun
 
 FRUITLESS = 3  # attempts that start from the same step before a run is given up
@@ -70,10 +71,14 @@ class Sweep:
 
     def runs(self) -> dict[str, PlannedRun]:
         """Return the runs of every launch so far, by name."""
-        values = run_folder.read(self.path / "sweep.json").get("runs", {})
-        if not isinstance(values, dict):
-            raise SweepError(f"{self.path / 'sweep.json'} is damaged; launch the grid again")
-        return {name: PlannedRun.from_dict(run) for name, run in values.items()}
+        path = self.path / "sweep.json"
+        values: Any = run_folder.read(path).get("runs") if path.is_file() else {}
+        try:
+            return {name: PlannedRun.from_dict(run) for name, run in values.items()}
+        except (AttributeError, SweepError):  # launching would read it, too
+            raise SweepError(
+                f"{path} cannot be read; if it is damaged, remove it, then launch the grid again"
+            ) from None
 
     def add(self, title: str, runs: Iterable[PlannedRun]) -> None:
         """Write runs into the sweep's file; a name that is there gets the new one's steps."""
@@ -86,12 +91,12 @@ class Sweep:
         found: dict[str, JobBatch] = {}
         for line in read_jsonl(self.path / "batches.jsonl"):
             name, ids = line.get("batch"), line.get("ids", {})
-            if not isinstance(name, str):
+            if not (isinstance(name, str) and is_file_name(name)):  # a pool's folder is called so
                 continue
             if "runs" in line:
                 if batch := _batch(name, line):
                     found[name] = batch
-            elif name in found and isinstance(ids, dict) and all(map(_is_text, ids.values())):
+            elif name in found and isinstance(ids, dict) and {*map(type, ids.values())} <= {str}:
                 found[name].ids.update(ids)
         return list(found.values())
 
@@ -162,14 +167,10 @@ def _batch(name: str, line: Mapping[str, Any]) -> JobBatch | None:
     """Return the submission that a line notes, or None if something else stands there."""
     values = [line.get(key) for key in ("cluster", "kind", "code")]
     runs, when, resources = line["runs"], line.get("time"), line.get("resources", {})
-    good = isinstance(runs, list) and all(map(_is_text, [*runs, *values]))
+    good = isinstance(runs, list) and {*map(type, [*runs, *values])} <= {str}
     if not (good and _is_time(when) and isinstance(resources, dict)):
         return None
     return JobBatch(name, line["cluster"], line["kind"], runs, when, line["code"], resources)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
 
 
 def _is_time(value: object) -> TypeGuard[float]:

@@ -42,7 +42,9 @@ STAGE: dict[str, type] = {
     "refused": str,
 }  # fmt: skip
 GRID = STAGE | {"title": str, "makes": list, "note": str, "stages": list, "search": dict}
+SEARCH: dict[str, type] = {"metric": str, "trials": object, "over": dict}
 Rows = tuple[Mapping[str, Any], ...]
+_NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)  # of a file or folder
 _KINDS: dict[type, str] = {str: "a text", list: "a list", dict: "a mapping"}
 
 
@@ -182,13 +184,18 @@ def names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
+def is_file_name(name: str) -> bool:
+    """Return whether a name is that of a file in a folder: no path and nothing hidden."""
+    return bool(name) and Path(name).name == name and not name.startswith(".")
+
+
 def check_name(name: str) -> str:
     """Return the name of a grid, which becomes a folder's below `.sweeps` (`..` holds all runs).
 
     Raises:
         SweepError: It is none that a folder should have.
     """
-    if not re.fullmatch(r"\w[\w.-]{0,99}", name, re.ASCII):
+    if not _NAME.fullmatch(name):
         raise SweepError(
             f"no grid {name!r}: expected letters, digits, _ - and . after the first, as in "
             "my_grid.yaml, since a folder gets the name"
@@ -209,6 +216,7 @@ def load(name: str) -> Grid:
     path, raw = named_yaml("grid", name, FOLDER, "base, axes, seeds")
     check_name(path.stem)
     _refuse_unknown(path.stem, raw, GRID)
+    _refuse_unknown(path.stem, raw.get("search") or {}, SEARCH)
     return Grid(path.stem, raw, path)
 
 
@@ -231,6 +239,7 @@ def _python(path: Path) -> Grid:
     except Exception as error:
         raise SweepError(f"grid {path}: {type(error).__name__}: {error}") from error
     _refuse_unknown(path.stem, raw, GRID)
+    _refuse_unknown(path.stem, raw.get("search") or {}, SEARCH)
     return Grid(path.stem, raw, path, commands)
 
 
@@ -332,6 +341,9 @@ def _stage(grid: str, raw: Any, scale: str, known: Mapping[str, str]) -> Stage |
     for fault in _faults(merged, axes, columns, rows):
         raise SweepError(f"grid {grid}: {fault}")
     command = merged.get("command") or "train"
+    name = str(raw.get("name") or command)
+    if not is_file_name(name):  # its runs' files get it
+        raise SweepError(f"grid {grid}: name {name!r}: expected one that a file can have")
     one_of(f"grid {grid}: command", command, list(known), SweepError)
     for kind in merged.get("fits") or ():
         one_of(f"grid {grid}: fits", kind, ("route", "data"), SweepError)
@@ -340,9 +352,16 @@ def _stage(grid: str, raw: Any, scale: str, known: Mapping[str, str]) -> Stage |
         seeds = [0]
     elif seeds is not None:
         seeds = [whole(seed, f"grid {grid}: seeds: ", SweepError) for seed in seeds]
+    # Both are set for every run, whatever a file says of them.
+    elsewhere = {"seed": "the list seeds has them"} if seeds is not None else {}
+    if command == "train":
+        elsewhere["paths.runs"] = "type paths.runs=FOLDER with every command"
+    for key, where in elsewhere.items():
+        if any(key in words for words in (merged["base"], axes, columns, *rows)):
+            raise SweepError(f"grid {grid}: {key} is no key of base, axes, zip or cells; {where}")
     zipped = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     return Stage(
-        name=str(raw.get("name") or command),
+        name=name,
         entry=known[command],
         args=tuple(str(a) for a in merged.get("args") or ()),
         base=merged["base"],

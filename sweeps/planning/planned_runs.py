@@ -23,7 +23,7 @@ from experiments.training.routes import TrainingRoutes, run_cost
 from routing.errors import UserError, one_of
 from routing.route import RouteError
 from sweeps import SweepError
-from sweeps.planning.grid import Grid, GridCell, expand
+from sweeps.planning.grid import Grid, GridCell, expand, is_file_name
 from sweeps.planning.overrides import KEY, Typed, show
 
 
@@ -74,10 +74,11 @@ class PlannedRun:
             texts += [*known["args"], *known["varies"], *known["varies"].values()]
             good = all(isinstance(text, str) for text in texts)
             good = good and (known["steps"] is None or type(known["steps"]) is int)
+            good = good and is_file_name(known["name"])
         except (KeyError, TypeError, AttributeError):
             good = False
         if not good:
-            raise SweepError("a run in the sweep's file is damaged; launch the grid again")
+            raise SweepError("a run in the sweep's file is damaged")
         return cls(**{**known, "args": tuple(known["args"])})
 
 

@@ -97,6 +97,8 @@ def test_figures_are_written_and_the_rest_named(runs, capsys):
     out = capsys.readouterr().out
     assert "not given by these runs: guidance" in out
     assert {p.suffix for p in (runs / "f").iterdir()} == {".pdf", ".png", ".csv"}
+    assert main(["figures", str(runs), "--only", "guidance", "--out", str(runs / "g")]) == 0
+    assert capsys.readouterr().out == "not given by these runs: guidance\n"  # no folder was made
 
 
 def test_list_shows_every_folder_with_its_state(runs, capsys):

@@ -305,6 +305,20 @@ def test_one_seed_is_enough_to_draw(tmp_path):
         assert figures.make(name, tmp_path).png(dpi=40).startswith(b"\x89PNG")
 
 
+def test_runs_that_logged_no_cost_are_drawn_over_their_steps_alone(tmp_path):
+    for seed, (route, more) in itertools.product(
+        range(3), [("none", {}), ("2-8", {}), ("2-8", {"routing__reinsert": "none"})]
+    ):
+        folder = write(tmp_path, route=route, seed=seed, samples=True, **more)
+        (folder / "metrics.jsonl").unlink()
+    # Their axis is the cost: an empty one has no place on it for scores over a wide range.
+    assert figures.make("overview", tmp_path) is None and figures.make("methods", tmp_path) is None
+    plot = figures.make("convergence", tmp_path)
+    said = [ax.get_xlabel().split("\n")[1] for ax in plot.figure.axes[:3]]
+    assert "to dense best" in said[0] and said[1:] == ["cost not logged"] * 2
+    assert plot.png(dpi=40).startswith(b"\x89PNG")
+
+
 def test_no_line_of_samples_and_no_overview_mixes_recipes_or_lengths(tmp_path):
     def pair(backbone="dit", seeds=3, evaluations=4, routes=("none", "2-8"), **over):
         for seed in range(seeds):

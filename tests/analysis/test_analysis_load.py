@@ -12,9 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import analysis
+from analysis.runs.cells import Study
 from analysis.runs.run_files import Damaged, leaves, read_lines
 from analysis.runs.run_records import AnalysisError, typed
-from analysis.tables import TABLES, make_all
+from analysis.tables import TABLES, make, make_all
 
 
 def test_one_row_per_run_with_typed_columns(tmp_path):
@@ -34,6 +35,37 @@ def test_one_row_per_run_with_typed_columns(tmp_path):
     assert json.loads(row["config.train.betas"]) == [0.9, 0.999]
     assert frame.attrs["metrics"][METRIC]["better"] == "lower"
     assert pd.isna(frame["config.backbone.depth"]).all()
+
+
+def test_a_route_in_stages_is_read_and_is_another_treatment_than_its_first(tmp_path):
+    for route in ("none", "2-8/0.9:none"):
+        write(tmp_path, route=route)
+    (base,) = Study.of(tmp_path).bases
+    assert base.auto() is None  # no guideline's route throughout
+    for route in ("2-8", "3-8@0.75/0.5:none"):
+        write(tmp_path, route=route)
+    frame = analysis.load(tmp_path)
+    assert len(frame) == 4 and frame.attrs["damaged"] == []
+    row = frame[frame["route"] == "3-8@0.75/0.5:none"].iloc[0]
+    assert (row["span"], row["rate"], row["variant"]) == ("3-8", 0.75, "TREAD")
+    (base,) = Study.of(frame).bases
+    assert {cell.treatment for cell in base.routed} == {*frame["route"]} - {"none"}
+    assert base.auto().treatment == "2-8" and base.dense.treatment == "dense"
+    assert {"2-8/0.9:none", "2-8"} <= {row.entries[0].text for row in make("treatments", frame).rows}
+
+
+def test_a_step_of_a_scheduled_route_costs_what_the_run_counted(tmp_path):
+    for off_after in (1.0, 0.5):
+        folder = write(tmp_path, route="2-8", routing__off_after=off_after)
+        found = json.loads((folder / "summary.json").read_text())
+        dense, routed = found["macs_dense"], found["macs_routed"]
+        mean = off_after * routed + (1 - off_after) * dense
+        found["macs"] = 400 * 64 * mean * (1 + 1e-12)  # sums of many steps round
+        (folder / "summary.json").write_text(json.dumps(found))
+    write(tmp_path)
+    (base,) = Study.of(tmp_path).bases
+    shares = {cell.treatment: cell.macs_share for cell in base.routed}
+    assert shares == {"2-8": routed / dense, "2-8, off_after=0.5": pytest.approx((1 + routed / dense) / 2)}
 
 
 def test_a_runs_score_is_its_own_protocols_last(tmp_path):

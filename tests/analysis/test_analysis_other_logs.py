@@ -11,6 +11,7 @@ from analysis_runs import write
 
 import analysis
 from analysis.runs.cells import Study
+from analysis.tables.table import markdown
 
 KNOWN = {"backbone": "dit", "size": "T/1", "data": "digits", "seed": 3, "train.batch": 64}
 FID = "FID-50K (inception-adm)"
@@ -97,6 +98,8 @@ def test_another_trainers_run_stands_beside_ones_own(make, trainer, logged, tmp_
     # One's own seed 3 and theirs are never one cell.
     (theirs,) = Study.of(frame, FID).bases
     assert list(theirs.dense.runs["run"]) == ["theirs"]
+    # Their protocol is not known, and no heading says that it is none.
+    assert "None" not in markdown(analysis.tables.make("all_scores", Study.of(frame, FID)))
 
 
 @pytest.mark.parametrize(
@@ -110,6 +113,7 @@ def test_another_trainers_run_stands_beside_ones_own(make, trainer, logged, tmp_
         ({"history.json": "[", "run.yaml": yaml.safe_dump(KNOWN)}, "history.json cannot be read"),
         ({"history.csv": "_step,loss\n1,2\n", "run.yaml": "[1]"}, "run.yaml holds no mapping"),
         ({"history.csv": "_step,l\n1,2\n", "run.yaml": yaml.safe_dump(KNOWN | {"size": "Q/9"})}, "its size cannot be read"),
+        ({"history.csv": "_step,l\n1,2\n", "run.yaml": yaml.safe_dump(KNOWN | {"size": "huge", "backbone.depth": 12})}, "its size cannot be read"),
         ({"history.csv": "_step,l\n1,2\n", "run.yaml": yaml.safe_dump(KNOWN | {"columns": [1]})}, "columns must map"),
         ({"history.csv": "_step,l\n1,2\n", "run.yaml": yaml.safe_dump(KNOWN | {"route": "2-40"})}, "2-40: the model has 12 blocks"),
     ],

@@ -153,6 +153,6 @@ def test_what_cannot_be_published_is_said_before_anything_is_written(runs, tmp_p
     assert analysis_command.main(["publish", str(runs), "--out", str(out)]) == 2
     assert "did you mean main" in capsys.readouterr().err
     assert [path.name for path in out.iterdir()] == ["README.md"]
-    for words, said in (("all", "options are `ours`"), ("columns=0,99", "column 99")):
+    for words, said in (("all", "options are `ours`"), ("columns=0,99", "no column '99'")):
         with pytest.raises(AnalysisError, match=said):
             publish.fill(f"<!-- table main {words} -->\n<!-- end -->", Study.of(runs))

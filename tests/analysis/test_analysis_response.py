@@ -210,9 +210,9 @@ def test_findings_say_what_the_tables_show(runs):
 
 
 def test_what_is_said_of_scales_mixes_no_routes_and_no_lengths(tmp_path):
-    def scale(route, steps, value):
+    def scale(route, steps, value, **over):
         for seed in range(3):
-            folder = write(tmp_path, route=route, seed=seed, train__steps=steps)
+            folder = write(tmp_path, route=route, seed=seed, train__steps=steps, **over)
             about = dict.fromkeys(("backbone", "size", "data", "run"), "x")
             about |= {"format": guidance_table.FORMAT, "route": route, "seed": seed, "step": steps, "notes": []}
             rows = [{"pair": "dense", "level": None, "instrumented": value}]
@@ -223,6 +223,10 @@ def test_what_is_said_of_scales_mixes_no_routes_and_no_lengths(tmp_path):
     said = findings.scale(Study.of(tmp_path))
     assert [line.split(",")[2].split("**")[0] for line in said] == [" route 0-8", " route 2-8"]
     assert ["+3.000" in said[0], "+1.000" in said[1]] == [True, True]
+    scale("2-8", 400, 7.0, routing__selection="rows")
+    more = findings.scale(Study.of(tmp_path))
+    assert {*said} < {*more} and any(", route 2-8, selection=rows**" in line and "+6.000" in line for line in more)
+    said = more
     scale("none", 800, 9.0)
     assert findings.scale(Study.of(tmp_path)) == [line.replace("x-x, x,", "x-x, x, after 400 steps,") for line in said]
 
@@ -233,6 +237,16 @@ def test_a_run_that_took_nothing_is_no_division_by_it(key, said, tmp_path):
         path = write(tmp_path, route=route) / "summary.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {key: 1 if route == "none" else 0}))
     assert re.search(said, findings.make("cost", Study.of(tmp_path)))
+
+
+def test_unequal_steps_and_seeds_without_a_pair_are_no_part_of_a_sentence(tmp_path):
+    for seed in range(3):
+        write(tmp_path, route="none", seed=seed, train__steps=200)
+        write(tmp_path, route="2-8", seed=seed, evaluations=1)
+    # A routed step takes the same share of a dense one's time, however many were taken.
+    assert "1.40 times its speed by the clock (n=3)" in findings.make("cost", Study.of(tmp_path))
+    write(tmp_path, route="none", seed=0)
+    assert "after 400 steps (n=1)**" in findings.make("main", Study.of(tmp_path))
 
 
 def test_a_finding_below_three_seeds_is_none():

@@ -74,9 +74,9 @@ def test_a_protocol_without_samples_or_levels_is_refused(key, value):
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """A routed tiny model with gates that are not zero, exported as a run exports it."""
+    """A tiny model, routed up to the last tenth, with gates that are not zero, exported as a run exports it."""
     torch.manual_seed(0)
-    config = load(["backbone=dit", "data=digits", "route=2-4", "backbone.depth=8"])
+    config = load(["backbone=dit", "data=digits", "route=2-4/0.9:none", "backbone.depth=8"])
     model = backbones.create("dit", "T/1", depth=8, in_channels=1, input_size=8, num_classes=10)
     for parameter in model.parameters():
         parameter.data.add_(0.05 * torch.randn_like(parameter))

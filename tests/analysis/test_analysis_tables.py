@@ -22,7 +22,7 @@ from analysis.runs.cells import Study
 from analysis.runs.run_records import AnalysisError
 from analysis.tables import TABLES, make, make_all, render, save
 from analysis.tables.equal_cost import Reach, reach, speedup
-from analysis.tables.table import Column, Entry, build, ours, words
+from analysis.tables.table import Column, Entry, build, ours
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +171,14 @@ def test_a_tail_is_held_against_runs_that_went_on_as_they_were(tmp_path):
         assert row[f"\u0394 tail, {name.lower()}"].low == pytest.approx(known.low)
 
 
+    # Controls of another learning rate or length are none.
+    for path in [*tmp_path.glob("*_none_*/config.yaml")]:
+        if "_none_s" in (text := path.read_text()).partition("init:")[2].partition("\n")[0]:
+            path.write_text(text.replace("lr: 1.0e-05", "lr: 1.0e-04"))
+    row = find(make("tails", tmp_path), "dit-T/1", f"{METRIC} \u2193")
+    assert row["Dense + same"].is_missing and row["Routed + same"].n == 3
+
+
 def test_steps_pairs_equal_steps_and_equal_multiply_adds(tmp_path):
     for seed in (0, 1, 2):
         write(tmp_path, route="none", seed=seed, evaluations=4, train__steps=400)
@@ -293,7 +301,7 @@ def test_headline_works_for_a_metric_where_higher_is_better(runs):
     source = Study.of(runs.runs, ACCURACY)
     base = next(b for b in source.bases if b.label.startswith("rwkv"))
     assert base.better == "higher"
-    found = reach(source, base, base.dense, base.auto())
+    found = reach(base, base.dense, base.auto())
     assert len(found) == 3 and all(item.factor("step") > 1 for item in found)
 
 
@@ -358,8 +366,8 @@ class Cells(HTMLParser):
 def nasty():
     columns = [Column(NASTY, numeric=False), Column("value", better="lower")]
     rows = [
-        (NASTY, [words(NASTY), Entry(value=1.0, n=1)]),
-        (NASTY, [words("=cmd()"), ours(seed_statistics.mean_std([2.0, 3.0, 4.0]))]),
+        (NASTY, [NASTY, Entry(value=1.0, n=1)]),
+        (NASTY, ["=cmd()", ours(seed_statistics.mean_std([2.0, 3.0, 4.0]))]),
     ]
     return build("nasty", NASTY, columns, rows, [NASTY])
 
@@ -393,8 +401,9 @@ def test_no_csv_holds_a_formula(text, kept):
     assert "\r" not in render.frame_csv(pd.DataFrame({"a": ["x\r=1+1"]}))
     rows = list(csv.reader(io.StringIO(render.frame_csv(frame), newline="")))
     assert rows == [["a", name, "n"], [value, "-1.5", ""]]
-    table = build("t", "t", [Column("a", numeric=False)], [(text, [words(text)])])
-    assert list(csv.reader(io.StringIO(render.to_csv(table), newline="")))[1] == [value, value]
+    table = build("t", "t", [Column(text, numeric=False)], [(text, [text])])
+    rows = list(csv.reader(io.StringIO(render.to_csv(table), newline="")))
+    assert rows == [["group", name], [value, value]]
 
 
 def test_csv_reads_back_and_runs_nothing():
@@ -513,7 +522,14 @@ def test_a_fine_tune_beside_runs_from_scratch_is_told_apart_in_words(tmp_path):
     write(tmp_path, init="/somewhere/runs/dit-T1-digits_2-8_s0-0123abcd@400", train__lr=1e-5)
     labels = sorted(base.label for base in Study.of(tmp_path).bases)
     assert len(labels) == 2
-    assert "init=dit-T1-digits_2-8@400" in labels[0] and "init=none" in labels[1]
+    assert "init=dit-T1-digits_2-8@400" in labels[0] and "init=" not in labels[1]
+
+
+def test_whole_numbers_stay_whole_in_headings(tmp_path):
+    write(tmp_path, train__batch=64, train__lr=1e-4)
+    write(tmp_path, train__batch=32, train__lr=2e-4)
+    labels = [base.label for base in Study.of(tmp_path).bases]
+    assert any("train.batch=64, train.lr=0.0001" in label for label in labels), labels
 
 
 def test_guidance_with_a_checkpoint_per_seed_is_one_row(tmp_path):
@@ -722,6 +738,19 @@ def test_guidance_takes_the_metric_measured_under_most_guidances(tmp_path):
     assert "FD-50K" in table.groups[0] and len(table.rows) == 2
 
 
+@pytest.mark.parametrize("other", [{"sampler": "euler steps=4"}, {"reference": "mine.npz@0"}, {"weights": "raw"}])
+def test_guidance_averages_no_two_ways_of_measuring(tmp_path, other):
+    folder = write(tmp_path, route="2-8")
+    (folder / "evaluations").mkdir()
+    guides = ("none scale=1.0", "cfg scale=2.0")
+    for name, guided, value, more in (("a", guides, 10.0, {}), ("b", guides[:1], 50.0, other)):
+        lines = [score({}, 400, value, guidance=text, **more) for text in guided]
+        kind = lines[0].pop("weights") if "weights" in more else "ema"  # as evaluate.py writes it
+        record = {"kind": kind, "scores": lines}
+        (folder / "evaluations" / f"{name}.json").write_text(json.dumps(record))
+    assert find(make("guidance", tmp_path), "dit", guides[0])["Score"].value == 10.0
+
+
 def test_a_key_that_was_added_later_does_not_part_old_runs_from_new_ones(tmp_path):
     def forget(folder):
         lines = (folder / "config.yaml").read_text().splitlines(keepends=True)
@@ -744,10 +773,10 @@ def test_a_seed_that_ran_twice_is_read_by_its_curve(tmp_path):
     write(tmp_path, seed=0, evaluations=4, train__log_every=5)
     study = Study.of(tmp_path)
     (base,) = study.bases
-    paths = study.by_seed(base, base.dense)
+    paths = base.dense.paths
     assert {seed: len(path) for seed, path in paths.items()} == {0: 4, 1: 1}
     # The seed without a curve does not take the other one's away.
-    assert list(mean_path(study, base, base.dense)["n"]) == [1, 1, 1, 1]
+    assert list(mean_path(base.dense)["n"]) == [1, 1, 1, 1]
 
 
 def ended(root, route, seed, values):
@@ -802,6 +831,17 @@ def test_no_difference_spans_unequal_steps(tmp_path, known, delta):
     if plot is not None:
         assert "after 20 steps" in plot.figure.axes[0].get_xlabel()
         assert set(plot.data[plot.data["backbone"] == "dit"]["step"]) == {20}
+
+
+def test_what_took_other_steps_than_the_dense_runs_stands_without_a_difference(tmp_path):
+    for seed in range(3):
+        ended(tmp_path, "none", seed, {30: 100.0 + seed})
+        ended(tmp_path, "2-8", seed, {60: 50.0})
+        ended(tmp_path, "3-8", seed, {30: 90.0})
+    assert find(make("treatments", tmp_path), "dit", "2-8")["FD"].text == "50.00"
+    assert "(-11.00" in find(make("treatments", tmp_path), "dit", "3-8")["FD"].text
+    row = find(make("summary", tmp_path), "after 60 steps", "dit-T/1")
+    assert row["FD"].is_missing and row["Seeds"].value == 0
 
 
 @pytest.mark.parametrize(

@@ -196,6 +196,11 @@ def test_wrong_options():
         build(decoder={"dept": 1})
     with pytest.raises(BackboneError, match=r"num_classes=-1: expected 0 \(no labels\) or more"):
         build(num_classes=-1)
+    with pytest.raises(BackboneError, match="in_channels=0 must be 1 or more"):
+        build(in_channels=0)
+    for text in ((7,), (0, 8), (7, 8, 9)):
+        with pytest.raises(BackboneError, match="expected length and channels"):
+            build(text=text)
     for attention in (5, 13, 1.5):
         with pytest.raises(BackboneError, match=f"attention={attention}: there is no block"):
             build("mamba", attention=attention, depth=4)

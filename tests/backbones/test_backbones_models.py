@@ -156,6 +156,8 @@ def test_tables_are_made_before_blocks_look_them_up(name):
     [
         ("rwkv", {"ratio": float("nan")}),
         ("rwkv", {"ratio": float("inf")}),
+        ("rwkv", {"ratio": "abc"}),
+        ("rwkv", {"ratio": True}),
         ("hydra", {"chunk": 0}),
         ("mamba", {"chunk": 0}),
         ("mamba", {"chunk": 1.5}),

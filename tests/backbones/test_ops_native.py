@@ -431,3 +431,14 @@ def test_a_user_without_a_home_has_no_library(monkeypatch, caplog):
     monkeypatch.delenv("TREAD_NATIVE", raising=False)
     monkeypatch.setattr(native.Path, "home", nobody)
     assert native._load()[0] is None and "home directory" in caplog.text
+
+
+@compiled
+def test_what_kernels_return_may_be_written_into():
+    """A block's hook may steer it in place; a view of an argument could not be."""
+    x = draw(2, 5, 16).float().requires_grad_()
+    y = native.gelu(x)
+    assert not y._is_view()
+    y.mul_(2).sum().backward()
+    (expected,) = torch.autograd.grad(2 * F.gelu(x, approximate="tanh").sum(), x)
+    torch.testing.assert_close(x.grad, expected, rtol=1e-4, atol=1e-5)

@@ -444,6 +444,9 @@ def test_options_that_contradict():
     for ids in ([0, 1, 10**6], [0, 1, -1], [3, 0, 3]):
         with pytest.raises(RoutingError, match="distinct numbers from 0 to"):
             model(x, cond, layout, routing("2-5", ids=torch.tensor(ids)))
+    for count, route in ((1, "1-2+4-5"), (2, "2-5")):
+        with pytest.raises(RoutingError, match=f"{count} tensors of ids for the {3 - count} segments"):
+            model(x, cond, layout, routing(route, ids=[torch.arange(8)] * count, draws=draws()))
     with pytest.raises(UserError, match="has 8 blocks"):
         model(x, cond, layout, routing("2-9"))
 

@@ -143,6 +143,8 @@ def test_a_grid_may_refuse_a_scale_with_its_reason(tmp_path):
         ({"command": "call"}, "command 'call': expected one of train, evaluate, bench, analysis$"),
         ({"where": 5}, "where must be a mapping, got 5"),
         ({"base": []}, "base must be a mapping"),
+        ({"base": {"seed": 3}}, "seed is no key of base.*seeds has them"),
+        ({"cells": [{"route": "2-8", "paths.runs": "/x"}]}, "paths.runs is no key of.*every command"),
         ({"fits": [5]}, "fits 5: expected one of route, data"),
         ({"axes": {3: [1]}}, "axes has the key 3"),
         ({"seeds": ["9" * 5000]}, "seeds: 9{40}.*at most 18 digits"),
@@ -154,6 +156,9 @@ def test_a_grid_may_refuse_a_scale_with_its_reason(tmp_path):
         ({"stages": [{"name": "x", "of": "y"}]}, "is no earlier stage"),
         ({"stages": [{"name": "train"}]}, "two stages are named 'train'"),
         ({"stages": ["x"]}, "a stage must be a mapping"),
+        ({"stages": [{"name": ".."}]}, r"name '..': expected one that a file can have"),
+        ({"stages": [{"name": "../x"}]}, r"name '../x': expected one that a file can have"),
+        ({"search": {"over": [1]}}, r"over must be a mapping, got \[1\]"),
         ({"stages": [{"name": "x", "of": "train", "where": {"route": "z"}}]}, "has no parent"),
     ],
 )

@@ -244,6 +244,12 @@ def test_accounting_is_asked_for_numbers_alone(monkeypatch):
     assert slurm.history(["x_1"]) == {} and asked == ["7"]
 
 
+def test_the_longest_array_is_read_from_its_own_line(monkeypatch):
+    told = "SchedulerParameters     = MaxArraySize=7\nMaxArraySize            = 1001\nMaxJobCount = 9"
+    monkeypatch.setattr(slurm, "call", lambda words: told)
+    assert slurm.max_array() == 1001
+
+
 @pytest.mark.parametrize("text", ["time: 4:30:00", "scales: {tiny: {time: 4:30:00}}", 'time: "4:30:00"'])
 def test_a_time_needs_no_quotes(text, tmp_path):
     """YAML 1.1 would read a bare 4:30:00 as a number of base sixty."""
@@ -264,6 +270,7 @@ def test_a_time_needs_no_quotes(text, tmp_path):
         ({"nodes": True}, "nodes=True"),
         ({"cpus": "many"}, "cpus='many'"),
         ({"memory_gb": -1}, "memory_gb=-1; expected a number above 0"),
+        ({"memory_gb": True}, "memory_gb=True; expected a number above 0"),
         ({"time": "soon"}, "time='soon'; expected minutes"),
         ({"time": "1:00", "signal_s": 120}, "signal_s=120 is not shorter than time=1:00"),
         ({"partition": "a; rm -rf /"}, "characters that no sbatch option has"),

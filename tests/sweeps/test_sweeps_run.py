@@ -1,5 +1,6 @@
 """Launching without Slurm: in this process, in a pool, and what the disk says afterwards."""
 
+import errno
 import io
 import json
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -70,6 +72,9 @@ def test_a_run_of_another_shell_is_running(shop, monkeypatch):
     attempts.note("start", step=0, pid=os.getpid(), host=job.host())
     assert shop.rows()[0].live and "press Ctrl-C there" in shop("cancel")
     attempts.note("start", step=0, pid=2**22 + 1, host=job.host())  # no such process
+    assert shop.states()[0] == "failed"
+    # A process that is younger than the start bears the number of the one that was killed.
+    append_jsonl(attempts.path, [{"event": "start", "time": 1e9, "pid": os.getpid(), "host": job.host()}])
     assert shop.states()[0] == "failed"
 
 
@@ -219,6 +224,41 @@ def test_a_killed_pool_is_noticed(shop):
     until(lambda: not any(row.live for row in shop.rows().values()), what="the pool's end")
     assert shop.states() == {0: "failed", 1: "stopped"}
     assert "its job is gone" in shop.rows()[0].why
+
+
+def test_a_pool_outlives_a_full_disk(tmp_path, monkeypatch):
+    class Done:
+        returncode = 0
+        poll = staticmethod(lambda: 0)
+
+    def refused(path, content):
+        refusals.append(len(started))
+        if len(refusals) < 4:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        honest(path, content)
+
+    honest, refusals, started = pool.atomic_write, [], []
+    values = {"jobs": {"a": "a.json", "b": "b.json"}, "workers": [None], "logs": str(tmp_path)}
+    (tmp_path / "pool.json").write_text(json.dumps(values))
+    monkeypatch.setattr(pool, "atomic_write", refused)
+    monkeypatch.setattr(pool.subprocess, "Popen", lambda words, **_: started.append(words[-1]) or Done())
+    monkeypatch.setattr(pool.signal, "signal", lambda *_: None)
+    pool.Pool(tmp_path).run()
+    assert started == ["a.json", "b.json"] and refusals[:4] == [1, 1, 1, 1]
+    assert run_folder.read(tmp_path / "state.json")["runs"] == {"a": "ENDED", "b": "ENDED"}
+
+
+def test_a_pool_that_is_not_there_in_time_is_ended(shop, monkeypatch):
+    class Slow:
+        def __init__(self, *_, **__): ...
+
+        poll, terminate = staticmethod(lambda: None), staticmethod(lambda: ended.append(1))
+
+    ended, clock = [], iter(range(0, 10**6, 40))
+    times = SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda _: None)
+    monkeypatch.setattr(pool, "time", times)
+    monkeypatch.setattr(pool, "subprocess", SimpleNamespace(Popen=Slow, DEVNULL=None))
+    assert "the pool did not start" in shop("launch", "cluster=local", code=2) and ended == [1]
 
 
 @pytest.mark.slow
@@ -404,6 +444,7 @@ def test_half_written_and_foreign_lines_are_passed_over(tmp_path):
     sweep.intend(JobBatch("b", "slurm", "slurm", ["r"], 1.0, "c"))
     sweep.submitted("b", {"r": "18"})
     with (sweep.path / "batches.jsonl").open("a") as handle:
+        handle.write('{"batch": "../b", "cluster": "", "kind": "local", "code": "", "runs": [], "time": 1}\n')
         handle.write('[1]\nnot json\n{"batch": "z", "ids": {"r": "1"}}\n{"batch": "b", "id')
     (batch,) = sweep.batches()
     assert batch.ids == {"r": "18"} and batch.code == "c"
@@ -412,6 +453,58 @@ def test_half_written_and_foreign_lines_are_passed_over(tmp_path):
     assert [event["time"] for event in sweep.attempts("r").events()] == [1e9]
     append_jsonl(sweep.path / "x.jsonl", [{"a": 1}])
     assert (sweep.path / "x.jsonl").read_text() == '{"a": 1}\n'
+
+
+@pytest.mark.parametrize("there", [["18_2", "18_1"], ["19", "18_1"]])
+def test_tasks_of_a_cut_off_submission_are_told_by_their_numbers(there, tmp_path, monkeypatch):
+    monkeypatch.setattr(slurm, "max_array", lambda: 2)
+    sweep = Sweep(tmp_path, "g")
+    sweep.intend(JobBatch("g.b", "slurm", "slurm", ["r0", "r1", "r2"], 1.0, "c"))
+    queued = {i: slurm.QueueJob(i, "RUNNING", name="g.b") for i in there}
+    run_status.adopt(sweep, sweep.batches(), queued)  # the first has ended, and left the queue
+    assert sweep.batches()[0].ids == {"r1": "18_1", "r2": there[0]}
+
+
+def test_a_slurm_that_does_not_answer_is_said_not_raised(tmp_path, monkeypatch):
+    def silent():
+        raise SweepError("scontrol: no answer")
+
+    monkeypatch.setattr(slurm, "max_array", silent)
+    sweep = Sweep(tmp_path, "g")
+    sweep.intend(JobBatch("g.b", "slurm", "slurm", ["r0", "r1"], 1.0, "c"))
+    queued = {i: slurm.QueueJob(i, "RUNNING", name="g.b") for i in ("18_0", "19_0")}
+    _, trouble = run_status.ask(sweep, sweep.latest_batches(), lambda: (queued, ""), history=False)
+    assert trouble == "scontrol: no answer"
+
+
+OUTSIDE = {"name": "..", "stage": "", "label": "", "entry": "", "args": [], "trains": True}
+OUTSIDE = {"runs": {"r": OUTSIDE | {"folder": "", "steps": None, "varies": {}}}}
+
+
+@pytest.mark.parametrize(
+    "content",
+    ['{"runs": ', "{}", '{"runs": [1]}', '{"runs": {"r": {"name": "r"}}}', json.dumps(OUTSIDE)],
+)
+def test_a_damaged_list_of_runs_is_named_with_what_helps(content, tmp_path):
+    sweep = Sweep(tmp_path, "g")
+    sweep.add("t", [])
+    (sweep.path / "sweep.json").write_text(content)
+    with pytest.raises(SweepError, match=r"g/sweep.json cannot be read; if it is damaged, remove it, then launch"):
+        sweep.add("t", [])
+    (sweep.path / "sweep.json").unlink()
+    sweep.add("t", [])
+    assert sweep.runs() == {}
+
+
+def test_a_sweep_that_cannot_be_read_leaves_the_others_in_the_list(tmp_path, capsys):
+    run = {"name": "r", "stage": "", "label": "", "entry": "train", "args": [], "trains": True}
+    run |= {"folder": str(tmp_path / "r"), "steps": 1, "varies": {}}
+    for name in ("good", "torn"):
+        Sweep(tmp_path, name).add("t", [PlannedRun.from_dict(run)])
+    (tmp_path / ".sweeps" / "torn" / "sweep.json").write_text('{"runs":')
+    assert sweeps_command.main(["status", f"paths.runs={tmp_path}"]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("good ") and "torn/sweep.json cannot be read" in said.err
 
 
 def test_damaged_run_folders_are_no_surprise(tmp_path):
@@ -589,6 +682,7 @@ def test_a_silent_scheduler_is_said_and_launching_is_refused(tmp_path, monkeypat
         ("TIMEOUT", "0:0", "", "its time limit came before it had saved (cluster.time=, cluster.signal_s=)"),
         ("REVOKED", "", "", "REVOKED"),
         ("", "", "", "its job is gone"),
+        ("ENDED", "", "", "its process is gone"),
     ],
 )
 def test_what_ended_a_job_is_said_in_words(state, code, remarks, said):

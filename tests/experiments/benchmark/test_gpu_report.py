@@ -69,3 +69,12 @@ def test_the_batch_is_halved_until_it_fits(monkeypatch):
     monkeypatch.setattr(step_times, "measure", measure)
     found = gpu_report.time_steps("XL/2", "mamba", [], torch.device("cpu"))
     assert asked == [32, 16, 8] and found["batch"] == 8
+
+
+def test_a_failure_without_a_message_is_written_down_too(monkeypatch):
+    def measure(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(step_times, "measure", measure)
+    found = gpu_report.time_steps("T/2", "dit", [], torch.device("cpu"))
+    assert found == {"error": "AssertionError: no message"}

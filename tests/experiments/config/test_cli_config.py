@@ -331,6 +331,8 @@ def test_help_works_from_anywhere_and_lists_groups_keys_and_routes(tmp_path):
         assert help_text(section) and not wide, section
     with pytest.raises(UserError, match="did you mean route"):
         help_text("rout")
+    with pytest.raises(UserError, match="--help data 'nope': expected one of digits"):
+        help_text("data=nope")
 
 
 def test_a_shell_completes_groups_and_keys(tmp_path):
@@ -408,6 +410,10 @@ def test_a_full_dry_run_builds_the_parts_and_times_a_step(tmp_path, capsys):
         ("data=digits guidance.channels=9", "the model has 1"),
         ("data=digits task=none", "guidance=cfg needs a model with classes or text"),
         ("data=digits train.label_drop=0", "the null class, which this run never saw"),
+        ("data=digits eval.metrics=[fd,is]", "metric is cannot be measured on features digits-classifier"),
+        ("data=digits eval.metrics=[fd,adherence]", "metric adherence needs data=scenes"),
+        ("data=scenes eval=digits", "digits-classifier is for data=digits, here is the data set scenes"),
+        ("data=digits eval.samples=3", "with 3 neighbours need more images than that, got 3"),
     ],
 )
 def test_a_dry_run_refuses_what_the_run_would(words, said, tmp_path, capsys, monkeypatch):

@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from experiments.data import DataError, Prefetch, create
-from experiments.data.latent_store import open_store
 from experiments.data.latents_spec import LatentsOptions
 from routing.rng import Draws
 
@@ -36,10 +35,6 @@ def refused(call, *words):
 @pytest.fixture
 def labels():
     return [(7 * i) % 5 for i in range(COUNT)]
-
-
-def stored(path, name="latents"):
-    return torch.cat([open_store(path)._shards.rows(name, torch.arange(COUNT))])
 
 
 # --- the project's own store -------------------------------------------------------------------
@@ -205,6 +200,13 @@ def damage_manifest(path):
     (path / "manifest.json").write_text((path / "manifest.json").read_text()[:200])
 
 
+def damage_twice(path):
+    manifest = json.loads((path / "manifest.json").read_text())
+    first, *_, last = manifest["shards"]
+    last |= {"file": first["file"], "bytes": first["bytes"]}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
 def resize(path, shard):
     manifest = json.loads((path / "manifest.json").read_text())
     for entry in manifest["shards"]:
@@ -223,6 +225,7 @@ def resize(path, shard):
         (damage_labels, ("has no labels; it holds latents [6, 4, 8, 8]",)),
         (damage_format, ("'tread-latents/9'",)),
         (damage_manifest, ("manifest.json is damaged",)),
+        (damage_twice, ("latents has shape [6, 4, 8, 8]; expected [1, 4, 8, 8]",)),
     ],
 )
 def test_damage_is_named(tmp_path, labels, damage, words):
@@ -431,8 +434,13 @@ def test_wrong_tar_layouts_are_named(tmp_path, labels):
 def test_truncated_and_compressed_tars(tmp_path, labels):
     path = write_tars(tmp_path / "a", latents(COUNT), labels)
     tar = path / "shard-000001.tar"
-    tar.write_bytes(tar.read_bytes()[:2000])
-    refused(lambda: load(path), "shard-000001.tar is truncated")
+    whole = tar.read_bytes()
+    # Inside a latent, inside its padding, before the next header, inside it, before the last zeros.
+    for size in (2000, 512 + 1152 + 8, 512 + 1536, 512 + 1536 + 8, 5 * (512 + 1536 + 1024)):
+        tar.write_bytes(whole[:size])
+        refused(lambda: load(path), "shard-000001.tar is truncated")
+    tar.write_bytes(whole)
+    assert load(path).size == COUNT
     gz = tmp_path / "b"
     gz.mkdir()
     with tarfile.open(gz / "x.tar", "w:gz") as archive:
@@ -497,6 +505,8 @@ def test_wrong_lightning_layouts_are_named(tmp_path, labels):
     refused(lambda: load(path), "has no latents; it holds moments [2, 3]")
     save_file({"latents": torch.zeros(2, 4, 8, 8)}, path / "latents_rank01_shard000.safetensors")
     refused(lambda: load(path), "has no latents_flip; it holds latents")
+    save_file({"latents": torch.zeros(2, 4, 8, 8), "latents_flip": torch.zeros(2, 4, 8, 8).half()}, path / "latents_rank01_shard000.safetensors")  # fmt: skip
+    refused(lambda: load(path), "latents_flip holds torch.float16; expected torch.float32")
     save_file({"latents": torch.zeros(2, 64)}, path / "latents_rank01_shard000.safetensors")
     refused(lambda: load(path), "latents has shape [2, 64]; expected [N, C, H, W]")
     torch.save({"mean": torch.zeros(3), "std": torch.ones(3)}, path / "latents_stats.pt")
@@ -519,6 +529,7 @@ def test_what_else_is_there_is_named(tmp_path):
     refused(lambda: create({"name": "latents"}), "data.path=FOLDER")
     refused(lambda: load(made("lmdb", "data.mdb", "lock.mdb")), "LMDB", "latent.npy")
     refused(lambda: load(made("pictures", "n01/a.JPEG")), "pictures", "prepare.py")
+    refused(lambda: load(made("scans", "n01/a.tif")), "pictures", "prepare.py")
     refused(lambda: load(made("loose", "0.npy")), "loose .npy")
     refused(lambda: load(made("half", "plan.json", "shard-0.safetensors.tmp")), "has not finished")
     refused(lambda: load(made("empty")), "found nothing")

@@ -113,6 +113,12 @@ def test_captions_and_reading_them_are_inverses():
         "a large blue circle at the bottom right and a small yellow ring at the top left on a "
         in a.captions()[0]
     )
+    said = [
+        "a large red circle at the top left, a small blue ring at the top right and "
+        "a small green cross at the bottom left on a gray background",
+        "a large cyan square at the bottom right on a white background",
+    ]
+    assert words.read_captions(said).captions() == said
 
 
 def test_tokens_are_those_of_the_captions():

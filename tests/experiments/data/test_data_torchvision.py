@@ -1,5 +1,6 @@
 import gzip
 import hashlib
+import os
 import pickle
 import subprocess
 import sys
@@ -197,6 +198,12 @@ def test_what_is_missing_is_downloaded_and_said(tmp_path, server, monkeypatch, c
     (served / "cifar-10-python.tar.gz").unlink()
     create(options(root))
     assert not capsys.readouterr().err
+    # A process that comes late unpacks what another one reads already: files change as a whole.
+    (root / kind.base_folder / "test_batch").unlink()
+    with (root / kind.base_folder / "data_batch_1").open("rb") as read:
+        before = os.fstat(read.fileno()).st_ino
+        create(options(root))
+        assert before != (root / kind.base_folder / "data_batch_1").stat().st_ino
 
 
 def test_a_wrong_name_and_a_dry_run():

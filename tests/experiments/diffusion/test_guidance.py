@@ -274,9 +274,9 @@ def test_tokens_change_between_evaluations_and_belong_to_the_seed():
 
 
 def test_batches_join_what_differs_in_the_label_only():
-    assert batches([Pass(), Pass("null")]) == [[0, 1]]
-    assert batches([Pass(rate=0.5), Pass(rate=0.9)]) == [[0], [1]]
-    assert batches([Pass(), Pass(weak=True)]) == [[0], [1]]
+    assert batches(pair := [Pass(), Pass("null")]) == [pair]
+    for one, other in ((Pass(rate=0.5), Pass(rate=0.9)), (Pass(), Pass(weak=True))):
+        assert batches([one, other]) == [[one], [other]]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -134,7 +134,7 @@ def test_pictures_are_scored(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert records(tmp_path / "e")[0]["scores"][0]["value"] < 10
     assert command(*asked, "--samples", 91) == 2
     assert "holds 90 images, fewer than --samples 91" in capsys.readouterr().err
-    for option in ("--steps=3", "--weights=ema", "--keep-samples"):
+    for option in ("--steps=3", "--weights=ema", "--keep-samples", "--batch=3"):
         assert command(*asked, option) == 2
         said = f"{option.split('=')[0]} is for sampling from a run, and {folder} holds images; leave it out"
         assert said in capsys.readouterr().err
@@ -161,6 +161,10 @@ def test_pictures_are_scored(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
         (("--write-reference", "x.npz", "--features", ","), "give one --features"),
         (("--write-reference", "x.npz", "--samples", 50), "--samples: --write-reference takes"),
         (("--write-reference", "x.npz", "--keep-samples"), "--keep-samples: --write-reference takes"),
+        (("--write-reference", "x.npz", "--metrics", "fd"), "--metrics: --write-reference scores"),
+        (("--guidance", "none,scale=3"), "scale 3: there is no guidance"),
+        (("--sampler", "heun,steps=5", "--steps", 2), "steps is given twice"),
+        (("--steps", 2, "sampler.steps=3"), "--steps 2 and sampler.steps=3: give one"),
         (("--split", "train"), "--split is for --write-reference"),
         (("--write-samples", "x.npz", "--guidance", "none", "cfg"), "one --guidance"),
         (("data.split_seed=1",), "the run was trained with 0"),
@@ -248,7 +252,9 @@ def test_two_processes_score_as_one(run: Path, tmp_path: Path) -> None:
         cache = tmp_path / f"cache{n}"
         subprocess.run(
             [sys.executable, *launcher, SCRIPT, str(run), "--metrics", *metrics,
-             "--out", str(tmp_path / str(n)), "--cache", str(cache)],
+             "--out", str(tmp_path / str(n)), "--cache", str(cache),
+             # Asked for again it is there: no process scores what another one has just written.
+             "--guidance", "cfg", "cfg"],
             check=True, env=environment, cwd=tmp_path, timeout=570,
         )  # fmt: skip
     one, two = (records(tmp_path / str(n))[0]["scores"] for n in range(2))

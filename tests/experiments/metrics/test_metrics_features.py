@@ -220,7 +220,7 @@ def test_an_even_selection_of_a_split(digits: object) -> None:
     assert len(chosen) == 100
     assert chosen[0] == 0
     assert chosen.diff().min() >= digits.sizes["train"] // 100
-    assert sum(len(x) for x in split_images(digits, "test", batch=100)) == digits.sizes["test"]
+    assert sum(len(x) for x in split_images(digits, "test")) == digits.sizes["test"]
     with pytest.raises(MetricError, match="has no validation split"):
         split_indices(digits, "validation")
 

@@ -19,8 +19,9 @@ from experiments.metrics.eval_options import (
     Score,
     defaults_for,
     full_name,
+    measurable,
+    plan_scores,
 )
-from experiments.metrics.meters import assign, measurable
 
 CONF = Path(__file__).resolve().parents[3] / "experiments" / "conf" / "eval"
 
@@ -88,12 +89,15 @@ def test_wrong_options_are_one_sentence(values: dict, sentence: str) -> None:
 
 
 def test_a_metric_needs_features_that_can_measure_it() -> None:
-    plan = assign(("fd", "sfid", "accuracy"), ("inception-adm", "digits-classifier"))
+    def assign(metrics: tuple[str, ...], *features: str) -> dict:
+        return plan_scores(EvalOptions(metrics=metrics, features=features), "digits", True, {})
+
+    plan = assign(("fd", "sfid", "accuracy"), "inception-adm", "digits-classifier")
     assert plan == {"inception-adm": ("fd", "sfid"), "digits-classifier": ("fd", "accuracy")}
     with pytest.raises(MetricError, match="metric sfid cannot be measured .* use inception-adm"):
-        assign(("fd", "sfid"), ("digits-classifier",))
+        assign(("fd", "sfid"), "digits-classifier")
     with pytest.raises(MetricError, match="metric accuracy .* use digits-classifier"):
-        assign(("accuracy",), ("dinov2-vitl14",))
+        assign(("accuracy",), "dinov2-vitl14")
 
 
 @pytest.mark.parametrize("metric", METRICS)

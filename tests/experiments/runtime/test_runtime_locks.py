@@ -10,6 +10,7 @@ import pytest
 from filelock import FileLock
 from small import ROOT
 
+from experiments.runtime import files
 from experiments.runtime.files import LockedError, is_locked, locked
 
 
@@ -57,6 +58,9 @@ def test_a_colleagues_lock_is_looked_at_without_the_right_to_write(tmp_path, mon
     with locked(tmp_path):
         assert seen_by_a_colleague()
     assert (tmp_path / "lock").is_file() and not seen_by_a_colleague()
+    monkeypatch.setattr(files, "fcntl", None)  # Windows has no shared lock to ask for
+    with pytest.raises(PermissionError):
+        seen_by_a_colleague()
 
 
 def test_an_unreadable_holder_is_another_process(tmp_path):

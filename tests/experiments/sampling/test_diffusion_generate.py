@@ -237,7 +237,8 @@ def test_a_call_that_failed_before_its_first_image_claims_nothing(tmp_path):
     rest = (SamplingPipeline(model, *parts("euler", "cfg")), torch.arange(3))
     with pytest.raises(ValueError, match="no such word"):
         generate_shards(tmp_path, *rest, text=fail, to_pixels=pixels, settings={"captions": "a"})
-    text = torch.randn(3, 3, 6)
+    states = torch.randn(3, 3, 6)
+    text = states.__getitem__
     generate_shards(tmp_path, *rest, text=text, to_pixels=pixels, settings={"captions": "b"})
     with pytest.raises(DiffusionError, match="another settings.captions;"):
         generate_shards(tmp_path, *rest, text=text, to_pixels=pixels, settings={"captions": "a"})

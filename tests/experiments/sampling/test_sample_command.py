@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from experiments.data.data_options import DataError
 from experiments.diffusion.diffusion_options import DiffusionError
 from experiments.runtime.command import run_command
 from experiments.runtime.console import Console
+from experiments.runtime.files import locked
 from experiments.sampling.request import (
     parse_captions,
     parse_classes,
@@ -124,6 +126,13 @@ def test_the_same_command_again_is_done_and_another_is_refused(weights, tmp_path
     assert "holds samples with another guidance" in capsys.readouterr().err
 
 
+def test_a_folder_that_another_call_writes_is_refused(weights, tmp_path, capsys):
+    with locked(tmp_path):
+        assert run(weights, "--seeds", "0-2", "--out", tmp_path, "--device", "cpu") == 2
+    assert f"{tmp_path} is being written by process {os.getpid()}" in capsys.readouterr().err
+    assert not (tmp_path / "shards").exists()
+
+
 def test_classes_of_unnamed_seeds_are_drawn_from_the_seeds(weights, tmp_path):
     out = tmp_path / "out"
     assert run(weights, "--seeds", "0-5", "--out", out, "--pngs", 4, "--device", "cpu") == 0
@@ -151,6 +160,10 @@ def test_samplers_steps_weak_checkpoints_and_reuse(weights, tmp_path, capsys):
     assert run(*arguments, "--out", tmp_path / "b", "sampler.reuse=1-2", "--guidance", "none") == 0
     said = capsys.readouterr().out
     assert "blocks 1-2 run in one of 2 evaluations" in said and "images differ by" in said
+    never = ["sampler.reuse=1-2", "sampler.reuse_every=1", "--guidance", "none"]
+    assert run(*arguments, "--out", tmp_path / "c", *never) == 0
+    said = capsys.readouterr().out
+    assert "reuse" not in said and "counting linear layers only" in said
 
 
 def test_a_pass_without_the_fused_span_is_costed_and_sampled(tmp_path, capsys):
@@ -192,6 +205,7 @@ def test_text_model(tmp_path, capsys):
         (["--guidance", "cfg", "guidance.sclae=2"], "did you mean scale"),
         (["--guidance", "none", "--scale", "2"], "scale 2: there is no guidance; add --guidance cfg"),
         (["--guidance", "none", "guidance.scale=2"], "scale 2: there is no guidance"),
+        (["--scale", "2", "guidance.scale=3"], "--scale 2.0 and guidance.scale=3: give one"),
         (["--guidance", "autoguidance", "guidance.checkpoint=/no"], "guidance.checkpoint=/no: /no does"),
         (["--sampler", "huen"], "did you mean heun"),
         (["--steps", "0"], "at least 1"),
@@ -383,9 +397,14 @@ def test_weights_of_latents_are_sampled_where_the_latents_are_not(layout, vae, t
     ],
 )
 def test_a_damaged_description_of_latents_is_one_sentence(wrong):
-    from experiments.data.latents import Decoding
+    from experiments.data.latents import LatentSpace
+    from experiments.data.latents_spec import LatentsOptions
+
+    def restored(decoding):
+        info = {"shape": [4, 8, 8], "num_classes": 0, "class_names": [], "text": None, "fingerprint": "x"}
+        return LatentSpace.restore(LatentsOptions(), {**info, "decoding": decoding})
 
     good = {"shift": [0.0] * 4, "unit": [1.0] * 4, "vae": "x"}
-    assert Decoding.read(good, 4).factor is None
+    assert restored(good).decoding.factor is None
     with pytest.raises(DataError, match="give the store they were trained on"):
-        Decoding.read({**good, **wrong}, 4)
+        restored({**good, **wrong})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
@@ -21,9 +22,11 @@ from small import small
 
 from experiments.runtime import console, signals
 from experiments.runtime.command import Interrupted
+from experiments.sampling.sample_store import save_png
 from experiments.training import build, checkpoint
 from experiments.training.loop import Diverged, Trainer
 from experiments.training.session import read_summary, train
+from routing.errors import UserError
 
 BACKBONES = ("dit", "mamba", "rwkv")
 
@@ -70,6 +73,51 @@ def test_the_same_command_again_says_done_and_more_steps_go_on(tmp_path):
     assert read_summary(first)["step"] == 9
     straight = train(small(tmp_path / "straight", "route=1-2", "train.steps=9"), quiet=True)
     assert same(weights(first), weights(straight))
+
+
+def test_fewer_steps_than_are_saved_end_with_pictures_and_scores_of_the_step_there_is(tmp_path):
+    words = ("train.save_every=2", "eval=digits", "eval.samples=20", "eval.metrics=[heldout_loss]")
+    config = small(tmp_path, *words, "train.steps=5")
+    train(config, quiet=True)
+    for name in ("summary.json", "scores.jsonl", "samples/final.png"):
+        (config.folder / name).unlink()  # as if it had been stopped at its fifth step of many
+    train(small(tmp_path, *words, "train.steps=3"), quiet=True)
+    summary = read_summary(config.folder)
+    assert summary["step"] == 5 and list(summary["scores"]) == ["heldout-loss-360"]
+    assert (config.folder / "samples" / "final.png").is_file()
+
+
+def test_pictures_of_fewer_steps_are_made_anew_after_a_kill_between_two_of_more(tmp_path, monkeypatch):
+    folder = train(small(tmp_path), quiet=True)
+    names = ("samples/final.png", "progress.gif")
+    before = [(folder / name).read_bytes() for name in names]
+
+    def kill(picture, path):
+        if path.name == "final.png":
+            raise KeyboardInterrupt
+        save_png(picture, path)
+
+    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+        killed.setattr("experiments.training.evaluation.save_png", kill)
+        train(small(tmp_path, "train.steps=9"), quiet=True)
+    train(small(tmp_path, "train.steps=9"), quiet=True)
+    assert (folder / "samples" / "step-00000009.png").is_file()
+    for name, old in zip(names, before, strict=True):
+        assert (folder / name).read_bytes() != old, name
+
+
+def test_more_steps_that_are_refused_leave_a_finished_run_as_it_was(tmp_path, monkeypatch):
+    folder = train(small(tmp_path), quiet=True)
+    names = ("summary.json", "config.yaml", "metrics.jsonl")
+    before = [(folder / name).read_bytes() for name in names]
+
+    def refuse(*_):
+        raise UserError("log=wandb did not start")
+
+    monkeypatch.setattr("experiments.runtime.console.open_tracker", refuse)
+    with pytest.raises(UserError, match="log=wandb"):
+        train(small(tmp_path, "train.steps=9"), quiet=True)
+    assert [(folder / name).read_bytes() for name in names] == before
 
 
 def test_micro_batches_change_nothing_but_rounding(tmp_path):
@@ -326,6 +374,22 @@ def test_a_block_of_handlers_inside_another_forgets_no_signal():
     with signals.installed():
         assert signals.requested() is None
     assert [signal.getsignal(getattr(signal, name)) for name in signals.NAMES] == before
+
+
+def test_a_run_that_diverged_looks_for_a_checkpoint_in_the_first_process_first(tmp_path, monkeypatch):
+    """Two processes would set the same damaged checkpoint aside at once."""
+    run, first = make_run(small(tmp_path)), []
+
+    @contextlib.contextmanager
+    def main_process_first():
+        first.append(True)
+        yield
+        first.clear()
+
+    monkeypatch.setattr(run.accelerator, "main_process_first", main_process_first)
+    monkeypatch.setattr(checkpoint, "newest", lambda *_: first == [True] and tmp_path / "found")
+    with pytest.raises(Diverged, match="last good checkpoint: .*found;"):
+        run.diverged(1)
 
 
 def test_ema_follows_the_weights(tmp_path):

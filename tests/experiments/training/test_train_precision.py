@@ -8,6 +8,7 @@ import yaml
 from safetensors.torch import load_file
 from small import small
 
+from experiments.runtime.memory import MemoryLimit
 from experiments.runtime.option_types import ConfigError
 from experiments.training import build, session
 from experiments.training.session import train
@@ -57,6 +58,15 @@ def test_the_slower_precision_measures_slower(tmp_path, monkeypatch):
     monkeypatch.setattr(session.Trainer, "loss_of", idle)
     config = session.settled(small(tmp_path, "train.precision=auto"), quiet=True)
     assert config.train.precision == "fp32"
+
+
+def test_a_batch_that_fits_nowhere_is_one_sentence_while_precisions_are_timed(tmp_path, monkeypatch):
+    def grows(*_):
+        raise RuntimeError("CUDA out of memory")
+
+    monkeypatch.setattr(session.Trainer, "loss_of", grows)
+    with pytest.raises(MemoryLimit, match="8 samples at once: type train.micro_batch=4 "):
+        session.settled(small(tmp_path, "train.precision=auto"), quiet=True)
 
 
 def test_a_run_that_is_only_named_says_what_to_type(tmp_path):
