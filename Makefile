@@ -83,12 +83,14 @@ surface: $(VENV)/.test  ## write down keys, public names and --help after a chan
 
 # What the oldest Python that is supported gets today: the newer ones have wheels of it, not the other way round.
 # Without local versions (+cu132) and the CUDA packages, of which each build of torch asks for its own.
+# pymdown-extensions is the one that older patches of Python 3.11 cannot have.
 constraints:  ## write constraints.txt anew from today's newest versions (PYTHON=python3.11)
 	$(PYTHON) -m venv --clear build/constraints
 	build/constraints/bin/python -m pip install --disable-pip-version-check -q ".[test]"
 	{ sed '/^[^#]/,$$d' constraints.txt; \
 	  build/constraints/bin/python -m pip freeze --disable-pip-version-check | sed 's/+.*//' \
-	  | grep -vE '^(nvidia|cuda|tread)|@' | sort -f; } > build/constraints.txt
+	  | grep -vE '^(nvidia|cuda|tread)|@' | sort -f \
+	  | sed "s/^pymdown-extensions==.*/&; python_full_version >= '3.11.5'/"; } > build/constraints.txt
 	mv build/constraints.txt constraints.txt
 	rm -rf build/constraints
 
