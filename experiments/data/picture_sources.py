@@ -12,6 +12,7 @@ import hashlib
 import io
 import itertools
 import json
+import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -82,7 +83,7 @@ def open_source(
     if not path.exists():
         raise DataError(f"{path} does not exist; expected a folder of pictures, tars or tables")
     try:
-        found = [path] if path.is_file() else sorted(p for p in path.rglob(files) if p.is_file())
+        found = [path] if path.is_file() else _files(path, files)
     except (NotImplementedError, ValueError):
         raise DataError(
             f"--files {files}: expected a pattern of names below {path}, such as 'train-*.tar'"
@@ -108,6 +109,17 @@ def open_source(
             f".arrow; found {listed}"
         )
     return FolderSource(path, pictures, captions)
+
+
+def _files(top: Path, pattern: str) -> list[Path]:
+    """Return the files at any depth whose names match; folders that are links count as well."""
+    found: set[Path] = set()
+    for at, below, _ in os.walk(top, followlinks=True):
+        here = Path(at).resolve()
+        # A link to a folder that it lies in has no end.
+        below[:] = [name for name in below if (here / name).resolve() not in (here, *here.parents)]
+        found |= {p for p in Path(at).glob(pattern) if not p.is_dir()}
+    return sorted(found)
 
 
 def _digest(values: Any) -> str:

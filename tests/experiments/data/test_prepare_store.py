@@ -380,6 +380,19 @@ def test_one_file_and_a_pattern(pictures, tmp_path, vae):
     assert content(tmp_path / "a") == content(tmp_path / "b")
 
 
+def test_links_are_what_they_lead_to(folder, tmp_path, vae):
+    (tmp_path / "linked").mkdir()
+    for name in ("animals", "grey"):
+        (tmp_path / "linked" / name).symlink_to(folder / name)
+    shutil.copytree(folder / "things", tmp_path / "linked/things")
+    (tmp_path / "linked/things/again").symlink_to(tmp_path / "linked")  # without an end
+    assert run(folder, tmp_path / "a", vae) == run(tmp_path / "linked", tmp_path / "b", vae) == 0
+    assert content(tmp_path / "a") == content(tmp_path / "b")
+    (tmp_path / "linked/things/gone.png").symlink_to(tmp_path / "nowhere.png")
+    assert run(tmp_path / "linked", tmp_path / "c", vae) == 0
+    assert (tmp_path / "c/skipped.txt").read_text() == "things/gone.png\tno bytes\n"
+
+
 def test_a_flat_folder_has_no_classes(folder, pictures, tmp_path, vae):
     flat = tmp_path / "flat"
     flat.mkdir()
