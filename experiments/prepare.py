@@ -90,11 +90,12 @@ def _check(given: argparse.Namespace) -> None:
             )
     if given.limit is not None and given.limit < 1:
         raise DataError(f"--limit {given.limit}: must be at least 1")
-    if given.captions is not None and given.text is None:
-        raise DataError(
-            "--captions needs --text, the encoder that embeds them; try "
-            "--text openai/clip-vit-large-patch14"
-        )
+    for name in ("captions", "captions_per_image", "caption_column", "text_length"):
+        if given.text is None and getattr(given, name) != parser().get_default(name):
+            raise DataError(
+                f"--{name.replace('_', '-')} needs --text, the encoder that embeds captions; try "
+                "--text openai/clip-vit-large-patch14"
+            )
 
 
 def _device(name: str | None) -> str:
@@ -164,6 +165,7 @@ def prepare(given: argparse.Namespace) -> None:
         shard=given.shard,
         text=given.text,
         captions=given.captions_per_image,
+        text_length=given.text_length,
     )
     writer = StoreWriter(source, vae, given.out, settings, text, given.batch, given.threads)
     rank, world = (int(os.environ.get(key, d)) for key, d in (("RANK", "0"), ("WORLD_SIZE", "1")))

@@ -100,6 +100,8 @@ def open_source(
         )
     if captions is not None and (tars or tables):
         raise DataError("--captions is for folders; tars and tables bring their own captions")
+    if (named := [role for role, name in (columns or {}).items() if name]) and not tables:
+        raise DataError(f"--{named[0]}-column is for tables, and {path} holds none; leave it out")
     if tars or tables:
         return TarSource(tars) if tars else TableSource(tables, columns or {})
     if not pictures:
@@ -278,7 +280,10 @@ class TableSource(PictureSource):
         self.labelled = self._columns["label"] is not None
         self.captioned = self._columns["caption"] is not None
         self.classes = _class_names(schema, self._columns["label"])
-        self.fingerprint = _digest([[p.name, p.stat().st_size] for p in files])
+        said: list[Any] = [[p.name, p.stat().st_size] for p in files]
+        # Columns that were not guessed: other labels of the same files are other data.
+        said += [[r, c] for r, c in columns.items() if c and c != _column(schema, r, None, first)]
+        self.fingerprint = _digest(said)
 
     def read(self, start: int, stop: int) -> Iterator[RawPicture]:
         """Give pictures `start..stop-1`."""

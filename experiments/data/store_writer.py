@@ -46,6 +46,7 @@ class StoreSettings:
     shard: int = 4096  # pictures per shard
     text: str | None = None  # name or folder of the text encoder, or None
     captions: int = 1  # captions stored per picture
+    text_length: int = 77  # tokens per caption
 
 
 class StoreWriter:
@@ -95,10 +96,12 @@ class StoreWriter:
             old = json_of(path.read_bytes())
         except Malformed:
             raise DataError(f"{path} is damaged; give a new folder") from None
-        old = old if isinstance(old, dict) else {}
+        # Older plans do not say how long their captions are.
+        old = {"text_length": plan["text_length"]} | (old if isinstance(old, dict) else {})
         for key, value in plan.items():
             if old.get(key) != value:
-                what = {"source": "another list of pictures", "count": "another number of pictures"}
+                listed = "another list of pictures, other captions or columns"
+                what = {"source": listed, "count": "another number of pictures"}
                 was = what.get(key, f"{key} {old.get(key)!r} instead of {value!r}")
                 raise DataError(
                     f"{self.out} was begun with {was}; give the same again, or a new folder"

@@ -417,6 +417,10 @@ def test_a_flat_folder_has_no_classes(folder, pictures, tmp_path, vae):
         (lambda p: [p / "photos", "--size", "0"], ["--size 0: must be at least 1"]),
         (lambda p: [p / "photos", "--limit", "0"], ["--limit 0"]),
         (lambda p: [p / "photos", "--captions", "c.json"], ["--captions needs --text"]),
+        (lambda p: [p / "photos", "--captions-per-image", "3"], ["--captions-per-image needs --text"]),
+        (lambda p: [p / "photos", "--text-length", "9"], ["--text-length needs --text"]),
+        (lambda p: [p / "x.parquet", "--caption-column", "image"], ["--caption-column needs --text"]),
+        (lambda p: [p / "photos", "--label-column", "kind"], ["--label-column is for tables"]),
         (lambda p: [p / "photos", "--vae", p / "empty"], ["has no config.json"]),
         (lambda p: [p / "photos", "--vae", "nowhere/vae"], ["nowhere/vae", "not on this machine"]),
         (lambda p: [p / "photos", "--device", "cuda:99"], ["--device cpu"]),
@@ -471,6 +475,28 @@ def test_another_preparation_in_the_same_folder_is_refused(folder, tmp_path, vae
     busy.mkdir()
     (busy / "thesis.tex").write_text("x")
     fails(capsys, run(folder, busy, vae), "is not empty")
+
+
+def test_other_labels_or_captions_in_the_same_folder_are_refused(
+    folder, coco, pictures, tmp_path, vae, capsys
+):
+    write_table(tmp_path / "x.parquet", pictures, coarse=[1] * 7)
+    out = tmp_path / "table"
+    assert run(tmp_path / "x.parquet", out, vae, "--label-column", "coarse") == 0
+    fails(capsys, run(tmp_path / "x.parquet", out, vae), "other captions or columns")
+    assert run(tmp_path / "x.parquet", out, vae, "--label-column", "coarse") == 0
+    # The column that is found without its name is the same one.
+    for more in ((), ("--label-column", "label")):
+        assert run(tmp_path / "x.parquet", tmp_path / "plain", vae, *more) == 0
+    more = (tmp_path / "text", vae, "--captions", coco, "--text", t5(tmp_path / "encoder"))
+    assert run(folder, *more) == 0
+    before = content(tmp_path / "text")
+    said = "text_length 77 instead of 5"
+    fails(capsys, run(folder, *more, "--text-length", 5), said)
+    plan = json.loads(before["plan.json"])
+    del plan["text_length"]  # as older plans are
+    (tmp_path / "text/plan.json").write_text(json.dumps(plan))
+    assert run(folder, *more) == 0
 
 
 # --- the crop ----------------------------------------------------------------------------------
