@@ -211,8 +211,9 @@ class TarSource(PictureSource):
         self._samples: list[tuple[int, str, Member, dict[str, Member]]] = []
         for number, path in enumerate(tars):
             for key, fields in samples_of(path).items():
-                field = next((f for f in fields if f".{f.split('.')[-1]}" in PICTURES), None)
-                if field is not None:
+                found = [f for f in fields if f".{f.split('.')[-1]}" in PICTURES]
+                if found:  # of `depth.png` and `jpg`, the second is the sample itself
+                    field = min(found, key=lambda field: field.count("."))
                     self._samples.append((number, key, fields[field], fields))
         self.count = len(self._samples)
         if not self.count:

@@ -298,6 +298,9 @@ def test_a_manifest_cannot_name_files_elsewhere(tmp_path, labels):
 def test_official_webdataset_tars(tmp_path, labels):
     z = latents(COUNT)
     path = write_tars(tmp_path / "wds", z, labels)
+    with tarfile.open(path / "shard-000000.tar", "a") as archive:
+        add(archive, "README", b"no sample, nor what macOS leaves")
+        add(archive, "._000000000.latent.npy", b"x")
     data = load(path)
     index = torch.tensor([12, 0, 5, 5, 7])
     batch = data.batch(index, None)

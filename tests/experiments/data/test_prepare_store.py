@@ -676,6 +676,25 @@ def test_captions_beside_pictures_in_tars_and_tables(pictures, tmp_path):
         ]
 
 
+def test_what_else_lies_in_a_tar_belongs_to_no_sample(pictures, tmp_path):
+    from experiments.data.picture_sources import open_source
+
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        for name in ("README", "._0000.png", ".hidden", "a/._0000.cls"):
+            add(archive, name, b"x")
+        for i, content in enumerate(pictures.values()):
+            # A map of the picture comes first, as tar sorts names.
+            for field, part in (("depth.png", b"x"), ("png", content), ("cls", b"3")):
+                add(archive, f"{i:04d}.{field}", part)
+    source = open_source(tmp_path)
+    assert source.labelled
+    assert [raw.content for raw in source.read(0, 7)] == list(pictures.values())
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        add(archive, "README", b"x")
+    with pytest.raises(DataError, match="x.tar holds no files named KEY.FIELD"):
+        open_source(tmp_path)
+
+
 def test_a_picture_without_a_caption_is_named(pictures, tmp_path, vae):
     from experiments.data.picture_sources import open_source
     from experiments.data.store_writer import StoreSettings, StoreWriter
