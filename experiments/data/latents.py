@@ -191,6 +191,12 @@ class Latents(LatentSpace):
                     f"data.test={options.test} holds {list(test.shape)} latents and data.path "
                     f"{list(store.shape)}; both must have one shape"
                 )
+            if test.scaled != store.scaled and options.scaled == "auto":
+                raise DataError(
+                    f"data.test={options.test} is {test.layout}, data.path {store.layout}: only "
+                    "one holds latents times the VAE's factor; prepare both alike, or, where that "
+                    "is not so, set data.scaled=yes or no"
+                )
             self._stores["test"] = test
         elif options.held_out:
             self._hold_out(store, options.held_out)
@@ -219,7 +225,12 @@ class Latents(LatentSpace):
                     f"{path} is {store.layout} without captions; use task=class, or prepare it "
                     "with --captions and --text"
                 )
-            self.text = store.text[1:]
+            self.text, own = self.text or store.text[1:], store.text[1:]
+            if own != self.text:
+                raise DataError(
+                    f"{path} holds captions of {list(own)} and {self.options.path} of "
+                    f"{list(self.text)}; prepare both with one --text and --text-length"
+                )
         if self.task != "class":
             return
         if store.labels is None:
@@ -231,6 +242,9 @@ class Latents(LatentSpace):
         if high >= _MOST_CLASSES:
             raise DataError(f"{path} has label {high}, which is damage; mend the store")
         named = self._stores["train"].classes
+        if store.classes != named and 0 <= low <= high < len(store.classes):
+            store.labels = self._renumbered(store.labels, store.classes, named, path)
+            high = int(store.labels.max())
         self.num_classes = self.options.num_classes or len(named) or self.num_classes or high + 1
         if low < 0 or high >= self.num_classes:
             raise DataError(
@@ -238,6 +252,22 @@ class Latents(LatentSpace):
                 f"set data.num_classes={high + 1}, or mend the store"
             )
         self.class_names = named or tuple(str(k) for k in range(self.num_classes))
+
+    def _renumbered(
+        self, labels: Tensor, classes: Sequence[str], named: Sequence[str], path: str | None
+    ) -> Tensor:
+        """Return labels (N,) of a store with other `classes` in the numbers of those `named`."""
+        numbers = {name: number for number, name in enumerate(named)}
+        known = [numbers[name] for name in classes if name in numbers]
+        if not known:  # nothing but the numbers says which class is which
+            return labels
+        if len(known) < len(classes):
+            strange = next(name for name in classes if name not in numbers)
+            raise DataError(
+                f"{path} has a class {strange!r} and {self.options.path} has none of that name; "
+                "leave it out where the store is prepared"
+            )
+        return torch.tensor(known)[labels]
 
     def _affine(self, store: Store) -> None:
         options = self.options
