@@ -375,11 +375,11 @@ class PixelSet(Dataset):
         split: str = "train",
         rows: Rows | None = None,
     ) -> Batch:
-        """Return images and their labels; without `draws` none is mirrored."""
+        """Return images and their labels; `draws` mirror half of those to train on."""
         self._check(index, split)
         index = index.to(self.device, non_blocking=True)
         x = self._scaled[self._pixels[split][index].long()]
-        if draws is not None and self._mirrored:
+        if draws is not None and self._mirrored and split == "train":
             flip = draws.uniform("flip", 1).to(self.device).view(-1, 1, 1, 1) < 0.5
             x = torch.where(flip, x.flip(-1), x)
         return Batch(x, self._labels[split][index] if self.task == "class" else None)
