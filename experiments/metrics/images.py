@@ -20,7 +20,7 @@ from numpy.lib import format as npy
 from PIL import Image
 from torch import Tensor
 
-from experiments.data.data_options import first_line
+from experiments.data.data_options import PICTURES, first_line
 from experiments.data.picture_sources import eight_bits
 from experiments.metrics.eval_options import MetricError
 
@@ -32,7 +32,6 @@ MOST = 50000
 # shrink a hundredfold, and a file of kilobytes must not fill the memory.
 _PLAIN = 64 * 2**20
 _TIGHTEST = 100
-_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 
 # --- splits of data sets -------------------------------------------------------------------------
@@ -163,11 +162,11 @@ class Images:
         self.path = path
         self.files: list[Path] = []
         if path.is_dir():
-            self.files = sorted(p for p in path.iterdir() if p.suffix.lower() in _SUFFIXES)
+            self.files = sorted(p for p in path.iterdir() if p.suffix.lower() in PICTURES)
             if not self.files:
                 raise MetricError(
                     f"{path} is neither a run folder nor a folder of pictures "
-                    f"({', '.join(s.removeprefix('.') for s in _SUFFIXES)})"
+                    f"({', '.join(s.removeprefix('.') for s in PICTURES)})"
                 )
             self.n = len(self.files)
         else:
@@ -213,8 +212,11 @@ class Images:
             try:
                 with Image.open(path) as picture:
                     arrays.append(np.asarray(eight_bits(picture)))
-            except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
-                raise MetricError(f"{path} is not a readable picture; remove it") from None
+            except Exception as error:
+                # Damaged pictures raise whatever their decoders trip over.
+                raise MetricError(
+                    f"{path} is not a readable picture ({first_line(error)[:100]}); remove it"
+                ) from None
             if arrays[-1].shape != arrays[0].shape:
                 h, w = arrays[-1].shape[:2]
                 first = arrays[0].shape

@@ -190,7 +190,8 @@ def test_folders_of_pictures(tmp_path: Path) -> None:
 
     images = pictures(5)
     for i, image in enumerate(images):
-        Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / f"{i:03d}.png")
+        name = f"{i:03d}.{'tif' if i == 3 else 'png'}"  # whatever prepare reads too
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / name)
     (tmp_path / "notes.txt").write_text("not a picture")
     found = Images(tmp_path)
     assert found.n == 5
