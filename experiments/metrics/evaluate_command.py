@@ -137,7 +137,8 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
         raise MetricError("--write-samples: heldout_loss draws no samples; add another metric")
     if args.write_reference:
         split = args.split or "test"
-        if unused := _given(args, "samples", "keep_samples", "batch", *_SAMPLING):
+        unused = _given(args, "samples", "keep_samples", "batch", "step", "weights", *_SAMPLING)
+        if unused := [*unused, *(w for w in args.changes if not w.startswith("data."))]:
             raise MetricError(f"{unused[0]}: --write-reference takes the whole split of the data")
         cache, title = args.cache or scoring.cache_of(config), f"{dataset.name}-{split}"
         images = own_images(dataset, split)
