@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from experiments.data.data_options import PICTURES, DataError, first_line
 from experiments.data.tars import Member, read_label, samples_of
@@ -376,7 +376,9 @@ class CroppedPicture(NamedTuple):
 
 
 def eight_bits(image: Image.Image) -> Image.Image:
-    """Return a picture as 8-bit RGB: 16 bits are scaled, what is transparent is laid on white."""
+    """Return a picture as upright 8-bit RGB: 16 bits scaled, what is transparent laid on white."""
+    with contextlib.suppress(Exception):  # a damaged note of a whole picture
+        ImageOps.exif_transpose(image, in_place=True)
     # Converting, Pillow cuts 16 bits off at 255; older ones open such PNGs as 32-bit integers.
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         values = np.asarray(image).astype(np.uint32)

@@ -537,6 +537,21 @@ def test_sixteen_bits_are_scaled_to_eight(kind):
     assert found.pixels is not None and (found.pixels == SHADES[..., None]).all()
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_photographs_are_turned_as_they_are_shown(kind):
+    sky = np.zeros((40, 60, 3), np.uint8)
+    sky[:, :30] = 255  # of a camera that was held on its side
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    stream = io.BytesIO()
+    Image.fromarray(sky).save(stream, kind, exif=exif)
+    pixels = images.crop(RawPicture("a", stream.getvalue(), None), 16).pixels
+    assert pixels[:7].min() > 200 and pixels[9:].max() < 50
+    damaged = stream.getvalue().replace(b"MM\0*", b"MM\0!")
+    if kind in ("JPEG", "WEBP"):
+        assert images.crop(RawPicture("a", damaged, None), 16).pixels is not None
+
+
 def test_what_is_transparent_is_laid_on_white():
     grey = np.full((8, 8), 100, np.uint8)
     alpha = np.zeros((8, 8), np.uint8)
