@@ -18,7 +18,7 @@ if __name__ == "__main__":
     # Run as a script, Python puts experiments/ on the path; imports start at the repository root.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from experiments.data.data_options import DataError
+from experiments.data.data_options import DataError, require
 from experiments.runtime.command import run_command
 from experiments.runtime.console import Console
 from routing.errors import Parser
@@ -83,19 +83,16 @@ def parser() -> argparse.ArgumentParser:
 
 def _check(given: argparse.Namespace) -> None:
     for name in ("size", "batch", "shard", "threads", "captions_per_image", "text_length"):
-        value = getattr(given, name)
-        if not 1 <= value <= 10**7:
-            raise DataError(
-                f"--{name.replace('_', '-')} {value}: must be at least 1, at most 10000000"
-            )
-    if given.limit is not None and given.limit < 1:
-        raise DataError(f"--limit {given.limit}: must be at least 1")
+        value, option = getattr(given, name), f"--{name.replace('_', '-')}"
+        require(1 <= value <= 10**7, f"{option} {value}: must be at least 1, at most 10000000")
+    few = given.limit is not None and given.limit < 1
+    require(not few, f"--limit {given.limit}: must be at least 1")
     for name in ("captions", "captions_per_image", "caption_column", "text_length"):
-        if given.text is None and getattr(given, name) != parser().get_default(name):
-            raise DataError(
-                f"--{name.replace('_', '-')} needs --text, the encoder that embeds captions; try "
-                "--text openai/clip-vit-large-patch14"
-            )
+        require(
+            given.text is not None or getattr(given, name) == parser().get_default(name),
+            f"--{name.replace('_', '-')} needs --text, the encoder that embeds captions; try "
+            "--text openai/clip-vit-large-patch14",
+        )
 
 
 def _device(name: str | None) -> str:
@@ -156,17 +153,9 @@ def prepare(given: argparse.Namespace) -> None:
     text = None
     if given.text is not None:
         text = TextEncoder(given.text, device, given.text_length, download=online)
-    settings = StoreSettings(
-        vae=given.vae,
-        size=given.size,
-        kind=given.kind,
-        flips=not given.no_flips,
-        dtype=given.dtype,
-        shard=given.shard,
-        text=given.text,
-        captions=given.captions_per_image,
-        text_length=given.text_length,
-    )
+    same = ("vae", "size", "kind", "dtype", "shard", "text", "text_length")
+    named = {name: getattr(given, name) for name in same}
+    settings = StoreSettings(**named, flips=not given.no_flips, captions=given.captions_per_image)
     writer = StoreWriter(source, vae, given.out, settings, text, given.batch, given.threads)
     rank, world = (int(os.environ.get(key, d)) for key, d in (("RANK", "0"), ("WORLD_SIZE", "1")))
     missing = writer.missing()

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.data.data_options import DataError
+from experiments.data.data_options import DataError, require
 from experiments.data.dataset import Batch, Condition, Dataset, Device, Rows, SampleOrder
 from experiments.data.encoders import DEFAULT, Autoencoder, TextEncoder, sample_moments, why_not
 from experiments.data.latent_store import Store, open_store
@@ -186,16 +186,17 @@ class Latents(LatentSpace):
         self.shape = store.shape
         if options.test:
             test = open_store(options.test, kind=options.kind, verify=options.verify)
-            if test.shape != store.shape:
-                raise DataError(
-                    f"data.test={options.test} holds {list(test.shape)} latents and data.path "
-                    f"{list(store.shape)}; both must have one shape"
-                )
-            if test.scaled != store.scaled and options.scaled == "auto":
-                raise DataError(
-                    f"data.test={options.test} is {test.layout}, data.path {store.layout}: only "
-                    "one holds latents times the VAE's factor; prepare both alike, or, where that "
-                    "is not so, set data.scaled=yes or no"
+            both, scales = (test, store), ("latents as its VAE makes them", "scaled latents")
+            said = [("shape", [f"{list(one.shape)} latents" for one in both])]
+            if task == "text" and store.text and test.text:
+                said += [("shape", [f"{list((one.text or ())[1:])} captions" for one in both])]
+            if options.scaled == "auto":
+                said += [("scale (data.scaled=yes|no)", [scales[one.scaled] for one in both])]
+            for what, (second, first) in said:
+                require(
+                    second == first,
+                    f"data.test={options.test} holds {second} and data.path {first}; both must "
+                    f"have one {what}",
                 )
             self._stores["test"] = test
         elif options.held_out:
@@ -225,12 +226,7 @@ class Latents(LatentSpace):
                     f"{path} is {store.layout} without captions; use task=class, or prepare it "
                     "with --captions and --text"
                 )
-            self.text, own = self.text or store.text[1:], store.text[1:]
-            if own != self.text:
-                raise DataError(
-                    f"{path} holds captions of {list(own)} and {self.options.path} of "
-                    f"{list(self.text)}; prepare both with one --text and --text-length"
-                )
+            self.text = store.text[1:]
         if self.task != "class":
             return
         if store.labels is None:
@@ -258,16 +254,12 @@ class Latents(LatentSpace):
     ) -> Tensor:
         """Return labels (N,) of a store with other `classes` in the numbers of those `named`."""
         numbers = {name: number for number, name in enumerate(named)}
-        known = [numbers[name] for name in classes if name in numbers]
-        if not known:  # nothing but the numbers says which class is which
+        strange = [name for name in classes if name not in numbers]
+        if len(strange) == len(classes):  # nothing but the numbers says which class is which
             return labels
-        if len(known) < len(classes):
-            strange = next(name for name in classes if name not in numbers)
-            raise DataError(
-                f"{path} has a class {strange!r} and {self.options.path} has none of that name; "
-                "leave it out where the store is prepared"
-            )
-        return torch.tensor(known)[labels]
+        lacking = f"{path} has classes that {self.options.path} lacks, such as {strange[:1]}"
+        require(not strange, f"{lacking}; leave them out where it is prepared")
+        return torch.tensor([numbers[name] for name in classes])[labels]
 
     def _affine(self, store: Store) -> None:
         options = self.options

@@ -143,14 +143,11 @@ def _opened(path: Path) -> Iterator[tuple[IO[bytes], tuple[int, ...]]]:
         except Exception as error:
             # numpy parses headers as Python text: a damaged one raises any of a dozen types.
             raise MetricError(f"arr_0 in {path} is damaged ({first_line(error)[:100]})") from None
-        if dtype.hasobject or fortran:
+        if dtype != np.uint8 or len(shape) != 4 or shape[3] != 3 or fortran:
+            found = "Python objects" if dtype.hasobject else f"{dtype} {shape}"
             raise MetricError(
-                f"arr_0 in {path} is stored as Python objects or in column order; "
-                "expected plain numbers"
-            )
-        if dtype != np.uint8 or len(shape) != 4 or shape[3] != 3:
-            raise MetricError(
-                f"arr_0 in {path} is {dtype} {shape}; expected uint8 images (N, H, W, 3)"
+                f"arr_0 in {path} is {found}{' in column order' if fortran else ''}; expected "
+                "uint8 images (N, H, W, 3)"
             )
         yield handle, shape
 
@@ -212,11 +209,9 @@ class Images:
             try:
                 with Image.open(path) as picture:
                     arrays.append(np.asarray(eight_bits(picture)))
-            except Exception as error:
-                # Damaged pictures raise whatever their decoders trip over.
-                raise MetricError(
-                    f"{path} is not a readable picture ({first_line(error)[:100]}); remove it"
-                ) from None
+            except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+                why = first_line(error)[:100]
+                raise MetricError(f"{path} is not a readable picture ({why}); remove it") from None
             if arrays[-1].shape != arrays[0].shape:
                 h, w = arrays[-1].shape[:2]
                 first = arrays[0].shape
