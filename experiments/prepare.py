@@ -148,7 +148,7 @@ def prepare(given: argparse.Namespace) -> None:
     )
     if given.limit is not None:
         source.limit(given.limit)
-    device, online = _device(given.device), not os.environ.get("HF_HUB_OFFLINE")
+    device, online = _device(given.device), os.environ.get("HF_HUB_OFFLINE", "") in ("", "0")
     vae = Autoencoder(given.vae, device, download=online)
     text = None
     if given.text is not None:

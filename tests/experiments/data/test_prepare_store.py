@@ -238,6 +238,18 @@ def test_the_place_of_a_single_file_is_kept_in_full(monkeypatch, tmp_path):
     assert prepare._full_path("stabilityai/sd-vae-ft-ema") == "stabilityai/sd-vae-ft-ema"
 
 
+@pytest.mark.parametrize(("value", "online"), [("", True), ("0", True), ("1", False)])
+def test_offline_means_what_it_means_to_the_hub(folder, tmp_path, monkeypatch, value, online):
+    def asked(name, device, download):
+        assert download is online
+        raise DataError("asked")
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", value)
+    monkeypatch.setattr("experiments.data.encoders.Autoencoder", asked)
+    with pytest.raises(DataError, match="asked"):
+        prepare.prepare(prepare.parser().parse_args(arguments(folder, tmp_path / "out", "x/y")))
+
+
 def test_without_diffusers(folder, tmp_path, monkeypatch, capsys):
     from experiments.data import encoders
 
