@@ -150,9 +150,8 @@ def prepare(given: argparse.Namespace) -> None:
         source.limit(given.limit)
     device, online = _device(given.device), os.environ.get("HF_HUB_OFFLINE", "") in ("", "0")
     vae = Autoencoder(given.vae, device, download=online)
-    text = None
-    if given.text is not None:
-        text = TextEncoder(given.text, device, given.text_length, download=online)
+    asked, length = given.text, given.text_length
+    text = None if asked is None else TextEncoder(asked, device, length, download=online)
     same = ("vae", "size", "kind", "dtype", "shard", "text", "text_length")
     named = {name: getattr(given, name) for name in same}
     settings = StoreSettings(**named, flips=not given.no_flips, captions=given.captions_per_image)

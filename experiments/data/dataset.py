@@ -264,8 +264,7 @@ class SampleOrder:
 
     def _whole_epoch(self, epoch: int) -> Tensor:
         """Return an epoch's order: at small sizes it costs little more than one batch's."""
-        place = torch.arange(self.size or 0)
-        return self._walk(place, torch.full_like(place, epoch))
+        return self._walk(torch.arange(self.size or 0), torch.tensor(epoch))
 
     def _walk(self, place: Tensor, epoch: Tensor) -> Tensor:
         value = self._permute(place, epoch)

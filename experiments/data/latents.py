@@ -239,7 +239,7 @@ class Latents(LatentSpace):
             raise DataError(f"{path} has label {high}, which is damage; mend the store")
         named = self._stores["train"].classes
         if store.classes != named and 0 <= low <= high < len(store.classes):
-            store.labels = self._renumbered(store.labels, store.classes, named, path)
+            store.labels = self._renumbered(store.labels, store.classes, path)
             high = int(store.labels.max())
         self.num_classes = self.options.num_classes or len(named) or self.num_classes or high + 1
         if low < 0 or high >= self.num_classes:
@@ -249,11 +249,9 @@ class Latents(LatentSpace):
             )
         self.class_names = named or tuple(str(k) for k in range(self.num_classes))
 
-    def _renumbered(
-        self, labels: Tensor, classes: Sequence[str], named: Sequence[str], path: str | None
-    ) -> Tensor:
-        """Return labels (N,) of a store with other `classes` in the numbers of those `named`."""
-        numbers = {name: number for number, name in enumerate(named)}
+    def _renumbered(self, labels: Tensor, classes: Sequence[str], path: str | None) -> Tensor:
+        """Return labels (N,) of a store with other `classes` in the numbers of the first one's."""
+        numbers = {name: number for number, name in enumerate(self._stores["train"].classes)}
         strange = [name for name in classes if name not in numbers]
         if len(strange) == len(classes):  # nothing but the numbers says which class is which
             return labels

@@ -83,7 +83,7 @@ def open_source(
     if not path.exists():
         raise DataError(f"{path} does not exist; expected a folder of pictures, tars or tables")
     try:
-        found = [path] if path.is_file() else _files(path, files)
+        found = [path] if path.is_file() else sorted({*_files(path, files)})
     except (NotImplementedError, ValueError):
         raise DataError(
             f"--files {files}: expected a pattern of names below {path}, such as 'train-*.tar'"
@@ -113,15 +113,13 @@ def open_source(
     return FolderSource(path, pictures, captions)
 
 
-def _files(top: Path, pattern: str) -> list[Path]:
-    """Return the files at any depth whose names match; folders that are links count as well."""
-    found: set[Path] = set()
+def _files(top: Path, pattern: str) -> Iterator[Path]:
+    """Give the files at any depth whose names match; folders that are links count as well."""
     for at, below, _ in os.walk(top, followlinks=True):
         here = Path(at).resolve()
         # A link to a folder that it lies in has no end.
         below[:] = [name for name in below if (here / name).resolve() not in (here, *here.parents)]
-        found |= {p for p in Path(at).glob(pattern) if not p.is_dir()}
-    return sorted(found)
+        yield from (p for p in Path(at).glob(pattern) if not p.is_dir())
 
 
 def _digest(values: Any) -> str:
@@ -281,10 +279,9 @@ class TableSource(PictureSource):
         self.labelled = self._columns["label"] is not None
         self.captioned = self._columns["caption"] is not None
         self.classes = _class_names(schema, self._columns["label"])
-        said: list[Any] = [[p.name, p.stat().st_size] for p in files]
         # Columns that were not guessed: other labels of the same files are other data.
-        said += [[r, c] for r, c in columns.items() if c and c != _column(schema, r, None, first)]
-        self.fingerprint = _digest(said)
+        own = [[r, c] for r, c in columns.items() if c and c != _column(schema, r, None, first)]
+        self.fingerprint = _digest([*([p.name, p.stat().st_size] for p in files), *own])
 
     def read(self, start: int, stop: int) -> Iterator[RawPicture]:
         """Give pictures `start..stop-1`."""
