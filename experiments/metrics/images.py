@@ -205,7 +205,7 @@ class Images:
 
     def _pictures(self, files: list[Path]) -> Tensor:
         arrays = []
-        for path in files:
+        for path in (self.files[0], *files):  # the first of all has the size of all
             try:
                 with Image.open(path) as picture:
                     arrays.append(np.asarray(eight_bits(picture)))
@@ -216,7 +216,7 @@ class Images:
                 h, w = arrays[-1].shape[:2]
                 first = arrays[0].shape
                 raise MetricError(
-                    f"{path} is {w}x{h}, {files[0].name} is {first[1]}x{first[0]}; "
+                    f"{path} is {w}x{h}, {self.files[0].name} is {first[1]}x{first[0]}; "
                     "all pictures must have one size"
                 )
-        return torch.from_numpy(np.stack(arrays).transpose(0, 3, 1, 2).copy())
+        return torch.from_numpy(np.stack(arrays[1:]).transpose(0, 3, 1, 2).copy())
