@@ -127,9 +127,8 @@ def summary(manifest: Manifest, out: Path) -> str:
     if manifest.text is not None:
         said.append(f"captions  {list(manifest.text.shape)} by {manifest.text.encoder}")
     if manifest.skipped:
-        said.append(
-            f"skipped   {manifest.skipped} that cannot be read, listed in {out / 'skipped.txt'}"
-        )
+        listed = out / "skipped.txt"
+        said.append(f"skipped   {manifest.skipped} that cannot be read, listed in {listed}")
     return "\n".join(said)
 
 

@@ -126,9 +126,8 @@ class LatentSpace(Dataset):
     def to_pixels(self, x: Tensor) -> Tensor:
         """Decode model space (B, C, H, W) into uint8 RGB (B, 3, 8 H, 8 W) with the VAE."""
         how = self.decoding
-        shift, unit = (
-            torch.tensor(v, device=self.device).view(-1, 1, 1) for v in (how.shift, how.unit)
-        )
+        both = (how.shift, how.unit)
+        shift, unit = (torch.tensor(v, device=self.device).view(-1, 1, 1) for v in both)
         z = x.to(self.device).float() * unit + shift
         if how.scaled:
             if how.factor is None:
@@ -193,11 +192,8 @@ class Latents(LatentSpace):
             if options.scaled == "auto":
                 said += [("scale (data.scaled=yes|no)", [scales[one.scaled] for one in both])]
             for what, (second, first) in said:
-                require(
-                    second == first,
-                    f"data.test={options.test} holds {second} and data.path {first}; both must "
-                    f"have one {what}",
-                )
+                held = f"data.test={options.test} holds {second} and data.path {first}"
+                require(second == first, f"{held}; both must have one {what}")
             self._stores["test"] = test
         elif options.held_out:
             self._hold_out(store, options.held_out)
@@ -211,10 +207,8 @@ class Latents(LatentSpace):
             self.fingerprint += f"-{self._stores['test'].fingerprint}"
 
     def _hold_out(self, store: Store, count: int) -> None:
-        if count >= store.count:
-            raise DataError(
-                f"data.held_out={count} leaves nothing of {store.count} samples to train on"
-            )
+        nothing = f"data.held_out={count} leaves nothing of {store.count} samples to train on"
+        require(count < store.count, nothing)
         shuffled = SampleOrder(_HELD_OUT_SEED, store.count).lookup(torch.arange(store.count))
         self._stores["test"] = store
         self._ids = {"test": shuffled[:count].sort()[0], "train": shuffled[count:].sort()[0]}
@@ -298,10 +292,8 @@ class Latents(LatentSpace):
             rows, noise = rows[:, : self.shape[0]], rows[:, self.shape[0] :].exp()
         mean = rows.mean((0, 2, 3))
         variance = rows.var((0, 2, 3), correction=0) + (noise.mean((0, 2, 3)) if noise.dim() else 0)
-        if not bool((variance > 0).all()):
-            raise DataError(
-                f"{self.options.path} has a constant channel; data.scale=std cannot scale it"
-            )
+        constant = f"{self.options.path} has a constant channel; data.scale=std cannot scale it"
+        require(bool((variance > 0).all()), constant)
         return mean.float(), variance.sqrt().float()
 
     def rows(self, index: Tensor, draws: Draws | None, split: str = "train") -> Rows:

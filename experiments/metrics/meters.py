@@ -225,8 +225,7 @@ def _meter(
                 f"{', '.join(metrics)} compare with real images: pass --reference FILE.npz, "
                 "or --data NAME for a data set's held-out split"
             )
-    if real is not None and {"precision", "recall"} & set(metrics):
-        # Too few are refused here, not when everything is sampled.
+    if real is not None and {"precision", "recall"} & set(metrics):  # refuses too few, early
         distances.radii(real.rows[: options.neighbours + 1], options.neighbours)
     train = None
     if "train" in needs:
