@@ -65,12 +65,8 @@ def parser() -> argparse.ArgumentParser:
     add("--dinov2-weights", metavar="FILE", help="timm's weights, where offline")
     add("--cache", metavar="DIR", help="trained classifiers, weights, references")
     add("--out", metavar="DIR", help="where the record goes (default: RUN/evaluations)")
-    add(
-        "--keep-samples",
-        action="store_true",
-        default=None,
-        help="keep the pieces that resuming needs",
-    )
+    keep = "keep the pieces that resuming needs"
+    add("--keep-samples", action="store_true", default=None, help=keep)
     return p
 
 

@@ -18,7 +18,7 @@ if __name__ == "__main__":
     # Run as a script, Python puts experiments/ on the path; imports start at the repository root.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from experiments.data.data_options import DataError
+from experiments.data.data_options import DataError, require
 from experiments.runtime.command import run_command
 from experiments.runtime.console import Console
 from routing.errors import Parser
@@ -83,17 +83,15 @@ def parser() -> argparse.ArgumentParser:
 
 def _check(given: argparse.Namespace) -> None:
     for name in ("size", "batch", "shard", "threads", "captions_per_image", "text_length"):
-        value = getattr(given, name)
-        if not 1 <= value <= 10**7:
-            raise DataError(
-                f"--{name.replace('_', '-')} {value}: must be at least 1, at most 10000000"
-            )
-    if given.limit is not None and given.limit < 1:
-        raise DataError(f"--limit {given.limit}: must be at least 1")
-    if given.captions is not None and given.text is None:
-        raise DataError(
-            "--captions needs --text, the encoder that embeds them; try "
-            "--text openai/clip-vit-large-patch14"
+        value, option = getattr(given, name), f"--{name.replace('_', '-')}"
+        require(1 <= value <= 10**7, f"{option} {value}: must be at least 1, at most 10000000")
+    few = given.limit is not None and given.limit < 1
+    require(not few, f"--limit {given.limit}: must be at least 1")
+    for name in ("captions", "captions_per_image", "caption_column", "text_length"):
+        require(
+            given.text is not None or getattr(given, name) == parser().get_default(name),
+            f"--{name.replace('_', '-')} needs --text, the encoder that embeds captions; try "
+            "--text openai/clip-vit-large-patch14",
         )
 
 
@@ -129,9 +127,8 @@ def summary(manifest: Manifest, out: Path) -> str:
     if manifest.text is not None:
         said.append(f"captions  {list(manifest.text.shape)} by {manifest.text.encoder}")
     if manifest.skipped:
-        said.append(
-            f"skipped   {manifest.skipped} that cannot be read, listed in {out / 'skipped.txt'}"
-        )
+        listed = out / "skipped.txt"
+        said.append(f"skipped   {manifest.skipped} that cannot be read, listed in {listed}")
     return "\n".join(said)
 
 
@@ -150,21 +147,13 @@ def prepare(given: argparse.Namespace) -> None:
     )
     if given.limit is not None:
         source.limit(given.limit)
-    device, online = _device(given.device), not os.environ.get("HF_HUB_OFFLINE")
+    device, online = _device(given.device), os.environ.get("HF_HUB_OFFLINE", "") in ("", "0")
     vae = Autoencoder(given.vae, device, download=online)
-    text = None
-    if given.text is not None:
-        text = TextEncoder(given.text, device, given.text_length, download=online)
-    settings = StoreSettings(
-        vae=given.vae,
-        size=given.size,
-        kind=given.kind,
-        flips=not given.no_flips,
-        dtype=given.dtype,
-        shard=given.shard,
-        text=given.text,
-        captions=given.captions_per_image,
-    )
+    asked, length = given.text, given.text_length
+    text = None if asked is None else TextEncoder(asked, device, length, download=online)
+    same = ("vae", "size", "kind", "dtype", "shard", "text", "text_length")
+    named = {name: getattr(given, name) for name in same}
+    settings = StoreSettings(**named, flips=not given.no_flips, captions=given.captions_per_image)
     writer = StoreWriter(source, vae, given.out, settings, text, given.batch, given.threads)
     rank, world = (int(os.environ.get(key, d)) for key, d in (("RANK", "0"), ("WORLD_SIZE", "1")))
     missing = writer.missing()

@@ -175,10 +175,8 @@ class Dataset(abc.ABC):
         )
 
     def _check(self, index: Tensor, split: str) -> None:
-        if split not in self.sizes:
-            raise DataError(
-                f"data={self.name} has no {split} split: expected {' or '.join(self.sizes)}"
-            )
+        known = " or ".join(self.sizes)
+        require(split in self.sizes, f"data={self.name} has no {split} split: expected {known}")
         size = self.sizes[split]
         if index.numel() and index.device.type == "cpu":
             low, high = int(index.min()), int(index.max())
@@ -264,8 +262,7 @@ class SampleOrder:
 
     def _whole_epoch(self, epoch: int) -> Tensor:
         """Return an epoch's order: at small sizes it costs little more than one batch's."""
-        place = torch.arange(self.size or 0)
-        return self._walk(place, torch.full_like(place, epoch))
+        return self._walk(torch.arange(self.size or 0), torch.tensor(epoch))
 
     def _walk(self, place: Tensor, epoch: Tensor) -> Tensor:
         value = self._permute(place, epoch)
@@ -375,11 +372,11 @@ class PixelSet(Dataset):
         split: str = "train",
         rows: Rows | None = None,
     ) -> Batch:
-        """Return images and their labels; without `draws` none is mirrored."""
+        """Return images and their labels; `draws` mirror half of those to train on."""
         self._check(index, split)
         index = index.to(self.device, non_blocking=True)
         x = self._scaled[self._pixels[split][index].long()]
-        if draws is not None and self._mirrored:
+        if draws is not None and self._mirrored and split == "train":
             flip = draws.uniform("flip", 1).to(self.device).view(-1, 1, 1, 1) < 0.5
             x = torch.where(flip, x.flip(-1), x)
         return Batch(x, self._labels[split][index] if self.task == "class" else None)

@@ -9,7 +9,6 @@ network's own error alone. Caption embeddings are (B, L, E), L = 77 for CLIP.
 from __future__ import annotations
 
 import importlib.util
-import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from experiments.data.data_options import DataError, first_line
 from experiments.data.dataset import Device, to_uint8
+from routing.parsing import is_number
 from routing.rng import Draws
 
 DEFAULT = "stabilityai/sd-vae-ft-ema"
@@ -88,8 +88,7 @@ class Autoencoder:
         self.channels = int(config.latent_channels)
         self.factor = 2 ** (len(config.block_out_channels) - 1)
         scale, shift = config.scaling_factor, getattr(config, "shift_factor", None) or 0.0
-        numbers = all(isinstance(x, int | float) and math.isfinite(x) for x in (scale, shift))
-        if not numbers or scale <= 0:
+        if not (is_number(scale) and is_number(shift) and scale > 0):
             raise DataError(
                 f"the VAE {name} has scaling_factor={scale!r} and shift_factor={shift!r}; expected "
                 "numbers, the first above 0 (Stable Diffusion's has 0.18215 and null)"

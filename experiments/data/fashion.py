@@ -66,9 +66,8 @@ class FashionOptions(published.ImageOptions):
             for name, path in files_of(folder).items():
                 held[name] = published.content(path)
                 if hashlib.sha256(held[name]).hexdigest() != SHA256[name]:
-                    raise DataError(
-                        f"{path} is cut short or is not what was published (its SHA-256 is another)"
-                    )
+                    why = "is cut short or is not what was published (its SHA-256 is another)"
+                    raise DataError(f"{path} {why}")
             splits = {
                 split: published.images_and_labels(held[images], held[labels], str(folder))
                 for split, (images, labels) in published.NAMES.items()

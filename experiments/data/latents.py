@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.data.data_options import DataError
+from experiments.data.data_options import DataError, require
 from experiments.data.dataset import Batch, Condition, Dataset, Device, Rows, SampleOrder
 from experiments.data.encoders import DEFAULT, Autoencoder, TextEncoder, sample_moments, why_not
 from experiments.data.latent_store import Store, open_store
@@ -126,9 +126,8 @@ class LatentSpace(Dataset):
     def to_pixels(self, x: Tensor) -> Tensor:
         """Decode model space (B, C, H, W) into uint8 RGB (B, 3, 8 H, 8 W) with the VAE."""
         how = self.decoding
-        shift, unit = (
-            torch.tensor(v, device=self.device).view(-1, 1, 1) for v in (how.shift, how.unit)
-        )
+        both = (how.shift, how.unit)
+        shift, unit = (torch.tensor(v, device=self.device).view(-1, 1, 1) for v in both)
         z = x.to(self.device).float() * unit + shift
         if how.scaled:
             if how.factor is None:
@@ -186,11 +185,15 @@ class Latents(LatentSpace):
         self.shape = store.shape
         if options.test:
             test = open_store(options.test, kind=options.kind, verify=options.verify)
-            if test.shape != store.shape:
-                raise DataError(
-                    f"data.test={options.test} holds {list(test.shape)} latents and data.path "
-                    f"{list(store.shape)}; both must have one shape"
-                )
+            both, scales = (test, store), ("latents as its VAE makes them", "scaled latents")
+            said = [("shape", [f"{list(one.shape)} latents" for one in both])]
+            if task == "text" and store.text and test.text:
+                said += [("shape", [f"{list((one.text or ())[1:])} captions" for one in both])]
+            if options.scaled == "auto":
+                said += [("scale (data.scaled=yes|no)", [scales[one.scaled] for one in both])]
+            for what, (second, first) in said:
+                held = f"data.test={options.test} holds {second} and data.path {first}"
+                require(second == first, f"{held}; both must have one {what}")
             self._stores["test"] = test
         elif options.held_out:
             self._hold_out(store, options.held_out)
@@ -204,10 +207,8 @@ class Latents(LatentSpace):
             self.fingerprint += f"-{self._stores['test'].fingerprint}"
 
     def _hold_out(self, store: Store, count: int) -> None:
-        if count >= store.count:
-            raise DataError(
-                f"data.held_out={count} leaves nothing of {store.count} samples to train on"
-            )
+        nothing = f"data.held_out={count} leaves nothing of {store.count} samples to train on"
+        require(count < store.count, nothing)
         shuffled = SampleOrder(_HELD_OUT_SEED, store.count).lookup(torch.arange(store.count))
         self._stores["test"] = store
         self._ids = {"test": shuffled[:count].sort()[0], "train": shuffled[count:].sort()[0]}
@@ -231,6 +232,9 @@ class Latents(LatentSpace):
         if high >= _MOST_CLASSES:
             raise DataError(f"{path} has label {high}, which is damage; mend the store")
         named = self._stores["train"].classes
+        if store.classes != named and 0 <= low <= high < len(store.classes):
+            store.labels = self._renumbered(store.labels, store.classes, path)
+            high = int(store.labels.max())
         self.num_classes = self.options.num_classes or len(named) or self.num_classes or high + 1
         if low < 0 or high >= self.num_classes:
             raise DataError(
@@ -238,6 +242,16 @@ class Latents(LatentSpace):
                 f"set data.num_classes={high + 1}, or mend the store"
             )
         self.class_names = named or tuple(str(k) for k in range(self.num_classes))
+
+    def _renumbered(self, labels: Tensor, classes: Sequence[str], path: str | None) -> Tensor:
+        """Return labels (N,) of a store with other `classes` in the numbers of the first one's."""
+        numbers = {name: number for number, name in enumerate(self._stores["train"].classes)}
+        strange = [name for name in classes if name not in numbers]
+        if len(strange) == len(classes):  # nothing but the numbers says which class is which
+            return labels
+        lacking = f"{path} has classes that {self.options.path} lacks, such as {strange[:1]}"
+        require(not strange, f"{lacking}; leave them out where it is prepared")
+        return torch.tensor([numbers[name] for name in classes])[labels]
 
     def _affine(self, store: Store) -> None:
         options = self.options
@@ -278,10 +292,8 @@ class Latents(LatentSpace):
             rows, noise = rows[:, : self.shape[0]], rows[:, self.shape[0] :].exp()
         mean = rows.mean((0, 2, 3))
         variance = rows.var((0, 2, 3), correction=0) + (noise.mean((0, 2, 3)) if noise.dim() else 0)
-        if not bool((variance > 0).all()):
-            raise DataError(
-                f"{self.options.path} has a constant channel; data.scale=std cannot scale it"
-            )
+        constant = f"{self.options.path} has a constant channel; data.scale=std cannot scale it"
+        require(bool((variance > 0).all()), constant)
         return mean.float(), variance.sqrt().float()
 
     def rows(self, index: Tensor, draws: Draws | None, split: str = "train") -> Rows:

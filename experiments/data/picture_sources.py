@@ -12,6 +12,7 @@ import hashlib
 import io
 import itertools
 import json
+import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from experiments.data.data_options import PICTURES, DataError, first_line
 from experiments.data.tars import Member, read_label, samples_of
@@ -82,7 +83,7 @@ def open_source(
     if not path.exists():
         raise DataError(f"{path} does not exist; expected a folder of pictures, tars or tables")
     try:
-        found = [path] if path.is_file() else sorted(p for p in path.rglob(files) if p.is_file())
+        found = [path] if path.is_file() else sorted({*_files(path, files)})
     except (NotImplementedError, ValueError):
         raise DataError(
             f"--files {files}: expected a pattern of names below {path}, such as 'train-*.tar'"
@@ -99,6 +100,8 @@ def open_source(
         )
     if captions is not None and (tars or tables):
         raise DataError("--captions is for folders; tars and tables bring their own captions")
+    if (named := [role for role, name in (columns or {}).items() if name]) and not tables:
+        raise DataError(f"--{named[0]}-column is for tables, and {path} holds none; leave it out")
     if tars or tables:
         return TarSource(tars) if tars else TableSource(tables, columns or {})
     if not pictures:
@@ -108,6 +111,15 @@ def open_source(
             f".arrow; found {listed}"
         )
     return FolderSource(path, pictures, captions)
+
+
+def _files(top: Path, pattern: str) -> Iterator[Path]:
+    """Give the files at any depth whose names match; folders that are links count as well."""
+    for at, below, _ in os.walk(top, followlinks=True):
+        here = Path(at).resolve()
+        # A link to a folder that it lies in has no end.
+        below[:] = [name for name in below if (here / name).resolve() not in (here, *here.parents)]
+        yield from (p for p in Path(at).glob(pattern) if not p.is_dir())
 
 
 def _digest(values: Any) -> str:
@@ -197,8 +209,9 @@ class TarSource(PictureSource):
         self._samples: list[tuple[int, str, Member, dict[str, Member]]] = []
         for number, path in enumerate(tars):
             for key, fields in samples_of(path).items():
-                field = next((f for f in fields if f".{f.split('.')[-1]}" in PICTURES), None)
-                if field is not None:
+                found = [f for f in fields if f".{f.split('.')[-1]}" in PICTURES]
+                if found:  # of `depth.png` and `jpg`, the second is the sample itself
+                    field = min(found, key=lambda field: field.count("."))
                     self._samples.append((number, key, fields[field], fields))
         self.count = len(self._samples)
         if not self.count:
@@ -266,7 +279,9 @@ class TableSource(PictureSource):
         self.labelled = self._columns["label"] is not None
         self.captioned = self._columns["caption"] is not None
         self.classes = _class_names(schema, self._columns["label"])
-        self.fingerprint = _digest([[p.name, p.stat().st_size] for p in files])
+        # Columns that were not guessed: other labels of the same files are other data.
+        own = [[r, c] for r, c in columns.items() if c and c != _column(schema, r, None, first)]
+        self.fingerprint = _digest([*([p.name, p.stat().st_size] for p in files), *own])
 
     def read(self, start: int, stop: int) -> Iterator[RawPicture]:
         """Give pictures `start..stop-1`."""
@@ -358,7 +373,9 @@ class CroppedPicture(NamedTuple):
 
 
 def eight_bits(image: Image.Image) -> Image.Image:
-    """Return a picture as 8-bit RGB: 16 bits are scaled, what is transparent is laid on white."""
+    """Return a picture as upright 8-bit RGB: 16 bits scaled, what is transparent laid on white."""
+    with contextlib.suppress(Exception):  # a damaged note of a whole picture
+        ImageOps.exif_transpose(image, in_place=True)
     # Converting, Pillow cuts 16 bits off at 255; older ones open such PNGs as 32-bit integers.
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         values = np.asarray(image).astype(np.uint32)

@@ -52,10 +52,8 @@ class Probe(nn.Module):
             `shape` (B, 4, 6), `colour` (B, 4, 7), `size` (B, 4, 3), `background` (B, 3) as logits,
             `features` (B, 128) and `spatial` (B, 96, 4, 4).
         """
-        if images.shape[1:] != (3, 32, 32):
-            raise DataError(
-                f"the scenes probe reads RGB pictures of 32x32; got {tuple(images.shape[1:])}"
-            )
+        if (shape := tuple(images.shape[1:])) != (3, 32, 32):
+            raise DataError(f"the scenes probe reads RGB pictures of 32x32; got {shape}")
         x = images.float() / 127.5 - 1 if images.dtype == torch.uint8 else images.float()
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
             x = F.silu(norm(convolution(x)))

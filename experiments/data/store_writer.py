@@ -46,6 +46,7 @@ class StoreSettings:
     shard: int = 4096  # pictures per shard
     text: str | None = None  # name or folder of the text encoder, or None
     captions: int = 1  # captions stored per picture
+    text_length: int = 77  # tokens per caption
 
 
 class StoreWriter:
@@ -95,11 +96,13 @@ class StoreWriter:
             old = json_of(path.read_bytes())
         except Malformed:
             raise DataError(f"{path} is damaged; give a new folder") from None
-        old = old if isinstance(old, dict) else {}
+        # Older plans do not say how long their captions are.
+        old = {"text_length": plan["text_length"]} | (old if isinstance(old, dict) else {})
         for key, value in plan.items():
             if old.get(key) != value:
-                what = {"source": "another list of pictures", "count": "another number of pictures"}
-                was = what.get(key, f"{key} {old.get(key)!r} instead of {value!r}")
+                was = f"{key} {old.get(key)!r} instead of {value!r}"
+                if key == "source":
+                    was = "another list of pictures, other captions or columns"
                 raise DataError(
                     f"{self.out} was begun with {was}; give the same again, or a new folder"
                 )
@@ -141,8 +144,7 @@ class StoreWriter:
         skipped: list[list[str]] = []
         sums = np.zeros((2, self.vae.channels))
         with ThreadPoolExecutor(self.threads) as pool:
-            pictures = self.source.read(start, stop)
-            cropped = crop_ahead(pool, pictures, self.settings.size)
+            cropped = crop_ahead(pool, self.source.read(start, stop), self.settings.size)
             while chunk := list(itertools.islice(cropped, self.batch)):
                 good = [item for item in chunk if item.pixels is not None]
                 skipped += [[i.raw.name, i.reason] for i in chunk if i.pixels is None]
@@ -221,9 +223,9 @@ class StoreWriter:
         skipped = [entry for note in done for entry in note["skipped"]]
         count = sum(note["count"] for note in done)
         if not count:
+            (name, why), *_ = skipped
             raise DataError(
-                f"none of {self.source.count} pictures could be read; the first, {skipped[0][0]}: "
-                f"{skipped[0][1]}"
+                f"none of {self.source.count} pictures could be read; the first, {name}: {why}"
             )
         n = sum(note["sums"]["n"] for note in done)
         first = np.sum([note["sums"]["sum"] for note in done], 0) / n

@@ -2,7 +2,7 @@
 
 Samples are grouped as WebDataset groups them: the key is the path up to the first dot of the file's
 name, the rest is the field (`n01440764/10026.latent.npy` is the field `latent.npy` of the sample
-`n01440764/10026`).
+`n01440764/10026`). A file that lacks one of them, as `README` or `._10026.png`, belongs to none.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def samples_of(path: Path) -> dict[str, dict[str, Member]]:
     for member in walk(path):
         samples.setdefault(member.key, {})[member.field] = member
     if not samples:
-        raise DataError(f"{path} holds no files")
+        raise DataError(f"{path} holds no files named KEY.FIELD")
     return samples
 
 
 def walk(path: Path) -> Iterator[Member]:
-    """Yield the regular files of an uncompressed tar archive as their headers are read.
+    """Yield the samples' files in an uncompressed tar archive as their headers are read.
 
     Raises:
         DataError: The archive is damaged, or a name in it leaves it.
@@ -54,7 +54,8 @@ def walk(path: Path) -> Iterator[Member]:
                 folder, _, name = info.name.rpartition("/")
                 stem, _, field = name.partition(".")
                 key = f"{folder}/{stem}" if folder else stem
-                yield Member(key, field.lower(), info.offset_data, info.size)
+                if stem and field:
+                    yield Member(key, field.lower(), info.offset_data, info.size)
             # tarfile takes a file that was cut off between two members for a whole one.
             if archive.offset + tarfile.BLOCKSIZE > size:
                 raise DataError(f"{path} is truncated: its end is missing; copy it again")

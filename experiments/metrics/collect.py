@@ -333,9 +333,8 @@ def heldout_reference(
     key = f"{dataset.name}-{dataset.pixels_fingerprint}-{split}{n}-{of}"
     path = Path(cache) / "references" / f"{key}{'-spatial' if spatial else ''}.npz"
     kept = None
-    with contextlib.suppress(MetricError):  # damaged, or of other features
-        if path.is_file():
-            kept = load_reference(path, features, rows=True, spatial=spatial)
+    with contextlib.suppress(MetricError):  # absent, damaged, or of other features
+        kept = load_reference(path, features, rows=True, spatial=spatial)
     # All processes decide alike, whichever of them saw the file first.
     if all(gather(kept is not None)) and kept is not None:
         return kept

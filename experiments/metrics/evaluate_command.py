@@ -63,9 +63,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
         source.is_dir()
         and ((source / "config.yaml").is_file() or (source / "checkpoints").is_dir())
     )
-    if run:
-        return _run(arguments, source, device, console)
-    return _images(arguments, source, device, console)
+    return (_run if run else _images)(arguments, source, device, console)
 
 
 def split_names(values: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -137,7 +135,8 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
         raise MetricError("--write-samples: heldout_loss draws no samples; add another metric")
     if args.write_reference:
         split = args.split or "test"
-        if unused := _given(args, "samples", "keep_samples", "batch", *_SAMPLING):
+        unused = _given(args, "samples", "keep_samples", "batch", "step", "weights", *_SAMPLING)
+        if unused := [*unused, *(w for w in args.changes if not w.startswith("data."))]:
             raise MetricError(f"{unused[0]}: --write-reference takes the whole split of the data")
         cache, title = args.cache or scoring.cache_of(config), f"{dataset.name}-{split}"
         images = own_images(dataset, split)
@@ -152,6 +151,7 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
     ]
     weights, step = checksum(loaded.model), loaded.step
     folder = args.out or (source if source.is_dir() else source.parent) / "evaluations"
+    where: dict[str, Any] = {"device": device, "cache": args.cache, "console": console}
     for guidance in guidances:
         pipeline = SamplingPipeline.make(loaded.model, config, sampler, guidance)
         about: dict[str, Any] = {
@@ -171,18 +171,9 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
             # A command that was cut short goes on with the guidances that are missing.
             console.say(f"record      {path}  (scored before; delete it to score again)")
             continue
-        scores, store = scoring.sample_and_score(
-            pipeline,
-            config,
-            dataset,
-            options,
-            step=step,
-            device=device,
-            cache=args.cache,
-            out=folder / "samples",
-            identity=weights + about.get("weaker", ""),
-            console=console,
-        )
+        where |= {"out": folder / "samples", "identity": weights + about.get("weaker", "")}
+        parts = (pipeline, config, dataset, options)
+        scores, store = scoring.sample_and_score(*parts, step=step, **where)
         _finish(f"step-{step:08d}", scores, path, settings, console)
         assert store is not None, "samples are kept until they are scored"
         if world()[0]:

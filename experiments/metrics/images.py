@@ -20,7 +20,7 @@ from numpy.lib import format as npy
 from PIL import Image
 from torch import Tensor
 
-from experiments.data.data_options import first_line
+from experiments.data.data_options import PICTURES, first_line
 from experiments.data.picture_sources import eight_bits
 from experiments.metrics.eval_options import MetricError
 
@@ -32,7 +32,6 @@ MOST = 50000
 # shrink a hundredfold, and a file of kilobytes must not fill the memory.
 _PLAIN = 64 * 2**20
 _TIGHTEST = 100
-_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 
 # --- splits of data sets -------------------------------------------------------------------------
@@ -144,14 +143,11 @@ def _opened(path: Path) -> Iterator[tuple[IO[bytes], tuple[int, ...]]]:
         except Exception as error:
             # numpy parses headers as Python text: a damaged one raises any of a dozen types.
             raise MetricError(f"arr_0 in {path} is damaged ({first_line(error)[:100]})") from None
-        if dtype.hasobject or fortran:
+        if dtype != np.uint8 or len(shape) != 4 or shape[3] != 3 or fortran:
+            found = "Python objects" if dtype.hasobject else f"{dtype} {shape}"
             raise MetricError(
-                f"arr_0 in {path} is stored as Python objects or in column order; "
-                "expected plain numbers"
-            )
-        if dtype != np.uint8 or len(shape) != 4 or shape[3] != 3:
-            raise MetricError(
-                f"arr_0 in {path} is {dtype} {shape}; expected uint8 images (N, H, W, 3)"
+                f"arr_0 in {path} is {found}{' in column order' if fortran else ''}; expected "
+                "uint8 images (N, H, W, 3)"
             )
         yield handle, shape
 
@@ -163,11 +159,11 @@ class Images:
         self.path = path
         self.files: list[Path] = []
         if path.is_dir():
-            self.files = sorted(p for p in path.iterdir() if p.suffix.lower() in _SUFFIXES)
+            self.files = sorted(p for p in path.iterdir() if p.suffix.lower() in PICTURES)
             if not self.files:
                 raise MetricError(
                     f"{path} is neither a run folder nor a folder of pictures "
-                    f"({', '.join(s.removeprefix('.') for s in _SUFFIXES)})"
+                    f"({', '.join(s.removeprefix('.') for s in PICTURES)})"
                 )
             self.n = len(self.files)
         else:
@@ -209,17 +205,18 @@ class Images:
 
     def _pictures(self, files: list[Path]) -> Tensor:
         arrays = []
-        for path in files:
+        for path in (self.files[0], *files):  # the first of all has the size of all
             try:
                 with Image.open(path) as picture:
                     arrays.append(np.asarray(eight_bits(picture)))
-            except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
-                raise MetricError(f"{path} is not a readable picture; remove it") from None
+            except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+                why = first_line(error)[:100]
+                raise MetricError(f"{path} is not a readable picture ({why}); remove it") from None
             if arrays[-1].shape != arrays[0].shape:
                 h, w = arrays[-1].shape[:2]
                 first = arrays[0].shape
                 raise MetricError(
-                    f"{path} is {w}x{h}, {files[0].name} is {first[1]}x{first[0]}; "
+                    f"{path} is {w}x{h}, {self.files[0].name} is {first[1]}x{first[0]}; "
                     "all pictures must have one size"
                 )
-        return torch.from_numpy(np.stack(arrays).transpose(0, 3, 1, 2).copy())
+        return torch.from_numpy(np.stack(arrays[1:]).transpose(0, 3, 1, 2).copy())

@@ -210,7 +210,7 @@ def _meter(
     cache: str | os.PathLike[str],
 ) -> Meter:
     needs = {need for m in metrics for need in METRICS[m].needs}
-    real = None
+    real: Any = None
     if needs & {"moments", "rows", "spatial"}:
         spatial = "spatial" in needs
         # A file holds the statistics of one extractor: the main one's.
@@ -225,6 +225,8 @@ def _meter(
                 f"{', '.join(metrics)} compare with real images: pass --reference FILE.npz, "
                 "or --data NAME for a data set's held-out split"
             )
+    if real is not None and {"precision", "recall"} & set(metrics):  # refuses too few, early
+        distances.radii(real.rows[: options.neighbours + 1], options.neighbours)
     train = None
     if "train" in needs:
         train = collect.heldout_reference(dataset, features, cache, split="train").rows

@@ -121,6 +121,31 @@ def test_second_store_is_the_test_split(tmp_path, labels):
     assert data.fingerprint != load(train).fingerprint
     other = write_store(tmp_path / "c", latents(3, side=4), [0, 1, 2])
     refused(lambda: load(train, test=str(other)), "one shape")
+    scaled = write_tars(tmp_path / "d", latents(3, seed=1), [0, 1, 2])
+    refused(lambda: load(train, test=str(scaled)), "scaled latents and", "one scale (data.scaled")
+    assert load(train, test=str(scaled), scaled="no").sizes["test"] == 3
+
+
+@pytest.mark.parametrize(
+    ("classes", "numbers"),
+    [
+        (["class 1", "class 3", "class 4"], [1, 3, 4]),  # two have no picture held out
+        (["ant", "bee", "cat"], [0, 1, 2]),  # other words for the same: the numbers say it
+        (["0", "1", "2"], [0, 1, 2]),
+        (["class 0", "class 1", "fox"], "lacks, such as ['fox']"),
+    ],
+)
+def test_classes_of_the_second_store_are_told_by_their_names(tmp_path, labels, classes, numbers):
+    train = write_store(tmp_path / "a", latents(COUNT), labels)
+    path = write_store(tmp_path / "b", latents(3, seed=1), [0, 1, 2]) / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"classes": classes}))
+    if isinstance(numbers, str):
+        refused(lambda: load(train, test=str(path.parent)), numbers)
+        return
+    data = load(train, test=str(path.parent))
+    index = torch.arange(3)
+    assert data.batch(index, None, "test").y.tolist() == numbers
+    assert data.condition(index).y.tolist() == numbers and data.num_classes == 5
 
 
 def test_captions(tmp_path):
@@ -143,6 +168,16 @@ def test_captions(tmp_path):
     assert len(set(held.prompts(torch.arange(50)).captions)) == 2
     refused(lambda: data.encode_text(["a dog"]), "nowhere/clip", "hf download")
     refused(lambda: load(path, task="class"), "without labels")
+
+
+def test_captions_of_the_second_store_have_the_same_shape(tmp_path):
+    said = [["a"]] * 3
+    paths = [
+        write_store(tmp_path / str(n), latents(3), text=(torch.zeros(3, 1, n, 8).half(), said))
+        for n in (5, 6)
+    ]
+    assert load(paths[0], task="text", test=str(paths[0])).text == (5, 8)
+    refused(lambda: load(paths[0], task="text", test=str(paths[1])), "[6, 8] captions and", "[5, 8]")
 
 
 def test_shuffled_epochs_read_every_sample_once(tmp_path):
@@ -298,6 +333,9 @@ def test_a_manifest_cannot_name_files_elsewhere(tmp_path, labels):
 def test_official_webdataset_tars(tmp_path, labels):
     z = latents(COUNT)
     path = write_tars(tmp_path / "wds", z, labels)
+    with tarfile.open(path / "shard-000000.tar", "a") as archive:
+        add(archive, "README", b"no sample, nor what macOS leaves")
+        add(archive, "._000000000.latent.npy", b"x")
     data = load(path)
     index = torch.tensor([12, 0, 5, 5, 7])
     batch = data.batch(index, None)

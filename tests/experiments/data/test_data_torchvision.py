@@ -138,6 +138,8 @@ def test_training_images_are_mirrored_as_asked(tmp_path, monkeypatch):
         assert ((seen == plain.flip(-1)).flatten(1).all(1) | same).all()
         assert bool(same.all()) is not some and bool(same.any())
         assert torch.equal(data.batch(index[7:9], Draws(0, 3, index[7:9])).x, seen[7:9])
+        held = [data.batch(index[:9], d, "test").x for d in (Draws(0, 3, index[:9]), None)]
+        assert torch.equal(*held)
     write(tmp_path, "MNIST", monkeypatch)
     data = create(options(tmp_path, "MNIST"))
     assert torch.equal(data.batch(index[:9], draws).x, data.batch(index[:9], None).x)

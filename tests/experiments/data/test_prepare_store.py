@@ -238,6 +238,18 @@ def test_the_place_of_a_single_file_is_kept_in_full(monkeypatch, tmp_path):
     assert prepare._full_path("stabilityai/sd-vae-ft-ema") == "stabilityai/sd-vae-ft-ema"
 
 
+@pytest.mark.parametrize(("value", "online"), [("", True), ("0", True), ("1", False)])
+def test_offline_means_what_it_means_to_the_hub(folder, tmp_path, monkeypatch, value, online):
+    def asked(name, device, download):
+        assert download is online
+        raise DataError("asked")
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", value)
+    monkeypatch.setattr("experiments.data.encoders.Autoencoder", asked)
+    with pytest.raises(DataError, match="asked"):
+        prepare.prepare(prepare.parser().parse_args(arguments(folder, tmp_path / "out", "x/y")))
+
+
 def test_without_diffusers(folder, tmp_path, monkeypatch, capsys):
     from experiments.data import encoders
 
@@ -380,6 +392,19 @@ def test_one_file_and_a_pattern(pictures, tmp_path, vae):
     assert content(tmp_path / "a") == content(tmp_path / "b")
 
 
+def test_links_are_what_they_lead_to(folder, tmp_path, vae):
+    (tmp_path / "linked").mkdir()
+    for name in ("animals", "grey"):
+        (tmp_path / "linked" / name).symlink_to(folder / name)
+    shutil.copytree(folder / "things", tmp_path / "linked/things")
+    (tmp_path / "linked/things/again").symlink_to(tmp_path / "linked")  # without an end
+    assert run(folder, tmp_path / "a", vae) == run(tmp_path / "linked", tmp_path / "b", vae) == 0
+    assert content(tmp_path / "a") == content(tmp_path / "b")
+    (tmp_path / "linked/things/gone.png").symlink_to(tmp_path / "nowhere.png")
+    assert run(tmp_path / "linked", tmp_path / "c", vae) == 0
+    assert (tmp_path / "c/skipped.txt").read_text() == "things/gone.png\tno bytes\n"
+
+
 def test_a_flat_folder_has_no_classes(folder, pictures, tmp_path, vae):
     flat = tmp_path / "flat"
     flat.mkdir()
@@ -404,6 +429,10 @@ def test_a_flat_folder_has_no_classes(folder, pictures, tmp_path, vae):
         (lambda p: [p / "photos", "--size", "0"], ["--size 0: must be at least 1"]),
         (lambda p: [p / "photos", "--limit", "0"], ["--limit 0"]),
         (lambda p: [p / "photos", "--captions", "c.json"], ["--captions needs --text"]),
+        (lambda p: [p / "photos", "--captions-per-image", "3"], ["--captions-per-image needs --text"]),
+        (lambda p: [p / "photos", "--text-length", "9"], ["--text-length needs --text"]),
+        (lambda p: [p / "x.parquet", "--caption-column", "image"], ["--caption-column needs --text"]),
+        (lambda p: [p / "photos", "--label-column", "kind"], ["--label-column is for tables"]),
         (lambda p: [p / "photos", "--vae", p / "empty"], ["has no config.json"]),
         (lambda p: [p / "photos", "--vae", "nowhere/vae"], ["nowhere/vae", "not on this machine"]),
         (lambda p: [p / "photos", "--device", "cuda:99"], ["--device cpu"]),
@@ -460,6 +489,28 @@ def test_another_preparation_in_the_same_folder_is_refused(folder, tmp_path, vae
     fails(capsys, run(folder, busy, vae), "is not empty")
 
 
+def test_other_labels_or_captions_in_the_same_folder_are_refused(
+    folder, coco, pictures, tmp_path, vae, capsys
+):
+    write_table(tmp_path / "x.parquet", pictures, coarse=[1] * 7)
+    out = tmp_path / "table"
+    assert run(tmp_path / "x.parquet", out, vae, "--label-column", "coarse") == 0
+    fails(capsys, run(tmp_path / "x.parquet", out, vae), "other captions or columns")
+    assert run(tmp_path / "x.parquet", out, vae, "--label-column", "coarse") == 0
+    # The column that is found without its name is the same one.
+    for more in ((), ("--label-column", "label")):
+        assert run(tmp_path / "x.parquet", tmp_path / "plain", vae, *more) == 0
+    more = (tmp_path / "text", vae, "--captions", coco, "--text", t5(tmp_path / "encoder"))
+    assert run(folder, *more) == 0
+    before = content(tmp_path / "text")
+    said = "text_length 77 instead of 5"
+    fails(capsys, run(folder, *more, "--text-length", 5), said)
+    plan = json.loads(before["plan.json"])
+    del plan["text_length"]  # as older plans are
+    (tmp_path / "text/plan.json").write_text(json.dumps(plan))
+    assert run(folder, *more) == 0
+
+
 # --- the crop ----------------------------------------------------------------------------------
 
 
@@ -496,6 +547,21 @@ SHADES = np.rint(RAMP / 257)  # 65535 becomes 255
 def test_sixteen_bits_are_scaled_to_eight(kind):
     found = cropped(encoded(Image.fromarray(np.rint(RAMP).astype(np.uint16)), kind))
     assert found.pixels is not None and (found.pixels == SHADES[..., None]).all()
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_photographs_are_turned_as_they_are_shown(kind):
+    sky = np.zeros((40, 60, 3), np.uint8)
+    sky[:, :30] = 255  # of a camera that was held on its side
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    stream = io.BytesIO()
+    Image.fromarray(sky).save(stream, kind, exif=exif)
+    pixels = images.crop(RawPicture("a", stream.getvalue(), None), 16).pixels
+    assert pixels[:7].min() > 200 and pixels[9:].max() < 50
+    damaged = stream.getvalue().replace(b"MM\0*", b"MM\0!")
+    if kind in ("JPEG", "WEBP"):
+        assert images.crop(RawPicture("a", damaged, None), 16).pixels is not None
 
 
 def test_what_is_transparent_is_laid_on_white():
@@ -635,6 +701,25 @@ def test_captions_beside_pictures_in_tars_and_tables(pictures, tmp_path):
         assert [raw.content for raw in source.read(2, 5)] == [
             pictures[k] for k in sorted(pictures)[2:5]
         ]
+
+
+def test_what_else_lies_in_a_tar_belongs_to_no_sample(pictures, tmp_path):
+    from experiments.data.picture_sources import open_source
+
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        for name in ("README", "._0000.png", ".hidden", "a/._0000.cls"):
+            add(archive, name, b"x")
+        for i, content in enumerate(pictures.values()):
+            # A map of the picture comes first, as tar sorts names.
+            for field, part in (("depth.png", b"x"), ("png", content), ("cls", b"3")):
+                add(archive, f"{i:04d}.{field}", part)
+    source = open_source(tmp_path)
+    assert source.labelled
+    assert [raw.content for raw in source.read(0, 7)] == list(pictures.values())
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        add(archive, "README", b"x")
+    with pytest.raises(DataError, match="x.tar holds no files named KEY.FIELD"):
+        open_source(tmp_path)
 
 
 def test_a_picture_without_a_caption_is_named(pictures, tmp_path, vae):

@@ -161,6 +161,8 @@ def test_pictures_are_scored(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
         (("--write-reference", "x.npz", "--features", ","), "give one --features"),
         (("--write-reference", "x.npz", "--samples", 50), "--samples: --write-reference takes"),
         (("--write-reference", "x.npz", "--keep-samples"), "--keep-samples: --write-reference takes"),
+        (("--write-reference", "x.npz", "--weights", "ema"), "--weights: --write-reference takes"),
+        (("--write-reference", "x.npz", "sampler.steps=5"), "sampler.steps=5: --write-reference takes"),
         (("--write-reference", "x.npz", "--metrics", "fd"), "--metrics: --write-reference scores"),
         (("--guidance", "none,scale=3"), "scale 3: there is no guidance"),
         (("--sampler", "heun,steps=5", "--steps", 2), "steps is given twice"),

@@ -10,7 +10,9 @@ import torch
 from small import small
 
 from experiments.metrics import scoring
+from experiments.metrics.collect import collect, save_reference
 from experiments.metrics.eval_options import MetricError, Score
+from experiments.metrics.features import create_features
 from experiments.metrics.small_networks import checksum
 from experiments.runtime.console import Console
 from experiments.sampling import pipeline, read_shards
@@ -176,6 +178,10 @@ def test_what_cannot_be_measured_is_said_before_sampling(
         raise AssertionError("sampled before checking")
 
     monkeypatch.setattr(pipeline, "generate", sampling)
+    few, cache = tmp_path / "few.npz", scoring.cache_of(case.config)
+    features = create_features("digits-classifier", cache=cache, dataset=case.dataset)
+    found = collect(features, [torch.zeros(3, 3, 8, 8, dtype=torch.uint8)])
+    save_reference(few, features, found, "few")
     wrong = (
         ({"metrics": ("sfid",)}, "metric sfid cannot be measured"),
         ({"metrics": ("fdd",)}, "did you mean fd"),
@@ -183,6 +189,10 @@ def test_what_cannot_be_measured_is_said_before_sampling(
         ({"features": ("inception-adm",), "metrics": ("accuracy",)}, "use digits-classifier"),
         ({"reference": str(tmp_path / "none.npz")}, "no such file"),
         ({"guidance": "autoguidance"}, "guidance.checkpoint"),
+        (
+            {"reference": str(few), "metrics": ("recall",), "features": ("digits-classifier",)},
+            "with 3 neighbours need more images than that, got 3",
+        ),
     )
     for changes, sentence in wrong:
         with pytest.raises(ValueError, match=sentence) as caught:

@@ -190,14 +190,16 @@ def test_folders_of_pictures(tmp_path: Path) -> None:
 
     images = pictures(5)
     for i, image in enumerate(images):
-        Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / f"{i:03d}.png")
+        name = f"{i:03d}.{'tif' if i == 3 else 'png'}"  # whatever prepare reads too
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / name)
     (tmp_path / "notes.txt").write_text("not a picture")
     found = Images(tmp_path)
     assert found.n == 5
     assert torch.equal(torch.cat(list(found.batches(range(5), batch=2))), images)
     Image.fromarray(pictures(1, side=6)[0].permute(1, 2, 0).numpy()).save(tmp_path / "900.png")
-    with pytest.raises(MetricError, match="900.png is 6x6, 000.png is 4x4"):
-        list(Images(tmp_path).batches(range(6)))
+    for batch in (6, 5):  # alone in its batch too
+        with pytest.raises(MetricError, match="900.png is 6x6, 000.png is 4x4"):
+            list(Images(tmp_path).batches(range(6), batch))
     (tmp_path / "900.png").write_bytes(b"broken")
     with pytest.raises(MetricError, match="not a readable picture"):
         list(Images(tmp_path).batches(range(6)))
