@@ -332,8 +332,10 @@ class Trainer:
         if streak > train.max_bad_steps:
             self.diverged(int(streak))
             return
-        loss, norm = (loss / n, norm / n) if n else (float("nan"), float("nan"))
-        if state.mean_loss is not None and loss > 4 * state.mean_loss:
+        loss, norm = (loss / n, norm / n) if n else (math.nan, math.nan)
+        # REPA's term is no smaller than that: the loss as a whole may be negative.
+        least = -train.align_weight if self.encode else 0.0
+        if state.mean_loss is not None and loss - least > 4 * (state.mean_loss - least):
             state.spikes += 1
             self.console.say(
                 f"loss spike at step {state.step}: {loss:.4g} against a running mean of "
