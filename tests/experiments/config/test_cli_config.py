@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from small import command, overrides
+from small import command, overrides, small
 
 from experiments.config import CONF, GROUPS, Config, ConfigError, TrainConfig
 from experiments.config.compose import flatten, load, options_of
 from experiments.config.help_text import help_text, sections
 from experiments.data import published_files
+from experiments.multirun import _summed_up
 from experiments.run import main
 from experiments.runtime import command as cli
 from routing.errors import UserError
@@ -477,10 +478,22 @@ def test_a_foreign_package_of_our_name_is_noticed(tmp_path):
 
 
 def test_hydras_multirun_of_dry_runs_trains_nothing(tmp_path):
-    done = run("-m", "backbone=dit", "seed=0,1", "size=T/1", "dry=true", cwd=tmp_path)
+    home = {**os.environ, "HOME": str(tmp_path / "home")}
+    words = ("backbone=dit", "seed=0,1", "size=T/1", "dry=true", "paths.runs=~/my runs")
+    done = run("-m", *words, cwd=tmp_path, env=home)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("nothing was trained") == 2
-    assert not list(tmp_path.glob("runs/dit*")) and not (tmp_path / "multirun").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["home"], "no folder named ~"
+    assert [path.name for path in (tmp_path / "home" / "my runs").iterdir()] == [".multirun"]
+
+
+def test_a_multirun_with_a_precision_to_be_settled_is_summed_up(tmp_path):
+    auto = small(tmp_path, "train.precision=auto")
+    fp32, bf16 = auto.settled()
+    assert f"0 of 1 runs are done, in {tmp_path}; not done: {fp32.name} or {bf16.name}" in _summed_up([auto])
+    bf16.folder.mkdir()
+    (bf16.folder / "summary.json").write_text('{"status": "done", "step": 6}')
+    assert _summed_up([auto]) == f"-m: 1 of 1 runs are done, in {tmp_path}"
 
 
 def test_a_wrong_run_of_a_multirun_is_refused_before_the_first_one_starts(tmp_path):
