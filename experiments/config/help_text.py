@@ -21,7 +21,6 @@ from experiments.runtime.memory import check_fits, keep_freed_memory, out_of_mem
 from experiments.runtime.option_types import ConfigError
 from experiments.training import routes
 from routing.errors import one_of, suggest
-from routing.route import Route
 
 HEAD = """\
 Train a diffusion model whose tokens skip blocks (TREAD), sample, score.
@@ -159,15 +158,18 @@ def check_ready(config: Config, processes: int, on_gpu: bool) -> None:
     data_options.parse(config.data).check()
     model = routes.model_arguments(config, data_options.describe(config.data))
     guidance = diffusion_options("guidance", config.guidance)
-    checkpoint, named = (getattr(guidance, key, None) for key in ("checkpoint", "route"))
+    checkpoint = getattr(guidance, "checkpoint", None)
     guidance.check(
         conditional=bool(model["num_classes"] or model["text"]),
         null_seen=config.train.label_drop > 0,
-        routed=bool(routes.first_route(config) if named is None else Route.parse(named)),
+        routed=bool(routes.guided_route(config, guidance)),
         fused="fuse" in model,
         weak=checkpoint is not None and bool(split(checkpoint, "guidance.checkpoint=")),
         channels=model["in_channels"],
     )
+    routes.check_guided(config, guidance, model)
+    sampler = diffusion_options("sampler", config.sampler)
+    diffusion_options("objective", config.objective).check_times(sampler.steps, sampler.shift)
     if config.eval["name"] != "none":
         plan_scores(options_for(config), config.data["name"], config.task != "none", {})
     console.check_tracker(config.log)

@@ -50,6 +50,9 @@ class ObjectiveOptions(DiffusionOptions):
 
     GROUP = "objective"
 
+    def check_times(self, steps: int, shift: float) -> None:
+        """Refuse a sampler's number of steps, or its shift, that this objective cannot have."""
+
 
 @dataclass(frozen=True)
 class EDMOptions(ObjectiveOptions):
@@ -68,6 +71,14 @@ class EDMOptions(ObjectiveOptions):
         require(
             self.sigma_max > self.sigma_min,
             f"objective.sigma_max={self.sigma_max}: it must exceed sigma_min={self.sigma_min}",
+        )
+
+    def check_times(self, steps: int, shift: float) -> None:
+        """Refuse a shift."""
+        require(
+            shift == 1,
+            f"sampler.shift={shift}: objective edm spaces its noise levels by objective.rho; "
+            "use shift=1, or objective=flow",
         )
 
 
@@ -104,6 +115,17 @@ class DDPMOptions(ObjectiveOptions):
             0 < self.beta_start <= self.beta_end < 1,
             f"objective.beta_start={self.beta_start}, beta_end={self.beta_end}: "
             "0 < beta_start <= beta_end < 1 is needed; DiT has 0.0001 and 0.02",
+        )
+
+    def check_times(self, steps: int, shift: float) -> None:
+        """Refuse more steps than there are, and a shift."""
+        require(
+            steps <= self.steps,
+            f"sampler.steps={steps}: objective ddpm was trained with {self.steps} steps; "
+            f"use sampler.steps={self.steps} or fewer",
+        )
+        require(
+            shift == 1, f"sampler.shift={shift}: objective ddpm has discrete steps; use shift=1"
         )
 
 

@@ -19,7 +19,7 @@ from experiments.diffusion.objective import Objective, create_objective
 from experiments.diffusion.samplers import Sampler, create_sampler
 from experiments.sampling.generation import batches, generate, plan_reuse, progress_of
 from experiments.training.checkpoint import load_model
-from experiments.training.routes import first_route
+from experiments.training.routes import check_guided, first_route
 from routing.selection import Selection
 
 #: Images on which the error of reuse is measured.
@@ -144,6 +144,7 @@ class SamplingPipeline:
             weak = load_model(path, step=step, device=next(model.parameters()).device).model
         guide.check(model, weak)
         guide.options.check(null_seen=config.train.label_drop > 0)
+        check_guided(config, guide.options, model.config)
         solver = create_sampler(sampler or config.sampler, objective)
         blocks = solver.options.reuse
         if plan_reuse(solver.options, model.depth, guide.sparse) is not None and any(

@@ -409,6 +409,13 @@ def test_a_full_dry_run_builds_the_parts_and_times_a_step(tmp_path, capsys):
         ("data=digits guidance=routed", "needs a route"),
         ("data=digits guidance=pathdrop", "SPRINT's fusion"),
         ("data=digits guidance.channels=9", "the model has 1"),
+        ("data=digits sampler.shift=2", "objective edm spaces its noise levels by objective.rho"),
+        ("data=digits objective=ddpm sampler.steps=2000", "use sampler.steps=1000 or fewer"),
+        ("data=digits guidance=routed guidance.route=2-80", "0.5 on route 2-80: .* has 12 blocks"),
+        (
+            "data=digits size=T/1 route=2-8@0.75 routing.selection=quad guidance=routed",
+            "guidance.strong=0.5 on route 2-8@0.75: selection quad keeps",
+        ),
         ("data=digits task=none", "guidance=cfg needs a model with classes or text"),
         ("data=digits train.label_drop=0", "the null class, which this run never saw"),
         ("data=digits eval.metrics=[fd,is]", "metric is cannot be measured on features digits-classifier"),

@@ -12,6 +12,7 @@ from test_train_loop import make_run
 from experiments.config.compose import load
 from experiments.training.loss import Capture, training_loss
 from experiments.training.session import train
+from routing.errors import UserError
 
 VARIANTS = {
     "dropping": ["route=0--1", "routing.reinsert=none"],
@@ -48,6 +49,22 @@ def test_every_variant_trains_samples_and_ends(name, tmp_path):
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["status"] == "done" and summary["skipped"] == 0
     assert (folder / "samples" / "final.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("route=1-2 guidance.route=2-80", "guidance.strong=0.5 on route 2-80: .* try route=2-3"),
+        ("route=1-2 routing.remove=after:1 guidance.route=2-3", "block 1 is not in route 2-3"),
+        ("route=1-2 routing.learned=fuse guidance.route=0-1", "fuse belongs to one span"),
+        ("route=1-2@0.75 routing.selection=quad guidance.strong=0", "guidance.weak=0.9 on .* quad"),
+    ],
+)
+def test_guidance_that_the_model_cannot_make_is_refused_before_training(words, said, tmp_path):
+    config = small(tmp_path, *words.split(), "guidance=routed")
+    with pytest.raises(UserError, match=said):
+        train(config, quiet=True)
+    assert not list(config.folder.glob("checkpoints/*"))
 
 
 @pytest.mark.slow
