@@ -349,13 +349,13 @@ def _check_routing(config: Any) -> None:
     patch = parse_size(config.size).patch
     name = f"{config.backbone['name']}-{config.size}"
     config.routing.check(config.depth, (height // patch, width // patch), name)
-    if config.backbone.get("decoder") and config.objective["name"] == "ddpm":
+    if config.backbone.get("decoder") is not None and config.objective["name"] == "ddpm":
         raise RouteError(
             "backbone.decoder with objective=ddpm: MaskDiT's reconstruction is of the denoised "
             "image, where the noisiest steps enlarge an error 157 times; type objective=edm"
         )
     given, encoder = config.backbone.get("align"), config.train.encoder
-    if not given:
+    if given is None:
         return
     if encoder == "none":
         raise RouteError(
