@@ -49,6 +49,12 @@ class ObjectiveOptions(DiffusionOptions):
     """What the options of all objectives have in common."""
 
     GROUP = "objective"
+    name: str
+
+    @property
+    def network(self) -> str:
+        """What decides how the network's input and output are meant, as it is typed."""
+        return f"objective={self.name}"
 
     def check_times(self, steps: int, shift: float) -> None:
         """Refuse a sampler's number of steps, or its shift, that this objective cannot have."""
@@ -95,6 +101,12 @@ class FlowOptions(ObjectiveOptions):
     time_scale: Positive = 1000.0
     reverse: bool = False
     sigma_data: Positive = 1.0
+
+    @property
+    def network(self) -> str:
+        """Also which time it is told, and the sign of its velocity."""
+        told = f"objective.time_scale={self.time_scale:g} objective.reverse={self.reverse}"
+        return f"{super().network} {told.lower()}"
 
 
 @dataclass(frozen=True)
@@ -436,6 +448,19 @@ def options_of(kind: str, value: Any) -> Any:
                 f"unknown key {kind}.{key} for {kind}={name}{suggest(str(key), fields)}"
             )
     return known[name](**{k: _convert(f"{kind}.{k}", fields[k][0], v) for k, v in value.items()})
+
+
+def check_weights(source: str, theirs: Any, ours: Any) -> None:
+    """Refuse weights whose network was trained to read or predict something else.
+
+    `source` is what was typed, `theirs` and `ours` are both runs' objectives.
+    """
+    found, wanted = (options_of("objective", each).network for each in (theirs, ours))
+    require(
+        found == wanted,
+        f"{source}: trained with {found}, whose network predicts something else than {wanted} "
+        f"asks for; type {found}, or take other weights",
+    )
 
 
 def _convert(key: str, hint: Any, value: Any) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor
 from backbones.cost import cost as backbone_cost
 from experiments.config.parent import split
 from experiments.config.schema import Config
-from experiments.diffusion.diffusion_options import DiffusionError
+from experiments.diffusion.diffusion_options import DiffusionError, check_weights
 from experiments.diffusion.guidance import Guidance, create_guidance
 from experiments.diffusion.objective import Objective, create_objective
 from experiments.diffusion.samplers import Sampler, create_sampler
@@ -141,7 +141,10 @@ class SamplingPipeline:
         checkpoint = getattr(guide.options, "checkpoint", None)
         if guide.options.needs_weak and checkpoint is not None:
             path, step = split(checkpoint, "guidance.checkpoint=")
-            weak = load_model(path, step=step, device=next(model.parameters()).device).model
+            parent = load_model(path, step=step, device=next(model.parameters()).device)
+            key = f"guidance.checkpoint={checkpoint}"
+            check_weights(key, parent.config.objective, config.objective)
+            weak = parent.model
         guide.check(model, weak)
         guide.options.check(null_seen=config.train.label_drop > 0)
         check_guided(config, guide.options, model.config)

@@ -10,6 +10,7 @@ from small import small
 from test_train_loop import make_run
 
 from experiments.config.compose import load
+from experiments.sampling.pipeline import SamplingPipeline
 from experiments.training.loss import Capture, training_loss
 from experiments.training.session import train
 from routing.errors import UserError
@@ -224,11 +225,22 @@ def test_a_dense_fine_tune_follows_repa_and_sprint(words, tmp_path):
     assert summary["macs"] == summary["macs_dense"] * 2 * child.train.batch
 
 
-def test_weights_of_another_objective_are_refused(tmp_path):
-    parent = train(small(tmp_path), quiet=True)
-    child = small(tmp_path, "objective=flow", "sampler=euler", f"init={parent}")
-    with pytest.raises(ValueError, match="objective=edm"):
-        make_run(child).state.start_from(child, print)
+@pytest.mark.parametrize(
+    ("parent", "child", "said"),
+    [
+        ([], ["objective=flow"], "type objective=edm"),
+        # The same velocity with the other sign, at other times.
+        (["experiment=sit"], ["objective=flow"], "type objective=flow objective.time_scale=1 objective.reverse=true"),
+    ],
+)
+def test_weights_of_another_objective_are_refused(parent, child, said, tmp_path):
+    weights = train(small(tmp_path, *parent, "train.steps=1"), quiet=True)
+    run = make_run(small(tmp_path, *child, f"init={weights}"))
+    with pytest.raises(UserError, match=said):
+        run.state.start_from(run.config, print)
+    config = small(tmp_path, *child, "guidance=autoguidance", f"guidance.checkpoint={weights}")
+    with pytest.raises(UserError, match=said):
+        SamplingPipeline.make(run.model, config)
 
 
 def test_macs_of_a_run_follow_its_stages_and_its_drawn_ends(tmp_path):
