@@ -195,8 +195,9 @@ def dry_run(config: Config) -> None:
         import backbones
         from experiments.sampling.pipeline import SamplingPipeline
 
-        with torch.device("meta"):
-            model = backbones.create(**arguments)
+        keep_freed_memory()  # as the run will on a CPU
+        # Where it will train: kernels are chosen by the device.
+        model = backbones.create(**arguments).to("cuda" if torch.cuda.is_available() else "cpu")
         SamplingPipeline.make(model, config)
         kernels = model.describe()
     # Forward and backward: three times the forward's MACs, two floating-point operations each.
@@ -215,7 +216,7 @@ def dry_run(config: Config) -> None:
         f"scored by eval={config.eval['name']}",
         f"memory      about {memory / 2**30:.3g} GB at the peak: {state / 2**30:.3g} GB of "
         "weights, gradients, moments and EMA, the rest activations",
-        timed_line(config, arguments) if full else time_line(config, work),
+        timed_line(config, model) if full else time_line(config, work),
         f"run         {' or '.join(map(str, folders))}   ({known}; nothing was trained)",
         *(["", yaml.safe_dump(config.to_dict(), sort_keys=False).rstrip()] if full else []),
     ]
@@ -249,22 +250,19 @@ def time_line(config: Config, work: float) -> str:
     )
 
 
-def timed_line(config: Config, arguments: dict[str, Any]) -> str:
+def timed_line(config: Config, model: Any) -> str:
     """Predict the training time from a timed step: some samples of noise, forward and back.
 
     They are routed as the run starts; the best of three counts.
     """
     import torch
 
-    import backbones
     from routing.rng import Draws
 
-    keep_freed_memory()  # as the run will on a CPU
-    train, device = config.train, "cuda" if torch.cuda.is_available() else "cpu"
+    train, device = config.train, model.positions.device.type
     if train.threads:
         torch.set_num_threads(train.threads)
     samples = min(train.batch, 16)
-    model = backbones.create(**arguments).to(device)
     x = torch.randn(samples, *data_options.describe(config.data)["shape"], device=device)
     t = torch.rand(samples, device=device)
     run_routes, best = routes.TrainingRoutes(config), float("inf")

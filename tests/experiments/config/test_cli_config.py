@@ -388,6 +388,14 @@ def test_a_full_dry_run_builds_the_parts_and_times_a_step(tmp_path, capsys):
         main([*words, "task=none"])
 
 
+def test_a_full_dry_run_names_the_kernels_of_its_device_and_loads_a_weaker_model(tmp_path, capsys):
+    weak = ROOT / "results" / "models" / "mamba_2-8.safetensors"
+    words = ["backbone=mamba", "backbone.depth=2", "train.batch=2", "guidance=autoguidance"]
+    assert main([*words, f"guidance.checkpoint={weak}", f"paths.runs={tmp_path}", "dry=full"]) == 0
+    out = capsys.readouterr().out
+    assert "kernel " in out and "native is for CPUs" not in out
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
