@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
-import time
+import timeit
 from pathlib import Path
 from typing import Any
 
@@ -237,12 +237,9 @@ def time_line(config: Config, work: float) -> str:
     import numpy as np
     from threadpoolctl import threadpool_limits
 
-    a, best = np.random.default_rng(0).random((768, 768), np.float32), float("inf")
+    a = np.random.default_rng(0).random((768, 768), np.float32)
     with threadpool_limits(config.train.threads):
-        for _ in range(6):
-            start = time.perf_counter()
-            a @ a
-            best = min(best, time.perf_counter() - start)
+        best = min(timeit.repeat(lambda: a @ a, number=1, repeat=6))
     peak = 2 * len(a) ** 3 / best
     return (
         f"time        {console.big(work)} FLOPs: at least {console.clock(2 * work / peak)} on this "
@@ -265,15 +262,16 @@ def timed_line(config: Config, model: Any) -> str:
     samples = min(train.batch, 16)
     x = torch.randn(samples, *data_options.describe(config.data)["shape"], device=device)
     t = torch.rand(samples, device=device)
-    run_routes, best = routes.TrainingRoutes(config), float("inf")
-    for step in range(3):
-        start = time.perf_counter()
-        draws = Draws(config.seed, step, torch.arange(samples, device=device), device=device)
-        with out_of_memory(samples):
-            with torch.autocast(device, torch.bfloat16, enabled=train.precision == "bf16"):
-                loss = model(x, t, routing=run_routes.training(draws, 0.0)).float().square().mean()
-            loss.backward()
-            loss.item()
-        best = min(best, time.perf_counter() - start)
+    draws = Draws(config.seed, 0, torch.arange(samples), device=device)
+    routing = routes.TrainingRoutes(config).training(draws, 0.0)
+
+    def step() -> None:
+        with torch.autocast(device, torch.bfloat16, enabled=train.precision == "bf16"):
+            loss = model(x, t, routing=routing).float().square().mean()
+        loss.backward()
+        loss.item()
+
+    with out_of_memory(samples):
+        best = min(timeit.repeat(step, number=1, repeat=3))
     took = console.clock(best * train.batch / samples * train.steps)
     return f"time        about {took} to train on this machine, by a timed step"

@@ -226,14 +226,12 @@ class Config:
         values = _without(values, "reports")
         # Hashed until they were found to be reports: their defaults keep the names of older runs.
         values["train"].update(compile="none", tf32=True)
-        if self.train.residual == TrainConfig.residual:
-            # Not set, it leaves runs that are older than this key their names.
-            del values["train"]["residual"]
         if keep_steps:
             values["train"]["steps"] = steps
-        for group, key in (("guidance", "channels"), ("data", "shape")):
+        late = (("guidance", "channels", None), ("data", "shape", None))
+        for group, key, unset in (*late, ("train", "residual", TrainConfig.residual)):
             # Not set, they leave runs that are older than these keys their names.
-            if values[group].get(key) is None:
+            if values[group].get(key) == unset:
                 values[group].pop(key, None)
         for key in places(self.data["name"]):
             values["data"].pop(key, None)

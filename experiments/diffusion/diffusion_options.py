@@ -51,13 +51,19 @@ class ObjectiveOptions(DiffusionOptions):
     GROUP = "objective"
     name: str
 
-    @property
-    def network(self) -> str:
-        """What decides how the network's input and output are meant, as it is typed."""
-        return f"objective={self.name}"
-
     def check_times(self, steps: int, shift: float) -> None:
         """Refuse a sampler's number of steps, or its shift, that this objective cannot have."""
+        most = getattr(self, "steps", steps)
+        require(
+            steps <= most,
+            f"sampler.steps={steps}: objective {self.name} was trained with {most} steps; "
+            f"use sampler.steps={most} or fewer",
+        )
+        require(
+            shift == 1 or self.name == "flow",
+            f"sampler.shift={shift}: objective {self.name} spaces its times by itself; use "
+            "shift=1, or objective=flow",
+        )
 
 
 @dataclass(frozen=True)
@@ -79,14 +85,6 @@ class EDMOptions(ObjectiveOptions):
             f"objective.sigma_max={self.sigma_max}: it must exceed sigma_min={self.sigma_min}",
         )
 
-    def check_times(self, steps: int, shift: float) -> None:
-        """Refuse a shift."""
-        require(
-            shift == 1,
-            f"sampler.shift={shift}: objective edm spaces its noise levels by objective.rho; "
-            "use shift=1, or objective=flow",
-        )
-
 
 @dataclass(frozen=True)
 class FlowOptions(ObjectiveOptions):
@@ -101,12 +99,6 @@ class FlowOptions(ObjectiveOptions):
     time_scale: Positive = 1000.0
     reverse: bool = False
     sigma_data: Positive = 1.0
-
-    @property
-    def network(self) -> str:
-        """Also which time it is told, and the sign of its velocity."""
-        told = f"objective.time_scale={self.time_scale:g} objective.reverse={self.reverse}"
-        return f"{super().network} {told.lower()}"
 
 
 @dataclass(frozen=True)
@@ -127,17 +119,6 @@ class DDPMOptions(ObjectiveOptions):
             0 < self.beta_start <= self.beta_end < 1,
             f"objective.beta_start={self.beta_start}, beta_end={self.beta_end}: "
             "0 < beta_start <= beta_end < 1 is needed; DiT has 0.0001 and 0.02",
-        )
-
-    def check_times(self, steps: int, shift: float) -> None:
-        """Refuse more steps than there are, and a shift."""
-        require(
-            steps <= self.steps,
-            f"sampler.steps={steps}: objective ddpm was trained with {self.steps} steps; "
-            f"use sampler.steps={self.steps} or fewer",
-        )
-        require(
-            shift == 1, f"sampler.shift={shift}: objective ddpm has discrete steps; use shift=1"
         )
 
 
@@ -451,16 +432,18 @@ def options_of(kind: str, value: Any) -> Any:
 
 
 def check_weights(source: str, theirs: Any, ours: Any) -> None:
-    """Refuse weights whose network was trained to read or predict something else.
-
-    `source` is what was typed, `theirs` and `ours` are both runs' objectives.
-    """
-    found, wanted = (options_of("objective", each).network for each in (theirs, ours))
+    """Refuse weights, typed as `source`, whose objective has another input or output than ours."""
+    found, wanted = (_network(options_of("objective", each)) for each in (theirs, ours))
     require(
         found == wanted,
         f"{source}: trained with {found}, whose network predicts something else than {wanted} "
         f"asks for; type {found}, or take other weights",
     )
+
+
+def _network(objective: Any) -> str:
+    told = {k: getattr(objective, k) for k in ("time_scale", "reverse") if hasattr(objective, k)}
+    return " ".join([f"objective={objective.name}", *(f"objective.{k}={told[k]}" for k in told)])
 
 
 def _convert(key: str, hint: Any, value: Any) -> Any:

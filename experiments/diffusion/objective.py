@@ -307,10 +307,6 @@ class DDPM(Objective):
         """Return alpha: x / alpha is the variance-exploding image."""
         return self.alpha(time)
 
-    def coordinate(self, time: Tensor) -> Tensor:
-        """Return sigma / alpha."""
-        return self.level(time)
-
     def model_time(self, time: Tensor) -> Tensor:
         """Return the step itself."""
         return time

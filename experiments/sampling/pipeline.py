@@ -185,7 +185,7 @@ class SamplingPipeline:
         whole = plan is None and not any(p.drop for p in self.guidance.guided(0.0))
         linear = self.cost(attention=False).gmacs_per_evaluation if whole else None
         lines = [
-            f"sampler   {self.sampler.name}, {self.sampler.steps} steps, "
+            f"sampler   {self.sampler.options.name}, {self.sampler.steps} steps, "
             f"{cost.evaluations} evaluations of objective {self.objective.name}",
             f"guidance  {guidance}: {cost.passes} passes in {cost.batches} batches",
             f"cost      {cost.macs / 1e9:.4g} GMACs an image, "

@@ -188,12 +188,9 @@ def run_cost(
         for s in route.segments
         for end in range(s.start, s.end + 1)
     ]
-    saved = sum((full.macs_dense - one.macs_routed) / count for one, count in ends)
-    lean = sum(
-        (full.macs_dense_no_attention - one.macs_routed_no_attention) / count for one, count in ends
-    )
-    return dataclasses.replace(
-        full,
-        macs_routed=round(full.macs_dense - saved),
-        macs_routed_no_attention=round(full.macs_dense_no_attention - lean),
-    )
+    means = {}
+    for kind in ("", "_no_attention"):
+        dense = getattr(full, f"macs_dense{kind}")
+        saved = sum((dense - getattr(one, f"macs_routed{kind}")) / count for one, count in ends)
+        means[f"macs_routed{kind}"] = round(dense - saved)
+    return dataclasses.replace(full, **means)

@@ -417,7 +417,7 @@ def test_a_full_dry_run_names_the_kernels_of_its_device_and_loads_a_weaker_model
         ("data=digits guidance=routed", "needs a route"),
         ("data=digits guidance=pathdrop", "SPRINT's fusion"),
         ("data=digits guidance.channels=9", "the model has 1"),
-        ("data=digits sampler.shift=2", "objective edm spaces its noise levels by objective.rho"),
+        ("data=digits sampler.shift=2", "objective edm spaces its times by itself"),
         ("data=digits objective=ddpm sampler.steps=2000", "use sampler.steps=1000 or fewer"),
         ("data=digits guidance=routed guidance.route=2-80", "0.5 on route 2-80: .* has 12 blocks"),
         (

@@ -230,7 +230,7 @@ def test_a_dense_fine_tune_follows_repa_and_sprint(words, tmp_path):
     [
         ([], ["objective=flow"], "type objective=edm"),
         # The same velocity with the other sign, at other times.
-        (["experiment=sit"], ["objective=flow"], "type objective=flow objective.time_scale=1 objective.reverse=true"),
+        (["experiment=sit"], ["objective=flow"], "type objective=flow objective.time_scale=1.0 objective.reverse=True"),
     ],
 )
 def test_weights_of_another_objective_are_refused(parent, child, said, tmp_path):
