@@ -207,8 +207,7 @@ def dry_run(config: Config) -> None:
     pieces = train.micro_batch if isinstance(train.micro_batch, int) else train.batch
     state, memory = cost.training_bytes(0), cost.training_bytes(pieces)
     folders = [run.folder for run in config.settled()]
-    there = any(folder.exists() for folder in folders)
-    known = "there already: it goes on, or is done" if there else "new"
+    known = "there already: it goes on, or is done" if any(map(Path.exists, folders)) else "new"
     lines = [
         *routes.banner_lines(config, cost, kernels),
         f"trains      {train.steps} steps of {train.batch} on {info['name']} ({shape}, "

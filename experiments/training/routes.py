@@ -11,12 +11,7 @@ from backbones.cost import Cost, cost
 from backbones.sizes import parse_size
 from experiments.config.schema import ENCODERS, Config
 from experiments.data.data_options import describe
-from experiments.diffusion.diffusion_options import (
-    DiffusionError,
-    GuidanceOptions,
-    RoutedOptions,
-    rate_over_steps,
-)
+from experiments.diffusion.diffusion_options import GuidanceOptions, RoutedOptions, rate_over_steps
 from experiments.runtime.console import big
 from routing.errors import UserError
 from routing.route import Route, RouteSchedule, Segment, keep_count
@@ -106,7 +101,7 @@ def check_guided(config: Config, guidance: GuidanceOptions, model: dict[str, Any
             try:
                 asked.check(config.depth, (height, width))
             except UserError as error:
-                raise DiffusionError(f"guidance.{key}={text} on route {route}: {error}") from None
+                raise UserError(f"guidance.{key}={text} on route {route}: {error}") from None
 
 
 def model_arguments(config: Config, info: dict[str, Any]) -> dict[str, Any]:
