@@ -93,7 +93,11 @@ def _check(words: list[str]) -> list[Config]:
 
 def _summed_up(runs: list[Config]) -> str:
     """Return what the sweep did, from the run folders: a launcher's jobs print elsewhere."""
-    left = [run.name for run in runs if not run_folder.finished(run.folder, run.train.steps)]
+    left = [
+        " or ".join(one.name for one in either)
+        for either in (run.settled() for run in runs)
+        if not any(run_folder.finished(one.folder, one.train.steps) for one in either)
+    ]
     root = runs[0].paths.runs
     text = f"-m: {len(runs) - len(left)} of {len(runs)} runs are done, in {root}"
     if left:
@@ -138,7 +142,7 @@ def multirun(argv: list[str]) -> int:
     runs = _check(argv)
     if not any(word.startswith("hydra.sweep.dir=") for word in argv):
         # Hydra's own record of the sweep goes beside the runs, not into the current folder.
-        argv = [*argv, "hydra.sweep.dir=${paths.runs}/.multirun/${now:%Y-%m-%d_%H-%M-%S}"]
+        argv = [*argv, "hydra.sweep.dir=${runs:}/.multirun/${now:%Y-%m-%d_%H-%M-%S}"]
     _failed.clear()
     held, sys.argv, _sweeping = sys.argv, [sys.argv[0], *argv], os.getpid()
     try:

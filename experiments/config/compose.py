@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from backbones.registry import find, names
@@ -163,6 +164,8 @@ def register_resolvers() -> None:
     register("evaluation", evaluation, replace=True)
     # Values that a data set wants of a run's configuration: its `patch`, its `p_mean`.
     register("of_data", lambda n, k: getattr(options_class(n), k), replace=True)
+    # Of a `~` Hydra would make a folder of that name.
+    register("runs", lambda *, _root_: str(Path(_root_.paths.runs).expanduser()), replace=True)
 
 
 def outside_node(name: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
-import time
+import timeit
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from experiments.runtime.memory import check_fits, keep_freed_memory, out_of_mem
 from experiments.runtime.option_types import ConfigError
 from experiments.training import routes
 from routing.errors import one_of, suggest
-from routing.route import Route
 
 HEAD = """\
 Train a diffusion model whose tokens skip blocks (TREAD), sample, score.
@@ -159,15 +158,18 @@ def check_ready(config: Config, processes: int, on_gpu: bool) -> None:
     data_options.parse(config.data).check()
     model = routes.model_arguments(config, data_options.describe(config.data))
     guidance = diffusion_options("guidance", config.guidance)
-    checkpoint, named = (getattr(guidance, key, None) for key in ("checkpoint", "route"))
+    checkpoint = getattr(guidance, "checkpoint", None)
     guidance.check(
         conditional=bool(model["num_classes"] or model["text"]),
         null_seen=config.train.label_drop > 0,
-        routed=bool(routes.first_route(config) if named is None else Route.parse(named)),
+        routed=bool(routes.guided_route(config, guidance)),
         fused="fuse" in model,
         weak=checkpoint is not None and bool(split(checkpoint, "guidance.checkpoint=")),
         channels=model["in_channels"],
     )
+    routes.check_guided(config, guidance, model)
+    sampler = diffusion_options("sampler", config.sampler)
+    diffusion_options("objective", config.objective).check_times(sampler.steps, sampler.shift)
     if config.eval["name"] != "none":
         plan_scores(options_for(config), config.data["name"], config.task != "none", {})
     console.check_tracker(config.log)
@@ -193,8 +195,9 @@ def dry_run(config: Config) -> None:
         import backbones
         from experiments.sampling.pipeline import SamplingPipeline
 
-        with torch.device("meta"):
-            model = backbones.create(**arguments)
+        keep_freed_memory()  # as the run will on a CPU
+        # Where it will train: kernels are chosen by the device.
+        model = backbones.create(**arguments).to("cuda" if torch.cuda.is_available() else "cpu")
         SamplingPipeline.make(model, config)
         kernels = model.describe()
     # Forward and backward: three times the forward's MACs, two floating-point operations each.
@@ -204,8 +207,7 @@ def dry_run(config: Config) -> None:
     pieces = train.micro_batch if isinstance(train.micro_batch, int) else train.batch
     state, memory = cost.training_bytes(0), cost.training_bytes(pieces)
     folders = [run.folder for run in config.settled()]
-    there = any(folder.exists() for folder in folders)
-    known = "there already: it goes on, or is done" if there else "new"
+    known = "there already: it goes on, or is done" if any(map(Path.exists, folders)) else "new"
     lines = [
         *routes.banner_lines(config, cost, kernels),
         f"trains      {train.steps} steps of {train.batch} on {info['name']} ({shape}, "
@@ -213,7 +215,7 @@ def dry_run(config: Config) -> None:
         f"scored by eval={config.eval['name']}",
         f"memory      about {memory / 2**30:.3g} GB at the peak: {state / 2**30:.3g} GB of "
         "weights, gradients, moments and EMA, the rest activations",
-        timed_line(config, arguments) if full else time_line(config, work),
+        timed_line(config, model) if full else time_line(config, work),
         f"run         {' or '.join(map(str, folders))}   ({known}; nothing was trained)",
         *(["", yaml.safe_dump(config.to_dict(), sort_keys=False).rstrip()] if full else []),
     ]
@@ -234,12 +236,9 @@ def time_line(config: Config, work: float) -> str:
     import numpy as np
     from threadpoolctl import threadpool_limits
 
-    a, best = np.random.default_rng(0).random((768, 768), np.float32), float("inf")
+    a = np.random.default_rng(0).random((768, 768), np.float32)
     with threadpool_limits(config.train.threads):
-        for _ in range(6):
-            start = time.perf_counter()
-            a @ a
-            best = min(best, time.perf_counter() - start)
+        best = min(timeit.repeat(lambda: a @ a, number=1, repeat=6))
     peak = 2 * len(a) ** 3 / best
     return (
         f"time        {console.big(work)} FLOPs: at least {console.clock(2 * work / peak)} on this "
@@ -247,33 +246,31 @@ def time_line(config: Config, work: float) -> str:
     )
 
 
-def timed_line(config: Config, arguments: dict[str, Any]) -> str:
+def timed_line(config: Config, model: Any) -> str:
     """Predict the training time from a timed step: some samples of noise, forward and back.
 
     They are routed as the run starts; the best of three counts.
     """
     import torch
 
-    import backbones
     from routing.rng import Draws
 
-    keep_freed_memory()  # as the run will on a CPU
-    train, device = config.train, "cuda" if torch.cuda.is_available() else "cpu"
+    train, device = config.train, model.positions.device.type
     if train.threads:
         torch.set_num_threads(train.threads)
     samples = min(train.batch, 16)
-    model = backbones.create(**arguments).to(device)
     x = torch.randn(samples, *data_options.describe(config.data)["shape"], device=device)
     t = torch.rand(samples, device=device)
-    run_routes, best = routes.TrainingRoutes(config), float("inf")
-    for step in range(3):
-        start = time.perf_counter()
-        draws = Draws(config.seed, step, torch.arange(samples, device=device), device=device)
-        with out_of_memory(samples):
-            with torch.autocast(device, torch.bfloat16, enabled=train.precision == "bf16"):
-                loss = model(x, t, routing=run_routes.training(draws, 0.0)).float().square().mean()
-            loss.backward()
-            loss.item()
-        best = min(best, time.perf_counter() - start)
+    draws = Draws(config.seed, 0, torch.arange(samples), device=device)
+    routing = routes.TrainingRoutes(config).training(draws, 0.0)
+
+    def step() -> None:
+        with torch.autocast(device, torch.bfloat16, enabled=train.precision == "bf16"):
+            loss = model(x, t, routing=routing).float().square().mean()
+        loss.backward()
+        loss.item()
+
+    with out_of_memory(samples):
+        best = min(timeit.repeat(step, number=1, repeat=3))
     took = console.clock(best * train.batch / samples * train.steps)
     return f"time        about {took} to train on this machine, by a timed step"

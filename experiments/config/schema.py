@@ -226,14 +226,12 @@ class Config:
         values = _without(values, "reports")
         # Hashed until they were found to be reports: their defaults keep the names of older runs.
         values["train"].update(compile="none", tf32=True)
-        if self.train.residual == TrainConfig.residual:
-            # Not set, it leaves runs that are older than this key their names.
-            del values["train"]["residual"]
         if keep_steps:
             values["train"]["steps"] = steps
-        for group, key in (("guidance", "channels"), ("data", "shape")):
+        late = (("guidance", "channels", None), ("data", "shape", None))
+        for group, key, unset in (*late, ("train", "residual", TrainConfig.residual)):
             # Not set, they leave runs that are older than these keys their names.
-            if values[group].get(key) is None:
+            if values[group].get(key) == unset:
                 values[group].pop(key, None)
         for key in places(self.data["name"]):
             values["data"].pop(key, None)
@@ -349,13 +347,13 @@ def _check_routing(config: Any) -> None:
     patch = parse_size(config.size).patch
     name = f"{config.backbone['name']}-{config.size}"
     config.routing.check(config.depth, (height // patch, width // patch), name)
-    if config.backbone.get("decoder") and config.objective["name"] == "ddpm":
+    if config.backbone.get("decoder") is not None and config.objective["name"] == "ddpm":
         raise RouteError(
             "backbone.decoder with objective=ddpm: MaskDiT's reconstruction is of the denoised "
             "image, where the noisiest steps enlarge an error 157 times; type objective=edm"
         )
     given, encoder = config.backbone.get("align"), config.train.encoder
-    if not given:
+    if given is None:
         return
     if encoder == "none":
         raise RouteError(

@@ -49,6 +49,21 @@ class ObjectiveOptions(DiffusionOptions):
     """What the options of all objectives have in common."""
 
     GROUP = "objective"
+    name: str
+
+    def check_times(self, steps: int, shift: float) -> None:
+        """Refuse a sampler's number of steps, or its shift, that this objective cannot have."""
+        most = getattr(self, "steps", steps)
+        require(
+            steps <= most,
+            f"sampler.steps={steps}: objective {self.name} was trained with {most} steps; "
+            f"use sampler.steps={most} or fewer",
+        )
+        require(
+            shift == 1 or self.name == "flow",
+            f"sampler.shift={shift}: objective {self.name} spaces its times by itself; use "
+            "shift=1, or objective=flow",
+        )
 
 
 @dataclass(frozen=True)
@@ -414,6 +429,21 @@ def options_of(kind: str, value: Any) -> Any:
                 f"unknown key {kind}.{key} for {kind}={name}{suggest(str(key), fields)}"
             )
     return known[name](**{k: _convert(f"{kind}.{k}", fields[k][0], v) for k, v in value.items()})
+
+
+def check_weights(source: str, theirs: Any, ours: Any) -> None:
+    """Refuse weights, typed as `source`, whose objective has another input or output than ours."""
+    found, wanted = (_network(options_of("objective", each)) for each in (theirs, ours))
+    require(
+        found == wanted,
+        f"{source}: trained with {found}, whose network predicts something else than {wanted} "
+        f"asks for; type {found}, or take other weights",
+    )
+
+
+def _network(objective: Any) -> str:
+    told = {k: getattr(objective, k) for k in ("time_scale", "reverse") if hasattr(objective, k)}
+    return " ".join([f"objective={objective.name}", *(f"objective.{k}={told[k]}" for k in told)])
 
 
 def _convert(key: str, hint: Any, value: Any) -> Any:

@@ -63,11 +63,6 @@ class Guidance:
         self.route: Any = None
         self.routing: dict[str, Any] = {}
 
-    @property
-    def name(self) -> str:
-        """Name of the guidance."""
-        return self.options.name
-
     def passes(self, progress: float, level: float) -> list[Pass]:
         """Return the passes of one evaluation, the one that counts alone first.
 

@@ -22,13 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from experiments.diffusion.diffusion_options import (
-    DDPMOptions,
-    DiffusionError,
-    EDMOptions,
-    FlowOptions,
-    options_of,
-)
+from experiments.diffusion.diffusion_options import DDPMOptions, EDMOptions, FlowOptions, options_of
 from routing.rng import widest
 
 Net = Callable[..., Tensor]
@@ -173,13 +167,8 @@ class EDM(Objective):
         o = self.options
         high, low = o.sigma_max ** (1 / o.rho), o.sigma_min ** (1 / o.rho)
         ramp = torch.linspace(0, 1, steps, dtype=torch.float64)
-        sigmas = (high + ramp * (low - high)) ** o.rho
-        if shift != 1.0:
-            raise DiffusionError(
-                f"sampler.shift={shift}: objective edm spaces its noise levels by objective.rho; "
-                "use shift=1, or objective=flow"
-            )
-        return [*sigmas.tolist(), 0.0]
+        o.check_times(steps, shift)
+        return [*((high + ramp * (low - high)) ** o.rho).tolist(), 0.0]
 
     def predict(self, net: Net, x: Tensor, time: Tensor, **cond: Any) -> Prediction:
         """Return D(x, sigma) (Equation 7 and Table 1)."""
@@ -318,10 +307,6 @@ class DDPM(Objective):
         """Return alpha: x / alpha is the variance-exploding image."""
         return self.alpha(time)
 
-    def coordinate(self, time: Tensor) -> Tensor:
-        """Return sigma / alpha."""
-        return self.level(time)
-
     def model_time(self, time: Tensor) -> Tensor:
         """Return the step itself."""
         return time
@@ -336,17 +321,8 @@ class DDPM(Objective):
 
     def schedule(self, steps: int, shift: float = 1.0) -> list[float]:
         """Return `steps` evenly spaced steps from T-1 to 0 (DiT's respacing), then -1."""
-        total = self.options.steps
-        if steps > total:
-            raise DiffusionError(
-                f"sampler.steps={steps}: objective ddpm was trained with {total} steps; "
-                f"use sampler.steps={total} or fewer"
-            )
-        if shift != 1.0:
-            raise DiffusionError(
-                f"sampler.shift={shift}: objective ddpm has discrete steps; use shift=1"
-            )
-        even = torch.linspace(total - 1, 0, steps, dtype=torch.float64).round()
+        self.options.check_times(steps, shift)
+        even = torch.linspace(self.options.steps - 1, 0, steps, dtype=torch.float64).round()
         return [*even.tolist(), -1.0]
 
     def predict(self, net: Net, x: Tensor, time: Tensor, **cond: Any) -> Prediction:

@@ -42,11 +42,6 @@ class Sampler:
         self.scale, self.u = _numbers(objective.scale), _numbers(objective.coordinate)
 
     @property
-    def name(self) -> str:
-        """Name of the sampler."""
-        return self.options.name
-
-    @property
     def steps(self) -> int:
         """Number of intervals."""
         return len(self.times) - 1

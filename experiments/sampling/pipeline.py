@@ -13,13 +13,13 @@ from torch import Tensor
 from backbones.cost import cost as backbone_cost
 from experiments.config.parent import split
 from experiments.config.schema import Config
-from experiments.diffusion.diffusion_options import DiffusionError
+from experiments.diffusion.diffusion_options import DiffusionError, check_weights
 from experiments.diffusion.guidance import Guidance, create_guidance
 from experiments.diffusion.objective import Objective, create_objective
 from experiments.diffusion.samplers import Sampler, create_sampler
 from experiments.sampling.generation import batches, generate, plan_reuse, progress_of
 from experiments.training.checkpoint import load_model
-from experiments.training.routes import first_route
+from experiments.training.routes import check_guided, first_route
 from routing.selection import Selection
 
 #: Images on which the error of reuse is measured.
@@ -141,9 +141,13 @@ class SamplingPipeline:
         checkpoint = getattr(guide.options, "checkpoint", None)
         if guide.options.needs_weak and checkpoint is not None:
             path, step = split(checkpoint, "guidance.checkpoint=")
-            weak = load_model(path, step=step, device=next(model.parameters()).device).model
+            parent = load_model(path, step=step, device=next(model.parameters()).device)
+            key = f"guidance.checkpoint={checkpoint}"
+            check_weights(key, parent.config.objective, config.objective)
+            weak = parent.model
         guide.check(model, weak)
         guide.options.check(null_seen=config.train.label_drop > 0)
+        check_guided(config, guide.options, model.config)
         solver = create_sampler(sampler or config.sampler, objective)
         blocks = solver.options.reuse
         if plan_reuse(solver.options, model.depth, guide.sparse) is not None and any(
@@ -181,7 +185,7 @@ class SamplingPipeline:
         whole = plan is None and not any(p.drop for p in self.guidance.guided(0.0))
         linear = self.cost(attention=False).gmacs_per_evaluation if whole else None
         lines = [
-            f"sampler   {self.sampler.name}, {self.sampler.steps} steps, "
+            f"sampler   {self.sampler.options.name}, {self.sampler.steps} steps, "
             f"{cost.evaluations} evaluations of objective {self.objective.name}",
             f"guidance  {guidance}: {cost.passes} passes in {cost.batches} batches",
             f"cost      {cost.macs / 1e9:.4g} GMACs an image, "

@@ -21,7 +21,8 @@ def make_accelerator(config: Config) -> Any:
 
     if config.train.threads:
         torch.set_num_threads(config.train.threads)
-    options: dict[str, Any] = {"cpu": not torch.cuda.is_available()}
+    # train.precision alone decides, whatever `accelerate config` wrote down on this machine.
+    options: dict[str, Any] = {"cpu": not torch.cuda.is_available(), "mixed_precision": "no"}
     if config.log != "none":
         options.update(log_with=config.log, project_dir=str(config.folder))
     accelerator = Accelerator(**options)

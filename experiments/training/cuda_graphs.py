@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partialmethod
 from typing import Any
 
 import torch
@@ -31,14 +32,6 @@ class BufferedDraws:
         self.kept: dict[tuple[Any, ...], Tensor] = {}
         self.one_row: BufferedDraws | None = None
 
-    def uniform(self, *args: Any) -> Tensor:
-        """As in `Draws`."""
-        return self._buffer("uniform", *args)
-
-    def normal(self, *args: Any) -> Tensor:
-        """As in `Draws`."""
-        return self._buffer("normal", *args)
-
     def shared(self) -> BufferedDraws:
         """As in `Draws`."""
         if self.one_row is None:
@@ -49,6 +42,10 @@ class BufferedDraws:
         if (kind, *args) not in self.kept:
             self.kept[kind, *args] = getattr(self.draws, kind)(*args).clone()
         return self.kept[kind, *args]
+
+    # As in `Draws`.
+    uniform = partialmethod(_buffer, "uniform")
+    normal = partialmethod(_buffer, "normal")
 
     def renew(self, draws: Draws) -> None:
         """Write another step's numbers into all buffers."""

@@ -129,7 +129,6 @@ class Trainer:
             loss = self.accelerator.reduce(loss, "mean")
         bad = ~(torch.isfinite(loss) & torch.isfinite(norm))
         optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
-        optimizer.grad_scale = None  # type: ignore[attr-defined]
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         self.average()
@@ -332,8 +331,10 @@ class Trainer:
         if streak > train.max_bad_steps:
             self.diverged(int(streak))
             return
-        loss, norm = (loss / n, norm / n) if n else (float("nan"), float("nan"))
-        if state.mean_loss is not None and loss > 4 * state.mean_loss:
+        loss, norm = (loss / n, norm / n) if n else (math.nan, math.nan)
+        # REPA's term is no smaller than that: the loss as a whole may be negative.
+        least = -train.align_weight if self.encode else 0.0
+        if state.mean_loss is not None and loss - least > 4 * (state.mean_loss - least):
             state.spikes += 1
             self.console.say(
                 f"loss spike at step {state.step}: {loss:.4g} against a running mean of "
@@ -421,21 +422,20 @@ class Trainer:
                 "other random numbers"
             )
             return
+        what = f"step {state.step}: {streak} steps in a row had a non-finite loss or gradient"
         rows, failed = torch.arange(train.batch), state.step - 1
         draws, samples = self.draws(rows, failed), self.samples(failed, rows)
         values = self.dataset.batch(samples, draws).x
         holes = samples[~torch.isfinite(values).flatten(1).all(dim=1).cpu()].tolist()
         if holes:
             raise Diverged(
-                f"step {state.step}: {streak} steps in a row had a non-finite loss or gradient, "
-                f"and {len(holes)} of {len(samples)} samples are not finite themselves (samples "
-                f"{', '.join(map(str, holes[:8]))}...): the data hold NaN or infinity; make them "
-                "again, or take these samples out"
+                f"{what}, and {len(holes)} of {len(samples)} samples are not finite themselves "
+                f"(samples {', '.join(map(str, holes[:8]))}...): the data hold NaN or infinity; "
+                "make them again, or take these samples out"
             )
         times = self.objective.times(draws)
         raise Diverged(
-            f"step {state.step}: {streak} steps in a row had a non-finite loss or gradient (times "
-            f"{float(times.min()):.4g} to {float(times.max()):.4g}, samples "
+            f"{what} (times {float(times.min()):.4g} to {float(times.max()):.4g}, samples "
             f"{samples[:8].tolist()}...); last good checkpoint: {last or 'none'}; "
             f"try train.lr={train.lr / 3:.1g} or train.clip=1"
         )

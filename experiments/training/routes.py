@@ -11,9 +11,10 @@ from backbones.cost import Cost, cost
 from backbones.sizes import parse_size
 from experiments.config.schema import ENCODERS, Config
 from experiments.data.data_options import describe
+from experiments.diffusion.diffusion_options import GuidanceOptions, RoutedOptions, rate_over_steps
 from experiments.runtime.console import big
 from routing.errors import UserError
-from routing.route import Route, RouteSchedule, Segment
+from routing.route import Route, RouteSchedule, Segment, keep_count
 
 if TYPE_CHECKING:  # both import torch
     from routing.rng import Draws
@@ -74,6 +75,33 @@ def routed_pass(config: Config, draws: Draws | None) -> Routing | None:
         return None
     every = TrainingRoutes(config)._every_step
     return dataclasses.replace(every, route=route, draws=draws)
+
+
+def guided_route(config: Config, guidance: GuidanceOptions) -> Route:
+    """Return the route of a guidance's sparse passes: its own, or the run's first."""
+    named = getattr(guidance, "route", None)
+    return first_route(config) if named is None else Route.parse(named)
+
+
+def check_guided(config: Config, guidance: GuidanceOptions, model: dict[str, Any]) -> None:
+    """Refuse routed guidance whose passes the run's model cannot make; `model` is its arguments."""
+    if not isinstance(guidance, RoutedOptions):
+        return
+    route = guided_route(config, guidance)
+    height, width = (side // parse_size(config.size).patch for side in model["input_size"])
+    for key in ("strong", "weak"):
+        text = getattr(guidance, key)
+        rate = rate_over_steps(text, f"guidance.{key}")
+        for share in {rate.at(0.0), rate.largest, rate.at(1.0)}:
+            if keep_count(height * width, share) == height * width:
+                continue  # a dense pass
+            # Beside the run's own route: a learned span is that one and no other.
+            both = f"{first_route(config)}/0.5:{route.with_rate(share)}"
+            asked = dataclasses.replace(config.routing, route=both, schedule="constant")
+            try:
+                asked.check(config.depth, (height, width))
+            except UserError as error:
+                raise UserError(f"guidance.{key}={text} on route {route}: {error}") from None
 
 
 def model_arguments(config: Config, info: dict[str, Any]) -> dict[str, Any]:
@@ -155,12 +183,9 @@ def run_cost(
         for s in route.segments
         for end in range(s.start, s.end + 1)
     ]
-    saved = sum((full.macs_dense - one.macs_routed) / count for one, count in ends)
-    lean = sum(
-        (full.macs_dense_no_attention - one.macs_routed_no_attention) / count for one, count in ends
-    )
-    return dataclasses.replace(
-        full,
-        macs_routed=round(full.macs_dense - saved),
-        macs_routed_no_attention=round(full.macs_dense_no_attention - lean),
-    )
+    means = {}
+    for kind in ("", "_no_attention"):
+        dense = getattr(full, f"macs_dense{kind}")
+        saved = sum((dense - getattr(one, f"macs_routed{kind}")) / count for one, count in ends)
+        means[f"macs_routed{kind}"] = round(dense - saved)
+    return dataclasses.replace(full, **means)

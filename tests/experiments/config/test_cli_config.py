@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from small import command, overrides
+from small import command, overrides, small
 
 from experiments.config import CONF, GROUPS, Config, ConfigError, TrainConfig
 from experiments.config.compose import flatten, load, options_of
 from experiments.config.help_text import help_text, sections
 from experiments.data import published_files
+from experiments.multirun import _summed_up
 from experiments.run import main
 from experiments.runtime import command as cli
 from routing.errors import UserError
@@ -387,6 +388,14 @@ def test_a_full_dry_run_builds_the_parts_and_times_a_step(tmp_path, capsys):
         main([*words, "task=none"])
 
 
+def test_a_full_dry_run_names_the_kernels_of_its_device_and_loads_a_weaker_model(tmp_path, capsys):
+    weak = ROOT / "results" / "models" / "mamba_2-8.safetensors"
+    words = ["backbone=mamba", "backbone.depth=2", "train.batch=2", "guidance=autoguidance"]
+    assert main([*words, f"guidance.checkpoint={weak}", f"paths.runs={tmp_path}", "dry=full"]) == 0
+    out = capsys.readouterr().out
+    assert "kernel " in out and "native is for CPUs" not in out
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -408,6 +417,16 @@ def test_a_full_dry_run_builds_the_parts_and_times_a_step(tmp_path, capsys):
         ("data=digits guidance=routed", "needs a route"),
         ("data=digits guidance=pathdrop", "SPRINT's fusion"),
         ("data=digits guidance.channels=9", "the model has 1"),
+        ("data=digits sampler.shift=2", "objective edm spaces its times by itself"),
+        ("data=digits objective=ddpm sampler.steps=2000", "use sampler.steps=1000 or fewer"),
+        ("data=digits guidance=routed guidance.route=2-80", "0.5 on route 2-80: .* has 12 blocks"),
+        (
+            "data=digits size=T/1 route=2-8@0.75 routing.selection=quad guidance=routed",
+            "guidance.strong=0.5 on route 2-8@0.75: selection quad keeps",
+        ),
+        ("data=digits backbone.align={{}}", "projects to an encoder's features"),
+        ("data=digits train.encoder=random backbone.align={{}}", "random has 64 features"),
+        ("data=digits objective=ddpm backbone.decoder={{}}", "type objective=edm"),
         ("data=digits task=none", "guidance=cfg needs a model with classes or text"),
         ("data=digits train.label_drop=0", "the null class, which this run never saw"),
         ("data=digits eval.metrics=[fd,is]", "metric is cannot be measured on features digits-classifier"),
@@ -477,10 +496,22 @@ def test_a_foreign_package_of_our_name_is_noticed(tmp_path):
 
 
 def test_hydras_multirun_of_dry_runs_trains_nothing(tmp_path):
-    done = run("-m", "backbone=dit", "seed=0,1", "size=T/1", "dry=true", cwd=tmp_path)
+    home = {**os.environ, "HOME": str(tmp_path / "home")}
+    words = ("backbone=dit", "seed=0,1", "size=T/1", "dry=true", "paths.runs=~/my runs")
+    done = run("-m", *words, cwd=tmp_path, env=home)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("nothing was trained") == 2
-    assert not list(tmp_path.glob("runs/dit*")) and not (tmp_path / "multirun").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["home"], "no folder named ~"
+    assert [path.name for path in (tmp_path / "home" / "my runs").iterdir()] == [".multirun"]
+
+
+def test_a_multirun_with_a_precision_to_be_settled_is_summed_up(tmp_path):
+    auto = small(tmp_path, "train.precision=auto")
+    fp32, bf16 = auto.settled()
+    assert f"0 of 1 runs are done, in {tmp_path}; not done: {fp32.name} or {bf16.name}" in _summed_up([auto])
+    bf16.folder.mkdir()
+    (bf16.folder / "summary.json").write_text('{"status": "done", "step": 6}')
+    assert _summed_up([auto]) == f"-m: 1 of 1 runs are done, in {tmp_path}"
 
 
 def test_a_wrong_run_of_a_multirun_is_refused_before_the_first_one_starts(tmp_path):

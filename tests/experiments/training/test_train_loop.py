@@ -201,6 +201,23 @@ def test_a_non_finite_step_is_skipped_and_counted(tmp_path, monkeypatch):
     assert run.state.tally[3] == 1 and run.state.tally[4] == 0
 
 
+@pytest.mark.parametrize(
+    ("encoder", "losses", "spikes"),
+    [
+        ("none", (0.5, 0.6, 2.5), 1),
+        ("random", (-0.3, -0.4, -0.35), 0),  # REPA's cosines take 2 off
+        ("random", (-1.9, -1.9, -1.0), 1),
+    ],
+)
+def test_a_spike_is_seen_above_the_least_loss_there_is(encoder, losses, spikes, tmp_path):
+    run = make_run(small(tmp_path, f"train.encoder={encoder}", "train.align_weight=2"))
+    run.state.step = 1
+    for loss in losses:
+        run.state.tally[:3] = torch.tensor([loss, 1.0, 1.0])
+        run.report(run.console.progress("step", 9))
+    assert run.state.spikes == spikes
+
+
 def test_a_run_that_diverges_stops_and_says_where(tmp_path, monkeypatch):
     honest = Trainer.loss
 

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 import yaml
+from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 from small import small
 
@@ -75,3 +76,9 @@ def test_a_run_that_is_only_named_says_what_to_type(tmp_path):
         with pytest.raises(ConfigError, match="type train.precision=fp32 or bf16"):
             getattr(config, name)
     assert build.make_accelerator(config).num_processes == 1
+
+
+def test_the_precision_of_accelerates_own_configuration_is_not_taken(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    AcceleratorState._reset_state()
+    assert build.make_accelerator(small(tmp_path)).mixed_precision == "no"

@@ -10,8 +10,10 @@ from small import small
 from test_train_loop import make_run
 
 from experiments.config.compose import load
+from experiments.sampling.pipeline import SamplingPipeline
 from experiments.training.loss import Capture, training_loss
 from experiments.training.session import train
+from routing.errors import UserError
 
 VARIANTS = {
     "dropping": ["route=0--1", "routing.reinsert=none"],
@@ -48,6 +50,22 @@ def test_every_variant_trains_samples_and_ends(name, tmp_path):
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["status"] == "done" and summary["skipped"] == 0
     assert (folder / "samples" / "final.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("route=1-2 guidance.route=2-80", "guidance.strong=0.5 on route 2-80: .* try route=2-3"),
+        ("route=1-2 routing.remove=after:1 guidance.route=2-3", "block 1 is not in route 2-3"),
+        ("route=1-2 routing.learned=fuse guidance.route=0-1", "fuse belongs to one span"),
+        ("route=1-2@0.75 routing.selection=quad guidance.strong=0", "guidance.weak=0.9 on .* quad"),
+    ],
+)
+def test_guidance_that_the_model_cannot_make_is_refused_before_training(words, said, tmp_path):
+    config = small(tmp_path, *words.split(), "guidance=routed")
+    with pytest.raises(UserError, match=said):
+        train(config, quiet=True)
+    assert not list(config.folder.glob("checkpoints/*"))
 
 
 @pytest.mark.slow
@@ -207,11 +225,22 @@ def test_a_dense_fine_tune_follows_repa_and_sprint(words, tmp_path):
     assert summary["macs"] == summary["macs_dense"] * 2 * child.train.batch
 
 
-def test_weights_of_another_objective_are_refused(tmp_path):
-    parent = train(small(tmp_path), quiet=True)
-    child = small(tmp_path, "objective=flow", "sampler=euler", f"init={parent}")
-    with pytest.raises(ValueError, match="objective=edm"):
-        make_run(child).state.start_from(child, print)
+@pytest.mark.parametrize(
+    ("parent", "child", "said"),
+    [
+        ([], ["objective=flow"], "type objective=edm"),
+        # The same velocity with the other sign, at other times.
+        (["experiment=sit"], ["objective=flow"], "type objective=flow objective.time_scale=1.0 objective.reverse=True"),
+    ],
+)
+def test_weights_of_another_objective_are_refused(parent, child, said, tmp_path):
+    weights = train(small(tmp_path, *parent, "train.steps=1"), quiet=True)
+    run = make_run(small(tmp_path, *child, f"init={weights}"))
+    with pytest.raises(UserError, match=said):
+        run.state.start_from(run.config, print)
+    config = small(tmp_path, *child, "guidance=autoguidance", f"guidance.checkpoint={weights}")
+    with pytest.raises(UserError, match=said):
+        SamplingPipeline.make(run.model, config)
 
 
 def test_macs_of_a_run_follow_its_stages_and_its_drawn_ends(tmp_path):
