@@ -255,10 +255,13 @@ def submit(
 
 @contextlib.contextmanager
 def _environment(code: Path) -> Iterator[None]:
-    """Let sbatch pass the snapshot on, and nothing that was chosen for this process."""
-    before = dict(os.environ)
-    for name in before.keys() - environment_of_jobs().keys():
-        del os.environ[name]
+    """Let sbatch pass the snapshot on, and nothing that was chosen for this process or its job."""
+    before, passed = dict(os.environ), environment_of_jobs()
+    for name in before:
+        # A shell on a node has its own job's id, which submitit would take for the new one's.
+        of_job = name.startswith(("SLURM_", "SLURMD_", "SUBMITIT_"))
+        if name not in passed or (of_job and name not in ("SLURM_CONF", "SLURM_JWT")):
+            del os.environ[name]
     os.environ["PYTHONPATH"] = python_path(code)
     try:
         yield

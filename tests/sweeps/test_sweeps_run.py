@@ -158,13 +158,16 @@ def test_a_command_that_refuses_its_words_is_a_sentence_here_and_a_traceback_in_
     assert "Traceback" in log.read_text()
 
 
-def test_jobs_choose_for_themselves_how_long_threads_spin(monkeypatch):
+def test_jobs_choose_for_themselves_how_long_threads_spin_and_are_not_the_job_that_launches(monkeypatch):
     monkeypatch.setattr(experiments.runtime.command, "_OWN", {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "0"})
     monkeypatch.setenv("GOMP_SPINCOUNT", "10000")  # chosen for this process
     monkeypatch.setenv("KMP_BLOCKTIME", "3")  # the user's
     monkeypatch.delenv("PYTHONPATH", raising=False)
+    for name in ("SLURM_ARRAY_JOB_ID", "SLURM_MEM_PER_CPU", "SLURMD_NODENAME", "SLURM_CONF"):
+        monkeypatch.setenv(name, "7")  # of the shell's own job, but for the last
     before = dict(os.environ)
     with slurm._environment(Path("code")):
+        assert [name for name in os.environ if name.startswith("SLURM")] == ["SLURM_CONF"]
         assert "GOMP_SPINCOUNT" not in os.environ and os.environ["KMP_BLOCKTIME"] == "3"
         assert os.environ["PYTHONPATH"] == "code"
     assert dict(os.environ) == before
