@@ -20,7 +20,7 @@ from routing.parsing import whole
 from sweeps import SweepError
 from sweeps.jobs.cluster_resources import Resources
 from sweeps.jobs.sweep_folder import Sweep
-from sweeps.launch import cancel, launch, retry
+from sweeps.launch import Launched, cancel, launch, retry
 from sweeps.planning.grid import Grid
 from sweeps.planning.overrides import show
 from sweeps.planning.planned_runs import Plan, PlannedRun
@@ -112,7 +112,7 @@ class Search:
                 self._submit(self.live)
                 # What ended while nobody looked.
                 runs = [run for _, run in self.live.values()]
-                retry(self.sweep, runs, place, _quiet, self.found)
+                _go_on(retry(self.sweep, runs, place, _quiet, self.found))
             while self._fill(room):
                 rows, trouble = statuses(self.sweep, [run for _, run in self.live.values()])
                 by_name = {} if trouble else {row.run.name: row for row in rows}
@@ -161,7 +161,7 @@ class Search:
     def _submit(self, started: Mapping[int, tuple[Any, PlannedRun]]) -> None:
         unique = {run.name: run for _, run in started.values()}
         made = Plan(self.found, self.corner.scale, self.sweep.root, list(unique.values()))
-        launch(made, self.place, _quiet if self.place.kind != "debug" else self.say)
+        _go_on(launch(made, self.place, _quiet if self.place.kind != "debug" else self.say))
 
     def _settled(self, trial: Any, row: RunStatus) -> bool:
         """Tell what is known of a trial; return whether it is over."""
@@ -205,6 +205,12 @@ def _distribution(where: str, space: Any) -> Any:
 
 
 def _quiet(_: str) -> None: ...
+
+
+def _go_on(done: Launched) -> None:
+    """Raise `KeyboardInterrupt` if a run in this process was stopped: so is the search."""
+    if done.stopped:
+        raise KeyboardInterrupt
 
 
 def _brief(value: Any) -> Any:

@@ -83,6 +83,20 @@ def test_a_killed_coordinator_goes_on_and_bad_trials_are_pruned(tmp_path):
         assert not ends.exists() or len(ends.read_text().splitlines()) == 1
 
 
+def test_ctrl_c_stops_a_search_in_this_process_and_its_trial_goes_on_later(tmp_path):
+    words, sweep = make(tmp_path, steps=100, trials=2, sleep=0.03)
+    call = [sys.executable, "-m", "sweeps", "launch", *words, "cluster=debug"]
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{STUB}"}
+    with subprocess.Popen(call, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True) as shell:
+        until(lambda: list(tmp_path.glob("runs/dit-*/checkpoints/*")), what="a checkpoint")
+        shell.send_signal(signal.SIGINT)
+        said = shell.communicate(timeout=60)[0]
+    assert "the same command goes on" in said and [t[2] for t in trials(sweep)] == ["running"]
+    (tmp_path / "runs" / "stub.json").write_text(json.dumps({"*": {"sleep": 0}}))
+    assert sweeps_command.main(["launch", *words, "cluster=debug"]) == 0
+    assert [t[2] for t in trials(sweep)] == ["complete"] * 2
+
+
 @pytest.mark.parametrize(
     ("changes", "more", "said"),
     [
