@@ -253,7 +253,7 @@ def _ended(
         row.state, where = "failed", told.get("where")
         row.why = " ".join(str(told.get("error", "")).split()) + (f"  ({where})" if where else "")
     elif last.get("how") == "done":
-        row.why = "more steps are wanted"
+        row.why = "more steps are wanted" if row.run.trains else "its run has gone on since"
     elif cancelled or last.get("how") == "stopped":
         row.state, row.why = "stopped", "cancelled" if cancelled else str(last.get("signal", ""))
     elif trouble and batch.kind == "slurm":

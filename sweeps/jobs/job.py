@@ -121,7 +121,7 @@ def execute(job: Job) -> dict[str, Any]:
     """
     run = PlannedRun.from_dict(job.run)
     rank = export_ranks() if job.id else int(os.environ.get("RANK", 0))
-    step = run.saved_step
+    step, parent_step = run.saved_step, run.parent_step
     with _failures(job, rank):
         if rank == 0:
             _guard(job.attempts, step)
@@ -136,7 +136,7 @@ def execute(job: Job) -> dict[str, Any]:
         return _interrupted(job, run, rank, asked)
     if rank == 0:
         if not run.trains:
-            job.folder.mark_done(run.name)
+            job.folder.mark_done(run.name, parent_step)
         job.note_end("done")
     return {"run": run.name, "how": "done"}
 

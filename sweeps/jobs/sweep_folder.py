@@ -115,14 +115,16 @@ class Sweep:
         append_jsonl(self.path / "batches.jsonl", [line])
 
     def is_done(self, run: PlannedRun) -> bool:
-        """Whether nothing is left to do for a run."""
-        mark = self.path / "done" / f"{run.name}.json"
-        return run.finished if run.trains else mark.is_file()
+        """Whether nothing is left to do for a run; its command sees a parent that went on again."""
+        if run.trains:
+            return run.finished
+        mark, now = run_folder.read(self.path / "done" / f"{run.name}.json"), run.parent_step
+        return bool(mark) and (now is None or mark.get("step", now) == now)
 
-    def mark_done(self, run: str) -> None:
-        """Note that a command which is no training run has ended well."""
+    def mark_done(self, run: str, step: int | None) -> None:
+        """Note that a command which is no training run has ended well, at a step of its parent."""
         mark = self.path / "done" / f"{run}.json"
-        atomic_write(mark, json.dumps({"run": run, "time": time.time()}))
+        atomic_write(mark, json.dumps({"run": run, "time": time.time(), "step": step}))
 
     def attempts(self, run: str) -> Attempts:
         """Return the record of a run's starts and ends."""
@@ -148,11 +150,13 @@ class Attempts:
         append_jsonl(self.path, [{"event": event, "time": time.time(), **values}])
 
     def fruitless(self, step: int) -> int:
-        """Count the last starts that began at `step` too, since the last retry by hand."""
+        """Count the last starts that began at `step` too, since it ended well or by hand."""
         count = 0
         for event in reversed(self.events()):
-            started = event["event"] == "start"
-            if event["event"] == "retry" or (started and event.get("step") != step):
+            started, how = event["event"] == "start", event.get("how")
+            by_hand = event["event"] in ("retry", "cancelled")
+            by_hand = by_hand or (how == "stopped" and event.get("signal") != "SIGTERM")
+            if by_hand or how == "done" or (started and event.get("step") != step):
                 break
             count += started
         return count

@@ -52,6 +52,12 @@ class PlannedRun:
         return run_folder.saved_step(self.folder) if self.trains else 0
 
     @property
+    def parent_step(self) -> int | None:
+        """The step at which the run of `folder` has ended; None if it has not, or there is none."""
+        step = run_folder.read(Path(self.folder) / "summary.json").get("step")
+        return step if self.folder and isinstance(step, int) else None
+
+    @property
     def values(self) -> dict[str, str]:
         """Its overrides by key, also those that its command takes in other words."""
         words = (word.partition("=") for word in self.args)

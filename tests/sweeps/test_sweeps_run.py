@@ -148,6 +148,12 @@ def test_stages_follow_each_other_in_this_process(shop):
     assert sorted(words[-1] for words in scores) == ["w=2", "w=2", "w=5", "w=5"]
     assert all(words[2] == "n=4" and Path(words[0], "summary.json").exists() for words in scores)
     assert "nothing to submit" in shop("launch", "cluster=debug", "n=4", "w=2,5")
+    # Longer training is scored again, however often.
+    for steps in (21, 22, 23):
+        shop("launch", "cluster=debug", "n=4", "w=2", "seed=0", f"train.steps={steps}")
+        rows, _ = run_status.statuses(shop.sweep)
+        assert [row.why for row in rows if row.state != "done"] == ["its run has gone on since"]
+    assert len(shop.sweep.attempts(next(r.run.name for r in rows if r.run.varies.get("w") == "2")).events()) == 8
 
 
 def test_a_command_that_refuses_its_words_is_a_sentence_here_and_a_traceback_in_the_log(shop):
@@ -378,8 +384,14 @@ def test_attempts_without_progress_are_counted_since_the_last_retry(tmp_path):
         attempts.note("start", step=step)
         attempts.note("end", how="requeued")
     assert (attempts.fruitless(5), attempts.fruitless(0), attempts.fruitless(9)) == (2, 0, 0)
-    attempts.note("retry")
-    assert attempts.fruitless(5) == 0
+    for event in ("retry", {}), ("cancelled", {}), ("end", {"how": "stopped", "signal": "SIGINT"}), ("end", {"how": "done"}):
+        attempts.note("start", step=5)
+        assert attempts.fruitless(5)
+        attempts.note(event[0], **event[1])
+        assert attempts.fruitless(5) == 0
+    attempts.note("start", step=5)
+    attempts.note("end", how="stopped", signal="SIGTERM")  # a pre-emption without a warning
+    assert attempts.fruitless(5) == 1
 
 
 def test_the_fourth_start_from_one_step_is_given_up(tmp_path):
