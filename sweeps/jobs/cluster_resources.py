@@ -167,9 +167,12 @@ def _faults(found: Resources) -> Iterator[str]:
             yield f"{key}={value!r} has characters that no sbatch option has"
     if not isinstance(found.extra, Mapping) or not all(
         re.match(r"[a-z][a-z0-9-]*\Z", str(k)) and _SAFE.match(str(v))
+        # YAML makes a date of a day, which neither sbatch nor a file of ours reads as it was typed.
+        and isinstance(v, str | int | float | None)
         for k, v in found.extra.items()
     ):
-        yield "extra must map sbatch's long options to plain values, such as {mail-type: END}"
+        what = "{mail-type: END}; a date needs quotes"
+        yield f"extra must map sbatch's long options to plain values, such as {what}"
     if taken := sorted(_OURS & set(found.extra)):
         yield f"extra sets {', '.join(taken)}, which the sweep itself sets"
     if taken := sorted(_KEYS.keys() & set(found.extra)):

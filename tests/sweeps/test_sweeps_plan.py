@@ -1,6 +1,7 @@
 """Plans: checked cells, names, coinciding cells, budgets, cost; resources."""
 
 import dataclasses
+import datetime
 import json
 import subprocess
 import sys
@@ -276,6 +277,8 @@ def test_a_time_needs_no_quotes(text, tmp_path):
         ({"partition": "a; rm -rf /"}, "characters that no sbatch option has"),
         ({"extra": {"wrap": "$(x)"}}, "extra must map"),
         ({"extra": {"Bad Key": 1}}, "extra must map"),
+        ({"extra": {"begin": datetime.date(2026, 12, 1)}}, "extra must map.*a date needs quotes"),
+        ({"extra": {"exclude": [1, 2]}}, "extra must map"),
         ({"extra": {"ntasks": 2}}, "extra sets ntasks; expected the key tasks"),
         ({"extra": {"chdir": "/"}}, "extra sets chdir, which the sweep itself sets"),
         ({"gpus": "a100"}, "gpus='a100'; expected a whole number or TYPE:NUMBER, such as a100:2"),
