@@ -137,7 +137,12 @@ def max_array() -> int:
 
 
 def parameters(resources: Resources, batch: str, code: Path, logs: Path) -> dict[str, Any]:
-    """Return submitit's Slurm parameters for a batch."""
+    """Return submitit's Slurm parameters for a batch; `SweepError` for a path Slurm changes."""
+    if {"%", "\\"} & {*str(logs)}:
+        raise SweepError(
+            f"Slurm replaces % and \\ in the path of a log, here {logs}; type paths.runs=FOLDER "
+            "with another folder"
+        )
     extra: dict[str, Any] = {"requeue": True, "chdir": str(code)}
     extra |= {k: v for k, v in resources.extra.items() if v is not None and v is not False}
     chosen: dict[str, Any] = {

@@ -325,6 +325,12 @@ def script(place, runs=4):
     return flags, head.partition("# setup\n")[2].split("\n")[:-2], rest.split("\n")[1]
 
 
+@pytest.mark.parametrize("name", ["100%j", "a\\b"])
+def test_a_folder_whose_name_slurm_would_replace_is_refused(name):
+    with pytest.raises(SweepError, match="replaces % and .* paths.runs=FOLDER"):
+        slurm.script(Sweep(Path("/") / name, "g"), cluster_resources.load("slurm"), 1, Path("/code"))
+
+
 @pytest.mark.parametrize(
     ("values", "has", "lacks"),
     [
