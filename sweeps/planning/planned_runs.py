@@ -189,7 +189,7 @@ def _command(made: Plan, cell: GridCell, parent: PlannedRun | None) -> PlannedRu
     args = []
     for arg in cell.stage.args:
         for key in used:
-            arg = arg.replace(f"{{{key}}}", show(cell.overrides[key]).strip('"'))
+            arg = arg.replace(f"{{{key}}}", show(cell.overrides[key]).strip("'\""))
         args.append(str(_filled(arg, parent)))
     args += [w for w in _words(made, cell, parent) if w.split("=", 1)[0] not in used]
     text = json.dumps([cell.stage.entry, args, parent.name if parent else None])
