@@ -115,7 +115,9 @@ class CommandWords:
         self.scale = self._one("scale", "tiny")
         self.cluster = self._one("cluster", "")
         keys = [key for key in self.overrides if key.startswith("cluster.")]
-        self.cluster_keys = {key.removeprefix("cluster."): self._one(key, "") for key in keys}
+        # One value with its commas, as sbatch has lists: cluster.exclude=n1,n2
+        texts = {key: ",".join(v.text for v in self.overrides.pop(key)) for key in keys}
+        self.cluster_keys = {k.removeprefix("cluster."): t.strip("'\"") for k, t in texts.items()}
         if throttle is not None:
             self.cluster_keys["throttle"] = str(throttle)
         self.root = runs_root(self.overrides)

@@ -142,9 +142,16 @@ def plan(
 
 
 def runs_root(user: Mapping[str, Sequence[Typed]]) -> Path:
-    """Return the absolute folder of run folders, as typed in `paths.runs` or by default."""
-    typed = user["paths.runs"][0].text.strip("'\"") if "paths.runs" in user else PathsConfig().runs
-    return Path(typed).expanduser().absolute()
+    """Return the absolute folder of run folders, as typed in `paths.runs` or by default.
+
+    Raises:
+        SweepError: Several are typed.
+    """
+    typed = [v.text for v in user.get("paths.runs", ())] or [PathsConfig().runs]
+    if len(typed) > 1:
+        folder = ",".join(typed)
+        raise SweepError(f"paths.runs={folder} is one folder in quotes: paths.runs=\"'{folder}'\"")
+    return Path(typed[0].strip("'\"")).expanduser().absolute()
 
 
 def _words(made: Plan, cell: GridCell, parent: PlannedRun | None) -> list[str]:

@@ -841,6 +841,7 @@ def test_the_table_fits_the_terminal(tmp_path, monkeypatch, width):
         (["launch", "route_placement", "cluster.gpu=1"], "did you mean gpus"),
         (["launch", "route_placement", "scale=huge"], "expected one of tiny, small, paper"),
         (["launch", "route_placement", "scale=tiny,small"], "scale takes one value"),
+        (["launch", "route_placement", "cluster.gpus=1,2"], "gpus='1,2'; expected a whole number"),
         (["launch", "route_placement", "--compare-at", "hour"], "did you mean hours"),
         (["launch", "route_placement", "backbone=mmaba"], "did you mean backbone=mamba"),
         (["launch", "route_placement", "route=8-2"], "route=8-2"),
@@ -867,6 +868,16 @@ def test_wrong_commands_are_one_sentence(words, said, tmp_path, capsys, monkeypa
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1 and err.startswith("error: ")
     assert not (tmp_path / ".sweeps" / "route_placement").exists()
+
+
+def test_lists_of_sbatch_and_a_folder_with_a_comma_are_one_value(tmp_path, capsys):
+    words = ["launch", "selection_rate", "dry=true", f"paths.runs='{tmp_path},b'"]
+    assert sweeps_command.main([*words, "cluster.exclude=n1,n2", "cluster.partition=a,b"]) == 0
+    out = capsys.readouterr().out
+    assert "--exclude=n1,n2\n" in out and "--partition=a,b\n" in out and f"{tmp_path},b/.sweeps" in out
+    for command in (["status"], ["status", "selection_rate"], words[:3]):
+        assert sweeps_command.main([*command, "paths.runs=a,b"]) == 2
+        assert "paths.runs=\"'a,b'\"" in capsys.readouterr().err
 
 
 def test_flags_and_words_may_stand_in_any_order(tmp_path, capsys):
