@@ -261,7 +261,7 @@ def _ended(
         row.why = "unknown: Slurm does not answer"
     elif not batch.ids and not events:
         row.state, row.why = "new", "its submission was cut off"
-    elif not last and not found:
+    elif last.get("event") != "start" and not found:
         # A task that is cancelled while it waits leaves no trace where there is no accounting.
         row.state, row.why = "stopped", "its job is gone"
     else:
