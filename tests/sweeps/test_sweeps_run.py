@@ -556,8 +556,13 @@ def test_a_snapshot_holds_the_code_once(tmp_path):
         first / "sweeps" / "grids"
     ).is_dir()
     assert not list(first.rglob("*.pyc")) and [p.name for p in tmp_path.iterdir()] == [first.name]
-    # A snapshot of a snapshot is the same code.
+    # A snapshot of a snapshot is the same code; what an editor has beside it is none.
+    (first / "sweeps" / ".#launch.py").symlink_to("nobody@nowhere.1")
+    (tmp_path / "again" / ".building" / "half").mkdir(parents=True)  # of a copy that was cut off
+    (tmp_path / "again" / first.name).mkdir()
     assert sweep_folder.snapshot(tmp_path / "again", first).name == first.name
+    assert [p.name for p in (tmp_path / "again").iterdir()] == [first.name]
+    assert not (tmp_path / "again" / first.name / "sweeps" / ".#launch.py").is_symlink()
     assert code_commit(first) == code_commit(ROOT)
 
 
@@ -658,6 +663,10 @@ def test_every_state_is_told_from_disk_and_two_calls(tmp_path, monkeypatch):
     )
     assert rows["r0003"].why == "ValueError: [red]no[/] second  (experiments/x.py:3)"
     assert (rows["r0001"].step, rows["r0001"].eta, rows["r0002"].why) == (4, 75, "Priority")
+    # Cancelled while it waited to go on, and forgotten by the queue.
+    requeued, ended = queue.pop("18_5"), sweep.runs()["r0005"]
+    ((row,), _), queue["18_5"] = run_status.statuses(sweep, [ended]), requeued
+    assert (row.state, row.why) == ("stopped", "its job is gone")
     lines = status_table.plain(list(rows.values()))
     assert "running   r0001  seed=1  4/10  7 img/s  ETA 1:15  18_1  n1" in lines
     assert (
