@@ -166,7 +166,8 @@ def _faults(found: Resources) -> Iterator[str]:
         if value is not None and not _SAFE.match(str(value)):
             yield f"{key}={value!r} has characters that no sbatch option has"
     if not isinstance(found.extra, Mapping) or not all(
-        re.match(r"[a-z][a-z0-9-]*\Z", str(k)) and _SAFE.match(str(v))
+        re.match(r"[a-z][a-z0-9-]*\Z", str(k))
+        and _SAFE.match(str(v))
         # YAML makes a date of a day, which neither sbatch nor a file of ours reads as it was typed.
         and isinstance(v, str | int | float | None)
         for k, v in found.extra.items()

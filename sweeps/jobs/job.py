@@ -274,7 +274,7 @@ def _requeue(job: Job) -> None:
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     if done.returncode:
         reason = " ".join(done.stderr.split())
-        raise RunFailed(f"scontrol requeue {job.id}: {reason}; launch the sweep again to go on")
+        raise RunFailed(f"scontrol requeue {job.id}: {reason}; python -m sweeps retry goes on")
 
 
 # --- the process: its code, its node, its rank ----------------------------------------------------
