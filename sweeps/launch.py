@@ -175,28 +175,35 @@ def _submit(
 ) -> JobBatch:
     """Note a submission, then hand its runs to Slurm or a pool, unless they run in this process.
 
-    The name of what is noted, also the jobs', finds a submission that is cut off.
+    The name of what is noted, also the jobs', finds a submission that is cut off; hence more runs
+    than an array may have are several, each of which starts when the one before it has ended.
     """
-    debug = resources.kind == "debug"
-    batch = JobBatch(
-        f"{sweep.name}.{uuid.uuid4().hex[:8]}", resources.name, resources.kind,
-        [run.name for run in runs], time.time(),
-        "" if debug else snapshot(sweep.snapshots, own=code).name,
-        asdict(resources),
-    )  # fmt: skip
-    sweep.intend(batch)
-    if debug:
-        return batch
-    on_slurm = batch.kind == "slurm"
-    ids = (slurm.submit if on_slurm else pool.start)(sweep, runs, resources, batch)
-    sweep.submitted(batch.name, ids)
-    if on_slurm:
+    kind, after = resources.kind, ""
+    ids: dict[str, str] = {}
+    limit = slurm.max_array() if kind == "slurm" else len(runs)
+    copied = "" if kind == "debug" else snapshot(sweep.snapshots, own=code).name
+    for start in range(0, len(runs), limit):
+        part = runs[start : start + limit]
+        batch = JobBatch(
+            f"{sweep.name}.{uuid.uuid4().hex[:8]}", resources.name, kind,
+            [run.name for run in part], time.time(), copied, asdict(resources),
+        )  # fmt: skip
+        sweep.intend(batch)
+        if kind == "debug":
+            return batch
+        if kind == "slurm":
+            found = slurm.submit(sweep, part, resources, batch, after)
+        else:
+            found = pool.start(sweep, part, resources, batch)
+        sweep.submitted(batch.name, found)
+        ids, after = ids | found, found[part[0].name].split("_")[0]
+    if kind == "slurm":
         place = f"job {', '.join(sorted({i.split('_')[0] for i in ids.values()}, key=int))}"
         place += f", at most {resources.throttle} at once" if len(runs) > 1 else ""
     else:
         workers = min(resources.workers, len(runs))
         place = f"{workers} worker{'s' * (workers > 1)} on this machine"
-    say(f"submitted {len(runs)} run{'s' * (len(runs) > 1)} as {place}; code {batch.code}")
+    say(f"submitted {len(runs)} run{'s' * (len(runs) > 1)} as {place}; code {copied}")
     say(f"python -m sweeps status {sweep.name}")
     return batch
 

@@ -112,10 +112,7 @@ def ask(
     pools = {b.name: pool.states(sweep, b.name) for b in batches if b.kind == "local"}
     on_slurm = {run: batch for run, batch in latest.items() if batch.kind == "slurm"}
     queued, trouble = queue() if on_slurm else ({}, "")
-    try:
-        adopt(sweep, batches, queued)
-    except SweepError as error:  # Slurm does not say how large an array may be
-        trouble = trouble or str(error)
+    adopt(sweep, batches, queued)
     ids = [batch.ids[run] for run, batch in on_slurm.items() if run in batch.ids]
     gone = [i for i in ids if i not in queued]
     known = slurm.history(gone) if history and gone and not trouble else {}
@@ -132,17 +129,10 @@ def adopt(sweep: Sweep, batches: Iterable[JobBatch], queued: Jobs) -> None:
     for batch in batches:
         if batch.kind != "slurm" or batch.ids:
             continue
-        mine = [job.id for job in queued.values() if job.name == batch.name]
-        if mine:
-            # Arrays are filled in the order of the batch's runs; what has ended may be gone, but
-            # of two arrays both must be in the queue to be told apart.
-            arrays = sorted({int(i.split("_")[0]) for i in mine})
-            size = slurm.max_array() if len(arrays) > 1 else 0
-            places = {}
-            for job_id in mine:
-                array, _, task = job_id.partition("_")
-                places[arrays.index(int(array)) * size + int(task or 0)] = job_id
-            ids = {run: places[n] for n, run in enumerate(batch.runs) if n in places}
+        # An array is filled in the order of the batch's runs; what has ended may be gone.
+        tasks = {i.partition("_")[2]: i for i, job in queued.items() if job.name == batch.name}
+        places = {int(task or 0): job_id for task, job_id in tasks.items()}
+        if ids := {run: places[n] for n, run in enumerate(batch.runs) if n in places}:
             batch.ids.update(ids)
             sweep.submitted(batch.name, ids, "found in the queue")
 

@@ -208,9 +208,9 @@ def script(sweep: Sweep, resources: Resources, runs: int, code: Path) -> str:
 
 
 def submit(
-    sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, batch: JobBatch
+    sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, batch: JobBatch, after: str = ""
 ) -> dict[str, str]:
-    """Submit runs as one array (several in sequence beyond MaxArraySize); return ids by run.
+    """Submit runs as one array, to start when the job `after` has ended; return ids by run.
 
     Raises:
         SweepError: sbatch refused; its reason is in the message.
@@ -225,37 +225,28 @@ def submit(
         raise SweepError(
             "srun is not on PATH: this is no Slurm login node; use cluster=local or cluster=debug"
         ) from None
-    ids: dict[str, str] = {}
-    code, limit, after = sweep.snapshots / batch.code, max_array(), ""
-    for start in range(0, len(runs), limit):
-        part = runs[start : start + limit]
-        options = parameters(resources, batch.name, code, sweep.logs)
+    code = sweep.snapshots / batch.code
+    options = parameters(resources, batch.name, code, sweep.logs)
+    if after:
+        options["additional_parameters"]["dependency"] = f"afterany:{after}"
+    executor.update_parameters(**options)
+    jobs = [Job.of(sweep, run, batch) for run in runs]
+    try:
+        # submitit prints what sbatch says; it is in the exception too.
+        with _environment(code), contextlib.redirect_stderr(io.StringIO()), executor.batch():
+            handles = [executor.submit(job) for job in jobs]
+    except (submitit.core.utils.FailedJobError, subprocess.CalledProcessError) as error:
+        reason = " ".join(str(getattr(error, "stderr", None) or error).split())[-400:]
+        if "timed out" in reason:  # its controller may have the jobs: their name tells
+            raise Unsure(
+                f"sbatch had no answer ({reason}); status tells what came through"
+            ) from None
         if after:
-            # The throttle counts per array, so a second one starts when the first has ended.
-            ours = {"dependency": f"afterany:{after}"}
-            options["additional_parameters"] = options["additional_parameters"] | ours
-        executor.update_parameters(**options)
-        jobs = [Job.of(sweep, run, batch) for run in part]
-        try:
-            # submitit prints what sbatch says; it is in the exception too.
-            with _environment(code), contextlib.redirect_stderr(io.StringIO()), executor.batch():
-                handles = [executor.submit(job) for job in jobs]
-        except (submitit.core.utils.FailedJobError, subprocess.CalledProcessError) as error:
-            reason = " ".join(str(getattr(error, "stderr", None) or error).split())[-400:]
-            if ids:
-                sweep.submitted(batch.name, ids)
-                raise Unsure(
-                    f"sbatch took {len(ids)} of {len(runs)} runs and refused the next array: "
-                    f"{reason}; the same launch submits the others"
-                ) from None
-            if "timed out" in reason:  # its controller may have the jobs: their name tells
-                raise Unsure(
-                    f"sbatch had no answer ({reason}); status tells what came through"
-                ) from None
-            raise SweepError(f"sbatch refused: {reason}") from None
-        ids |= {run.name: handle.job_id for run, handle in zip(part, handles, strict=True)}
-        after = handles[0].job_id.split("_")[0]
-    return ids
+            raise Unsure(
+                f"sbatch refused {len(runs)} of the runs: {reason}; the same launch submits them"
+            ) from None
+        raise SweepError(f"sbatch refused: {reason}") from None
+    return {run.name: handle.job_id for run, handle in zip(runs, handles, strict=True)}
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import submitit
 import yaml
 from slurm_lab import STUB, Launcher, until, use_stubs, write_grid
 
@@ -470,26 +471,42 @@ def test_half_written_and_foreign_lines_are_passed_over(tmp_path):
     assert (sweep.path / "x.jsonl").read_text() == '{"a": 1}\n'
 
 
-@pytest.mark.parametrize("there", [["18_2", "18_1"], ["19", "18_1"]])
-def test_tasks_of_a_cut_off_submission_are_told_by_their_numbers(there, tmp_path, monkeypatch):
-    monkeypatch.setattr(slurm, "max_array", lambda: 2)
+def test_tasks_of_a_cut_off_submission_are_told_by_their_numbers(tmp_path):
     sweep = Sweep(tmp_path, "g")
     sweep.intend(JobBatch("g.b", "slurm", "slurm", ["r0", "r1", "r2"], 1.0, "c"))
-    queued = {i: slurm.QueueJob(i, "RUNNING", name="g.b") for i in there}
+    queued = {i: slurm.QueueJob(i, "RUNNING", name="g.b") for i in ("18_2", "18_1")}
     run_status.adopt(sweep, sweep.batches(), queued)  # the first has ended, and left the queue
-    assert sweep.batches()[0].ids == {"r1": "18_1", "r2": there[0]}
+    assert sweep.batches()[0].ids == {"r1": "18_1", "r2": "18_2"}
 
 
-def test_a_slurm_that_does_not_answer_is_said_not_raised(tmp_path, monkeypatch):
-    def silent():
-        raise SweepError("scontrol: no answer")
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [("QOSMaxSubmitJobPerUserLimit", "refused 1 of the runs: .* the same launch"), ("Socket timed out", "no answer")],
+)
+def test_the_runs_of_an_array_that_was_refused_or_lost_are_told_from_those_before_it(
+    second, said, shop, monkeypatch
+):
+    def sbatch(self, *_):
+        calls.append(1)
+        if len(calls) > 1:
+            raise submitit.core.utils.FailedJobError(second)
+        return self.job_class(self.folder, "18")
 
-    monkeypatch.setattr(slurm, "max_array", silent)
-    sweep = Sweep(tmp_path, "g")
-    sweep.intend(JobBatch("g.b", "slurm", "slurm", ["r0", "r1"], 1.0, "c"))
-    queued = {i: slurm.QueueJob(i, "RUNNING", name="g.b") for i in ("18_0", "19_0")}
-    _, trouble = run_status.ask(sweep, sweep.latest_batches(), lambda: (queued, ""), history=False)
-    assert trouble == "scontrol: no answer"
+    calls, queued = [], {}
+    monkeypatch.setattr(submitit.SlurmExecutor, "_submit_command", sbatch)
+    monkeypatch.setattr(submitit.core.utils.JobPaths, "move_temporary_file", lambda *_, **__: None)
+    monkeypatch.setattr(submitit.SlurmExecutor, "affinity", classmethod(lambda _: 2))
+    monkeypatch.setattr(slurm, "max_array", lambda: 2)
+    monkeypatch.setattr(slurm, "queue", lambda: queued)
+    monkeypatch.setattr(slurm, "history", lambda _: {})
+    assert re.search(said, shop("launch", "cluster=slurm", "seed=0,1,2", code=2))
+    first, last = shop.sweep.batches()
+    assert [*first.ids.values()] == ["18_0", "18_1"] and not last.ids
+    queued |= {i: slurm.QueueJob(i, "RUNNING", name=first.name) for i in ("18_0", "18_1")}
+    assert shop.states() == {0: "starting", 1: "starting", 2: "new"}
+    # It came through all the same.
+    queued |= {"19": slurm.QueueJob("19", "PENDING", name=last.name)}
+    assert shop.states()[2] == "pending" and "nothing to submit" in shop("launch", "cluster=slurm", "seed=0,1,2")
 
 
 OUTSIDE = {"name": "..", "stage": "", "label": "", "entry": "", "args": [], "trains": True}
