@@ -247,11 +247,18 @@ def test_a_pool_outlives_a_full_disk(tmp_path, monkeypatch):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         honest(path, content)
 
-    honest, refusals, started = pool.atomic_write, [], []
+    def popen(words, **_):
+        tries.append(words[-1])
+        if len(tries) == 2:  # as its logs could not be opened
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        started.append(words[-1])
+        return Done()
+
+    honest, refusals, started, tries = pool.atomic_write, [], [], []
     values = {"jobs": {"a": "a.json", "b": "b.json"}, "workers": [None], "logs": str(tmp_path)}
     (tmp_path / "pool.json").write_text(json.dumps(values))
     monkeypatch.setattr(pool, "atomic_write", refused)
-    monkeypatch.setattr(pool.subprocess, "Popen", lambda words, **_: started.append(words[-1]) or Done())
+    monkeypatch.setattr(pool.subprocess, "Popen", popen)
     monkeypatch.setattr(pool.signal, "signal", lambda *_: None)
     pool.Pool(tmp_path).run()
     assert started == ["a.json", "b.json"] and refusals[:4] == [1, 1, 1, 1]
