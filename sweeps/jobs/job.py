@@ -85,9 +85,6 @@ class Job:
 
     def __call__(self) -> dict[str, Any]:
         """Run it (submitit calls this in every task of the job)."""
-        if self.code is not None:
-            check_code(Path(self.code))
-        os.chdir(self.cwd)
         return execute(self)
 
     def checkpoint(self) -> Any:
@@ -117,12 +114,15 @@ def execute(job: Job) -> dict[str, Any]:
 
     Raises:
         GivenUp: This would be the fourth start from the same step.
-        RunFailed: The command returned another code than 0.
+        RunFailed: The command returned another code than 0, or the code is not what was submitted.
     """
     run = PlannedRun.from_dict(job.run)
     rank = export_ranks() if job.id else int(os.environ.get("RANK", 0))
     step, parent_step = run.saved_step, run.parent_step
     with _failures(job, rank):
+        if job.code is not None:
+            check_code(Path(job.code))
+        os.chdir(job.cwd)
         if rank == 0:
             _guard(job.attempts, step)
             job.attempts.note(

@@ -424,6 +424,18 @@ def test_a_command_that_returns_a_code_or_leaves_nothing_failed(tmp_path):
         assert one.attempts.events()[-1]["how"] == "failed"
 
 
+@pytest.mark.parametrize(
+    ("cwd", "code", "said"),
+    [("gone", None, "FileNotFoundError: .*gone"), ("", "other", "not from its snapshot")],
+)
+def test_a_job_that_cannot_begin_says_why(cwd, code, said, tmp_path):
+    run = make_run(tmp_path)
+    one = job.Job(run.to_dict(), str(tmp_path), "g", str(tmp_path / cwd), code, "b", "local")
+    with pytest.raises((FileNotFoundError, job.RunFailed)):
+        one()
+    assert re.search(said, one.attempts.events()[-1]["error"])
+
+
 def test_a_signal_before_training_listens_asks_for_a_requeue(tmp_path):
     for entry, code, how in (("usr2", job.REQUEUE, "requeued"), ("term", job.STOPPED, "stopped")):
         run = make_run(tmp_path, entry=f"stub_command:{entry}", name=entry)
