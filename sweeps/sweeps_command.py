@@ -300,14 +300,24 @@ def _all_sweeps(chosen: argparse.Namespace, before: str = "") -> None:
 
 def _retry(chosen: argparse.Namespace) -> int:
     sweep, runs, words = _sweep(chosen)
-    before = sweep.batches()
-    words.scale = runs[0].values.get("scale", words.scale)
-    if words.cluster or not before:
-        place = words.resources(_default_cluster())
-    else:
-        place = cluster_resources.again(before[-1].resources, words.cluster_keys)
+    every, latest = sweep.runs(), sweep.latest_batches()
+    due = [row.run for row in statuses(sweep, runs)[0] if row.state in ("failed", "stopped")]
+    groups: dict[tuple[str, str], list[PlannedRun]] = {}
+    for run in due or runs[:1]:  # without any, or without an answer, `retry` says so
+        # Of a command that trains nothing, its parent's.
+        scale = every.get(Path(run.folder).name, run).values.get("scale", words.scale)
+        # As it was launched last: a sweep may have several scales, and a run that was debugged.
+        before = {} if words.cluster or run.name not in latest else latest[run.name].resources
+        groups.setdefault((scale, json.dumps(before)), []).append(run)
+    places = []
+    for words.scale, text in groups:
+        before = json.loads(text)
+        again = before and cluster_resources.again(before, words.cluster_keys)
+        places.append(again or words.resources(_default_cluster()))
     found = grid.load(chosen.grid) if chosen.grid.endswith(".py") else None
-    return int(not retry(sweep, runs, place, found=found).well)
+    pairs = [*zip(groups.values(), places, strict=True)]
+    pairs.sort(key=lambda pair: pair[1].kind == "debug")  # what is submitted first does not wait
+    return int(not all([retry(sweep, group, place, found=found).well for group, place in pairs]))
 
 
 def _cancel(chosen: argparse.Namespace) -> None:

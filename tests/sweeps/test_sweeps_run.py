@@ -101,6 +101,26 @@ def test_a_failure_is_shown_and_the_next_run_starts(shop):
     assert "retry" in lines and "how failed" in lines and "how done" in lines
 
 
+def test_retry_has_the_place_and_the_scale_that_each_run_was_launched_with(shop, monkeypatch):
+    shop.grid = write_grid(
+        shop.folder, seeds=[0],
+        stages=[{"name": "score", "of": "train", "command": "seven", "args": ["{parent}"]}],
+    )  # fmt: skip
+    shop("launch", "cluster=debug", "cluster.time=50", "scale=small", code=1)
+    shop.stub({"sleep": 0, "fail": 3})
+    shop("launch", "cluster=debug", "cluster.time=60", "scale=small", "seed=1", code=1)
+    places = []
+    monkeypatch.setattr(
+        sweeps_command, "retry", lambda _, runs, place, **__: places.append((runs[0].stage, place)) or launch.Launched()
+    )
+    shop("retry", "cluster.throttle=3")
+    assert {(stage, place.time, place.throttle) for stage, place in places} == {("score", "50", 3), ("train", "60", 3)}
+    del places[:]
+    (shop.folder / "mine.yaml").write_text("kind: local\nscales: {small: {cpus: 7}}\n")
+    shop("retry", f"cluster={shop.folder / 'mine.yaml'}")
+    assert [place.cpus for _, place in places] == [7]
+
+
 def line_of(text):
     lines = (STUB / "stub_training.py").read_text().splitlines()
     return next(i for i, line in enumerate(lines, 1) if f'raise RuntimeError(f"{text}' in line)
