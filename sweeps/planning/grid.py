@@ -8,6 +8,7 @@ part of one table.
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import math
 import re
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from experiments.runtime.command import PACKAGES
 from routing.errors import one_of, suggest
 from routing.parsing import Malformed, whole, yaml_of
 from sweeps import SweepError
@@ -224,6 +226,10 @@ def _python(path: Path) -> Grid:
     check_name(path.stem)
     if not path.is_file():
         raise SweepError(f"no grid {str(path)!r}: there is no such file")
+    known = importlib.util.find_spec(path.stem) if path.stem.isidentifier() else None
+    installed = known is not None and "site-packages" in str(known.origin)
+    if installed or path.stem in {*sys.stdlib_module_names, *PACKAGES}:
+        raise SweepError(f"grid {path}: its jobs could not import {path.stem}, a module; rename it")
     print(f"{path} is code: it is executed, and kept with what it submits", file=sys.stderr)
     # What it names as commands is found beside it, and by a job in the snapshot of the code.
     sys.path.append(str(path.resolve().parent))
@@ -232,10 +238,11 @@ def _python(path: Path) -> Grid:
         raw = {key: found[key] for key in GRID if key in found}
         if callable(raw.get("cells")):
             raw["cells"] = [dict(row) for row in itertools.islice(raw["cells"](), MOST_CELLS + 1)]
-        commands = {
-            str(name): f"{path.stem}:{run.__name__}" if callable(run) else str(run)
-            for name, run in found.get("commands", {}).items()
-        }
+        commands = {}
+        for name, run in found.get("commands", {}).items():
+            commands[str(name)] = f"{path.stem}:{run.__name__}" if callable(run) else str(run)
+            if callable(run) and found.get(run.__name__) is not run:
+                raise ValueError(f"command {name} needs a function with a name in this file: def")
     except Exception as error:
         raise SweepError(f"grid {path}: {type(error).__name__}: {error}") from error
     _refuse_unknown(path.stem, raw, GRID)

@@ -174,6 +174,7 @@ def test_a_python_grid_yields_overrides_runs_its_own_command_and_is_kept(tmp_pat
     ("text", "said"),
     [
         ("import nothing_there", "ModuleNotFoundError"),
+        ("commands = {'tell': lambda words: print(words)}", "needs a function with a name in this file"),
         ("def cells():\n    yield 3", "TypeError"),
         ("axes = {'seed': 1}", "must be a list of values"),
         ("cells = [{'rout': 'none'}]", "did you mean route"),
@@ -185,6 +186,13 @@ def test_wrong_python_grids_are_one_sentence(text, said, tmp_path, capsys):
     assert sweeps_command.main(["launch", str(tmp_path / "bad.py"), "dry=true"]) == 2
     err = capsys.readouterr().err.splitlines()
     assert said in err[-1] and err[-1].startswith("error: ") and len(err) == 2
+
+
+@pytest.mark.parametrize("name", ["random", "yaml", "routing"])
+def test_a_grid_that_would_hide_a_module_is_refused(name, tmp_path, capsys):
+    (tmp_path / f"{name}.py").write_text("seeds = [0]")
+    assert sweeps_command.main(["launch", str(tmp_path / f"{name}.py"), "dry=true"]) == 2
+    assert f"could not import {name}, a module; rename it" in capsys.readouterr().err
 
 
 def test_yaml_names_no_code(tmp_path):
