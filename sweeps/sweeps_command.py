@@ -128,13 +128,7 @@ class CommandWords:
                 raise SweepError(f"unknown key {key}{guess}")
 
     def _one(self, key: str, default: str) -> str:
-        values = self.overrides.pop(key, [Typed(default)])
-        if len(values) > 1:
-            raise SweepError(
-                f"{key} takes one value, got {', '.join(v.text for v in values)}; "
-                "launch once for each"
-            )
-        return values[0].text.strip("'\"")
+        return overrides.only(key, self.overrides.pop(key, [Typed(default)]))
 
     def resources(self, default: str) -> cluster_resources.Resources:
         """Return the resources that were asked for."""

@@ -217,14 +217,9 @@ def submit(
     """
     import submitit
 
-    try:
-        executor = submitit.SlurmExecutor(
-            folder=sweep.logs, max_num_timeout=10_000, python=python(resources)
-        )
-    except RuntimeError:
-        raise SweepError(
-            "srun is not on PATH: this is no Slurm login node; use cluster=local or cluster=debug"
-        ) from None
+    executor = submitit.SlurmExecutor(
+        folder=sweep.logs, max_num_timeout=10_000, python=python(resources)
+    )
     code = sweep.snapshots / batch.code
     options = parameters(resources, batch.name, code, sweep.logs)
     if after:
@@ -238,14 +233,12 @@ def submit(
     except (submitit.core.utils.FailedJobError, subprocess.CalledProcessError) as error:
         reason = " ".join(str(getattr(error, "stderr", None) or error).split())[-400:]
         if "timed out" in reason:  # its controller may have the jobs: their name tells
-            raise Unsure(
-                f"sbatch had no answer ({reason}); status tells what came through"
-            ) from None
-        if after:
-            raise Unsure(
-                f"sbatch refused {len(runs)} of the runs: {reason}; the same launch submits them"
-            ) from None
-        raise SweepError(f"sbatch refused: {reason}") from None
+            why = f"sbatch had no answer ({reason}); status tells what came through"
+        elif after:
+            why = f"sbatch refused {len(runs)} of the runs: {reason}; the same launch submits them"
+        else:
+            raise SweepError(f"sbatch refused: {reason}") from None
+        raise Unsure(why) from None
     return {run.name: handle.job_id for run, handle in zip(runs, handles, strict=True)}
 
 

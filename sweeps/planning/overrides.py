@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,15 @@ def parse(words: Iterable[str]) -> dict[str, list[Typed]]:
         if any(not value.text for value in found[key]):
             raise SweepError(f"{word!r} has an empty value; expected {key}=VALUE or {key}=A,B")
     return found
+
+
+def only(key: str, values: Sequence[Typed]) -> str:
+    """Return the value of a key that has one, without quotes; `SweepError` for several."""
+    if len(values) > 1:
+        text = ",".join(value.text for value in values)
+        what = f"launch once for each, or quote what has a comma, {key}=\"'{text}'\""
+        raise SweepError(f"{key} takes one value, got {text}; {what}")
+    return values[0].text.strip("'\"")
 
 
 def split(text: str) -> list[str]:

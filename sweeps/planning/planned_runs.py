@@ -24,7 +24,7 @@ from routing.errors import UserError, one_of
 from routing.route import RouteError
 from sweeps import SweepError
 from sweeps.planning.grid import Grid, GridCell, expand, is_file_name
-from sweeps.planning.overrides import KEY, Typed, show
+from sweeps.planning.overrides import KEY, Typed, only, show
 
 
 @dataclass(frozen=True)
@@ -142,16 +142,9 @@ def plan(
 
 
 def runs_root(user: Mapping[str, Sequence[Typed]]) -> Path:
-    """Return the absolute folder of run folders, as typed in `paths.runs` or by default.
-
-    Raises:
-        SweepError: Several are typed.
-    """
-    typed = [v.text for v in user.get("paths.runs", ())] or [PathsConfig().runs]
-    if len(typed) > 1:
-        folder = ",".join(typed)
-        raise SweepError(f"paths.runs={folder} is one folder in quotes: paths.runs=\"'{folder}'\"")
-    return Path(typed[0].strip("'\"")).expanduser().absolute()
+    """Return the absolute folder of run folders, as typed in `paths.runs` or by default."""
+    typed = only("paths.runs", user.get("paths.runs", [Typed(PathsConfig().runs)]))
+    return Path(typed).expanduser().absolute()
 
 
 def _words(made: Plan, cell: GridCell, parent: PlannedRun | None) -> list[str]:
