@@ -161,7 +161,7 @@ def _status(
     row.job, (found, job) = batch.ids.get(run.name, ""), state
     row.node = job.node if job else ""
     if found == "RUNNING" or (batch.kind == "debug" and _lives(events)):
-        return _running(row, events)
+        return _running(row, events, batch)
     row.step = run.saved_step if run.trains else None
     if found == "PENDING":
         row.state = "requeued" if row.attempts else "pending"
@@ -207,16 +207,18 @@ def _done(row: RunStatus) -> RunStatus:
     return row
 
 
-def _running(row: RunStatus, events: list[dict[str, Any]]) -> RunStatus:
-    run, started = row.run, max((e["time"] for e in events if e["event"] == "start"), default=None)
-    row.state = "starting" if started is None or run.trains else "running"
-    row.elapsed = _spent(events, time.time())
-    if started is None or not run.trains:
+def _running(row: RunStatus, events: list[dict[str, Any]], batch: JobBatch) -> RunStatus:
+    run, starts = row.run, [event for event in events if event["event"] == "start"]
+    # Those of an earlier submission may have been killed: what they said last is old.
+    times = [event["time"] for event in starts if event.get("batch", batch.name) == batch.name]
+    row.state = "running" if times and not run.trains else "starting"
+    row.step = run.saved_step if run.trains else None
+    if not times:
         return row
-    beat = run_folder.read(Path(run.folder) / "status.json")
+    row.elapsed = _spent(events, time.time())
+    beat = run_folder.read(Path(run.folder) / "status.json") if run.trains else {}
     now = number(beat, "time") or 0.0
-    if now < started:  # of an earlier attempt
-        row.step = run.saved_step
+    if now < max(times):  # of an earlier attempt
         return row
     row.state, row.beat = "running", max(0.0, time.time() - now)
     row.step, row.speed = number(beat, "step"), number(beat, "images_per_s")

@@ -731,6 +731,25 @@ def test_every_state_is_told_from_disk_and_two_calls(tmp_path, monkeypatch):
     )
 
 
+def test_a_retry_that_has_not_begun_is_starting_whatever_the_killed_run_said(tmp_path, monkeypatch):
+    sweep, queue = fake_sweep(tmp_path, 2, monkeypatch)
+    run = sweep.runs()["r0001"]  # its beat is of now, its start has no end
+    (Path(run.folder) / "checkpoints" / "step-00000003").mkdir(parents=True)
+    sweep.intend(JobBatch("many.c", "slurm", "slurm", [run.name], 1.0, "c"))
+    sweep.submitted("many.c", {run.name: "19"})
+    queue["19"] = slurm.QueueJob("19", "RUNNING", "None", "n1", "many.c")
+    attempts = sweep.attempts(run.name)
+    attempts.path.unlink()
+    append_jsonl(attempts.path, [{"event": "start", "time": 1e9, "batch": "many.b"}])
+    attempts.note("retry")
+    monkeypatch.setattr(slurm, "queue", lambda: queue)
+    (row,), _ = run_status.statuses(sweep, [run])
+    assert (row.state, row.step, row.elapsed, row.beat) == ("starting", 3, 0, None)
+    attempts.note("start", batch="many.c")
+    (row,), _ = run_status.statuses(sweep, [run])
+    assert (row.state, row.step) == ("running", 4)
+
+
 def test_a_silent_scheduler_is_said_and_launching_is_refused(tmp_path, monkeypatch):
     sweep, _ = fake_sweep(tmp_path, 7, monkeypatch)
 
