@@ -341,21 +341,21 @@ def _stage(grid: str, raw: Any, scale: str, known: Mapping[str, str]) -> Stage |
         both = {**(raw.get(key) or {}), **(section.get(key) or {})}
         merged[key] = {k: v for k, v in both.items() if v is not None}
     if merged.get("refused"):
-        if raw.get("of"):
+        if merged.get("of"):
             return None
         raise SweepError(f"grid {grid} has no scale {scale}: {merged['refused']}")
     axes, columns, rows = merged["axes"], merged.get("zip") or {}, merged.get("cells") or [{}]
     for fault in _faults(merged, axes, columns, rows):
         raise SweepError(f"grid {grid}: {fault}")
     command = merged.get("command") or "train"
-    name = str(raw.get("name") or command)
+    name = str(merged.get("name") or command)
     if not is_file_name(name):  # its runs' files get it
         raise SweepError(f"grid {grid}: name {name!r}: expected one that a file can have")
     one_of(f"grid {grid}: command", command, list(known), SweepError)
     for kind in merged.get("fits") or ():
         one_of(f"grid {grid}: fits", kind, ("route", "data"), SweepError)
     seeds = merged.get("seeds")
-    if seeds is None and raw.get("of") is None and command == "train":
+    if seeds is None and merged.get("of") is None and command == "train":
         seeds = [0]
     elif seeds is not None:
         seeds = [whole(seed, f"grid {grid}: seeds: ", SweepError) for seed in seeds]
@@ -377,7 +377,7 @@ def _stage(grid: str, raw: Any, scale: str, known: Mapping[str, str]) -> Stage |
         zip=tuple(zipped) or ({},),
         seeds=None if seeds is None else tuple(seeds),
         fits=tuple(merged.get("fits") or ()),
-        of=raw.get("of"),
+        of=merged.get("of"),
         where=merged.get("where") or {},
         trains=command == "train",
     )

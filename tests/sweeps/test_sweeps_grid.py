@@ -104,9 +104,12 @@ def test_later_stages_start_from_the_runs_they_name(tmp_path):
         stages=[
             {"name": "finetune", "of": "train", "where": {"route": "auto"},
              "base": {"init": "{parent}", "route": "none", "train.lr": 2}},
-            {"name": "score", "of": "finetune", "command": "evaluate", "args": ["{parent}"], "axes": {"w": [1, 2]}},
+            {"name": "score", "of": "finetune", "command": "evaluate", "args": ["{parent}"], "axes": {"w": [1, 2]},
+             "scales": {"small": {"of": "train", "name": "first"}}},
         ],
     )  # fmt: skip
+    small = [c for c in grid.expand(made, "small") if c.stage.name == "first"]
+    assert [c.parent for c in small] == [0, 0, 1, 1]
     cells = grid.expand(made)
     assert [c.stage.name for c in cells] == ["train", "train", "finetune", "score", "score"]
     fine = cells[2]
