@@ -146,7 +146,7 @@ def cancel(sweep: Sweep, runs: Sequence[PlannedRun], say: Say = print) -> int:
         rows = _known(sweep, runs)
         latest = sweep.latest_batches()
         ids: list[str] = []
-        pools: dict[str, list[str]] = {}
+        count = 0
         for row in rows:
             if row.sweep and row.live:
                 say(f"{row.run.name}: {row.why}: python -m sweeps cancel {row.sweep}")
@@ -160,12 +160,9 @@ def cancel(sweep: Sweep, runs: Sequence[PlannedRun], say: Say = print) -> int:
             if batch.kind == "slurm":
                 ids.append(row.job)
             else:
-                pools.setdefault(batch.name, []).append(row.run.name)
-        if ids:
-            slurm.cancel(ids)
-        for name, names in pools.items():
-            pool.cancel(sweep, name, names)
-    count = len(ids) + sum(len(names) for names in pools.values())
+                pool.cancel(sweep, batch.name, row.run.name)
+            count += 1
+        slurm.cancel(ids)
     say(f"cancelled {count} of {len(runs)} runs" if count else "nothing is in the queue or running")
     return count
 

@@ -184,11 +184,7 @@ def _faults(found: Resources) -> Iterator[str]:
 
 
 def minutes(time: str) -> int:
-    """Return minutes of Slurm's time formats: `90` (minutes), `4:00:00`, `2-00:00:00`, `1-12`.
-
-    Raises:
-        SweepError: It is none of them.
-    """
+    """Return minutes of Slurm's times: `90`, `4:00:00`, `2-00:00:00`, `1-12`, or `SweepError`."""
     form = re.compile(r"(?:(\d{1,6})-)?(\d{1,6})(?::(\d{1,6}))?(?::(\d{1,6}))?", re.ASCII)
     match = form.fullmatch(str(time).strip())
     if match is None:

@@ -28,11 +28,7 @@ from sweeps.planning.planned_runs import PlannedRun
 def start(
     sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, batch: JobBatch
 ) -> dict[str, str]:
-    """Start a pool for `runs` and return ids by run; it goes on when this process ends.
-
-    Raises:
-        SweepError: The resources ask for more than a pool can give.
-    """
+    """Start a pool that outlives this process; return ids by run, or `SweepError` if too small."""
     if resources.nodes > 1 or resources.tasks > 1:
         raise SweepError(
             "cluster=local gives a run one process; for several GPUs per run use "
@@ -90,10 +86,9 @@ def states(sweep: Sweep, batch: str) -> dict[str, str]:
     return {run: str(state) for run, state in known.get("runs", {}).items()}
 
 
-def cancel(sweep: Sweep, batch: str, runs: Sequence[str]) -> None:
-    """Take runs out of a pool: those that wait leave its queue, those that run get TERM."""
-    for run in runs:
-        atomic_write(sweep.pools / batch / f"{run}.cancel", "")
+def cancel(sweep: Sweep, batch: str, run: str) -> None:
+    """Take a run out of a pool: if it waits, it leaves its queue; if it runs, it gets TERM."""
+    atomic_write(sweep.pools / batch / f"{run}.cancel", "")
 
 
 class Pool:

@@ -139,10 +139,7 @@ def max_array() -> int:
 def parameters(resources: Resources, batch: str, code: Path, logs: Path) -> dict[str, Any]:
     """Return submitit's Slurm parameters for a batch; `SweepError` for a path Slurm changes."""
     if {"%", "\\"} & {*str(logs)}:
-        raise SweepError(
-            f"Slurm replaces % and \\ in the path of a log, here {logs}; type paths.runs=FOLDER "
-            "with another folder"
-        )
+        raise SweepError(f"Slurm replaces % and \\ in {logs}; type another paths.runs=FOLDER")
     extra: dict[str, Any] = {"requeue": True, "chdir": str(code)}
     extra |= {k: v for k, v in resources.extra.items() if v is not None and v is not False}
     chosen: dict[str, Any] = {
@@ -210,11 +207,7 @@ def script(sweep: Sweep, resources: Resources, runs: int, code: Path) -> str:
 def submit(
     sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, batch: JobBatch, after: str = ""
 ) -> dict[str, str]:
-    """Submit runs as one array, to start when the job `after` has ended; return ids by run.
-
-    Raises:
-        SweepError: sbatch refused; its reason is in the message.
-    """
+    """Submit an array that starts after the job `after`; return ids by run, or `SweepError`."""
     import submitit
 
     executor = submitit.SlurmExecutor(

@@ -192,11 +192,7 @@ def is_file_name(name: str) -> bool:
 
 
 def check_name(name: str) -> str:
-    """Return the name of a grid, which becomes a folder's below `.sweeps` (`..` holds all runs).
-
-    Raises:
-        SweepError: It is none that a folder should have.
-    """
+    """Return a grid's name, a folder's below `.sweeps` (`..` holds all runs), or `SweepError`."""
     if not _NAME.fullmatch(name):
         raise SweepError(
             f"no grid {name!r}: expected letters, digits, _ - and . after the first, as in "
@@ -208,11 +204,7 @@ def check_name(name: str) -> str:
 
 
 def load(name: str) -> Grid:
-    """Read the grid `name`, or the YAML file at the path `name`; a `.py` file is executed.
-
-    Raises:
-        SweepError: There is no such grid, or its file is not one.
-    """
+    """Read a grid by name or path (a `.py` file is executed); `SweepError` if it is none."""
     if name.endswith(".py"):
         return _python(Path(name))
     path, raw = named_yaml("grid", name, FOLDER, "base, axes, seeds")

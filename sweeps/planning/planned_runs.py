@@ -69,11 +69,7 @@ class PlannedRun:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> PlannedRun:
-        """Build a run from the values in a sweep's file.
-
-        Raises:
-            SweepError: They are not what `to_dict` writes.
-        """
+        """Build a run from a sweep's file; `SweepError` if its values are not of `to_dict`."""
         try:
             known = {k: values[k] for k in cls.__dataclass_fields__}
             texts = [known[k] for k in ("name", "stage", "label", "entry", "folder")]
