@@ -1,6 +1,5 @@
 """A user's `key=value` words: commas make lists of values, `cluster.*` goes to the resources."""
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,7 +82,8 @@ def show(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{k}:{show(v)}" for k, v in value.items()) + "}"
     if isinstance(value, str) and not _PLAIN.fullmatch(value):
-        return json.dumps(value, ensure_ascii=False)  # Hydra reads no \u00fc
+        # Unlike JSON, Hydra reads a backslash as it is but before a quote.
+        return '"' + re.sub(r'(\\+)(?="|\Z)', r"\1\1", value).replace('"', r"\"") + '"'
     return str(value)
 
 
