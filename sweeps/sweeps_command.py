@@ -220,17 +220,25 @@ def _sweep(chosen: argparse.Namespace) -> tuple[Sweep, list[PlannedRun], Command
         known = [s.name for s in all_sweeps(words.root)]
         what = f"expected {', '.join(known)}{suggest(name, known)}" if known else "none was"
         raise SweepError(f"no sweep {name!r} was launched below {words.root}; {what}")
-    runs = [run for run in sweep.runs().values() if _matches(run, wanted)]
+    runs = _matching(sweep, wanted)
     if not runs:
         raise SweepError(f"sweep {name}: none of its runs has {' '.join(chosen.words)}")
     return sweep, runs, words
 
 
-def _matches(run: PlannedRun, wanted: Mapping[str, Sequence[Typed]]) -> bool:
-    return all(
-        any(overrides.same(Typed(run.values.get(key, "")), value) for value in values)
-        for key, values in wanted.items()
-    )
+def _matching(sweep: Sweep, wanted: Mapping[str, Sequence[Typed]]) -> list[PlannedRun]:
+    every = sweep.runs()
+
+    def has(run: PlannedRun, key: str, values: Sequence[Typed]) -> bool:
+        found = Typed(_values(run, every).get(key, ""))
+        return any(overrides.same(found, value) for value in values)
+
+    return [run for run in every.values() if all(has(run, k, v) for k, v in wanted.items())]
+
+
+def _values(run: PlannedRun, every: Mapping[str, PlannedRun]) -> dict[str, str]:
+    """Return a run's overrides by key; a command has those of the run that it reads too."""
+    return {**every.get(Path(run.folder).name, run).values, **run.values}
 
 
 def _status(chosen: argparse.Namespace) -> None:
@@ -272,7 +280,7 @@ def _all_sweeps(chosen: argparse.Namespace, before: str = "") -> None:
     launched, troubles = all_sweeps(root), set()
     for sweep in launched:
         try:
-            runs = [run for run in sweep.runs().values() if _matches(run, wanted)]
+            runs = _matching(sweep, wanted)
         except SweepError as error:  # of this sweep; the others are shown
             troubles.add(str(error))
             continue
@@ -298,8 +306,7 @@ def _retry(chosen: argparse.Namespace) -> int:
     due = [row.run for row in statuses(sweep, runs)[0] if row.state in ("failed", "stopped")]
     groups: dict[tuple[str, str], list[PlannedRun]] = {}
     for run in due or runs[:1]:  # without any, or without an answer, `retry` says so
-        # Of a command that trains nothing, its parent's.
-        scale = every.get(Path(run.folder).name, run).values.get("scale", words.scale)
+        scale = _values(run, every).get("scale", words.scale)
         # As it was launched last: a sweep may have several scales, and a run that was debugged.
         before = {} if words.cluster or run.name not in latest else latest[run.name].resources
         groups.setdefault((scale, json.dumps(before)), []).append(run)

@@ -62,11 +62,7 @@ class Resources:
 
 
 def load(name: str, scale: str = "tiny", overrides: Mapping[str, str] | None = None) -> Resources:
-    """Read resources by name or path, with a scale's section and `cluster.KEY=VALUE`.
-
-    Raises:
-        SweepError: No such file, an unknown key, or a value of the wrong type or range.
-    """
+    """Read resources (name or path), a scale's section, `cluster.KEY=VALUE`; or `SweepError`."""
     path, raw = named_yaml("cluster", name, FOLDER, "kind, partition, time")
     where, scales = f"resources {path.stem}", raw.get("scales") or {}
     section = (scales.get(scale) or {}) if isinstance(scales, dict) else None

@@ -110,11 +110,7 @@ class Grid:
         return [str(item) for item in self.raw.get("makes") or ()]
 
     def stages(self, scale: str) -> list[Stage]:
-        """Return the stages at `scale`, the first one made of the file's top level.
-
-        Raises:
-            SweepError: The scale is unknown, or the grid refuses it and says why.
-        """
+        """Return the stages at `scale`, first the file's top level; `SweepError` if refused."""
         one_of("scale", scale, SCALES, SweepError)
         if self.raw.get("search"):
             # A search is planned, and its cost estimated, at one corner of its space.

@@ -169,6 +169,9 @@ def test_stages_follow_each_other_in_this_process(shop):
     assert sorted(words[-1] for words in scores) == ["w=2", "w=2", "w=5", "w=5"]
     assert all(words[2] == "n=4" and Path(words[0], "summary.json").exists() for words in scores)
     assert "nothing to submit" in shop("launch", "cluster=debug", "n=4", "w=2,5")
+    # A filter of runs takes what scores them with it.
+    assert shop("status", "scale=tiny").splitlines()[-1] == "6 done"
+    assert shop("status", "train.steps=20", "w=5").count("done  ") == 2
     # Longer training is scored again, however often.
     for steps in (21, 22, 23):
         shop("launch", "cluster=debug", "n=4", "w=2", "seed=0", f"train.steps={steps}")
