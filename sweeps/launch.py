@@ -22,6 +22,7 @@ from sweeps.planning.grid import ENTRIES, Grid
 from sweeps.planning.planned_runs import Plan, PlannedRun
 
 Say = Callable[[str], None]
+Runs = list[PlannedRun]
 
 
 @dataclass
@@ -46,9 +47,9 @@ def launch(made: Plan, resources: Resources, say: Say = print) -> Launched:
     """
     sweep = Sweep(made.root, made.grid.name)
     with locked(sweep.locked_folder, wait_s=60.0):
-        runs = missing(sweep, made.runs, say)
+        runs, noted = missing(sweep, made.runs, say)
         with _taken_back(sweep, ()):
-            sweep.add(made.grid.title, made.runs)
+            sweep.add(made.grid.title, noted)
             if not runs:
                 say("nothing to submit")
                 return Launched()
@@ -93,8 +94,8 @@ def _known(sweep: Sweep, runs: Sequence[PlannedRun]) -> list[run_status.RunStatu
     return rows
 
 
-def missing(sweep: Sweep, runs: Sequence[PlannedRun], say: Say) -> list[PlannedRun]:
-    """Return the runs that need a job, and say how many do not and why."""
+def missing(sweep: Sweep, runs: Sequence[PlannedRun], say: Say) -> tuple[Runs, Runs]:
+    """Return the runs that need a job, and those to note; say how many need none and why."""
     said = {"done": "done", "live": "in the queue or running"}
     said["failed"] = f"failed: python -m sweeps retry {sweep.name}"
     found = {}
@@ -106,7 +107,10 @@ def missing(sweep: Sweep, runs: Sequence[PlannedRun], say: Say) -> list[PlannedR
     for what, text in said.items():
         if count := list(found.values()).count(what):
             say(f"{count} of {len(runs)} {text}")
-    return [run for run in runs if found[run.name] not in said]
+    # A live run, and a retry of it, keeps the words that it was submitted with.
+    known = sweep.runs()
+    noted = [run for run in runs if found[run.name] != "live" or run.name not in known]
+    return [run for run in noted if found[run.name] not in said], noted
 
 
 def retry(
@@ -115,10 +119,8 @@ def retry(
 ) -> Launched:  # fmt: skip
     """Submit failed and stopped runs of a sweep again; each goes on from its last checkpoint.
 
-    `found` is its grid, if that is one in Python.
-
-    Raises:
-        SweepError: The sweep's file names code that neither this suite nor the grid has.
+    `found` is its grid, if that is one in Python; `SweepError` for code that neither it nor this
+    suite has, as the sweep's file may name.
     """
     known = {*ENTRIES.values(), *(found.commands.values() if found else ())}
     if others := {run.entry for run in runs} - known:

@@ -72,6 +72,12 @@ def test_a_run_of_another_shell_is_running(shop, monkeypatch):
     attempts = shop.sweep.attempts(row.run.name)
     attempts.note("start", step=0, pid=os.getpid(), host=job.host())
     assert shop.rows()[0].live and "press Ctrl-C there" in shop("cancel")
+    # A launch that leaves it alone changes nothing of it.
+    assert "1 of 1 in the queue or running" in shop("launch", "cluster=debug", "seed=0", "train.steps=5")
+    assert shop.rows()[0].steps == 20
+    (shop.sweep.path / "sweep.json").unlink()  # as one does with a damaged one
+    shop("launch", "cluster=debug")
+    assert shop.rows()[0].live
     attempts.note("start", step=0, pid=2**22 + 1, host=job.host())  # no such process
     assert shop.states()[0] == "failed"
     # A process that is younger than the start bears the number of the one that was killed.
