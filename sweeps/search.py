@@ -89,10 +89,8 @@ class Search:
     def work(self, place: Resources, say: Callable[[str], None] = print) -> int:
         """Run trials until there are as many as wanted; return 1 if none has a score.
 
-        `throttle` (Slurm) or `workers` (a pool) of `place` is how many run at once.
-
-        Raises:
-            UserError: Another coordinator works, or the space is not what the study has.
+        `throttle` (Slurm) or `workers` (a pool) of `place` is how many run at once. `UserError` if
+        another coordinator works, or the space is not what the study has.
         """
         self.place, self.say, package = place, say, optuna()
         room = {"slurm": place.throttle, "local": place.workers}.get(place.kind, 1)
@@ -226,7 +224,10 @@ def summary(sweep: Sweep) -> list[str]:
     """Return a line per trial of a search, their number by state, and the best; [] if none."""
     if not (sweep.path / "search" / "journal.log").is_file():
         return []
-    study = _study(sweep)
+    try:
+        study = _study(sweep)
+    except KeyError:  # cut off before there was one
+        return []
     trials, metric = study.trials, study.user_attrs.get("metric", "score")
     scored = [t for t in trials if t.state.name == "COMPLETE"]
     lines = {

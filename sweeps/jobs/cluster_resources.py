@@ -83,9 +83,8 @@ def load(name: str, scale: str = "tiny", overrides: Mapping[str, str] | None = N
 def again(values: Mapping[str, Any], overrides: Mapping[str, str]) -> Resources:
     """Return the resources of an earlier submission, with `cluster.KEY=VALUE` overrides.
 
-    Raises:
-        SweepError: It had lines of a shell: a folder of runs, which may come from anywhere, names
-            no code.
+    `SweepError` if it had lines of a shell: a folder of runs, which may come from anywhere, names
+    no code.
     """
     known = {f.name for f in fields(Resources)}
     for key in overrides:

@@ -132,6 +132,14 @@ def test_trials_of_a_grid_without_search_and_a_missing_optuna_are_sentences(
     assert "pip install 'optuna>=4'" in capsys.readouterr().err
 
 
+def test_a_search_that_was_cut_off_before_its_study_has_no_trials(tmp_path):
+    journal = tmp_path / ".sweeps" / "g" / "search" / "journal.log"
+    journal.parent.mkdir(parents=True)
+    for content in ("", '{"op_code": 0, "wor'):
+        journal.write_text(content)
+        assert summary(Sweep(tmp_path, "g")) == []
+
+
 def test_a_search_is_planned_at_a_corner(tmp_path, capsys):
     words = [f"paths.runs={tmp_path}", "dry=true"]
     assert sweeps_command.main(["launch", "search_route", "--trials", "7", *words]) == 0
