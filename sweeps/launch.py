@@ -42,8 +42,7 @@ class Launched:
 def launch(made: Plan, resources: Resources, say: Say = print) -> Launched:
     """Submit what is missing of a plan (not done, not live, not failed); `say` takes lines.
 
-    Raises:
-        SweepError: The scheduler refuses; nothing is noted as submitted then.
+    `SweepError` if the scheduler refuses; nothing is noted as submitted then.
     """
     sweep = Sweep(made.root, made.grid.name)
     with locked(sweep.locked_folder, wait_s=60.0):
