@@ -22,6 +22,7 @@ from sweeps.planning.grid import ENTRIES, Grid
 from sweeps.planning.planned_runs import Plan, PlannedRun
 
 Say = Callable[[str], None]
+Runs = list[PlannedRun]
 
 
 @dataclass
@@ -41,14 +42,13 @@ class Launched:
 def launch(made: Plan, resources: Resources, say: Say = print) -> Launched:
     """Submit what is missing of a plan (not done, not live, not failed); `say` takes lines.
 
-    Raises:
-        SweepError: The scheduler refuses; nothing is noted as submitted then.
+    `SweepError` if the scheduler refuses; nothing is noted as submitted then.
     """
     sweep = Sweep(made.root, made.grid.name)
     with locked(sweep.locked_folder, wait_s=60.0):
-        runs = missing(sweep, made.runs, say)
+        runs, noted = missing(sweep, made.runs, say)
         with _taken_back(sweep, ()):
-            sweep.add(made.grid.title, made.runs)
+            sweep.add(made.grid.title, noted)
             if not runs:
                 say("nothing to submit")
                 return Launched()
@@ -93,8 +93,8 @@ def _known(sweep: Sweep, runs: Sequence[PlannedRun]) -> list[run_status.RunStatu
     return rows
 
 
-def missing(sweep: Sweep, runs: Sequence[PlannedRun], say: Say) -> list[PlannedRun]:
-    """Return the runs that need a job, and say how many do not and why."""
+def missing(sweep: Sweep, runs: Sequence[PlannedRun], say: Say) -> tuple[Runs, Runs]:
+    """Return the runs that need a job, and those to note; say how many need none and why."""
     said = {"done": "done", "live": "in the queue or running"}
     said["failed"] = f"failed: python -m sweeps retry {sweep.name}"
     found = {}
@@ -106,7 +106,10 @@ def missing(sweep: Sweep, runs: Sequence[PlannedRun], say: Say) -> list[PlannedR
     for what, text in said.items():
         if count := list(found.values()).count(what):
             say(f"{count} of {len(runs)} {text}")
-    return [run for run in runs if found[run.name] not in said]
+    # A live run, and a retry of it, keeps the words that it was submitted with.
+    known = sweep.runs()
+    noted = [run for run in runs if found[run.name] != "live" or run.name not in known]
+    return [run for run in noted if found[run.name] not in said], noted
 
 
 def retry(
@@ -115,10 +118,8 @@ def retry(
 ) -> Launched:  # fmt: skip
     """Submit failed and stopped runs of a sweep again; each goes on from its last checkpoint.
 
-    `found` is its grid, if that is one in Python.
-
-    Raises:
-        SweepError: The sweep's file names code that neither this suite nor the grid has.
+    `found` is its grid, if that is one in Python; `SweepError` for code that neither it nor this
+    suite has, as the sweep's file may name.
     """
     known = {*ENTRIES.values(), *(found.commands.values() if found else ())}
     if others := {run.entry for run in runs} - known:
@@ -146,7 +147,7 @@ def cancel(sweep: Sweep, runs: Sequence[PlannedRun], say: Say = print) -> int:
         rows = _known(sweep, runs)
         latest = sweep.latest_batches()
         ids: list[str] = []
-        pools: dict[str, list[str]] = {}
+        count = 0
         for row in rows:
             if row.sweep and row.live:
                 say(f"{row.run.name}: {row.why}: python -m sweeps cancel {row.sweep}")
@@ -160,12 +161,9 @@ def cancel(sweep: Sweep, runs: Sequence[PlannedRun], say: Say = print) -> int:
             if batch.kind == "slurm":
                 ids.append(row.job)
             else:
-                pools.setdefault(batch.name, []).append(row.run.name)
-        if ids:
-            slurm.cancel(ids)
-        for name, names in pools.items():
-            pool.cancel(sweep, name, names)
-    count = len(ids) + sum(len(names) for names in pools.values())
+                pool.cancel(sweep, batch.name, row.run.name)
+            count += 1
+        slurm.cancel(ids)
     say(f"cancelled {count} of {len(runs)} runs" if count else "nothing is in the queue or running")
     return count
 
@@ -175,28 +173,35 @@ def _submit(
 ) -> JobBatch:
     """Note a submission, then hand its runs to Slurm or a pool, unless they run in this process.
 
-    The name of what is noted, also the jobs', finds a submission that is cut off.
+    The name of what is noted, also the jobs', finds a submission that is cut off; hence more runs
+    than an array may have are several, each of which starts when the one before it has ended.
     """
-    debug = resources.kind == "debug"
-    batch = JobBatch(
-        f"{sweep.name}.{uuid.uuid4().hex[:8]}", resources.name, resources.kind,
-        [run.name for run in runs], time.time(),
-        "" if debug else snapshot(sweep.snapshots, own=code).name,
-        asdict(resources),
-    )  # fmt: skip
-    sweep.intend(batch)
-    if debug:
-        return batch
-    on_slurm = batch.kind == "slurm"
-    ids = (slurm.submit if on_slurm else pool.start)(sweep, runs, resources, batch)
-    sweep.submitted(batch.name, ids)
-    if on_slurm:
+    kind, after = resources.kind, ""
+    ids: dict[str, str] = {}
+    limit = slurm.max_array() if kind == "slurm" else len(runs)
+    copied = "" if kind == "debug" else snapshot(sweep.snapshots, own=code).name
+    for start in range(0, len(runs), limit):
+        part = runs[start : start + limit]
+        batch = JobBatch(
+            f"{sweep.name}.{uuid.uuid4().hex[:8]}", resources.name, kind,
+            [run.name for run in part], time.time(), copied, asdict(resources),
+        )  # fmt: skip
+        sweep.intend(batch)
+        if kind == "debug":
+            return batch
+        if kind == "slurm":
+            found = slurm.submit(sweep, part, resources, batch, after)
+        else:
+            found = pool.start(sweep, part, resources, batch)
+        sweep.submitted(batch.name, found)
+        ids, after = ids | found, found[part[0].name].split("_")[0]
+    if kind == "slurm":
         place = f"job {', '.join(sorted({i.split('_')[0] for i in ids.values()}, key=int))}"
         place += f", at most {resources.throttle} at once" if len(runs) > 1 else ""
     else:
         workers = min(resources.workers, len(runs))
         place = f"{workers} worker{'s' * (workers > 1)} on this machine"
-    say(f"submitted {len(runs)} run{'s' * (len(runs) > 1)} as {place}; code {batch.code}")
+    say(f"submitted {len(runs)} run{'s' * (len(runs) > 1)} as {place}; code {copied}")
     say(f"python -m sweeps status {sweep.name}")
     return batch
 

@@ -112,10 +112,7 @@ def ask(
     pools = {b.name: pool.states(sweep, b.name) for b in batches if b.kind == "local"}
     on_slurm = {run: batch for run, batch in latest.items() if batch.kind == "slurm"}
     queued, trouble = queue() if on_slurm else ({}, "")
-    try:
-        adopt(sweep, batches, queued)
-    except SweepError as error:  # Slurm does not say how large an array may be
-        trouble = trouble or str(error)
+    adopt(sweep, batches, queued)
     ids = [batch.ids[run] for run, batch in on_slurm.items() if run in batch.ids]
     gone = [i for i in ids if i not in queued]
     known = slurm.history(gone) if history and gone and not trouble else {}
@@ -132,17 +129,10 @@ def adopt(sweep: Sweep, batches: Iterable[JobBatch], queued: Jobs) -> None:
     for batch in batches:
         if batch.kind != "slurm" or batch.ids:
             continue
-        mine = [job.id for job in queued.values() if job.name == batch.name]
-        if mine:
-            # Arrays are filled in the order of the batch's runs; what has ended may be gone, but
-            # of two arrays both must be in the queue to be told apart.
-            arrays = sorted({int(i.split("_")[0]) for i in mine})
-            size = slurm.max_array() if len(arrays) > 1 else 0
-            places = {}
-            for job_id in mine:
-                array, _, task = job_id.partition("_")
-                places[arrays.index(int(array)) * size + int(task or 0)] = job_id
-            ids = {run: places[n] for n, run in enumerate(batch.runs) if n in places}
+        # An array is filled in the order of the batch's runs; what has ended may be gone.
+        tasks = {i.partition("_")[2]: i for i, job in queued.items() if job.name == batch.name}
+        places = {int(task or 0): job_id for task, job_id in tasks.items()}
+        if ids := {run: places[n] for n, run in enumerate(batch.runs) if n in places}:
             batch.ids.update(ids)
             sweep.submitted(batch.name, ids, "found in the queue")
 
@@ -171,7 +161,7 @@ def _status(
     row.job, (found, job) = batch.ids.get(run.name, ""), state
     row.node = job.node if job else ""
     if found == "RUNNING" or (batch.kind == "debug" and _lives(events)):
-        return _running(row, events)
+        return _running(row, events, batch)
     row.step = run.saved_step if run.trains else None
     if found == "PENDING":
         row.state = "requeued" if row.attempts else "pending"
@@ -217,16 +207,18 @@ def _done(row: RunStatus) -> RunStatus:
     return row
 
 
-def _running(row: RunStatus, events: list[dict[str, Any]]) -> RunStatus:
-    run, started = row.run, max((e["time"] for e in events if e["event"] == "start"), default=None)
-    row.state = "starting" if started is None or run.trains else "running"
-    row.elapsed = _spent(events, time.time())
-    if started is None or not run.trains:
+def _running(row: RunStatus, events: list[dict[str, Any]], batch: JobBatch) -> RunStatus:
+    run, starts = row.run, [event for event in events if event["event"] == "start"]
+    # Those of an earlier submission may have been killed: what they said last is old.
+    times = [event["time"] for event in starts if event.get("batch", batch.name) == batch.name]
+    row.state = "running" if times and not run.trains else "starting"
+    row.step = run.saved_step if run.trains else None
+    if not times:
         return row
-    beat = run_folder.read(Path(run.folder) / "status.json")
+    row.elapsed = _spent(events, time.time())
+    beat = run_folder.read(Path(run.folder) / "status.json") if run.trains else {}
     now = number(beat, "time") or 0.0
-    if now < started:  # of an earlier attempt
-        row.step = run.saved_step
+    if now < max(times):  # of an earlier attempt
         return row
     row.state, row.beat = "running", max(0.0, time.time() - now)
     row.step, row.speed = number(beat, "step"), number(beat, "images_per_s")
@@ -253,7 +245,7 @@ def _ended(
         row.state, where = "failed", told.get("where")
         row.why = " ".join(str(told.get("error", "")).split()) + (f"  ({where})" if where else "")
     elif last.get("how") == "done":
-        row.why = "more steps are wanted"
+        row.why = "more steps are wanted" if row.run.trains else "its run has gone on since"
     elif cancelled or last.get("how") == "stopped":
         row.state, row.why = "stopped", "cancelled" if cancelled else str(last.get("signal", ""))
     elif trouble and batch.kind == "slurm":
@@ -261,7 +253,7 @@ def _ended(
         row.why = "unknown: Slurm does not answer"
     elif not batch.ids and not events:
         row.state, row.why = "new", "its submission was cut off"
-    elif not last and not found:
+    elif last.get("event") != "start" and not found:
         # A task that is cancelled while it waits leaves no trace where there is no accounting.
         row.state, row.why = "stopped", "its job is gone"
     else:

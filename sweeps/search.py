@@ -20,7 +20,7 @@ from routing.parsing import whole
 from sweeps import SweepError
 from sweeps.jobs.cluster_resources import Resources
 from sweeps.jobs.sweep_folder import Sweep
-from sweeps.launch import cancel, launch, retry
+from sweeps.launch import Launched, cancel, launch, retry
 from sweeps.planning.grid import Grid
 from sweeps.planning.overrides import show
 from sweeps.planning.planned_runs import Plan, PlannedRun
@@ -89,10 +89,8 @@ class Search:
     def work(self, place: Resources, say: Callable[[str], None] = print) -> int:
         """Run trials until there are as many as wanted; return 1 if none has a score.
 
-        `throttle` (Slurm) or `workers` (a pool) of `place` is how many run at once.
-
-        Raises:
-            UserError: Another coordinator works, or the space is not what the study has.
+        `throttle` (Slurm) or `workers` (a pool) of `place` is how many run at once. `UserError` if
+        another coordinator works, or the space is not what the study has.
         """
         self.place, self.say, package = place, say, optuna()
         room = {"slurm": place.throttle, "local": place.workers}.get(place.kind, 1)
@@ -112,7 +110,7 @@ class Search:
                 self._submit(self.live)
                 # What ended while nobody looked.
                 runs = [run for _, run in self.live.values()]
-                retry(self.sweep, runs, place, _quiet, self.found)
+                _go_on(retry(self.sweep, runs, place, _quiet, self.found))
             while self._fill(room):
                 rows, trouble = statuses(self.sweep, [run for _, run in self.live.values()])
                 by_name = {} if trouble else {row.run.name: row for row in rows}
@@ -161,7 +159,7 @@ class Search:
     def _submit(self, started: Mapping[int, tuple[Any, PlannedRun]]) -> None:
         unique = {run.name: run for _, run in started.values()}
         made = Plan(self.found, self.corner.scale, self.sweep.root, list(unique.values()))
-        launch(made, self.place, _quiet if self.place.kind != "debug" else self.say)
+        _go_on(launch(made, self.place, _quiet if self.place.kind != "debug" else self.say))
 
     def _settled(self, trial: Any, row: RunStatus) -> bool:
         """Tell what is known of a trial; return whether it is over."""
@@ -207,6 +205,12 @@ def _distribution(where: str, space: Any) -> Any:
 def _quiet(_: str) -> None: ...
 
 
+def _go_on(done: Launched) -> None:
+    """Raise `KeyboardInterrupt` if a run in this process was stopped: so is the search."""
+    if done.stopped:
+        raise KeyboardInterrupt
+
+
 def _brief(value: Any) -> Any:
     """A number of three digits, which can be typed again; anything else as it is."""
     return float(f"{value:.3g}") if isinstance(value, float) else value
@@ -220,7 +224,10 @@ def summary(sweep: Sweep) -> list[str]:
     """Return a line per trial of a search, their number by state, and the best; [] if none."""
     if not (sweep.path / "search" / "journal.log").is_file():
         return []
-    study = _study(sweep)
+    try:
+        study = _study(sweep)
+    except KeyError:  # cut off before there was one
+        return []
     trials, metric = study.trials, study.user_attrs.get("metric", "score")
     scored = [t for t in trials if t.state.name == "COMPLETE"]
     lines = {

@@ -139,7 +139,7 @@ def details(sweep: Sweep, one: PlannedRun) -> list[str]:
     for event in sweep.attempts(one.name).events():
         rest = {k: v for k, v in event.items() if k not in ("event", "time")}
         text = "  ".join(f"{k} {v}" for k, v in rest.items() if v not in (None, ""))
-        lines.append(f"{event['event']:<9}{_date(event['time'])}  {text}")
+        lines.append(f"{event['event'] + ' ':<9}{_date(event['time'])}  {text}")
     return [*lines, trouble] if trouble else lines
 
 

@@ -115,7 +115,9 @@ class CommandWords:
         self.scale = self._one("scale", "tiny")
         self.cluster = self._one("cluster", "")
         keys = [key for key in self.overrides if key.startswith("cluster.")]
-        self.cluster_keys = {key.removeprefix("cluster."): self._one(key, "") for key in keys}
+        # One value with its commas, as sbatch has lists: cluster.exclude=n1,n2
+        texts = {key: ",".join(v.text for v in self.overrides.pop(key)) for key in keys}
+        self.cluster_keys = {k.removeprefix("cluster."): t.strip("'\"") for k, t in texts.items()}
         if throttle is not None:
             self.cluster_keys["throttle"] = str(throttle)
         self.root = runs_root(self.overrides)
@@ -126,13 +128,7 @@ class CommandWords:
                 raise SweepError(f"unknown key {key}{guess}")
 
     def _one(self, key: str, default: str) -> str:
-        values = self.overrides.pop(key, [Typed(default)])
-        if len(values) > 1:
-            raise SweepError(
-                f"{key} takes one value, got {', '.join(v.text for v in values)}; "
-                "launch once for each"
-            )
-        return values[0].text.strip("'\"")
+        return overrides.only(key, self.overrides.pop(key, [Typed(default)]))
 
     def resources(self, default: str) -> cluster_resources.Resources:
         """Return the resources that were asked for."""
@@ -224,17 +220,25 @@ def _sweep(chosen: argparse.Namespace) -> tuple[Sweep, list[PlannedRun], Command
         known = [s.name for s in all_sweeps(words.root)]
         what = f"expected {', '.join(known)}{suggest(name, known)}" if known else "none was"
         raise SweepError(f"no sweep {name!r} was launched below {words.root}; {what}")
-    runs = [run for run in sweep.runs().values() if _matches(run, wanted)]
+    runs = _matching(sweep, wanted)
     if not runs:
         raise SweepError(f"sweep {name}: none of its runs has {' '.join(chosen.words)}")
     return sweep, runs, words
 
 
-def _matches(run: PlannedRun, wanted: Mapping[str, Sequence[Typed]]) -> bool:
-    return all(
-        any(overrides.same(Typed(run.values.get(key, "")), value) for value in values)
-        for key, values in wanted.items()
-    )
+def _matching(sweep: Sweep, wanted: Mapping[str, Sequence[Typed]]) -> list[PlannedRun]:
+    every = sweep.runs()
+
+    def has(run: PlannedRun, key: str, values: Sequence[Typed]) -> bool:
+        found = Typed(_values(run, every).get(key, ""))
+        return any(overrides.same(found, value) for value in values)
+
+    return [run for run in every.values() if all(has(run, k, v) for k, v in wanted.items())]
+
+
+def _values(run: PlannedRun, every: Mapping[str, PlannedRun]) -> dict[str, str]:
+    """Return a run's overrides by key; a command has those of the run that it reads too."""
+    return {**every.get(Path(run.folder).name, run).values, **run.values}
 
 
 def _status(chosen: argparse.Namespace) -> None:
@@ -276,7 +280,7 @@ def _all_sweeps(chosen: argparse.Namespace, before: str = "") -> None:
     launched, troubles = all_sweeps(root), set()
     for sweep in launched:
         try:
-            runs = [run for run in sweep.runs().values() if _matches(run, wanted)]
+            runs = _matching(sweep, wanted)
         except SweepError as error:  # of this sweep; the others are shown
             troubles.add(str(error))
             continue
@@ -298,14 +302,23 @@ def _all_sweeps(chosen: argparse.Namespace, before: str = "") -> None:
 
 def _retry(chosen: argparse.Namespace) -> int:
     sweep, runs, words = _sweep(chosen)
-    before = sweep.batches()
-    words.scale = runs[0].values.get("scale", words.scale)
-    if words.cluster or not before:
-        place = words.resources(_default_cluster())
-    else:
-        place = cluster_resources.again(before[-1].resources, words.cluster_keys)
+    every, latest = sweep.runs(), sweep.latest_batches()
+    due = [row.run for row in statuses(sweep, runs)[0] if row.state in ("failed", "stopped")]
+    groups: dict[tuple[str, str], list[PlannedRun]] = {}
+    for run in due or runs[:1]:  # without any, or without an answer, `retry` says so
+        scale = _values(run, every).get("scale", words.scale)
+        # As it was launched last: a sweep may have several scales, and a run that was debugged.
+        before = {} if words.cluster or run.name not in latest else latest[run.name].resources
+        groups.setdefault((scale, json.dumps(before)), []).append(run)
+    places = []
+    for words.scale, text in groups:
+        before = json.loads(text)
+        again = before and cluster_resources.again(before, words.cluster_keys)
+        places.append(again or words.resources(_default_cluster()))
     found = grid.load(chosen.grid) if chosen.grid.endswith(".py") else None
-    return int(not retry(sweep, runs, place, found=found).well)
+    pairs = [*zip(groups.values(), places, strict=True)]
+    pairs.sort(key=lambda pair: pair[1].kind == "debug")  # what is submitted first does not wait
+    return int(not all([retry(sweep, group, place, found=found).well for group, place in pairs]))
 
 
 def _cancel(chosen: argparse.Namespace) -> None:

@@ -62,11 +62,7 @@ class Resources:
 
 
 def load(name: str, scale: str = "tiny", overrides: Mapping[str, str] | None = None) -> Resources:
-    """Read resources by name or path, with a scale's section and `cluster.KEY=VALUE`.
-
-    Raises:
-        SweepError: No such file, an unknown key, or a value of the wrong type or range.
-    """
+    """Read resources (name or path), a scale's section, `cluster.KEY=VALUE`; or `SweepError`."""
     path, raw = named_yaml("cluster", name, FOLDER, "kind, partition, time")
     where, scales = f"resources {path.stem}", raw.get("scales") or {}
     section = (scales.get(scale) or {}) if isinstance(scales, dict) else None
@@ -87,9 +83,8 @@ def load(name: str, scale: str = "tiny", overrides: Mapping[str, str] | None = N
 def again(values: Mapping[str, Any], overrides: Mapping[str, str]) -> Resources:
     """Return the resources of an earlier submission, with `cluster.KEY=VALUE` overrides.
 
-    Raises:
-        SweepError: It had lines of a shell: a folder of runs, which may come from anywhere, names
-            no code.
+    `SweepError` if it had lines of a shell: a folder of runs, which may come from anywhere, names
+    no code.
     """
     known = {f.name for f in fields(Resources)}
     for key in overrides:
@@ -166,10 +161,14 @@ def _faults(found: Resources) -> Iterator[str]:
         if value is not None and not _SAFE.match(str(value)):
             yield f"{key}={value!r} has characters that no sbatch option has"
     if not isinstance(found.extra, Mapping) or not all(
-        re.match(r"[a-z][a-z0-9-]*\Z", str(k)) and _SAFE.match(str(v))
+        re.match(r"[a-z][a-z0-9-]*\Z", str(k))
+        and _SAFE.match(str(v))
+        # YAML makes a date of a day, which neither sbatch nor a file of ours reads as it was typed.
+        and isinstance(v, str | int | float | None)
         for k, v in found.extra.items()
     ):
-        yield "extra must map sbatch's long options to plain values, such as {mail-type: END}"
+        what = "{mail-type: END}; a date needs quotes"
+        yield f"extra must map sbatch's long options to plain values, such as {what}"
     if taken := sorted(_OURS & set(found.extra)):
         yield f"extra sets {', '.join(taken)}, which the sweep itself sets"
     if taken := sorted(_KEYS.keys() & set(found.extra)):
@@ -180,11 +179,7 @@ def _faults(found: Resources) -> Iterator[str]:
 
 
 def minutes(time: str) -> int:
-    """Return minutes of Slurm's time formats: `90` (minutes), `4:00:00`, `2-00:00:00`, `1-12`.
-
-    Raises:
-        SweepError: It is none of them.
-    """
+    """Return minutes of Slurm's times: `90`, `4:00:00`, `2-00:00:00`, `1-12`, or `SweepError`."""
     form = re.compile(r"(?:(\d{1,6})-)?(\d{1,6})(?::(\d{1,6}))?(?::(\d{1,6}))?", re.ASCII)
     match = form.fullmatch(str(time).strip())
     if match is None:

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from experiments.runtime import signals
 from experiments.runtime.command import EXIT_CODES, ROOT, Interrupted, choose_spinning
@@ -83,12 +83,9 @@ class Job:
         """The id that Slurm's commands take for this job; None in a pool."""
         return own_id() if self.kind == "slurm" else None
 
-    def __call__(self) -> dict[str, Any]:
+    def __call__(self) -> None:
         """Run it (submitit calls this in every task of the job)."""
-        if self.code is not None:
-            check_code(Path(self.code))
-        os.chdir(self.cwd)
-        return execute(self)
+        execute(self)
 
     def checkpoint(self) -> Any:
         """Answer a signal that comes before this job listens: there is nothing to save yet."""
@@ -112,17 +109,20 @@ class Job:
         self.attempts.note("end", how=how, step=step, job=self.id, **values)
 
 
-def execute(job: Job) -> dict[str, Any]:
+def execute(job: Job) -> None:
     """Run a job in this process: note the attempt, call the entry, answer signals.
 
     Raises:
         GivenUp: This would be the fourth start from the same step.
-        RunFailed: The command returned another code than 0.
+        RunFailed: The command returned another code than 0, or the code is not what was submitted.
     """
     run = PlannedRun.from_dict(job.run)
     rank = export_ranks() if job.id else int(os.environ.get("RANK", 0))
-    step = run.saved_step
+    step, parent_step = run.saved_step, run.parent_step
     with _failures(job, rank):
+        if job.code is not None:
+            check_code(Path(job.code))
+        os.chdir(job.cwd)
         if rank == 0:
             _guard(job.attempts, step)
             job.attempts.note(
@@ -133,12 +133,11 @@ def execute(job: Job) -> dict[str, Any]:
         with _watchdog(job, run, rank):
             asked = _call(run)
     if asked is not None:
-        return _interrupted(job, run, rank, asked)
+        _interrupted(job, run, rank, asked)
     if rank == 0:
         if not run.trains:
-            job.folder.mark_done(run.name)
+            job.folder.mark_done(run.name, parent_step)
         job.note_end("done")
-    return {"run": run.name, "how": "done"}
 
 
 def _guard(attempts: Attempts, step: int) -> None:
@@ -243,7 +242,7 @@ def _watchdog(job: Job, run: PlannedRun, rank: int) -> Iterator[None]:
         over.set()
 
 
-def _interrupted(job: Job, run: PlannedRun, rank: int, asked: str) -> dict[str, Any]:
+def _interrupted(job: Job, run: PlannedRun, rank: int, asked: str) -> NoReturn:
     """Requeue, or wait for what Slurm has decided; what can be saved is saved on every rank."""
     step, requeue = run.saved_step, "USR" in asked
     if rank == 0:
@@ -274,7 +273,7 @@ def _requeue(job: Job) -> None:
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     if done.returncode:
         reason = " ".join(done.stderr.split())
-        raise RunFailed(f"scontrol requeue {job.id}: {reason}; launch the sweep again to go on")
+        raise RunFailed(f"scontrol requeue {job.id}: {reason}; python -m sweeps retry goes on")
 
 
 # --- the process: its code, its node, its rank ----------------------------------------------------

@@ -28,11 +28,7 @@ from sweeps.planning.planned_runs import PlannedRun
 def start(
     sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, batch: JobBatch
 ) -> dict[str, str]:
-    """Start a pool for `runs` and return ids by run; it goes on when this process ends.
-
-    Raises:
-        SweepError: The resources ask for more than a pool can give.
-    """
+    """Start a pool that outlives this process; return ids by run, or `SweepError` if too small."""
     if resources.nodes > 1 or resources.tasks > 1:
         raise SweepError(
             "cluster=local gives a run one process; for several GPUs per run use "
@@ -90,10 +86,9 @@ def states(sweep: Sweep, batch: str) -> dict[str, str]:
     return {run: str(state) for run, state in known.get("runs", {}).items()}
 
 
-def cancel(sweep: Sweep, batch: str, runs: Sequence[str]) -> None:
-    """Take runs out of a pool: those that wait leave its queue, those that run get TERM."""
-    for run in runs:
-        atomic_write(sweep.pools / batch / f"{run}.cancel", "")
+def cancel(sweep: Sweep, batch: str, run: str) -> None:
+    """Take a run out of a pool: if it waits, it leaves its queue; if it runs, it gets TERM."""
+    atomic_write(sweep.pools / batch / f"{run}.cancel", "")
 
 
 class Pool:
@@ -125,11 +120,11 @@ class Pool:
         written = True
         while self.queue or self.live:
             # On a full disk nothing starts; what runs has its pool all the same.
-            if any([self._cancel(), self._collect(), written and self._fill()]) or not written:
-                written = False
-                with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):
+                room, written = written, False
+                if any([self._cancel(), self._collect(), room and self._fill()]) or not room:
                     self.write()
-                    written = True
+                written = True
             time.sleep(0.1)
         self.write()
 
@@ -151,19 +146,20 @@ class Pool:
         for run in over:
             process, gpus = self.live.pop(run)
             self.idle.append(gpus)
-            if process.returncode == -9 and run not in self.ended:
-                # SIGKILL: it could leave no word itself.
-                Job(**run_folder.read(self.jobs[run])).note_end("failed", rank=0, error=KILLED)
-            if process.returncode == REQUEUE and run not in self.ended:
+            told = run in self.ended
+            if process.returncode == REQUEUE and not told:
                 self.queue.append(run)
             else:
                 self.ended.add(run)
+            if process.returncode == -9 and not told:
+                # SIGKILL: it could leave no word itself.
+                Job(**run_folder.read(self.jobs[run])).note_end("failed", rank=0, error=KILLED)
         return bool(over)
 
     def _fill(self) -> bool:
         room = bool(self.queue and self.idle)
         while self.queue and self.idle:
-            run, gpus = self.queue.pop(0), self.idle.pop(0)
+            run, gpus = self.queue[0], self.idle[0]
             environment = environment_of_jobs()
             if gpus is not None:
                 environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
@@ -174,6 +170,7 @@ class Pool:
                     [sys.executable, "-u", "-m", "sweeps.jobs.job", self.jobs[run]],
                     env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
                 )  # fmt: skip
+            del self.queue[0], self.idle[0]
             self.live[run] = process, gpus
         return room
 

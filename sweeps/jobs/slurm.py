@@ -137,7 +137,9 @@ def max_array() -> int:
 
 
 def parameters(resources: Resources, batch: str, code: Path, logs: Path) -> dict[str, Any]:
-    """Return submitit's Slurm parameters for a batch."""
+    """Return submitit's Slurm parameters for a batch; `SweepError` for a path Slurm changes."""
+    if {"%", "\\"} & {*str(logs)}:
+        raise SweepError(f"Slurm replaces % and \\ in {logs}; type another paths.runs=FOLDER")
     extra: dict[str, Any] = {"requeue": True, "chdir": str(code)}
     extra |= {k: v for k, v in resources.extra.items() if v is not None and v is not False}
     chosen: dict[str, Any] = {
@@ -203,62 +205,45 @@ def script(sweep: Sweep, resources: Resources, runs: int, code: Path) -> str:
 
 
 def submit(
-    sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, batch: JobBatch
+    sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, batch: JobBatch, after: str = ""
 ) -> dict[str, str]:
-    """Submit runs as one array (several in sequence beyond MaxArraySize); return ids by run.
-
-    Raises:
-        SweepError: sbatch refused; its reason is in the message.
-    """
+    """Submit an array that starts after the job `after`; return ids by run, or `SweepError`."""
     import submitit
 
+    executor = submitit.SlurmExecutor(
+        folder=sweep.logs, max_num_timeout=10_000, python=python(resources)
+    )
+    code = sweep.snapshots / batch.code
+    options = parameters(resources, batch.name, code, sweep.logs)
+    if after:
+        options["additional_parameters"]["dependency"] = f"afterany:{after}"
+    executor.update_parameters(**options)
+    jobs = [Job.of(sweep, run, batch) for run in runs]
     try:
-        executor = submitit.SlurmExecutor(
-            folder=sweep.logs, max_num_timeout=10_000, python=python(resources)
-        )
-    except RuntimeError:
-        raise SweepError(
-            "srun is not on PATH: this is no Slurm login node; use cluster=local or cluster=debug"
-        ) from None
-    ids: dict[str, str] = {}
-    code, limit, after = sweep.snapshots / batch.code, max_array(), ""
-    for start in range(0, len(runs), limit):
-        part = runs[start : start + limit]
-        options = parameters(resources, batch.name, code, sweep.logs)
-        if after:
-            # The throttle counts per array, so a second one starts when the first has ended.
-            ours = {"dependency": f"afterany:{after}"}
-            options["additional_parameters"] = options["additional_parameters"] | ours
-        executor.update_parameters(**options)
-        jobs = [Job.of(sweep, run, batch) for run in part]
-        try:
-            # submitit prints what sbatch says; it is in the exception too.
-            with _environment(code), contextlib.redirect_stderr(io.StringIO()), executor.batch():
-                handles = [executor.submit(job) for job in jobs]
-        except (submitit.core.utils.FailedJobError, subprocess.CalledProcessError) as error:
-            reason = " ".join(str(getattr(error, "stderr", None) or error).split())[-400:]
-            if ids:
-                sweep.submitted(batch.name, ids)
-                raise Unsure(
-                    f"sbatch took {len(ids)} of {len(runs)} runs and refused the next array: "
-                    f"{reason}; the same launch submits the others"
-                ) from None
-            if "timed out" in reason:  # its controller may have the jobs: their name tells
-                raise Unsure(
-                    f"sbatch had no answer ({reason}); status tells what came through"
-                ) from None
+        # submitit prints what sbatch says; it is in the exception too.
+        with _environment(code), contextlib.redirect_stderr(io.StringIO()), executor.batch():
+            handles = [executor.submit(job) for job in jobs]
+    except (submitit.core.utils.FailedJobError, subprocess.CalledProcessError) as error:
+        reason = " ".join(str(getattr(error, "stderr", None) or error).split())[-400:]
+        if "timed out" in reason:  # its controller may have the jobs: their name tells
+            why = f"sbatch had no answer ({reason}); status tells what came through"
+        elif after:
+            why = f"sbatch refused {len(runs)} of the runs: {reason}; the same launch submits them"
+        else:
             raise SweepError(f"sbatch refused: {reason}") from None
-        ids |= {run.name: handle.job_id for run, handle in zip(part, handles, strict=True)}
-        after = handles[0].job_id.split("_")[0]
-    return ids
+        raise Unsure(why) from None
+    return {run.name: handle.job_id for run, handle in zip(runs, handles, strict=True)}
 
 
 @contextlib.contextmanager
 def _environment(code: Path) -> Iterator[None]:
-    """Let sbatch pass the snapshot on, and nothing that was chosen for this process."""
-    before = dict(os.environ)
-    for name in before.keys() - environment_of_jobs().keys():
-        del os.environ[name]
+    """Let sbatch pass the snapshot on, and nothing that was chosen for this process or its job."""
+    before, passed = dict(os.environ), environment_of_jobs()
+    for name in before:
+        # A shell on a node has its own job's id, which submitit would take for the new one's.
+        of_job = name.startswith(("SLURM_", "SLURMD_", "SUBMITIT_"))
+        if name not in passed or (of_job and name not in ("SLURM_CONF", "SLURM_JWT")):
+            del os.environ[name]
     os.environ["PYTHONPATH"] = python_path(code)
     try:
         yield

@@ -115,14 +115,16 @@ class Sweep:
         append_jsonl(self.path / "batches.jsonl", [line])
 
     def is_done(self, run: PlannedRun) -> bool:
-        """Whether nothing is left to do for a run."""
-        mark = self.path / "done" / f"{run.name}.json"
-        return run.finished if run.trains else mark.is_file()
+        """Whether nothing is left to do for a run; its command sees a parent that went on again."""
+        if run.trains:
+            return run.finished
+        mark, now = run_folder.read(self.path / "done" / f"{run.name}.json"), run.parent_step
+        return bool(mark) and (now is None or mark.get("step", now) == now)
 
-    def mark_done(self, run: str) -> None:
-        """Note that a command which is no training run has ended well."""
+    def mark_done(self, run: str, step: int | None) -> None:
+        """Note that a command which is no training run has ended well, at a step of its parent."""
         mark = self.path / "done" / f"{run}.json"
-        atomic_write(mark, json.dumps({"run": run, "time": time.time()}))
+        atomic_write(mark, json.dumps({"run": run, "time": time.time(), "step": step}))
 
     def attempts(self, run: str) -> Attempts:
         """Return the record of a run's starts and ends."""
@@ -148,11 +150,13 @@ class Attempts:
         append_jsonl(self.path, [{"event": event, "time": time.time(), **values}])
 
     def fruitless(self, step: int) -> int:
-        """Count the last starts that began at `step` too, since the last retry by hand."""
+        """Count the last starts that began at `step` too, since it ended well or by hand."""
         count = 0
         for event in reversed(self.events()):
-            started = event["event"] == "start"
-            if event["event"] == "retry" or (started and event.get("step") != step):
+            started, how = event["event"] == "start", event.get("how")
+            by_hand = event["event"] in ("retry", "cancelled")
+            by_hand = by_hand or (how == "stopped" and event.get("signal") != "SIGTERM")
+            if by_hand or how == "done" or (started and event.get("step") != step):
                 break
             count += started
         return count
@@ -183,37 +187,34 @@ def code_files(root: Path = ROOT) -> Iterator[Path]:
         for folder, folders, names in os.walk(root / package):
             folders[:] = sorted(f for f in folders if f not in _SKIP)
             for name in sorted(names):
-                if not name.endswith((".pyc", ".so.tmp", "~")):
+                # Hidden files are an editor's: a lock may be a link to nothing.
+                if not name.endswith((".pyc", ".so.tmp", "~")) and not name.startswith("."):
                     yield (Path(folder) / name).relative_to(root)
 
 
 def snapshot(where: Path, root: Path = ROOT, own: Path | None = None) -> Path:
     """Copy the packages in `root` to `where/<hash>` unless they are there; return that folder.
 
-    A grid in Python, `own`, is kept beside them.
+    A grid in Python, `own`, is kept beside them. The caller holds the lock of all sweeps.
     """
-    listed = {path: root / path for path in code_files(root)}
+    # Read once: what is edited meanwhile is whole in the copy, and its name is the copy's hash.
+    contents = {path: (root / path).read_bytes() for path in code_files(root)}
     if own is not None:
-        listed[Path(own.name)] = own
+        contents[Path(own.name)] = own.read_bytes()
     digest = hashlib.sha256()
-    for path, source in listed.items():
-        content = source.read_bytes()
-        digest.update(f"{path}\0{len(content)}\0".encode())
-        digest.update(content)
-    target = where / digest.hexdigest()[:12]
+    for path, content in contents.items():
+        digest.update(f"{path}\0{len(content)}\0".encode() + content)
+    target, building = where / digest.hexdigest()[:12], where / ".building"
     if (target / "snapshot.json").is_file():
         return target
-    building = where / f".{target.name}-{os.getpid()}"
-    shutil.rmtree(building, ignore_errors=True)
-    for path, source in listed.items():
+    for unfinished in (building, target):  # of a copy that was cut off, as by a full disk
+        shutil.rmtree(unfinished, ignore_errors=True)
+    for path, content in contents.items():
         (building / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(source, building / path)
+        (building / path).write_bytes(content)
     facts = {"commit": code_commit(root), "hash": target.name, "time": time.time()}
     atomic_write(building / "snapshot.json", json.dumps(facts, indent=1))
-    try:
-        building.rename(target)
-    except OSError:  # the same code was copied by another shell in the meantime
-        shutil.rmtree(building, ignore_errors=True)
+    building.rename(target)
     return target
 
 

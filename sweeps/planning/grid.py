@@ -8,6 +8,7 @@ part of one table.
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import math
 import re
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from experiments.runtime.command import PACKAGES
 from routing.errors import one_of, suggest
 from routing.parsing import Malformed, whole, yaml_of
 from sweeps import SweepError
@@ -108,11 +110,7 @@ class Grid:
         return [str(item) for item in self.raw.get("makes") or ()]
 
     def stages(self, scale: str) -> list[Stage]:
-        """Return the stages at `scale`, the first one made of the file's top level.
-
-        Raises:
-            SweepError: The scale is unknown, or the grid refuses it and says why.
-        """
+        """Return the stages at `scale`, first the file's top level; `SweepError` if refused."""
         one_of("scale", scale, SCALES, SweepError)
         if self.raw.get("search"):
             # A search is planned, and its cost estimated, at one corner of its space.
@@ -190,11 +188,7 @@ def is_file_name(name: str) -> bool:
 
 
 def check_name(name: str) -> str:
-    """Return the name of a grid, which becomes a folder's below `.sweeps` (`..` holds all runs).
-
-    Raises:
-        SweepError: It is none that a folder should have.
-    """
+    """Return a grid's name, a folder's below `.sweeps` (`..` holds all runs), or `SweepError`."""
     if not _NAME.fullmatch(name):
         raise SweepError(
             f"no grid {name!r}: expected letters, digits, _ - and . after the first, as in "
@@ -206,11 +200,7 @@ def check_name(name: str) -> str:
 
 
 def load(name: str) -> Grid:
-    """Read the grid `name`, or the YAML file at the path `name`; a `.py` file is executed.
-
-    Raises:
-        SweepError: There is no such grid, or its file is not one.
-    """
+    """Read a grid by name or path (a `.py` file is executed); `SweepError` if it is none."""
     if name.endswith(".py"):
         return _python(Path(name))
     path, raw = named_yaml("grid", name, FOLDER, "base, axes, seeds")
@@ -224,6 +214,10 @@ def _python(path: Path) -> Grid:
     check_name(path.stem)
     if not path.is_file():
         raise SweepError(f"no grid {str(path)!r}: there is no such file")
+    known = importlib.util.find_spec(path.stem) if path.stem.isidentifier() else None
+    installed = known is not None and "site-packages" in str(known.origin)
+    if installed or path.stem in {*sys.stdlib_module_names, *PACKAGES}:
+        raise SweepError(f"grid {path}: its jobs could not import {path.stem}, a module; rename it")
     print(f"{path} is code: it is executed, and kept with what it submits", file=sys.stderr)
     # What it names as commands is found beside it, and by a job in the snapshot of the code.
     sys.path.append(str(path.resolve().parent))
@@ -232,10 +226,11 @@ def _python(path: Path) -> Grid:
         raw = {key: found[key] for key in GRID if key in found}
         if callable(raw.get("cells")):
             raw["cells"] = [dict(row) for row in itertools.islice(raw["cells"](), MOST_CELLS + 1)]
-        commands = {
-            str(name): f"{path.stem}:{run.__name__}" if callable(run) else str(run)
-            for name, run in found.get("commands", {}).items()
-        }
+        commands = {}
+        for name, run in found.get("commands", {}).items():
+            commands[str(name)] = f"{path.stem}:{run.__name__}" if callable(run) else str(run)
+            if callable(run) and found.get(run.__name__) is not run:
+                raise ValueError(f"command {name} needs a function with a name in this file: def")
     except Exception as error:
         raise SweepError(f"grid {path}: {type(error).__name__}: {error}") from error
     _refuse_unknown(path.stem, raw, GRID)
@@ -334,21 +329,21 @@ def _stage(grid: str, raw: Any, scale: str, known: Mapping[str, str]) -> Stage |
         both = {**(raw.get(key) or {}), **(section.get(key) or {})}
         merged[key] = {k: v for k, v in both.items() if v is not None}
     if merged.get("refused"):
-        if raw.get("of"):
+        if merged.get("of"):
             return None
         raise SweepError(f"grid {grid} has no scale {scale}: {merged['refused']}")
     axes, columns, rows = merged["axes"], merged.get("zip") or {}, merged.get("cells") or [{}]
     for fault in _faults(merged, axes, columns, rows):
         raise SweepError(f"grid {grid}: {fault}")
     command = merged.get("command") or "train"
-    name = str(raw.get("name") or command)
+    name = str(merged.get("name") or command)
     if not is_file_name(name):  # its runs' files get it
         raise SweepError(f"grid {grid}: name {name!r}: expected one that a file can have")
     one_of(f"grid {grid}: command", command, list(known), SweepError)
     for kind in merged.get("fits") or ():
         one_of(f"grid {grid}: fits", kind, ("route", "data"), SweepError)
     seeds = merged.get("seeds")
-    if seeds is None and raw.get("of") is None and command == "train":
+    if seeds is None and merged.get("of") is None and command == "train":
         seeds = [0]
     elif seeds is not None:
         seeds = [whole(seed, f"grid {grid}: seeds: ", SweepError) for seed in seeds]
@@ -370,7 +365,7 @@ def _stage(grid: str, raw: Any, scale: str, known: Mapping[str, str]) -> Stage |
         zip=tuple(zipped) or ({},),
         seeds=None if seeds is None else tuple(seeds),
         fits=tuple(merged.get("fits") or ()),
-        of=raw.get("of"),
+        of=merged.get("of"),
         where=merged.get("where") or {},
         trains=command == "train",
     )

@@ -1,8 +1,7 @@
 """A user's `key=value` words: commas make lists of values, `cluster.*` goes to the resources."""
 
-import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +44,15 @@ def parse(words: Iterable[str]) -> dict[str, list[Typed]]:
     return found
 
 
+def only(key: str, values: Sequence[Typed]) -> str:
+    """Return the value of a key that has one, without quotes; `SweepError` for several."""
+    if len(values) > 1:
+        text = ",".join(value.text for value in values)
+        what = f"launch once for each, or quote what has a comma, {key}=\"'{text}'\""
+        raise SweepError(f"{key} takes one value, got {text}; {what}")
+    return values[0].text.strip("'\"")
+
+
 def split(text: str) -> list[str]:
     """Split at commas that stand in no bracket or quote."""
     parts, depth, quote, start = [], 0, "", 0
@@ -74,7 +82,8 @@ def show(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{k}:{show(v)}" for k, v in value.items()) + "}"
     if isinstance(value, str) and not _PLAIN.fullmatch(value):
-        return json.dumps(value, ensure_ascii=False)  # Hydra reads no \u00fc
+        # Unlike JSON, Hydra reads a backslash as it is but before a quote.
+        return '"' + re.sub(r'(\\+)(?="|\Z)', r"\1\1", value).replace('"', r"\"") + '"'
     return str(value)
 
 

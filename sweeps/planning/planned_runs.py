@@ -24,7 +24,7 @@ from routing.errors import UserError, one_of
 from routing.route import RouteError
 from sweeps import SweepError
 from sweeps.planning.grid import Grid, GridCell, expand, is_file_name
-from sweeps.planning.overrides import KEY, Typed, show
+from sweeps.planning.overrides import KEY, Typed, only, show
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,12 @@ class PlannedRun:
         return run_folder.saved_step(self.folder) if self.trains else 0
 
     @property
+    def parent_step(self) -> int | None:
+        """The step at which the run of `folder` has ended; None if it has not, or there is none."""
+        step = run_folder.read(Path(self.folder) / "summary.json").get("step")
+        return step if self.folder and isinstance(step, int) else None
+
+    @property
     def values(self) -> dict[str, str]:
         """Its overrides by key, also those that its command takes in other words."""
         words = (word.partition("=") for word in self.args)
@@ -63,11 +69,7 @@ class PlannedRun:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> PlannedRun:
-        """Build a run from the values in a sweep's file.
-
-        Raises:
-            SweepError: They are not what `to_dict` writes.
-        """
+        """Build a run from a sweep's file; `SweepError` if its values are not of `to_dict`."""
         try:
             known = {k: values[k] for k in cls.__dataclass_fields__}
             texts = [known[k] for k in ("name", "stage", "label", "entry", "folder")]
@@ -137,7 +139,7 @@ def plan(
 
 def runs_root(user: Mapping[str, Sequence[Typed]]) -> Path:
     """Return the absolute folder of run folders, as typed in `paths.runs` or by default."""
-    typed = user["paths.runs"][0].text.strip("'\"") if "paths.runs" in user else PathsConfig().runs
+    typed = only("paths.runs", user.get("paths.runs", [Typed(PathsConfig().runs)]))
     return Path(typed).expanduser().absolute()
 
 
@@ -183,7 +185,7 @@ def _command(made: Plan, cell: GridCell, parent: PlannedRun | None) -> PlannedRu
     args = []
     for arg in cell.stage.args:
         for key in used:
-            arg = arg.replace(f"{{{key}}}", show(cell.overrides[key]).strip('"'))
+            arg = arg.replace(f"{{{key}}}", show(cell.overrides[key]).strip("'\""))
         args.append(str(_filled(arg, parent)))
     args += [w for w in _words(made, cell, parent) if w.split("=", 1)[0] not in used]
     text = json.dumps([cell.stage.entry, args, parent.name if parent else None])

@@ -2,6 +2,7 @@
 
 import pytest
 import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -104,9 +105,12 @@ def test_later_stages_start_from_the_runs_they_name(tmp_path):
         stages=[
             {"name": "finetune", "of": "train", "where": {"route": "auto"},
              "base": {"init": "{parent}", "route": "none", "train.lr": 2}},
-            {"name": "score", "of": "finetune", "command": "evaluate", "args": ["{parent}"], "axes": {"w": [1, 2]}},
+            {"name": "score", "of": "finetune", "command": "evaluate", "args": ["{parent}"], "axes": {"w": [1, 2]},
+             "scales": {"small": {"of": "train", "name": "first"}}},
         ],
     )  # fmt: skip
+    small = [c for c in grid.expand(made, "small") if c.stage.name == "first"]
+    assert [c.parent for c in small] == [0, 0, 1, 1]
     cells = grid.expand(made)
     assert [c.stage.name for c in cells] == ["train", "train", "finetune", "score", "score"]
     fine = cells[2]
@@ -221,6 +225,12 @@ def test_values_are_written_as_hydra_reads_them(value, text):
     assert overrides.show(value) == text
     if isinstance(value, str) and value and "-" not in value:
         assert load([f"paths.runs={text}"]).paths.runs == value
+
+
+@given(st.text("\\\"' \tab,=[{", min_size=1))
+def test_any_text_is_read_back_by_hydra(value):
+    parsed = OverridesParser.create().parse_override(f"k={overrides.show(value)}").value()
+    assert str(parsed) == value
 
 
 def test_every_grid_of_the_project_names_what_it_makes():

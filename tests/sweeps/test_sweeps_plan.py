@@ -1,6 +1,7 @@
 """Plans: checked cells, names, coinciding cells, budgets, cost; resources."""
 
 import dataclasses
+import datetime
 import json
 import subprocess
 import sys
@@ -136,6 +137,10 @@ def test_a_stage_waits_for_its_parent(tmp_path):
         (str(folder), "w=2"),
     ]
     assert made.runs[1].name != made.runs[2].name and not made.runs[1].trains
+    # Quotes keep a comma that is typed, and are no part of what the command reads.
+    raw["stages"][0] |= {"args": ["--guidance", "{w}"]}
+    for typed in ("w='cfg,scale=2'", 'w="cfg,scale=2"'):
+        assert planned(tmp_path, typed, **raw).runs[1].args == ("--guidance", "cfg,scale=2")
     # More steps are wanted than the parent has.
     assert len(planned(tmp_path, "train.steps=6", **raw).waiting) == 2
 
@@ -276,6 +281,8 @@ def test_a_time_needs_no_quotes(text, tmp_path):
         ({"partition": "a; rm -rf /"}, "characters that no sbatch option has"),
         ({"extra": {"wrap": "$(x)"}}, "extra must map"),
         ({"extra": {"Bad Key": 1}}, "extra must map"),
+        ({"extra": {"begin": datetime.date(2026, 12, 1)}}, "extra must map.*a date needs quotes"),
+        ({"extra": {"exclude": [1, 2]}}, "extra must map"),
         ({"extra": {"ntasks": 2}}, "extra sets ntasks; expected the key tasks"),
         ({"extra": {"chdir": "/"}}, "extra sets chdir, which the sweep itself sets"),
         ({"gpus": "a100"}, "gpus='a100'; expected a whole number or TYPE:NUMBER, such as a100:2"),
@@ -320,6 +327,12 @@ def script(place, runs=4):
     flags = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
     head, _, rest = text.partition("# command\n")
     return flags, head.partition("# setup\n")[2].split("\n")[:-2], rest.split("\n")[1]
+
+
+@pytest.mark.parametrize("name", ["100%j", "a\\b"])
+def test_a_folder_whose_name_slurm_would_replace_is_refused(name):
+    with pytest.raises(SweepError, match="replaces % and .* paths.runs=FOLDER"):
+        slurm.script(Sweep(Path("/") / name, "g"), cluster_resources.load("slurm"), 1, Path("/code"))
 
 
 @pytest.mark.parametrize(

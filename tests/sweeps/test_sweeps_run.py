@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import submitit
 import yaml
 from slurm_lab import STUB, Launcher, until, use_stubs, write_grid
 
@@ -71,6 +72,12 @@ def test_a_run_of_another_shell_is_running(shop, monkeypatch):
     attempts = shop.sweep.attempts(row.run.name)
     attempts.note("start", step=0, pid=os.getpid(), host=job.host())
     assert shop.rows()[0].live and "press Ctrl-C there" in shop("cancel")
+    # A launch that leaves it alone changes nothing of it.
+    assert "1 of 1 in the queue or running" in shop("launch", "cluster=debug", "seed=0", "train.steps=5")
+    assert shop.rows()[0].steps == 20
+    (shop.sweep.path / "sweep.json").unlink()  # as one does with a damaged one
+    shop("launch", "cluster=debug")
+    assert shop.rows()[0].live
     attempts.note("start", step=0, pid=2**22 + 1, host=job.host())  # no such process
     assert shop.states()[0] == "failed"
     # A process that is younger than the start bears the number of the one that was killed.
@@ -98,6 +105,26 @@ def test_a_failure_is_shown_and_the_next_run_starts(shop):
     assert shop.states() == {0: "done", 1: "done"}
     lines = shop("show", "--run", "_s0-")
     assert "retry" in lines and "how failed" in lines and "how done" in lines
+
+
+def test_retry_has_the_place_and_the_scale_that_each_run_was_launched_with(shop, monkeypatch):
+    shop.grid = write_grid(
+        shop.folder, seeds=[0],
+        stages=[{"name": "score", "of": "train", "command": "seven", "args": ["{parent}"]}],
+    )  # fmt: skip
+    shop("launch", "cluster=debug", "cluster.time=50", "scale=small", code=1)
+    shop.stub({"sleep": 0, "fail": 3})
+    shop("launch", "cluster=debug", "cluster.time=60", "scale=small", "seed=1", code=1)
+    places = []
+    monkeypatch.setattr(
+        sweeps_command, "retry", lambda _, runs, place, **__: places.append((runs[0].stage, place)) or launch.Launched()
+    )
+    shop("retry", "cluster.throttle=3")
+    assert {(stage, place.time, place.throttle) for stage, place in places} == {("score", "50", 3), ("train", "60", 3)}
+    del places[:]
+    (shop.folder / "mine.yaml").write_text("kind: local\nscales: {small: {cpus: 7}}\n")
+    shop("retry", f"cluster={shop.folder / 'mine.yaml'}")
+    assert [place.cpus for _, place in places] == [7]
 
 
 def line_of(text):
@@ -148,6 +175,15 @@ def test_stages_follow_each_other_in_this_process(shop):
     assert sorted(words[-1] for words in scores) == ["w=2", "w=2", "w=5", "w=5"]
     assert all(words[2] == "n=4" and Path(words[0], "summary.json").exists() for words in scores)
     assert "nothing to submit" in shop("launch", "cluster=debug", "n=4", "w=2,5")
+    # A filter of runs takes what scores them with it.
+    assert shop("status", "scale=tiny").splitlines()[-1] == "6 done"
+    assert shop("status", "train.steps=20", "w=5").count("done  ") == 2
+    # Longer training is scored again, however often.
+    for steps in (21, 22, 23):
+        shop("launch", "cluster=debug", "n=4", "w=2", "seed=0", f"train.steps={steps}")
+        rows, _ = run_status.statuses(shop.sweep)
+        assert [row.why for row in rows if row.state != "done"] == ["its run has gone on since"]
+    assert len(shop.sweep.attempts(next(r.run.name for r in rows if r.run.varies.get("w") == "2")).events()) == 8
 
 
 def test_a_command_that_refuses_its_words_is_a_sentence_here_and_a_traceback_in_the_log(shop):
@@ -158,13 +194,16 @@ def test_a_command_that_refuses_its_words_is_a_sentence_here_and_a_traceback_in_
     assert "Traceback" in log.read_text()
 
 
-def test_jobs_choose_for_themselves_how_long_threads_spin(monkeypatch):
+def test_jobs_choose_for_themselves_how_long_threads_spin_and_are_not_the_job_that_launches(monkeypatch):
     monkeypatch.setattr(experiments.runtime.command, "_OWN", {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "0"})
     monkeypatch.setenv("GOMP_SPINCOUNT", "10000")  # chosen for this process
     monkeypatch.setenv("KMP_BLOCKTIME", "3")  # the user's
     monkeypatch.delenv("PYTHONPATH", raising=False)
+    for name in ("SLURM_ARRAY_JOB_ID", "SLURM_MEM_PER_CPU", "SLURMD_NODENAME", "SLURM_CONF"):
+        monkeypatch.setenv(name, "7")  # of the shell's own job, but for the last
     before = dict(os.environ)
     with slurm._environment(Path("code")):
+        assert [name for name in os.environ if name.startswith("SLURM")] == ["SLURM_CONF"]
         assert "GOMP_SPINCOUNT" not in os.environ and os.environ["KMP_BLOCKTIME"] == "3"
         assert os.environ["PYTHONPATH"] == "code"
     assert dict(os.environ) == before
@@ -237,11 +276,18 @@ def test_a_pool_outlives_a_full_disk(tmp_path, monkeypatch):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         honest(path, content)
 
-    honest, refusals, started = pool.atomic_write, [], []
+    def popen(words, **_):
+        tries.append(words[-1])
+        if len(tries) == 2:  # as its logs could not be opened
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        started.append(words[-1])
+        return Done()
+
+    honest, refusals, started, tries = pool.atomic_write, [], [], []
     values = {"jobs": {"a": "a.json", "b": "b.json"}, "workers": [None], "logs": str(tmp_path)}
     (tmp_path / "pool.json").write_text(json.dumps(values))
     monkeypatch.setattr(pool, "atomic_write", refused)
-    monkeypatch.setattr(pool.subprocess, "Popen", lambda words, **_: started.append(words[-1]) or Done())
+    monkeypatch.setattr(pool.subprocess, "Popen", popen)
     monkeypatch.setattr(pool.signal, "signal", lambda *_: None)
     pool.Pool(tmp_path).run()
     assert started == ["a.json", "b.json"] and refusals[:4] == [1, 1, 1, 1]
@@ -375,8 +421,14 @@ def test_attempts_without_progress_are_counted_since_the_last_retry(tmp_path):
         attempts.note("start", step=step)
         attempts.note("end", how="requeued")
     assert (attempts.fruitless(5), attempts.fruitless(0), attempts.fruitless(9)) == (2, 0, 0)
-    attempts.note("retry")
-    assert attempts.fruitless(5) == 0
+    for event in ("retry", {}), ("cancelled", {}), ("end", {"how": "stopped", "signal": "SIGINT"}), ("end", {"how": "done"}):
+        attempts.note("start", step=5)
+        assert attempts.fruitless(5)
+        attempts.note(event[0], **event[1])
+        assert attempts.fruitless(5) == 0
+    attempts.note("start", step=5)
+    attempts.note("end", how="stopped", signal="SIGTERM")  # a pre-emption without a warning
+    assert attempts.fruitless(5) == 1
 
 
 def test_the_fourth_start_from_one_step_is_given_up(tmp_path):
@@ -399,6 +451,18 @@ def test_a_command_that_returns_a_code_or_leaves_nothing_failed(tmp_path):
         with pytest.raises(job.RunFailed, match=said):
             job.execute(one)
         assert one.attempts.events()[-1]["how"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("cwd", "code", "said"),
+    [("gone", None, "FileNotFoundError: .*gone"), ("", "other", "not from its snapshot")],
+)
+def test_a_job_that_cannot_begin_says_why(cwd, code, said, tmp_path):
+    run = make_run(tmp_path)
+    one = job.Job(run.to_dict(), str(tmp_path), "g", str(tmp_path / cwd), code, "b", "local")
+    with pytest.raises((FileNotFoundError, job.RunFailed)):
+        one()
+    assert re.search(said, one.attempts.events()[-1]["error"])
 
 
 def test_a_signal_before_training_listens_asks_for_a_requeue(tmp_path):
@@ -455,26 +519,42 @@ def test_half_written_and_foreign_lines_are_passed_over(tmp_path):
     assert (sweep.path / "x.jsonl").read_text() == '{"a": 1}\n'
 
 
-@pytest.mark.parametrize("there", [["18_2", "18_1"], ["19", "18_1"]])
-def test_tasks_of_a_cut_off_submission_are_told_by_their_numbers(there, tmp_path, monkeypatch):
-    monkeypatch.setattr(slurm, "max_array", lambda: 2)
+def test_tasks_of_a_cut_off_submission_are_told_by_their_numbers(tmp_path):
     sweep = Sweep(tmp_path, "g")
     sweep.intend(JobBatch("g.b", "slurm", "slurm", ["r0", "r1", "r2"], 1.0, "c"))
-    queued = {i: slurm.QueueJob(i, "RUNNING", name="g.b") for i in there}
+    queued = {i: slurm.QueueJob(i, "RUNNING", name="g.b") for i in ("18_2", "18_1")}
     run_status.adopt(sweep, sweep.batches(), queued)  # the first has ended, and left the queue
-    assert sweep.batches()[0].ids == {"r1": "18_1", "r2": there[0]}
+    assert sweep.batches()[0].ids == {"r1": "18_1", "r2": "18_2"}
 
 
-def test_a_slurm_that_does_not_answer_is_said_not_raised(tmp_path, monkeypatch):
-    def silent():
-        raise SweepError("scontrol: no answer")
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [("QOSMaxSubmitJobPerUserLimit", "refused 1 of the runs: .* the same launch"), ("Socket timed out", "no answer")],
+)
+def test_the_runs_of_an_array_that_was_refused_or_lost_are_told_from_those_before_it(
+    second, said, shop, monkeypatch
+):
+    def sbatch(self, *_):
+        calls.append(1)
+        if len(calls) > 1:
+            raise submitit.core.utils.FailedJobError(second)
+        return self.job_class(self.folder, "18")
 
-    monkeypatch.setattr(slurm, "max_array", silent)
-    sweep = Sweep(tmp_path, "g")
-    sweep.intend(JobBatch("g.b", "slurm", "slurm", ["r0", "r1"], 1.0, "c"))
-    queued = {i: slurm.QueueJob(i, "RUNNING", name="g.b") for i in ("18_0", "19_0")}
-    _, trouble = run_status.ask(sweep, sweep.latest_batches(), lambda: (queued, ""), history=False)
-    assert trouble == "scontrol: no answer"
+    calls, queued = [], {}
+    monkeypatch.setattr(submitit.SlurmExecutor, "_submit_command", sbatch)
+    monkeypatch.setattr(submitit.core.utils.JobPaths, "move_temporary_file", lambda *_, **__: None)
+    monkeypatch.setattr(submitit.SlurmExecutor, "affinity", classmethod(lambda _: 2))
+    monkeypatch.setattr(slurm, "max_array", lambda: 2)
+    monkeypatch.setattr(slurm, "queue", lambda: queued)
+    monkeypatch.setattr(slurm, "history", lambda _: {})
+    assert re.search(said, shop("launch", "cluster=slurm", "seed=0,1,2", code=2))
+    first, last = shop.sweep.batches()
+    assert [*first.ids.values()] == ["18_0", "18_1"] and not last.ids
+    queued |= {i: slurm.QueueJob(i, "RUNNING", name=first.name) for i in ("18_0", "18_1")}
+    assert shop.states() == {0: "starting", 1: "starting", 2: "new"}
+    # It came through all the same.
+    queued |= {"19": slurm.QueueJob("19", "PENDING", name=last.name)}
+    assert shop.states()[2] == "pending" and "nothing to submit" in shop("launch", "cluster=slurm", "seed=0,1,2")
 
 
 OUTSIDE = {"name": "..", "stage": "", "label": "", "entry": "", "args": [], "trains": True}
@@ -541,8 +621,13 @@ def test_a_snapshot_holds_the_code_once(tmp_path):
         first / "sweeps" / "grids"
     ).is_dir()
     assert not list(first.rglob("*.pyc")) and [p.name for p in tmp_path.iterdir()] == [first.name]
-    # A snapshot of a snapshot is the same code.
+    # A snapshot of a snapshot is the same code; what an editor has beside it is none.
+    (first / "sweeps" / ".#launch.py").symlink_to("nobody@nowhere.1")
+    (tmp_path / "again" / ".building" / "half").mkdir(parents=True)  # of a copy that was cut off
+    (tmp_path / "again" / first.name).mkdir()
     assert sweep_folder.snapshot(tmp_path / "again", first).name == first.name
+    assert [p.name for p in (tmp_path / "again").iterdir()] == [first.name]
+    assert not (tmp_path / "again" / first.name / "sweeps" / ".#launch.py").is_symlink()
     assert code_commit(first) == code_commit(ROOT)
 
 
@@ -643,12 +728,35 @@ def test_every_state_is_told_from_disk_and_two_calls(tmp_path, monkeypatch):
     )
     assert rows["r0003"].why == "ValueError: [red]no[/] second  (experiments/x.py:3)"
     assert (rows["r0001"].step, rows["r0001"].eta, rows["r0002"].why) == (4, 75, "Priority")
+    # Cancelled while it waited to go on, and forgotten by the queue.
+    requeued, ended = queue.pop("18_5"), sweep.runs()["r0005"]
+    ((row,), _), queue["18_5"] = run_status.statuses(sweep, [ended]), requeued
+    assert (row.state, row.why) == ("stopped", "its job is gone")
     lines = status_table.plain(list(rows.values()))
     assert "running   r0001  seed=1  4/10  7 img/s  ETA 1:15  18_1  n1" in lines
     assert (
         status_table.counts(list(rows.values()))
         == "1 running, 2 failed, 1 requeued, 1 pending, 1 stopped, 1 done"
     )
+
+
+def test_a_retry_that_has_not_begun_is_starting_whatever_the_killed_run_said(tmp_path, monkeypatch):
+    sweep, queue = fake_sweep(tmp_path, 2, monkeypatch)
+    run = sweep.runs()["r0001"]  # its beat is of now, its start has no end
+    (Path(run.folder) / "checkpoints" / "step-00000003").mkdir(parents=True)
+    sweep.intend(JobBatch("many.c", "slurm", "slurm", [run.name], 1.0, "c"))
+    sweep.submitted("many.c", {run.name: "19"})
+    queue["19"] = slurm.QueueJob("19", "RUNNING", "None", "n1", "many.c")
+    attempts = sweep.attempts(run.name)
+    attempts.path.unlink()
+    append_jsonl(attempts.path, [{"event": "start", "time": 1e9, "batch": "many.b"}])
+    attempts.note("retry")
+    monkeypatch.setattr(slurm, "queue", lambda: queue)
+    (row,), _ = run_status.statuses(sweep, [run])
+    assert (row.state, row.step, row.elapsed, row.beat) == ("starting", 3, 0, None)
+    attempts.note("start", batch="many.c")
+    (row,), _ = run_status.statuses(sweep, [run])
+    assert (row.state, row.step) == ("running", 4)
 
 
 def test_a_silent_scheduler_is_said_and_launching_is_refused(tmp_path, monkeypatch):
@@ -826,6 +934,7 @@ def test_the_table_fits_the_terminal(tmp_path, monkeypatch, width):
         (["launch", "route_placement", "cluster.gpu=1"], "did you mean gpus"),
         (["launch", "route_placement", "scale=huge"], "expected one of tiny, small, paper"),
         (["launch", "route_placement", "scale=tiny,small"], "scale takes one value"),
+        (["launch", "route_placement", "cluster.gpus=1,2"], "gpus='1,2'; expected a whole number"),
         (["launch", "route_placement", "--compare-at", "hour"], "did you mean hours"),
         (["launch", "route_placement", "backbone=mmaba"], "did you mean backbone=mamba"),
         (["launch", "route_placement", "route=8-2"], "route=8-2"),
@@ -852,6 +961,16 @@ def test_wrong_commands_are_one_sentence(words, said, tmp_path, capsys, monkeypa
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1 and err.startswith("error: ")
     assert not (tmp_path / ".sweeps" / "route_placement").exists()
+
+
+def test_lists_of_sbatch_and_a_folder_with_a_comma_are_one_value(tmp_path, capsys):
+    words = ["launch", "selection_rate", "dry=true", f"paths.runs='{tmp_path},b'"]
+    assert sweeps_command.main([*words, "cluster.exclude=n1,n2", "cluster.partition=a,b"]) == 0
+    out = capsys.readouterr().out
+    assert "--exclude=n1,n2\n" in out and "--partition=a,b\n" in out and f"{tmp_path},b/.sweeps" in out
+    for command in (["status"], ["status", "selection_rate"], words[:3]):
+        assert sweeps_command.main([*command, "paths.runs=a,b"]) == 2
+        assert "paths.runs=\"'a,b'\"" in capsys.readouterr().err
 
 
 def test_flags_and_words_may_stand_in_any_order(tmp_path, capsys):

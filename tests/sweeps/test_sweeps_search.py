@@ -83,6 +83,20 @@ def test_a_killed_coordinator_goes_on_and_bad_trials_are_pruned(tmp_path):
         assert not ends.exists() or len(ends.read_text().splitlines()) == 1
 
 
+def test_ctrl_c_stops_a_search_in_this_process_and_its_trial_goes_on_later(tmp_path):
+    words, sweep = make(tmp_path, steps=100, trials=2, sleep=0.03)
+    call = [sys.executable, "-m", "sweeps", "launch", *words, "cluster=debug"]
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{STUB}"}
+    with subprocess.Popen(call, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True) as shell:
+        until(lambda: list(tmp_path.glob("runs/dit-*/checkpoints/*")), what="a checkpoint")
+        shell.send_signal(signal.SIGINT)
+        said = shell.communicate(timeout=60)[0]
+    assert "the same command goes on" in said and [t[2] for t in trials(sweep)] == ["running"]
+    (tmp_path / "runs" / "stub.json").write_text(json.dumps({"*": {"sleep": 0}}))
+    assert sweeps_command.main(["launch", *words, "cluster=debug"]) == 0
+    assert [t[2] for t in trials(sweep)] == ["complete"] * 2
+
+
 @pytest.mark.parametrize(
     ("changes", "more", "said"),
     [
@@ -116,6 +130,14 @@ def test_trials_of_a_grid_without_search_and_a_missing_optuna_are_sentences(
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert sweeps_command.main(["launch", "search_route", *words]) == 2
     assert "pip install 'optuna>=4'" in capsys.readouterr().err
+
+
+def test_a_search_that_was_cut_off_before_its_study_has_no_trials(tmp_path):
+    journal = tmp_path / ".sweeps" / "g" / "search" / "journal.log"
+    journal.parent.mkdir(parents=True)
+    for content in ("", '{"op_code": 0, "wor'):
+        journal.write_text(content)
+        assert summary(Sweep(tmp_path, "g")) == []
 
 
 def test_a_search_is_planned_at_a_corner(tmp_path, capsys):
@@ -160,6 +182,7 @@ def test_a_python_grid_yields_overrides_runs_its_own_command_and_is_kept(tmp_pat
     ("text", "said"),
     [
         ("import nothing_there", "ModuleNotFoundError"),
+        ("commands = {'tell': lambda words: print(words)}", "needs a function with a name in this file"),
         ("def cells():\n    yield 3", "TypeError"),
         ("axes = {'seed': 1}", "must be a list of values"),
         ("cells = [{'rout': 'none'}]", "did you mean route"),
@@ -171,6 +194,13 @@ def test_wrong_python_grids_are_one_sentence(text, said, tmp_path, capsys):
     assert sweeps_command.main(["launch", str(tmp_path / "bad.py"), "dry=true"]) == 2
     err = capsys.readouterr().err.splitlines()
     assert said in err[-1] and err[-1].startswith("error: ") and len(err) == 2
+
+
+@pytest.mark.parametrize("name", ["random", "yaml", "routing"])
+def test_a_grid_that_would_hide_a_module_is_refused(name, tmp_path, capsys):
+    (tmp_path / f"{name}.py").write_text("seeds = [0]")
+    assert sweeps_command.main(["launch", str(tmp_path / f"{name}.py"), "dry=true"]) == 2
+    assert f"could not import {name}, a module; rename it" in capsys.readouterr().err
 
 
 def test_yaml_names_no_code(tmp_path):
