@@ -31,6 +31,14 @@ USUAL_OPTIONS = {
     for option in fields(RoutingOptions)
     if option.name not in ("route", "learned", "block", "fp32_after", "checkpoint")
 }
+# What else decides how tokens are routed, by what is in the treatment's name: it is named where
+# treatments of one name differ in it.
+_FURTHER = {
+    "REPA": ("train.encoder", "train.align_weight", "backbone.align"),
+    "MaskDiT": ("train.mae_weight", "backbone.decoder"),
+    "TREAD v1": ("train.loss",),
+    "selection=blocks": ("routing.block",),
+}
 
 
 def named(frame: pd.DataFrame) -> pd.DataFrame:
@@ -54,7 +62,9 @@ def named(frame: pd.DataFrame) -> pd.DataFrame:
         treatment=[treatment(row) for row in frame.to_dict("records")],
     )
     apart = [*_PROTOCOL, *(c for c in _columns(frame) if c not in _IN_HEAD)]
-    frame = frame.assign(setting=frame["base"].map(labelled(frame, apart)))
+    frame = frame.assign(
+        setting=frame["base"].map(labelled(frame, apart)), treatment=_told_apart(frame)
+    )
     frame.attrs = attrs
     return frame
 
@@ -70,10 +80,21 @@ def treatment(row: Mapping[Any, Any]) -> str:
         value = row.get(f"config.routing.{key}")
         # The variant's name says these already.
         said = key == "reinsert" and value == "none"
-        said = said or (key == "remove" and variant != "delayed removal")
+        said = said or (key == "remove" and variant.startswith("no removal"))
         if not (said or pd.isna(value) or str(value) == usual):
             options.append(f"{key}={value}")
     return ", ".join(options)
+
+
+def _told_apart(frame: pd.DataFrame) -> pd.Series:
+    """Return treatments, those of one base and name with the keys in which they still differ."""
+    found = frame["treatment"].copy()
+    for (_, name), part in frame.groupby(["base", "treatment"], sort=False):
+        keys = tuple(f"config.{k}" for word, more in _FURTHER.items() if word in name for k in more)
+        own = _keys(part, [column for column in frame if column.startswith(keys)])
+        for place, text in zip(part.index, own, strict=True):
+            found[place] = f"{name}, {text}".removesuffix(", ").replace("config.", "")
+    return found
 
 
 def parent(init: object) -> str | None:
