@@ -174,6 +174,9 @@ def _masking_rows(base: Base, memory: Memory) -> list[tuple[Cell, list[Value]]]:
     for cell in cells:
         entries: list[Value] = [cell.treatment]
         for cost in _BUDGETS:
+            if cost == "hours" and not same_machine(*cells):
+                entries += [OTHER_MACHINE, ""]
+                continue
             values = _scores_at(cell, cost, budget[cost])
             dense = _scores_at(base.dense, cost, budget[cost]) if base.dense else {}
             delta = ours(paired(dense, values), digits, signed=True)

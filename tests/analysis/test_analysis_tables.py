@@ -629,6 +629,19 @@ def test_masking_has_paired_differences_at_every_budget(tmp_path):
     assert find(table, "dit", "dense")["\u0394 steps"].value is None
 
 
+def test_no_clock_time_of_two_machines_is_compared(tmp_path):
+    for seed in range(3):
+        for route, over in (("none", {}), ("2-8", {}), ("2-8", {"routing__reinsert": "none"})):
+            folder = write(tmp_path, route=route, seed=seed, **over)
+            device = "H100" if route == "2-8" else "H200"
+            (folder / "env.json").write_text(json.dumps({"device": device}))
+    columns = {"speedup": "Speed-up, hours", "throughput": "Speed-up", "masking": "Equal time"}
+    for name, column in columns.items():
+        assert find(make(name, tmp_path), "dit", "2-8")[column].text == "other machine"
+    routed = find(make("masking", tmp_path), "dit", "2-8")
+    assert routed["\u0394 time"].value is None and routed["Equal FLOPs"].value is not None
+
+
 @pytest.mark.parametrize(
     "steps, said", [(400, ", after 400 steps"), (600, ", after 400 steps (4-8: 600)")]
 )
