@@ -16,6 +16,7 @@ from analysis.figures.style import Options, Plot, styled
 from analysis.runs.cells import Base, Cell, Study, same_machine
 from analysis.runs.grouping import shared, short
 from analysis.tables.equal_cost import reach, speedup
+from analysis.tables.score_entries import metric_decimals
 
 AXES = (("step", "training steps"), ("macs", "training multiply-adds"), ("hours", "training time"))
 # On one page: settings, panels of other methods, recipes of samples.
@@ -300,7 +301,8 @@ def samples(study: Study) -> Plot | None:
                 value = row.get(base.score)
                 about = f"{cell.treatment}, step {row['step']}, seed {row['seed']}"
                 if not pd.isna(value):
-                    about += f", {base.metric.split(' ')[0]} {value:.2f}"
+                    digits = metric_decimals(base.metric)
+                    about += f", {base.metric.split(' ')[0]} {value:.{digits}f}"
                 # About 17 characters an inch.
                 width = int(17 * figure.get_figwidth() / columns)
                 title = f"{fill(names[base.label], width)}\n{fill(about, width)}"

@@ -17,6 +17,7 @@ from analysis.runs.cells import Base, Cell, Study
 from analysis.runs.grouping import shared, short
 from analysis.runs.seed_statistics import extent, mean_std
 from analysis.tables import guidance_table
+from analysis.tables.score_entries import metric_decimals
 
 # Maps on one page.
 _MAPS = 6
@@ -74,7 +75,7 @@ def _guidance_map(ax: Axes, part: pd.DataFrame, ends: tuple[float, float]) -> No
     rows.reverse()
     values = [[known.get((y, x), {}).get("value", np.nan) for x in columns] for y in rows]
     ax.set_facecolor("#f2f2f2")
-    higher = part["better"].iloc[0] == "higher"
+    higher, digits = part["better"].iloc[0] == "higher", metric_decimals(part["metric"].iloc[0])
     # The dark end is the better one.
     cmap = colormaps["viridis_r" if higher else "viridis"]
     image = ax.imshow(values, cmap=cmap, vmin=ends[0], vmax=ends[1], aspect="auto", zorder=1)
@@ -83,7 +84,7 @@ def _guidance_map(ax: Axes, part: pd.DataFrame, ends: tuple[float, float]) -> No
             style.centred(ax, x, y, "\u00d7", color="#999999")
             continue
         value, std = (known[strong, weak][name] for name in ("value", "std"))
-        text = f"{value:.2f}" + ("" if pd.isna(std) else f"\n\u00b1{std:.2f}")
+        text = f"{value:.{digits}f}" + ("" if pd.isna(std) else f"\n\u00b1{std:.{digits}f}")
         ink = style.ink(cmap(image.norm(value)))
         style.centred(ax, x, y, text, color=ink, fontsize=7, linespacing=1.1)
     place = (max if higher else min)(known, key=lambda rates: known[rates]["value"])

@@ -18,7 +18,7 @@ from analysis.runs.run_files import model_arguments
 from analysis.runs.seed_statistics import ENOUGH_SEEDS, extent, mean_std
 from analysis.tables import paper
 from analysis.tables.ablations import half, plain_routes, span_order
-from analysis.tables.score_entries import gap
+from analysis.tables.score_entries import gap, metric_decimals
 from backbones.cost import cost as count_cost
 
 
@@ -82,7 +82,7 @@ def placement(study: Study) -> Plot | None:
 
 
 def _panel(ax: Axes, rows: list[dict[str, Any]], places: dict[str, int], largest: float) -> None:
-    depth = rows[0]["depth"]
+    depth, digits = rows[0]["depth"], metric_decimals(rows[0]["metric"])
     usual = Counter(row["step"] for row in rows).most_common(1)[0][0]
     norm, cmap = TwoSlopeNorm(0, -largest, largest), colormaps[style.SIGNED]
     by_route = {row["route"]: row for row in rows}
@@ -93,9 +93,9 @@ def _panel(ax: Axes, rows: list[dict[str, Any]], places: dict[str, int], largest
             continue
         face = cmap(norm(row["delta"] * row["sign"]))
         _bar(ax, route, y, facecolor=face, edgecolor="#555555")
-        text = f"{row['delta']:+.2f}"
+        text = f"{row['delta']:+.{digits}f}"
         if row["high"] is not None:
-            text += f" \u00b1 {(row['high'] - row['low']) / 2:.2f}"
+            text += f" \u00b1 {(row['high'] - row['low']) / 2:.{digits}f}"
         text += "\u2020" if row["n"] is not None and row["n"] < ENOUGH_SEEDS else ""
         text += "" if row["step"] == usual else f" (step {row['step']})"
         ax.text(depth - 0.2, y, text, ha="left", va="center", fontsize=7, color="#333333")

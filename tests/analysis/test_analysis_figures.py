@@ -11,7 +11,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 import analysis
-from analysis import figures
+from analysis import figures, findings
 from analysis.figures import style
 from analysis.figures.layer_maps import ORDERS
 from analysis.runs.cells import Study
@@ -45,6 +45,25 @@ def test_colours_are_one_per_backbone_and_distinct():
     named = [style.colour(name) for name in ("dit", "mamba", "rwkv", "lightningdit")]
     assert len(set(named)) == 4 and style.colour("dit") == style.colour("dit")
     assert style.colour("somebody-else") not in named
+
+
+@pytest.mark.parametrize(
+    ("metric", "digits"), [("FD-500", 2), ("recall-500", 3), ("heldout-loss-360", 4), ("KD-500", 5)]
+)
+def test_pictures_and_sentences_have_the_digits_of_the_tables(tmp_path, metric, digits):
+    for place, route in enumerate(("none", "2-8", "3-8", "4-8")):
+        folder = write(tmp_path, route=route, samples=True)
+        line = score({}, 400, 0.5 - 0.1 * place, metric=metric, features=None)
+        guided = line | {"guidance": "routed scale=1.5"}
+        pairs = [f"routed scale=1.5 strong={a} weak={b}" for a in (0, 0.3) for b in (0.7, 0.8)]
+        rows = [line, *({**guided, "guidance": pair} for pair in pairs)]
+        (folder / "scores.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    study = Study.of(tmp_path, metric)
+    for name, text in (("route_placement", "-0.1"), ("guidance", "0.2"), ("samples", "0.5")):
+        drawn = [each.get_text() for each in figures.make(name, study).figure.findobj(Text)]
+        words = " ".join(drawn).replace("\u2020", "").split()
+        assert f"{float(text):.{digits}f}" in words, name
+    assert f"best 4-8 ({0.2:.{digits}f})" in findings.make("placement", study)
 
 
 def test_placement_draws_the_paired_differences(runs):
