@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import io
 import itertools
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def html(study: Study, title: str | None = None, say: Callable[[str], object] = 
     known["route"] = [route for route in known["route"] if route != "none"]
     say("samples and runs")
     return TEMPLATES.get_template("report.html").render(
-        title=title or f"Runs in {Path(attrs.get('root', 'runs')).name}",
+        title=title or f"Runs in {os.path.basename(os.path.abspath(attrs.get('root', 'runs')))}",
         css=Markup(css),
         js=Markup(js),
         css_hash=_hash(css),

@@ -1,6 +1,7 @@
 """What differs between runs: two of them side by side, or any number by the keys that vary."""
 
 import argparse
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,7 +47,7 @@ def pair(
 
 
 def _read(folder: str | Path) -> dict[str, Any]:
-    path = Path(folder)
+    path = Path(os.path.abspath(folder))
     if not path.is_dir():
         raise AnalysisError(f"{folder} is not a run folder; give two folders of finished runs")
     try:
@@ -65,16 +66,15 @@ def _read(folder: str | Path) -> dict[str, Any]:
 def text(first: str | Path, second: str | Path) -> str:
     """Return the comparison of two runs as aligned text."""
     config, scores, rest = pair(first, second)
-    steps = [_read(folder).get("step") for folder in (first, second)]
-    names = zip("AB", (first, second), steps, strict=True)
-    lines = [f"{side}  {Path(folder).name}, step {step}" for side, folder, step in names]
+    names = [(row["run"], row["step"]) for row in map(_read, (first, second))]
+    lines = [f"{side}  {name}, step {step}" for side, (name, step) in zip("AB", names, strict=True)]
     for title, rows in (("config", config), ("scores", scores), ("size, cost and time", rest)):
         lines += ["", title if rows else f"{title}: the same"]
         width = max((len(row.key) for row in rows), default=0)
         column = max((len(_show(row.first)) for row in rows), default=0)
         for row in rows:
             # A score after more steps is no difference of the configurations.
-            paired = title == "scores" and steps[0] == steps[1] and None not in row
+            paired = title == "scores" and names[0][1] == names[1][1] and None not in row
             gap = f"   ({row.second - row.first:+.4g})" if paired else ""
             sides = f"{_show(row.first):>{column}}  ->  {_show(row.second)}{gap}"
             lines.append(f"  {row.key:<{width}}  {sides}".rstrip())

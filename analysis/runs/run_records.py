@@ -87,7 +87,8 @@ def find(root: str | os.PathLike[str]) -> list[Path]:
     Raises:
         AnalysisError: if `root` is no folder.
     """
-    top = Path(root)
+    # A run is called by its folder's name, which `.` and `..` do not say.
+    top = Path(os.path.abspath(root) if Path(root).name in ("", "..") else root)
     if not top.is_dir():
         raise AnalysisError(
             f"{root} is not a folder; give the folder that holds the runs, such as runs"

@@ -47,6 +47,18 @@ def test_compare_takes_no_difference_between_unequal_steps(tmp_path, capsys):
     assert METRIC in text and "(+" not in text and "(-" not in text
 
 
+@pytest.mark.parametrize("typed", [".", "..", "./", "../."])
+def test_a_run_that_is_the_working_directory_has_its_name(tmp_path, monkeypatch, capsys, typed):
+    run = write(tmp_path)
+    (run / "checkpoints").mkdir()
+    monkeypatch.chdir(run / "checkpoints" if ".." in typed else run)
+    assert main(["compare", typed, typed]) == main(["list", typed]) == 0
+    out = capsys.readouterr().out
+    assert f"A  {run.name}, step 400" in out and f"done        {run.name}" in out
+    assert main(["report", typed, "--out", str(tmp_path / "page.html")]) == 0
+    assert f"<title>Runs in {run.name}" in (tmp_path / "page.html").read_text()
+
+
 def test_compare_finds_no_difference_in_a_run_with_several_rates(tmp_path):
     run = write(tmp_path, route="0-4@0.25+6-9@0.75")
     assert compare.text(run, run).endswith("size, cost and time: the same")
