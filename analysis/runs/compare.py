@@ -42,6 +42,8 @@ def pair(
             continue
         same = a == b or (a != a and b != b)  # the rate of a route with several is NaN
         if kind == "score" or not same:
+            if kind == "config":  # unset is not the same as unknown to a run's version
+                a, b = ("null" if row.get(key, 0) is None else row.get(key) for row in (one, two))
             found[kind].append(Difference(key.removeprefix(f"{kind}."), a, b))
     return found["config"], found["score"], found[""]
 

@@ -47,6 +47,13 @@ def test_compare_takes_no_difference_between_unequal_steps(tmp_path, capsys):
     assert METRIC in text and "(+" not in text and "(-" not in text
 
 
+def test_compare_shows_what_a_run_leaves_unset_as_null(tmp_path, capsys):
+    first, second = write(tmp_path), write(tmp_path, train__clip=1.0, train__beside=2)
+    assert main(["compare", str(first), str(second)]) == 0
+    lines = capsys.readouterr().out.split("\n")
+    assert "  train.clip       null  ->  1" in lines and "  train.beside  missing  ->  2" in lines
+
+
 @pytest.mark.parametrize("typed", [".", "..", "./", "../."])
 def test_a_run_that_is_the_working_directory_has_its_name(tmp_path, monkeypatch, capsys, typed):
     run = write(tmp_path)
