@@ -401,15 +401,24 @@ def _collect(
 
 
 def with_weights(given: Sequence[Path]) -> list[Path]:
-    """Return runs with weights at or below folders, and exported files; `AnalysisError` if none."""
-    found = [run for top in given for run in ([top] if top.suffix == ".safetensors" else find(top))]
-    files = [run if run.suffix == ".safetensors" else run / "model.safetensors" for run in found]
-    finished = [run for run, file in zip(found, files, strict=True) if file.is_file()]
-    if not finished:
+    """Return runs with weights at or below folders, and exported files; name what has none yet.
+
+    `AnalysisError` where an exported file is missing, or nothing has weights.
+    """
+    found: dict[Path, list[Path]] = {}
+    for top in given:
+        exported = top.suffix == ".safetensors"
+        if exported and not top.is_file():
+            raise AnalysisError(f"{top} is no file; give run folders or exported .safetensors")
+        runs = [top] if exported else find(top)
+        found[top] = [r for r in runs if exported or (r / "model.safetensors").is_file()]
+    if not any(found.values()):
         raise AnalysisError(
             f"no run with weights below {given[0]}; give a folder with model.safetensors in it"
         )
-    return list(dict.fromkeys(finished))
+    for top in (top for top, runs in found.items() if not runs):
+        print(f"no weights: {shown(top)}", file=sys.stderr)
+    return list(dict.fromkeys(run for runs in found.values() for run in runs))
 
 
 def beside(run: Path, name: str) -> Path:

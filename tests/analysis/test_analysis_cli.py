@@ -9,6 +9,7 @@ from analysis_runs import ACCURACY, METRIC, write
 
 from analysis.analysis_command import main, parser
 from analysis.runs import compare
+from analysis.runs.run_records import AnalysisError, with_weights
 
 
 @pytest.fixture
@@ -134,6 +135,15 @@ def test_list_shows_every_folder_with_its_state(runs, capsys):
     )
 
 
+def test_a_run_without_weights_beside_one_with_them_is_named(runs, capsys):
+    first, second, *_ = folders(runs)
+    (first / "model.safetensors").touch()
+    assert with_weights([second, runs, first]) == [first]
+    assert capsys.readouterr().err == f"no weights: {second}\n"
+    with pytest.raises(AnalysisError, match="missing.safetensors is no file"):
+        with_weights([first, runs / "missing.safetensors"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -145,6 +155,8 @@ def test_list_shows_every_folder_with_its_state(runs, capsys):
         (["compare", ".", "."], "cannot be compared"),
         (["similarity", "."], "no run with weights"),
         (["guidance-scale", "."], "no run with weights"),
+        (["similarity", "absent.safetensors"], "absent.safetensors is no file"),
+        (["guidance-scale", __file__, "absent.safetensors"], "is not a folder"),
         (["list", "absent"], "not a folder"),
     ],
 )
