@@ -140,6 +140,9 @@ def response(study: Study) -> Plot | None:
         ax.set_xticks(range(len(settings)), ticks)
         ax.tick_params(axis="x", labelrotation=90)
         ax.margins(x=0.08)
+    for column in axes.T:  # where the lowest line has fewer panels, the one above says the scales
+        lowest = [ax for ax in column if ax.get_visible()][-1]
+        lowest.tick_params(axis="x", labelbottom=True)
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=min(4, len(handles)))
     return Plot.of("response", figure, frame, names=shared(names))
 

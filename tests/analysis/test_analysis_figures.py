@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from analysis_runs import METRIC, score, study, write
+from analysis_runs import ACCURACY, METRIC, score, study, write
 from matplotlib.text import Text
 from PIL import Image
 
@@ -124,6 +124,31 @@ def test_rate_and_guidance_draw_the_data_of_the_runs(runs):
     assert best == grid.min() == pytest.approx(plot.data["value"].min())
     assert shade[grid == best].sum() == min(shade[~grid.mask].sum(axis=-1))
     assert (plot.data["n"] == 2).all() and plot.data["std"].notna().all()
+
+
+def test_a_rate_beyond_the_papers_is_on_the_page(tmp_path):
+    for route in ("none", "2-8", "2-8@0.9"):
+        write(tmp_path, route=route)
+    plot = figures.make("selection_rate", tmp_path)
+    assert plot.data["rate"].max() == 0.9
+    assert all(ax.get_xlim()[1] > 0.9 for ax in plot.figure.axes)
+
+
+def test_every_column_of_responses_says_its_scales(tmp_path):
+    # The lower line has one metric less.
+    for backbone, metrics in (("dit", (METRIC, ACCURACY)), ("mamba", (METRIC,))):
+        folder = write(tmp_path, backbone, "2-8")
+        texts = ("none scale=1.0", "cfg scale=1.5", "cfg scale=2.0")
+        rows = [
+            score({}, 400, 0.5, name, key="fd" if name == METRIC else "accuracy", guidance=text)
+            for name in metrics
+            for text in texts
+        ]
+        (folder / "scores.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    axes = figures.make("response", tmp_path).figure.axes
+    shown = [ax for ax in axes if ax.get_visible()]
+    assert len(axes) == 4 and len(shown) == 3
+    assert [ax.xaxis.get_tick_params()["labelbottom"] for ax in shown] == [False, True, True]
 
 
 @pytest.mark.parametrize("more", ["low=0.3 high=2.0", "checkpoint=run@5", "null_class=True", "subsets=nested"])
