@@ -55,6 +55,9 @@ def similarity(
             raise AnalysisError(
                 f"{item.label} has no array {key!r}; it has {', '.join(sorted(item.arrays))}"
             )
+    if len({item.protocol.get("data") for item in maps}) > 1:  # titles name them, too
+        own = [{**m.protocol, "size": "{size}, {data}".format_map(m.protocol)} for m in maps]
+        maps = [dataclasses.replace(m, protocol=p) for m, p in zip(maps, own, strict=True)]
     lowest = min(float(np.nanmin(item.arrays[key])) for item in maps)
     # One line per route where every model has the same ones: read down and across.
     models, routes = (len(set(names)) for names in zip(*map(_place, maps), strict=True))
@@ -78,7 +81,8 @@ def similarity(
         for item in maps
         for (i, j), value in np.ndenumerate(item.arrays[key])
     )
-    what, protocol = _WHAT.get(key, "Similarity"), maps[0].protocol_line()
+    what = _WHAT.get(key, "Similarity")
+    protocol = " ".join(dict.fromkeys(item.protocol_line() for item in maps))
     plot = Plot.of("similarity", figure, data, what=what, lowest=lowest, protocol=protocol)
     return dataclasses.replace(plot, name=name)
 
@@ -116,9 +120,9 @@ def similarity_maps(study: Study) -> Plot | None:
     """Draw the files `similarity.npz` of the study's run folders; None without one."""
     # One broken file must not take the other figures with it.
     maps = read_beside(study.runs, "similarity.npz", read)
-    # One map per architecture and route says it; further seeds say it again.
-    first = {item.label: item for item in reversed(maps)}
-    return similarity([first[label] for label in sorted(first)]) if first else None
+    # One map per data set, architecture and route says it; further seeds say it again.
+    first = {(item.protocol["data"], item.label): item for item in reversed(maps)}
+    return similarity([first[name] for name in sorted(first)]) if first else None
 
 
 # --- scan paths and selections --------------------------------------------------------------------

@@ -268,12 +268,32 @@ def test_selections_keep_the_same_number_in_every_draw():
     assert (counts.drop("quad", level=0) == 8).all() and (counts["quad"] == 4).all()
 
 
-def similar(route="2-8", depth=12, backbone="dit"):
+def test_similarity_maps_of_every_data_set_are_drawn_and_named(tmp_path):
+    for data in ("mnist", "fashion"):
+        for route in ("none", "2-8"):
+            folder = write(tmp_path, route=route, data__name=data)
+            similar(route, data=data).save(folder / "similarity.npz")
+    plot = figures.make("similarity", tmp_path)
+    shown = [ax.get_title("left") for ax in plot.figure.axes if ax.images]
+    models = ("dit-T/1, fashion", "dit-T/1, mnist")
+    assert shown[:4] == [f"{m}, {r}" for r in ("dense", "route 2-8") for m in models]
+    assert set(plot.data["run"]) == set(shown[:4])
+
+
+def test_the_caption_of_similarity_says_every_protocol():
+    one, two = similar(), similar("none")
+    two.protocol["samples"] = 99
+    caption = figures.similarity([one, two]).caption
+    assert one.protocol_line() in caption and two.protocol_line() in caption
+    assert figures.similarity([one, one]).caption.count("Protocol:") == 1
+
+
+def similar(route="2-8", depth=12, backbone="dit", data="digits"):
     generator = np.random.default_rng(0)
     values = np.clip(1 - generator.random((depth + 1, depth + 1)), 0.2, 1)
     np.fill_diagonal(values, 1)
     protocol = {
-        "backbone": backbone, "size": "T/1", "route": route, "levels": [0.1, 1.0], "samples": 4, "weights": "ema", "run": "r",
+        "backbone": backbone, "size": "T/1", "data": data, "route": route, "levels": [0.1, 1.0], "samples": 4, "weights": "ema", "run": "r",
     }  # fmt: skip
     return SimilarityFile({"cosine": values}, protocol)
 
