@@ -128,7 +128,7 @@ def placement(study: Study) -> list[str]:
         best, worst = (f"{name} ({mean:.{digits}f})" for mean, name in (ranked[0], ranked[-1]))
         few, many = blocks[: len(blocks) // 2], blocks[-(len(blocks) // 2) :]
         said.append(
-            f"**{base.model}**, {base.metric}: best {best}, worst {worst}; the better half of the "
+            f"**{base.label}**, {base.metric}: best {best}, worst {worst}; the better half of the "
             f"{len(ranked)} routes skips {sum(few) / len(few):.1f} blocks, the other "
             f"{sum(many) / len(many):.1f}."
         )
@@ -168,6 +168,5 @@ def make(name: str, study: Study, having: Iterable[str] = ()) -> str:
 
 def _name(base: Base, dense: Cell, routed: Cell) -> str:
     pairs = gap(routed, dense, base.score)
-    data = f"{base.model}, {base.any.first('data')}"
     after = f"after {routed.steps:.0f} steps (n={pairs.n if pairs else 0})"
-    return f"{data}, {routed.treatment} against dense {after}"
+    return f"{base.label}, {routed.treatment} against dense {after}"

@@ -465,8 +465,7 @@ def _costs_row(base: Base, memory: Memory) -> list[Value]:
     sparse = routed.estimate("macs_routed_no_attention") if routed else None
     scores = (score(base, dense), score(base, routed), difference(base, routed, dense))
     costs = (macs.mean / 1e9 if macs else None for macs in (full, sparse))
-    name = f"{base.model} on {base.any.first('data')}"
-    return [name, token_count(base), *scores, *costs, *memory.entries(base, dense, routed)]
+    return [base.label, token_count(base), *scores, *costs, *memory.entries(base, dense, routed)]
 
 
 def _paper_costs(row: dict[str, Any]) -> list[Value]:

@@ -192,7 +192,7 @@ def test_without_three_settings_there_is_no_curve(tmp_path):
 
 def test_findings_say_what_the_tables_show(runs):
     dit, mamba = findings.main(runs)
-    assert dit.startswith("**dit-T/1, digits, 2-8 against dense after 400 steps (n=3)**: FD-500 ")
+    assert dit.startswith("**dit-T/1, digits, edm, scale tiny, 2-8 against dense after 400 steps (n=3)**: FD-500 ")
     # Dense 50 + seed, routed 40 + 2 seed: -9 on average over seeds 0 to 2, whose interval is known.
     assert "FD-500 (digits-classifier) -9.00 [-11.48, -6.52]: better" in dit
     assert "accuracy-500 (digits-classifier) -9.000 [-11.484, -6.516]: worse" in dit

@@ -17,6 +17,7 @@ import pytest
 from analysis_runs import ACCURACY, METRIC, score, study, write
 
 import analysis
+from analysis import findings
 from analysis.runs import seed_statistics
 from analysis.runs.cells import Study
 from analysis.runs.run_records import AnalysisError
@@ -337,7 +338,7 @@ def test_scaling_and_resolution_find_their_runs(tmp_path):
     scaling = make("relative_absolute", source)
     assert find(scaling, "dit", "relative: 4-16 of 24 blocks")["Paper"].value == 18.81
     assert find(scaling, "dit", "absolute: 2-20 of 24 blocks")["Ours"].n == 3
-    coco = find(make("text", source), "scenes", "dit-M/2 on scenes")
+    coco = find(make("text", source), "scenes", "dit-M/2, scenes, edm, scale tiny")
     assert coco["Paper dense"].value == 35.68 and coco["Dense"].n == 3
 
 
@@ -554,6 +555,19 @@ def test_more_tokens_of_the_same_pictures_stand_in_one_group(tmp_path):
     table = make("tokens", tmp_path)
     assert len(table.groups) == 1
     assert [row.entries[1].value for row in table.rows] == [256, 1024]
+
+
+def test_settings_of_one_model_have_names_of_their_own(tmp_path):
+    for over in ({}, {"objective__name": "flow"}, {"train__lr": 0.1}):
+        for route in ("none", "2-8", "3-8", "4-8"):
+            write(tmp_path, route=route, size="T/2", **over)
+        write(tmp_path, route="2-8", size="T/1", **over)
+    study = Study.of(tmp_path)
+    names = [row.entries[0].text for row in make("tokens", study).rows]
+    assert len(names) == len(set(names)) == 6
+    for kind in ("main", "cost", "placement"):
+        about = [line.split("**")[1] for line in findings.FINDINGS[kind](study)]
+        assert len(about) == len(set(about)) == 3
 
 
 def append(folder, *more):
