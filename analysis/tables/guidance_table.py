@@ -61,7 +61,7 @@ def evaluations(
     known = study.scores
     if known.empty:
         return pd.DataFrame()
-    rows = known[known["run"].isin(cell.runs["run"])]
+    rows = known[known["run"].isin(cell.runs["run"])].dropna(subset=["seed", "step"])
     # By kind: the cell's runs may have been scored at another number of samples than the base's.
     about = study.runs.attrs.get("metrics", {}).get(metric, {})
     for key in ("key", "features"):

@@ -251,3 +251,15 @@ def test_unequal_steps_and_seeds_without_a_pair_are_no_part_of_a_sentence(tmp_pa
 
 def test_a_finding_below_three_seeds_is_none():
     assert findings.verdict(paired({0: 1.0, 1: 2.0}, {0: 3.0, 1: 4.5}), "lower").startswith("too")
+
+
+@pytest.mark.parametrize("missing", ["seed", "step"])
+def test_scores_without_a_seed_or_a_step_are_left_out_of_guidances(tmp_path, missing):
+    folder = write(tmp_path, route="2-8", guidance=True)
+    file = folder / ("summary.json" if missing == "seed" else "scores.jsonl")
+    lines = [json.loads(line) | {missing: None} for line in file.read_text().splitlines()]
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert analysis.load(tmp_path).attrs["damaged"] == []
+    for name in ("response", "guidance"):
+        assert not analysis.tables.make(name, tmp_path).covered
+        assert analysis.figures.make(name, tmp_path) is None
