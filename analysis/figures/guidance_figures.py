@@ -164,35 +164,38 @@ def _curve(ax: Axes, curve: pd.DataFrame, settings: list[str], tokens: str) -> A
 
 @styled
 def draw(files: Sequence[dict[str, Any]]) -> Plot | None:
-    """Draw what `analysis.guidance_scale` stored by backbone, data and form; None without any."""
+    """Draw what `analysis.guidance_scale` stored by recipe, steps and form; None without any."""
     about = ("run", "backbone", "data", "route", "seed", "step")
     frame = pd.DataFrame(
-        {"setting": guidance_table.scale_label(found), **{key: found[key] for key in about}, **row}
-        for found in files
+        {"setting": setting, **{key: found[key] for key in about}, **row}
+        | {"panel": f"{guidance_table.recipe(found)}, after {found['step']:.0f} steps"}
+        for setting, found in zip(guidance_table.settings(files), files, strict=True)
         for row in found["rows"]
-    ).reindex(columns=["setting", *about, "pair", "level", *guidance_table.NUMBERS])
+    ).reindex(columns=["setting", *about, "pair", "level", *guidance_table.NUMBERS, "panel"])
     curves = frame[frame["pair"].isin(("dense", "routed")) & frame["level"].notna()]
+    rivals = curves.groupby(["backbone", "data"])["panel"].transform("nunique")
     groups = [
-        (key, form, part)
-        for key, part in curves.groupby(["backbone", "data"], sort=False)
+        (str(panel), form, part)
+        for panel, part in curves.groupby("panel", sort=False)
         for form in guidance_table.FORMS
         if part[form].notna().any()
     ]
     if not groups:
         return None
     figure, axes = style.panels(len(groups), 2, 2.4)
-    for ax, (key, form, part) in zip(axes.flat, groups, strict=False):
-        backbone, data = map(str, key)
+    for ax, (panel, form, part) in zip(axes.flat, groups, strict=False):
+        backbone, data = map(str, part[["backbone", "data"]].iloc[0])
         ax.axhline(1, color="#999999", linewidth=0.8, zorder=1)
         for setting, same in part.groupby(["setting", "route", "pair"], sort=False):
             levels = same.astype({name: float for name in guidance_table.NUMBERS}).groupby("level")
-            _, route, pair = map(str, cast(tuple[str, ...], setting))
+            text, route, pair = map(str, cast(tuple[str, ...], setting))
             dense = route == "none"
             name = "dense net" if dense else f"route {route}, {pair} pass"
+            name += text.partition(f"{part['step'].iloc[0]:.0f} steps")[2]  # a run that has a rival
             shade = "#555555" if dense else style.colour(backbone)
             look = style.line("dense" if dense else "2-8" if pair == "dense" else pair)
             mean, low, high = (levels[f"{form}{end}"] for end in ("", "_low", "_high"))
-            ax.plot(mean.mean(), color=shade, label=name, **look)
+            ax.plot(mean.mean(), color=shade, label=fill(name, 40), **look)
             band = (mean.mean().index, low.min(), high.max())
             ax.fill_between(*band, color=shade, alpha=0.15, linewidth=0)
         places = sorted(part["level"].unique())
@@ -200,6 +203,7 @@ def draw(files: Sequence[dict[str, Any]]) -> Plot | None:
         ax.set_xticks(places, [f"{place:.3g}" for place in places])
         ax.minorticks_off()
         ax.set(xlabel="noise level: sigma over the data's std", ylabel=f"w_eff, {form}")
-        ax.set_title(f"{backbone}, {data}", color=style.colour(backbone))
+        title = fill(panel, 48) if rivals[part.index[0]] > 1 else f"{backbone}, {data}"
+        ax.set_title(title, color=style.colour(backbone))
         ax.legend(frameon=False)
-    return Plot.of("guidance_scale", figure, frame)
+    return Plot.of("guidance_scale", figure, frame.drop(columns="panel"))

@@ -323,6 +323,17 @@ def scale_label(found: dict[str, Any]) -> str:
     return f"{recipe(found)}, {route}, after {found['step']:.0f} steps"
 
 
+def settings(files: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the label of each file, with its run where a seed of one label stands twice."""
+    labels = [scale_label(found) for found in files]
+    seeds = Counter((label, found["seed"]) for label, found in zip(labels, files, strict=True))
+    return [
+        # No second seed: who knows what tells them apart.
+        label + (f": {found['run']}" if seeds[label, found["seed"]] > 1 else "")
+        for label, found in zip(labels, files, strict=True)
+    ]
+
+
 def scale_table(files: Sequence[dict[str, Any]], levels: bool = False) -> Table:
     """Return the scales by setting and pair.
 
@@ -331,11 +342,7 @@ def scale_table(files: Sequence[dict[str, Any]], levels: bool = False) -> Table:
     """
     columns = (*Column.each("Strong over weak", "Sigma", numeric=False), *Column.each(*_HEADINGS))
     groups: dict[tuple[str, str, float | None], list[dict[str, Any]]] = {}
-    seeds = Counter((scale_label(found), found["seed"]) for found in files)
-    for found in files:
-        heading = scale_label(found)
-        if seeds[heading, found["seed"]] > 1:  # no second seed: who knows what tells them apart
-            heading += f": {found['run']}"
+    for heading, found in zip(settings(files), files, strict=True):
         for row in found["rows"]:
             if levels or row.get("level") is None:
                 groups.setdefault((heading, row["pair"], row.get("level")), []).append(row)
