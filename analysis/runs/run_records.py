@@ -66,6 +66,8 @@ def unpack(archive: Path, folder: Path) -> Path:
     Raises:
         AnalysisError: If it is no archive with a folder `runs`.
     """
+    if not archive.is_file():
+        raise AnalysisError(f"the records {archive} are not there; give a folder of runs")
     place = folder / hashlib.sha256(archive.read_bytes()).hexdigest()[:12]
     if not place.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
