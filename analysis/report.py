@@ -131,8 +131,8 @@ def _answer(main: Table) -> Table:
         for row in main.rows
         if any(row.entries[i].n is not None and not row.entries[i].few for i in deltas)
     ]
-    left = len(main.only(ours=True).rows) - len(rows)
-    more = f"{left} settings more have no difference of {ENOUGH_SEEDS} seeds: see the main table."
+    left = len(main.only(ours=True).groups) - len({row.group for row in rows})
+    more = f"Settings without a difference of {ENOUGH_SEEDS} seeds: {left}, in the main table."
     notes = (*([more] if left else []), *main.notes)
     return dataclasses.replace(main, name="answer", rows=tuple(rows), notes=notes).only(own)
 
