@@ -158,8 +158,7 @@ def text(lines: Iterable[str]) -> str:
 def make(name: str, study: Study, having: Iterable[str] = ()) -> str:
     """Return the sentences of that name as Markdown; of settings whose name holds all the words.
 
-    Raises:
-        UserError: There is no such name.
+    `UserError` if there is no such name.
     """
     # A sentence begins with what it is said of, in bold.
     lines = ((line.split("**")[1], line) for line in pick("findings", name, FINDINGS)(study))

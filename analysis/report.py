@@ -45,10 +45,7 @@ def write(
     """Write the report of runs to an HTML file; return its path.
 
     Without `title` the heading names the folder. `say` hears of each of the `STAGES` parts as it
-    is done.
-
-    Raises:
-        AnalysisError: if the folder is none.
+    is done. `AnalysisError` if the folder is none.
     """
     path = Path(out)
     atomic_write(path, html(Study.of(source), title, say))

@@ -35,13 +35,12 @@ def _guidance_rows(study: Study, base: Base, cell: Cell) -> list[dict[str, Any]]
     frame = guidance_table.evaluations(study, base, cell, wanted=_rates)
     rows: list[dict[str, Any]] = []
     for text, part in () if frame.empty else frame.groupby("guidance"):
-        rates = _rates(str(text))
         estimate = mean_std(list(part.groupby("seed")["value"].mean()))
         if estimate:
             about = {"panel": base.label, "treatment": cell.treatment, "better": base.better}
             about |= {"backbone": base.any.first("backbone"), "metric": part["metric"].iloc[0]}
             score = {"value": estimate.mean, "std": estimate.std, "n": estimate.n}
-            rows.append({**about, **rates, **score, "step": int(part["step"].iloc[0])})
+            rows.append({**about, **_rates(str(text)), **score, "step": int(part["step"].iloc[0])})
     return rows
 
 
@@ -117,8 +116,7 @@ def response(study: Study) -> Plot | None:
     bases = list(dict.fromkeys(zip(frame["base"], frame["panel"], strict=True)))
     metrics = frame.groupby("base", sort=False)["metric"].unique()
     columns = max(map(len, metrics))
-    height = 1.35 * len(bases) + 0.75
-    figure, axes = style.canvas(height, len(bases), columns, sharex=True)
+    figure, axes = style.canvas(1.35 * len(bases) + 0.75, len(bases), columns, sharex=True)
     handles: dict[str, Any] = {}
     ticks = [name.removeprefix("CFG ") if i else name for i, name in enumerate(settings)]
     for (key, panel), row in zip(bases, axes, strict=True):
@@ -141,8 +139,7 @@ def response(study: Study) -> Plot | None:
         ax.tick_params(axis="x", labelrotation=90)
         ax.margins(x=0.08)
     for column in axes.T:  # where the lowest line has fewer panels, the one above says the scales
-        lowest = [ax for ax in column if ax.get_visible()][-1]
-        lowest.tick_params(axis="x", labelbottom=True)
+        [ax for ax in column if ax.get_visible()][-1].tick_params(axis="x", labelbottom=True)
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=min(4, len(handles)))
     return Plot.of("response", figure, frame, names=shared(names))
 

@@ -91,8 +91,7 @@ def _panel(ax: Axes, rows: list[dict[str, Any]], places: dict[str, int], largest
         if row is None:
             _bar(ax, route, y, facecolor="none", edgecolor="#BBBBBB", linestyle=":")
             continue
-        face = cmap(norm(row["delta"] * row["sign"]))
-        _bar(ax, route, y, facecolor=face, edgecolor="#555555")
+        _bar(ax, route, y, facecolor=cmap(norm(row["delta"] * row["sign"])), edgecolor="#555555")
         text = f"{row['delta']:+.{digits}f}"
         if row["high"] is not None:
             text += f" \u00b1 {(row['high'] - row['low']) / 2:.{digits}f}"
@@ -162,10 +161,9 @@ def rate(study: Study) -> Plot | None:
     known, look = paper.table("rate"), {"color": style.PAPER_COLOUR, "marker": "s"}
     axes[0][-1].plot(known["rate"], known["fid"], label="DiT-B/2, 2-8, step 400000", **look)
     axes[0][-1].set(title="Paper, Table 5", ylabel="FID-50K")
-    ends = (-0.06, max(0.75, frame["rate"].max()) + 0.06)
     for ax in axes[0]:
         ax.set(xlabel="share of tokens that skip (0: dense)")
-        ax.set(xticks=[0, 0.25, 0.5, 0.75], xlim=ends)
+        ax.set(xticks=[0, 0.25, 0.5, 0.75], xlim=(-0.06, max(0.75, frame["rate"].max()) + 0.06))
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2))
     return Plot.of("selection_rate", figure, frame, names=shared(names))
 

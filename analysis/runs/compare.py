@@ -30,8 +30,7 @@ def pair(
 ) -> tuple[list[Difference], list[Difference], list[Difference]]:
     """Return what differs between two runs: config, scores (equal ones too), cost and size.
 
-    Raises:
-        AnalysisError: if a folder is no finished run.
+    `AnalysisError` if a folder is no finished run.
     """
     one, two = _read(first), _read(second)
     found: dict[str, list[Difference]] = {"config": [], "score": [], "": []}
@@ -55,13 +54,9 @@ def _read(folder: str | Path) -> dict[str, Any]:
     try:
         row = read_run(path)
     except Damaged as error:
-        raise AnalysisError(
-            f"{folder} cannot be compared: {error}; give two folders of finished runs"
-        ) from None
+        raise AnalysisError(f"{folder} cannot be compared: {error}; give finished runs") from None
     if row.get("status") != "done":
-        raise AnalysisError(
-            f"{folder} is {row.get('status')}, not done; wait for its end before comparing"
-        )
+        raise AnalysisError(f"{folder} is {row.get('status')}, not done; wait for its end")
     return row
 
 

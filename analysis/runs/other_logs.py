@@ -19,6 +19,7 @@ from routing.parsing import Malformed, bytes_of, is_number, json_of, yaml_of
 
 _EVENTS, _CHART = "events.out.tfevents.", "wandb_export_"
 _TABLE = re.compile(rf"history\.(csv|jsonl?)|{_CHART}.*\.csv")
+_LOGS = re.compile(rf"{_TABLE.pattern}|{re.escape(_EVENTS)}.*|.*\.wandb")
 _DESCRIPTION, _SUMMARY = "run.yaml", "files/wandb-summary.json"
 # In this order; what stands later wins.
 _CONFIGS = (
@@ -38,10 +39,8 @@ _SCORE = re.compile(rf"({'|'.join(map(re.escape, _BETTER))})\S*-\d")
 
 def is_other(names: set[str]) -> bool:
     """Return whether a folder with these entries holds another trainer's logs."""
-    return {"summary.json", "status.json", "metrics.jsonl"}.isdisjoint(names) and any(
-        name.startswith(_EVENTS) or name.endswith(".wandb") or _TABLE.fullmatch(name)
-        for name in names
-    )
+    own = {"summary.json", "status.json", "metrics.jsonl"}
+    return own.isdisjoint(names) and any(map(_LOGS.fullmatch, names))
 
 
 def read_row(folder: Path) -> dict[str, Any]:
@@ -50,10 +49,8 @@ def read_row(folder: Path) -> dict[str, Any]:
     Where too little is known of its configuration, `Damaged` says what to add.
     """
     found = _configs(folder)
-    own, config = {field.name for field in dataclasses.fields(Config)}, dict[str, Any]()
-    for key, value in leaves(found).items():
-        if key.split(".")[0] in own:  # other keys mean nothing here
-            config[key] = value
+    own = {field.name for field in dataclasses.fields(Config)}  # other keys mean nothing here
+    config = {key: v for key, v in leaves(found).items() if key.split(".")[0] in own}
     for group in ("backbone", "data", "objective"):
         config[f"{group}.name"] = config.pop(group, config.get(f"{group}.name"))
     config["objective.name"] = config["objective.name"] or "unknown"
@@ -103,15 +100,15 @@ def records(folder: Path, name: str) -> list[dict[str, Any]]:
     asked = _configs(folder).get("columns") or {}
     if not isinstance(asked, dict) or not all(isinstance(v, str) for v in asked.values()):
         raise Damaged(f"{_DESCRIPTION}: columns must map our names to those of the logs")
-    found: dict[float, dict[str, Any]] = {}  # by step: charts and events have a number each
+    steps: dict[float, dict[str, Any]] = {}  # charts and events have a number each
     for logged in _logged(folder, sorted(entries)):
         line: dict[str, Any] = {k: v for k, v in logged.items() if is_number(v)}
         for ours, theirs in [*_USUAL.items(), *((k, (v,)) for k, v in asked.items())]:
             line[ours] = next((line[name] for name in theirs if name in line), line.get(ours))
         if line["step"] is not None:
             known = {key: value for key, value in line.items() if value is not None}
-            found.setdefault(line["step"], {}).update(known)
-    lines = [found[step] for step in sorted(found)]
+            steps.setdefault(line["step"], {}).update(known)
+    lines = [steps[step] for step in sorted(steps)]
     if name == "metrics.jsonl":
         return lines
     return [

@@ -192,9 +192,7 @@ def _scores_at(cell: Cell, cost: str, budget: float) -> dict[int, float]:
     found = {}
     for seed, path in cell.paths.items():
         known = path.dropna(subset=[cost])
-        if known.empty or not np.isfinite(budget):
-            continue
-        if float(known[cost].iloc[0]) <= budget * (1 + 1e-9):
+        if len(known) and known[cost].iloc[0] <= budget * (1 + 1e-9):  # NaN: no budget
             found[seed] = float(np.interp(budget, known[cost], known["value"]))
     return found
 

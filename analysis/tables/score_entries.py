@@ -141,8 +141,7 @@ class Memory:
         # Endless data cannot be memorised: there is nothing to miss.
         if name is None:
             return [Entry("not scored") for _ in cells]
-        column = f"score.{name}"
-        return [ours(cell.estimate(column) if cell else None, _DECIMALS) for cell in cells]
+        return [ours(cell.estimate(f"score.{name}") if cell else None, _DECIMALS) for cell in cells]
 
 
 def _name(known: dict[str, dict[str, Any]], base: Base) -> str | None:
