@@ -124,11 +124,13 @@ def placement(study: Study) -> list[str]:
         ranked = ranked if base.better == "lower" else ranked[::-1]
         depth = base.any.depth
         blocks = [len(Route.parse(name).resolve(depth).sparse_blocks) for _, name in ranked]
+        digits = metric_decimals(base.metric)
+        best, worst = (f"{name} ({mean:.{digits}f})" for mean, name in (ranked[0], ranked[-1]))
         few, many = blocks[: len(blocks) // 2], blocks[-(len(blocks) // 2) :]
         said.append(
-            f"**{base.model}**, {base.metric}: best {ranked[0][1]} ({ranked[0][0]:.2f}), worst "
-            f"{ranked[-1][1]} ({ranked[-1][0]:.2f}); the better half of the {len(ranked)} routes "
-            f"skips {sum(few) / len(few):.1f} blocks, the other {sum(many) / len(many):.1f}."
+            f"**{base.label}**, {base.metric}: best {best}, worst {worst}; the better half of the "
+            f"{len(ranked)} routes skips {sum(few) / len(few):.1f} blocks, the other "
+            f"{sum(many) / len(many):.1f}."
         )
     return said
 
@@ -156,8 +158,7 @@ def text(lines: Iterable[str]) -> str:
 def make(name: str, study: Study, having: Iterable[str] = ()) -> str:
     """Return the sentences of that name as Markdown; of settings whose name holds all the words.
 
-    Raises:
-        UserError: There is no such name.
+    `UserError` if there is no such name.
     """
     # A sentence begins with what it is said of, in bold.
     lines = ((line.split("**")[1], line) for line in pick("findings", name, FINDINGS)(study))
@@ -166,6 +167,5 @@ def make(name: str, study: Study, having: Iterable[str] = ()) -> str:
 
 def _name(base: Base, dense: Cell, routed: Cell) -> str:
     pairs = gap(routed, dense, base.score)
-    data = f"{base.model}, {base.any.first('data')}"
     after = f"after {routed.steps:.0f} steps (n={pairs.n if pairs else 0})"
-    return f"{data}, {routed.treatment} against dense {after}"
+    return f"{base.label}, {routed.treatment} against dense {after}"

@@ -282,9 +282,7 @@ class Measurement:
     def _predict(self, weights: Weights, routed: bool = False) -> Predictions:
         data = self.open(*weights)
         if not (data.model.num_classes or data.model.prefix) or not data.config.train.label_drop:
-            raise AnalysisError(
-                f"{weights} has no null class to compare with (task=none, or train.label_drop=0)"
-            )
+            raise AnalysisError(f"{weights} has no null class (task=none, or train.label_drop=0)")
         found: list[list[torch.Tensor]] = [[], [], []]
         for place, level in enumerate(self.levels):
             for index in self._batches(data, self.samples):

@@ -70,9 +70,7 @@ def build(chosen: list[str] | None = None, out: str | Path = FOLDER) -> list[Pat
     """Execute notebooks and write them as `<name>.ipynb`; return the paths."""
     for package in ("nbformat", "jupytext", "nbclient", "ipykernel"):
         if importlib.util.find_spec(package) is None:
-            raise AnalysisError(
-                f"notebooks need {package}, which is not installed: pip install -e '.[notebooks]'"
-            )
+            raise AnalysisError(f"notebooks need {package}: pip install -e '.[notebooks]'")
     import nbformat
 
     paths, every = [], chosen or names()

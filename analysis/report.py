@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import io
 import itertools
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,10 +45,7 @@ def write(
     """Write the report of runs to an HTML file; return its path.
 
     Without `title` the heading names the folder. `say` hears of each of the `STAGES` parts as it
-    is done.
-
-    Raises:
-        AnalysisError: if the folder is none.
+    is done. `AnalysisError` if the folder is none.
     """
     path = Path(out)
     atomic_write(path, html(Study.of(source), title, say))
@@ -80,7 +78,7 @@ def html(study: Study, title: str | None = None, say: Callable[[str], object] = 
     known["route"] = [route for route in known["route"] if route != "none"]
     say("samples and runs")
     return TEMPLATES.get_template("report.html").render(
-        title=title or f"Runs in {Path(attrs.get('root', 'runs')).name}",
+        title=title or f"Runs in {os.path.basename(os.path.abspath(attrs.get('root', 'runs')))}",
         css=Markup(css),
         js=Markup(js),
         css_hash=_hash(css),
@@ -130,8 +128,8 @@ def _answer(main: Table) -> Table:
         for row in main.rows
         if any(row.entries[i].n is not None and not row.entries[i].few for i in deltas)
     ]
-    left = len(main.only(ours=True).rows) - len(rows)
-    more = f"{left} settings more have no difference of {ENOUGH_SEEDS} seeds: see the main table."
+    left = len(main.only(ours=True).groups) - len({row.group for row in rows})
+    more = f"Settings without a difference of {ENOUGH_SEEDS} seeds: {left}, in the main table."
     notes = (*([more] if left else []), *main.notes)
     return dataclasses.replace(main, name="answer", rows=tuple(rows), notes=notes).only(own)
 

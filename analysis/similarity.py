@@ -69,9 +69,7 @@ class Protocol:
         if not 0 <= self.seed < 2**63:
             raise AnalysisError(f"similarity seed {self.seed}: a whole number of 0 or more")
         if not self.levels or not all(0 < level < math.inf for level in self.levels):
-            raise AnalysisError(
-                "similarity needs noise levels above 0, such as levels=(0.1, 1, 10)"
-            )
+            raise AnalysisError("similarity needs noise levels above 0, such as 0.1 1 10")
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,16 +125,14 @@ def read(path: str | Path) -> SimilarityFile:
                 raise ValueError("unpacks to more than a similarity file can hold")
             protocol = json_of(str(stored["protocol"]))
             arrays = {key: stored[key] for key in stored.files if key != "protocol"}
+            if not isinstance(protocol, dict) or protocol.pop("format", None) != FORMAT:
+                raise ValueError(f"not of the format {FORMAT}")
     except Exception as error:
         # Zip, zlib, numpy's parser of headers and JSON raise a dozen types between them.
         raise AnalysisError(
-            f"{path} is not a similarity file ({type(error).__name__}); "
+            f"{path} is not a {FORMAT} file ({type(error).__name__}); "
             "make one with python -m analysis similarity RUN"
         ) from None
-    if not isinstance(protocol, dict) or protocol.pop("format", None) != FORMAT:
-        raise AnalysisError(
-            f"{path} is not a {FORMAT} file; make one with python -m analysis similarity RUN"
-        )
     return SimilarityFile(arrays, protocol)
 
 
@@ -165,8 +161,7 @@ def hsic(hidden: Sequence[Tensor]) -> Tensor:
     m, sums = kernels.shape[1], kernels.sum(1)
     trace = kernels.flatten(1) @ kernels.flatten(1).T
     outer = torch.outer(sums.sum(1), sums.sum(1)) / ((m - 1) * (m - 2))
-    cross = 2.0 / (m - 2) * sums @ sums.T
-    return (trace + outer - cross) / (m * (m - 3))
+    return (trace + outer - 2.0 / (m - 2) * sums @ sums.T) / (m * (m - 3))
 
 
 def measure(
@@ -186,9 +181,7 @@ def measure(
     protocol = protocol or Protocol()
     data = HeldOut.open(run, weights=protocol.weights, device=device)
     if protocol.routed and data.config.resolved_route == "none":
-        raise AnalysisError(
-            f"{run} was trained without a route: leave routed out, or give a routed run"
-        )
+        raise AnalysisError(f"{run} is without a route: leave routed out, or give a routed run")
     return _measured(run, data, protocol)
 
 

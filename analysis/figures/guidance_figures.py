@@ -17,6 +17,7 @@ from analysis.runs.cells import Base, Cell, Study
 from analysis.runs.grouping import shared, short
 from analysis.runs.seed_statistics import extent, mean_std
 from analysis.tables import guidance_table
+from analysis.tables.score_entries import metric_decimals
 
 # Maps on one page.
 _MAPS = 6
@@ -34,13 +35,12 @@ def _guidance_rows(study: Study, base: Base, cell: Cell) -> list[dict[str, Any]]
     frame = guidance_table.evaluations(study, base, cell, wanted=_rates)
     rows: list[dict[str, Any]] = []
     for text, part in () if frame.empty else frame.groupby("guidance"):
-        rates = _rates(str(text))
         estimate = mean_std(list(part.groupby("seed")["value"].mean()))
         if estimate:
             about = {"panel": base.label, "treatment": cell.treatment, "better": base.better}
             about |= {"backbone": base.any.first("backbone"), "metric": part["metric"].iloc[0]}
             score = {"value": estimate.mean, "std": estimate.std, "n": estimate.n}
-            rows.append({**about, **rates, **score, "step": int(part["step"].iloc[0])})
+            rows.append({**about, **_rates(str(text)), **score, "step": int(part["step"].iloc[0])})
     return rows
 
 
@@ -74,7 +74,7 @@ def _guidance_map(ax: Axes, part: pd.DataFrame, ends: tuple[float, float]) -> No
     rows.reverse()
     values = [[known.get((y, x), {}).get("value", np.nan) for x in columns] for y in rows]
     ax.set_facecolor("#f2f2f2")
-    higher = part["better"].iloc[0] == "higher"
+    higher, digits = part["better"].iloc[0] == "higher", metric_decimals(part["metric"].iloc[0])
     # The dark end is the better one.
     cmap = colormaps["viridis_r" if higher else "viridis"]
     image = ax.imshow(values, cmap=cmap, vmin=ends[0], vmax=ends[1], aspect="auto", zorder=1)
@@ -83,7 +83,7 @@ def _guidance_map(ax: Axes, part: pd.DataFrame, ends: tuple[float, float]) -> No
             style.centred(ax, x, y, "\u00d7", color="#999999")
             continue
         value, std = (known[strong, weak][name] for name in ("value", "std"))
-        text = f"{value:.2f}" + ("" if pd.isna(std) else f"\n\u00b1{std:.2f}")
+        text = f"{value:.{digits}f}" + ("" if pd.isna(std) else f"\n\u00b1{std:.{digits}f}")
         ink = style.ink(cmap(image.norm(value)))
         style.centred(ax, x, y, text, color=ink, fontsize=7, linespacing=1.1)
     place = (max if higher else min)(known, key=lambda rates: known[rates]["value"])
@@ -116,8 +116,7 @@ def response(study: Study) -> Plot | None:
     bases = list(dict.fromkeys(zip(frame["base"], frame["panel"], strict=True)))
     metrics = frame.groupby("base", sort=False)["metric"].unique()
     columns = max(map(len, metrics))
-    height = 1.35 * len(bases) + 0.75
-    figure, axes = style.canvas(height, len(bases), columns, sharex=True)
+    figure, axes = style.canvas(1.35 * len(bases) + 0.75, len(bases), columns, sharex=True)
     handles: dict[str, Any] = {}
     ticks = [name.removeprefix("CFG ") if i else name for i, name in enumerate(settings)]
     for (key, panel), row in zip(bases, axes, strict=True):
@@ -139,6 +138,8 @@ def response(study: Study) -> Plot | None:
         ax.set_xticks(range(len(settings)), ticks)
         ax.tick_params(axis="x", labelrotation=90)
         ax.margins(x=0.08)
+    for column in axes.T:  # where the lowest line has fewer panels, the one above says the scales
+        [ax for ax in column if ax.get_visible()][-1].tick_params(axis="x", labelbottom=True)
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=min(4, len(handles)))
     return Plot.of("response", figure, frame, names=shared(names))
 
@@ -160,35 +161,38 @@ def _curve(ax: Axes, curve: pd.DataFrame, settings: list[str], tokens: str) -> A
 
 @styled
 def draw(files: Sequence[dict[str, Any]]) -> Plot | None:
-    """Draw what `analysis.guidance_scale` stored by backbone, data and form; None without any."""
+    """Draw what `analysis.guidance_scale` stored by recipe, steps and form; None without any."""
     about = ("run", "backbone", "data", "route", "seed", "step")
     frame = pd.DataFrame(
-        {"setting": guidance_table.scale_label(found), **{key: found[key] for key in about}, **row}
-        for found in files
+        {"setting": setting, **{key: found[key] for key in about}, **row}
+        | {"panel": f"{guidance_table.recipe(found)}, after {found['step']:.0f} steps"}
+        for setting, found in zip(guidance_table.settings(files), files, strict=True)
         for row in found["rows"]
-    ).reindex(columns=["setting", *about, "pair", "level", *guidance_table.NUMBERS])
+    ).reindex(columns=["setting", *about, "pair", "level", *guidance_table.NUMBERS, "panel"])
     curves = frame[frame["pair"].isin(("dense", "routed")) & frame["level"].notna()]
+    rivals = curves.groupby(["backbone", "data"])["panel"].transform("nunique")
     groups = [
-        (key, form, part)
-        for key, part in curves.groupby(["backbone", "data"], sort=False)
+        (str(panel), form, part)
+        for panel, part in curves.groupby("panel", sort=False)
         for form in guidance_table.FORMS
         if part[form].notna().any()
     ]
     if not groups:
         return None
     figure, axes = style.panels(len(groups), 2, 2.4)
-    for ax, (key, form, part) in zip(axes.flat, groups, strict=False):
-        backbone, data = map(str, key)
+    for ax, (panel, form, part) in zip(axes.flat, groups, strict=False):
+        backbone, data = map(str, part[["backbone", "data"]].iloc[0])
         ax.axhline(1, color="#999999", linewidth=0.8, zorder=1)
         for setting, same in part.groupby(["setting", "route", "pair"], sort=False):
             levels = same.astype({name: float for name in guidance_table.NUMBERS}).groupby("level")
-            _, route, pair = map(str, cast(tuple[str, ...], setting))
+            text, route, pair = map(str, cast(tuple[str, ...], setting))
             dense = route == "none"
             name = "dense net" if dense else f"route {route}, {pair} pass"
+            name += text.partition(f"{part['step'].iloc[0]:.0f} steps")[2]  # a run that has a rival
             shade = "#555555" if dense else style.colour(backbone)
             look = style.line("dense" if dense else "2-8" if pair == "dense" else pair)
             mean, low, high = (levels[f"{form}{end}"] for end in ("", "_low", "_high"))
-            ax.plot(mean.mean(), color=shade, label=name, **look)
+            ax.plot(mean.mean(), color=shade, label=fill(name, 40), **look)
             band = (mean.mean().index, low.min(), high.max())
             ax.fill_between(*band, color=shade, alpha=0.15, linewidth=0)
         places = sorted(part["level"].unique())
@@ -196,6 +200,7 @@ def draw(files: Sequence[dict[str, Any]]) -> Plot | None:
         ax.set_xticks(places, [f"{place:.3g}" for place in places])
         ax.minorticks_off()
         ax.set(xlabel="noise level: sigma over the data's std", ylabel=f"w_eff, {form}")
-        ax.set_title(f"{backbone}, {data}", color=style.colour(backbone))
+        title = fill(panel, 48) if rivals[part.index[0]] > 1 else f"{backbone}, {data}"
+        ax.set_title(title, color=style.colour(backbone))
         ax.legend(frameon=False)
-    return Plot.of("guidance_scale", figure, frame)
+    return Plot.of("guidance_scale", figure, frame.drop(columns="panel"))

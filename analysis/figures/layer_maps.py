@@ -42,19 +42,18 @@ def similarity(
         name: File name of the figure.
         key: Which array: `cosine`, `centred`, `cka`, `routed`, `stayed`.
 
-    Raises:
-        AnalysisError: if there is no file, or one lacks the array.
+    `AnalysisError` if there is no file, or one lacks the array.
     """
     maps = [item if isinstance(item, SimilarityFile) else read(item) for item in files]
     if not maps:
-        raise AnalysisError(
-            "no similarity file was given; make one with python -m analysis similarity RUN"
-        )
+        raise AnalysisError("no similarity file; make one with python -m analysis similarity RUN")
     for item in maps:
         if key not in item.arrays:
-            raise AnalysisError(
-                f"{item.label} has no array {key!r}; it has {', '.join(sorted(item.arrays))}"
-            )
+            known = ", ".join(sorted(item.arrays))
+            raise AnalysisError(f"{item.label} has no array {key!r}; it has {known}")
+    if len({item.protocol.get("data") for item in maps}) > 1:  # titles name them, too
+        own = [{**m.protocol, "size": "{size}, {data}".format_map(m.protocol)} for m in maps]
+        maps = [dataclasses.replace(m, protocol=p) for m, p in zip(maps, own, strict=True)]
     lowest = min(float(np.nanmin(item.arrays[key])) for item in maps)
     # One line per route where every model has the same ones: read down and across.
     models, routes = (len(set(names)) for names in zip(*map(_place, maps), strict=True))
@@ -78,15 +77,15 @@ def similarity(
         for item in maps
         for (i, j), value in np.ndenumerate(item.arrays[key])
     )
-    what, protocol = _WHAT.get(key, "Similarity"), maps[0].protocol_line()
+    what = _WHAT.get(key, "Similarity")
+    protocol = " ".join(dict.fromkeys(item.protocol_line() for item in maps))
     plot = Plot.of("similarity", figure, data, what=what, lowest=lowest, protocol=protocol)
     return dataclasses.replace(plot, name=name)
 
 
 def _place(item: SimilarityFile) -> tuple[str, str]:
     """Return model and route: column and line, dense (the empty route) first."""
-    route = "" if item.route == "none" else item.route
-    return f"{item.backbone}-{item.protocol['size']}", route
+    return f"{item.backbone}-{item.protocol['size']}", item.route.replace("none", "")
 
 
 def _similarity_map(
@@ -103,9 +102,8 @@ def _similarity_map(
     for segment in Route.parse(item.route).segments:
         # Row and column 0 are the input: block i stands at i + 1.
         corner, size = segment.start + 0.5, segment.end - segment.start + 1
-        ax.add_patch(
-            Rectangle((corner, corner), size, size, fill=False, edgecolor="#56B4E9", linewidth=1.8)
-        )
+        look: Options = {"fill": False, "edgecolor": "#56B4E9", "linewidth": 1.8}
+        ax.add_patch(Rectangle((corner, corner), size, size, **look))
     ax.set_title(item.label, color=style.colour(item.backbone))
     step, seed = (item.protocol.get(name, "?") for name in ("step", "seed_of_run"))
     ax.set_xlabel(f"block (step {step}, seed {seed})")
@@ -116,9 +114,9 @@ def similarity_maps(study: Study) -> Plot | None:
     """Draw the files `similarity.npz` of the study's run folders; None without one."""
     # One broken file must not take the other figures with it.
     maps = read_beside(study.runs, "similarity.npz", read)
-    # One map per architecture and route says it; further seeds say it again.
-    first = {item.label: item for item in reversed(maps)}
-    return similarity([first[label] for label in sorted(first)]) if first else None
+    # One map per data set, architecture and route says it; further seeds say it again.
+    first = {(item.protocol["data"], item.label): item for item in reversed(maps)}
+    return similarity([first[name] for name in sorted(first)]) if first else None
 
 
 # --- scan paths and selections --------------------------------------------------------------------

@@ -18,7 +18,7 @@ from analysis.runs.run_files import model_arguments
 from analysis.runs.seed_statistics import ENOUGH_SEEDS, extent, mean_std
 from analysis.tables import paper
 from analysis.tables.ablations import half, plain_routes, span_order
-from analysis.tables.score_entries import gap
+from analysis.tables.score_entries import gap, metric_decimals
 from backbones.cost import cost as count_cost
 
 
@@ -82,7 +82,7 @@ def placement(study: Study) -> Plot | None:
 
 
 def _panel(ax: Axes, rows: list[dict[str, Any]], places: dict[str, int], largest: float) -> None:
-    depth = rows[0]["depth"]
+    depth, digits = rows[0]["depth"], metric_decimals(rows[0]["metric"])
     usual = Counter(row["step"] for row in rows).most_common(1)[0][0]
     norm, cmap = TwoSlopeNorm(0, -largest, largest), colormaps[style.SIGNED]
     by_route = {row["route"]: row for row in rows}
@@ -91,11 +91,10 @@ def _panel(ax: Axes, rows: list[dict[str, Any]], places: dict[str, int], largest
         if row is None:
             _bar(ax, route, y, facecolor="none", edgecolor="#BBBBBB", linestyle=":")
             continue
-        face = cmap(norm(row["delta"] * row["sign"]))
-        _bar(ax, route, y, facecolor=face, edgecolor="#555555")
-        text = f"{row['delta']:+.2f}"
+        _bar(ax, route, y, facecolor=cmap(norm(row["delta"] * row["sign"])), edgecolor="#555555")
+        text = f"{row['delta']:+.{digits}f}"
         if row["high"] is not None:
-            text += f" \u00b1 {(row['high'] - row['low']) / 2:.2f}"
+            text += f" \u00b1 {(row['high'] - row['low']) / 2:.{digits}f}"
         text += "\u2020" if row["n"] is not None and row["n"] < ENOUGH_SEEDS else ""
         text += "" if row["step"] == usual else f" (step {row['step']})"
         ax.text(depth - 0.2, y, text, ha="left", va="center", fontsize=7, color="#333333")
@@ -164,7 +163,7 @@ def rate(study: Study) -> Plot | None:
     axes[0][-1].set(title="Paper, Table 5", ylabel="FID-50K")
     for ax in axes[0]:
         ax.set(xlabel="share of tokens that skip (0: dense)")
-        ax.set(xticks=[0, 0.25, 0.5, 0.75], xlim=(-0.06, 0.81))
+        ax.set(xticks=[0, 0.25, 0.5, 0.75], xlim=(-0.06, max(0.75, frame["rate"].max()) + 0.06))
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2))
     return Plot.of("selection_rate", figure, frame, names=shared(names))
 

@@ -243,8 +243,7 @@ class Study:
             others = [cell for cell in cells if cell is not dense]
             routed = tuple(read_at(cell, [dense] if dense else [], cell.ends) for cell in others)
             if dense is not None:
-                ends = dense.ends.union(*(cell.ends for cell in routed))
-                dense = read_at(dense, routed, ends)
+                dense = read_at(dense, routed, dense.ends.union(*(cell.ends for cell in routed)))
             better = known.get(name, {}).get("better") or "lower"
             row = part.iloc[0]
             found.append(Base(str(key), row["recipe"], row["setting"], name, better, dense, routed))

@@ -1,6 +1,7 @@
 """What differs between runs: two of them side by side, or any number by the keys that vary."""
 
 import argparse
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,8 +30,7 @@ def pair(
 ) -> tuple[list[Difference], list[Difference], list[Difference]]:
     """Return what differs between two runs: config, scores (equal ones too), cost and size.
 
-    Raises:
-        AnalysisError: if a folder is no finished run.
+    `AnalysisError` if a folder is no finished run.
     """
     one, two = _read(first), _read(second)
     found: dict[str, list[Difference]] = {"config": [], "score": [], "": []}
@@ -41,40 +41,37 @@ def pair(
             continue
         same = a == b or (a != a and b != b)  # the rate of a route with several is NaN
         if kind == "score" or not same:
+            if kind == "config":  # unset is not the same as unknown to a run's version
+                a, b = ("null" if row.get(key, 0) is None else row.get(key) for row in (one, two))
             found[kind].append(Difference(key.removeprefix(f"{kind}."), a, b))
     return found["config"], found["score"], found[""]
 
 
 def _read(folder: str | Path) -> dict[str, Any]:
-    path = Path(folder)
+    path = Path(os.path.abspath(folder))
     if not path.is_dir():
         raise AnalysisError(f"{folder} is not a run folder; give two folders of finished runs")
     try:
         row = read_run(path)
     except Damaged as error:
-        raise AnalysisError(
-            f"{folder} cannot be compared: {error}; give two folders of finished runs"
-        ) from None
+        raise AnalysisError(f"{folder} cannot be compared: {error}; give finished runs") from None
     if row.get("status") != "done":
-        raise AnalysisError(
-            f"{folder} is {row.get('status')}, not done; wait for its end before comparing"
-        )
+        raise AnalysisError(f"{folder} is {row.get('status')}, not done; wait for its end")
     return row
 
 
 def text(first: str | Path, second: str | Path) -> str:
     """Return the comparison of two runs as aligned text."""
     config, scores, rest = pair(first, second)
-    steps = [_read(folder).get("step") for folder in (first, second)]
-    names = zip("AB", (first, second), steps, strict=True)
-    lines = [f"{side}  {Path(folder).name}, step {step}" for side, folder, step in names]
+    names = [(row["run"], row["step"]) for row in map(_read, (first, second))]
+    lines = [f"{side}  {name}, step {step}" for side, (name, step) in zip("AB", names, strict=True)]
     for title, rows in (("config", config), ("scores", scores), ("size, cost and time", rest)):
         lines += ["", title if rows else f"{title}: the same"]
         width = max((len(row.key) for row in rows), default=0)
         column = max((len(_show(row.first)) for row in rows), default=0)
         for row in rows:
             # A score after more steps is no difference of the configurations.
-            paired = title == "scores" and steps[0] == steps[1] and None not in row
+            paired = title == "scores" and names[0][1] == names[1][1] and None not in row
             gap = f"   ({row.second - row.first:+.4g})" if paired else ""
             sides = f"{_show(row.first):>{column}}  ->  {_show(row.second)}{gap}"
             lines.append(f"  {row.key:<{width}}  {sides}".rstrip())

@@ -18,10 +18,7 @@ from experiments.data.data_options import places
 from routing.options import RoutingOptions
 
 _HEAD = ("backbone", "size", "data", "objective", "scale")
-_IN_HEAD = (
-    "config.backbone.name", "config.size", "config.data.name", "config.objective.name",
-    "config.scale",
-)  # fmt: skip
+_IN_HEAD = {f"config.{name}{end}" for name in _HEAD for end in ("", ".name")}
 FINE_TUNE = "dense fine-tune (F)"  # the treatment of dense runs from another run's weights
 _PROTOCOL = ("guidance", "sampler", "reference")
 # Routing options that a label names only where they differ from these; the variant's name says what
@@ -30,6 +27,13 @@ USUAL_OPTIONS = {
     option.name: str(option.default)
     for option in fields(RoutingOptions)
     if option.name not in ("route", "learned", "block", "fp32_after", "checkpoint")
+}
+# Keys that decide the rest, by a word of the treatment's name: named where they differ.
+_FURTHER = {
+    "REPA": ("train.encoder", "train.align_weight", "backbone.align"),
+    "MaskDiT": ("train.mae_weight", "backbone.decoder"),
+    "TREAD v1": ("train.loss",),
+    "selection=blocks": ("routing.block",),
 }
 
 
@@ -54,7 +58,8 @@ def named(frame: pd.DataFrame) -> pd.DataFrame:
         treatment=[treatment(row) for row in frame.to_dict("records")],
     )
     apart = [*_PROTOCOL, *(c for c in _columns(frame) if c not in _IN_HEAD)]
-    frame = frame.assign(setting=frame["base"].map(labelled(frame, apart)))
+    settings = frame["base"].map(labelled(frame, apart))
+    frame = frame.assign(setting=settings, treatment=_told_apart(frame))
     frame.attrs = attrs
     return frame
 
@@ -70,10 +75,21 @@ def treatment(row: Mapping[Any, Any]) -> str:
         value = row.get(f"config.routing.{key}")
         # The variant's name says these already.
         said = key == "reinsert" and value == "none"
-        said = said or (key == "remove" and variant != "delayed removal")
+        said = said or (key == "remove" and variant.startswith("no removal"))
         if not (said or pd.isna(value) or str(value) == usual):
             options.append(f"{key}={value}")
     return ", ".join(options)
+
+
+def _told_apart(frame: pd.DataFrame) -> pd.Series:
+    """Return treatments, those of one base and name with the keys in which they still differ."""
+    found = frame["treatment"].copy()
+    for (_, name), part in frame.groupby(["base", "treatment"], sort=False):
+        keys = tuple(f"config.{k}" for w, more in _FURTHER.items() if w in str(name) for k in more)
+        own = _keys(part, [column for column in map(str, frame) if column.startswith(keys)])
+        for place, text in zip(part.index, own, strict=True):
+            found[place] = f"{name}, {text}".removesuffix(", ").replace("config.", "")
+    return found
 
 
 def parent(init: object) -> str | None:

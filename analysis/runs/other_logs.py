@@ -17,7 +17,9 @@ from experiments.config.schema import Config
 from experiments.metrics.eval_options import METRICS
 from routing.parsing import Malformed, bytes_of, is_number, json_of, yaml_of
 
-_EVENTS, _CHART, _HISTORY = "events.out.tfevents.", "wandb_export_", "history."
+_EVENTS, _CHART = "events.out.tfevents.", "wandb_export_"
+_TABLE = re.compile(rf"history\.(csv|jsonl?)|{_CHART}.*\.csv")
+_LOGS = re.compile(rf"{_TABLE.pattern}|{re.escape(_EVENTS)}.*|.*\.wandb")
 _DESCRIPTION, _SUMMARY = "run.yaml", "files/wandb-summary.json"
 # In this order; what stands later wins.
 _CONFIGS = (
@@ -37,9 +39,8 @@ _SCORE = re.compile(rf"({'|'.join(map(re.escape, _BETTER))})\S*-\d")
 
 def is_other(names: set[str]) -> bool:
     """Return whether a folder with these entries holds another trainer's logs."""
-    return {"summary.json", "status.json", "metrics.jsonl"}.isdisjoint(names) and any(
-        name.startswith((_EVENTS, _CHART, _HISTORY)) or name.endswith(".wandb") for name in names
-    )
+    own = {"summary.json", "status.json", "metrics.jsonl"}
+    return own.isdisjoint(names) and any(map(_LOGS.fullmatch, names))
 
 
 def read_row(folder: Path) -> dict[str, Any]:
@@ -48,10 +49,8 @@ def read_row(folder: Path) -> dict[str, Any]:
     Where too little is known of its configuration, `Damaged` says what to add.
     """
     found = _configs(folder)
-    own, config = {field.name for field in dataclasses.fields(Config)}, dict[str, Any]()
-    for key, value in leaves(found).items():
-        if key.split(".")[0] in own:  # other keys mean nothing here
-            config[key] = value
+    own = {field.name for field in dataclasses.fields(Config)}  # other keys mean nothing here
+    config = {key: v for key, v in leaves(found).items() if key.split(".")[0] in own}
     for group in ("backbone", "data", "objective"):
         config[f"{group}.name"] = config.pop(group, config.get(f"{group}.name"))
     config["objective.name"] = config["objective.name"] or "unknown"
@@ -101,14 +100,15 @@ def records(folder: Path, name: str) -> list[dict[str, Any]]:
     asked = _configs(folder).get("columns") or {}
     if not isinstance(asked, dict) or not all(isinstance(v, str) for v in asked.values()):
         raise Damaged(f"{_DESCRIPTION}: columns must map our names to those of the logs")
-    lines = []
+    steps: dict[float, dict[str, Any]] = {}  # charts and events have a number each
     for logged in _logged(folder, sorted(entries)):
         line: dict[str, Any] = {k: v for k, v in logged.items() if is_number(v)}
         for ours, theirs in [*_USUAL.items(), *((k, (v,)) for k, v in asked.items())]:
             line[ours] = next((line[name] for name in theirs if name in line), line.get(ours))
         if line["step"] is not None:
-            lines.append({key: value for key, value in line.items() if value is not None})
-    lines.sort(key=lambda line: line["step"])
+            known = {key: value for key, value in line.items() if value is not None}
+            steps.setdefault(line["step"], {}).update(known)
+    lines = [steps[step] for step in sorted(steps)]
     if name == "metrics.jsonl":
         return lines
     return [
@@ -124,17 +124,18 @@ def _logged(folder: Path, entries: list[str]) -> list[dict[str, Any]]:
     """Return the logged rows, under the names of whoever logged them."""
     if any(name.startswith(_EVENTS) for name in entries):
         return _events(folder)
-    for name in entries:
-        if name.endswith(".csv"):
-            return _table(folder / name)
-        if name == "history.jsonl":
-            return read_lines(folder / name)
-        if name == "history.json":
-            try:
-                rows = json_of(bytes_of(folder / name), name)
-            except (OSError, Malformed) as error:
-                raise Damaged(f"{name} cannot be read ({error})") from None
-            return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    rows, runs = list[dict[str, Any]](), set[str]()
+    tables = [name for name in entries if _TABLE.fullmatch(name)]
+    for name in tables:
+        for row in _table(folder / name):
+            if name.startswith(_CHART):  # the run's name stands before a column's
+                runs |= {head.rpartition(" - ")[0] for head in row if " - " in head}
+                row = {head.rpartition(" - ")[2]: value for head, value in row.items()}
+            rows.append(row)
+    if len(runs) > 1:
+        raise Damaged(f"{_CHART}*.csv holds {len(runs)} runs; export one, in a folder of its own")
+    if tables:
+        return rows
     # Of an offline folder the curve is in W&B's own binary file, the last values in a summary.
     if (folder / _SUMMARY).is_file():
         return [read_json(folder / _SUMMARY)]
@@ -145,16 +146,18 @@ def _logged(folder: Path, entries: list[str]) -> list[dict[str, Any]]:
 
 
 def _table(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a CSV; W&B's charts put the run's name before a column's."""
+    """Return the rows of a history or chart, without the ends that charts have of each value."""
     try:
+        if path.suffix == ".jsonl":
+            return read_lines(path)
+        if path.suffix == ".json":
+            rows = json_of(bytes_of(path), path.name)
+            return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
         rows = list(csv.DictReader(bytes_of(path).decode("utf-8-sig").splitlines()))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, UnicodeDecodeError, Malformed, csv.Error) as error:
         raise Damaged(f"{path.name} cannot be read ({error})") from None
     heads = [h for h in (rows[0] if rows else ()) if h and not h.endswith(("__MIN", "__MAX"))]
-    runs = {head.rpartition(" - ")[0] for head in heads if " - " in head}
-    if len(runs) > 1:
-        raise Damaged(f"{path.name} holds {len(runs)} runs; export one, in a folder of its own")
-    return [{h.rpartition(" - ")[2]: _number(row[h]) for h in heads if row[h]} for row in rows]
+    return [{head: _number(row[head]) for head in heads if row[head]} for row in rows]
 
 
 def _number(text: str) -> float | None:
@@ -166,7 +169,7 @@ def _number(text: str) -> float | None:
 
 
 def _events(folder: Path) -> list[dict[str, Any]]:
-    """Return the scalars of TensorBoard's event files by step, with seconds from the first."""
+    """Return the scalars of TensorBoard's event files with their seconds from the first."""
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
         from tensorboard.util.tensor_util import make_ndarray
@@ -181,7 +184,5 @@ def _events(folder: Path) -> list[dict[str, Any]]:
             value = make_ndarray(e.tensor_proto)
             if value.ndim == 0 and value.dtype.kind in "fiu":
                 found.append((e.wall_time, e.step, tag, value.item()))
-    began, rows = min((time for time, *_ in found), default=0.0), dict[int, dict[str, Any]]()
-    for time, step, tag, value in sorted(found):
-        rows.setdefault(step, {}).update({"step": step, "time": time - began, tag: value})
-    return list(rows.values())
+    began = min((time for time, *_ in found), default=0.0)
+    return [{"step": s, "time": time - began, tag: v} for time, s, tag, v in sorted(found)]

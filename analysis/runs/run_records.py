@@ -63,9 +63,10 @@ def pick(what: str, name: str, known: Mapping[str, T]) -> T:
 def unpack(archive: Path, folder: Path) -> Path:
     """Unpack records into a folder of their content's name, once, and return it.
 
-    Raises:
-        AnalysisError: If it is no archive with a folder `runs`.
+    `AnalysisError` if it is no archive with a folder `runs`.
     """
+    if not archive.is_file():
+        raise AnalysisError(f"the records {archive} are not there; give a folder of runs")
     place = folder / hashlib.sha256(archive.read_bytes()).hexdigest()[:12]
     if not place.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
@@ -84,14 +85,12 @@ def unpack(archive: Path, folder: Path) -> Path:
 def find(root: str | os.PathLike[str]) -> list[Path]:
     """Return every run folder at or below a folder, sorted; none of hidden folders and links.
 
-    Raises:
-        AnalysisError: if `root` is no folder.
+    `AnalysisError` if `root` is no folder.
     """
-    top = Path(root)
+    # A run is called by its folder's name, which `.` and `..` do not say.
+    top = Path(os.path.abspath(root) if Path(root).name in ("", "..") else root)
     if not top.is_dir():
-        raise AnalysisError(
-            f"{root} is not a folder; give the folder that holds the runs, such as runs"
-        )
+        raise AnalysisError(f"{root} is not a folder; give the folder of the runs, such as runs")
 
     def refuse(error: OSError) -> None:
         raise error
@@ -210,9 +209,8 @@ def _completed(folder: Path, row: dict[str, Any], metrics: Metrics | None) -> di
 def derive(row: dict[str, Any]) -> None:
     """Add span, rate, selection, objective, variant and throughput to a run's flat row.
 
-    Raises:
-        RouteError, ScheduleError: if the route cannot be read, or does not fit the depth.
-        BackboneError: if the size cannot be read.
+    A `RouteError` or `ScheduleError` says that the route cannot be read, or does not fit the depth,
+    a `BackboneError` that the size cannot be read.
     """
     routes = RouteSchedule.parse(str(row.get("route") or row.get("config.route") or "none"))
     size = parse_size(row["size"])  # of a known depth, too: tables compare sizes by their patch
@@ -251,8 +249,7 @@ def variant(row: dict[str, Any]) -> str:
     else:
         late = "delayed removal" if remove.startswith("after") else remove
         name = "no removal (control)" if remove == "never" else late
-    aligned = row.get("config.train.encoder") not in (None, "none")
-    return f"{name} + REPA" if aligned else name
+    return f"{name} + REPA" if row.get("config.train.encoder") not in (None, "none") else name
 
 
 def typed(rows: list[dict[str, Any]]) -> pd.DataFrame:
@@ -400,15 +397,22 @@ def _collect(
 
 
 def with_weights(given: Sequence[Path]) -> list[Path]:
-    """Return runs with weights at or below folders, and exported files; `AnalysisError` if none."""
-    found = [run for top in given for run in ([top] if top.suffix == ".safetensors" else find(top))]
-    files = [run if run.suffix == ".safetensors" else run / "model.safetensors" for run in found]
-    finished = [run for run, file in zip(found, files, strict=True) if file.is_file()]
-    if not finished:
-        raise AnalysisError(
-            f"no run with weights below {given[0]}; give a folder with model.safetensors in it"
-        )
-    return list(dict.fromkeys(finished))
+    """Return runs with weights at or below folders, and exported files; name what has none yet.
+
+    `AnalysisError` where an exported file is missing, or nothing has weights.
+    """
+    found = dict[Path, list[Path]]()
+    for top in given:
+        exported = top.suffix == ".safetensors"
+        if exported and not top.is_file():
+            raise AnalysisError(f"{top} is no file; give run folders or exported .safetensors")
+        runs = [top] if exported else find(top)
+        found[top] = [r for r in runs if exported or (r / "model.safetensors").is_file()]
+    if not any(found.values()):
+        raise AnalysisError(f"no run with weights in {given[0]}; give one with model.safetensors")
+    for top in (top for top, runs in found.items() if not runs):
+        print(f"no weights: {shown(top)}", file=sys.stderr)
+    return list(dict.fromkeys(run for runs in found.values() for run in runs))
 
 
 def beside(run: Path, name: str) -> Path:

@@ -68,8 +68,7 @@ def make_all(source: Source, metric: str | None = None) -> list[Table]:
 def places(table: Table, names: Sequence[str]) -> list[int]:
     """Return the numbers of a table's first column and of those named by heading or number.
 
-    Raises:
-        AnalysisError: if it has no such column.
+    `AnalysisError` if it has no such column.
     """
     labels = {column.label.casefold(): place for place, column in enumerate(table.columns)}
     labels |= {str(place): place for place in range(len(table.columns))}

@@ -174,6 +174,9 @@ def _masking_rows(base: Base, memory: Memory) -> list[tuple[Cell, list[Value]]]:
     for cell in cells:
         entries: list[Value] = [cell.treatment]
         for cost in _BUDGETS:
+            if cost == "hours" and not same_machine(*cells):
+                entries += [OTHER_MACHINE, ""]
+                continue
             values = _scores_at(cell, cost, budget[cost])
             dense = _scores_at(base.dense, cost, budget[cost]) if base.dense else {}
             delta = ours(paired(dense, values), digits, signed=True)
@@ -189,9 +192,7 @@ def _scores_at(cell: Cell, cost: str, budget: float) -> dict[int, float]:
     found = {}
     for seed, path in cell.paths.items():
         known = path.dropna(subset=[cost])
-        if known.empty or not np.isfinite(budget):
-            continue
-        if float(known[cost].iloc[0]) <= budget * (1 + 1e-9):
+        if len(known) and known[cost].iloc[0] <= budget * (1 + 1e-9):  # NaN: no budget
             found[seed] = float(np.interp(budget, known[cost], known["value"]))
     return found
 

@@ -61,7 +61,7 @@ def evaluations(
     known = study.scores
     if known.empty:
         return pd.DataFrame()
-    rows = known[known["run"].isin(cell.runs["run"])]
+    rows = known[known["run"].isin(cell.runs["run"])].dropna(subset=["seed", "step"])
     # By kind: the cell's runs may have been scored at another number of samples than the base's.
     about = study.runs.attrs.get("metrics", {}).get(metric, {})
     for key in ("key", "features"):
@@ -171,8 +171,7 @@ def response(study: Study) -> Table:
         "Mean and standard deviation over seeds. CFG 1 is no guidance; SG guides a dense pass away "
         "from a routed one of the same weights; routed: one pass with the route, as in training.",
     )
-    title = "Response to guidance: dense and routed"
-    return build("response", title, columns, rows, notes)
+    return build("response", "Response to guidance: dense and routed", columns, rows, notes)
 
 
 def guidance(study: Study) -> Table:
@@ -220,18 +219,14 @@ def _by_seed(part: pd.DataFrame) -> dict[int, float]:
 
 def _row(base: Base, text: str, part: pd.DataFrame, none: pd.DataFrame | None) -> list[Value]:
     values = _by_seed(part)
-    score = ours(mean_std(list(values.values())), metric_decimals(base.metric))
-    if none is part:
-        delta = Entry()
-    else:
-        before = {} if none is None else _by_seed(none)
-        delta = ours(paired(before, values), metric_decimals(base.metric), signed=True)
+    digits, before = metric_decimals(base.metric), {} if none is None else _by_seed(none)
+    score = ours(mean_std(list(values.values())), digits)
+    delta = Entry() if none is part else ours(paired(before, values), digits, signed=True)
     known = pd.to_numeric(part["macs_per_sample"], errors="coerce").dropna()
     giga = None if known.empty else float(known.mean()) / 1e9
     steps = re.search(r"steps=(\d+)", str(part["sampler"].iloc[0]))  # of `heun steps=12`
     count = int(steps[1]) if steps else 0
-    per_step = giga / count if giga is not None and count else None
-    return [text, score, delta, giga, per_step]
+    return [text, score, delta, giga, giga / count if giga is not None and count else None]
 
 
 def _paper(known: dict[str, dict[str, Any]], text: str, best: str | None) -> list[Value]:
@@ -323,6 +318,14 @@ def scale_label(found: dict[str, Any]) -> str:
     return f"{recipe(found)}, {route}, after {found['step']:.0f} steps"
 
 
+def settings(files: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the label of each file, with its run where a seed of one label stands twice."""
+    labels = [scale_label(found) for found in files]
+    known = [(label, found["seed"]) for label, found in zip(labels, files, strict=True)]
+    twice = [known.count(each) > 1 for each in known]  # who knows what tells them apart
+    return [t + f": {f['run']}" * two for t, f, two in zip(labels, files, twice, strict=True)]
+
+
 def scale_table(files: Sequence[dict[str, Any]], levels: bool = False) -> Table:
     """Return the scales by setting and pair.
 
@@ -331,11 +334,7 @@ def scale_table(files: Sequence[dict[str, Any]], levels: bool = False) -> Table:
     """
     columns = (*Column.each("Strong over weak", "Sigma", numeric=False), *Column.each(*_HEADINGS))
     groups: dict[tuple[str, str, float | None], list[dict[str, Any]]] = {}
-    seeds = Counter((scale_label(found), found["seed"]) for found in files)
-    for found in files:
-        heading = scale_label(found)
-        if seeds[heading, found["seed"]] > 1:  # no second seed: who knows what tells them apart
-            heading += f": {found['run']}"
+    for heading, found in zip(settings(files), files, strict=True):
         for row in found["rows"]:
             if levels or row.get("level") is None:
                 groups.setdefault((heading, row["pair"], row.get("level")), []).append(row)

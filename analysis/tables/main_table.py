@@ -55,8 +55,7 @@ def score_set(study: Study, base: Base, kinds: Sequence[str] = _SET) -> dict[str
         if name == base.metric:
             ranks[name] = (False, 0, False)
         elif here and same_n and kind in kinds and (kind != "memorisation" or name == memory):
-            foreign = about.get("features") != own.get("features")
-            ranks[name] = (True, kinds.index(kind), foreign)
+            ranks[name] = (True, kinds.index(kind), about.get("features") != own.get("features"))
     return {name: known[name] for name in sorted(ranks, key=ranks.__getitem__)}
 
 
@@ -83,8 +82,7 @@ def main(study: Study) -> Table:
             rows.append((group, _paper_entries(row)))
     rows = rows or [(NOT_RUN, _paper_entries(row)) for row in paper.rows("main")]
     title = "Main table: dense against routed, by backbone"
-    notes = paper_notes("main", PAIRED, *Memory.of(study).notes)
-    return build("main", title, columns, rows, notes)
+    return build("main", title, columns, rows, paper_notes("main", PAIRED, *Memory.of(study).notes))
 
 
 def _metric_row(
@@ -93,8 +91,7 @@ def _metric_row(
     """Return a metric's row: the score of each cell, then differences."""
     column, digits = f"score.{name}", metric_decimals(name)
     scores = [ours(cell.estimate(column) if cell else None, digits) for cell in cells]
-    signed = (ours(change, digits, signed=True) for change in changes)
-    row = [*scores, *signed]
+    row = [*scores, *(ours(change, digits, signed=True) for change in changes)]
     if about.get("key") == "heldout_loss_routed":  # a dense run has no routed pass to score
         row = [Entry() if entry.is_missing else entry for entry in row]
     return [head(Column(name, better=about.get("better"))), *row]
@@ -215,8 +212,7 @@ def _change(dense: Cell, routed: Cell, metric: str, usual: int) -> str | None:
     if known is None:
         return None
     means = (sum(scores[seed] for seed in both) / known.n for scores in (first, second))
-    text = " \u2192 ".join(f"{mean:.{digits}f}" for mean in means)
-    return text + _spread(known, digits, usual)
+    return " \u2192 ".join(f"{mean:.{digits}f}" for mean in means) + _spread(known, digits, usual)
 
 
 def _paper_entries(row: dict[str, Any]) -> list[Value]:
@@ -301,8 +297,7 @@ def tails(study: Study) -> Table:
     notes = ["Differences are paired by seed, with Student's 95 % interval."]
     if controlled:
         notes.append("+ same: as many steps more at the tail's learning rate, routed as before.")
-    title = "A dense tail on routed runs (the paper's F)"
-    return build("tails", title, columns, rows, notes)
+    return build("tails", "A dense tail on routed runs (the paper's F)", columns, rows, notes)
 
 
 def _grown(
@@ -465,8 +460,7 @@ def _costs_row(base: Base, memory: Memory) -> list[Value]:
     sparse = routed.estimate("macs_routed_no_attention") if routed else None
     scores = (score(base, dense), score(base, routed), difference(base, routed, dense))
     costs = (macs.mean / 1e9 if macs else None for macs in (full, sparse))
-    name = f"{base.model} on {base.any.first('data')}"
-    return [name, token_count(base), *scores, *costs, *memory.entries(base, dense, routed)]
+    return [base.label, token_count(base), *scores, *costs, *memory.entries(base, dense, routed)]
 
 
 def _paper_costs(row: dict[str, Any]) -> list[Value]:

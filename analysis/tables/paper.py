@@ -31,10 +31,8 @@ def tables() -> list[str]:
 def table(name: str) -> pd.DataFrame:
     """Return one published table of `tables()`, a row per published row, columns as published.
 
-    `attrs` holds source, where, version, metric, data, basis and note.
-
-    Raises:
-        AnalysisError: if there is no such table.
+    `attrs` holds source, where, version, metric, data, basis and note. `AnalysisError` if there is
+    no such table.
     """
     entry = pick("published table", name, _document()["tables"])
     frame = pd.DataFrame(entry["rows"])

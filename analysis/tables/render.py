@@ -33,9 +33,7 @@ _PAGE_LINES, _WRAP = 48, 26
 def latex_escape(text: str) -> str:
     """Return `text` safe in LaTeX; characters outside ASCII without a known command become `?`."""
     flat = " ".join(text.split())
-    return "".join(
-        _LATEX.get(char, char if char.isascii() and char.isprintable() else "?") for char in flat
-    )
+    return "".join(_LATEX.get(c, c if c.isascii() and c.isprintable() else "?") for c in flat)
 
 
 def latex(table: Table, width: float = PAGE_WIDTH) -> str:

@@ -25,10 +25,10 @@ _DECIMALS = 3
 
 
 def metric_decimals(metric: str) -> int:
-    """Return the digits a metric is shown with: distances two, shares three, losses four."""
+    """Return a metric's digits: distances two, shares three, losses four, squared MMD five."""
     shares = ("accuracy", "precision", "recall", "memorisation", "adherence", "w_eff")
-    name = metric.lower()
-    return 4 if name.startswith("heldout") else 3 if name.startswith(shares) else 2
+    digits = {("kd", "kid"): 5, ("heldout",): 4, shares: 3}
+    return next((n for names, n in digits.items() if metric.lower().startswith(names)), 2)
 
 
 class Heading(str):
@@ -141,8 +141,7 @@ class Memory:
         # Endless data cannot be memorised: there is nothing to miss.
         if name is None:
             return [Entry("not scored") for _ in cells]
-        column = f"score.{name}"
-        return [ours(cell.estimate(column) if cell else None, _DECIMALS) for cell in cells]
+        return [ours(cell.estimate(f"score.{name}") if cell else None, _DECIMALS) for cell in cells]
 
 
 def _name(known: dict[str, dict[str, Any]], base: Base) -> str | None:

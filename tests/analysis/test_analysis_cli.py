@@ -9,6 +9,7 @@ from analysis_runs import ACCURACY, METRIC, write
 
 from analysis.analysis_command import main, parser
 from analysis.runs import compare
+from analysis.runs.run_records import AnalysisError, with_weights
 
 
 @pytest.fixture
@@ -45,6 +46,25 @@ def test_compare_takes_no_difference_between_unequal_steps(tmp_path, capsys):
     text = capsys.readouterr().out
     assert f"{short.name}, step 20" in text and f"{long.name}, step 40" in text
     assert METRIC in text and "(+" not in text and "(-" not in text
+
+
+def test_compare_shows_what_a_run_leaves_unset_as_null(tmp_path, capsys):
+    first, second = write(tmp_path), write(tmp_path, train__clip=1.0, train__beside=2)
+    assert main(["compare", str(first), str(second)]) == 0
+    lines = capsys.readouterr().out.split("\n")
+    assert "  train.clip       null  ->  1" in lines and "  train.beside  missing  ->  2" in lines
+
+
+@pytest.mark.parametrize("typed", [".", "..", "./", "../."])
+def test_a_run_that_is_the_working_directory_has_its_name(tmp_path, monkeypatch, capsys, typed):
+    run = write(tmp_path)
+    (run / "checkpoints").mkdir()
+    monkeypatch.chdir(run / "checkpoints" if ".." in typed else run)
+    assert main(["compare", typed, typed]) == main(["list", typed]) == 0
+    out = capsys.readouterr().out
+    assert f"A  {run.name}, step 400" in out and f"done        {run.name}" in out
+    assert main(["report", typed, "--out", str(tmp_path / "page.html")]) == 0
+    assert f"<title>Runs in {run.name}" in (tmp_path / "page.html").read_text()
 
 
 def test_compare_finds_no_difference_in_a_run_with_several_rates(tmp_path):
@@ -115,6 +135,15 @@ def test_list_shows_every_folder_with_its_state(runs, capsys):
     )
 
 
+def test_a_run_without_weights_beside_one_with_them_is_named(runs, capsys):
+    first, second, *_ = folders(runs)
+    (first / "model.safetensors").touch()
+    assert with_weights([second, runs, first]) == [first]
+    assert capsys.readouterr().err == f"no weights: {second}\n"
+    with pytest.raises(AnalysisError, match="missing.safetensors is no file"):
+        with_weights([first, runs / "missing.safetensors"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -126,6 +155,8 @@ def test_list_shows_every_folder_with_its_state(runs, capsys):
         (["compare", ".", "."], "cannot be compared"),
         (["similarity", "."], "no run with weights"),
         (["guidance-scale", "."], "no run with weights"),
+        (["similarity", "absent.safetensors"], "absent.safetensors is no file"),
+        (["guidance-scale", __file__, "absent.safetensors"], "is not a folder"),
         (["list", "absent"], "not a folder"),
     ],
 )

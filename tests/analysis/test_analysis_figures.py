@@ -6,12 +6,12 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from analysis_runs import METRIC, score, study, write
+from analysis_runs import ACCURACY, METRIC, score, study, write
 from matplotlib.text import Text
 from PIL import Image
 
 import analysis
-from analysis import figures
+from analysis import figures, findings
 from analysis.figures import style
 from analysis.figures.layer_maps import ORDERS
 from analysis.runs.cells import Study
@@ -45,6 +45,25 @@ def test_colours_are_one_per_backbone_and_distinct():
     named = [style.colour(name) for name in ("dit", "mamba", "rwkv", "lightningdit")]
     assert len(set(named)) == 4 and style.colour("dit") == style.colour("dit")
     assert style.colour("somebody-else") not in named
+
+
+@pytest.mark.parametrize(
+    ("metric", "digits"), [("FD-500", 2), ("recall-500", 3), ("heldout-loss-360", 4), ("KD-500", 5)]
+)
+def test_pictures_and_sentences_have_the_digits_of_the_tables(tmp_path, metric, digits):
+    for place, route in enumerate(("none", "2-8", "3-8", "4-8")):
+        folder = write(tmp_path, route=route, samples=True)
+        line = score({}, 400, 0.5 - 0.1 * place, metric=metric, features=None)
+        guided = line | {"guidance": "routed scale=1.5"}
+        pairs = [f"routed scale=1.5 strong={a} weak={b}" for a in (0, 0.3) for b in (0.7, 0.8)]
+        rows = [line, *({**guided, "guidance": pair} for pair in pairs)]
+        (folder / "scores.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    study = Study.of(tmp_path, metric)
+    for name, text in (("route_placement", "-0.1"), ("guidance", "0.2"), ("samples", "0.5")):
+        drawn = [each.get_text() for each in figures.make(name, study).figure.findobj(Text)]
+        words = " ".join(drawn).replace("\u2020", "").split()
+        assert f"{float(text):.{digits}f}" in words, name
+    assert f"best 4-8 ({0.2:.{digits}f})" in findings.make("placement", study)
 
 
 def test_placement_draws_the_paired_differences(runs):
@@ -105,6 +124,31 @@ def test_rate_and_guidance_draw_the_data_of_the_runs(runs):
     assert best == grid.min() == pytest.approx(plot.data["value"].min())
     assert shade[grid == best].sum() == min(shade[~grid.mask].sum(axis=-1))
     assert (plot.data["n"] == 2).all() and plot.data["std"].notna().all()
+
+
+def test_a_rate_beyond_the_papers_is_on_the_page(tmp_path):
+    for route in ("none", "2-8", "2-8@0.9"):
+        write(tmp_path, route=route)
+    plot = figures.make("selection_rate", tmp_path)
+    assert plot.data["rate"].max() == 0.9
+    assert all(ax.get_xlim()[1] > 0.9 for ax in plot.figure.axes)
+
+
+def test_every_column_of_responses_says_its_scales(tmp_path):
+    # The lower line has one metric less.
+    for backbone, metrics in (("dit", (METRIC, ACCURACY)), ("mamba", (METRIC,))):
+        folder = write(tmp_path, backbone, "2-8")
+        texts = ("none scale=1.0", "cfg scale=1.5", "cfg scale=2.0")
+        rows = [
+            score({}, 400, 0.5, name, key="fd" if name == METRIC else "accuracy", guidance=text)
+            for name in metrics
+            for text in texts
+        ]
+        (folder / "scores.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    axes = figures.make("response", tmp_path).figure.axes
+    shown = [ax for ax in axes if ax.get_visible()]
+    assert len(axes) == 4 and len(shown) == 3
+    assert [ax.xaxis.get_tick_params()["labelbottom"] for ax in shown] == [False, True, True]
 
 
 @pytest.mark.parametrize("more", ["low=0.3 high=2.0", "checkpoint=run@5", "null_class=True", "subsets=nested"])
@@ -224,12 +268,32 @@ def test_selections_keep_the_same_number_in_every_draw():
     assert (counts.drop("quad", level=0) == 8).all() and (counts["quad"] == 4).all()
 
 
-def similar(route="2-8", depth=12, backbone="dit"):
+def test_similarity_maps_of_every_data_set_are_drawn_and_named(tmp_path):
+    for data in ("mnist", "fashion"):
+        for route in ("none", "2-8"):
+            folder = write(tmp_path, route=route, data__name=data)
+            similar(route, data=data).save(folder / "similarity.npz")
+    plot = figures.make("similarity", tmp_path)
+    shown = [ax.get_title("left") for ax in plot.figure.axes if ax.images]
+    models = ("dit-T/1, fashion", "dit-T/1, mnist")
+    assert shown[:4] == [f"{m}, {r}" for r in ("dense", "route 2-8") for m in models]
+    assert set(plot.data["run"]) == set(shown[:4])
+
+
+def test_the_caption_of_similarity_says_every_protocol():
+    one, two = similar(), similar("none")
+    two.protocol["samples"] = 99
+    caption = figures.similarity([one, two]).caption
+    assert one.protocol_line() in caption and two.protocol_line() in caption
+    assert figures.similarity([one, one]).caption.count("Protocol:") == 1
+
+
+def similar(route="2-8", depth=12, backbone="dit", data="digits"):
     generator = np.random.default_rng(0)
     values = np.clip(1 - generator.random((depth + 1, depth + 1)), 0.2, 1)
     np.fill_diagonal(values, 1)
     protocol = {
-        "backbone": backbone, "size": "T/1", "route": route, "levels": [0.1, 1.0], "samples": 4, "weights": "ema", "run": "r",
+        "backbone": backbone, "size": "T/1", "data": data, "route": route, "levels": [0.1, 1.0], "samples": 4, "weights": "ema", "run": "r",
     }  # fmt: skip
     return SimilarityFile({"cosine": values}, protocol)
 

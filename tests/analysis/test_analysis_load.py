@@ -344,6 +344,36 @@ def test_methods_of_one_backbone_share_a_base(tmp_path):
     assert base.dense is not None and len(base.routed) == 2
 
 
+DECODER = {"depth": 2, "width": 64}
+
+
+@pytest.mark.parametrize(
+    ("shared", "key", "values", "names"),
+    [
+        ({}, "train__encoder", ("random", "probe"), {"TREAD + REPA 2-8, train.encoder=random", "TREAD + REPA 2-8, train.encoder=probe"}),
+        ({"train__encoder": "probe"}, "train__align_weight", (0.5, 1.0), None),
+        ({"train__encoder": "probe"}, "backbone__align", (None, {"block": 4}), None),
+        ({"train__encoder": "probe"}, "routing__remove", ("after:3", "after:4"), None),
+        ({"routing__reinsert": "none", "backbone__decoder": DECODER}, "train__mae_weight", (0.1, 0.2), None),
+        ({"routing__reinsert": "none"}, "backbone__decoder", (DECODER, DECODER | {"depth": 4}), None),
+        ({"routing__reinsert": "none"}, "routing__remove", ("start", "after:3"), {"dropping 2-8", "dropping 2-8, remove=after:3"}),
+        ({"routing__learned": "fuse"}, "routing__remove", ("start", "after:3"), None),
+        ({"routing__reinsert": "sum_input"}, "train__loss", ("plain", "ensemble"), None),
+        ({"routing__selection": "blocks"}, "routing__block", (2, 4), None),
+        # What acts on nothing tells nothing apart.
+        ({}, "routing__block", (2, 4), {"2-8"}),
+        ({}, "train__mae_weight", (0.1, 0.2), {"2-8"}),
+        ({"route": "none"}, "routing__remove", ("start", "after:3"), {"dense"}),
+    ],
+)  # fmt: skip
+def test_no_cell_mixes_runs_that_route_differently(tmp_path, shared, key, values, names):
+    for value in values:
+        write(tmp_path, **{"route": "2-8", **shared, key: value})
+    (base,) = Study.of(tmp_path).bases
+    found = {cell.treatment for cell in base.cells}
+    assert found == names if names else len(found) == 2
+
+
 @pytest.mark.parametrize(("data", "rows"), [("fashion", 1), ("latents", 2)])
 def test_where_published_files_lay_parts_no_runs(tmp_path, data, rows):
     from analysis.runs.cells import Study

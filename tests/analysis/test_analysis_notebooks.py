@@ -53,6 +53,13 @@ def test_a_committed_notebook_is_its_script_with_outputs(path):
     assert not [out for cell in code for out in cell.outputs if out.output_type == "error"]
 
 
+def test_without_published_records_notebooks_ask_for_runs(tmp_path, monkeypatch):
+    monkeypatch.delenv(notebook_files.VARIABLE, raising=False)
+    monkeypatch.setattr(notebook_files, "RECORDS", tmp_path / "runs.tar.gz")
+    with pytest.raises(AnalysisError, match="records .*runs.tar.gz are not there; give a folder"):
+        notebook_files.runs_folder()
+
+
 def test_an_unknown_notebook_is_refused():
     with pytest.raises(AnalysisError, match="did you mean tables"):
         notebook_files.source("tabels")

@@ -103,6 +103,29 @@ def test_another_trainers_run_stands_beside_ones_own(make, trainer, logged, tmp_
 
 
 @pytest.mark.parametrize(
+    "files",
+    [
+        {"wandb_export_1.csv": "Step,a - train/loss\n1,3\n2,2\n", "wandb_export_2.csv": "Step,a - fid\n2,9\n"},
+        {"history.csv": "global_step,train/loss,fid,x - y,z - y\n1,3,,,\n2,2,,,\n2,,9,,\n", "args.csv": "lr\n1\n"},
+    ],
+)  # fmt: skip
+def test_all_tables_of_a_run_are_read_and_no_others(files, tmp_path):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({**KNOWN, "columns": {FID: "fid"}}))
+    frame = analysis.load(tmp_path)
+    assert frame.attrs["damaged"] == [] and frame[f"score.{FID}"].item() == 9
+    assert analysis.curves(frame)[["step", "loss"]].to_numpy().tolist() == [[1, 3], [2, 2]]
+
+
+def test_a_file_of_another_kind_hides_no_runs_below_it(tmp_path):
+    write(tmp_path / "runs")
+    for name in ("history.txt", "history.md", "wandb_export_notes"):
+        (tmp_path / name).write_text("mine")
+    assert len(analysis.load(tmp_path)) == 1 and analysis.load(tmp_path).attrs["damaged"] == []
+
+
+@pytest.mark.parametrize(
     ("files", "said"),
     [
         ({"history.csv": "_step,loss\n1,2\n"}, "no backbone, size, data, seed; say it in .*run.yaml, such as {backbone: dit"),
@@ -110,6 +133,7 @@ def test_another_trainers_run_stands_beside_ones_own(make, trainer, logged, tmp_
         ({"history.csv": "loss\n1\n", "run.yaml": yaml.safe_dump(KNOWN)}, "no numbers by step"),
         ({"run-1.wandb": "x", "run.yaml": yaml.safe_dump(KNOWN)}, "history.csv"),
         ({"wandb_export_1.csv": "Step,a - x,b - x\n1,2,3\n", "run.yaml": yaml.safe_dump(KNOWN)}, "holds 2 runs"),
+        ({f"wandb_export_{k}.csv": f"Step,{k} - x\n1,2\n" for k in "ab"} | {"run.yaml": yaml.safe_dump(KNOWN)}, "holds 2 runs"),
         ({"history.json": "[", "run.yaml": yaml.safe_dump(KNOWN)}, "history.json cannot be read"),
         ({"history.csv": "_step,loss\n1,2\n", "run.yaml": "[1]"}, "run.yaml holds no mapping"),
         ({"history.csv": "_step,l\n1,2\n", "run.yaml": yaml.safe_dump(KNOWN | {"size": "Q/9"})}, "its size cannot be read"),

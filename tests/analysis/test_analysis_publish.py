@@ -106,7 +106,7 @@ def test_a_block_may_take_other_records(runs, tmp_path, monkeypatch):
     assert "dit-T/1" not in publish.fill(page.format(""), empty)
     given = publish.fill(page.format(" of=more.tar.gz"), empty)
     assert given.replace(" of=more.tar.gz", "") == publish.fill(page.format(""), study)
-    with pytest.raises(AnalysisError, match="records .*none.tar.gz, which are not there"):
+    with pytest.raises(AnalysisError, match="records .*none.tar.gz are not there"):
         publish.fill(page.format(" of=none.tar.gz"), study)
     (tmp_path / "text.md").write_text("no archive")
     with pytest.raises(AnalysisError, match="text.md holds no records of runs"):

@@ -258,3 +258,12 @@ def test_browser_of_a_phone_scrolls_down_only(page):
     seen = "document.getElementById('table-answer').getBoundingClientRect().top < innerHeight"
     assert phone.run(seen)
     phone.close()
+
+
+def test_the_answer_counts_settings_and_not_their_metrics(tmp_path):
+    for seed in range(3):
+        for route in ("none", "2-8"):
+            write(tmp_path, route=route, seed=seed)
+            write(tmp_path, "mamba", route, 0) if not seed else None
+    (note, *_) = report._answer(analysis.tables.make("main", tmp_path)).notes
+    assert note == "Settings without a difference of 3 seeds: 1, in the main table."

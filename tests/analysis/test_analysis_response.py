@@ -192,7 +192,7 @@ def test_without_three_settings_there_is_no_curve(tmp_path):
 
 def test_findings_say_what_the_tables_show(runs):
     dit, mamba = findings.main(runs)
-    assert dit.startswith("**dit-T/1, digits, 2-8 against dense after 400 steps (n=3)**: FD-500 ")
+    assert dit.startswith("**dit-T/1, digits, edm, scale tiny, 2-8 against dense after 400 steps (n=3)**: FD-500 ")
     # Dense 50 + seed, routed 40 + 2 seed: -9 on average over seeds 0 to 2, whose interval is known.
     assert "FD-500 (digits-classifier) -9.00 [-11.48, -6.52]: better" in dit
     assert "accuracy-500 (digits-classifier) -9.000 [-11.484, -6.516]: worse" in dit
@@ -251,3 +251,15 @@ def test_unequal_steps_and_seeds_without_a_pair_are_no_part_of_a_sentence(tmp_pa
 
 def test_a_finding_below_three_seeds_is_none():
     assert findings.verdict(paired({0: 1.0, 1: 2.0}, {0: 3.0, 1: 4.5}), "lower").startswith("too")
+
+
+@pytest.mark.parametrize("missing", ["seed", "step"])
+def test_scores_without_a_seed_or_a_step_are_left_out_of_guidances(tmp_path, missing):
+    folder = write(tmp_path, route="2-8", guidance=True)
+    file = folder / ("summary.json" if missing == "seed" else "scores.jsonl")
+    lines = [json.loads(line) | {missing: None} for line in file.read_text().splitlines()]
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert analysis.load(tmp_path).attrs["damaged"] == []
+    for name in ("response", "guidance"):
+        assert not analysis.tables.make(name, tmp_path).covered
+        assert analysis.figures.make(name, tmp_path) is None

@@ -17,6 +17,7 @@ import pytest
 from analysis_runs import ACCURACY, METRIC, score, study, write
 
 import analysis
+from analysis import findings
 from analysis.runs import seed_statistics
 from analysis.runs.cells import Study
 from analysis.runs.run_records import AnalysisError
@@ -337,7 +338,7 @@ def test_scaling_and_resolution_find_their_runs(tmp_path):
     scaling = make("relative_absolute", source)
     assert find(scaling, "dit", "relative: 4-16 of 24 blocks")["Paper"].value == 18.81
     assert find(scaling, "dit", "absolute: 2-20 of 24 blocks")["Ours"].n == 3
-    coco = find(make("text", source), "scenes", "dit-M/2 on scenes")
+    coco = find(make("text", source), "scenes", "dit-M/2, scenes, edm, scale tiny")
     assert coco["Paper dense"].value == 35.68 and coco["Dense"].n == 3
 
 
@@ -556,6 +557,19 @@ def test_more_tokens_of_the_same_pictures_stand_in_one_group(tmp_path):
     assert [row.entries[1].value for row in table.rows] == [256, 1024]
 
 
+def test_settings_of_one_model_have_names_of_their_own(tmp_path):
+    for over in ({}, {"objective__name": "flow"}, {"train__lr": 0.1}):
+        for route in ("none", "2-8", "3-8", "4-8"):
+            write(tmp_path, route=route, size="T/2", **over)
+        write(tmp_path, route="2-8", size="T/1", **over)
+    study = Study.of(tmp_path)
+    names = [row.entries[0].text for row in make("tokens", study).rows]
+    assert len(names) == len(set(names)) == 6
+    for kind in ("main", "cost", "placement"):
+        about = [line.split("**")[1] for line in findings.FINDINGS[kind](study)]
+        assert len(about) == len(set(about)) == 3
+
+
 def append(folder, *more):
     with (folder / "scores.jsonl").open("a") as stream:
         stream.write("".join(json.dumps(line) + "\n" for line in more))
@@ -627,6 +641,19 @@ def test_masking_has_paired_differences_at_every_budget(tmp_path):
     assert routed["\u0394 FLOPs"].high - routed["\u0394 FLOPs"].low < 1e-6
     assert find(table, "dit", "dropping 2-8")["\u0394 steps"].value == pytest.approx(2.0)
     assert find(table, "dit", "dense")["\u0394 steps"].value is None
+
+
+def test_no_clock_time_of_two_machines_is_compared(tmp_path):
+    for seed in range(3):
+        for route, over in (("none", {}), ("2-8", {}), ("2-8", {"routing__reinsert": "none"})):
+            folder = write(tmp_path, route=route, seed=seed, **over)
+            device = "H100" if route == "2-8" else "H200"
+            (folder / "env.json").write_text(json.dumps({"device": device}))
+    columns = {"speedup": "Speed-up, hours", "throughput": "Speed-up", "masking": "Equal time"}
+    for name, column in columns.items():
+        assert find(make(name, tmp_path), "dit", "2-8")[column].text == "other machine"
+    routed = find(make("masking", tmp_path), "dit", "2-8")
+    assert routed["\u0394 time"].value is None and routed["Equal FLOPs"].value is not None
 
 
 @pytest.mark.parametrize(

@@ -87,9 +87,10 @@ def test_recipes_are_told_apart_and_no_seed_counts_twice(tmp_path: Path) -> None
             for route in ("none", "2-8"):
                 folder = write(tmp_path, route=route, seed=seed, train__lr=rate)
                 value = values[rate, route, seed] = 0.9 + place + (0.01 + seed / 1e3) * (route != "none")
-                row = {"pair": "dense", "level": None, "plain": 1.0, "instrumented": value}
+                row = {"pair": "dense", "plain": 1.0, "instrumented": value}
+                levels: list[dict[str, Any]] = [row | {"level": level} for level in (1.0, None)]
                 about = {"format": guidance_table.FORMAT, "run": folder.name, "backbone": "dit", "size": "T/1"}
-                about |= {"data": "digits", "route": route, "step": 400, "seed": seed, "notes": [], "rows": [row]}
+                about |= {"data": "digits", "route": route, "step": 400, "seed": seed, "notes": [], "rows": levels}
                 (folder / guidance_table.FILE).write_text(json.dumps(about))
     study = Study.of(tmp_path)
     found = guidance_table.scale_table(guidance_table.stored_scales(study)).rows
@@ -97,9 +98,18 @@ def test_recipes_are_told_apart_and_no_seed_counts_twice(tmp_path: Path) -> None
     assert {row.group.partition(" (")[2].partition(")")[0] for row in found} == {"train.lr=0.001", "train.lr=0.0001"}
     said = findings.scale(study)
     assert len(said) == 2 and all("+0.011 [" in line and "(n=3)" in line for line in said)
-    # Two of one setting and seed, whatever tells them apart: a row each.
-    twice = guidance_table.scale_table([{**guidance_table.stored_scales(study)[0], "apart": "", "run": name} for name in "ab"]).rows
+    plot = draw(guidance_table.stored_scales(study))
+    assert plot is not None and len(plot.figure.axes) == 4  # a panel per recipe and form
+    titles = {ax.get_title("left").replace("\n", " ") for ax in plot.figure.axes}
+    assert titles == {f"dit-T/1, digits (train.lr={rate}), after 400 steps" for rate in (0.001, 0.0001)}
+    # Two of one setting and seed, whatever tells them apart: a row and a line each.
+    same = [{**guidance_table.stored_scales(study)[0], "apart": "", "run": name} for name in "ab"]
+    twice = guidance_table.scale_table(same).rows
     assert [row.group.rpartition(": ")[2] for row in twice] == ["a", "b"]
+    plot = draw(same)
+    assert plot is not None
+    texts = [text.get_text() for text in plot.figure.axes[0].get_legend().get_texts()]
+    assert [text.rpartition(": ")[2] for text in texts] == ["a", "b"]
 
 
 def rows(run: Path) -> dict[tuple[str, float | None], dict[str, Any]]:
@@ -196,7 +206,7 @@ def test_no_run_is_its_own_instrument_under_another_path(models: dict[str, Path]
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("{blind}",), "has no null class to compare with"),
+        (("{blind}",), "has no null class"),
         (("{dense}", "--levels", "nan"), "needs noise levels above 0"),
         (("{dense}", "--samples", "1"), "at least 2 samples"),
         (("{dense}", "--against", "{dense}/none"), "--against .* does not exist"),
