@@ -21,6 +21,7 @@ if __name__ == "__main__":
 from experiments.data.data_options import DataError
 from experiments.runtime.command import run_command
 from experiments.runtime.console import Console
+from experiments.runtime.files import check_replaceable
 from routing.errors import Parser
 
 if TYPE_CHECKING:  # it imports safetensors, which a Python without our packages lacks
@@ -95,6 +96,7 @@ def _check(given: argparse.Namespace) -> None:
             "--captions needs --text, the encoder that embeds them; try "
             "--text openai/clip-vit-large-patch14"
         )
+    check_replaceable(given.out / "manifest.json")  # before the VAE is fetched
 
 
 def _device(name: str | None) -> str:

@@ -288,6 +288,9 @@ TABLE: list[tuple[str, str, str]] = [
             ("{bad}/pickle.npz", "pickle"),
             ("{tmp}", "{tmp}"),
             ("{run} --samples 1000000000000000", "at most"),
+            ("{run} --samples 20 --write-samples {tmp}", "it is no file"),
+            ("{run} --samples 20 --write-samples {run}/config.yaml/x.npz", "config.yaml cannot be used"),
+            ("{run} --write-reference {run}/config.yaml/x.npz", "config.yaml cannot be used"),
             (f"{{run}} --guidance cfg,scale={'[' * 5000}", "not YAML"),
         ]
     ],
@@ -301,6 +304,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("{tmp} {tmp}/out --size x", "--size"),
             ("{tmp} {tmp}/out --nope 3", "--help"),
             ("{tmp} {tmp}/out --files /abs/*", "--files"),
+            ("{run}/samples {run}/config.yaml", "config.yaml cannot be used"),
             (f"{{tmp}} {{tmp}}/out --batch {'9' * 30}", "at most 10000000"),
         ]
     ],
@@ -375,6 +379,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("route=0-1@0.5+3-4@0.75", "type route=0-1+3-4 rate=0.5,0.75"),
             ("parts=steps out={bad}/pipe/manifest.json", "it is no file"),
             ("size=S/2,,Q/2", "size 'Q/2' is not known"),
+            ("parts=steps out={run}/config.yaml/x.json", "config.yaml cannot be used"),
         ]
     ],
 ]
@@ -428,6 +433,7 @@ def test_wrong_input_is_one_sentence(command, words, part, places, tmp_path, cap
     assert part.format_map(places) if "{" in part else part in err, err
     assert "Traceback" not in err
     assert not list(tmp_path.glob("**/metrics.jsonl")), "nothing may have been trained"
+    assert "record  " not in out, "nothing may have been scored"
 
 
 def split(words: str) -> list[str]:

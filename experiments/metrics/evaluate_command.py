@@ -25,7 +25,7 @@ from experiments.metrics.images import Images
 from experiments.metrics.meters import labelled_data, prepare
 from experiments.metrics.small_networks import checksum
 from experiments.runtime import console as log
-from experiments.runtime.files import atomic_write, sha256
+from experiments.runtime.files import atomic_write, check_replaceable, sha256
 from experiments.sampling import write_npz
 from experiments.sampling.pipeline import SamplingPipeline
 from experiments.sampling.request import chosen_options, parse_overrides
@@ -57,6 +57,8 @@ def evaluate(arguments: argparse.Namespace) -> int:
     for name in ("cache", "out"):
         given = getattr(arguments, name)
         setattr(arguments, name, Path(given).expanduser() if given else None)
+    for given in filter(None, (arguments.write_reference, arguments.write_samples)):
+        check_replaceable(Path(given).expanduser())  # before what takes minutes
     device = _processes()
     console = log.Console(quiet=bool(world()[0]))
     run = source.suffix == ".safetensors" or (
