@@ -304,6 +304,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("{tmp} {tmp}/out --size x", "--size"),
             ("{tmp} {tmp}/out --nope 3", "--help"),
             ("{tmp} {tmp}/out --files /abs/*", "--files"),
+            ("{run}/samples {tmp}/out --vae {bad}", "prepare: --vae FOLDER"),
             ("{run}/samples {run}/config.yaml", "config.yaml cannot be used"),
             (f"{{tmp}} {{tmp}}/out --batch {'9' * 30}", "at most 10000000"),
         ]
