@@ -266,6 +266,8 @@ TABLE: list[tuple[str, str, str]] = [
             ("{run} data.test_fraction=[1]", "wrong type"),
             ("{run} --guidance cfg guidance.channels=9", "the model has 1"),
             ("{run} sampler.steps=true", "a whole number"),
+            ("{run} --scale nan", "guidance.scale=nan: a number is needed"),
+            ("{run} sampler=heun", "type --sampler heun"),
         ]
     ],
     # --- evaluate
@@ -288,6 +290,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("{bad}/pickle.npz", "pickle"),
             ("{tmp}", "{tmp}"),
             ("{run} --samples 1000000000000000", "at most"),
+            ("{run} guidance=cfg", "type --guidance cfg"),
             ("{run} --samples 20 --write-samples {tmp}", "it is no file"),
             ("{run} --samples 20 --write-samples {run}/config.yaml/x.npz", "config.yaml cannot be used"),
             ("{run} --write-reference {run}/config.yaml/x.npz", "config.yaml cannot be used"),
