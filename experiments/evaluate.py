@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -34,6 +35,8 @@ def parser() -> argparse.ArgumentParser:
     """Return the command line."""
     p = Parser(
         prog="python experiments/evaluate.py",
+        # First what a list of options would take for one of its items.
+        usage="%(prog)s source [group.key=value ...] [options]",
         description="Sample from a checkpoint and score the samples, or score images.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -77,6 +80,11 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Run the command with these arguments; return its exit code."""
     arguments = parser().parse_intermixed_args(argv)
+    # argparse counts what follows a list to it, and no item of these has a dot before its `=`.
+    for words in (arguments.guidance, arguments.metrics, arguments.features):
+        for word in [word for word in words or () if re.match(r"\w+\.\w+=", word)]:
+            words.remove(word)
+            arguments.changes.append(word)
     from experiments.metrics.evaluate_command import evaluate
 
     return evaluate(arguments)

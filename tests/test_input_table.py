@@ -290,6 +290,8 @@ TABLE: list[tuple[str, str, str]] = [
             ("{bad}/pickle.npz", "pickle"),
             ("{tmp}", "{tmp}"),
             ("{run} --samples 1000000000000000", "at most"),
+            ("{run} --guidance cfg guidance.scael=2", "did you mean scale"),
+            ("{run} --metrics fd data.test_fraction=0.5", "the run was trained with 0.2"),
             ("{run} guidance=cfg", "type --guidance cfg"),
             ("{run} --samples 20 --write-samples {tmp}", "it is no file"),
             ("{run} --samples 20 --write-samples {run}/config.yaml/x.npz", "config.yaml cannot be used"),
