@@ -290,6 +290,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("{bad}/pickle.npz", "pickle"),
             ("{tmp}", "{tmp}"),
             ("{run} --samples 1000000000000000", "at most"),
+            ("{run}/samples --data latents data.path={tmp}/none", "none is no folder"),
             ("{run} --guidance cfg guidance.scael=2", "did you mean scale"),
             ("{run} --metrics fd data.test_fraction=0.5", "the run was trained with 0.2"),
             ("{run} guidance=cfg", "type --guidance cfg"),

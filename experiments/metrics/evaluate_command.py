@@ -208,7 +208,8 @@ def _images(
     args: argparse.Namespace, source: Path, device: torch.device, console: log.Console
 ) -> int:
     sampling = _given(args, "step", "weights", "keep_samples", "batch", *_SAMPLING)
-    if given := [*sampling, *args.changes]:
+    changes = [] if args.data is None else [c for c in args.changes if c.startswith("data.")]
+    if given := [*sampling, *(change for change in args.changes if change not in changes)]:
         raise MetricError(
             f"{given[0]} is for sampling from a run, and {source} holds images; leave it out, or "
             "name a run folder"
@@ -227,7 +228,8 @@ def _images(
             f"{source} holds {images.n} images, fewer than --samples {n}; "
             f"type --samples {images.n} or make more"
         )
-    dataset = None if args.data is None else create({"name": args.data}, device=device)
+    data = {**parse_overrides(changes)["data"], "name": args.data}
+    dataset = None if args.data is None else create(data, device=device)
     options = _defaults(args, n)
     mine = share(n)
     stream = images.batches(mine)
@@ -246,7 +248,7 @@ def _images(
             start = stop
             bar.update(min(n, (start - mine.start) * world()[1]))
     scores = [score for m in meters for score in m.results(labels, source=str(source))]
-    about = {"source": str(source), "data": args.data}
+    about = {"source": str(source), "data": data if changes else args.data}
     path, settings = _record(args.out or Path(), source.stem, about, options)
     _finish(source.stem, scores, path if args.out else None, settings, console)
     return 0
