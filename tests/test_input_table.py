@@ -266,6 +266,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("{run} data.test_fraction=[1]", "wrong type"),
             ("{run} --guidance cfg guidance.channels=9", "the model has 1"),
             ("{run} sampler.steps=true", "a whole number"),
+            ("{run} sampler.reuse=20-30", "try sampler.reuse="),
             ("{run} --scale nan", "guidance.scale=nan: a number is needed"),
             ("{run} sampler=heun", "type --sampler heun"),
         ]
