@@ -69,9 +69,7 @@ class Protocol:
         if not 0 <= self.seed < 2**63:
             raise AnalysisError(f"similarity seed {self.seed}: a whole number of 0 or more")
         if not self.levels or not all(0 < level < math.inf for level in self.levels):
-            raise AnalysisError(
-                "similarity needs noise levels above 0, such as levels=(0.1, 1, 10)"
-            )
+            raise AnalysisError("similarity needs noise levels above 0, such as 0.1 1 10")
 
 
 @dataclass(frozen=True, eq=False)

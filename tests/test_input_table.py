@@ -356,7 +356,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("tables {run}/.. --only nope", "nope"),
             ("figures {run}/.. --only nope", "nope"),
             ("similarity {tmp}/none", "none"),
-            ("similarity {run} --levels nan", "noise levels above 0"),
+            ("similarity {run} --levels nan", "noise levels above 0, such as 0.1 1 10"),
             ("similarity {run} --seed -1", "seed -1"),
             ("guidance-scale {tmp}/none", "none"),
             ("guidance-scale {run} --levels 0", "noise levels above 0"),
