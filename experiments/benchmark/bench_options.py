@@ -87,6 +87,12 @@ class BenchOptions:
         for key, among in lists:
             for word in getattr(self, key):
                 Key(among=among).check(key, word, BenchError)
+        for share in self.rate:
+            if not 0 <= share < 1:
+                raise BenchError(
+                    f"rate={share:g}: expected the share of tokens that skip, 0 to below 1; "
+                    "type rate=0.5"
+                )
         for size in self.size:
             parse_size(size, self.depth)
         Route.parse(self.route)
