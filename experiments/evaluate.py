@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
@@ -35,7 +34,6 @@ def parser() -> argparse.ArgumentParser:
     """Return the command line."""
     p = Parser(
         prog="python experiments/evaluate.py",
-        # First what a list of options would take for one of its items.
         usage="%(prog)s source [group.key=value ...] [options]",
         description="Sample from a checkpoint and score the samples, or score images.",
         epilog=EXAMPLES,
@@ -68,12 +66,7 @@ def parser() -> argparse.ArgumentParser:
     add("--dinov2-weights", metavar="FILE", help="timm's weights, where offline")
     add("--cache", metavar="DIR", help="trained classifiers, weights, references")
     add("--out", metavar="DIR", help="where the record goes (default: RUN/evaluations)")
-    add(
-        "--keep-samples",
-        action="store_true",
-        default=None,
-        help="keep the pieces that resuming needs",
-    )
+    add("--keep-samples", action="store_true", default=None, help="keep what resuming needs")
     return p
 
 
@@ -82,7 +75,7 @@ def main(argv: list[str]) -> int:
     arguments = parser().parse_intermixed_args(argv)
     # argparse counts what follows a list to it, and no item of these has a dot before its `=`.
     for words in (arguments.guidance, arguments.metrics, arguments.features):
-        for word in [word for word in words or () if re.match(r"\w+\.\w+=", word)]:
+        for word in [word for word in words or () if "." in word.partition("=")[0]]:
             words.remove(word)
             arguments.changes.append(word)
     from experiments.metrics.evaluate_command import evaluate

@@ -19,7 +19,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from experiments.data.data_options import DataError
-from experiments.runtime.command import run_command
+from experiments.runtime.command import Interrupted, run_command
 from experiments.runtime.console import Console
 from experiments.runtime.files import check_replaceable
 from routing.errors import Parser
@@ -84,11 +84,9 @@ def parser() -> argparse.ArgumentParser:
 
 def _check(given: argparse.Namespace) -> None:
     for name in ("size", "batch", "shard", "threads", "captions_per_image", "text_length"):
-        value = getattr(given, name)
+        value, flag = getattr(given, name), name.replace("_", "-")
         if not 1 <= value <= 10**7:
-            raise DataError(
-                f"--{name.replace('_', '-')} {value}: must be at least 1, at most 10000000"
-            )
+            raise DataError(f"--{flag} {value}: must be at least 1, at most 10000000")
     if given.limit is not None and given.limit < 1:
         raise DataError(f"--limit {given.limit}: must be at least 1")
     if given.captions is not None and given.text is None:
@@ -181,8 +179,7 @@ def prepare(given: argparse.Namespace) -> None:
             writer.progress = display.update
             for k in mine:
                 writer.write(k)
-    manifest = writer.finish()
-    if manifest is None:
+    if (manifest := writer.finish()) is None:
         return
     if given.verify:
         LatentStore(given.out, verify=True)
@@ -194,13 +191,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_command(_command, arguments, computes=True)
 
 
-def _command(words: list[str]) -> int:
+def _command(words: list[str]) -> None:
     try:
         prepare(parser().parse_args(words))
     except KeyboardInterrupt:
-        print("stopped; the same command continues with the next shard", file=sys.stderr)
-        return 130
-    return 0
+        said = "stopped; the same command continues with the next shard"
+        raise Interrupted("SIGINT", 0, said) from None
 
 
 if __name__ == "__main__":

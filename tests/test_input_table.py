@@ -387,8 +387,8 @@ TABLE: list[tuple[str, str, str]] = [
             ("route=0-1@0.5+3-4@0.75", "type route=0-1+3-4 rate=0.5,0.75"),
             ("parts=steps out={bad}/pipe/manifest.json", "it is no file"),
             ("size=S/2,,Q/2", "size 'Q/2' is not known"),
-            ("rate=2", "rate=2: expected the share"),
-            ("rate=0.5,-0.5", "rate=-0.5: expected the share"),
+            ("rate=2", "rate=2.0: expected a share"),
+            ("rate=0.5,-0.5", "rate=-0.5: expected a share"),
             ("parts=steps out={run}/config.yaml/x.json", "config.yaml cannot be used"),
         ]
     ],

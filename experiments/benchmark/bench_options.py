@@ -83,16 +83,11 @@ class BenchOptions:
 
     def __post_init__(self) -> None:
         check_ranges(self, error=BenchError)
-        lists = (("parts", PARTS), ("variants", VARIANTS), ("backbone", tuple(names())))
-        for key, among in lists:
+        for key, among in (("parts", PARTS), ("variants", VARIANTS), ("backbone", tuple(names()))):
             for word in getattr(self, key):
                 Key(among=among).check(key, word, BenchError)
         for share in self.rate:
-            if not 0 <= share < 1:
-                raise BenchError(
-                    f"rate={share:g}: expected the share of tokens that skip, 0 to below 1; "
-                    "type rate=0.5"
-                )
+            Key(least=0, below=1).check("rate", share, BenchError, 0.5)
         for size in self.size:
             parse_size(size, self.depth)
         Route.parse(self.route)

@@ -53,10 +53,7 @@ def why_not(name: str | None) -> str:
         return f"{name} is neither a folder nor a name on the hub; {_GIVE}"
     if all(isinstance(path, str) for path in found):
         return ""
-    return (
-        f"the weights of {name} are not on this machine: fetch them with `hf download {name}`, or "
-        f"{_GIVE}"
-    )
+    return f"the weights of {name} are not on this machine; type `hf download {name}`, or {_GIVE}"
 
 
 class Autoencoder:

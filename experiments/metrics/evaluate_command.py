@@ -65,16 +65,12 @@ def evaluate(arguments: argparse.Namespace) -> int:
         source.is_dir()
         and ((source / "config.yaml").is_file() or (source / "checkpoints").is_dir())
     )
-    if run:
-        return _run(arguments, source, device, console)
-    return _images(arguments, source, device, console)
+    return (_run if run else _images)(arguments, source, device, console)
 
 
 def split_names(values: Sequence[str] | None) -> tuple[str, ...] | None:
     """Return names given as `fd,is` or `fd is`, or None for none."""
-    if values is None:
-        return None
-    return tuple(name for value in values for name in value.split(",") if name)
+    return None if values is None else tuple(n for text in values for n in text.split(",") if n)
 
 
 def parse_choice(text: str) -> tuple[str | None, dict[str, Any]]:
