@@ -34,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the command line."""
     p = Parser(
         prog="python experiments/evaluate.py",
+        usage="%(prog)s source [group.key=value ...] [options]",
         description="Sample from a checkpoint and score the samples, or score images.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -65,14 +66,18 @@ def parser() -> argparse.ArgumentParser:
     add("--dinov2-weights", metavar="FILE", help="timm's weights, where offline")
     add("--cache", metavar="DIR", help="trained classifiers, weights, references")
     add("--out", metavar="DIR", help="where the record goes (default: RUN/evaluations)")
-    keep = "keep the pieces that resuming needs"
-    add("--keep-samples", action="store_true", default=None, help=keep)
+    add("--keep-samples", action="store_true", default=None, help="keep what resuming needs")
     return p
 
 
 def main(argv: list[str]) -> int:
     """Run the command with these arguments; return its exit code."""
     arguments = parser().parse_intermixed_args(argv)
+    # argparse counts what follows a list to it, and no item of these has a dot before its `=`.
+    for words in (arguments.guidance, arguments.metrics, arguments.features):
+        for word in [word for word in words or () if "." in word.partition("=")[0]]:
+            words.remove(word)
+            arguments.changes.append(word)
     from experiments.metrics.evaluate_command import evaluate
 
     return evaluate(arguments)

@@ -19,8 +19,9 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from experiments.data.data_options import DataError, require
-from experiments.runtime.command import run_command
+from experiments.runtime.command import Interrupted, run_command
 from experiments.runtime.console import Console
+from experiments.runtime.files import check_replaceable
 from routing.errors import Parser
 
 if TYPE_CHECKING:  # it imports safetensors, which a Python without our packages lacks
@@ -93,6 +94,7 @@ def _check(given: argparse.Namespace) -> None:
             f"--{name.replace('_', '-')} needs --text, the encoder that embeds captions; try "
             "--text openai/clip-vit-large-patch14",
         )
+    check_replaceable(given.out / "manifest.json")  # before the VAE is fetched
 
 
 def _device(name: str | None) -> str:
@@ -168,8 +170,7 @@ def prepare(given: argparse.Namespace) -> None:
             writer.progress = display.update
             for k in mine:
                 writer.write(k)
-    manifest = writer.finish()
-    if manifest is None:
+    if (manifest := writer.finish()) is None:
         return
     if given.verify:
         LatentStore(given.out, verify=True)
@@ -181,13 +182,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_command(_command, arguments, computes=True)
 
 
-def _command(words: list[str]) -> int:
+def _command(words: list[str]) -> None:
     try:
         prepare(parser().parse_args(words))
     except KeyboardInterrupt:
-        print("stopped; the same command continues with the next shard", file=sys.stderr)
-        return 130
-    return 0
+        said = "stopped; the same command continues with the next shard"
+        raise Interrupted("SIGINT", 0, said) from None
 
 
 if __name__ == "__main__":

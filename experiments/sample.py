@@ -63,10 +63,9 @@ def main(argv: list[str]) -> int:
     changes = request.parse_overrides(args.changes, steps=args.steps, scale=args.scale)
     seeds = request.parse_numbers(args.seeds, "--seeds")
     captions = request.parse_captions(args.captions) if args.captions else None
-    if args.batch < 1:
-        raise DiffusionError(f"--batch {args.batch}: 1 or more is needed")
-    if args.pngs < 0:
-        raise DiffusionError(f"--pngs {args.pngs}: 0 or more is needed")
+    for key, least in (("batch", 1), ("pngs", 0)):
+        if (value := getattr(args, key)) < least:
+            raise DiffusionError(f"--{key} {value}: {least} or more is needed")
     if args.classes is not None and not args.classes.strip():
         raise DiffusionError("--classes: class numbers or names such as 3,7, or all")
     # What can be refused without weights is refused before torch starts.

@@ -266,6 +266,9 @@ TABLE: list[tuple[str, str, str]] = [
             ("{run} data.test_fraction=[1]", "wrong type"),
             ("{run} --guidance cfg guidance.channels=9", "the model has 1"),
             ("{run} sampler.steps=true", "a whole number"),
+            ("{run} sampler.reuse=20-30", "try sampler.reuse="),
+            ("{run} --scale nan", "guidance.scale=nan: a number is needed"),
+            ("{run} sampler=heun", "type --sampler heun"),
         ]
     ],
     # --- evaluate
@@ -288,6 +291,13 @@ TABLE: list[tuple[str, str, str]] = [
             ("{bad}/pickle.npz", "pickle"),
             ("{tmp}", "{tmp}"),
             ("{run} --samples 1000000000000000", "at most"),
+            ("{run}/samples --data latents data.path={tmp}/none", "none is no folder"),
+            ("{run} --guidance cfg guidance.scael=2", "did you mean scale"),
+            ("{run} --metrics fd data.test_fraction=0.5", "the run was trained with 0.2"),
+            ("{run} guidance=cfg", "type --guidance cfg"),
+            ("{run} --samples 20 --write-samples {tmp}", "it is no file"),
+            ("{run} --samples 20 --write-samples {run}/config.yaml/x.npz", "config.yaml cannot be used"),
+            ("{run} --write-reference {run}/config.yaml/x.npz", "config.yaml cannot be used"),
             (f"{{run}} --guidance cfg,scale={'[' * 5000}", "not YAML"),
         ]
     ],
@@ -301,6 +311,8 @@ TABLE: list[tuple[str, str, str]] = [
             ("{tmp} {tmp}/out --size x", "--size"),
             ("{tmp} {tmp}/out --nope 3", "--help"),
             ("{tmp} {tmp}/out --files /abs/*", "--files"),
+            ("{run}/samples {tmp}/out --vae {bad}", "prepare: --vae FOLDER"),
+            ("{run}/samples {run}/config.yaml", "config.yaml cannot be used"),
             (f"{{tmp}} {{tmp}}/out --batch {'9' * 30}", "at most 10000000"),
         ]
     ],
@@ -344,7 +356,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("tables {run}/.. --only nope", "nope"),
             ("figures {run}/.. --only nope", "nope"),
             ("similarity {tmp}/none", "none"),
-            ("similarity {run} --levels nan", "noise levels above 0"),
+            ("similarity {run} --levels nan", "noise levels above 0, such as 0.1 1 10"),
             ("similarity {run} --seed -1", "seed -1"),
             ("guidance-scale {tmp}/none", "none"),
             ("guidance-scale {run} --levels 0", "noise levels above 0"),
@@ -375,6 +387,9 @@ TABLE: list[tuple[str, str, str]] = [
             ("route=0-1@0.5+3-4@0.75", "type route=0-1+3-4 rate=0.5,0.75"),
             ("parts=steps out={bad}/pipe/manifest.json", "it is no file"),
             ("size=S/2,,Q/2", "size 'Q/2' is not known"),
+            ("rate=2", "rate=2.0: expected a share"),
+            ("rate=0.5,-0.5", "rate=-0.5: expected a share"),
+            ("parts=steps out={run}/config.yaml/x.json", "config.yaml cannot be used"),
         ]
     ],
 ]
@@ -428,6 +443,7 @@ def test_wrong_input_is_one_sentence(command, words, part, places, tmp_path, cap
     assert part.format_map(places) if "{" in part else part in err, err
     assert "Traceback" not in err
     assert not list(tmp_path.glob("**/metrics.jsonl")), "nothing may have been trained"
+    assert "record  " not in out, "nothing may have been scored"
 
 
 def split(words: str) -> list[str]:

@@ -1,5 +1,6 @@
 """The site: it builds strictly, loads nothing from outside, fits three widths; its tutorial's outputs are real."""
 
+import fnmatch
 import html
 import html.parser
 import importlib
@@ -240,6 +241,11 @@ def test_shown_outputs_are_renewed_line_by_line():
     assert renewed(shown, printed) == "a 2.0\n...\nc 4.5\n"
     with pytest.raises(IndexError):
         renewed(shown, "a 2.0\n")
+
+
+def test_the_tutorials_globs_leave_out_the_run_of_make_demo():
+    globs = re.findall(r"runs/\*[\w*-]+", TUTORIAL.read_text(encoding="utf-8"))
+    assert globs and not any(fnmatch.fnmatch("runs/mamba-T4-mnist_2-8_s0-0a1b2c3d", g) for g in globs)
 
 
 @pytest.mark.slow

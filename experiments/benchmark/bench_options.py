@@ -83,10 +83,11 @@ class BenchOptions:
 
     def __post_init__(self) -> None:
         check_ranges(self, error=BenchError)
-        lists = (("parts", PARTS), ("variants", VARIANTS), ("backbone", tuple(names())))
-        for key, among in lists:
+        for key, among in (("parts", PARTS), ("variants", VARIANTS), ("backbone", tuple(names()))):
             for word in getattr(self, key):
                 Key(among=among).check(key, word, BenchError)
+        for share in self.rate:
+            Key(least=0, below=1).check("rate", share, BenchError, 0.5)
         for size in self.size:
             parse_size(size, self.depth)
         Route.parse(self.route)

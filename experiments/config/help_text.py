@@ -64,10 +64,9 @@ Other commands, each with --help:
 def help_text(word: str = "") -> str:
     """Return the help: an overview, a section (`sections`), one name's (data=digits), or all."""
     name, _, value = word.partition("=")
-    if name in GROUPS and value in options_of(name):
-        return _option(name, value)
     if name in GROUPS and value:
         one_of(f"--help {name}", value, options_of(name), ConfigError)
+        return _option(name, value)
     parts, name = sections(), name.split(".")[0]
     if name in parts:
         return parts[name]

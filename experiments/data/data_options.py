@@ -13,7 +13,7 @@ from pathlib import Path, PurePath
 from typing import Annotated, Any, ClassVar, cast
 
 from experiments.runtime.option_types import Key, check_ranges, keys_of
-from routing.errors import UserError, suggest
+from routing.errors import UserError, one_of, suggest
 
 TASKS = ("class", "text", "none")
 #: Suffixes of the pictures that `experiments/prepare.py` reads.
@@ -110,11 +110,7 @@ def names() -> tuple[str, ...]:
 
 def options_class(name: str) -> type[DataOptions]:
     """Return the class of a data set's options."""
-    known = names()
-    require(
-        name in known,
-        f"unknown data set {name!r}: expected one of {', '.join(known)}{suggest(name, known)}",
-    )
+    one_of("unknown data set", name, names(), DataError)
     # Where the data set itself imports torch, its options have a file of their own.
     file = f"{name}_spec" if (_HERE / f"{name}_spec.py").is_file() else name
     module = importlib.import_module(f"experiments.data.{file}")

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from experiments.data.data_options import TASKS, DataError, DataOptions, parse, require
 from experiments.data.published_files import ImageOptions
-from routing.errors import suggest
+from experiments.runtime.option_types import Key
 from routing.rng import Draws
 
 Device = torch.device | str  # where batches are made, and networks run
@@ -89,9 +89,7 @@ class Dataset(abc.ABC):
     reads_disk = False  # whether `rows` reads files, so that a prefetch thread pays
 
     def __init__(self, options: DataOptions, task: str = "class", device: Device = "cpu") -> None:
-        require(
-            task in TASKS, f"task={task}: expected one of {', '.join(TASKS)}{suggest(task, TASKS)}"
-        )
+        Key(among=TASKS).check("task", task, DataError)
         require(
             task != "text" or options.caption_shape is not None,
             f"data={options.name} has no captions; use task=class, or data=scenes task=text",

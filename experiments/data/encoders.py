@@ -26,6 +26,7 @@ from routing.rng import Draws
 DEFAULT = "stabilityai/sd-vae-ft-ema"
 _NO_DIFFUSERS = 'diffusers is not installed (pip install -e ".[data]"), so latents stay latents'
 _FILES = ("config.json", "diffusion_pytorch_model.safetensors")
+_GIVE = "give a diffusers folder (data.vae=FOLDER; prepare: --vae FOLDER)"
 
 
 def why_not(name: str | None) -> str:
@@ -40,7 +41,7 @@ def why_not(name: str | None) -> str:
     if path.is_dir():
         for file in _FILES:
             if not (path / file).is_file():
-                return f"{path} has no {file}; data.vae expects a diffusers folder"
+                return f"{path} has no {file}; {_GIVE}"
     if path.exists():
         return ""
     from huggingface_hub import try_to_load_from_cache
@@ -49,13 +50,10 @@ def why_not(name: str | None) -> str:
     try:
         found = [try_to_load_from_cache(name, file) for file in _FILES]
     except HFValidationError:
-        return f"{name} is neither a folder nor a name on the hub; set data.vae=FOLDER"
+        return f"{name} is neither a folder nor a name on the hub; {_GIVE}"
     if all(isinstance(path, str) for path in found):
         return ""
-    return (
-        f"the weights of {name} are not on this machine: fetch them with `hf download {name}`, or "
-        "give a folder (data.vae=FOLDER; prepare: --vae FOLDER)"
-    )
+    return f"the weights of {name} are not on this machine; type `hf download {name}`, or {_GIVE}"
 
 
 class Autoencoder:
@@ -117,7 +115,10 @@ def _pretrained(name: str, dtype: torch.dtype, download: bool) -> Any:
             name, use_safetensors=True, local_files_only=not download, torch_dtype=dtype
         )
     except Exception as error:
-        raise DataError(f"the VAE {name} cannot be loaded: {first_line(error)}") from None
+        raise DataError(
+            f"the VAE {name} cannot be loaded ({first_line(error)}); fetch it with `hf download "
+            f"{name}`, or {_GIVE}"
+        ) from None
 
 
 def sample_moments(moments: Tensor, draws: Draws, stream: str) -> Tensor:

@@ -420,8 +420,7 @@ def options_of(kind: str, value: Any) -> Any:
     if not isinstance(value, Mapping):
         raise DiffusionError(f"{kind}={value!r}: a name or a mapping with a name is needed")
     name = str(value.get("name", next(iter(known))))
-    hint = suggest(name, known)
-    require(name in known, f"{kind}={name}: choose one of {', '.join(known)}{hint}")
+    require(name in known, f"{kind}={name}: choose one of {', '.join(known)}{suggest(name, known)}")
     fields = keys_of(known[name])
     for key in value:
         if key not in fields:

@@ -25,7 +25,7 @@ from experiments.metrics.images import Images
 from experiments.metrics.meters import labelled_data, prepare
 from experiments.metrics.small_networks import checksum
 from experiments.runtime import console as log
-from experiments.runtime.files import atomic_write, sha256
+from experiments.runtime.files import atomic_write, check_replaceable, sha256
 from experiments.sampling import write_npz
 from experiments.sampling.pipeline import SamplingPipeline
 from experiments.sampling.request import chosen_options, parse_overrides
@@ -57,6 +57,8 @@ def evaluate(arguments: argparse.Namespace) -> int:
     for name in ("cache", "out"):
         given = getattr(arguments, name)
         setattr(arguments, name, Path(given).expanduser() if given else None)
+    for given in filter(None, (arguments.write_reference, arguments.write_samples)):
+        check_replaceable(Path(given).expanduser())  # before what takes minutes
     device = _processes()
     console = log.Console(quiet=bool(world()[0]))
     run = source.suffix == ".safetensors" or (
@@ -68,9 +70,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
 def split_names(values: Sequence[str] | None) -> tuple[str, ...] | None:
     """Return names given as `fd,is` or `fd is`, or None for none."""
-    if values is None:
-        return None
-    return tuple(name for value in values for name in value.split(",") if name)
+    return None if values is None else tuple(n for text in values for n in text.split(",") if n)
 
 
 def parse_choice(text: str) -> tuple[str | None, dict[str, Any]]:
@@ -197,7 +197,8 @@ def _images(
     args: argparse.Namespace, source: Path, device: torch.device, console: log.Console
 ) -> int:
     sampling = _given(args, "step", "weights", "keep_samples", "batch", *_SAMPLING)
-    if given := [*sampling, *args.changes]:
+    changes = [] if args.data is None else [c for c in args.changes if c.startswith("data.")]
+    if given := [*sampling, *(change for change in args.changes if change not in changes)]:
         raise MetricError(
             f"{given[0]} is for sampling from a run, and {source} holds images; leave it out, or "
             "name a run folder"
@@ -216,7 +217,8 @@ def _images(
             f"{source} holds {images.n} images, fewer than --samples {n}; "
             f"type --samples {images.n} or make more"
         )
-    dataset = None if args.data is None else create({"name": args.data}, device=device)
+    data = {**parse_overrides(changes)["data"], "name": args.data}
+    dataset = None if args.data is None else create(data, device=device)
     options = _defaults(args, n)
     mine = share(n)
     stream = images.batches(mine)
@@ -235,7 +237,7 @@ def _images(
             start = stop
             bar.update(min(n, (start - mine.start) * world()[1]))
     scores = [score for m in meters for score in m.results(labels, source=str(source))]
-    about = {"source": str(source), "data": args.data}
+    about = {"source": str(source), "data": data if changes else args.data}
     path, settings = _record(args.out or Path(), source.stem, about, options)
     _finish(source.stem, scores, path if args.out else None, settings, console)
     return 0

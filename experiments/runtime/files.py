@@ -37,9 +37,13 @@ def fsync_dir(path: Path) -> None:
 
 
 def check_replaceable(target: Path) -> None:
-    """Raise `OSError` for a target that is there and no file: a rename would replace a device."""
-    if target.exists() and not target.is_file():
+    """Raise `OSError` for a target that is there and no file, or in a folder that takes none."""
+    if target.exists() and not target.is_file():  # a rename would replace a device
         raise OSError(errno.EEXIST, "it is no file", str(target))
+    above = next(folder for folder in target.absolute().parents if folder.exists())
+    code = errno.EACCES if above.is_dir() else errno.ENOTDIR
+    if code == errno.ENOTDIR or not os.access(above, os.W_OK):
+        raise OSError(code, os.strerror(code), str(above))
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from experiments.diffusion.objective import Objective, Prediction
 from experiments.diffusion.samplers import Sampler
 from experiments.runtime import signals
 from routing.rng import Draws, widest
-from routing.route import Route, keep_count
+from routing.route import Route, RouteError, keep_count
 from routing.stack import Reuse, Routing
 
 # --- blocks reused between steps ------------------------------------------------------------------
@@ -71,7 +71,10 @@ def plan_reuse(options: SamplerOptions, depth: int, sparse: bool = False) -> Reu
     """
     if options.reuse in (None, "none") or options.reuse_every == 1:
         return None
-    segments = Route.parse(options.reuse).resolve(depth).segments
+    try:
+        segments = Route.parse(options.reuse).resolve(depth).segments
+    except RouteError as error:  # which says what to type as route=
+        raise DiffusionError(str(error).replace("route", "sampler.reuse")) from None
     if len(segments) != 1 or "@" in str(options.reuse):
         raise DiffusionError(
             f"sampler.reuse={options.reuse}: one stretch of blocks is needed, such as "

@@ -95,9 +95,11 @@ def parse_overrides(items: Sequence[str], **flags: Any) -> dict[str, dict[str, A
         key, equals, value = item.partition("=")
         group, dot, name = key.partition(".")
         if group not in GROUPS or not dot or not equals:
+            hint = "" if group in GROUPS else suggest(group, GROUPS)
+            if key in ("sampler", "guidance"):
+                hint = f"; type --{key} {value}"
             raise DiffusionError(
-                f"{item}: sampling can change {', '.join(f'{g}.KEY=VALUE' for g in GROUPS)}"
-                f"{suggest(group, GROUPS)}"
+                f"{item}: sampling can change {', '.join(f'{g}.KEY=VALUE' for g in GROUPS)}{hint}"
             )
         try:
             found[group][name] = yaml_of(value, item)
@@ -105,7 +107,8 @@ def parse_overrides(items: Sequence[str], **flags: Any) -> dict[str, dict[str, A
             found[group][name] = value  # a path, such as one that begins with a bracket
     for name, value in flags.items():
         group = "sampler" if name == "steps" else "guidance"
-        if value is not None and found[group].setdefault(name, value) != value:
+        # Not `!=`, by which nan would differ from itself.
+        if value is not None and found[group].setdefault(name, value) not in (value,):
             raise DiffusionError(
                 f"--{name} {value} and {group}.{name}={found[group][name]}: give one of the two"
             )
