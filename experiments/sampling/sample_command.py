@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+from collections.abc import Iterator
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from experiments.data.dataset import create
 from experiments.data.latents import LatentSpace
 from experiments.data.latents_spec import LatentsOptions
 from experiments.diffusion.diffusion_options import DiffusionError
+from experiments.metrics.images import Images
 from experiments.metrics.small_networks import checksum
 from experiments.runtime import console as log
 from experiments.runtime.files import locked, sha256
@@ -28,6 +31,7 @@ from experiments.sampling.sample_store import (
     image_grid,
     read_shards,
     save_png,
+    to_array,
     write_npz,
 )
 from experiments.training.checkpoint import TrainedModel, load_model
@@ -129,33 +133,48 @@ def data_of(loaded: TrainedModel, changes: dict[str, Any], device: Any) -> Any:
 def write_pictures(
     out: Path, request: Request, pngs: int, finished: bool, console: log.Console
 ) -> None:
-    """Turn the shards below `out` into `samples.npz`, `grid.png` and PNGs; say where they are.
+    """Turn the shards below `out` into `grid.png`, PNGs and `samples.npz`; say where they are.
 
-    The shards go once the npz is whole; `finished`: an earlier call did all this.
+    The shards go once the npz is whole; `finished`: an earlier call did all this, and what is not
+    there of its pictures, such as PNGs that it was not asked for, comes out of the npz.
     """
-    if not finished:
-        number, gridded = 0, grid_positions(request)
-        tiles: list[NDArray[np.uint8]] = []
-        for pixels, _, classes in read_shards(out / "shards"):
-            for image, label in zip(pixels, classes, strict=True):
-                if number in gridded:
-                    tiles.append(image)
-                if number < pngs:
-                    drawn = f"_class{label:04d}" if request.labels is None and label >= 0 else ""
-                    save_png(image, out / "png" / f"{request.names[number]}{drawn}.png")
-                number += 1
+    gridded, grid = grid_positions(request), out / "grid.png"
+    tiles: list[NDArray[np.uint8]] = []
+    shown = islice(_made(out, finished), max(pngs, *gridded, 0) + 1)
+    for number, (image, label) in enumerate(shown):
+        if number in gridded:
+            tiles.append(image)
+        if number < pngs:
+            drawn = f"_class{label:04d}" if request.labels is None and label >= 0 else ""
+            path = out / "png" / f"{request.names[number]}{drawn}.png"
+            if not (finished and path.exists()):
+                save_png(image, path)
+    if not (finished and grid.exists()):
         columns = request.columns and min(request.columns, MOST_COLUMNS)
         names = request.row_names and request.row_names[:MOST_ROWS]
-        save_png(image_grid(np.stack(tiles), columns, names), out / "grid.png")
+        save_png(image_grid(np.stack(tiles), columns, names), grid)
+    if not finished:
         pieces = ((pixels, classes) for pixels, _, classes in read_shards(out / "shards"))
         write_npz(pieces, len(request.seeds), out / "samples.npz")
     for shard in (out / "shards").glob("shard-*.npz"):  # an earlier call may have been killed here
         shard.unlink()
-    console.say(f"grid      {out / 'grid.png'}")
-    shown = len(list((out / "png").glob("*.png")))  # an earlier call may have been asked for fewer
-    if shown:
-        console.say(f"images    {out / 'png'} ({shown:,} of {len(request.seeds):,})")
+    console.say(f"grid      {grid}")
+    count = len(list((out / "png").glob("*.png")))  # an earlier call may have been asked for more
+    if count:
+        console.say(f"images    {out / 'png'} ({count:,} of {len(request.seeds):,})")
     console.say(f"npz       {out / 'samples.npz'} (arr_0, for ADM's evaluator)")
+
+
+def _made(out: Path, finished: bool) -> Iterator[tuple[NDArray[np.uint8], int]]:
+    """Yield each image (H, W, 3) and its class, -1 for none."""
+    if finished:
+        kept = Images(out / "samples.npz")
+        labels = kept.labels()
+        pixels = (image for piece in kept.batches(range(kept.n)) for image in to_array(piece))
+        yield from zip(pixels, repeat(-1) if labels is None else labels.tolist(), strict=False)
+    else:
+        for images, _, classes in read_shards(out / "shards"):
+            yield from zip(images, classes, strict=True)
 
 
 def grid_positions(request: Request) -> set[int]:

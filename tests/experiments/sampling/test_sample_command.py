@@ -122,6 +122,15 @@ def test_the_same_command_again_is_done_and_another_is_refused(weights, tmp_path
     # A kill between the whole npz and the last shard's removal leaves shards: they go now.
     (out / "shards" / "shard-00000.npz").write_bytes(b"")
     assert run(*arguments) == 0 and not list(out.glob("shards/*.npz"))
+    # Pictures that are not there, or that the first call was not asked for, come out of the npz.
+    first = {path: path.read_bytes() for path in (out / "grid.png", *out.glob("png/*.png"))}
+    for again in (first, list(first)[:2]):
+        for path in again:
+            path.unlink()
+        capsys.readouterr()
+        assert run(*arguments) == 0
+        assert "(3 of 3)" in capsys.readouterr().out
+        assert {path: path.read_bytes() for path in first} == first
     assert run(*arguments, "--scale", 3) == 2
     assert "holds samples with another guidance" in capsys.readouterr().err
 
