@@ -60,8 +60,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Run the command with these arguments; return its exit code."""
     args = parser().parse_intermixed_args(argv)
-    flags = {name: getattr(args, name) for name in request.FLAGS}
-    changes = request.parse_overrides(args.changes, **flags)
+    changes = request.parse_overrides(args.changes, **{k: getattr(args, k) for k in request.FLAGS})
     seeds = request.parse_numbers(args.seeds, "--seeds")
     captions = None if args.captions is None else request.parse_captions(args.captions)
     for key, least in (("batch", 1), ("pngs", 0)):

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from backbones.cost import Cost, cost
-from backbones.heads import sincos_2d
+from backbones.heads import sincos_2d, unpatchify
 from backbones.ops.dispatch import without_native
 from backbones.sizes import Size, parse_size
 from experiments.benchmark.bench_options import BenchError, BenchOptions
@@ -427,10 +427,10 @@ class PlainDiT(nn.Module):
     def __init__(self, shape: Size, side: int, classes: int, route: Route) -> None:
         super().__init__()
         width, patch, channels = shape.width, shape.patch, 4
-        self.patch, self.side, self.route, self.classes = patch, side, route, classes
+        self.patch, self.route, self.classes = patch, route, classes
         self.embed = nn.Conv2d(channels, width, patch, patch)
-        grid = (side // patch, side // patch)
-        self.position = nn.Parameter(sincos_2d(width, grid)[None], requires_grad=False)
+        self.grid = (side // patch, side // patch)
+        self.position = nn.Parameter(sincos_2d(width, self.grid)[None], requires_grad=False)
         self.time = nn.Sequential(nn.Linear(256, width), nn.SiLU(), nn.Linear(width, width))
         self.labels = nn.Embedding(classes + 1, width)
         self.blocks = nn.ModuleList(PlainBlock(width, shape.heads) for _ in range(shape.depth))
@@ -458,10 +458,7 @@ class PlainDiT(nn.Module):
             if i in ends:
                 x = saved.clone().scatter_(1, index, x.to(saved.dtype))
         shift, scale = self.modulation(c).chunk(2, dim=1)
-        rows = self.out(_modulated(self.norm(x), shift, scale))
-        side, p = self.side // self.patch, self.patch
-        rows = rows.reshape(len(rows), side, side, p, p, -1)
-        return torch.einsum("nhwpqc->nchpwq", rows).reshape(len(rows), -1, self.side, self.side)
+        return unpatchify(self.out(_modulated(self.norm(x), shift, scale)), self.grid, self.patch)
 
 
 class PlainStep:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-from collections.abc import Iterator
-from itertools import islice, repeat
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from experiments.data.data_options import parse
 from experiments.data.dataset import create
@@ -31,7 +28,6 @@ from experiments.sampling.sample_store import (
     image_grid,
     read_shards,
     save_png,
-    to_array,
     write_npz,
 )
 from experiments.training.checkpoint import TrainedModel, load_model
@@ -133,48 +129,37 @@ def data_of(loaded: TrainedModel, changes: dict[str, Any], device: Any) -> Any:
 def write_pictures(
     out: Path, request: Request, pngs: int, finished: bool, console: log.Console
 ) -> None:
-    """Turn the shards below `out` into `grid.png`, PNGs and `samples.npz`; say where they are.
+    """Turn the shards below `out` into `samples.npz`, that into pictures; say where they are.
 
-    The shards go once the npz is whole; `finished`: an earlier call did all this, and what is not
-    there of its pictures, such as PNGs that it was not asked for, comes out of the npz.
+    The shards go once the npz is whole; `finished`: an earlier call did that. Pictures are made
+    where some are not there, such as PNGs that it was not asked for.
     """
-    gridded, grid = grid_positions(request), out / "grid.png"
-    tiles: list[NDArray[np.uint8]] = []
-    shown = islice(_made(out, finished), max(pngs, *gridded, 0) + 1)
-    for number, (image, label) in enumerate(shown):
-        if number in gridded:
-            tiles.append(image)
-        if number < pngs:
-            drawn = f"_class{label:04d}" if request.labels is None and label >= 0 else ""
-            path = out / "png" / f"{request.names[number]}{drawn}.png"
-            if not (finished and path.exists()):
-                save_png(image, path)
-    if not (finished and grid.exists()):
-        columns = request.columns and min(request.columns, MOST_COLUMNS)
-        names = request.row_names and request.row_names[:MOST_ROWS]
-        save_png(image_grid(np.stack(tiles), columns, names), grid)
+    npz, grid, count = out / "samples.npz", out / "grid.png", len(request.seeds)
     if not finished:
+        grid.unlink(missing_ok=True)  # the last of the pictures: without it all are made
         pieces = ((pixels, classes) for pixels, _, classes in read_shards(out / "shards"))
-        write_npz(pieces, len(request.seeds), out / "samples.npz")
+        write_npz(pieces, count, npz)
     for shard in (out / "shards").glob("shard-*.npz"):  # an earlier call may have been killed here
         shard.unlink()
+    if not grid.exists() or len(list((out / "png").glob("*.png"))) < min(pngs, count):
+        made, gridded, tiles = Images(npz), grid_positions(request), list[torch.Tensor]()
+        drawn = made.labels() if request.labels is None else None
+        first = made.batches(range(max(pngs, *gridded) + 1))
+        for number, image in enumerate(chain.from_iterable(first)):
+            if number in gridded:
+                tiles.append(image)
+            if number < pngs:
+                kind = "" if drawn is None else f"_class{drawn[number]:04d}"
+                name = f"{request.names[number]}{kind}.png"
+                save_png(image.permute(1, 2, 0).numpy(), out / "png" / name)
+        columns = request.columns and min(request.columns, MOST_COLUMNS)
+        names = request.row_names and request.row_names[:MOST_ROWS]
+        save_png(image_grid(torch.stack(tiles), columns, names), grid)
     console.say(f"grid      {grid}")
-    count = len(list((out / "png").glob("*.png")))  # an earlier call may have been asked for more
-    if count:
-        console.say(f"images    {out / 'png'} ({count:,} of {len(request.seeds):,})")
-    console.say(f"npz       {out / 'samples.npz'} (arr_0, for ADM's evaluator)")
-
-
-def _made(out: Path, finished: bool) -> Iterator[tuple[NDArray[np.uint8], int]]:
-    """Yield each image (H, W, 3) and its class, -1 for none."""
-    if finished:
-        kept = Images(out / "samples.npz")
-        labels = kept.labels()
-        pixels = (image for piece in kept.batches(range(kept.n)) for image in to_array(piece))
-        yield from zip(pixels, repeat(-1) if labels is None else labels.tolist(), strict=False)
-    else:
-        for images, _, classes in read_shards(out / "shards"):
-            yield from zip(images, classes, strict=True)
+    shown = len(list((out / "png").glob("*.png")))  # an earlier call may have been asked for more
+    if shown:
+        console.say(f"images    {out / 'png'} ({shown:,} of {count:,})")
+    console.say(f"npz       {npz} (arr_0, for ADM's evaluator)")
 
 
 def grid_positions(request: Request) -> set[int]:
