@@ -44,7 +44,7 @@ from backbones.sizes import (
     parse_size,
     patch_grid,
 )
-from routing.layout import Layout
+from routing.layout import Layout, Move
 from routing.learned import Fuse, LearnedRouter
 from routing.stack import Reuse, Routing, Stack, StackOutput
 
@@ -306,15 +306,15 @@ class Backbone(nn.Module, Pretrained):
 
     def _predict(self, out: StackOutput, c: Tensor, layout: Layout) -> Tensor:
         """Return rows (B, N, p p C) for every grid token."""
-        move = None if out.kept is None else layout.move_to(out.layout)
         if self.decoder is not None:
+            move = None if out.kept is None else layout.move_to(out.layout)
             return self.decoder(out.x, c, move, layout)
         assert self.head is not None
-        if move is None:
-            return self.head(out.x[:, self.prefix :], c)
-        rows = self.head(out.x, c)
-        empty = rows.new_zeros(rows.shape[0], layout.length, rows.shape[-1])
-        return move.put(empty, rows)[:, self.prefix :]
+        rows, ids = self.head(out.x[:, self.prefix :], c), out.layout.ids
+        if ids is None:
+            return rows
+        empty = rows.new_zeros(rows.shape[0], self.num_tokens, rows.shape[-1])
+        return Move(ids, self.num_tokens).put(empty, rows)
 
     def _check_taps(self, indices: Sequence[int], least: int = -1) -> None:
         bad = [i for i in indices if not least <= i < self.depth]

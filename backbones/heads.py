@@ -160,10 +160,8 @@ class TimeEmbedder(nn.Module):
 
     def initialise(self) -> None:
         """Draw the weights as DiT does."""
-        for layer in self.mlp:
-            if isinstance(layer, nn.Linear):
-                nn.init.normal_(layer.weight, std=0.02)
-                nn.init.zeros_(layer.bias)
+        for name, parameter in self.mlp.named_parameters():
+            nn.init.zeros_(parameter) if "bias" in name else nn.init.normal_(parameter, std=0.02)
 
 
 class LabelEmbedder(nn.Module):

@@ -92,7 +92,9 @@ class Pretrained(ModelHubMixin):
                 what model it holds; an option that there is not.
         """
         path, known = Path(name), _REPOSITORY.fullmatch(str(name))
-        if not path.is_file() and not (path / FILE).is_file() and (path.is_dir() or not known):
+        if path.is_dir():
+            path, known = path / FILE, None
+        if not path.is_file() and not known:
             raise BackboneError(
                 f"{name} is no weights file, no folder with {FILE} in it and no repository of the "
                 "hub, such as name/model"
@@ -103,18 +105,8 @@ class Pretrained(ModelHubMixin):
                     f"from_pretrained has no option {key!r}: its options are {', '.join(_OPTIONS)}"
                     + suggest(key, _OPTIONS)
                 )
-        return cls._from_file(path) if path.is_file() else super().from_pretrained(name, **options)
-
-    @classmethod
-    def _from_pretrained(cls, *, model_id: str, **options: Any) -> Any:  # type: ignore[override]
-        path = Path(model_id) / FILE
         if not path.is_file():
-            given = {key: options[key] for key in _OPTIONS}
-            path = Path(hf_hub_download(repo_id=model_id, filename=FILE, **given))
-        return cls._from_file(path)
-
-    @classmethod
-    def _from_file(cls, path: Path) -> Any:
+            path = Path(hf_hub_download(repo_id=str(name), filename=FILE, **options))
         tensors, config = read(path)
         return cls.from_tensors(config, tensors, str(path)).eval()
 

@@ -60,18 +60,18 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Run the command with these arguments; return its exit code."""
     args = parser().parse_intermixed_args(argv)
-    changes = request.parse_overrides(args.changes, steps=args.steps, scale=args.scale)
+    changes = request.parse_overrides(args.changes, **{k: getattr(args, k) for k in request.FLAGS})
     seeds = request.parse_numbers(args.seeds, "--seeds")
-    captions = request.parse_captions(args.captions) if args.captions else None
+    captions = None if args.captions is None else request.parse_captions(args.captions)
     for key, least in (("batch", 1), ("pngs", 0)):
-        if (value := getattr(args, key)) < least:
-            raise DiffusionError(f"--{key} {value}: {least} or more is needed")
+        if getattr(args, key) < least:
+            raise DiffusionError(f"--{key} {getattr(args, key)}: {least} or more is needed")
     if args.classes is not None and not args.classes.strip():
         raise DiffusionError("--classes: class numbers or names such as 3,7, or all")
     # What can be refused without weights is refused before torch starts.
-    for kind, name in (("sampler", args.sampler), ("guidance", args.guidance)):
-        if name is not None:
-            request.chosen_options(kind, {}, name, changes[kind])
+    for kind in ("sampler", "guidance"):
+        if "name" in changes[kind]:
+            request.chosen_options(kind, {}, None, changes[kind])
 
     from experiments.sampling.sample_command import sample
 

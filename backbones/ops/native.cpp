@@ -469,7 +469,7 @@ struct Conv {
   int64_t C, left;
   Vec w[WIDTH ? WIDTH : TAPS][K], bias[K];
   int64_t width() const { return WIDTH ? WIDTH : taps.taps; }
-  int vectors() const { return FULL ? K : int((left + W - 1) / W); }
+  int vectors() const { return FULL ? K : int(std::min<int64_t>(K, (left + W - 1) / W)); }
   Conv(const T* x, const Taps& taps, const float* rows, const float* bias_row, int64_t C, int64_t c)
       : x(x + c), taps(taps), C(C), left(C - c) {
     for (int k = 0; k < K; k++) {

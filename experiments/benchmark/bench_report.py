@@ -102,14 +102,14 @@ def steps_table(rows: Sequence[dict[str, Any]]) -> str:
     return text
 
 
-def variants_table(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
+def variants_table(rows: Sequence[dict[str, Any]]) -> str:
     """Print rows of `step_times.compare`."""
     lines = [
         [f"{r['backbone']}-{r['size']}", str(r["tokens"]), r["route"], f"{1e3 * r['seconds']:.1f}"]
-        + [f"{r['faster'][name]:.2f}x" for name in names]
+        + [f"{faster:.2f}x" for faster in r["faster"].values()]
         for r in rows
     ]
-    return table(["step", "tokens", "route", "ms", *names], lines)
+    return table(["step", "tokens", "route", "ms", *rows[0]["faster"]], lines)
 
 
 def profile_table(profiles: dict[str, dict[str, float]]) -> str:
@@ -123,9 +123,9 @@ def profile_table(profiles: dict[str, dict[str, float]]) -> str:
     return table(("share of a step", *profiles), lines)
 
 
-def blocks_table(rows: Sequence[dict[str, Any]], names: tuple[str, ...]) -> str:
+def blocks_table(rows: Sequence[dict[str, Any]]) -> str:
     """Print one block of every family by tokens, and where each becomes the cheaper one."""
-    headers = ["block", "tokens"]
+    headers, names = ["block", "tokens"], [k for k, v in rows[0].items() if isinstance(v, dict)]
     for name in names:
         headers += [f"{name} ms/img", f"x {names[0]}", "KiB/token"]
     lines = []
@@ -172,27 +172,32 @@ def run(o: BenchOptions, say: Callable[[str], None] = print) -> dict[str, Any]:
     device = pick_device(o)
     check_replaceable(Path(o.out))  # before what takes minutes
     found: dict[str, Any] = {"options": dataclasses.asdict(o), "environment": environment(device)}
-    say(_heading(o, found["environment"]))
     grids = list(product(o.size, o.tokens))
-    if "steps" in o.parts:
-        found["steps"] = [row for grid in grids for row in step_times.measure(o, *grid, device)]
-        say("\n" + steps_table(found["steps"]))
-    if "variants" in o.parts:
-        found["variants"] = [row for grid in grids for row in step_times.compare(o, *grid, device)]
-        say("\n" + variants_table(found["variants"], o.variants))
-    if "profile" in o.parts:
-        found["profile"] = profiles(o, device)
-        say("\n" + profile_table(found["profile"]))
-    if "blocks" in o.parts:
-        found["blocks"] = step_profile.block_times(o, device)
-        say("\n" + blocks_table(found["blocks"], o.backbone))
-    if "loop" in o.parts:
-        found["loop"] = [
-            step_profile.loop_share(name, o.clock) | {"first_step_s": step_profile.first_step(name)}
-            for name in o.backbone
-        ]
-        say("\n" + loop_table(found["loop"]))
-    atomic_write(Path(o.out), json.dumps(found, indent=1) + "\n")
+    # What would end a part in its middle is refused before the first.
+    for grid in grids if {*o.parts} & {"steps", "variants", "profile"} else ():
+        for case in step_times.cases(o, *grid):
+            step_times.check(case, o, device)
+    say(_heading(o, found["environment"]))
+
+    def over(measure: Callable[..., list[dict[str, Any]]]) -> list[dict[str, Any]]:
+        return [row for grid in grids for row in measure(o, *grid, device)]
+
+    def loop(name: str) -> dict[str, Any]:
+        first = step_profile.first_step(name)
+        return step_profile.loop_share(name, o.clock) | {"first_step_s": first}
+
+    parts: dict[str, tuple[Callable[[], Any], Callable[[Any], str]]] = {
+        "steps": (lambda: over(step_times.measure), steps_table),
+        "variants": (lambda: over(step_times.compare), variants_table),
+        "profile": (lambda: profiles(o, device), profile_table),
+        "blocks": (lambda: step_profile.block_times(o, device), blocks_table),
+        "loop": (lambda: [*map(loop, o.backbone)], loop_table),
+    }
+    for part in filter(o.parts.__contains__, parts):
+        measure, show = parts[part]
+        found[part] = measure()
+        say("\n" + show(found[part]))
+        atomic_write(Path(o.out), json.dumps(found, indent=1) + "\n")
     say("\n" + "\n".join(NOTES))
     say(f"figures: {o.out}")
     return found

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -305,7 +305,7 @@ def block_times(o: BenchOptions, device: torch.device) -> list[dict[str, Any]]:
     return rows
 
 
-def crossings(rows: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, int | None]:
+def crossings(rows: list[dict[str, Any]], names: Sequence[str]) -> dict[str, int | None]:
     """Return for each family after the first the fewest tokens from which on it is cheaper."""
     found: dict[str, int | None] = {}
     for name in names[1:]:

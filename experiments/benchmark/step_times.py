@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from backbones.cost import Cost, cost
-from backbones.heads import sincos_2d
+from backbones.heads import sincos_2d, unpatchify
 from backbones.ops.dispatch import without_native
 from backbones.sizes import Size, parse_size
 from experiments.benchmark.bench_options import BenchError, BenchOptions
@@ -171,17 +171,19 @@ def variant(name: str, case: Case, o: BenchOptions, device: torch.device) -> Cal
     return Step(case, dataclasses.replace(o, precision=precision, compile=compiled), device)
 
 
-def make_step(case: Case, o: BenchOptions, device: torch.device) -> Step | PlainStep:
-    """Return a variant's step: ours, or that of the plain reimplementation."""
+def check(case: Case, o: BenchOptions, device: torch.device) -> None:
+    """Refuse a route that does not fit the blocks, and a step that does not fit the memory."""
     at_once = 0 if device.type == "cuda" else o.batch
     check_fits(case.cost(o.depth), at_once, "a smaller size=, depth=, tokens= or batch=")
+
+
+def make_step(case: Case, o: BenchOptions, device: torch.device) -> Step | PlainStep:
+    """Return a variant's step: ours, or that of the plain reimplementation."""
     if case.backbone != "plain":
         return Step(case, o, device)
     shape = parse_size(case.size, o.depth)
-    segments = case.route.resolve(shape.depth).segments
-    span = next(((s.start, s.end, s.rate) for s in segments), None)
     torch.manual_seed(0)
-    model = PlainDiT(shape, case.side, CLASSES, span).to(device)
+    model = PlainDiT(shape, case.side, CLASSES, case.route.resolve(shape.depth)).to(device)
     if o.compile == "blocks":
         compile_blocks(model.blocks)
     data = RandomLatents(case.side, o.batch, device)
@@ -420,17 +422,15 @@ class PlainBlock(nn.Module):
 
 
 class PlainDiT(nn.Module):
-    """DiT for square inputs of 4 channels, with one optional route: first and last block, share."""
+    """DiT for square inputs of 4 channels, with a route or none."""
 
-    def __init__(
-        self, shape: Size, side: int, classes: int, route: tuple[int, int, float] | None = None
-    ) -> None:
+    def __init__(self, shape: Size, side: int, classes: int, route: Route) -> None:
         super().__init__()
         width, patch, channels = shape.width, shape.patch, 4
-        self.patch, self.side, self.route, self.classes = patch, side, route, classes
+        self.patch, self.route, self.classes = patch, route, classes
         self.embed = nn.Conv2d(channels, width, patch, patch)
-        grid = (side // patch, side // patch)
-        self.position = nn.Parameter(sincos_2d(width, grid)[None], requires_grad=False)
+        self.grid = (side // patch, side // patch)
+        self.position = nn.Parameter(sincos_2d(width, self.grid)[None], requires_grad=False)
         self.time = nn.Sequential(nn.Linear(256, width), nn.SiLU(), nn.Linear(width, width))
         self.labels = nn.Embedding(classes + 1, width)
         self.blocks = nn.ModuleList(PlainBlock(width, shape.heads) for _ in range(shape.depth))
@@ -441,26 +441,24 @@ class PlainDiT(nn.Module):
     def forward(self, x: Tensor, t: Tensor, y: Tensor) -> Tensor:
         """Predict from images (B, C, H, W), times (B,) and labels (B,)."""
         x = self.embed(x).flatten(2).transpose(1, 2) + self.position
-        rates = torch.exp(-math.log(10000) * torch.arange(128, device=t.device) / 128)
-        angles = t[:, None].float() * rates
+        waves = torch.exp(-math.log(10000) * torch.arange(128, device=t.device) / 128)
+        angles = t[:, None].float() * waves
         c = self.time(torch.cat((angles.cos(), angles.sin()), 1)) + self.labels(y)
-        start, end, rate = self.route or (-1, -1, 0.0)
+        rates = {s.start: s.rate for s in self.route.segments}
+        ends = {s.end for s in self.route.segments}
         saved, index = x, torch.empty(0)
         for i, block in enumerate(self.blocks):
-            if i == start:
-                keep = x.shape[1] - int(x.shape[1] * rate)
+            if i in rates:
+                keep = x.shape[1] - int(x.shape[1] * rates[i])
                 order = torch.argsort(torch.rand(x.shape[:2], device=x.device), dim=1)
                 index = order[:, :keep, None].expand(-1, -1, x.shape[2])
                 saved = x.clone()
                 x = torch.gather(x, 1, index)
             x = block(x, c)
-            if i == end:
+            if i in ends:
                 x = saved.clone().scatter_(1, index, x.to(saved.dtype))
         shift, scale = self.modulation(c).chunk(2, dim=1)
-        rows = self.out(_modulated(self.norm(x), shift, scale))
-        side, p = self.side // self.patch, self.patch
-        rows = rows.reshape(len(rows), side, side, p, p, -1)
-        return torch.einsum("nhwpqc->nchpwq", rows).reshape(len(rows), -1, self.side, self.side)
+        return unpatchify(self.out(_modulated(self.norm(x), shift, scale)), self.grid, self.patch)
 
 
 class PlainStep:

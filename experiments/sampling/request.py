@@ -13,6 +13,9 @@ from routing.parsing import Malformed, yaml_of
 
 #: Groups of a run's configuration that may be changed for sampling: `guidance.scale=2`.
 GROUPS = ("sampler", "guidance", "data")
+#: Flags that mean such a key.
+FLAGS = {"steps": "sampler.steps", "scale": "guidance.scale"}
+FLAGS |= {"sampler": "sampler.name", "guidance": "guidance.name"}
 
 
 # Ten million seeds are 80 MB, and twenty days of images.
@@ -88,7 +91,7 @@ def parse_captions(text: str) -> list[str]:
 def parse_overrides(items: Sequence[str], **flags: Any) -> dict[str, dict[str, Any]]:
     """Read `guidance.scale=2` and the like into a mapping per group.
 
-    `flags` are the values of `--steps` and `--scale`, which mean such keys; None is not given.
+    `flags` are the values of some of `FLAGS`; None is not given.
     """
     found: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
     for item in items:
@@ -106,11 +109,11 @@ def parse_overrides(items: Sequence[str], **flags: Any) -> dict[str, dict[str, A
         except Malformed:
             found[group][name] = value  # a path, such as one that begins with a bracket
     for name, value in flags.items():
-        group = "sampler" if name == "steps" else "guidance"
-        # Not `!=`, by which nan would differ from itself.
-        if value is not None and found[group].setdefault(name, value) not in (value,):
+        group, _, key = FLAGS[name].partition(".")
+        # A NaN is that key's too, though it equals nothing.
+        if value is not None and found[group].setdefault(key, value) not in (value,):
             raise DiffusionError(
-                f"--{name} {value} and {group}.{name}={found[group][name]}: give one of the two"
+                f"--{name} {value} and {FLAGS[name]}={found[group][key]}: give one of the two"
             )
     return found
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from experiments.data.data_options import parse
 from experiments.data.dataset import create
 from experiments.data.latents import LatentSpace
 from experiments.data.latents_spec import LatentsOptions
 from experiments.diffusion.diffusion_options import DiffusionError
+from experiments.metrics.images import Images
 from experiments.metrics.small_networks import checksum
 from experiments.runtime import console as log
 from experiments.runtime.files import locked, sha256
@@ -129,33 +129,37 @@ def data_of(loaded: TrainedModel, changes: dict[str, Any], device: Any) -> Any:
 def write_pictures(
     out: Path, request: Request, pngs: int, finished: bool, console: log.Console
 ) -> None:
-    """Turn the shards below `out` into `samples.npz`, `grid.png` and PNGs; say where they are.
+    """Turn the shards below `out` into `samples.npz`, that into pictures; say where they are.
 
-    The shards go once the npz is whole; `finished`: an earlier call did all this.
+    The shards go once the npz is whole; `finished`: an earlier call did that. Pictures are made
+    where some are not there, such as PNGs that it was not asked for.
     """
+    npz, grid, count = out / "samples.npz", out / "grid.png", len(request.seeds)
     if not finished:
-        number, gridded = 0, grid_positions(request)
-        tiles: list[NDArray[np.uint8]] = []
-        for pixels, _, classes in read_shards(out / "shards"):
-            for image, label in zip(pixels, classes, strict=True):
-                if number in gridded:
-                    tiles.append(image)
-                if number < pngs:
-                    drawn = f"_class{label:04d}" if request.labels is None and label >= 0 else ""
-                    save_png(image, out / "png" / f"{request.names[number]}{drawn}.png")
-                number += 1
-        columns = request.columns and min(request.columns, MOST_COLUMNS)
-        names = request.row_names and request.row_names[:MOST_ROWS]
-        save_png(image_grid(np.stack(tiles), columns, names), out / "grid.png")
+        grid.unlink(missing_ok=True)  # the last of the pictures: without it all are made
         pieces = ((pixels, classes) for pixels, _, classes in read_shards(out / "shards"))
-        write_npz(pieces, len(request.seeds), out / "samples.npz")
+        write_npz(pieces, count, npz)
     for shard in (out / "shards").glob("shard-*.npz"):  # an earlier call may have been killed here
         shard.unlink()
-    console.say(f"grid      {out / 'grid.png'}")
-    shown = len(list((out / "png").glob("*.png")))  # an earlier call may have been asked for fewer
+    if not grid.exists() or len(list((out / "png").glob("*.png"))) < min(pngs, count):
+        made, gridded, tiles = Images(npz), grid_positions(request), list[torch.Tensor]()
+        drawn = made.labels() if request.labels is None else None
+        first = made.batches(range(max(pngs, *gridded) + 1))
+        for number, image in enumerate(chain.from_iterable(first)):
+            if number in gridded:
+                tiles.append(image)
+            if number < pngs:
+                kind = "" if drawn is None else f"_class{drawn[number]:04d}"
+                name = f"{request.names[number]}{kind}.png"
+                save_png(image.permute(1, 2, 0).numpy(), out / "png" / name)
+        columns = request.columns and min(request.columns, MOST_COLUMNS)
+        names = request.row_names and request.row_names[:MOST_ROWS]
+        save_png(image_grid(torch.stack(tiles), columns, names), grid)
+    console.say(f"grid      {grid}")
+    shown = len(list((out / "png").glob("*.png")))  # an earlier call may have been asked for more
     if shown:
-        console.say(f"images    {out / 'png'} ({shown:,} of {len(request.seeds):,})")
-    console.say(f"npz       {out / 'samples.npz'} (arr_0, for ADM's evaluator)")
+        console.say(f"images    {out / 'png'} ({shown:,} of {count:,})")
+    console.say(f"npz       {npz} (arr_0, for ADM's evaluator)")
 
 
 def grid_positions(request: Request) -> set[int]:

@@ -165,16 +165,19 @@ def test_config_and_cost(options):
     assert sum(p.numel() for p in again.parameters()) == cost(**model.config).params
 
 
-@pytest.mark.parametrize("options", [{"decoder": DECODER}, {"fuse": "1-2@0.75"}, {"router": "1-2"}])
+@pytest.mark.parametrize(
+    "options", [{"decoder": DECODER}, {"fuse": "1-2@0.75"}, {"router": "1-2"}, {"text": (3, 5)}]
+)
 def test_cost_agrees_with_torch(options):
     from torch.utils.flop_counter import FlopCounterMode
 
-    model = build(**options)
+    model, how = build(**options), {"reinsert": "none"} if "text" in options else {}
+    text = torch.zeros(2, *options["text"]) if "text" in options else None
     route, ids = ("1-2@0.75", IDS[:, ::2]) if "fuse" in options else ("1-2", IDS)
-    for routing in (None, plan(route, ids)):
+    for routing in (None, plan(route, ids, **how)):
         with FlopCounterMode(display=False) as counter, torch.no_grad():
-            model(*given(), routing=routing)
-        want = cost(**model.config, route=route if routing else "none")
+            model(*given(), text, routing=routing)
+        want = cost(**model.config, **how, route=route if routing else "none")
         assert counter.get_total_flops() == 2 * 2 * want.macs_routed
 
 

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from torch import nn
 
 import backbones
-from backbones import Backbone, import_weights
+from backbones import Backbone, hub, import_weights
 from backbones.sizes import BackboneError
 from experiments.diffusion import create_objective
 
@@ -203,7 +203,7 @@ def test_sizes_are_recognised():
 
 
 @pytest.mark.parametrize("name", ["dit", "mamba"])
-def test_save_and_load(name, tmp_path):
+def test_save_and_load(name, tmp_path, monkeypatch):
     model = backbones.create(name, "T/1", in_channels=1, input_size=4, num_classes=3, depth=2)
     with torch.no_grad():
         for p in model.parameters():
@@ -221,6 +221,9 @@ def test_save_and_load(name, tmp_path):
         assert json.loads(handle.metadata()["model"]) == model.config
     (tmp_path / "saved" / "config.json").unlink()
     assert Backbone.from_pretrained(file).config == model.config
+    asked = {"repo_id": "user/name", "filename": "model.safetensors", "revision": "v1"}
+    monkeypatch.setattr(hub, "hf_hub_download", lambda **given: str(file) if given == asked else "")
+    assert Backbone.from_pretrained("user/name", revision="v1").config == model.config
 
 
 def test_damaged_and_foreign_files(tmp_path):

@@ -99,7 +99,7 @@ def case(name, batch, tokens, channels):
             lambda x, w, b: conv.causal_conv(x, w, b, **silu),
             lambda x, w, b: conv.reference(x, w, b, **silu),
             [x],
-            [row(4, 2).t(), row(0, 3)],
+            [row(int(how.partition(",")[2] or 4), 2).t(), row(0, 3)],
         )
     if kind == "shift":
         table = subset(tokens, batch, how.split(",")[0], "shared" in how)
@@ -127,7 +127,7 @@ def case(name, batch, tokens, channels):
 
 
 CASES = [
-    "gelu", "squared_relu", "sigmoid_gate", "gated_rms_norm", "conv", "conv shared", "conv own", "shift self", "shift zero", "shift nearest,shared",
+    "gelu", "squared_relu", "sigmoid_gate", "gated_rms_norm", "conv", "conv shared", "conv own", "conv own,7", "shift self", "shift zero", "shift nearest,shared",
     "adaln", "adaln shared", "adaln own", "gated_sum", "gated_sum shared", "gated_sum own", "biwkv rank", "biwkv shared", "biwkv own", "ssd", "ssd no skip", "ssd own",
 ]  # fmt: skip
 

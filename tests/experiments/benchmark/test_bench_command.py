@@ -89,6 +89,21 @@ def test_what_this_machine_cannot_do_is_said(capsys, monkeypatch):
     assert "mamba" in capsys.readouterr().err
 
 
+def test_what_ends_a_later_part_is_refused_first_and_an_earlier_one_is_kept(tmp_path, monkeypatch):
+    out = tmp_path / "figures.json"
+    words = ["device=cpu", *SMALL, "parts=blocks,loop", f"out={out}"]
+    monkeypatch.setattr(step_profile, "block_times", lambda o, device: ["rows"])
+    monkeypatch.setattr(bench_report, "blocks_table", str)
+    for step in ("first_step", "loop_share"):
+        monkeypatch.setattr(step_profile, step, lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        bench.main(words)
+    assert json.loads(out.read_text())["blocks"] == ["rows"]
+    monkeypatch.setattr(step_times, "measure", lambda *_: 1 / 0)
+    with pytest.raises(UserError, match="memory"):
+        bench.main([*words, "parts=steps", "tokens=16,16777216", "batch=1000000"])
+
+
 # --- arithmetic
 
 
@@ -178,12 +193,13 @@ def test_a_step_elsewhere_is_timed_there_and_its_end_is_said():
 
 def test_the_plain_model_routes_the_same_share():
     o = BenchOptions(depth=4, batch=2)
-    step = make_step(Case("plain", "T/2", 16, Route.parse("1-2@0.75"), 0.75), o, CPU)
-    seen = []
-    for block in step.model.blocks:
-        block.register_forward_hook(lambda m, a, y: seen.append(y.shape[1]))
-    step.loss()
-    assert seen == [16, 4, 4, 16]
+    for route, tokens in (("1-2@0.75", [16, 4, 4, 16]), ("0-1@0.5+2-2@0.75", [8, 8, 4, 16])):
+        case = Case("plain", "T/2", 16, Route.parse(route), 0.75)
+        step, seen = make_step(case, o, CPU), []
+        for block in step.model.blocks:
+            block.register_forward_hook(lambda m, a, y, seen=seen: seen.append(y.shape[1]))
+        step.loss()
+        assert seen == tokens == [*case.cost(4).tokens]
 
 
 @pytest.mark.parametrize("name", ["dit", "mamba", "rwkv", "plain"])

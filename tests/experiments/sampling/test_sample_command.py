@@ -122,6 +122,15 @@ def test_the_same_command_again_is_done_and_another_is_refused(weights, tmp_path
     # A kill between the whole npz and the last shard's removal leaves shards: they go now.
     (out / "shards" / "shard-00000.npz").write_bytes(b"")
     assert run(*arguments) == 0 and not list(out.glob("shards/*.npz"))
+    # Pictures that are not there, or that the first call was not asked for, come out of the npz.
+    first = {path: path.read_bytes() for path in (out / "grid.png", *out.glob("png/*.png"))}
+    for again in (first, list(first)[:1], list(first)[1:2]):
+        for path in again:
+            path.unlink()
+        capsys.readouterr()
+        assert run(*arguments) == 0
+        assert "(3 of 3)" in capsys.readouterr().out
+        assert {path: path.read_bytes() for path in first} == first
     assert run(*arguments, "--scale", 3) == 2
     assert "holds samples with another guidance" in capsys.readouterr().err
 
@@ -206,6 +215,9 @@ def test_text_model(tmp_path, capsys):
         (["--guidance", "none", "--scale", "2"], "scale 2: there is no guidance; add --guidance cfg"),
         (["--guidance", "none", "guidance.scale=2"], "scale 2: there is no guidance"),
         (["--scale", "2", "guidance.scale=3"], "--scale 2.0 and guidance.scale=3: give one"),
+        (["--guidance", "cfg", "--scale", "nan"], "guidance.scale=nan: a number is needed"),
+        (["--sampler", "euler", "sampler.name=heun"], "--sampler euler and sampler.name=heun: give"),
+        (["--captions", ""], "--captions: give one or more"),
         (["--guidance", "autoguidance", "guidance.checkpoint=/no"], "guidance.checkpoint=/no: /no does"),
         (["--sampler", "huen"], "did you mean heun"),
         (["--steps", "0"], "at least 1"),
