@@ -113,11 +113,7 @@ class SimilarityFile:
 
 
 def read(path: str | Path) -> SimilarityFile:
-    """Read a similarity file.
-
-    Raises:
-        AnalysisError: if it is not one.
-    """
+    """Read a similarity file; `AnalysisError` if it is not one."""
     try:
         # numpy leaves a file open that it cannot read: this one is closed here.
         with Path(path).open("rb") as stream, np.load(stream, allow_pickle=False) as stored:

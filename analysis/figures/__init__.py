@@ -41,8 +41,7 @@ __all__ = [
 def make(name: str, source: Source, metric: str | None = None) -> Plot | None:
     """Draw one figure; None where the runs do not give it.
 
-    Raises:
-        AnalysisError: if there is no such figure, runs folder or metric.
+    `AnalysisError` if there is no such figure, runs folder or metric.
     """
     return pick("figure", name, FIGURES)(Study.of(source, metric))
 

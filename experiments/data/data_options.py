@@ -83,11 +83,7 @@ class DataOptions:
         }
 
     def check(self) -> None:
-        """Refuse files that are not there, as far as that needs no reading of them.
-
-        Raises:
-            DataError: Says what to type.
-        """
+        """Refuse files that are not there, unread: the `DataError` says what to type."""
 
     def fingerprint(self) -> str:
         """Return what changes when the data change while the options stay: part of a run's name.

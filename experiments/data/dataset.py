@@ -163,11 +163,7 @@ class Dataset(abc.ABC):
         """Turn model space (B, C, H, W) into uint8 RGB (B, 3, h, w), rounded to nearest."""
 
     def encode_text(self, captions: Sequence[str]) -> Tensor:
-        """Embed captions as (B, L, E) float32.
-
-        Raises:
-            DataError: This data set has no captions.
-        """
+        """Embed captions as (B, L, E) float32; `DataError` if this data set has none."""
         raise DataError(
             f"data={self.name} has no captions; task=text needs data=scenes or captioned latents"
         )

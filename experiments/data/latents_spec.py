@@ -271,11 +271,7 @@ def moments_or_sample(stored: tuple[int, ...], kind: str, where: str) -> tuple[s
 
 
 def latent_field(where: str, fields: Collection[str]) -> str:
-    """Return the field of a tar's sample that holds its latent.
-
-    Raises:
-        DataError: None of them does.
-    """
+    """Return the field of a tar's sample that holds its latent; `DataError` if none does."""
     if found := [name for name in _LATENT if name in fields]:
         return found[0]
     pictures = any(f".{name.rsplit('.', 1)[-1]}" in _PREPARED for name in fields)

@@ -68,11 +68,7 @@ class Probe(nn.Module):
 
 @lru_cache(maxsize=4)
 def load(device: str = "cpu") -> Probe:
-    """Return the probe that comes with the project, on `device`, ready to answer.
-
-    Raises:
-        DataError: The weights are missing or damaged.
-    """
+    """Return the project's probe on `device`; `DataError` for missing or damaged weights."""
     probe = Probe()
     try:
         state = {key: value.float() for key, value in load_file(WEIGHTS).items()}

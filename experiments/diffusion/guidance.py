@@ -91,11 +91,7 @@ class Guidance:
         return weak + self.options.scale * (strong - weak)
 
     def check(self, model: Any, weak_model: Any = None) -> None:
-        """Refuse a model that this guidance cannot work with.
-
-        Raises:
-            DiffusionError: One sentence with the way out.
-        """
+        """Refuse a model that this guidance cannot have: `DiffusionError` with the way out."""
         about = getattr(model, "config", {})
         self.options.check(
             conditional=bool(getattr(model, "num_classes", 0)) or has_text(model),

@@ -83,11 +83,7 @@ def is_score(entry: Mapping[str, Any]) -> bool:
 
 
 def append_jsonl(path: Path, entries: Iterable[Mapping[str, Any]]) -> None:
-    """Append whole lines in one write, flushed to disk; writers may share the file.
-
-    Raises:
-        OSError: The disk is full.
-    """
+    """Append whole lines in one flushed write; `OSError` on a full disk. Writers may share it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = "".join(json.dumps(entry) + "\n" for entry in entries).encode()
     with path.open("a+b", buffering=0) as handle:

@@ -36,11 +36,7 @@ def answered(now: bool = True) -> Iterator[None]:
 
 
 def answer() -> None:
-    """Leave a long evaluation if a stop was asked for; it costs nothing otherwise.
-
-    Raises:
-        Asked: Inside `answered` only.
-    """
+    """Raise `Asked` inside `answered` if a stop was asked for; it costs nothing otherwise."""
     reason = requested()
     if _answering and reason is not None:
         raise Asked(reason)

@@ -89,7 +89,9 @@ def check_guided(config: Config, guidance: GuidanceOptions, model: dict[str, Any
         return
     route = guided_route(config, guidance)
     height, width = (side // parse_size(config.size).patch for side in model["input_size"])
-    for key in ("strong", "weak"):
+    # At scale 1 the strong pass is alone, and with a checkpoint the weak one is another model's.
+    alone = guidance.scale == 1 or guidance.checkpoint is not None
+    for key in ("strong",) if alone else ("strong", "weak"):
         text = getattr(guidance, key)
         rate = rate_over_steps(text, f"guidance.{key}")
         for share in {rate.at(0.0), rate.largest, rate.at(1.0)}:

@@ -10,8 +10,11 @@ from small import small
 from test_train_loop import make_run
 
 from experiments.config.compose import load
+from experiments.data.data_options import describe
+from experiments.diffusion.diffusion_options import options_of
 from experiments.sampling.pipeline import SamplingPipeline
 from experiments.training.loss import Capture, training_loss
+from experiments.training.routes import check_guided, model_arguments
 from experiments.training.session import train
 from routing.errors import UserError
 
@@ -66,6 +69,14 @@ def test_guidance_that_the_model_cannot_make_is_refused_before_training(words, s
     with pytest.raises(UserError, match=said):
         train(config, quiet=True)
     assert not list(config.folder.glob("checkpoints/*"))
+
+
+@pytest.mark.parametrize("word", ["guidance.scale=1", "guidance.checkpoint=other"])
+def test_a_weak_pass_that_the_model_never_makes_is_not_asked_of_it(word, tmp_path):
+    words = ["route=1-2@0.75", "routing.selection=quad", "guidance=routed", "guidance.strong=0.75"]
+    config = small(tmp_path, *words, word)
+    model = model_arguments(config, describe(config.data))
+    check_guided(config, options_of("guidance", config.guidance), model)
 
 
 @pytest.mark.slow
