@@ -930,3 +930,13 @@ def test_a_vae_without_a_scale_is_refused(wrong, folder, tmp_path, vae, capsys):
     config.write_text(json.dumps({**json.loads(config.read_text()), **wrong}))
     assert run(folder, tmp_path / "out", tmp_path / "vae") == 2
     assert "expected numbers" in capsys.readouterr().err
+
+
+def test_a_damaged_folder_is_not_fetched(tmp_path, vae):
+    pytest.importorskip("diffusers")
+    from experiments.data.encoders import Autoencoder
+
+    shutil.copytree(vae, tmp_path / "vae")
+    (tmp_path / "vae/config.json").write_text("{")
+    with pytest.raises(DataError, match="cannot be loaded .*; give a diffusers folder"):
+        Autoencoder(str(tmp_path / "vae"))
