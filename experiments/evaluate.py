@@ -75,7 +75,7 @@ def main(argv: list[str]) -> int:
     arguments = parser().parse_intermixed_args(argv)
     # argparse counts what follows a list to it, and no item of these has a dot before its `=`.
     for words in (arguments.guidance, arguments.metrics, arguments.features):
-        for word in [word for word in words or () if "." in word.partition("=")[0]]:
+        for word in [w for w in words or () if "=" in w and "." in w.partition("=")[0]]:
             words.remove(word)
             arguments.changes.append(word)
     from experiments.metrics.evaluate_command import evaluate

@@ -295,6 +295,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("{run} --guidance cfg guidance.scael=2", "did you mean scale"),
             ("{run} --metrics fd data.test_fraction=0.5", "the run was trained with 0.2"),
             ("{run} guidance=cfg", "type --guidance cfg"),
+            ("{run} --guidance 2.5", "guidance=2.5"),
             ("{run} --samples 20 --write-samples {tmp}", "it is no file"),
             ("{run} --samples 20 --write-samples {run}/config.yaml/x.npz", "config.yaml cannot be used"),
             ("{run} --write-reference {run}/config.yaml/x.npz", "config.yaml cannot be used"),

@@ -204,13 +204,8 @@ def _arrow(ax: Axes, base: Base, curves: list[Curve], key: str, unit: float) -> 
         return f"dense best reached by {len(there)} of {len(reached)} seeds"
     start = unit * float(np.mean([item.dense[key] for item in there]))
     end = unit * float(np.mean([item.routed[key] for item in there if item.routed]))
-    arrow: Options = {
-        "arrowstyle": "-|>",
-        "color": "#1a1a1a",
-        "lw": 1.1,
-        "shrinkA": 2,
-        "shrinkB": 2,
-    }
+    arrow: Options = {"arrowstyle": "-|>", "color": "#1a1a1a", "lw": 1.1}
+    arrow |= {"shrinkA": 2, "shrinkB": 2}
     ax.annotate("", xy=(end, best), xytext=(start, best), arrowprops=arrow, zorder=5)
     return f"{factor.value:.1f}x to dense best ({len(there)} of {len(reached)} seeds)"
 
@@ -306,9 +301,8 @@ def samples(study: Study) -> Plot | None:
                 value = row.get(base.score)
                 about = f"{cell.treatment}, step {row['step']}, seed {row['seed']}"
                 if not pd.isna(value):
-                    about += (
-                        f", {base.metric.split(' ')[0]} {value:.{metric_decimals(base.metric)}f}"
-                    )
+                    digits = metric_decimals(base.metric)
+                    about += f", {base.metric.split(' ')[0]} {value:.{digits}f}"
                 # About 17 characters an inch.
                 width = int(17 * figure.get_figwidth() / columns)
                 title = f"{fill(names[base.label], width)}\n{fill(about, width)}"

@@ -100,15 +100,20 @@ def records(folder: Path, name: str) -> list[dict[str, Any]]:
     asked = _configs(folder).get("columns") or {}
     if not isinstance(asked, dict) or not all(isinstance(v, str) for v in asked.values()):
         raise Damaged(f"{_DESCRIPTION}: columns must map our names to those of the logs")
-    steps: dict[float, dict[str, Any]] = {}  # charts and events have a number each
+
+    def named(line: dict[str, Any], ours: str) -> Any:
+        known = (asked.get(ours), *_USUAL.get(ours, ()), ours)
+        return next((line[name] for name in known if name in line), None)
+
+    steps: dict[float, dict[str, Any]] = {}  # each chart has one number of a step
     for logged in _logged(folder, sorted(entries)):
-        line: dict[str, Any] = {k: v for k, v in logged.items() if is_number(v)}
-        for ours, theirs in [*_USUAL.items(), *((k, (v,)) for k, v in asked.items())]:
-            line[ours] = next((line[name] for name in theirs if name in line), line.get(ours))
-        if line["step"] is not None:
-            known = {key: value for key, value in line.items() if value is not None}
-            steps.setdefault(line["step"], {}).update(known)
+        line = {k: v for k, v in logged.items() if is_number(v)}
+        if (step := named(line, "step")) is not None:
+            steps.setdefault(step, {}).update(line)
     lines = [steps[step] for step in sorted(steps)]
+    for line in lines:  # whole: of several names for one thing the first is taken
+        own = ((ours, named(line, ours)) for ours in (*_USUAL, *asked))
+        line |= {ours: value for ours, value in own if value is not None}
     if name == "metrics.jsonl":
         return lines
     return [
@@ -169,7 +174,7 @@ def _number(text: str) -> float | None:
 
 
 def _events(folder: Path) -> list[dict[str, Any]]:
-    """Return the scalars of TensorBoard's event files with their seconds from the first."""
+    """Return the scalars of TensorBoard's event files by step, with seconds from the first."""
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
         from tensorboard.util.tensor_util import make_ndarray
@@ -184,5 +189,7 @@ def _events(folder: Path) -> list[dict[str, Any]]:
             value = make_ndarray(e.tensor_proto)
             if value.ndim == 0 and value.dtype.kind in "fiu":
                 found.append((e.wall_time, e.step, tag, value.item()))
-    began = min((time for time, *_ in found), default=0.0)
-    return [{"step": s, "time": time - began, tag: v} for time, s, tag, v in sorted(found)]
+    began, rows = min((time for time, *_ in found), default=0.0), dict[int, dict[str, Any]]()
+    for time, step, tag, value in sorted(found):
+        rows.setdefault(step, {}).update({"step": step, "time": time - began, tag: value})
+    return list(rows.values())

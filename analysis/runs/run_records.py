@@ -88,7 +88,7 @@ def find(root: str | os.PathLike[str]) -> list[Path]:
     `AnalysisError` if `root` is no folder.
     """
     # A run is called by its folder's name, which `.` and `..` do not say.
-    top = Path(os.path.abspath(root) if Path(root).name in ("", "..") else root)
+    top = Path(root).resolve() if Path(root).name in ("", "..") else Path(root)
     if not top.is_dir():
         raise AnalysisError(f"{root} is not a folder; give the folder of the runs, such as runs")
 

@@ -115,10 +115,9 @@ def _pretrained(name: str, dtype: torch.dtype, download: bool) -> Any:
             name, use_safetensors=True, local_files_only=not download, torch_dtype=dtype
         )
     except Exception as error:
-        raise DataError(
-            f"the VAE {name} cannot be loaded ({first_line(error)}); fetch it with `hf download "
-            f"{name}`, or {_GIVE}"
-        ) from None
+        fetch = "" if Path(name).is_dir() else f"fetch it with `hf download {name}`, or "
+        why = f"the VAE {name} cannot be loaded ({first_line(error)})"
+        raise DataError(f"{why}; {fetch}{_GIVE}") from None
 
 
 def sample_moments(moments: Tensor, draws: Draws, stream: str) -> Tensor:

@@ -245,13 +245,16 @@ class Latents(LatentSpace):
 
     def _renumbered(self, labels: Tensor, classes: Sequence[str], path: str | None) -> Tensor:
         """Return labels (N,) of a store with other `classes` in the numbers of the first one's."""
-        numbers = {name: number for number, name in enumerate(self._stores["train"].classes)}
-        strange = [name for name in classes if name not in numbers]
-        if len(strange) == len(classes):  # nothing but the numbers says which class is which
+        own = self._stores["train"].classes
+        numbers = {name: number for number, name in enumerate(own)}
+        # Where one list goes on with the other, or knows none of its names, the numbers say it.
+        if own[: len(classes)] == classes[: len(own)] or numbers.keys().isdisjoint(classes):
             return labels
+        found = [classes[number] for number in labels.unique()]  # a table names others, too
+        strange = [name for name in found if name not in numbers]
         lacking = f"{path} has classes that {self.options.path} lacks, such as {strange[:1]}"
         require(not strange, f"{lacking}; leave them out where it is prepared")
-        return torch.tensor([numbers[name] for name in classes])[labels]
+        return torch.tensor([numbers.get(name, -1) for name in classes])[labels]
 
     def _affine(self, store: Store) -> None:
         options = self.options

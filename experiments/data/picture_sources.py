@@ -115,11 +115,16 @@ def open_source(
 
 def _files(top: Path, pattern: str) -> Iterator[Path]:
     """Give the files at any depth whose names match; folders that are links count as well."""
+    above: dict[str, set[Path]] = {}
     for at, below, _ in os.walk(top, followlinks=True):
         here = Path(at).resolve()
-        # A link to a folder that it lies in has no end.
-        below[:] = [name for name in below if (here / name).resolve() not in (here, *here.parents)]
-        yield from (p for p in Path(at).glob(pattern) if not p.is_dir())
+        way = {*above.pop(at, ()), here, *here.parents}
+        # A link to a folder on the way to it has no end.
+        below[:] = [name for name in below if (here / name).resolve() not in way]
+        above |= {os.path.join(at, name): way for name in below}
+        for path in Path(at).glob(pattern):  # of links to nothing, pictures are listed as skipped
+            if path.is_file() or (path.suffix.lower() in PICTURES and not path.exists()):
+                yield path
 
 
 def _digest(values: Any) -> str:

@@ -402,3 +402,10 @@ def test_frames_that_are_cut_a_thousand_times_carry_no_attrs_to_copy(tmp_path):
     study = Study.of(tmp_path)
     (base,) = study.bases
     assert study.runs.attrs and study.scores.attrs == base.any.runs.attrs == {}
+
+
+def test_the_parent_of_a_link_is_where_the_link_leads(tmp_path):
+    path = write(tmp_path / "a" / "runs")
+    write(tmp_path / "b")
+    (tmp_path / "link").symlink_to(path)
+    assert len(analysis.load(tmp_path / "link" / "..")) == 1

@@ -11,6 +11,7 @@ from analysis_runs import write
 
 import analysis
 from analysis.runs.cells import Study
+from analysis.runs.other_logs import records
 from analysis.tables.table import markdown
 
 KNOWN = {"backbone": "dit", "size": "T/1", "data": "digits", "seed": 3, "train.batch": 64}
@@ -116,6 +117,28 @@ def test_all_tables_of_a_run_are_read_and_no_others(files, tmp_path):
     frame = analysis.load(tmp_path)
     assert frame.attrs["damaged"] == [] and frame[f"score.{FID}"].item() == 9
     assert analysis.curves(frame)[["step", "loss"]].to_numpy().tolist() == [[1, 3], [2, 2]]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:tensorboard")
+@pytest.mark.parametrize("kind", ["events", "charts"])
+def test_of_several_names_of_one_step_the_one_that_was_asked_for_counts(kind, tmp_path):
+    pytest.importorskip("tensorboard")
+    logged = {"train/mse": 3, "train_loss": 9, "train/loss": 7, "counter": 50}
+    if kind == "events":
+        from torch.utils.tensorboard import SummaryWriter
+
+        with SummaryWriter(str(tmp_path)) as log:
+            for place, (tag, value) in enumerate(logged.items()):
+                log.add_scalar(tag, value, 5, walltime=1e9 + place)
+    else:
+        for tag, value in logged.items():
+            head = tag.replace("/", "-")
+            text = f"Step,counter,a - {tag}\n5,50,{value}\n"
+            (tmp_path / f"wandb_export_{head}.csv").write_text(text)
+    for columns, expected in (({}, (5, 7)), ({"loss": "train/mse", "step": "counter"}, (50, 3))):
+        (tmp_path / "run.yaml").write_text(yaml.safe_dump({**KNOWN, "columns": columns}))
+        (line,) = records(tmp_path, "metrics.jsonl")
+        assert (line["step"], line["loss"]) == expected
 
 
 def test_a_file_of_another_kind_hides_no_runs_below_it(tmp_path):

@@ -132,7 +132,8 @@ def test_second_store_is_the_test_split(tmp_path, labels):
         (["class 1", "class 3", "class 4"], [1, 3, 4]),  # two have no picture held out
         (["ant", "bee", "cat"], [0, 1, 2]),  # other words for the same: the numbers say it
         (["0", "1", "2"], [0, 1, 2]),
-        (["class 0", "class 1", "fox"], "lacks, such as ['fox']"),
+        (["class 1", "class 3", "class 4", "fox"], [1, 3, 4]),  # of a table's names, without a picture
+        (["class 1", "class 0", "fox"], "lacks, such as ['fox']"),
     ],
 )
 def test_classes_of_the_second_store_are_told_by_their_names(tmp_path, labels, classes, numbers):
@@ -146,6 +147,18 @@ def test_classes_of_the_second_store_are_told_by_their_names(tmp_path, labels, c
     index = torch.arange(3)
     assert data.batch(index, None, "test").y.tolist() == numbers
     assert data.condition(index).y.tolist() == numbers and data.num_classes == 5
+
+
+@pytest.mark.parametrize("name", ["{}", "class {}"])
+def test_the_second_store_may_know_classes_beyond_the_last(tmp_path, name):
+    paths = [tmp_path / "a", tmp_path / "b"]
+    for path, count in zip(paths, (2, 3), strict=True):
+        manifest = write_store(path, latents(3), [0, 1, count - 1]) / "manifest.json"
+        classes = {"classes": [name.format(number) for number in range(count)]}
+        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | classes))
+    refused(lambda: load(paths[0], test=str(paths[1])), "set data.num_classes=3")
+    data = load(paths[0], test=str(paths[1]), num_classes=3)
+    assert data.condition(torch.arange(3)).y.tolist() == [0, 1, 2]
 
 
 def test_captions(tmp_path):

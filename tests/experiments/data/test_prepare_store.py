@@ -398,6 +398,12 @@ def test_links_are_what_they_lead_to(folder, tmp_path, vae):
         (tmp_path / "linked" / name).symlink_to(folder / name)
     shutil.copytree(folder / "things", tmp_path / "linked/things")
     (tmp_path / "linked/things/again").symlink_to(tmp_path / "linked")  # without an end
+    (folder / "animals/to").symlink_to(folder / "grey")  # each of two folders in the other
+    (folder / "grey/to").symlink_to(folder / "animals")
+    assert run(folder, tmp_path / "both", vae) == 0
+    assert json.loads((tmp_path / "both/manifest.json").read_text())["count"] < 20
+    (folder / "animals/to").unlink(), (folder / "grey/to").unlink()
+    (tmp_path / "linked/gone.tar").symlink_to(tmp_path / "nowhere.tar")  # no tar beside pictures
     assert run(folder, tmp_path / "a", vae) == run(tmp_path / "linked", tmp_path / "b", vae) == 0
     assert content(tmp_path / "a") == content(tmp_path / "b")
     (tmp_path / "linked/things/gone.png").symlink_to(tmp_path / "nowhere.png")
@@ -924,3 +930,13 @@ def test_a_vae_without_a_scale_is_refused(wrong, folder, tmp_path, vae, capsys):
     config.write_text(json.dumps({**json.loads(config.read_text()), **wrong}))
     assert run(folder, tmp_path / "out", tmp_path / "vae") == 2
     assert "expected numbers" in capsys.readouterr().err
+
+
+def test_a_damaged_folder_is_not_fetched(tmp_path, vae):
+    pytest.importorskip("diffusers")
+    from experiments.data.encoders import Autoencoder
+
+    shutil.copytree(vae, tmp_path / "vae")
+    (tmp_path / "vae/config.json").write_text("{")
+    with pytest.raises(DataError, match="cannot be loaded .*; give a diffusers folder"):
+        Autoencoder(str(tmp_path / "vae"))
