@@ -42,6 +42,7 @@ class ForwardPass:
         layouts: Who stayed in each segment.
         bypass: All tokens at the start of the segment that is open.
         kept: The same of segments that were closed, for as long as autograd's graph lives.
+        blind: Segments that were closed without gradients.
         after: Which block came after each; a model may leave some out.
         late: Blocks before which a segment was closed, as its last block was left out.
         tables: Gathered tables, beside what they were gathered from.
@@ -59,6 +60,7 @@ class ForwardPass:
     layouts: dict[int, Layout] = field(default_factory=dict)
     bypass: dict[int, Tensor] = field(default_factory=dict)
     kept: dict[int, weakref.ref[Tensor]] = field(default_factory=dict)
+    blind: set[int] = field(default_factory=set)
     after: dict[int, int] = field(default_factory=dict)
     late: dict[int, int] = field(default_factory=dict)
     tables: dict[tuple, tuple[Any, Any]] = field(default_factory=dict)
@@ -76,6 +78,11 @@ class ForwardPass:
         if base is None and k in self.kept:
             # A recomputation of a group of blocks that begins inside the route.
             base = self.kept[k]()
+        if base is None and k in self.blind:
+            raise AttachError(
+                "reentrant activation checkpointing loses the gradient of tokens that skip; use "
+                "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+            )
         if base is None:
             raise AttachError(
                 "activation checkpointing recomputes the end of a route without its beginning, and "
@@ -84,7 +91,9 @@ class ForwardPass:
             )
         out = self.moves[k].put(base, tokens)
         node: Any = out.grad_fn
-        if self.task is None and node is not None:
+        if self.task is None and not torch.is_grad_enabled():
+            self.blind.add(k)
+        elif self.task is None and node is not None:
             # The node lives as long as a backward pass may ask for a recomputation, no longer.
             node.metadata[_KEPT] = base
             self.kept[k] = weakref.ref(base)
@@ -178,11 +187,6 @@ class Passes:
             if not waiting:
                 return None
             found = waiting[0]
-        if not found.grads and torch.is_grad_enabled():
-            raise AttachError(
-                "reentrant activation checkpointing loses the gradient of tokens that skip; use "
-                "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
-            )
         found.replayed = True
         self._replay[thread] = replace(found, open=None, task=task, bypass={}, tables={})
         return self._replay[thread]
