@@ -145,6 +145,8 @@ class Passes:
         thread = threading.get_ident()
         now = self._forward.get(thread)
         if now is None or i <= now.last:
+            if now is not None and now.bypass:  # an error inside a route ended it
+                now.finished, now.bypass = True, {}
             now = self._forward[thread] = ForwardPass(self.step, routed, torch.is_grad_enabled())
             self._replay.pop(thread, None)  # a recomputation may stop early and keep its tokens
             for key in [key for key, (ref, _) in self._seen.items() if ref.expired()]:
@@ -153,7 +155,7 @@ class Passes:
                 again = any(p.replayed for p in self._waiting)
                 for p in self._waiting:
                     # A dense pass keeps nothing that says whether its graph is still there.
-                    p.finished = p.replayed or (again and not p.kept)
+                    p.finished |= p.replayed or (again and not p.kept)
                 waiting = [p for p in self._waiting if p.waits]
                 self._waiting = [*waiting[1 - _WAITING :], now]
             self.step += routed

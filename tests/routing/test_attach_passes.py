@@ -274,6 +274,23 @@ def test_one_input_of_two_waiting_passes_is_refused():
             total.backward()
 
 
+def test_a_pass_that_an_error_ended_inside_a_route_waits_for_nothing():
+    model, x, grads = vit(), torch.randn(BATCH, TOKENS, 16).double().requires_grad_(), []
+    for fails in (False, True):
+        with routing.attach(model, "1-4") as attached:
+            if fails:
+                hook = model.blocks[2].register_forward_pre_hook(lambda *_: 1 / 0)
+                with pytest.raises(ZeroDivisionError):
+                    grouped(model.blocks, x, GROUPS["each"])
+                hook.remove()
+                died, attached.step = attached._passes.current(), 0
+            out = grouped(model.blocks, x, GROUPS["each"])
+            assert not fails or not died.bypass  # what it held is free again
+            grads.append(torch.autograd.grad(out.square().sum(), [x, *model.blocks.parameters()]))
+    for a, b in zip(*grads, strict=True):
+        assert torch.allclose(a, b, rtol=1e-9, atol=1e-9)
+
+
 def test_frozen_blocks_whose_tokens_are_gone_are_refused():
     model = vit()
     for block in model.blocks[:5]:
