@@ -63,8 +63,8 @@ class Attached:
         prefix: Tokens before the image's that are never routed (class and register tokens, text
             in the same sequence); needed where neither the model nor a call of it has it.
         seed: Of the draws; with the number of the pass and the sample's index it fixes a subset.
-        when: `training` routes while the blocks are in training mode, `always` in evaluation
-            too, `never` keeps the hooks silent.
+        when: `training` follows routes whose first block is in training mode, `always` all of
+            them, `never` keeps the hooks silent.
         extra: Names of block arguments with one row for each token, besides rotary tables.
 
     Attributes:
@@ -201,7 +201,8 @@ class Attached:
     ) -> tuple[tuple, dict[str, Any]] | None:
         """Hook before block `i`: gather where a route starts, and tables inside it."""
         call = Call(self._signatures[i], args, kwargs)
-        routed = self.when == "always" or (self.when == "training" and block.training)
+        on = self.when == "always" or (self.when == "training" and block.training)
+        routed = on and i in self._starts
         now = self._passes.enter(i, call.tokens, routed)
         if now is None:
             return None
@@ -210,10 +211,11 @@ class Attached:
         if i in now.late:
             now.open = now.late[i]
             call.tokens = now.close(call.tokens)
-        if i in self._starts:
-            k = now.open = self._starts[i]
-            if k not in now.moves:
-                self._decide(now, k, call, block)
+        k = self._starts.get(i, -1)
+        if routed and now.task is None:
+            self._decide(now, k, call, block)
+        if k in now.moves:
+            now.open = k
             now.bypass[k] = call.tokens
             call.tokens = now.moves[k].take(call.tokens)
         inside = self._inside.get(i)

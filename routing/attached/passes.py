@@ -31,8 +31,8 @@ class ForwardPass:
 
     Attributes:
         step: Its number, among the routed ones.
-        routed: Whether tokens are routed in it.
-        grads: Whether it ran with gradients.
+        grads: Whether it began with gradients.
+        routed: Whether tokens are routed in it, known once a route starts.
         last: Last block that it entered.
         open: The segment that is open.
         task: The backward pass that runs it again; None in the forward pass.
@@ -49,8 +49,8 @@ class ForwardPass:
     """
 
     step: int
-    routed: bool
     grads: bool
+    routed: bool = False
     last: int = -1
     open: int | None = None
     task: int | None = None
@@ -123,7 +123,7 @@ class Passes:
     def enter(self, i: int, x: Tensor, routed: bool) -> ForwardPass | None:
         """Return the pass that block `i` is being run for; None if it routes nothing.
 
-        Its input x identifies a pass that is recomputed; one that begins here is `routed` or not.
+        Its input x identifies a pass that is recomputed; `routed` says that a route starts here.
         """
         if recomputing():
             now = self._recompute(i, x)
@@ -147,20 +147,21 @@ class Passes:
         if now is None or i <= now.last:
             if now is not None and now.bypass:  # an error inside a route ended it
                 now.finished, now.bypass = True, {}
-            now = self._forward[thread] = ForwardPass(self.step, routed, torch.is_grad_enabled())
+            now = self._forward[thread] = ForwardPass(self.step, torch.is_grad_enabled())
             self._replay.pop(thread, None)  # a recomputation may stop early and keep its tokens
             for key in [key for key, (ref, _) in self._seen.items() if ref.expired()]:
                 del self._seen[key]  # nobody can recompute from an input that is gone
-            if now.grads or routed:
-                again = any(p.replayed for p in self._waiting)
-                for p in self._waiting:
-                    # A dense pass keeps nothing that says whether its graph is still there.
-                    p.finished |= p.replayed or (again and not p.kept)
-                waiting = [p for p in self._waiting if p.waits]
-                self._waiting = [*waiting[1 - _WAITING :], now]
-            self.step += routed
+            again = any(p.replayed for p in self._waiting)
+            for p in self._waiting:
+                # A dense pass keeps nothing that says whether its graph is still there.
+                p.finished |= p.replayed or (again and not p.kept)
+            waiting = [p for p in self._waiting if p.waits]
+            self._waiting = [*waiting[1 - _WAITING :], now]
         else:
             now.after[now.last] = i
+        if routed and not now.routed:
+            now.routed, now.step = True, self.step
+            self.step += 1
         return now
 
     def _remember(self, x: Tensor, now: ForwardPass) -> None:

@@ -318,6 +318,18 @@ def test_the_model_says_its_grid_and_prefix():
         routing.attach(model, "1-3", selection="rows")
 
 
+def test_blocks_in_evaluation_before_a_route_leave_it_alone():
+    """A frozen trunk in evaluation mode: what counts is the block where a route starts."""
+    model, blocks, inputs, n = dit()
+    blocks[0].eval(), blocks[3].eval()
+    with routing.attach(blocks, "1-2+3-4@0.75") as attached:
+        run(model, inputs)
+        assert [layout.tokens for layout in attached.inner] == [n // 2] and attached.step == 1
+        blocks[1].eval(), blocks[4].train()
+        run(model, inputs)
+        assert attached.step == 1
+
+
 def test_several_segments():
     model, blocks, inputs, n = dit()
     with routing.attach(blocks, "0-1+3-4@0.75") as attached:
