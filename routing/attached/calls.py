@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from routing.layout import Layout
 from routing.options import RoutingError
@@ -157,7 +158,7 @@ class Call:
 
 
 def replace_image(output: Any, call: Call, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return a block's output, a tensor `(B, T, D)` or a tuple, with its image tokens changed.
+    """Return a block's output, a tensor `(B, T, D)` or what holds it, its image tokens changed.
 
     The image tokens have the shape of the call's; where text has it too, the names in the block's
     `return` decide.
@@ -166,11 +167,11 @@ def replace_image(output: Any, call: Call, change: Callable[[Tensor], Tensor]) -
         AttachError: If no tensor has the shape of the call's tokens, or several have it.
     """
     name, shape = call.signature.name, call.tokens.shape
-    several = isinstance(output, tuple | list)
-    items = list(output) if several else [output]
+    items, spec = tree_flatten(output)
     places = [i for i, x in enumerate(items) if isinstance(x, Tensor) and x.shape == shape]
-    if call.signature.returned in places:
-        places = [call.signature.returned]
+    returned = call.signature.returned
+    if returned in places and len(items) == len(output):
+        places = [returned]
     if not places:
         raise AttachError(
             f"{name} returns nothing of the shape of its {shape[1]} tokens (batch, tokens, width)"
@@ -181,7 +182,7 @@ def replace_image(output: Any, call: Call, change: Callable[[Tensor], Tensor]) -
             "image's is unknown; use another rate, so that their lengths differ"
         )
     items[places[0]] = change(items[places[0]])
-    return type(output)(items) if several else items[0]
+    return tree_unflatten(items, spec)
 
 
 def _returned(block: nn.Module, tokens: str) -> int | None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import NamedTuple
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves, tree_structure
 
 import routing
 from routing import AttachError, Selection
@@ -168,6 +170,26 @@ def test_row_counts_tell_where_the_source_does_not():
         text, image = pair(x, y)
     stay = attached.inner[0].mask().unsqueeze(-1)
     assert torch.equal(text, y * 2) and torch.equal(image, torch.where(stay, x * 3, x))
+
+
+class Named(NamedTuple):
+    x: torch.Tensor
+    heads: int = 2
+
+
+@pytest.mark.parametrize(
+    "pack",
+    [Named, lambda x: {"loss": None, "x": x}, lambda x: [x, (x[:, :1],)], lambda x: ((x[:, :1], x[:, :2]), x)],
+)
+def test_tokens_are_found_in_whatever_holds_them(pack):
+    block, x = nn.Identity(), torch.randn(BATCH, IMAGE, 4)
+    hook = block.register_forward_hook(lambda m, a, o: pack(o * 2))
+    with routing.attach([block], "0-0") as attached:
+        out = block(x)
+    hook.remove()
+    expected = pack(torch.where(attached.inner[0].mask().unsqueeze(-1), x * 2, x))
+    whole = [[t for t in tree_leaves(o) if getattr(t, "shape", None) == x.shape] for o in (out, expected)]
+    assert torch.equal(*map(torch.stack, whole)) and tree_structure(out) == tree_structure(expected)
 
 
 def test_single_stream_blocks_need_the_length_of_their_text():
