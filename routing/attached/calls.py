@@ -17,7 +17,11 @@ from routing.options import RoutingError
 TABLES = ("image_rotary_emb", "rotary_emb", "rope", "freqs_cis", "rotary_pos_emb")
 MASKS = ("attn_mask", "attention_mask")
 # Names that other models have for them, or for something that has nothing to do with tokens.
-_MASKS = ("mask", "key_padding_mask", "src_mask", "src_key_padding_mask", "attention_bias")
+_MASKS = (
+    "mask", "key_padding_mask", "src_mask", "src_key_padding_mask", "tgt_mask", "memory_mask",
+    "tgt_key_padding_mask", "attention_bias", "shared_rel_pos", "shared_rel_pos_bias",
+)  # fmt: skip
+_CAUSAL = {"src_mask": "is_causal", "tgt_mask": "tgt_is_causal"}
 _TOKENS = ("hidden_states", "x")
 _TEXT = "encoder_hidden_states"
 SHARED = (
@@ -96,13 +100,13 @@ class Call:
         given = [name for name in MASKS if self.get(name) is not None]
         for name in _MASKS:
             mask = self.get(name)
-            if name == "src_mask" and self.get("is_causal"):
+            if self.get(_CAUSAL.get(name)):
                 continue  # it only repeats what `is_causal` says
             given += [name] if isinstance(mask, Tensor) and tokens in mask.shape else []
         if given:
             raise AttachError(
-                f"{given[0]} spans all {tokens} tokens, and only some are in the route; leave the "
-                "mask out"
+                f"{given[0]} spans all {tokens} tokens, and only some are in the route; leave it "
+                "out"
             )
 
     def tables(self) -> dict[str, Any]:

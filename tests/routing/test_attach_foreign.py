@@ -264,16 +264,24 @@ def test_a_grid_of_another_size_needs_a_word():
 @pytest.mark.parametrize(
     ("name", "where"),
     [
-        ("mixer_s32_224", "MixerBlock.mlp_tokens"),
-        ("resmlp_12_224", "ResBlock.linear_tokens"),
-        ("gmlp_ti16_224", "SpatialGatingBlock.mlp_channels.gate"),
+        ("mixer_s32_224", "MixerBlock.mlp_tokens is a linear layer over tokens"),
+        ("resmlp_12_224", "ResBlock.linear_tokens is a linear layer over tokens"),
+        ("gmlp_ti16_224", "SpatialGatingBlock.mlp_channels.gate is a linear layer over tokens"),
+        ("convit_tiny", "Block.attn is a table of relative positions"),  # made anew for any length
+        ("beit_base_patch16_224", "Block.attn is a table of relative positions"),
     ],
 )
-def test_linear_layers_over_tokens_are_refused(name, where):
+def test_layers_over_tokens_and_their_positions_are_refused(name, where):
     model = timm.create_model(name, img_size=64)
     for blocks, given in ((model, {}), (model.blocks, {"prefix": 0})):
-        with pytest.raises(AttachError, match=f"{where} is a linear layer over tokens"):
+        with pytest.raises(AttachError, match=where):
             routing.attach(blocks, "1-2", **given)
+
+
+def test_relative_positions_that_all_blocks_share_are_refused():
+    model = timm.create_model("vit_srelpos_small_patch16_224", img_size=64).train()
+    with routing.attach(model, "1-2"), pytest.raises(AttachError, match="shared_rel_pos spans all 16"):
+        model(torch.randn(BATCH, 3, 64, 64))
 
 
 def test_a_second_sequence_inside_of_tokens_is_refused():
@@ -389,7 +397,7 @@ def test_an_attachment_is_changed_by_attaching_again():
 
 def test_masks_over_the_tokens_are_refused_by_any_usual_name():
     blocks, x = plain().train(), torch.randn(3, 16, 8)
-    whole = pytest.raises(AttachError, match="mask spans all 16 tokens, .* leave the mask out")
+    whole = pytest.raises(AttachError, match="mask spans all 16 tokens, .* leave it out")
     with routing.attach(blocks, "0-1"), whole:
         blocks[0](x, mask=torch.ones(3, 16))
     with routing.attach(blocks, "0-1", prefix=16), pytest.raises(AttachError, match="none of them is the image's"):
@@ -420,3 +428,13 @@ def test_only_the_causal_mask_goes_with_is_causal():
             layers[0](x, src_mask=causal, is_causal=True, src_key_padding_mask=torch.zeros(3, 16))
         with pytest.raises(AttachError, match="src_mask spans all 16 tokens"):
             layers[0](x, src_mask=causal)
+
+
+def test_masks_of_a_decoder_layer_are_refused():
+    layers = nn.ModuleList(nn.TransformerDecoderLayer(8, 2, 8, batch_first=True) for _ in range(2)).train()
+    x, memory, causal = torch.randn(3, 16, 8), torch.randn(3, 5, 8), torch.ones(16, 16).tril().log()
+    with routing.attach(layers, "0-1"):
+        for name, mask in (("tgt_mask", causal), ("tgt_key_padding_mask", x[..., 0]), ("memory_mask", causal[:, :5])):
+            with pytest.raises(AttachError, match=f"{name} spans all 16 tokens"):
+                layers[0](x, memory, **{name: mask})
+        assert layers[0](x, memory, tgt_mask=causal, tgt_is_causal=True).shape[1] == 8
