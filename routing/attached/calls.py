@@ -14,7 +14,10 @@ from routing.layout import Layout
 from routing.options import RoutingError
 
 # Arguments that hold one row for each token, in the block lists of diffusers and timm.
-TABLES = ("image_rotary_emb", "rotary_emb", "rope", "freqs_cis", "rotary_pos_emb")
+TABLES = (
+    "image_rotary_emb", "rotary_emb", "rope", "freqs_cis", "rotary_pos_emb", "rope_cos", "rope_sin",
+    "position_embeddings", "extra_pos_emb",
+)  # fmt: skip
 MASKS = ("attn_mask", "attention_mask")
 # Names that other models have for them, or for something that has nothing to do with tokens.
 _MASKS = (
@@ -114,11 +117,12 @@ class Call:
         found = {name: self.get(name) for name in self.signature.tables}
         return {name: table for name, table in found.items() if table is not None}
 
-    def token_dimension(self, table: Tensor, tokens: int, prefix: int) -> tuple[int, bool]:
+    def token_dimension(self, table: Tensor, tokens: int, prefix: int) -> tuple[int | None, bool]:
         """Return which dimension of a table counts tokens, and whether the batch may share it.
 
         It is 1 or 2 in `(B, T, ...)` and `(B, 1, T, ...)`; the batch shares `(T, ...)` and
-        `(heads, T, ...)`, also where B is as many.
+        `(heads, T, ...)`, also where B is as many. It is None in a table of the text alone, such
+        as QwenImage's second one.
 
         Args:
             table: A per-token table.
@@ -131,8 +135,10 @@ class Call:
         text, batch = self.get(self.signature.text), self.tokens.shape[0]
         joint = text.shape[1] if isinstance(text, Tensor) else 0
         lengths = {tokens + front for front in (0, prefix, joint, prefix + joint)}
-        inside = range(1, min(3, table.dim() - 1))  # the last dimension is features
-        found = [d for d in (0, *inside) if table.shape[d] in lengths]
+        places = (0, *range(1, min(3, table.dim() - 1)))  # the last dimension is features
+        found = [d for d in places if table.shape[d] in lengths]
+        if not found and joint and any(table.shape[d] == joint for d in places):
+            return None, False
         if table.dim() > 2 and table.shape[0] == batch:
             found = [d for d in found if d > 0][:1] or found
         if len(found) != 1:
@@ -153,6 +159,8 @@ class Call:
         """
         n = inner.grid[0] * inner.grid[1]
         place, shared = self.token_dimension(table, n, inner.prefix)
+        if place is None:
+            return table
         if shared and inner.ids is not None and len(inner.ids) > 1:
             raise AttachError(SHARED)
         full = table.unsqueeze(0) if place == 0 else table.movedim(place, 1)

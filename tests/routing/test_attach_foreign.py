@@ -74,6 +74,21 @@ def sd3(text):
     return randomised(model), inputs
 
 
+def qwen(text):
+    model = diffusers.QwenImageTransformer2DModel(
+        patch_size=2, in_channels=8, out_channels=2, num_layers=3, attention_head_dim=16,
+        num_attention_heads=2, joint_attention_dim=12, axes_dims_rope=(4, 6, 6),
+    )  # fmt: skip
+    inputs = {
+        "hidden_states": torch.randn(BATCH, IMAGE, 8),
+        "encoder_hidden_states": torch.randn(BATCH, text, 12),
+        "encoder_hidden_states_mask": torch.ones(BATCH, text).long(),
+        "timestep": torch.tensor([0.1, 0.2]),
+        "img_shapes": [[(1, 4, 4)]] * BATCH,
+    }
+    return randomised(model), inputs
+
+
 def flux2():
     model = diffusers.Flux2Transformer2DModel(
         patch_size=1, in_channels=8, num_layers=1, num_single_layers=3, attention_head_dim=16,
@@ -141,6 +156,24 @@ def test_text_and_image_are_never_swapped(make, text):
     assert skip.sum() == BATCH * IMAGE // 2
     assert torch.equal(image[skip], states["x"][skip])
     assert (image[~skip] != states["x"][~skip]).any(-1).all()
+
+
+@pytest.mark.parametrize("text", [6, IMAGE // 2])
+def test_a_rotary_table_of_the_text_alone_stays_as_it_is(text):
+    model, inputs = qwen(text)
+    block, ids, calls = model.transformer_blocks[1], torch.tensor([1, 2, 5, 9, 14]), []
+    keep = block.register_forward_hook(lambda m, a, k, o: calls.append((dict(k), o)), with_kwargs=True)
+    run(model, inputs)
+    with routing.attach(model, "1-1", when="always") as attached:
+        attached.ids = torch.arange(IMAGE)
+        run(model, inputs)
+        assert all(torch.equal(a, b) for a, b in zip(calls[0][1], calls[1][1], strict=True))
+        attached.ids = ids
+        run(model, inputs)
+    keep.remove()
+    (dense, _), (few, _) = calls[0], calls[2]
+    assert torch.equal(few["image_rotary_emb"][0], dense["image_rotary_emb"][0][ids])
+    assert torch.equal(few["image_rotary_emb"][1], dense["image_rotary_emb"][1])
 
 
 class Pair(nn.Module):
@@ -344,6 +377,44 @@ def test_rotary_tables_of_each_sample_with_a_dimension_for_heads():
     assert ids.shape == (4, 6) and states[0].shape[:3] == (4, 1, 12)
     for sample in range(4):
         assert torch.equal(states[1][sample], states[0][sample][:, ids[sample]])
+
+
+def gemma4():
+    model = timm.models.gemma4_vit.Gemma4VitEncoder(
+        img_size=96, patch_size=16, embed_dim=32, depth=4, num_heads=2, head_dim=16, intermediate_size=64
+    )
+    return model, lambda model: model(images)[0], 18
+
+
+def cosmos():
+    model = diffusers.CosmosTransformer3DModel(
+        in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=16, num_layers=4,
+        mlp_ratio=2, text_embed_dim=32, adaln_lora_dim=4, max_size=(4, 32, 32), rope_scale=(2.0, 1.0, 1.0),
+    )  # fmt: skip
+    inputs = {
+        "hidden_states": images[:, :1].repeat(1, 4, 1, 1)[:, :, None, ::8, ::8],
+        "timestep": torch.tensor([1, 2]),
+        "encoder_hidden_states": images[:, 0, :5, :32],
+        "padding_mask": torch.zeros(1, 1, 6, 12),
+    }
+    return model, lambda model: run(model, inputs), 18
+
+
+images = torch.rand(BATCH, 3, 48, 96, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("make", [gemma4, cosmos])
+def test_tables_are_known_by_the_names_that_models_have_for_them(make):
+    """Rotary cosines and sines by themselves, and positions that each block adds."""
+    model, call, n = make()
+    randomised(model)
+    with torch.no_grad(), routing.attach(model, "1-2", when="always") as attached:
+        attached.ids = torch.randperm(n)
+        routed = call(model)
+        attached.ids = None
+        assert not torch.allclose(call(model), routed) and attached.inner[0].tokens == n // 2
+    with torch.no_grad():
+        assert torch.equal(call(model), routed)
 
 
 class Plain(nn.Module):
