@@ -137,8 +137,10 @@ def refuse_unknown_prefix(
             f"{tokens} tokens come into {name} where the grid {grid[0]}x{grid[1]} has "
             f"{grid[0] * grid[1]}; pass {_TELL}"
         )
-    single = "Single" in name and type(inner(block)).__module__.startswith("diffusers.")
-    if grid is None and (whole or single):
+    apart = call.signature.text or any("text" in word for word in call.signature.places)
+    joined = "Single" in name or not apart  # text and image in one sequence
+    joined = joined and type(inner(block)).__module__.startswith("diffusers.")
+    if grid is None and (whole or joined):
         raise AttachError(
             f"how many of the {tokens} tokens that come into {name} are the image's is unknown; "
             f"pass {_TELL}"
