@@ -73,8 +73,8 @@ class Attached:
         inner: Layouts of the latest routed pass, one for each segment: `.ids` stayed.
 
     Raises:
-        AttachError: If the blocks mix tokens by position or have a route already, if they have no
-            argument of a name in `extra`, or if grid or prefix are needed and unknown.
+        AttachError: If the blocks mix tokens by position, have a route already or repeat, if they
+            have no argument of a name in `extra`, or if grid or prefix are needed and unknown.
         RouteError: If the route does not fit the blocks.
     """
 
@@ -105,6 +105,15 @@ class Attached:
                     f"block {i} has a route already; call remove() on what the first attach "
                     "returned"
                 )
+        for i, block in enumerate(members):
+            if (first := members.index(block)) < i:
+                raise AttachError(
+                    f"block {i} is block {first} once more, and their calls cannot be told apart; "
+                    "pass a list in which every block is another module"
+                )
+        pair = isinstance(grid, Sequence) and [*map(type, grid)] == [int, int]
+        if grid is not None and not pair:
+            raise AttachError(f"grid={grid!r}: expected (rows, columns), such as grid=(16, 16)")
         if prefix is None and not self._whole and any(needs_prefix(block) for block in members):
             raise AttachError(
                 "the number of class and register tokens before the image's is unknown; pass the "
