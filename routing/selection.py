@@ -32,8 +32,12 @@ def check_ids(ids: Tensor, grid: tuple[int, int], batch: int, explicit: bool = T
     On a GPU their values are not looked at: the host would wait for them.
 
     Raises:
-        SelectionError: Another number of rows, an id outside the grid, or one that comes twice.
+        SelectionError: No ids or another shape, another number of rows, an id outside the grid, or
+            one that comes twice.
     """
+    if not isinstance(ids, Tensor) or ids.dim() not in (1, 2) or not ids.numel():
+        said = tuple(ids.shape) if isinstance(ids, Tensor) else ids
+        raise SelectionError(f"ids {said}: expected a tensor of the shape (K,), (1, K) or (B, K)")
     tokens, table = grid[0] * grid[1], ids if ids.dim() > 1 else ids[None]
     if len(table) not in (1, batch):
         raise SelectionError(
