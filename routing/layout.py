@@ -171,11 +171,9 @@ class Layout:
 
     def mask(self) -> Tensor:
         """Which grid tokens are present: bool of shape `(B, N)`, or `(1, N)` where shared."""
-        n = self.grid[0] * self.grid[1]
-        if self.ids is None:
-            return torch.ones(1, n, dtype=torch.bool, device=self.device)
-        empty = torch.zeros(self.ids.shape[0], n, dtype=torch.bool, device=self.device)
-        return empty.scatter(1, self.ids, True)
+        rows, n = self._present.shape[0], self.grid[0] * self.grid[1]
+        empty = torch.zeros(rows, n, dtype=torch.bool, device=self.device)
+        return empty.scatter(1, self._present, True)
 
     def subset(self, ids: Tensor, shuffle: Tensor | None = None) -> Layout:
         """Return the layout of some of the tokens present; arguments as in the constructor."""

@@ -40,7 +40,7 @@ from routing.errors import one_of, suggest
 from routing.layout import Layout
 from routing.rng import Draws
 from routing.route import Route, keep_count
-from routing.selection import Selection, check_ids
+from routing.selection import Selection, check_ids, given_ids
 
 _FREE = ("random", "stride")  # need no grid
 _WHOLE_GRAPH = "routing.attach moves tokens between compiled graphs; leave fullgraph=True out"
@@ -69,7 +69,7 @@ class Attached:
 
     Attributes:
         ids: Explicit raster ids of the tokens that stay, (K,), (1, K) or (B, K), one tensor for
-            each segment, instead of drawing them; None draws.
+            each segment or None to draw it; None draws all.
         inner: Layouts of the latest routed pass, one for each segment: `.ids` stayed.
 
     Raises:
@@ -124,7 +124,7 @@ class Attached:
         if self.prefix < 0:
             raise AttachError(f"prefix={prefix}: expected 0 or more tokens before the image's")
         self.selection = Selection(selection) if isinstance(selection, str) else selection
-        self.ids: Sequence[Tensor] | Tensor | None = None
+        self.ids: Sequence[Tensor | None] | Tensor | None = None
         self.inner: tuple[Layout, ...] = ()
         if grid is None and self.selection.mode not in _FREE:
             raise AttachError(
@@ -270,22 +270,15 @@ class Attached:
         call.refuse_masks()
         outer = Layout(grid, prefix=self.prefix, device=x.device)
         shared = self._shared(call, batch, tokens)
-        if self.ids is not None:
-            given = (self.ids,) if isinstance(self.ids, Tensor) else self.ids
-            if len(given) != len(self.route.segments):
-                raise AttachError(
-                    f"{len(given)} tensors of ids for the {len(self.route.segments)} segments of "
-                    f"route {self.route}; give one for each"
-                )
-            ids = given[k]
-            check_ids(ids, grid, batch)
-            if shared and ids.dim() > 1 and ids.shape[0] > 1:
-                raise AttachError(SHARED)
-        else:
+        ids = given_ids(self.ids, self.route, k)
+        if ids is None:
             index = torch.arange(batch, device=x.device) + _rank() * batch
             keep = keep_count(tokens, self.route.segments[k].rate)
             draws = Draws(self.seed, now.step, index)
             ids = replace(self.selection, shared=shared).ids(draws, k, grid, keep)
+        check_ids(ids, grid, batch)
+        if shared and ids.dim() > 1 and ids.shape[0] > 1:
+            raise AttachError(SHARED)
         inner = now.layouts[k] = outer.subset(ids)
         now.moves[k] = outer.move_to(inner)
         self.inner = tuple(now.layouts.values())

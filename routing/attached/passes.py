@@ -22,6 +22,14 @@ from routing.layout import Layout, Move
 _REMEMBERED = 4096  # block inputs; an entry is a weak reference and at most two passes
 _WAITING = 8  # passes without gradients yet; more than one is already ambiguous
 _KEPT = "routing.attach"
+_REENTRANT = (
+    "reentrant activation checkpointing loses the gradient of tokens that skip; use "
+    "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+)
+_GONE = (
+    "activation checkpointing recomputes the end of a route without its beginning, and the tokens "
+    "that skipped are gone, as no gradient goes through them; checkpoint each block by itself"
+)
 _Address = tuple[int, int]  # of a tensor's storage, and the offset in it
 
 
@@ -78,17 +86,8 @@ class ForwardPass:
         if base is None and k in self.kept:
             # A recomputation of a group of blocks that begins inside the route.
             base = self.kept[k]()
-        if base is None and k in self.blind:
-            raise AttachError(
-                "reentrant activation checkpointing loses the gradient of tokens that skip; use "
-                "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
-            )
         if base is None:
-            raise AttachError(
-                "activation checkpointing recomputes the end of a route without its beginning, and "
-                "the tokens that skipped are gone, as no gradient goes through them; checkpoint "
-                "each block by itself"
-            )
+            raise AttachError(_REENTRANT if k in self.blind else _GONE)
         out = self.moves[k].put(base, tokens)
         node: Any = out.grad_fn
         if self.task is None and not torch.is_grad_enabled():
@@ -176,35 +175,25 @@ class Passes:
     def _recompute(self, i: int, x: Tensor) -> ForwardPass | None:
         """Find the pass that is being run again."""
         thread, task = threading.get_ident(), torch._C._current_graph_task_id()
-        found = self._find(x)
+        key, ref = _address(x)
+        _, seen = self._seen.get(key, (ref, []))  # passes that got this very tensor
         now = self._replay.get(thread)
-        if found is None and now is not None and now.task == task and i == now.after.get(now.last):
+        if not seen and now is not None and now.task == task and i == now.after.get(now.last):
             return now  # the next block of the same group
-        if found is None:
-            waiting = [p for p in self._waiting if p.waits]
-            if len(waiting) > 1:
-                raise AttachError(
-                    "a block is recomputed from a copy of its input while several passes wait for "
-                    "their gradients; call backward after each pass"
-                )
-            if not waiting:
-                return None
-            found = waiting[0]
+        waiting = [p for p in seen or self._waiting if p.waits]
+        if len(waiting) > 1:
+            how = "from a copy of its input while several passes"
+            how = "whose input several passes share that" if seen else how
+            raise AttachError(
+                f"a block is recomputed {how} wait for their gradients; call backward after each "
+                f"pass{', or give each a copy of the input' if seen else ''}"
+            )
+        if not waiting and not seen:
+            return None
+        found = waiting[0] if waiting else seen[-1]
         found.replayed = True
         self._replay[thread] = replace(found, open=None, task=task, bypass={}, tables={})
         return self._replay[thread]
-
-    def _find(self, x: Tensor) -> ForwardPass | None:
-        """Return the pass that got this very tensor as the input of a block, if any did."""
-        key, ref = _address(x)
-        _, passes = self._seen.get(key, (ref, []))
-        waiting = [p for p in passes if p.waits]
-        if len(waiting) > 1:
-            raise AttachError(
-                "a block is recomputed whose input several passes share that wait for their "
-                "gradients; call backward after each pass, or give each a copy of the input"
-            )
-        return waiting[0] if waiting else passes[-1] if passes else None
 
 
 def _address(x: Tensor) -> tuple[_Address, StorageWeakRef]:
