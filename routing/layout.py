@@ -171,11 +171,9 @@ class Layout:
 
     def mask(self) -> Tensor:
         """Which grid tokens are present: bool of shape `(B, N)`, or `(1, N)` where shared."""
-        n = self.grid[0] * self.grid[1]
-        if self.ids is None:
-            return torch.ones(1, n, dtype=torch.bool, device=self.device)
-        empty = torch.zeros(self.ids.shape[0], n, dtype=torch.bool, device=self.device)
-        return empty.scatter(1, self.ids, True)
+        rows, n = self._present.shape[0], self.grid[0] * self.grid[1]
+        empty = torch.zeros(rows, n, dtype=torch.bool, device=self.device)
+        return empty.scatter(1, self._present, True)
 
     def subset(self, ids: Tensor, shuffle: Tensor | None = None) -> Layout:
         """Return the layout of some of the tokens present; arguments as in the constructor."""
@@ -194,13 +192,16 @@ class Layout:
         """Return the gather from this sequence to that of a subset of it, and its scatter.
 
         Raises:
-            LayoutError: If the inner layout has no ids.
+            LayoutError: If the inner layout has no ids or, looked at on the CPU only, some that are
+                not present here.
         """
         if inner.ids is None:
             raise LayoutError("a full layout is no subset of another; give it explicit ids")
         slots = self._once(("slots",), self._slots)
         rows = max(slots.shape[0], inner.ids.shape[0])
         local = slots.expand(rows, -1).gather(1, inner.ids.expand(rows, -1))
+        if not self.is_full and self.device.type == "cpu" and bool((local < 0).any()):
+            raise LayoutError("ids that are to stay have left already; choose from those present")
         return Move(self._behind_prefix(local), self.length)
 
     def _behind_prefix(self, places: Tensor) -> Tensor:

@@ -135,6 +135,8 @@ def check_words(reinsert: str, remove: str, route: Route, random_end: bool = Fal
     one_of("reinsert", reinsert, REINSERT, RoutingError)
     if reinsert == "none" and len(route.segments) > 1:
         raise RoutingError("reinsert none drops tokens for good; try a route of a single segment")
+    if reinsert == "none" and random_end:
+        raise RoutingError("reinsert none has no end to draw; try random_end=false")
     after = remove.removeprefix("after:")
     if remove not in ("start", "never") and (after == remove or not after.isdecimal()):
         raise RoutingError(

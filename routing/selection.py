@@ -10,6 +10,7 @@ is exact. Where squares do not fill the grid, the cut ones lie anywhere: the til
 random, round the edges. Every token stays equally often.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 from routing.errors import one_of
 from routing.options import RoutingError, check_quad
 from routing.rng import Draws
-from routing.route import MODES
+from routing.route import MODES, Route
 from routing.scan_orders import table
 
 
@@ -32,8 +33,12 @@ def check_ids(ids: Tensor, grid: tuple[int, int], batch: int, explicit: bool = T
     On a GPU their values are not looked at: the host would wait for them.
 
     Raises:
-        SelectionError: Another number of rows, an id outside the grid, or one that comes twice.
+        SelectionError: No ids or another shape, another number of rows, an id outside the grid, or
+            one that comes twice.
     """
+    if not isinstance(ids, Tensor) or ids.dim() not in (1, 2) or not ids.numel():
+        said = tuple(ids.shape) if isinstance(ids, Tensor) else ids
+        raise SelectionError(f"ids {said}: expected a tensor of the shape (K,), (1, K) or (B, K)")
     tokens, table = grid[0] * grid[1], ids if ids.dim() > 1 else ids[None]
     if len(table) not in (1, batch):
         raise SelectionError(
@@ -46,6 +51,23 @@ def check_ids(ids: Tensor, grid: tuple[int, int], batch: int, explicit: bool = T
     inside = bool(((ascending >= 0) & (ascending < tokens)).all())
     if not inside or bool((ascending.diff(dim=1) == 0).any()):
         raise SelectionError(f"ids have to be distinct numbers from 0 to {tokens - 1}")
+
+
+def given_ids(
+    ids: Sequence[Tensor | None] | Tensor | None, route: Route, k: int
+) -> Tensor | None:
+    """Return the explicit ids of a route's segment `k`; None draws them.
+
+    Raises:
+        SelectionError: If there are not as many as segments.
+    """
+    given = (ids,) if isinstance(ids, Tensor) else ids
+    if given is not None and len(given) != len(route.segments):
+        raise SelectionError(
+            f"{len(given)} tensors of ids for the {len(route.segments)} segments of route {route}; "
+            "give one for each, or None to draw it"
+        )
+    return None if given is None else given[k]
 
 
 @dataclass(frozen=True)
@@ -129,6 +151,7 @@ def select(mode: str, grid: tuple[int, int], keep: int, uniform: Tensor, block: 
     Raises:
         SelectionError: If the mode is unknown, or cannot keep that many of that grid.
     """
+    one_of("selection", mode, MODES, SelectionError)
     n = grid[0] * grid[1]
     if not 1 <= keep <= n:
         raise SelectionError(f"keep {keep}: a grid of {grid[0]}x{grid[1]} keeps 1..{n} tokens")
@@ -139,14 +162,12 @@ def select(mode: str, grid: tuple[int, int], keep: int, uniform: Tensor, block: 
     elif mode == "stride":
         base = torch.arange(keep, device=uniform.device) * n // keep
         ids = (base + (uniform[:, :1] * n).long()) % n
-    elif mode == "quad":
+    else:
         check_quad(grid, keep)
         rows = torch.arange(0, grid[0], 2, device=uniform.device).unsqueeze(1) * grid[1]
         corners = (rows + torch.arange(0, grid[1], 2, device=uniform.device)).flatten()
         choice = (uniform[:, :keep] * 4).long()
         ids = corners + choice // 2 * grid[1] + choice % 2
-    else:
-        raise SelectionError(f"selection {mode!r}: expected one of {', '.join(MODES)}")
     return ids.sort(1).values
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ from routing.options import RoutingError, RoutingOptions, check_words
 from routing.rng import Draws
 from routing.route import Route, Segment, keep_count
 from routing.scan_orders import table
-from routing.selection import Selection, check_ids
+from routing.selection import Selection, check_ids, given_ids
 
 
 class ReuseError(UserError):
@@ -77,8 +77,6 @@ class Routing:
     path_drop: float = 0.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.ids, Tensor):
-            self.ids = (self.ids,)
         self.resolve(None)
 
     @classmethod
@@ -439,7 +437,10 @@ class StackPass:
         segments: Sequence[Segment] = self.route.segments
         if self.routing.random_end:
             draws = self.routing.require_draws("`draws` for random_end")
-            segments = [_random_end(draws, k, s) for k, s in enumerate(segments)]
+            segments = [
+                replace(s, end=s.start + int(draws.scalar(f"end.{k}") * (s.end - s.start + 1)))
+                for k, s in enumerate(segments)
+            ]
         learned = self.stack.fuse or self.stack.router
         if learned is None:
             return segments
@@ -459,13 +460,8 @@ class StackPass:
         """Return the layout of the tokens that stay in segment `k`."""
         outer, routing = self.layout, self.routing
         mode, keep = routing.selection, keep_count(outer.tokens, segment.rate)
-        given = (None,) * len(self.route.segments) if routing.ids is None else routing.ids
-        if len(given) != len(self.route.segments):
-            raise RoutingError(
-                f"{len(given)} tensors of ids for the {len(self.route.segments)} segments of "
-                f"route {self.route}; give one for each, or None to draw it"
-            )
-        ids, explicit = given[k], given[k] is not None
+        ids = given_ids(routing.ids, self.route, k)
+        explicit = ids is not None
         if ids is None and gate is not None:
             ids = LearnedRouter.choose(gate, outer.prefix, keep)
         if ids is None:
@@ -503,12 +499,6 @@ def _before(span: Span, key: str, value: Tensor) -> Tensor:
     if key in span.bypass_state:
         return span.bypass_state[key]
     return value.new_zeros(value.shape[0], span.outer.length, *value.shape[2:])
-
-
-def _random_end(draws: Draws, k: int, segment: Segment) -> Segment:
-    count = segment.end - segment.start + 1
-    end = segment.start + int(draws.scalar(f"end.{k}") * count)
-    return Segment(segment.start, end, segment.rate)
 
 
 def _float(value: Tensor) -> Tensor:

@@ -8,15 +8,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from routing.layout import Layout
 from routing.options import RoutingError
 
 # Arguments that hold one row for each token, in the block lists of diffusers and timm.
-TABLES = ("image_rotary_emb", "rotary_emb", "rope", "freqs_cis", "rotary_pos_emb")
+TABLES = (
+    "image_rotary_emb", "rotary_emb", "rope", "freqs_cis", "rotary_pos_emb", "rope_cos", "rope_sin",
+    "position_embeddings", "extra_pos_emb",
+)  # fmt: skip
 MASKS = ("attn_mask", "attention_mask")
 # Names that other models have for them, or for something that has nothing to do with tokens.
-_MASKS = ("mask", "key_padding_mask", "src_mask", "src_key_padding_mask", "attention_bias")
+_MASKS = (
+    "mask", "key_padding_mask", "src_mask", "src_key_padding_mask", "tgt_mask", "memory_mask",
+    "tgt_key_padding_mask", "attention_bias", "shared_rel_pos", "shared_rel_pos_bias",
+)  # fmt: skip
+_CAUSAL = {"src_mask": "is_causal", "tgt_mask": "tgt_is_causal"}
 _TOKENS = ("hidden_states", "x")
 _TEXT = "encoder_hidden_states"
 SHARED = (
@@ -95,13 +103,13 @@ class Call:
         given = [name for name in MASKS if self.get(name) is not None]
         for name in _MASKS:
             mask = self.get(name)
-            if name == "src_mask" and self.get("is_causal"):
+            if self.get(_CAUSAL.get(name)):
                 continue  # it only repeats what `is_causal` says
             given += [name] if isinstance(mask, Tensor) and tokens in mask.shape else []
         if given:
             raise AttachError(
-                f"{given[0]} spans all {tokens} tokens, and only some are in the route; leave the "
-                "mask out"
+                f"{given[0]} spans all {tokens} tokens, and only some are in the route; leave it "
+                "out"
             )
 
     def tables(self) -> dict[str, Any]:
@@ -109,11 +117,12 @@ class Call:
         found = {name: self.get(name) for name in self.signature.tables}
         return {name: table for name, table in found.items() if table is not None}
 
-    def token_dimension(self, table: Tensor, tokens: int, prefix: int) -> tuple[int, bool]:
+    def token_dimension(self, table: Tensor, tokens: int, prefix: int) -> tuple[int | None, bool]:
         """Return which dimension of a table counts tokens, and whether the batch may share it.
 
         It is 1 or 2 in `(B, T, ...)` and `(B, 1, T, ...)`; the batch shares `(T, ...)` and
-        `(heads, T, ...)`, also where B is as many.
+        `(heads, T, ...)`, also where B is as many. It is None in a table of the text alone, such
+        as QwenImage's second one.
 
         Args:
             table: A per-token table.
@@ -126,8 +135,10 @@ class Call:
         text, batch = self.get(self.signature.text), self.tokens.shape[0]
         joint = text.shape[1] if isinstance(text, Tensor) else 0
         lengths = {tokens + front for front in (0, prefix, joint, prefix + joint)}
-        inside = range(1, min(3, table.dim() - 1))  # the last dimension is features
-        found = [d for d in (0, *inside) if table.shape[d] in lengths]
+        places = (0, *range(1, min(3, table.dim() - 1)))  # the last dimension is features
+        found = [d for d in places if table.shape[d] in lengths]
+        if not found and joint and any(table.shape[d] == joint for d in places):
+            return None, False
         if table.dim() > 2 and table.shape[0] == batch:
             found = [d for d in found if d > 0][:1] or found
         if len(found) != 1:
@@ -148,6 +159,8 @@ class Call:
         """
         n = inner.grid[0] * inner.grid[1]
         place, shared = self.token_dimension(table, n, inner.prefix)
+        if place is None:
+            return table
         if shared and inner.ids is not None and len(inner.ids) > 1:
             raise AttachError(SHARED)
         full = table.unsqueeze(0) if place == 0 else table.movedim(place, 1)
@@ -157,7 +170,7 @@ class Call:
 
 
 def replace_image(output: Any, call: Call, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return a block's output, a tensor `(B, T, D)` or a tuple, with its image tokens changed.
+    """Return a block's output, a tensor `(B, T, D)` or what holds it, its image tokens changed.
 
     The image tokens have the shape of the call's; where text has it too, the names in the block's
     `return` decide.
@@ -166,11 +179,11 @@ def replace_image(output: Any, call: Call, change: Callable[[Tensor], Tensor]) -
         AttachError: If no tensor has the shape of the call's tokens, or several have it.
     """
     name, shape = call.signature.name, call.tokens.shape
-    several = isinstance(output, tuple | list)
-    items = list(output) if several else [output]
+    items, spec = tree_flatten(output)
     places = [i for i, x in enumerate(items) if isinstance(x, Tensor) and x.shape == shape]
-    if call.signature.returned in places:
-        places = [call.signature.returned]
+    returned = call.signature.returned
+    if returned in places and len(items) == len(output):
+        places = [returned]
     if not places:
         raise AttachError(
             f"{name} returns nothing of the shape of its {shape[1]} tokens (batch, tokens, width)"
@@ -181,7 +194,7 @@ def replace_image(output: Any, call: Call, change: Callable[[Tensor], Tensor]) -
             "image's is unknown; use another rate, so that their lengths differ"
         )
     items[places[0]] = change(items[places[0]])
-    return type(output)(items) if several else items[0]
+    return tree_unflatten(items, spec)
 
 
 def _returned(block: nn.Module, tokens: str) -> int | None:

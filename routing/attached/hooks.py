@@ -40,7 +40,7 @@ from routing.errors import one_of, suggest
 from routing.layout import Layout
 from routing.rng import Draws
 from routing.route import Route, keep_count
-from routing.selection import Selection, check_ids
+from routing.selection import Selection, check_ids, given_ids
 
 _FREE = ("random", "stride")  # need no grid
 _WHOLE_GRAPH = "routing.attach moves tokens between compiled graphs; leave fullgraph=True out"
@@ -63,18 +63,18 @@ class Attached:
         prefix: Tokens before the image's that are never routed (class and register tokens, text
             in the same sequence); needed where neither the model nor a call of it has it.
         seed: Of the draws; with the number of the pass and the sample's index it fixes a subset.
-        when: `training` routes while the blocks are in training mode, `always` in evaluation
-            too, `never` keeps the hooks silent.
+        when: `training` follows routes whose first block is in training mode, `always` all of
+            them, `never` keeps the hooks silent.
         extra: Names of block arguments with one row for each token, besides rotary tables.
 
     Attributes:
         ids: Explicit raster ids of the tokens that stay, (K,), (1, K) or (B, K), one tensor for
-            each segment, instead of drawing them; None draws.
+            each segment or None to draw it; None draws all.
         inner: Layouts of the latest routed pass, one for each segment: `.ids` stayed.
 
     Raises:
-        AttachError: If the blocks mix tokens by position or have a route already, if they have no
-            argument of a name in `extra`, or if grid or prefix are needed and unknown.
+        AttachError: If the blocks mix tokens by position, have a route already or repeat, if they
+            have no argument of a name in `extra`, or if grid or prefix are needed and unknown.
         RouteError: If the route does not fit the blocks.
     """
 
@@ -105,6 +105,15 @@ class Attached:
                     f"block {i} has a route already; call remove() on what the first attach "
                     "returned"
                 )
+        for i, block in enumerate(members):
+            if (first := members.index(block)) < i:
+                raise AttachError(
+                    f"block {i} is block {first} once more, and their calls cannot be told apart; "
+                    "pass a list in which every block is another module"
+                )
+        pair = isinstance(grid, Sequence) and [*map(type, grid)] == [int, int]
+        if grid is not None and not pair:
+            raise AttachError(f"grid={grid!r}: expected (rows, columns), such as grid=(16, 16)")
         if prefix is None and not self._whole and any(needs_prefix(block) for block in members):
             raise AttachError(
                 "the number of class and register tokens before the image's is unknown; pass the "
@@ -115,7 +124,7 @@ class Attached:
         if self.prefix < 0:
             raise AttachError(f"prefix={prefix}: expected 0 or more tokens before the image's")
         self.selection = Selection(selection) if isinstance(selection, str) else selection
-        self.ids: Sequence[Tensor] | Tensor | None = None
+        self.ids: Sequence[Tensor | None] | Tensor | None = None
         self.inner: tuple[Layout, ...] = ()
         if grid is None and self.selection.mode not in _FREE:
             raise AttachError(
@@ -201,7 +210,8 @@ class Attached:
     ) -> tuple[tuple, dict[str, Any]] | None:
         """Hook before block `i`: gather where a route starts, and tables inside it."""
         call = Call(self._signatures[i], args, kwargs)
-        routed = self.when == "always" or (self.when == "training" and block.training)
+        on = self.when == "always" or (self.when == "training" and block.training)
+        routed = on and i in self._starts
         now = self._passes.enter(i, call.tokens, routed)
         if now is None:
             return None
@@ -210,10 +220,11 @@ class Attached:
         if i in now.late:
             now.open = now.late[i]
             call.tokens = now.close(call.tokens)
-        if i in self._starts:
-            k = now.open = self._starts[i]
-            if k not in now.moves:
-                self._decide(now, k, call, block)
+        k = self._starts.get(i, -1)
+        if routed and now.task is None:
+            self._decide(now, k, call, block)
+        if k in now.moves:
+            now.open = k
             now.bypass[k] = call.tokens
             call.tokens = now.moves[k].take(call.tokens)
         inside = self._inside.get(i)
@@ -259,22 +270,15 @@ class Attached:
         call.refuse_masks()
         outer = Layout(grid, prefix=self.prefix, device=x.device)
         shared = self._shared(call, batch, tokens)
-        if self.ids is not None:
-            given = (self.ids,) if isinstance(self.ids, Tensor) else self.ids
-            if len(given) != len(self.route.segments):
-                raise AttachError(
-                    f"{len(given)} tensors of ids for the {len(self.route.segments)} segments of "
-                    f"route {self.route}; give one for each"
-                )
-            ids = given[k]
-            check_ids(ids, grid, batch)
-            if shared and ids.dim() > 1 and ids.shape[0] > 1:
-                raise AttachError(SHARED)
-        else:
+        ids = given_ids(self.ids, self.route, k)
+        if ids is None:
             index = torch.arange(batch, device=x.device) + _rank() * batch
             keep = keep_count(tokens, self.route.segments[k].rate)
             draws = Draws(self.seed, now.step, index)
             ids = replace(self.selection, shared=shared).ids(draws, k, grid, keep)
+        check_ids(ids, grid, batch)
+        if shared and ids.dim() > 1 and ids.shape[0] > 1:
+            raise AttachError(SHARED)
         inner = now.layouts[k] = outer.subset(ids)
         now.moves[k] = outer.move_to(inner)
         self.inner = tuple(now.layouts.values())

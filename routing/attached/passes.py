@@ -22,6 +22,14 @@ from routing.layout import Layout, Move
 _REMEMBERED = 4096  # block inputs; an entry is a weak reference and at most two passes
 _WAITING = 8  # passes without gradients yet; more than one is already ambiguous
 _KEPT = "routing.attach"
+_REENTRANT = (
+    "reentrant activation checkpointing loses the gradient of tokens that skip; use "
+    "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+)
+_GONE = (
+    "activation checkpointing recomputes the end of a route without its beginning, and the tokens "
+    "that skipped are gone, as no gradient goes through them; checkpoint each block by itself"
+)
 _Address = tuple[int, int]  # of a tensor's storage, and the offset in it
 
 
@@ -31,8 +39,8 @@ class ForwardPass:
 
     Attributes:
         step: Its number, among the routed ones.
-        routed: Whether tokens are routed in it.
-        grads: Whether it ran with gradients.
+        grads: Whether it began with gradients.
+        routed: Whether tokens are routed in it, known once a route starts.
         last: Last block that it entered.
         open: The segment that is open.
         task: The backward pass that runs it again; None in the forward pass.
@@ -42,14 +50,15 @@ class ForwardPass:
         layouts: Who stayed in each segment.
         bypass: All tokens at the start of the segment that is open.
         kept: The same of segments that were closed, for as long as autograd's graph lives.
+        blind: Segments that were closed without gradients.
         after: Which block came after each; a model may leave some out.
         late: Blocks before which a segment was closed, as its last block was left out.
         tables: Gathered tables, beside what they were gathered from.
     """
 
     step: int
-    routed: bool
     grads: bool
+    routed: bool = False
     last: int = -1
     open: int | None = None
     task: int | None = None
@@ -59,6 +68,7 @@ class ForwardPass:
     layouts: dict[int, Layout] = field(default_factory=dict)
     bypass: dict[int, Tensor] = field(default_factory=dict)
     kept: dict[int, weakref.ref[Tensor]] = field(default_factory=dict)
+    blind: set[int] = field(default_factory=set)
     after: dict[int, int] = field(default_factory=dict)
     late: dict[int, int] = field(default_factory=dict)
     tables: dict[tuple, tuple[Any, Any]] = field(default_factory=dict)
@@ -77,14 +87,12 @@ class ForwardPass:
             # A recomputation of a group of blocks that begins inside the route.
             base = self.kept[k]()
         if base is None:
-            raise AttachError(
-                "activation checkpointing recomputes the end of a route without its beginning, and "
-                "the tokens that skipped are gone, as no gradient goes through them; checkpoint "
-                "each block by itself"
-            )
+            raise AttachError(_REENTRANT if k in self.blind else _GONE)
         out = self.moves[k].put(base, tokens)
         node: Any = out.grad_fn
-        if self.task is None and node is not None:
+        if self.task is None and not torch.is_grad_enabled():
+            self.blind.add(k)
+        elif self.task is None and node is not None:
             # The node lives as long as a backward pass may ask for a recomputation, no longer.
             node.metadata[_KEPT] = base
             self.kept[k] = weakref.ref(base)
@@ -114,7 +122,7 @@ class Passes:
     def enter(self, i: int, x: Tensor, routed: bool) -> ForwardPass | None:
         """Return the pass that block `i` is being run for; None if it routes nothing.
 
-        Its input x identifies a pass that is recomputed; one that begins here is `routed` or not.
+        Its input x identifies a pass that is recomputed; `routed` says that a route starts here.
         """
         if recomputing():
             now = self._recompute(i, x)
@@ -136,20 +144,23 @@ class Passes:
         thread = threading.get_ident()
         now = self._forward.get(thread)
         if now is None or i <= now.last:
-            now = self._forward[thread] = ForwardPass(self.step, routed, torch.is_grad_enabled())
+            if now is not None and now.bypass:  # an error inside a route ended it
+                now.finished, now.bypass = True, {}
+            now = self._forward[thread] = ForwardPass(self.step, torch.is_grad_enabled())
             self._replay.pop(thread, None)  # a recomputation may stop early and keep its tokens
             for key in [key for key, (ref, _) in self._seen.items() if ref.expired()]:
                 del self._seen[key]  # nobody can recompute from an input that is gone
-            if now.grads or routed:
-                again = any(p.replayed for p in self._waiting)
-                for p in self._waiting:
-                    # A dense pass keeps nothing that says whether its graph is still there.
-                    p.finished = p.replayed or (again and not p.kept)
-                waiting = [p for p in self._waiting if p.waits]
-                self._waiting = [*waiting[1 - _WAITING :], now]
-            self.step += routed
+            again = any(p.replayed for p in self._waiting)
+            for p in self._waiting:
+                # A dense pass keeps nothing that says whether its graph is still there.
+                p.finished |= p.replayed or (again and not p.kept)
+            waiting = [p for p in self._waiting if p.waits]
+            self._waiting = [*waiting[1 - _WAITING :], now]
         else:
             now.after[now.last] = i
+        if routed and not now.routed:
+            now.routed, now.step = True, self.step
+            self.step += 1
         return now
 
     def _remember(self, x: Tensor, now: ForwardPass) -> None:
@@ -164,40 +175,25 @@ class Passes:
     def _recompute(self, i: int, x: Tensor) -> ForwardPass | None:
         """Find the pass that is being run again."""
         thread, task = threading.get_ident(), torch._C._current_graph_task_id()
-        found = self._find(x)
+        key, ref = _address(x)
+        _, seen = self._seen.get(key, (ref, []))  # passes that got this very tensor
         now = self._replay.get(thread)
-        if found is None and now is not None and now.task == task and i == now.after.get(now.last):
+        if not seen and now is not None and now.task == task and i == now.after.get(now.last):
             return now  # the next block of the same group
-        if found is None:
-            waiting = [p for p in self._waiting if p.waits]
-            if len(waiting) > 1:
-                raise AttachError(
-                    "a block is recomputed from a copy of its input while several passes wait for "
-                    "their gradients; call backward after each pass"
-                )
-            if not waiting:
-                return None
-            found = waiting[0]
-        if not found.grads and torch.is_grad_enabled():
+        waiting = [p for p in seen or self._waiting if p.waits]
+        if len(waiting) > 1:
+            how = "from a copy of its input while several passes"
+            how = "whose input several passes share that" if seen else how
             raise AttachError(
-                "reentrant activation checkpointing loses the gradient of tokens that skip; use "
-                "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+                f"a block is recomputed {how} wait for their gradients; call backward after each "
+                f"pass{', or give each a copy of the input' if seen else ''}"
             )
+        if not waiting and not seen:
+            return None
+        found = waiting[0] if waiting else seen[-1]
         found.replayed = True
         self._replay[thread] = replace(found, open=None, task=task, bypass={}, tables={})
         return self._replay[thread]
-
-    def _find(self, x: Tensor) -> ForwardPass | None:
-        """Return the pass that got this very tensor as the input of a block, if any did."""
-        key, ref = _address(x)
-        _, passes = self._seen.get(key, (ref, []))
-        waiting = [p for p in passes if p.waits]
-        if len(waiting) > 1:
-            raise AttachError(
-                "a block is recomputed whose input several passes share that wait for their "
-                "gradients; call backward after each pass, or give each a copy of the input"
-            )
-        return waiting[0] if waiting else passes[-1] if passes else None
 
 
 def _address(x: Tensor) -> tuple[_Address, StorageWeakRef]:

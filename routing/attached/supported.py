@@ -13,6 +13,10 @@ _CLASS_ONLY = ("blocks_token_only", "cls_attn_blocks")
 _EMBEDDINGS = ("patch_embed", "pos_embed", "x_embedder")
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Unfold, nn.Upsample)
+# Attributes of timm's and other attentions that hold positions of tokens relative to each other.
+_RELATIVE = (
+    "relative_position_bias_table", "rel_pos_bias", "rel_pos", "rel_pos_h", "rel_indices"
+)  # fmt: skip
 # Layers of MLP-Mixer, ResMLP and gMLP whose input features are the tokens.
 _OVER_TOKENS = ("mlp_tokens", "linear_tokens", "tokens_mlp", "token_mix", "token_mixing")
 _TELL = "prefix=N if N text or class tokens come before the image's, prefix=0 if none do"
@@ -45,13 +49,10 @@ def refuse_positional(block: nn.Module) -> None:
             what = "a convolution"
         elif isinstance(module, _POOLS):
             what = "pooling"
+        elif any(getattr(module, key, None) is not None for key in _RELATIVE):
+            what = "a table of relative positions"
         elif any(_positive(getattr(module, key, None)) for key in ("window_size", "shift_size")):
             what = "attention in windows"
-        elif any(
-            getattr(module, key, None) is not None
-            for key in ("relative_position_bias_table", "rel_pos_bias", "rel_pos", "rel_pos_h")
-        ):
-            what = "a table of relative positions"
         elif (
             path.rpartition(".")[2] in _OVER_TOKENS or type(module).__name__ == "SpatialGatingUnit"
         ):
@@ -136,8 +137,10 @@ def refuse_unknown_prefix(
             f"{tokens} tokens come into {name} where the grid {grid[0]}x{grid[1]} has "
             f"{grid[0] * grid[1]}; pass {_TELL}"
         )
-    single = "Single" in name and type(inner(block)).__module__.startswith("diffusers.")
-    if grid is None and (whole or single):
+    apart = call.signature.text or any("text" in word for word in call.signature.places)
+    joined = "Single" in name or not apart  # text and image in one sequence
+    joined = joined and type(inner(block)).__module__.startswith("diffusers.")
+    if grid is None and (whole or joined):
         raise AttachError(
             f"how many of the {tokens} tokens that come into {name} are the image's is unknown; "
             f"pass {_TELL}"

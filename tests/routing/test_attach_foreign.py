@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import NamedTuple
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves, tree_structure
 
 import routing
 from routing import AttachError, Selection
@@ -72,6 +74,21 @@ def sd3(text):
     return randomised(model), inputs
 
 
+def qwen(text):
+    model = diffusers.QwenImageTransformer2DModel(
+        patch_size=2, in_channels=8, out_channels=2, num_layers=3, attention_head_dim=16,
+        num_attention_heads=2, joint_attention_dim=12, axes_dims_rope=(4, 6, 6),
+    )  # fmt: skip
+    inputs = {
+        "hidden_states": torch.randn(BATCH, IMAGE, 8),
+        "encoder_hidden_states": torch.randn(BATCH, text, 12),
+        "encoder_hidden_states_mask": torch.ones(BATCH, text).long(),
+        "timestep": torch.tensor([0.1, 0.2]),
+        "img_shapes": [[(1, 4, 4)]] * BATCH,
+    }
+    return randomised(model), inputs
+
+
 def flux2():
     model = diffusers.Flux2Transformer2DModel(
         patch_size=1, in_channels=8, num_layers=1, num_single_layers=3, attention_head_dim=16,
@@ -121,7 +138,7 @@ def test_text_and_image_are_never_swapped(make, text):
         attached.ids = torch.arange(IMAGE)
         assert torch.equal(run(model, inputs), dense)
         for ids, said in (([], "0 tensors of ids"), ([torch.arange(IMAGE) + 1], "distinct numbers"),
-                          ([torch.arange(4).expand(7, 4)], "7 rows of ids")):  # fmt: skip
+                          ([torch.arange(4).expand(7, 4)], "7 rows of ids"), ([[0]], r"ids \[0\]: expected")):  # fmt: skip
             attached.ids = ids
             with pytest.raises(routing.UserError, match=said):
                 run(model, inputs)
@@ -139,6 +156,24 @@ def test_text_and_image_are_never_swapped(make, text):
     assert skip.sum() == BATCH * IMAGE // 2
     assert torch.equal(image[skip], states["x"][skip])
     assert (image[~skip] != states["x"][~skip]).any(-1).all()
+
+
+@pytest.mark.parametrize("text", [6, IMAGE // 2])
+def test_a_rotary_table_of_the_text_alone_stays_as_it_is(text):
+    model, inputs = qwen(text)
+    block, ids, calls = model.transformer_blocks[1], torch.tensor([1, 2, 5, 9, 14]), []
+    keep = block.register_forward_hook(lambda m, a, k, o: calls.append((dict(k), o)), with_kwargs=True)
+    run(model, inputs)
+    with routing.attach(model, "1-1", when="always") as attached:
+        attached.ids = torch.arange(IMAGE)
+        run(model, inputs)
+        assert all(torch.equal(a, b) for a, b in zip(calls[0][1], calls[1][1], strict=True))
+        attached.ids = ids
+        run(model, inputs)
+    keep.remove()
+    (dense, _), (few, _) = calls[0], calls[2]
+    assert torch.equal(few["image_rotary_emb"][0], dense["image_rotary_emb"][0][ids])
+    assert torch.equal(few["image_rotary_emb"][1], dense["image_rotary_emb"][1])
 
 
 class Pair(nn.Module):
@@ -170,6 +205,26 @@ def test_row_counts_tell_where_the_source_does_not():
     assert torch.equal(text, y * 2) and torch.equal(image, torch.where(stay, x * 3, x))
 
 
+class Named(NamedTuple):
+    x: torch.Tensor
+    heads: int = 2
+
+
+@pytest.mark.parametrize(
+    "pack",
+    [Named, lambda x: {"loss": None, "x": x}, lambda x: [x, (x[:, :1],)], lambda x: ((x[:, :1], x[:, :2]), x)],
+)
+def test_tokens_are_found_in_whatever_holds_them(pack):
+    block, x = nn.Identity(), torch.randn(BATCH, IMAGE, 4)
+    hook = block.register_forward_hook(lambda m, a, o: pack(o * 2))
+    with routing.attach([block], "0-0") as attached:
+        out = block(x)
+    hook.remove()
+    expected = pack(torch.where(attached.inner[0].mask().unsqueeze(-1), x * 2, x))
+    whole = [[t for t in tree_leaves(o) if getattr(t, "shape", None) == x.shape] for o in (out, expected)]
+    assert torch.equal(*map(torch.stack, whole)) and tree_structure(out) == tree_structure(expected)
+
+
 def test_single_stream_blocks_need_the_length_of_their_text():
     model, inputs = flux2()
     dense = run(model, inputs)
@@ -184,6 +239,28 @@ def test_single_stream_blocks_need_the_length_of_their_text():
         attached.ids = None
         assert not torch.allclose(run(model, inputs), dense, atol=1e-4)
         assert attached.inner[0].tokens == IMAGE // 2
+
+
+def test_lists_of_blocks_without_an_argument_for_text_need_its_length_too():
+    model = randomised(
+        diffusers.Lumina2Transformer2DModel(
+            sample_size=8, in_channels=4, hidden_size=24, num_layers=3, num_refiner_layers=1,
+            num_attention_heads=2, num_kv_heads=1, axes_dim_rope=(4, 4, 4), axes_lens=(32, 32, 32),
+            cap_feat_dim=12,
+        )
+    )  # fmt: skip
+    inputs = {
+        "hidden_states": torch.randn(BATCH, 4, 8, 8),
+        "timestep": torch.rand(BATCH),
+        "encoder_hidden_states": torch.randn(BATCH, 6, 12),
+        "encoder_attention_mask": torch.ones(BATCH, 6).bool(),
+    }
+    with routing.attach(model.layers, "1-1", when="always"), pytest.raises(AttachError, match="22 tokens .* prefix=N"):
+        run(model, inputs)
+    dense = run(model, inputs)
+    with routing.attach(model.layers, "1-1", prefix=6, when="always") as attached:
+        attached.ids = torch.randperm(IMAGE)
+        assert torch.equal(run(model, inputs), dense)
 
 
 def test_block_lists_that_are_not_counted_are_refused():
@@ -242,16 +319,24 @@ def test_a_grid_of_another_size_needs_a_word():
 @pytest.mark.parametrize(
     ("name", "where"),
     [
-        ("mixer_s32_224", "MixerBlock.mlp_tokens"),
-        ("resmlp_12_224", "ResBlock.linear_tokens"),
-        ("gmlp_ti16_224", "SpatialGatingBlock.mlp_channels.gate"),
+        ("mixer_s32_224", "MixerBlock.mlp_tokens is a linear layer over tokens"),
+        ("resmlp_12_224", "ResBlock.linear_tokens is a linear layer over tokens"),
+        ("gmlp_ti16_224", "SpatialGatingBlock.mlp_channels.gate is a linear layer over tokens"),
+        ("convit_tiny", "Block.attn is a table of relative positions"),  # made anew for any length
+        ("beit_base_patch16_224", "Block.attn is a table of relative positions"),
     ],
 )
-def test_linear_layers_over_tokens_are_refused(name, where):
+def test_layers_over_tokens_and_their_positions_are_refused(name, where):
     model = timm.create_model(name, img_size=64)
     for blocks, given in ((model, {}), (model.blocks, {"prefix": 0})):
-        with pytest.raises(AttachError, match=f"{where} is a linear layer over tokens"):
+        with pytest.raises(AttachError, match=where):
             routing.attach(blocks, "1-2", **given)
+
+
+def test_relative_positions_that_all_blocks_share_are_refused():
+    model = timm.create_model("vit_srelpos_small_patch16_224", img_size=64).train()
+    with routing.attach(model, "1-2"), pytest.raises(AttachError, match="shared_rel_pos spans all 16"):
+        model(torch.randn(BATCH, 3, 64, 64))
 
 
 def test_a_second_sequence_inside_of_tokens_is_refused():
@@ -316,6 +401,44 @@ def test_rotary_tables_of_each_sample_with_a_dimension_for_heads():
         assert torch.equal(states[1][sample], states[0][sample][:, ids[sample]])
 
 
+def gemma4():
+    model = timm.models.gemma4_vit.Gemma4VitEncoder(
+        img_size=96, patch_size=16, embed_dim=32, depth=4, num_heads=2, head_dim=16, intermediate_size=64
+    )
+    return model, lambda model: model(images)[0], 18
+
+
+def cosmos():
+    model = diffusers.CosmosTransformer3DModel(
+        in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=16, num_layers=4,
+        mlp_ratio=2, text_embed_dim=32, adaln_lora_dim=4, max_size=(4, 32, 32), rope_scale=(2.0, 1.0, 1.0),
+    )  # fmt: skip
+    inputs = {
+        "hidden_states": images[:, :1].repeat(1, 4, 1, 1)[:, :, None, ::8, ::8],
+        "timestep": torch.tensor([1, 2]),
+        "encoder_hidden_states": images[:, 0, :5, :32],
+        "padding_mask": torch.zeros(1, 1, 6, 12),
+    }
+    return model, lambda model: run(model, inputs), 18
+
+
+images = torch.rand(BATCH, 3, 48, 96, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("make", [gemma4, cosmos])
+def test_tables_are_known_by_the_names_that_models_have_for_them(make):
+    """Rotary cosines and sines by themselves, and positions that each block adds."""
+    model, call, n = make()
+    randomised(model)
+    with torch.no_grad(), routing.attach(model, "1-2", when="always") as attached:
+        attached.ids = torch.randperm(n)
+        routed = call(model)
+        attached.ids = None
+        assert not torch.allclose(call(model), routed) and attached.inner[0].tokens == n // 2
+    with torch.no_grad():
+        assert torch.equal(call(model), routed)
+
+
 class Plain(nn.Module):
     def __init__(self):
         super().__init__()
@@ -367,7 +490,7 @@ def test_an_attachment_is_changed_by_attaching_again():
 
 def test_masks_over_the_tokens_are_refused_by_any_usual_name():
     blocks, x = plain().train(), torch.randn(3, 16, 8)
-    whole = pytest.raises(AttachError, match="mask spans all 16 tokens, .* leave the mask out")
+    whole = pytest.raises(AttachError, match="mask spans all 16 tokens, .* leave it out")
     with routing.attach(blocks, "0-1"), whole:
         blocks[0](x, mask=torch.ones(3, 16))
     with routing.attach(blocks, "0-1", prefix=16), pytest.raises(AttachError, match="none of them is the image's"):
@@ -398,3 +521,13 @@ def test_only_the_causal_mask_goes_with_is_causal():
             layers[0](x, src_mask=causal, is_causal=True, src_key_padding_mask=torch.zeros(3, 16))
         with pytest.raises(AttachError, match="src_mask spans all 16 tokens"):
             layers[0](x, src_mask=causal)
+
+
+def test_masks_of_a_decoder_layer_are_refused():
+    layers = nn.ModuleList(nn.TransformerDecoderLayer(8, 2, 8, batch_first=True) for _ in range(2)).train()
+    x, memory, causal = torch.randn(3, 16, 8), torch.randn(3, 5, 8), torch.ones(16, 16).tril().log()
+    with routing.attach(layers, "0-1"):
+        for name, mask in (("tgt_mask", causal), ("tgt_key_padding_mask", x[..., 0]), ("memory_mask", causal[:, :5])):
+            with pytest.raises(AttachError, match=f"{name} spans all 16 tokens"):
+                layers[0](x, memory, **{name: mask})
+        assert layers[0](x, memory, tgt_mask=causal, tgt_is_causal=True).shape[1] == 8

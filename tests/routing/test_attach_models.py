@@ -318,6 +318,18 @@ def test_the_model_says_its_grid_and_prefix():
         routing.attach(model, "1-3", selection="rows")
 
 
+def test_blocks_in_evaluation_before_a_route_leave_it_alone():
+    """A frozen trunk in evaluation mode: what counts is the block where a route starts."""
+    model, blocks, inputs, n = dit()
+    blocks[0].eval(), blocks[3].eval()
+    with routing.attach(blocks, "1-2+3-4@0.75") as attached:
+        run(model, inputs)
+        assert [layout.tokens for layout in attached.inner] == [n // 2] and attached.step == 1
+        blocks[1].eval(), blocks[4].train()
+        run(model, inputs)
+        assert attached.step == 1
+
+
 def test_several_segments():
     model, blocks, inputs, n = dit()
     with routing.attach(blocks, "0-1+3-4@0.75") as attached:
@@ -337,8 +349,10 @@ def test_what_cannot_be_attached():
     conv = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.Conv2d(4, 4, 3)) for _ in range(4)])
     with pytest.raises(AttachError, match=r"Sequential\.1 is a convolution"):
         routing.attach(conv, "1-2")
-    routing.attach(nn.ModuleList([nn.Sequential(nn.Conv2d(4, 4, 1))] * 4), "1-2").remove()
-    sana = diffusers.models.transformers.sana_transformer.SanaTransformerBlock(
+    routing.attach([nn.Sequential(nn.Conv2d(4, 4, 1)) for _ in range(4)], "1-2").remove()
+    from diffusers.models.transformers.sana_transformer import SanaTransformerBlock
+
+    sana = SanaTransformerBlock(
         dim=8, num_attention_heads=1, attention_head_dim=8, num_cross_attention_heads=1,
         cross_attention_head_dim=8, cross_attention_dim=8,
     )  # fmt: skip
@@ -357,6 +371,10 @@ def test_what_cannot_be_attached():
         (lambda m: routing.attach(m, "1-3", when="later"), "training, always, never"),
         (lambda m: routing.attach(m.blocks, "1-3", prefix=3, selection="rows"), "needs the grid"),
         (lambda m: routing.attach(nn.Linear(2, 2), "1-3"), "attach to the list itself"),
+        (lambda m: routing.attach([*m.blocks, m.blocks[1]], "1-3", prefix=3), "block 5 is block 1 once more"),
+        (lambda m: routing.attach(m, "1-3", grid=16), "grid=16: expected (rows, columns)"),
+        (lambda m: routing.attach(m, "1-3", grid=(4, 4, 1)), "grid=(4, 4, 1): expected"),
+        (lambda m: routing.attach(m, "1-3", grid="4x4"), "grid='4x4': expected"),
     ],
 )
 def test_errors(make, part):

@@ -141,14 +141,17 @@ def test_one_graph_for_all_is_refused_with_the_reason():
     torch._dynamo.reset()
 
 
-def grouped(blocks, x, groups):
-    """Run all blocks, those of each group in one checkpoint, the others outside of any."""
+def grouped(blocks, x, groups, reentrant=False, frozen=0):
+    """Run all blocks, those of each group in one checkpoint, the `frozen` first without gradients."""
     i = 0
     while i < len(blocks):
         size = next((len(group) for group in groups if group[0] == i), 0)
-        if size:
+        if i < frozen:
+            with torch.no_grad():
+                x = blocks[i](x)
+        elif size:
             part = nn.Sequential(*blocks[i : i + size])
-            x = checkpoint(part, x, use_reentrant=False)
+            x = checkpoint(part, x, use_reentrant=reentrant)
         else:
             x = blocks[i](x)
         i += size or 1
@@ -184,6 +187,43 @@ def test_gradients_under_checkpoints_of_any_grouping(route, name, early_stop):
             grouped(model.blocks, first, groups).pow(3).sum().backward()
             assert attached.step == 3  # recomputing is no new pass
         grads.append([p.grad for p in model.blocks.parameters()])
+    for a, b in zip(*grads, strict=True):
+        assert torch.allclose(a, b, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("groups", "refused"),
+    [
+        ([[0, 1, 2, 3, 4, 5]], False), ([[1, 2, 3, 4]], False), ([[2, 3]], False), ([[0], [1], [5]], False),
+        ([[0, 1], [2, 3], [4, 5]], True), ([[1], [2], [3], [4]], True), ([[4]], True),
+    ],
+)  # fmt: skip
+def test_reentrant_checkpoints_are_refused_where_a_gradient_would_be_lost(groups, refused):
+    """That is where a checkpoint ends a route that began outside of it; a dense pass loses none."""
+    x = torch.randn(2, BATCH, TOKENS, 16).double()
+    for when in ("training", "never"):
+        grads = []
+        for reentrant in (False, True):
+            model, given = vit(), x.clone().requires_grad_()
+            with routing.attach(model, "1-4", when=when):
+                loss = sum(grouped(model.blocks, y, groups, reentrant).pow(3).sum() for y in given)
+                if refused and reentrant and when == "training":
+                    with pytest.raises(AttachError, match="use_reentrant=False"):
+                        loss.backward()
+                    break
+                loss.backward()
+            grads.append([given.grad, *(p.grad for p in model.blocks.parameters())])
+        for a, b in zip(*grads[-2:], strict=True) if len(grads) > 1 else ():
+            assert torch.allclose(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_a_trunk_without_gradients_is_no_reentrant_checkpoint():
+    x, grads = torch.randn(BATCH, TOKENS, 16).double(), []
+    for groups in ([], GROUPS["each"]):
+        model = vit()
+        with routing.attach(model, "1-4"):
+            grouped(model.blocks, x, groups, frozen=2).pow(3).sum().backward()
+        grads.append([p.grad for p in model.blocks[2:].parameters()])
     for a, b in zip(*grads, strict=True):
         assert torch.allclose(a, b, rtol=1e-9, atol=1e-9)
 
@@ -232,6 +272,23 @@ def test_one_input_of_two_waiting_passes_is_refused():
         total = grouped(model.blocks, x, groups).sum() + grouped(model.blocks, x, groups).sum()
         with pytest.raises(AttachError, match="call backward after each pass"):
             total.backward()
+
+
+def test_a_pass_that_an_error_ended_inside_a_route_waits_for_nothing():
+    model, x, grads = vit(), torch.randn(BATCH, TOKENS, 16).double().requires_grad_(), []
+    for fails in (False, True):
+        with routing.attach(model, "1-4") as attached:
+            if fails:
+                hook = model.blocks[2].register_forward_pre_hook(lambda *_: 1 / 0)
+                with pytest.raises(ZeroDivisionError):
+                    grouped(model.blocks, x, GROUPS["each"])
+                hook.remove()
+                died, attached.step = attached._passes.current(), 0
+            out = grouped(model.blocks, x, GROUPS["each"])
+            assert not fails or not died.bypass  # what it held is free again
+            grads.append(torch.autograd.grad(out.square().sum(), [x, *model.blocks.parameters()]))
+    for a, b in zip(*grads, strict=True):
+        assert torch.allclose(a, b, rtol=1e-9, atol=1e-9)
 
 
 def test_frozen_blocks_whose_tokens_are_gone_are_refused():

@@ -103,6 +103,7 @@ def test_options_over_a_run():
         ({"remove": "after:²"}, "after:4"),
         ({"route": "0-2+4-6", "reinsert": "none"}, "single segment"),
         ({"reinsert": "none", "remove": "never"}, "try remove=start"),
+        ({"reinsert": "none", "random_end": True}, "try random_end=false"),
         ({"remove": "after:9"}, "block 9 is not in route 2-8; try remove=after:3"),
         ({"remove": "after:4", "random_end": True}, "try remove=start"),
         ({"schedule": "linear:1:3"}, "must stay below 1"),

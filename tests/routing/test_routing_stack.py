@@ -444,6 +444,12 @@ def test_options_that_contradict():
     for ids in ([0, 1, 10**6], [0, 1, -1], [3, 0, 3]):
         with pytest.raises(RoutingError, match="distinct numbers from 0 to"):
             model(x, cond, layout, routing("2-5", ids=torch.tensor(ids)))
+    for ids in ([[0, 1]], [torch.arange(0)], torch.tensor(3), torch.zeros(1, 1, 1).long()):
+        with pytest.raises(RoutingError, match=r"ids .*: expected a tensor of the shape \(K,\)"):
+            model(x, cond, layout, routing("2-5", ids=ids))
+    part = Layout(GRID, torch.arange(4).expand(BATCH, -1), PREFIX)
+    with pytest.raises(UserError, match="left already; choose from those present"):
+        model(x[:, : PREFIX + 4], cond, part, routing("2-5", ids=torch.tensor([3, 9])))
     for count, route in ((1, "1-2+4-5"), (2, "2-5")):
         with pytest.raises(RoutingError, match=f"{count} tensors of ids for the {3 - count} segments"):
             model(x, cond, layout, routing(route, ids=[torch.arange(8)] * count, draws=draws()))
