@@ -387,6 +387,7 @@ def test_a_submission_without_an_answer_stays_noted(shop, monkeypatch):
 
     monkeypatch.setattr(slurm, "submit", unsure)
     monkeypatch.setattr(slurm, "queue", dict)
+    monkeypatch.setattr(slurm, "max_array", lambda: 1001)
     shop("launch", "cluster=slurm", code=2)
     assert len(shop.sweep.batches()) == 1 and shop.rows()[0].why == "its submission was cut off"
 
