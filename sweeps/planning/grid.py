@@ -46,7 +46,6 @@ STAGE: dict[str, type] = {
 GRID = STAGE | {"title": str, "makes": list, "note": str, "stages": list, "search": dict}
 SEARCH: dict[str, type] = {"metric": str, "trials": object, "over": dict}
 Rows = tuple[Mapping[str, Any], ...]
-_NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)  # of a file or folder
 _KINDS: dict[type, str] = {str: "a text", list: "a list", dict: "a mapping"}
 
 
@@ -189,7 +188,7 @@ def is_file_name(name: str) -> bool:
 
 def check_name(name: str) -> str:
     """Return a grid's name, a folder's below `.sweeps` (`..` holds all runs), or `SweepError`."""
-    if not _NAME.fullmatch(name):
+    if not re.fullmatch(r"\w[\w.-]{0,99}", name, re.ASCII):
         raise SweepError(
             f"no grid {name!r}: expected letters, digits, _ - and . after the first, as in "
             "my_grid.yaml, since a folder gets the name"
