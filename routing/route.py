@@ -74,9 +74,10 @@ class Segment:
         if isinstance(self.rate, bool) or not isinstance(self.rate, int | float):
             raise RouteError(f"rate {self.rate!r}: expected a number; try route={self.span}@0.5")
         if not 0 < self.rate < 1:
+            share = self.rate / 100 if 2 <= self.rate < 100 else 0.5  # meant as per cent
             raise RouteError(
                 f"route {self.span}@{self.rate:g}: the rate is the fraction of tokens that skip, "
-                f"between 0 and 1; try route={_better_rate(self.span, float(self.rate))}"
+                f"between 0 and 1; try route={f'{self.span}@{share:g}' if self.rate else 'none'}"
             )
         object.__setattr__(self, "rate", float(self.rate))
 
@@ -125,10 +126,8 @@ class Route:
             raise RouteError(_unreadable(text))
         items: list = []
         for item in [text.strip(" []()'\"")] if isinstance(text, str) else text:
-            if isinstance(item, str):
-                items += [part.strip() for part in re.split("[,+]", item)]
-            else:
-                items.append(item)
+            parts = re.split("[,+]", item) if isinstance(item, str) else [item]
+            items += [part.strip() if isinstance(part, str) else part for part in parts]
         if not items or items == ["none"]:
             return cls()
         return cls(tuple(_segment(item, text) for item in items))
@@ -239,12 +238,6 @@ def _rate(text: str, span: str) -> float:
         raise RouteError(
             f"route {span}@{text}: the rate must be a number; try route={better}"
         ) from None
-
-
-def _better_rate(span: str, rate: float) -> str:
-    if rate == 0:
-        return "none"  # nobody skips
-    return f"{span}@{rate / 100 if 2 <= rate < 100 else 0.5:g}"  # meant as per cent
 
 
 def _resolve(segment: Segment, depth: int, name: str) -> Segment:

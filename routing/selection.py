@@ -53,9 +53,7 @@ def check_ids(ids: Tensor, grid: tuple[int, int], batch: int, explicit: bool = T
         raise SelectionError(f"ids have to be distinct numbers from 0 to {tokens - 1}")
 
 
-def given_ids(
-    ids: Sequence[Tensor | None] | Tensor | None, route: Route, k: int
-) -> Tensor | None:
+def given_ids(ids: Sequence[Tensor | None] | Tensor | None, route: Route, k: int) -> Tensor | None:
     """Return the explicit ids of a route's segment `k`; None draws them.
 
     Raises:

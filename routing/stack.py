@@ -388,7 +388,8 @@ class StackPass:
         x, state, stream = self.x, self.state, self.x.dtype
         if fp32 and torch.is_autocast_enabled(device):
             scope = torch.autocast(device_type=device, enabled=False)
-            x, cond, state = tree_map_only(Tensor, _float, (x, cond, state))
+            wide = lambda t: t.float() if t.is_floating_point() else t  # noqa: E731
+            x, cond, state = tree_map_only(Tensor, wide, (x, cond, state))
         with scope:
             args = (block, x, cond, self.layout, state)
             if self.stack.checkpoint and self.span is not None and torch.is_grad_enabled():
@@ -499,7 +500,3 @@ def _before(span: Span, key: str, value: Tensor) -> Tensor:
     if key in span.bypass_state:
         return span.bypass_state[key]
     return value.new_zeros(value.shape[0], span.outer.length, *value.shape[2:])
-
-
-def _float(value: Tensor) -> Tensor:
-    return value.float() if value.is_floating_point() else value

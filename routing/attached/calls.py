@@ -53,6 +53,7 @@ class Signature:
         self.tables = tuple(name for name in tables if name in self.places)
         self.text = _TEXT if _TEXT in self.places else None
         self.name = type(inner(block)).__name__
+        self.library = type(inner(block)).__module__.partition(".")[0]
         self.returned = _returned(inner(block), self.tokens)
         self.heads = {
             count
@@ -70,12 +71,8 @@ class Call:
 
     def get(self, name: str | None) -> Any:
         """Return an argument, or None if it was not given."""
-        if name is None:
-            return None
-        if name in self.kwargs:
-            return self.kwargs[name]
-        place = self.signature.places.get(name, len(self.args))
-        return self.args[place] if place < len(self.args) else None
+        given: dict = dict(zip(self.signature.places, self.args, strict=False)) | self.kwargs
+        return given.get(name)
 
     def put(self, name: str, value: Any) -> None:
         """Replace an argument that was given."""
@@ -107,10 +104,8 @@ class Call:
                 continue  # it only repeats what `is_causal` says
             given += [name] if isinstance(mask, Tensor) and tokens in mask.shape else []
         if given:
-            raise AttachError(
-                f"{given[0]} spans all {tokens} tokens, and only some are in the route; leave it "
-                "out"
-            )
+            said = f"{given[0]} spans all {tokens} tokens, and only some are in the route"
+            raise AttachError(f"{said}; leave it out")
 
     def tables(self) -> dict[str, Any]:
         """Return the per-token tables that were given, tensors or tuples of them, by name."""

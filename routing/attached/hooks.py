@@ -30,12 +30,7 @@ from torch.utils.hooks import RemovableHandle
 
 from routing.attached.calls import SHARED, AttachError, Call, Signature, replace_image
 from routing.attached.passes import ForwardPass, Passes
-from routing.attached.supported import (
-    geometry,
-    needs_prefix,
-    refuse_positional,
-    refuse_unknown_prefix,
-)
+from routing.attached.supported import geometry, refuse_positional, refuse_unknown_prefix
 from routing.errors import one_of, suggest
 from routing.layout import Layout
 from routing.rng import Draws
@@ -105,8 +100,8 @@ class Attached:
                     f"block {i} has a route already; call remove() on what the first attach "
                     "returned"
                 )
-        for i, block in enumerate(members):
-            if (first := members.index(block)) < i:
+        for i, first in enumerate(map(members.index, members)):
+            if first < i:
                 raise AttachError(
                     f"block {i} is block {first} once more, and their calls cannot be told apart; "
                     "pass a list in which every block is another module"
@@ -114,7 +109,9 @@ class Attached:
         pair = isinstance(grid, Sequence) and [*map(type, grid)] == [int, int]
         if grid is not None and not pair:
             raise AttachError(f"grid={grid!r}: expected (rows, columns), such as grid=(16, 16)")
-        if prefix is None and not self._whole and any(needs_prefix(block) for block in members):
+        self._signatures = [Signature(block, extra) for block in members]
+        timm = any(signature.library == "timm" for signature in self._signatures)
+        if prefix is None and timm and not self._whole:  # their sequences begin with a class token
             raise AttachError(
                 "the number of class and register tokens before the image's is unknown; pass the "
                 "model instead of its blocks, or prefix=1 (prefix=0 if there are none)"
@@ -133,7 +130,6 @@ class Attached:
             )
         if self.selection.mode == "unsorted":
             raise AttachError("selection unsorted shuffles scans, and these blocks have none")
-        self._signatures = [Signature(block, extra) for block in members]
         _check_extra(extra, [self._signatures[i].places for i in self._route.sparse_blocks])
         self._starts = {segment.start: k for k, segment in enumerate(self._route.segments)}
         self._inside = {
@@ -222,7 +218,7 @@ class Attached:
             call.tokens = now.close(call.tokens)
         k = self._starts.get(i, -1)
         if routed and now.task is None:
-            self._decide(now, k, call, block)
+            self._decide(now, k, call)
         if k in now.moves:
             now.open = k
             now.bypass[k] = call.tokens
@@ -248,7 +244,7 @@ class Attached:
         now.open = k
         return replace_image(output, Call(self._signatures[i], args, kwargs), now.close)
 
-    def _decide(self, now: ForwardPass, k: int, call: Call, block: nn.Module) -> None:
+    def _decide(self, now: ForwardPass, k: int, call: Call) -> None:
         """Decide which tokens stay in segment `k` of a pass."""
         x = call.tokens
         batch, tokens = x.shape[0], x.shape[1] - self.prefix
@@ -259,7 +255,7 @@ class Attached:
                 f"{self.route.segments[k].start}, and none of them is the image's"
             )
         if not self._prefix_known:
-            refuse_unknown_prefix(block, call, grid, self._whole)
+            refuse_unknown_prefix(call, grid, self._whole)
         if grid is None or grid[0] * grid[1] != tokens:
             if self.selection.mode not in _FREE:
                 raise AttachError(

@@ -53,9 +53,7 @@ def refuse_positional(block: nn.Module) -> None:
             what = "a table of relative positions"
         elif any(_positive(getattr(module, key, None)) for key in ("window_size", "shift_size")):
             what = "attention in windows"
-        elif (
-            path.rpartition(".")[2] in _OVER_TOKENS or type(module).__name__ == "SpatialGatingUnit"
-        ):
+        elif path.split(".")[-1] in _OVER_TOKENS or type(module).__name__ == "SpatialGatingUnit":
             what = "a linear layer over tokens"
         if what is not None:
             where = f"{type(whole).__name__}{'.' + path if path else ''}"
@@ -104,23 +102,14 @@ def geometry(model: nn.Module) -> tuple[list[nn.Module], tuple[int, int] | None,
 def _grid(model: nn.Module) -> tuple[int, int] | None:
     for key in _EMBEDDINGS:
         embed = getattr(model, key, None)
-        grid = getattr(embed, "grid_size", None)
-        if isinstance(grid, tuple) and len(grid) == 2:
-            return int(grid[0]), int(grid[1])
-        height, width = getattr(embed, "height", None), getattr(embed, "width", None)
-        if isinstance(height, int) and isinstance(width, int):
-            return height, width
+        sides: Any = getattr(embed, "height", None), getattr(embed, "width", None)
+        sides = getattr(embed, "grid_size", None) or sides
+        if isinstance(sides, tuple) and len(sides) == 2 and None not in sides:
+            return int(sides[0]), int(sides[1])
     return None
 
 
-def needs_prefix(block: nn.Module) -> bool:
-    """Whether the block comes from a library whose sequences usually begin with a class token."""
-    return type(inner(block)).__module__.startswith("timm.")
-
-
-def refuse_unknown_prefix(
-    block: nn.Module, call: Call, grid: tuple[int, int] | None, whole: bool
-) -> None:
+def refuse_unknown_prefix(call: Call, grid: tuple[int, int] | None, whole: bool) -> None:
     """Refuse a call of a route's first block in which text may be in front of the image.
 
     The grid is that of the image's tokens, and `whole` says that a model was attached to.
@@ -139,8 +128,7 @@ def refuse_unknown_prefix(
         )
     apart = call.signature.text or any("text" in word for word in call.signature.places)
     joined = "Single" in name or not apart  # text and image in one sequence
-    joined = joined and type(inner(block)).__module__.startswith("diffusers.")
-    if grid is None and (whole or joined):
+    if grid is None and (whole or (joined and call.signature.library == "diffusers")):
         raise AttachError(
             f"how many of the {tokens} tokens that come into {name} are the image's is unknown; "
             f"pass {_TELL}"
