@@ -149,12 +149,12 @@ class Attached:
             self._handles.append(block.register_forward_hook(after, with_kwargs=True))
 
     def remove(self) -> None:
-        """Take all hooks off again and forget everything."""
+        """Take all hooks off again and forget everything but `step` and `inner`."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         _ROUTED.difference_update(self._routed)
-        self._passes = Passes()
+        self._passes = Passes(self.step)
         self.when = "never"  # for copies of the model that still hold the hooks
 
     @property

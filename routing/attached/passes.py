@@ -112,8 +112,8 @@ class Passes:
         step: Number of the next routed pass.
     """
 
-    def __init__(self) -> None:
-        self.step = 0
+    def __init__(self, step: int = 0) -> None:
+        self.step = step
         self._forward: dict[int, ForwardPass] = {}
         self._replay: dict[int, ForwardPass] = {}
         self._seen: OrderedDict[_Address, tuple[StorageWeakRef, list[ForwardPass]]] = OrderedDict()

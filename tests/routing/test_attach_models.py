@@ -176,6 +176,7 @@ def test_no_trace_is_left(case):
     attached.remove()
     attached.remove()
     assert hooks(model) == before and torch.equal(run(model, inputs), expected)
+    assert attached.step == 1  # for the next attachment
     with pytest.raises(ZeroDivisionError), routing.attach(blocks, "1-3"):
         raise ZeroDivisionError
     assert hooks(model) == before
