@@ -16,7 +16,7 @@ hooks themselves are never compiled: `torch.compile` breaks its graph there.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -25,7 +25,7 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from routing.attached.calls import SHARED, AttachError, Call, Signature, replace_image
@@ -130,7 +130,7 @@ class Attached:
             )
         if self.selection.mode == "unsorted":
             raise AttachError("selection unsorted shuffles scans, and these blocks have none")
-        _check_extra(extra, [self._signatures[i].places for i in self._route.sparse_blocks])
+        _check_extra(extra, [self._signatures[i] for i in self._route.sparse_blocks])
         self._starts = {segment.start: k for k, segment in enumerate(self._route.segments)}
         self._inside = {
             i: k for k, s in enumerate(self._route.segments) for i in range(s.start, s.end + 1)
@@ -284,6 +284,7 @@ class Attached:
         must = batch > 1 and any(
             call.token_dimension(table, tokens, self.prefix)[1]
             for table in tree_leaves(call.tables())
+            if isinstance(table, Tensor)
         )
         if must and not self.automatic and not self.selection.shared:
             raise AttachError(SHARED)
@@ -293,7 +294,8 @@ class Attached:
         for name, table in call.tables().items():
             seen, gathered = now.tables.get((k, name), (None, None))
             if seen is not table:
-                gathered = tree_map(partial(call.rows, inner=now.layouts[k]), table)
+                rows = partial(call.rows, inner=now.layouts[k])
+                gathered = tree_map_only(Tensor, rows, table)
                 now.tables[k, name] = table, gathered
             call.put(name, gathered)
 
@@ -301,15 +303,16 @@ class Attached:
 attach = Attached  # as it reads where it is called
 
 
-def _check_extra(extra: Sequence[str], known: Sequence[Collection[str]]) -> None:
+def _check_extra(extra: Sequence[str], known: Sequence[Signature]) -> None:
     """Refuse names that are no argument of any block in the route."""
     if isinstance(extra, str):
         raise AttachError(f"extra={extra!r}: expected a sequence of names, such as ({extra!r},)")
     for name in extra:
-        if known and not any(name in places for places in known):
+        if known and not any(block.any_name or name in block.places for block in known):
+            has = known[0].places
             raise AttachError(
-                f"extra: the blocks have no argument {name}; they have {', '.join(known[0])}"
-                f"{suggest(name, known[0])}"
+                f"extra: the blocks have no argument {name}; they have {', '.join(has)}"
+                f"{suggest(name, has)}"
             )
 
 

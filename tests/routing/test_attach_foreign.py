@@ -439,6 +439,23 @@ def test_tables_are_known_by_the_names_that_models_have_for_them(make):
         assert torch.equal(call(model), routed)
 
 
+class AnyName(nn.Module):
+    """A block that hands its keyword arguments on, as wrappers of blocks do."""
+
+    def forward(self, x, **kwargs):
+        return x * 2 + (kwargs["pos"] if "pos" in kwargs else kwargs["rope"][0])[: x.shape[1]]
+
+
+@pytest.mark.parametrize("name", ["rope", "pos"])
+def test_tables_among_any_keyword_arguments_go_with_their_tokens(name):
+    block, x, table = AnyName(), torch.randn(BATCH, IMAGE, 4), torch.randn(IMAGE, 4)
+    given = {name: table if name == "pos" else (table, None, 100.0)}  # not all of it is a table
+    with routing.attach([block], "0-0", extra=("pos",)) as attached:
+        out = block(x, **given)
+    assert attached.inner[0].ids.shape == (1, IMAGE // 2)
+    assert torch.equal(out, torch.where(attached.inner[0].mask().unsqueeze(-1), x * 2 + table, x))
+
+
 class Plain(nn.Module):
     def __init__(self):
         super().__init__()
