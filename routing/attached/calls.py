@@ -82,9 +82,19 @@ class Call:
             self.args = (*self.args[:place], value, *self.args[place + 1 :])
 
     @property
+    def first(self) -> Any:
+        """What stands in the tokens' place: outside of routes anything, such as images."""
+        return self.get(self.signature.tokens)
+
+    @property
     def tokens(self) -> Tensor:
         """The image tokens, `(B, T, D)`; an `AttachError` if the block got none."""
-        x = self.get(self.signature.tokens)
+        x = self.first
+        if isinstance(x, Tensor) and x.is_nested:
+            raise AttachError(
+                "a block got a nested tensor, and all samples in a route have one length; leave "
+                "the padding mask out"
+            )
         if not isinstance(x, Tensor) or x.dim() != 3:
             raise AttachError("a block got no tokens of shape (batch, tokens, width)")
         return x

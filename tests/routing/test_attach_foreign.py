@@ -485,6 +485,39 @@ def test_what_would_go_wrong_silently_is_refused(blocks, options, message):
         routing.attach(blocks(), "1-2", **options)
 
 
+class Listed(nn.Module):
+    def forward(self, x):
+        return [x]
+
+
+class Pooled(nn.Module):
+    def forward(self, states):
+        return states[0].mean(1)
+
+
+def test_blocks_outside_of_a_route_take_what_they_like():
+    """A whole nn.Sequential is a list of blocks: images come in, and no tokens go out."""
+    front = [nn.Conv2d(1, 8, 2, 2), nn.Flatten(2), nn.Linear(16, 16), nn.Linear(16, 16)]
+    model = nn.Sequential(*front, Listed(), Pooled(), nn.Linear(16, 2)).train()
+    with routing.attach(model, "2-3@0.25") as attached:
+        assert model(torch.randn(BATCH, 1, 8, 8)).shape == (BATCH, 2)
+        assert attached.inner[0].tokens == 6
+    layers, x = [nn.TransformerEncoderLayer(8, 2, 8, batch_first=True).eval() for _ in range(3)], torch.randn(16, 8)
+    with routing.attach(layers, "1-1"):  # without a batch, where nothing is routed
+        assert layers[2](layers[1](layers[0](x))).shape == x.shape
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_pass_densely_and_are_refused_in_a_route():
+    layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+    encoder, x = nn.TransformerEncoder(layer, 3).eval(), torch.randn(BATCH, IMAGE, 8)
+    pad = torch.arange(IMAGE).expand(BATCH, -1) >= torch.tensor([[IMAGE], [9]])
+    with torch.no_grad(), routing.attach(encoder.layers, "1-1") as attached:
+        assert encoder(x, src_key_padding_mask=pad).shape == x.shape
+        with attached.mode("always"), pytest.raises(AttachError, match="nested tensor, .* leave the padding mask out"):
+            encoder(x, src_key_padding_mask=pad)
+
+
 def test_an_attachment_is_changed_by_attaching_again():
     blocks = plain()
     attached = routing.attach(blocks, "1-2")
