@@ -103,9 +103,8 @@ class Call:
     def tokens(self, value: Tensor) -> None:
         self.put(self.signature.tokens, value)
 
-    def refuse_masks(self) -> None:
-        """Refuse (`AttachError`) a mask over all tokens."""
-        tokens = self.tokens.shape[1]
+    def refuse_masks(self, tokens: int) -> None:
+        """Refuse (`AttachError`) a mask over all tokens, of which there are that many."""
         given = [name for name in MASKS if self.get(name) is not None]
         for name in _MASKS:
             mask = self.get(name)

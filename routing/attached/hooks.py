@@ -231,6 +231,7 @@ class Attached:
                     f"{came} tokens come into block {i} where {kept} are in the route; the model "
                     "changes its sequence inside the route, so end it before that block"
                 )
+            call.refuse_masks(now.layouts[inside].full_length)
             self._gather_tables(now, inside, call)
         return call.args, call.kwargs
 
@@ -263,7 +264,6 @@ class Attached:
                     "input's grid of tokens, grid=(rows, columns)"
                 )
             grid = (1, tokens)
-        call.refuse_masks()
         outer = Layout(grid, prefix=self.prefix, device=x.device)
         shared = self._shared(call, batch, tokens)
         ids = given_ids(self.ids, self.route, k)

@@ -543,6 +543,8 @@ def test_masks_over_the_tokens_are_refused_by_any_usual_name():
     whole = pytest.raises(AttachError, match="mask spans all 16 tokens, .* leave it out")
     with routing.attach(blocks, "0-1"), whole:
         blocks[0](x, mask=torch.ones(3, 16))
+    with routing.attach(blocks, "0-1"), whole:  # also where the first block has none
+        blocks[1](blocks[0](x), mask=torch.ones(3, 16))
     with routing.attach(blocks, "0-1", prefix=16), pytest.raises(AttachError, match="none of them is the image's"):
         blocks[0](x)
     with routing.attach(blocks, "0-1", extra=("pos",)):
