@@ -107,7 +107,7 @@ class Attached:
                     "pass a list in which every block is another module"
                 )
         pair = isinstance(grid, Sequence) and [*map(type, grid)] == [int, int]
-        if grid is not None and not pair:
+        if grid is not None and not (pair and min(grid) > 0):
             raise AttachError(f"grid={grid!r}: expected (rows, columns), such as grid=(16, 16)")
         self._signatures = [Signature(block, extra) for block in members]
         timm = any(signature.library == "timm" for signature in self._signatures)

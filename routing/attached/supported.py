@@ -81,9 +81,9 @@ def geometry(model: nn.Module) -> tuple[list[nn.Module], tuple[int, int] | None,
     counted = [key for key in _COUNTED if isinstance(getattr(model, key, None), nn.ModuleList)]
     blocks = [block for key in counted for block in getattr(model, key)]
     prefix = None
-    if not blocks and isinstance(getattr(model, "blocks", None), nn.Module):
-        counted = ["blocks"]
-        blocks = list(model.blocks.children())  # type: ignore[union-attr, operator]
+    own = getattr(model, "blocks", None)
+    if not blocks and isinstance(own, nn.ModuleList | nn.Sequential):
+        counted, blocks = ["blocks"], [*own]  # not children(), which has a shared block once
         prefix = getattr(model, "num_prefix_tokens", None)
         if any(hasattr(model, key) for key in _CLASS_ONLY):
             prefix = 0
