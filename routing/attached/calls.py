@@ -108,7 +108,7 @@ class Call:
         given = [name for name in MASKS if self.get(name) is not None]
         for name in _MASKS:
             mask = self.get(name)
-            if self.get(_CAUSAL.get(name)):
+            if self.get(_CAUSAL.get(name, "")):
                 continue  # it only repeats what `is_causal` says
             given += [name] if isinstance(mask, Tensor) and tokens in mask.shape else []
         if given:

@@ -21,7 +21,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -40,8 +39,6 @@ from routing.selection import Selection, check_ids, given_ids
 _FREE = ("random", "stride")  # need no grid
 _WHOLE_GRAPH = "routing.attach moves tokens between compiled graphs; leave fullgraph=True out"
 WHEN = ("training", "always", "never")
-# Blocks in the route of an attachment that was not removed.
-_ROUTED: WeakSet[nn.Module] = WeakSet()
 
 
 class Attached:
@@ -95,10 +92,10 @@ class Attached:
         self._route = Route.parse(route).resolve(len(members), "the list")
         for i in self._route.sparse_blocks:
             refuse_positional(members[i])
-            if members[i] in _ROUTED:
+            if _has_route(members[i]):
                 raise AttachError(
-                    f"block {i} has a route already; call remove() on what the first attach "
-                    "returned"
+                    f"block {i} has a route already (a copy has that of its original); call "
+                    "remove() on what the first attach returned, or copy before attaching"
                 )
         for i, first in enumerate(map(members.index, members)):
             if first < i:
@@ -137,14 +134,12 @@ class Attached:
         }
         self._passes = Passes()
         self._handles: list[RemovableHandle] = []
-        # Weak: a model that nobody holds is freed at once, its attachment too.
-        self._routed = WeakSet(members[i] for i in self._route.sparse_blocks)
-        _ROUTED.update(self._routed)
         for i, block in enumerate(members):
             # A compiler would specialise on the block and the pass, and run some hooks eagerly
             # and others not; outside of its graphs, all of them are the same.
             before = torch.compiler.disable(partial(self._before, i), reason=_WHOLE_GRAPH)
             after = torch.compiler.disable(partial(self._after, i), reason=_WHOLE_GRAPH)
+            before.route_of = self if i in self._inside else None
             self._handles.append(block.register_forward_pre_hook(before, with_kwargs=True))
             self._handles.append(block.register_forward_hook(after, with_kwargs=True))
 
@@ -153,7 +148,6 @@ class Attached:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        _ROUTED.difference_update(self._routed)
         self._passes = Passes(self.step)
         self.when = "never"  # for copies of the model that still hold the hooks
 
@@ -301,6 +295,15 @@ class Attached:
 
 
 attach = Attached  # as it reads where it is called
+
+
+def _has_route(block: nn.Module) -> bool:
+    """Whether a hook on the block, which copies of it have too, is of a route that is not removed.
+
+    Blocks are asked, not listed: a model that nobody holds is freed at once.
+    """
+    owners = [getattr(hook, "route_of", None) for hook in block._forward_pre_hooks.values()]
+    return any(owner is not None and owner._handles for owner in owners)
 
 
 def _check_extra(extra: Sequence[str], known: Sequence[Signature]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from typing import NamedTuple
@@ -521,15 +522,19 @@ def test_nested_tensors_pass_densely_and_are_refused_in_a_route():
 def test_an_attachment_is_changed_by_attaching_again():
     blocks = plain()
     attached = routing.attach(blocks, "1-2")
-    with pytest.raises(AttachError, match=r"block 2 has a route already; call remove\(\)"):
+    with pytest.raises(AttachError, match=r"block 2 has a route already .* call remove\(\)"):
         routing.attach(blocks, "2-3")
     routing.attach(blocks, "0-0").remove()  # beside it there is room
+    copied = copy.deepcopy(blocks)
+    with pytest.raises(AttachError, match=r"\(a copy has that of its original\).* copy before attaching"):
+        routing.attach(copied, "2-3")
     with pytest.raises(AttributeError):
         attached.route = "0-3"
     for change in (lambda: setattr(attached, "when", "nevr"), attached.mode("nevr").__enter__):
         with pytest.raises(AttachError, match="did you mean never"):
             change()
     attached.remove()
+    routing.attach(copied, "2-3").remove()
     with routing.attach(blocks, "2-3") as attached:
         x = torch.randn(3, 16, 8)
         for block in blocks.train():
