@@ -10,10 +10,9 @@ import reference
 import torch
 
 import backbones
-from routing.layout import Layout
+from routing.layout import Layout, Order
 from routing.rng import Draws
 from routing.route import Route
-from routing.scan_orders import Order
 from routing.selection import MODES, Selection
 from routing.stack import Routing
 
@@ -239,7 +238,7 @@ def test_mutation_sort_removed(name, options, monkeypatch):
 
     def as_stored(self, name):
         steps = torch.arange(self.length).expand(BATCH, -1)
-        return Order(steps, steps, False)
+        return Order(steps, steps)
 
     monkeypatch.setattr(Layout, "__init__", unsorted)
     monkeypatch.setattr(Layout, "_order", as_stored)
