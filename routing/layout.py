@@ -20,9 +20,7 @@ from torch import Tensor
 
 from routing import scan_orders
 from routing.errors import one_of
-from routing.scan_orders import PATHS, LayoutError, path
-
-__all__ = ["MISSING", "PATHS", "Layout", "LayoutError", "Order", "path"]
+from routing.scan_orders import LayoutError
 
 MISSING = ("self", "zero", "nearest")
 

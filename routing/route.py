@@ -163,11 +163,6 @@ class Route:
         return Route(tuple(replace(segment, rate=rate) for segment, rate in rates if rate > 0))
 
     @property
-    def is_none(self) -> bool:
-        """Whether there is no segment at all."""
-        return not self.segments
-
-    @property
     def resolved(self) -> bool:
         """Whether no end still counts from the last block."""
         return all(segment.start >= 0 and segment.end >= 0 for segment in self.segments)

@@ -82,14 +82,9 @@ class Call:
             self.args = (*self.args[:place], value, *self.args[place + 1 :])
 
     @property
-    def first(self) -> Any:
-        """What stands in the tokens' place: outside of routes anything, such as images."""
-        return self.get(self.signature.tokens)
-
-    @property
     def tokens(self) -> Tensor:
         """The image tokens, `(B, T, D)`; an `AttachError` if the block got none."""
-        x = self.first
+        x = self.get(self.signature.tokens)
         if isinstance(x, Tensor) and x.is_nested:
             raise AttachError(
                 "a block got a nested tensor, and all samples in a route have one length; leave "

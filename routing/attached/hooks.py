@@ -202,7 +202,8 @@ class Attached:
         call = Call(self._signatures[i], args, kwargs)
         on = self.when == "always" or (self.when == "training" and block.training)
         routed = on and i in self._starts
-        now = self._passes.enter(i, call.first, routed)
+        # Outside of routes anything may come in, such as images.
+        now = self._passes.enter(i, call.get(call.signature.tokens), routed)
         if now is None:
             return None
         if now.open is not None and i > self.route.segments[now.open].end:

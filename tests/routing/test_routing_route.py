@@ -160,9 +160,9 @@ def test_ruler_and_blocks():
 
 def test_truth_and_rates():
     none, route = Route.parse("none"), Route.parse("0-4+6-9@0.25")
-    assert not none and none.is_none and route and not route.is_none
+    assert not none and route
     assert str(route.with_rate(0.75)) == "0-4@0.75+6-9@0.75"
-    assert route.with_rate(0).is_none
+    assert not route.with_rate(0)
     assert hash(route) == hash(Route.parse(str(route)))
 
 
