@@ -113,7 +113,8 @@ class Attached:
                 "the number of class and register tokens before the image's is unknown; pass the "
                 "model instead of its blocks, or prefix=1 (prefix=0 if there are none)"
             )
-        self.grid, self.prefix, self.seed, self.when = grid, prefix or 0, seed, when
+        self.grid = None if grid is None else (grid[0], grid[1])
+        self.prefix, self.seed, self.when = prefix or 0, seed, when
         self._prefix_known, self.automatic = prefix is not None, isinstance(selection, str)
         if self.prefix < 0:
             raise AttachError(f"prefix={prefix}: expected 0 or more tokens before the image's")
@@ -202,7 +203,6 @@ class Attached:
         call = Call(self._signatures[i], args, kwargs)
         on = self.when == "always" or (self.when == "training" and block.training)
         routed = on and i in self._starts
-        # Outside of routes anything may come in, such as images.
         now = self._passes.enter(i, call.get(call.signature.tokens), routed)
         if now is None:
             return None
@@ -299,10 +299,7 @@ attach = Attached  # as it reads where it is called
 
 
 def _has_route(block: nn.Module) -> bool:
-    """Whether a hook on the block, which copies of it have too, is of a route that is not removed.
-
-    Blocks are asked, not listed: a model that nobody holds is freed at once.
-    """
+    """Whether a hook on the block, which its copies have too, is of a route not removed."""
     owners = [getattr(hook, "route_of", None) for hook in block._forward_pre_hooks.values()]
     return any(owner is not None and owner._handles for owner in owners)
 

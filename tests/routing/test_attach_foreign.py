@@ -306,6 +306,12 @@ def test_a_model_that_says_neither_grid_nor_prefix_is_refused():
             assert attached.inner[0].tokens == IMAGE // 2
 
 
+def test_a_grid_may_be_a_list():
+    block, x = nn.Linear(4, 4), torch.randn(BATCH, IMAGE, 4)
+    with routing.attach([block], "0-0", grid=[4, 4], selection="columns") as attached:
+        assert block(x).shape == x.shape and attached.inner[0].grid == (4, 4)
+
+
 def test_a_grid_of_another_size_needs_a_word():
     """The DiT of a larger image: nothing but a prefix says that no text is among the tokens."""
     block = nn.Linear(4, 4)
