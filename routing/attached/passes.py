@@ -122,8 +122,7 @@ class Passes:
     def enter(self, i: int, x: Any, routed: bool) -> ForwardPass | None:
         """Return the pass that block `i` is being run for; None if it routes nothing.
 
-        Its input x, tokens in a route and anything outside, identifies a pass that is recomputed;
-        `routed` says that a route starts here.
+        Its input x identifies a pass that is recomputed; `routed` says that a route starts here.
         """
         x = x if isinstance(x, Tensor) else torch.empty(0)  # known by nothing else
         if recomputing():
