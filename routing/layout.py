@@ -20,9 +20,7 @@ from torch import Tensor
 
 from routing import scan_orders
 from routing.errors import one_of
-from routing.scan_orders import PATHS, LayoutError, Order, path
-
-__all__ = ["MISSING", "PATHS", "Layout", "LayoutError", "Order", "path"]
+from routing.scan_orders import LayoutError
 
 MISSING = ("self", "zero", "nearest")
 
@@ -112,14 +110,14 @@ class Layout:
         """Put tokens from one scan order into another."""
         return self.to_scan(self.from_scan(x, start), end)
 
-    def reorder(self, name: str) -> Reorder | None:
-        """Return what takes tokens from ascending to scan order; None where nothing moves."""
+    def reorder(self, name: str) -> Order | None:
+        """Return the order in the form that `permute` takes; None where nothing moves."""
         if name == "raster" and self.shuffle is None:
             return None
-        perm, inv, shared = self.order(name)
-        if shared:
-            return Reorder(perm, inv)
-        make = lambda: Reorder(flat(perm, self.length), flat(inv, self.length))  # noqa: E731
+        order = self.order(name)
+        if order.perm.dim() == 1:
+            return order
+        make = lambda: Order(*(flat(index, self.length) for index in order))  # noqa: E731
         return self._once(("reorder", name), make)
 
     def positions(self, name: str) -> Tensor:
@@ -233,7 +231,7 @@ class Layout:
         inv = torch.empty_like(perm).scatter_(
             1, perm, scan_orders.arange(self.length, self.device).expand_as(perm)
         )
-        return Order(perm[0], inv[0], True) if perm.shape[0] == 1 else Order(perm, inv, False)
+        return Order(perm[0], inv[0]) if perm.shape[0] == 1 else Order(perm, inv)
 
     def _positions(self, name: str) -> Tensor:
         steps = scan_orders.rank(self.grid, name, self.device)[self._present].sort(1).values
@@ -338,23 +336,24 @@ def flat(index: Tensor, length: int) -> Tensor:
     return (index + start).flatten()
 
 
-class Reorder(NamedTuple):
-    """A reordering of the tokens of each sample, in the form that `permute` takes.
+class Order(NamedTuple):
+    """A scan order of the tokens present, as local indices (prefix included, always first).
 
     Attributes:
-        perm: Source of each place: `(T,)` where the batch shares it, else flattened `(B * T,)`.
-        inv: The inverse in the same form.
+        perm: Token at each place of the scan, int64 of shape `(T,)` where the batch shares it, else
+            `(B, T)`, or flattened over the batch, `(B * T,)`, in the form that `permute` takes.
+        inv: Place of each token in the scan, in the same form.
     """
 
     perm: Tensor
     inv: Tensor
 
-    def inverse(self) -> Reorder:
-        """Return the reordering that undoes this one."""
-        return Reorder(self.inv, self.perm)
+    def inverse(self) -> Order:
+        """Return the order that undoes this one."""
+        return Order(self.inv, self.perm)
 
 
-def permute(x: Tensor, order: Reorder | None) -> Tensor:
+def permute(x: Tensor, order: Order | None) -> Tensor:
     """Reorder the tokens of `x`, shape `(B, T, ...)`; None leaves them where they are."""
     if order is None:
         return x

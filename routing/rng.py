@@ -13,7 +13,7 @@ import hashlib
 import importlib.util
 import math
 from collections.abc import Callable, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -91,11 +91,6 @@ class Draws:
         self.device = torch.device(device) if device is not None else index.device
         self._given = index
         self._rows: int | None = None
-
-    @cached_property
-    def index(self) -> Tensor:
-        """Which samples these are, on the device."""
-        return _moved(self._given, self.device)
 
     def on(self, device: torch.device | str) -> Draws:
         """The same numbers on another device."""

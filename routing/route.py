@@ -163,11 +163,6 @@ class Route:
         return Route(tuple(replace(segment, rate=rate) for segment, rate in rates if rate > 0))
 
     @property
-    def is_none(self) -> bool:
-        """Whether there is no segment at all."""
-        return not self.segments
-
-    @property
     def resolved(self) -> bool:
         """Whether no end still counts from the last block."""
         return all(segment.start >= 0 and segment.end >= 0 for segment in self.segments)
@@ -200,9 +195,9 @@ class Route:
 
 
 def keep_count(n: int, rate: float) -> int:
-    """Return how many of `n` grid tokens stay at a rate: `n - int(n * rate)`, and never none."""
-    # A rate just below 1 can round n * rate up to n; one token must stay.
-    return n - min(int(n * rate), max(n - 1, 0))
+    """Return how many of `n` grid tokens stay at a rate: `n - floor(n * rate)`, and never none."""
+    # A rate is meant as a decimal: 100 * 0.29 is 28.999999999999996. Just below 1, one stays.
+    return n - min(int(n * rate + 1e-9), max(n - 1, 0))
 
 
 def _unreadable(whole: object) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,20 +38,6 @@ def table(make: _Table) -> _Table:
 
 class LayoutError(UserError):
     """A scan order, a policy or a subset that does not exist."""
-
-
-class Order(NamedTuple):
-    """A scan order of the tokens present, as local indices (prefix included, always first).
-
-    Attributes:
-        perm: Token at each place of the scan, int64 of shape `(T,)` or `(B, T)`.
-        inv: Place of each token in the scan, same shape.
-        shared: Whether one order serves the whole batch, shape `(T,)`.
-    """
-
-    perm: Tensor
-    inv: Tensor
-    shared: bool
 
 
 def path(grid: tuple[int, int], name: str) -> Tensor:

@@ -27,8 +27,8 @@ class SelectionError(RoutingError):
     """A selection that cannot be made on this grid or at this rate."""
 
 
-def check_ids(ids: Tensor, grid: tuple[int, int], batch: int, explicit: bool = True) -> None:
-    """Refuse ids (K,), (1, K) or (B, K) that do not fit the batch or, if `explicit`, the grid.
+def check_ids(ids: Tensor, grid: tuple[int, int], batch: int) -> None:
+    """Refuse ids (K,), (1, K) or (B, K) that do not fit the batch or the grid.
 
     On a GPU their values are not looked at: the host would wait for them.
 
@@ -45,7 +45,7 @@ def check_ids(ids: Tensor, grid: tuple[int, int], batch: int, explicit: bool = T
             f"{len(table)} rows of ids for a batch of {batch}; give each sample a row, or all of "
             "them one"
         )
-    if not explicit or ids.device.type != "cpu":
+    if ids.device.type != "cpu":
         return
     ascending = table.sort(1).values
     inside = bool(((ascending >= 0) & (ascending < tokens)).all())

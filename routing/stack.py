@@ -29,7 +29,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
-from routing.errors import UserError
 from routing.layout import Layout, Move
 from routing.learned import Fuse, LearnedRouter
 from routing.options import RoutingError, RoutingOptions, check_words
@@ -37,10 +36,6 @@ from routing.rng import Draws
 from routing.route import Route, Segment, keep_count
 from routing.scan_orders import table
 from routing.selection import Selection, check_ids, given_ids
-
-
-class ReuseError(UserError):
-    """A replay with nothing recorded, or a stretch that cannot be reused."""
 
 
 @dataclass
@@ -125,7 +120,7 @@ class Reuse:
 
     def __init__(self, start: int, end: int) -> None:
         if not 0 <= start <= end:
-            raise ReuseError(f"reuse {start}-{end}: start must not exceed end, as in 4-8")
+            raise RoutingError(f"reuse {start}-{end}: start must not exceed end, as in 4-8")
         self.start, self.end = start, end
         self.delta: Tensor | None = None
         self.replaying = False
@@ -139,10 +134,10 @@ class Reuse:
         """Make the next passes skip the blocks and add what was remembered.
 
         Raises:
-            ReuseError: If nothing was recorded.
+            RoutingError: If nothing was recorded.
         """
         if self.delta is None:
-            raise ReuseError(f"reuse {self.start}-{self.end}: nothing was recorded yet")
+            raise RoutingError(f"reuse {self.start}-{self.end}: nothing was recorded yet")
         self.replaying = True
         return self
 
@@ -210,7 +205,6 @@ class Stack(nn.Module):
         if fuse is not None and router is not None:
             raise RoutingError("a stack has a fusion or a learned router, not both")
         self.fuse, self.router = fuse, router
-        self.moves = {"gather": 0, "scatter": 0}
 
     @property
     def depth(self) -> int:
@@ -279,7 +273,7 @@ class Stack(nn.Module):
                 raise RoutingError(
                     f"reuse {reuse.start}-{reuse.end}: the last block is {self.depth - 1}"
                 )
-            if at.segments or any(_carries(block) for block in self.blocks):
+            if at.segments or any(getattr(block, "carries", ()) for block in self.blocks):
                 raise RoutingError("reuse works in dense passes of blocks that carry no state")
             return range(reuse.start, reuse.end + 1) if reuse.replaying else range(0)
         if self.fuse is not None and at.routing.path_drop >= 1:
@@ -373,7 +367,6 @@ class StackPass:
             self.x = span.move.take(self.x)
             self.state = {key: span.move.take(value) for key, value in self.state.items()}
             self.layout = span.inner
-            self.stack.moves["gather"] += 1
 
     def run(self, i: int, block: nn.Module) -> None:
         """Run block `i` on the tokens present."""
@@ -429,7 +422,6 @@ class StackPass:
             self.state = {
                 key: move.put(_before(span, key, value), value) for key, value in self.state.items()
             }
-            self.stack.moves["scatter"] += 1
             self.fp32_next = self.stack.fp32_after
         self.layout, self.span = span.outer, None
 
@@ -462,12 +454,11 @@ class StackPass:
         outer, routing = self.layout, self.routing
         mode, keep = routing.selection, keep_count(outer.tokens, segment.rate)
         ids = given_ids(routing.ids, self.route, k)
-        explicit = ids is not None
         if ids is None and gate is not None:
             ids = LearnedRouter.choose(gate, outer.prefix, keep)
         if ids is None:
             ids = mode.ids(routing.require_draws(), k, outer.grid, keep, outer.ids)
-        check_ids(ids, outer.grid, self.x.shape[0], explicit)
+        check_ids(ids, outer.grid, self.x.shape[0])
         if mode.mode != "unsorted":
             return outer.subset(ids)
         return outer.subset(ids, mode.shuffle(routing.require_draws(), k, ids.shape[-1]))
@@ -485,14 +476,10 @@ def _call(
     block: nn.Module, x: Tensor, cond: Any, layout: Layout, state: dict[str, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Run one block on its own copy of the state, so that a recomputation changes nothing."""
-    if not _carries(block):
+    if not getattr(block, "carries", ()):
         return block(x, cond, layout), state
     state = dict(state)
     return block(x, cond, layout, state), state
-
-
-def _carries(block: nn.Module) -> bool:
-    return bool(getattr(block, "carries", ()))
 
 
 def _before(span: Span, key: str, value: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,22 @@ def vae(tmp_path_factory: pytest.TempPathFactory) -> Path:
         layers_per_block=1,
     ).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def moves(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The gathers and scatters of every stack, by name, in their order."""
+    from routing.stack import StackPass
+
+    done: list[str] = []
+
+    def counted(original: Callable[..., None]) -> Callable[..., None]:
+        def move(*args: object, **given: object) -> None:
+            done.append(original.__name__)
+            original(*args, **given)
+
+        return move
+
+    for name in ("gather", "scatter"):
+        monkeypatch.setattr(StackPass, name, counted(getattr(StackPass, name)))
+    return done

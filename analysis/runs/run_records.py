@@ -220,7 +220,7 @@ def derive(row: dict[str, Any]) -> None:
     rates = sorted({segment.rate for segment in route.segments})
     row["span"] = "+".join(f"{segment.start}-{segment.end}" for segment in route.segments) or "none"
     row["rate"] = rates[0] if len(rates) == 1 else (0.0 if not rates else float("nan"))
-    row["selection"] = None if route.is_none else row.get("config.routing.selection", "random")
+    row["selection"] = row.get("config.routing.selection", "random") if route else None
     row["objective"] = row.get("config.objective.name")
     row["variant"] = variant(row)
     # Images per second over the whole run: what a log line says is one moment's.

@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from backbones.ops.shift import grid_shift
-from routing.layout import Reorder, permute
+from routing.layout import Order, permute
 
 SWITCH = "TREAD_NATIVE"
 SOURCE = Path(__file__).with_name("native.cpp")
@@ -285,7 +285,7 @@ def _rows(*rows: Tensor) -> tuple[list[Tensor], int]:
     return [*rows], rows[0].stride(0)
 
 
-def _order(order: Reorder | None, tokens: int) -> tuple[Tensor | None, int]:
+def _order(order: Order | None, tokens: int) -> tuple[Tensor | None, int]:
     """Return the table of a scan order, and whether each sample has its own."""
     perm = None if order is None else order.perm
     return perm, int(perm is not None and perm.numel() != tokens)
@@ -295,7 +295,7 @@ def adaln(
     x: Tensor,
     shift: Tensor,
     scale: Tensor,
-    order: Reorder | None = None,
+    order: Order | None = None,
     norm: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Normalise tokens (B, T, D), then scale and shift them per sample: (B, 1, D) each.
@@ -314,7 +314,7 @@ def adaln(
     return permute(torch.addcmul(shift, unit, scale + 1), order)
 
 
-def gated_sum(x: Tensor, gate: Tensor, y: Tensor, order: Reorder | None = None) -> Tensor:
+def gated_sum(x: Tensor, gate: Tensor, y: Tensor, order: Order | None = None) -> Tensor:
     """Return x + gate y for tokens (B, T, D) and a gate per sample (B, 1, D), in the type of x.
 
     A branch's output y is in this `order`, and of another type than the stream x under autocast.

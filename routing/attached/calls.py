@@ -26,7 +26,7 @@ _MASKS = (
 )  # fmt: skip
 _CAUSAL = {"src_mask": "is_causal", "tgt_mask": "tgt_is_causal"}
 _TOKENS = ("hidden_states", "x")
-_TEXT = "encoder_hidden_states"
+TEXT = "encoder_hidden_states"
 SHARED = (
     "these blocks share one rotary table in the batch, so samples cannot keep different tokens; "
     "try selection=Selection(shared=True)"
@@ -46,12 +46,11 @@ class Signature:
     """Where a block's call holds its tokens, tables (`extra` ones too) and masks."""
 
     def __init__(self, block: nn.Module, extra: Sequence[str] = ()) -> None:
-        names = list(inspect.signature(inner(block).forward).parameters)
-        self.places = {name: place for place, name in enumerate(names)}
-        self.tokens = next((name for name in _TOKENS if name in self.places), names[0])
-        tables = dict.fromkeys((*TABLES, *extra))
-        self.tables = tuple(name for name in tables if name in self.places)
-        self.text = _TEXT if _TEXT in self.places else None
+        parameters = inspect.signature(inner(block).forward).parameters
+        self.places = {name: place for place, name in enumerate(parameters)}
+        self.any_name = any(p.kind is p.VAR_KEYWORD for p in parameters.values())  # **kwargs
+        self.tokens = next(name for name in (*_TOKENS, *parameters) if name in parameters)
+        self.tables = tuple(dict.fromkeys((*TABLES, *extra)))
         self.name = type(inner(block)).__name__
         self.library = type(inner(block)).__module__.partition(".")[0]
         self.returned = _returned(inner(block), self.tokens)
@@ -69,7 +68,7 @@ class Call:
     def __init__(self, signature: Signature, args: tuple, kwargs: dict[str, Any]) -> None:
         self.signature, self.args, self.kwargs = signature, args, kwargs
 
-    def get(self, name: str | None) -> Any:
+    def get(self, name: str) -> Any:
         """Return an argument, or None if it was not given."""
         given: dict = dict(zip(self.signature.places, self.args, strict=False)) | self.kwargs
         return given.get(name)
@@ -86,6 +85,11 @@ class Call:
     def tokens(self) -> Tensor:
         """The image tokens, `(B, T, D)`; an `AttachError` if the block got none."""
         x = self.get(self.signature.tokens)
+        if isinstance(x, Tensor) and x.is_nested:
+            raise AttachError(
+                "a block got a nested tensor, and all samples in a route have one length; leave "
+                "the padding mask out"
+            )
         if not isinstance(x, Tensor) or x.dim() != 3:
             raise AttachError("a block got no tokens of shape (batch, tokens, width)")
         return x
@@ -94,13 +98,12 @@ class Call:
     def tokens(self, value: Tensor) -> None:
         self.put(self.signature.tokens, value)
 
-    def refuse_masks(self) -> None:
-        """Refuse (`AttachError`) a mask over all tokens."""
-        tokens = self.tokens.shape[1]
+    def refuse_masks(self, tokens: int) -> None:
+        """Refuse (`AttachError`) a mask over all tokens, of which there are that many."""
         given = [name for name in MASKS if self.get(name) is not None]
         for name in _MASKS:
             mask = self.get(name)
-            if self.get(_CAUSAL.get(name)):
+            if self.get(_CAUSAL.get(name, "")):
                 continue  # it only repeats what `is_causal` says
             given += [name] if isinstance(mask, Tensor) and tokens in mask.shape else []
         if given:
@@ -127,7 +130,7 @@ class Call:
         Raises:
             AttachError: If no dimension has one of these lengths, or several do.
         """
-        text, batch = self.get(self.signature.text), self.tokens.shape[0]
+        text, batch = self.get(TEXT), self.tokens.shape[0]
         joint = text.shape[1] if isinstance(text, Tensor) else 0
         lengths = {tokens + front for front in (0, prefix, joint, prefix + joint)}
         places = (0, *range(1, min(3, table.dim() - 1)))  # the last dimension is features

@@ -16,16 +16,15 @@ hooks themselves are never compiled: `torch.compile` breaks its graph there.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from routing.attached.calls import SHARED, AttachError, Call, Signature, replace_image
@@ -40,8 +39,6 @@ from routing.selection import Selection, check_ids, given_ids
 _FREE = ("random", "stride")  # need no grid
 _WHOLE_GRAPH = "routing.attach moves tokens between compiled graphs; leave fullgraph=True out"
 WHEN = ("training", "always", "never")
-# Blocks in the route of an attachment that was not removed.
-_ROUTED: WeakSet[nn.Module] = WeakSet()
 
 
 class Attached:
@@ -95,10 +92,10 @@ class Attached:
         self._route = Route.parse(route).resolve(len(members), "the list")
         for i in self._route.sparse_blocks:
             refuse_positional(members[i])
-            if members[i] in _ROUTED:
+            if _has_route(members[i]):
                 raise AttachError(
-                    f"block {i} has a route already; call remove() on what the first attach "
-                    "returned"
+                    f"block {i} has a route already (a copy has that of its original); call "
+                    "remove() on what the first attach returned, or copy before attaching"
                 )
         for i, first in enumerate(map(members.index, members)):
             if first < i:
@@ -107,7 +104,7 @@ class Attached:
                     "pass a list in which every block is another module"
                 )
         pair = isinstance(grid, Sequence) and [*map(type, grid)] == [int, int]
-        if grid is not None and not pair:
+        if grid is not None and not (pair and min(grid) > 0):
             raise AttachError(f"grid={grid!r}: expected (rows, columns), such as grid=(16, 16)")
         self._signatures = [Signature(block, extra) for block in members]
         timm = any(signature.library == "timm" for signature in self._signatures)
@@ -116,7 +113,8 @@ class Attached:
                 "the number of class and register tokens before the image's is unknown; pass the "
                 "model instead of its blocks, or prefix=1 (prefix=0 if there are none)"
             )
-        self.grid, self.prefix, self.seed, self.when = grid, prefix or 0, seed, when
+        self.grid = None if grid is None else (grid[0], grid[1])
+        self.prefix, self.seed, self.when = prefix or 0, seed, when
         self._prefix_known, self.automatic = prefix is not None, isinstance(selection, str)
         if self.prefix < 0:
             raise AttachError(f"prefix={prefix}: expected 0 or more tokens before the image's")
@@ -130,31 +128,28 @@ class Attached:
             )
         if self.selection.mode == "unsorted":
             raise AttachError("selection unsorted shuffles scans, and these blocks have none")
-        _check_extra(extra, [self._signatures[i].places for i in self._route.sparse_blocks])
+        _check_extra(extra, [self._signatures[i] for i in self._route.sparse_blocks])
         self._starts = {segment.start: k for k, segment in enumerate(self._route.segments)}
         self._inside = {
             i: k for k, s in enumerate(self._route.segments) for i in range(s.start, s.end + 1)
         }
         self._passes = Passes()
         self._handles: list[RemovableHandle] = []
-        # Weak: a model that nobody holds is freed at once, its attachment too.
-        self._routed = WeakSet(members[i] for i in self._route.sparse_blocks)
-        _ROUTED.update(self._routed)
         for i, block in enumerate(members):
             # A compiler would specialise on the block and the pass, and run some hooks eagerly
             # and others not; outside of its graphs, all of them are the same.
             before = torch.compiler.disable(partial(self._before, i), reason=_WHOLE_GRAPH)
             after = torch.compiler.disable(partial(self._after, i), reason=_WHOLE_GRAPH)
+            before.route_of = self if i in self._inside else None
             self._handles.append(block.register_forward_pre_hook(before, with_kwargs=True))
             self._handles.append(block.register_forward_hook(after, with_kwargs=True))
 
     def remove(self) -> None:
-        """Take all hooks off again and forget everything."""
+        """Take all hooks off again and forget everything but `step` and `inner`."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        _ROUTED.difference_update(self._routed)
-        self._passes = Passes()
+        self._passes = Passes(self.step)
         self.when = "never"  # for copies of the model that still hold the hooks
 
     @property
@@ -208,7 +203,7 @@ class Attached:
         call = Call(self._signatures[i], args, kwargs)
         on = self.when == "always" or (self.when == "training" and block.training)
         routed = on and i in self._starts
-        now = self._passes.enter(i, call.tokens, routed)
+        now = self._passes.enter(i, call.get(call.signature.tokens), routed)
         if now is None:
             return None
         if now.open is not None and i > self.route.segments[now.open].end:
@@ -231,6 +226,7 @@ class Attached:
                     f"{came} tokens come into block {i} where {kept} are in the route; the model "
                     "changes its sequence inside the route, so end it before that block"
                 )
+            call.refuse_masks(now.layouts[inside].full_length)
             self._gather_tables(now, inside, call)
         return call.args, call.kwargs
 
@@ -263,7 +259,6 @@ class Attached:
                     "input's grid of tokens, grid=(rows, columns)"
                 )
             grid = (1, tokens)
-        call.refuse_masks()
         outer = Layout(grid, prefix=self.prefix, device=x.device)
         shared = self._shared(call, batch, tokens)
         ids = given_ids(self.ids, self.route, k)
@@ -284,6 +279,7 @@ class Attached:
         must = batch > 1 and any(
             call.token_dimension(table, tokens, self.prefix)[1]
             for table in tree_leaves(call.tables())
+            if isinstance(table, Tensor)
         )
         if must and not self.automatic and not self.selection.shared:
             raise AttachError(SHARED)
@@ -293,7 +289,8 @@ class Attached:
         for name, table in call.tables().items():
             seen, gathered = now.tables.get((k, name), (None, None))
             if seen is not table:
-                gathered = tree_map(partial(call.rows, inner=now.layouts[k]), table)
+                rows = partial(call.rows, inner=now.layouts[k])
+                gathered = tree_map_only(Tensor, rows, table)
                 now.tables[k, name] = table, gathered
             call.put(name, gathered)
 
@@ -301,15 +298,22 @@ class Attached:
 attach = Attached  # as it reads where it is called
 
 
-def _check_extra(extra: Sequence[str], known: Sequence[Collection[str]]) -> None:
+def _has_route(block: nn.Module) -> bool:
+    """Whether a hook on the block, which its copies have too, is of a route not removed."""
+    owners = [getattr(hook, "route_of", None) for hook in block._forward_pre_hooks.values()]
+    return any(owner is not None and owner._handles for owner in owners)
+
+
+def _check_extra(extra: Sequence[str], known: Sequence[Signature]) -> None:
     """Refuse names that are no argument of any block in the route."""
     if isinstance(extra, str):
         raise AttachError(f"extra={extra!r}: expected a sequence of names, such as ({extra!r},)")
     for name in extra:
-        if known and not any(name in places for places in known):
+        if known and not any(block.any_name or name in block.places for block in known):
+            has = known[0].places
             raise AttachError(
-                f"extra: the blocks have no argument {name}; they have {', '.join(known[0])}"
-                f"{suggest(name, known[0])}"
+                f"extra: the blocks have no argument {name}; they have {', '.join(has)}"
+                f"{suggest(name, has)}"
             )
 
 

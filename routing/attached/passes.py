@@ -112,18 +112,19 @@ class Passes:
         step: Number of the next routed pass.
     """
 
-    def __init__(self) -> None:
-        self.step = 0
+    def __init__(self, step: int = 0) -> None:
+        self.step = step
         self._forward: dict[int, ForwardPass] = {}
         self._replay: dict[int, ForwardPass] = {}
         self._seen: OrderedDict[_Address, tuple[StorageWeakRef, list[ForwardPass]]] = OrderedDict()
         self._waiting: list[ForwardPass] = []
 
-    def enter(self, i: int, x: Tensor, routed: bool) -> ForwardPass | None:
+    def enter(self, i: int, x: Any, routed: bool) -> ForwardPass | None:
         """Return the pass that block `i` is being run for; None if it routes nothing.
 
         Its input x identifies a pass that is recomputed; `routed` says that a route starts here.
         """
+        x = x if isinstance(x, Tensor) else torch.empty(0)  # known by nothing else
         if recomputing():
             now = self._recompute(i, x)
         else:

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from routing.attached.calls import AttachError, Call, inner
+from routing.attached.calls import TEXT, AttachError, Call, inner
 
 _COUNTED = ("transformer_blocks", "single_transformer_blocks")
 # Blocks behind all others, for a class token that joins the sequence only there.
@@ -81,9 +81,9 @@ def geometry(model: nn.Module) -> tuple[list[nn.Module], tuple[int, int] | None,
     counted = [key for key in _COUNTED if isinstance(getattr(model, key, None), nn.ModuleList)]
     blocks = [block for key in counted for block in getattr(model, key)]
     prefix = None
-    if not blocks and isinstance(getattr(model, "blocks", None), nn.Module):
-        counted = ["blocks"]
-        blocks = list(model.blocks.children())  # type: ignore[union-attr, operator]
+    own = getattr(model, "blocks", None)
+    if not blocks and isinstance(own, nn.ModuleList | nn.Sequential):
+        counted, blocks = ["blocks"], [*own]  # not children(), which has a shared block once
         prefix = getattr(model, "num_prefix_tokens", None)
         if any(hasattr(model, key) for key in _CLASS_ONLY):
             prefix = 0
@@ -118,7 +118,7 @@ def refuse_unknown_prefix(call: Call, grid: tuple[int, int] | None, whole: bool)
         AttachError: If there are not as many tokens as in the grid, or how many of
             them are the image's is unknown.
     """
-    if isinstance(call.get(call.signature.text), Tensor):
+    if isinstance(call.get(TEXT), Tensor):
         return  # text has an argument of its own
     tokens, name = call.tokens.shape[1], call.signature.name
     if grid is not None and grid[0] * grid[1] != tokens:
@@ -126,7 +126,7 @@ def refuse_unknown_prefix(call: Call, grid: tuple[int, int] | None, whole: bool)
             f"{tokens} tokens come into {name} where the grid {grid[0]}x{grid[1]} has "
             f"{grid[0] * grid[1]}; pass {_TELL}"
         )
-    apart = call.signature.text or any("text" in word for word in call.signature.places)
+    apart = TEXT in call.signature.places or any("text" in word for word in call.signature.places)
     joined = "Single" in name or not apart  # text and image in one sequence
     if grid is None and (whole or (joined and call.signature.library == "diffusers")):
         raise AttachError(

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 import backbones
 from backbones.ops import biwkv, conv, dispatch, native, shift, ssd
-from routing.layout import Layout, Reorder, flat
+from routing.layout import Layout, Order, flat
 
 ROOT = Path(__file__).resolve().parents[2]
 compiled = pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
@@ -47,7 +47,7 @@ def reorder(batch, tokens, how):
         return None, torch.arange(tokens)[None, :, None]
     rows = torch.stack([torch.randperm(tokens) for _ in range(batch if how == "own" else 1)])
     form = (lambda m: flat(m, tokens)) if how == "own" else (lambda m: m[0])
-    return Reorder(form(rows), form(rows.argsort(1))), rows[:, :, None]
+    return Order(form(rows), form(rows.argsort(1))), rows[:, :, None]
 
 
 def ssd_of(run):

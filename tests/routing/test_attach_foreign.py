@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from typing import NamedTuple
@@ -305,6 +306,12 @@ def test_a_model_that_says_neither_grid_nor_prefix_is_refused():
             assert attached.inner[0].tokens == IMAGE // 2
 
 
+def test_a_grid_may_be_a_list():
+    block, x = nn.Linear(4, 4), torch.randn(BATCH, IMAGE, 4)
+    with routing.attach([block], "0-0", grid=[4, 4], selection="columns") as attached:
+        assert block(x).shape == x.shape and attached.inner[0].grid == (4, 4)
+
+
 def test_a_grid_of_another_size_needs_a_word():
     """The DiT of a larger image: nothing but a prefix says that no text is among the tokens."""
     block = nn.Linear(4, 4)
@@ -439,6 +446,23 @@ def test_tables_are_known_by_the_names_that_models_have_for_them(make):
         assert torch.equal(call(model), routed)
 
 
+class AnyName(nn.Module):
+    """A block that hands its keyword arguments on, as wrappers of blocks do."""
+
+    def forward(self, x, **kwargs):
+        return x * 2 + (kwargs["pos"] if "pos" in kwargs else kwargs["rope"][0])[: x.shape[1]]
+
+
+@pytest.mark.parametrize("name", ["rope", "pos"])
+def test_tables_among_any_keyword_arguments_go_with_their_tokens(name):
+    block, x, table = AnyName(), torch.randn(BATCH, IMAGE, 4), torch.randn(IMAGE, 4)
+    given = {name: table if name == "pos" else (table, None, 100.0)}  # not all of it is a table
+    with routing.attach([block], "0-0", extra=("pos",)) as attached:
+        out = block(x, **given)
+    assert attached.inner[0].ids.shape == (1, IMAGE // 2)
+    assert torch.equal(out, torch.where(attached.inner[0].mask().unsqueeze(-1), x * 2 + table, x))
+
+
 class Plain(nn.Module):
     def __init__(self):
         super().__init__()
@@ -468,18 +492,55 @@ def test_what_would_go_wrong_silently_is_refused(blocks, options, message):
         routing.attach(blocks(), "1-2", **options)
 
 
+class Listed(nn.Module):
+    def forward(self, x):
+        return [x]
+
+
+class Pooled(nn.Module):
+    def forward(self, states):
+        return states[0].mean(1)
+
+
+def test_blocks_outside_of_a_route_take_what_they_like():
+    """A whole nn.Sequential is a list of blocks: images come in, and no tokens go out."""
+    front = [nn.Conv2d(1, 8, 2, 2), nn.Flatten(2), nn.Linear(16, 16), nn.Linear(16, 16)]
+    model = nn.Sequential(*front, Listed(), Pooled(), nn.Linear(16, 2)).train()
+    with routing.attach(model, "2-3@0.25") as attached:
+        assert model(torch.randn(BATCH, 1, 8, 8)).shape == (BATCH, 2)
+        assert attached.inner[0].tokens == 6
+    layers, x = [nn.TransformerEncoderLayer(8, 2, 8, batch_first=True).eval() for _ in range(3)], torch.randn(16, 8)
+    with routing.attach(layers, "1-1"):  # without a batch, where nothing is routed
+        assert layers[2](layers[1](layers[0](x))).shape == x.shape
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_pass_densely_and_are_refused_in_a_route():
+    layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+    encoder, x = nn.TransformerEncoder(layer, 3).eval(), torch.randn(BATCH, IMAGE, 8)
+    pad = torch.arange(IMAGE).expand(BATCH, -1) >= torch.tensor([[IMAGE], [9]])
+    with torch.no_grad(), routing.attach(encoder.layers, "1-1") as attached:
+        assert encoder(x, src_key_padding_mask=pad).shape == x.shape
+        with attached.mode("always"), pytest.raises(AttachError, match="nested tensor, .* leave the padding mask out"):
+            encoder(x, src_key_padding_mask=pad)
+
+
 def test_an_attachment_is_changed_by_attaching_again():
     blocks = plain()
     attached = routing.attach(blocks, "1-2")
-    with pytest.raises(AttachError, match=r"block 2 has a route already; call remove\(\)"):
+    with pytest.raises(AttachError, match=r"block 2 has a route already .* call remove\(\)"):
         routing.attach(blocks, "2-3")
     routing.attach(blocks, "0-0").remove()  # beside it there is room
+    copied = copy.deepcopy(blocks)
+    with pytest.raises(AttachError, match=r"\(a copy has that of its original\).* copy before attaching"):
+        routing.attach(copied, "2-3")
     with pytest.raises(AttributeError):
         attached.route = "0-3"
     for change in (lambda: setattr(attached, "when", "nevr"), attached.mode("nevr").__enter__):
         with pytest.raises(AttachError, match="did you mean never"):
             change()
     attached.remove()
+    routing.attach(copied, "2-3").remove()
     with routing.attach(blocks, "2-3") as attached:
         x = torch.randn(3, 16, 8)
         for block in blocks.train():
@@ -493,6 +554,8 @@ def test_masks_over_the_tokens_are_refused_by_any_usual_name():
     whole = pytest.raises(AttachError, match="mask spans all 16 tokens, .* leave it out")
     with routing.attach(blocks, "0-1"), whole:
         blocks[0](x, mask=torch.ones(3, 16))
+    with routing.attach(blocks, "0-1"), whole:  # also where the first block has none
+        blocks[1](blocks[0](x), mask=torch.ones(3, 16))
     with routing.attach(blocks, "0-1", prefix=16), pytest.raises(AttachError, match="none of them is the image's"):
         blocks[0](x)
     with routing.attach(blocks, "0-1", extra=("pos",)):

@@ -176,6 +176,7 @@ def test_no_trace_is_left(case):
     attached.remove()
     attached.remove()
     assert hooks(model) == before and torch.equal(run(model, inputs), expected)
+    assert attached.step == 1  # for the next attachment
     with pytest.raises(ZeroDivisionError), routing.attach(blocks, "1-3"):
         raise ZeroDivisionError
     assert hooks(model) == before
@@ -372,6 +373,8 @@ def test_what_cannot_be_attached():
         (lambda m: routing.attach(m.blocks, "1-3", prefix=3, selection="rows"), "needs the grid"),
         (lambda m: routing.attach(nn.Linear(2, 2), "1-3"), "attach to the list itself"),
         (lambda m: routing.attach([*m.blocks, m.blocks[1]], "1-3", prefix=3), "block 5 is block 1 once more"),
+        (lambda m: m.blocks.append(m.blocks[1]) and routing.attach(m, "1-3"), "block 5 is block 1 once more"),
+        (lambda m: routing.attach(m, "1-3", grid=(-4, -4)), "grid=(-4, -4): expected (rows, columns)"),
         (lambda m: routing.attach(m, "1-3", grid=16), "grid=16: expected (rows, columns)"),
         (lambda m: routing.attach(m, "1-3", grid=(4, 4, 1)), "grid=(4, 4, 1): expected"),
         (lambda m: routing.attach(m, "1-3", grid="4x4"), "grid='4x4': expected"),

@@ -83,9 +83,9 @@ def test_options_over_a_run():
     routes = options.resolve(12)
     assert str(routes.at(0)) == "0-4+6-9@0.25"
     assert str(routes.at(0.5)) == "0-4@0.25+6-9@0.125"
-    assert routes.at(0.9).is_none and routes.at(0.95).is_none
-    assert RoutingOptions("2-8/0.5:none").resolve(12).at(0.5).is_none
-    assert RoutingOptions("2-8", schedule="linear:1:0").resolve(12).at(1.0).is_none
+    assert not routes.at(0.9) and not routes.at(0.95)
+    assert not RoutingOptions("2-8/0.5:none").resolve(12).at(0.5)
+    assert not RoutingOptions("2-8", schedule="linear:1:0").resolve(12).at(1.0)
     always = RoutingOptions("auto", "blocks", block=4, shared=True)
     routing = Routing.from_options(always)
     constant = always.resolve(12)
@@ -138,4 +138,4 @@ def test_a_good_config_is_checked_without_torch():
     RoutingOptions("2-8@0.75", "quad").check(12, (8, 8))
     RoutingOptions("2-8@0.375", "quad", schedule="constant:2").check(12, (8, 8))
     RoutingOptions("auto@0.75", learned="fuse", path_drop=0.1).check(8)
-    assert issubclass(RoutingError, UserError) and Route().is_none
+    assert issubclass(RoutingError, UserError) and not Route()
