@@ -45,10 +45,12 @@ def save(
     *,
     keep: int = 2,
     keep_every: int = 0,
+    streak: int = 0,
 ) -> Path:
     """Write the checkpoint of `step`: tensors by name, and the JSON-able rest.
 
-    The last `keep` stay, and those of every `keep_every` steps for good (0: none).
+    The last `keep` stay, those of every `keep_every` steps for good (0: none), and the one before
+    the last `streak` steps, which were bad: a roll-back goes there.
 
     Raises:
         CheckpointError: The disk is full or refuses; earlier checkpoints are untouched.
@@ -59,10 +61,11 @@ def save(
     try:
         temporary.mkdir(parents=True)
         _write(temporary, tensors, state)
-        if target.exists():
-            shutil.rmtree(target)
+        if target.exists():  # the only one, perhaps: it stays until there is another
+            os.replace(target, _spare(target))
         os.replace(temporary, target)
         fsync_dir(target.parent)
+        shutil.rmtree(_spare(target), ignore_errors=True)
     except _IO_ERRORS as error:
         shutil.rmtree(temporary, ignore_errors=True)
         intact = "no checkpoint was written yet"
@@ -72,10 +75,16 @@ def save(
             f"could not write the checkpoint of step {step} to {target.parent} "
             f"({_reason(error)}); {intact}: free some space and type the same command to go on"
         ) from error
-    for old, path in listed(folder)[:-keep]:
-        if not (keep_every and old % keep_every == 0):
+    saved = listed(folder)
+    before = max((old for old, _ in saved if old <= step - streak), default=None)
+    for old, path in saved[:-keep]:
+        if old != before and not (keep_every and old % keep_every == 0):
             shutil.rmtree(path, ignore_errors=True)
     return target
+
+
+def _spare(target: Path) -> Path:
+    return target.with_name(f"{target.name}.old")
 
 
 def _write(folder: Path, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
@@ -134,6 +143,12 @@ def newest(
     """
     for stale in (folder / "checkpoints").glob(".step-*"):
         shutil.rmtree(stale, ignore_errors=True)
+    for spare in (folder / "checkpoints").glob("step-*.old"):
+        # A kill came while it was replaced: before the new one had the name, or after it.
+        if spare.with_suffix("").exists():
+            shutil.rmtree(spare, ignore_errors=True)
+        else:
+            os.replace(spare, spare.with_suffix(""))
     for step, path in reversed(listed(folder)):
         if up_to is not None and step > up_to:
             continue

@@ -81,7 +81,8 @@ class TrainingState:
             **{key: getattr(self, name) for key, name in _COUNTS.items()},
         }
         kept = {"keep": config.train.keep, "keep_every": config.train.keep_every}
-        checkpoint.save(folder, self.step, tensors, state, **kept)
+        streak = int(self.tally[4])
+        checkpoint.save(folder, self.step, tensors, state, **kept, streak=streak)
 
     def load(self, path: Path, hashed: dict[str, Any]) -> None:
         """Take everything from a checkpoint folder."""
