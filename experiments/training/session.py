@@ -76,6 +76,9 @@ def train(config: Config, *, quiet: bool = False) -> Path:
                 log.write_status(folder, status, step=stop.step, steps=steps, error=stop.reason)
                 text = f"{stop.reason}: saved step {stop.step}; type the same command to go on"
                 raise Interrupted(stop.reason, stop.step, text) from None
+            except KeyboardInterrupt:
+                log.write_status(folder, "stopped", steps=steps, error="SIGINT")
+                raise
             except BaseException as error:
                 last = " ".join(str(error).split())[:500]
                 _write_failed(folder, error=f"{type(error).__name__}: {last}", steps=steps)
