@@ -87,6 +87,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("paths.runs=/proc/x", "cannot be used"),
             ("train.lr=0", "above 0"),
             ("train.lr=fast", "a number"),
+            ("train.steps=1e3x", "train.steps='1e3x': expected a whole number"),
             ("train.lr=nan", "above 0"),
             ("train.lr=inf", "above 0"),
             ("train.clip=0", "above 0"),

@@ -157,7 +157,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return value
     if hint is int and isinstance(value, float) and value.is_integer():
         raise ConfigError(f"{where}={value!r}: expected a whole number; type {where}={int(value)}")
-    raise ConfigError(f"{where}={value!r}: expected {_type_name(hint)}, got {type(value).__name__}")
+    raise ConfigError(f"{where}={value!r}: expected {_type_name(hint)}")
 
 
 _TYPES = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
