@@ -56,8 +56,7 @@ class Guidance:
     def __init__(self, options: GuidanceOptions) -> None:
         self.options = options
         dropping = isinstance(options, PathDropOptions)
-        #: Whether some pass drops tokens.
-        self.sparse = dropping or isinstance(options, RoutedOptions)
+        self.sparse = options.sparse
         self.weak_pass = Pass(options.weak_label, weak=options.needs_weak, drop=dropping)
         #: What passes with a rate do: the route, and further fields of `routing.Routing`.
         self.route: Any = None

@@ -13,7 +13,6 @@ from torch import Tensor
 from backbones import Backbone
 from experiments.config.parent import split
 from experiments.config.schema import Config, TrainConfig
-from experiments.diffusion.diffusion_options import check_weights
 from experiments.runtime.option_types import differing
 from experiments.training import checkpoint
 from routing.errors import UserError
@@ -113,7 +112,6 @@ class TrainingState:
         source = str(config.init)
         path, step = split(source)
         parent = checkpoint.load_model(path, step, device="cpu")
-        check_weights(f"init={source}", parent.config.objective, config.objective)
         given, own = parent.model.state_dict(), self.model.state_dict()
         # REPA's projector serves training alone: the child has its own, or none.
         left = sorted(key for key in given if key.startswith("align.") and key not in own)
