@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from backbones.sizes import parse_size
+from backbones.cost import cost
 from experiments.diffusion.diffusion_options import check_weights
 from experiments.training import run_folder
 from routing.errors import UserError, suggest
@@ -73,7 +73,7 @@ def parent_digest(text: str) -> str:
 
 
 def check_parent(text: str, objective: Any, model: Mapping[str, Any]) -> None:
-    """Refuse weights that `init=` names for another `objective`, or another shape of `model`.
+    """Refuse weights that `init=` names for another `objective`, or another size of `model`.
 
     Both are those of the child: its objective's options, and the arguments of its model.
     """
@@ -85,35 +85,20 @@ def check_parent(text: str, objective: Any, model: Mapping[str, Any]) -> None:
             with path.open("rb") as handle:
                 about = _header(handle)[0]["__metadata__"]
             told = {key: json_of(about[key]) for key in ("config", "model")}
-        theirs, there = told["config"]["objective"], _shape(told["model"])
+        theirs, parent = told["config"]["objective"], dict(told["model"])
+        # REPA's projector stays behind.
+        there, here = (cost(**{**of, "align": None}).params for of in (parent, model))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise InitError(
             f"init={text}: {path} does not say which model it is of; name a run, or weights that "
             "this suite exported"
         ) from None
     check_weights(f"init={text}", theirs, objective)
-    wrong = [
-        f"{key} ({there[key]} there, {value} here)"
-        for key, value in _shape(model).items()
-        if there[key] != value
-    ]
-    if wrong:
+    if (parent["name"], there) != (model["name"], here):
         raise InitError(
-            f"init={text}: the model there does not fit: {', '.join(wrong)}; give both the same "
-            "backbone, size, data and learned parts"
+            f"init={text}: {parent['name']} with {there:,} parameters does not fit {model['name']} "
+            f"with {here:,}; give both the same backbone, size, data and learned parts"
         )
-
-
-def _shape(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the shapes of a model's weights hang on, but for its blocks' own options."""
-    size = parse_size(model["size"], **{k: model.get(k) for k in ("depth", "width", "heads")})
-    keys = ("in_channels", "num_classes", "text", "learn_sigma")
-    return {
-        "backbone": model["name"],
-        **{key: getattr(size, key) for key in ("depth", "width", "patch")},
-        **{key: model.get(key) for key in keys},
-        **{key: model.get(key) is not None for key in ("fuse", "router", "decoder")},
-    }
 
 
 def _weights(text: str) -> Path:

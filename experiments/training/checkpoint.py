@@ -7,6 +7,7 @@ It is written under a temporary name, flushed and renamed; nothing in it is ever
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -56,16 +57,17 @@ def save(
         CheckpointError: The disk is full or refuses; earlier checkpoints are untouched.
     """
     target = step_folder(folder, step)
+    spare = target.with_name(f"{target.name}.old")
     temporary = target.with_name(f".{target.name}.tmp{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
         _write(temporary, tensors, state)
         if target.exists():  # the only one, perhaps: it stays until there is another
-            os.replace(target, _spare(target))
+            os.replace(target, spare)
         os.replace(temporary, target)
         fsync_dir(target.parent)
-        shutil.rmtree(_spare(target), ignore_errors=True)
+        shutil.rmtree(spare, ignore_errors=True)
     except _IO_ERRORS as error:
         shutil.rmtree(temporary, ignore_errors=True)
         intact = "no checkpoint was written yet"
@@ -81,10 +83,6 @@ def save(
         if old != before and not (keep_every and old % keep_every == 0):
             shutil.rmtree(path, ignore_errors=True)
     return target
-
-
-def _spare(target: Path) -> Path:
-    return target.with_name(f"{target.name}.old")
 
 
 def _write(folder: Path, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
@@ -144,11 +142,10 @@ def newest(
     for stale in (folder / "checkpoints").glob(".step-*"):
         shutil.rmtree(stale, ignore_errors=True)
     for spare in (folder / "checkpoints").glob("step-*.old"):
-        # A kill came while it was replaced: before the new one had the name, or after it.
-        if spare.with_suffix("").exists():
-            shutil.rmtree(spare, ignore_errors=True)
-        else:
+        # A kill came while it was written again: before the new one had the name, or after it.
+        with contextlib.suppress(OSError):
             os.replace(spare, spare.with_suffix(""))
+        shutil.rmtree(spare, ignore_errors=True)
     for step, path in reversed(listed(folder)):
         if up_to is not None and step > up_to:
             continue

@@ -140,7 +140,7 @@ def banner_lines(config: Config, cost: Cost, kernels: Sequence[str]) -> list[str
         tokens += f" -> {min(cost.tokens)} inside, chosen by {config.routing.selection}"
     kernels = [f"kernel      {line}" for line in kernels]
     if config.train.loss == "ensemble" and (not route or config.routing.reinsert == "none"):
-        kernels.append("loss        plain: train.loss=ensemble has no routes whose tokens come back")
+        kernels.append("loss        plain: no tokens skip and come back, for train.loss=ensemble")
     return [
         f"{name}   {big(cost.params)} parameters   {flops}   route {config.resolved_route}",
         f"blocks      {route.ruler(config.depth)}   {tokens}",
