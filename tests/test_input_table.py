@@ -84,6 +84,8 @@ TABLE: list[tuple[str, str, str]] = [
             ("train.batch=99999999999999999999", "below 2^63"),
             ("train.batch=1000000001", "at most 1 000 000 000"),
             ("paths.runs=", "paths.runs= is empty"),
+            ("paths.runs=2026", "type \"paths.runs='2026'\""),
+            ("paths.runs=null", "paths.runs=null: expected a word"),
             ("paths.runs=/proc/x", "cannot be used"),
             ("train.lr=0", "above 0"),
             ("train.lr=fast", "a number"),
