@@ -119,22 +119,13 @@ class TrainingState:
             say(f"init: {len(left)} weights of REPA's projector are left behind")
         given = {key: value for key, value in given.items() if key not in left}
         given |= {k: v for k, v in own.items() if k.startswith("align.") and k not in given}
-        wrong = [
-            f"{key} ({_shape(given, key)} there, {_shape(own, key)} here)"
-            for key in sorted(given.keys() | own.keys())
-            if _shape(given, key) != _shape(own, key)
-        ]
-        if wrong:
-            more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        try:
+            self.model.load_state_dict(given)
+        except RuntimeError as error:  # which names the weights and both shapes
             raise UserError(
                 f"init={source}: {parent.config.backbone['name']}-{parent.config.size} does not "
-                f"fit {config.backbone['name']}-{config.size}: {', '.join(wrong[:3])}{more}; give "
-                "both the same backbone, size, data and learned parts"
-            )
-        self.model.load_state_dict(given)
+                f"fit {config.backbone['name']}-{config.size}: {' '.join(str(error).split())}; "
+                "give both the same backbone, size, data and learned parts"
+            ) from None
         for average, p in zip(self.ema, self.params, strict=True):
             average.copy_(p.detach())
-
-
-def _shape(tensors: dict[str, Tensor], key: str) -> str:
-    return "x".join(map(str, tensors[key].shape)) or "a number" if key in tensors else "not"
