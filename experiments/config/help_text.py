@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from experiments.config.compose import options_of, outside_node
-from experiments.config.parent import split
+from experiments.config.parent import check_parent, split
 from experiments.config.schema import CONF, GROUPS, Config
 from experiments.data import data_options
 from experiments.diffusion.diffusion_options import options_of as diffusion_options
@@ -155,7 +155,10 @@ def check_ready(config: Config, processes: int, on_gpu: bool) -> None:
     """Refuse what so many processes, on GPUs or not, would refuse before their first step."""
     config.check_processes(processes, on_gpu)
     data_options.parse(config.data).check()
-    model = routes.model_arguments(config, data_options.describe(config.data))
+    info = data_options.describe(config.data)
+    model = routes.model_arguments(config, info)
+    if config.init:
+        check_parent(config.init, config.objective, model)
     guidance = diffusion_options("guidance", config.guidance)
     checkpoint = getattr(guidance, "checkpoint", None)
     guidance.check(
@@ -169,13 +172,26 @@ def check_ready(config: Config, processes: int, on_gpu: bool) -> None:
     routes.check_guided(config, guidance, model)
     sampler = diffusion_options("sampler", config.sampler)
     diffusion_options("objective", config.objective).check_times(sampler.steps, sampler.shift)
-    if config.eval["name"] != "none":
-        plan_scores(options_for(config), config.data["name"], config.task != "none", {})
+    sampler.reused(config.depth, guidance.sparse)
+    scored = config.eval["name"] != "none"
+    readers = {"train.encoder=probe": config.train.encoder == "probe"}
+    if scored:
+        options = options_for(config)
+        plan_scores(options, info["name"], config.task != "none", {})
+        readers["eval.features=[scenes-probe]"] = "scenes-probe" in options.features
     console.check_tracker(config.log)
     for key in ("reference", "inception_weights", "dinov2_weights"):
         path = config.eval.get(key)
-        if path and config.eval["name"] != "none" and not Path(path).expanduser().is_file():
+        if path and scored and not Path(path).expanduser().is_file():
             raise MetricError(f"eval.{key}={path}: no such file")
+    # How large the pictures of latents are, their autoencoder knows.
+    height, width = info["shape"][1:]
+    for key in (key for key, reads in readers.items() if reads and info["name"] != "latents"):
+        if (height, width) != (32, 32):
+            raise ConfigError(
+                f"{key}: that network reads pictures of 32x32, and those of data={info['name']} "
+                f"are {height}x{width}; take data=scenes, or another one"
+            )
 
 
 def dry_run(config: Config) -> None:

@@ -5,11 +5,17 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
+import os
 import struct
+from collections.abc import Mapping
 from pathlib import Path
+from typing import IO, Any
 
+from backbones.cost import cost
+from experiments.diffusion.diffusion_options import check_weights
 from experiments.training import run_folder
 from routing.errors import UserError, suggest
+from routing.parsing import json_of
 
 
 class InitError(UserError):
@@ -54,16 +60,7 @@ def parent_digest(text: str) -> str:
     It is taken of names, types, shapes and values, not of the file: safetensors writes metadata in
     a random order, and a checkpoint holds more than the EMA weights that a child starts from.
     """
-    path, step = split(text)
-    if path.is_dir():
-        if step is None:
-            path = path / "model.safetensors"
-        else:
-            path = run_folder.step_folder(path, step) / "state.safetensors"
-    if not path.is_file():
-        raise InitError(
-            f"init={text}: no weights at {path}; finish that run, or name a step it kept"
-        )
+    path = _weights(text)
     try:
         return _digest(path)
     except (
@@ -75,18 +72,66 @@ def parent_digest(text: str) -> str:
         ) from None
 
 
+def check_parent(text: str, objective: Any, model: Mapping[str, Any]) -> None:
+    """Refuse weights that `init=` names for another `objective`, or another size of `model`.
+
+    Both are those of the child: its objective's options, and the arguments of its model.
+    """
+    path = _weights(text)
+    try:
+        if path.name == "state.safetensors":
+            told = json_of(path.with_name("state.json").read_bytes())
+        else:
+            with path.open("rb") as handle:
+                about = _header(handle)[0]["__metadata__"]
+            told = {key: json_of(about[key]) for key in ("config", "model")}
+        theirs, parent = told["config"]["objective"], dict(told["model"])
+        # REPA's projector stays behind.
+        there, here = (cost(**{**of, "align": None}).params for of in (parent, model))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise InitError(
+            f"init={text}: {path} does not say which model it is of; name a run, or weights that "
+            "this suite exported"
+        ) from None
+    check_weights(f"init={text}", theirs, objective)
+    if (parent["name"], there) != (model["name"], here):
+        raise InitError(
+            f"init={text}: {parent['name']} with {there:,} parameters does not fit {model['name']} "
+            f"with {here:,}; give both the same backbone, size, data and learned parts"
+        )
+
+
+def _weights(text: str) -> Path:
+    path, step = split(text)
+    if path.is_dir():
+        if step is None:
+            path = path / "model.safetensors"
+        else:
+            path = run_folder.step_folder(path, step) / "state.safetensors"
+    if not path.is_file():
+        raise InitError(
+            f"init={text}: no weights at {path}; finish that run, or name a step it kept"
+        )
+    return path
+
+
+def _header(handle: IO[bytes]) -> tuple[dict[str, Any], int]:
+    """Return the header of a safetensors file, and where its tensors begin."""
+    (length,) = struct.unpack("<Q", handle.read(8))
+    return json.loads(handle.read(min(length, os.fstat(handle.fileno()).st_size))), 8 + length
+
+
 def _digest(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as handle:
-        (length,) = struct.unpack("<Q", handle.read(8))
-        header = json.loads(handle.read(min(length, path.stat().st_size)))
+        header, start = _header(handle)
         header.pop("__metadata__", None)
         ema = {name: entry for name, entry in header.items() if name.startswith("ema.")}
         for name, entry in sorted((ema or header).items()):
             facts = [name.removeprefix("ema."), entry["dtype"], entry["shape"]]
             digest.update(json.dumps(facts).encode())
             begin, end = entry["data_offsets"]
-            handle.seek(8 + length + begin)
+            handle.seek(start + begin)
             while begin < end:
                 piece = handle.read(min(end - begin, 1 << 20))
                 if not piece:

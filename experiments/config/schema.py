@@ -360,6 +360,11 @@ def _check_routing(config: Any) -> None:
             "backbone.align projects to an encoder's features and train.encoder=none has none; "
             f"name one of {' '.join(ENCODERS)}"
         )
+    block = given.get("block", AlignOptions.block)
+    if type(block) is not int or not 0 <= block < config.depth:
+        raise RouteError(
+            f"backbone.align.block={block}: {name} has {config.depth} blocks, 0..{config.depth - 1}"
+        )
     channels = given.get("channels", AlignOptions.channels)
     if channels != ENCODERS[encoder]:
         raise RouteError(

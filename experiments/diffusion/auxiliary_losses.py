@@ -22,7 +22,7 @@ def pixel_mask(dropped: Tensor, grid: tuple[int, int], patch: int) -> Tensor:
 
 
 def masked_mean(loss: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean of `loss` (B, C, H, W) where `mask` (B, 1, H, W) is true; 0 if nowhere."""
+    """Return the mean of `loss` where `mask` (its shape, or (B, 1, H, W)) is true; 0 if nowhere."""
     weight = mask.to(loss.dtype).expand_as(loss)
     return (loss * weight).sum() / weight.sum().clamp(min=1)
 
@@ -53,9 +53,7 @@ def maskdit_loss(
     The `reconstruction` is `patch_error` of every token, `(B, N)`; MaskDiT's weight of it is 0.1.
     """
     seen = pixel_mask(~dropped, grid, loss.shape[-1] // grid[1])
-    hidden = dropped.to(reconstruction.dtype)
-    rebuilt = (reconstruction * hidden).sum() / hidden.sum().clamp(min=1)
-    return masked_mean(loss, seen) + weight * rebuilt
+    return masked_mean(loss, seen) + weight * masked_mean(reconstruction, dropped)
 
 
 def ensemble_loss(

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar
 
 from experiments.runtime.option_types import Key, check_ranges, keys_of
 from routing.errors import UserError, suggest
-from routing.route import Schedule, ScheduleError
+from routing.route import Route, RouteError, Schedule, ScheduleError, Segment
 
 
 class DiffusionError(UserError):
@@ -140,6 +140,26 @@ class SamplerOptions(DiffusionOptions):
     reuse: str | None = None
     reuse_every: Annotated[int, Key(least=1)] = 2  # 1: never reuse
 
+    def reused(self, depth: int, sparse: bool) -> Segment | None:
+        """Return the blocks of `depth` that are reused; a `sparse` guidance can have none."""
+        if self.reuse in (None, "none") or self.reuse_every == 1:
+            return None
+        try:
+            segments = Route.parse(self.reuse).resolve(depth).segments
+        except RouteError as error:  # which says what to type as route=
+            raise DiffusionError(str(error).replace("route", "sampler.reuse")) from None
+        require(
+            len(segments) == 1 and "@" not in str(self.reuse),
+            f"sampler.reuse={self.reuse}: one stretch of blocks is needed, such as "
+            f"2-{max(depth - 3, 2)}",
+        )
+        require(
+            not sparse,
+            f"sampler.reuse={self.reuse} needs dense passes, and this guidance drops tokens or "
+            "blocks; use one of the two",
+        )
+        return segments[0]
+
 
 @dataclass(frozen=True)
 class EulerOptions(SamplerOptions):
@@ -227,6 +247,11 @@ class GuidanceOptions(DiffusionOptions):
     def weak_label(self) -> str:
         """Label of the weak pass: `given`, `null` (the null class or text) or `random`."""
         return "null" if getattr(self, "null_class", False) else self.WEAK
+
+    @property
+    def sparse(self) -> bool:
+        """Whether some pass drops tokens or blocks."""
+        return isinstance(self, RoutedOptions | PathDropOptions)
 
     @property
     def needs_weak(self) -> bool:

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from experiments.diffusion.diffusion_options import (
     APGOptions,
-    CFGOptions,
     DiffusionError,
     GuidanceOptions,
     PathDropOptions,
@@ -49,15 +48,14 @@ class Pass:
 class Guidance:
     """A dense conditional pass, guided away from the weak pass of the options. Base of all others.
 
-    The weak pass has another label (ICG), runs a weaker checkpoint (autoguidance) or leaves out the
-    blocks of a fused span (SPRINT); one that differs in nothing is no guidance.
+    The weak pass has another label (CFG, ICG), runs a weaker checkpoint (autoguidance) or leaves
+    out the blocks of a fused span (SPRINT); one that differs in nothing is no guidance.
     """
 
     def __init__(self, options: GuidanceOptions) -> None:
         self.options = options
         dropping = isinstance(options, PathDropOptions)
-        #: Whether some pass drops tokens.
-        self.sparse = dropping or isinstance(options, RoutedOptions)
+        self.sparse = options.sparse
         self.weak_pass = Pass(options.weak_label, weak=options.needs_weak, drop=dropping)
         #: What passes with a rate do: the route, and further fields of `routing.Routing`.
         self.route: Any = None
@@ -88,7 +86,9 @@ class Guidance:
         if len(outputs) == 1:
             return outputs[0]
         strong, weak = outputs
-        return weak + self.options.scale * (strong - weak)
+        mixed = weak + self.options.scale * (strong - weak)
+        n = getattr(self.options, "channels", None)  # of CFG: the others stay conditional
+        return mixed if n is None else torch.cat([mixed[:, :n], strong[:, n:]], dim=1)
 
     def check(self, model: Any, weak_model: Any = None) -> None:
         """Refuse a model that this guidance cannot have: `DiffusionError` with the way out."""
@@ -108,18 +108,6 @@ class Guidance:
                     f"guidance.checkpoint has another {', '.join(other)} than the model "
                     f"({pair[1][other[0]]}, not {pair[0][other[0]]}); take one of the same data"
                 )
-
-
-class CFG(Guidance):
-    """Classifier-free guidance; with `low` and `high` a limited interval."""
-
-    options: CFGOptions
-
-    def combine(self, outputs: list[Tensor], memory: dict[str, Tensor]) -> Tensor:
-        """Mix the passes, in the first `channels` only if that option is set."""
-        mixed = super().combine(outputs, memory)
-        n = self.options.channels
-        return mixed if n is None else torch.cat([mixed[:, :n], outputs[0][:, n:]], dim=1)
 
 
 class Routed(Guidance):
@@ -172,7 +160,7 @@ class APG(Guidance):
 
 
 # Those that differ from `Guidance` in more than their options.
-GUIDANCE: dict[str, type[Any]] = {"cfg": CFG, "interval": CFG, "routed": Routed, "apg": APG}
+GUIDANCE: dict[str, type[Any]] = {"routed": Routed, "apg": APG}
 
 
 def has_text(model: Any) -> bool:

@@ -187,7 +187,7 @@ class Progress:
     def __init__(self, console: Console, what: str, total: int, done: int) -> None:
         self.console, self.what, self.total, self.first = console, what, total, done
         self.start = self.shown = time.monotonic()
-        self.paused = 0.0
+        self.paused = 0.0  # seconds of sampling and scoring, which are left out of the rate
         self._task: Any = None
 
     def __enter__(self) -> Progress:
@@ -215,19 +215,11 @@ class Progress:
             self.bar.stop()
             self.console._bar = None
 
-    def eta(self, done: int) -> float:
-        """Seconds that the remaining steps will take at the mean rate so far."""
-        spent = time.monotonic() - self.start - self.paused
-        return spent / max(1, done - self.first) * (self.total - done)
-
-    def pause(self, seconds: float) -> None:
-        """Leave `seconds` (sampling, scoring) out of the rate."""
-        self.paused += seconds
-
     def update(self, done: int, text: str = "") -> None:
         """Show that `done` steps are finished."""
         now = time.monotonic()
-        timing = f"[{clock(now - self.start)}<{clock(self.eta(done))}]"
+        eta = (now - self.start - self.paused) / max(1, done - self.first) * (self.total - done)
+        timing = f"[{clock(now - self.start)}<{clock(eta)}]"
         due = done >= self.total or now - self.shown >= PLAIN_EVERY_S
         if self._task is not None:
             shown = f"{grouped(done)}/{grouped(self.total)}  {text}  {timing}".replace("[", r"\[")
@@ -251,7 +243,6 @@ def open_tracker(
     """Start the optional tracker beside the files, through accelerate."""
     if name == "none":
         return
-    check_tracker(name)
     flat = {k: v if isinstance(v, (int, float, str, bool)) else str(v) for k, v in config.items()}
     options = {"wandb": {"name": run, "dir": str(folder)}, "trackio": {"name": run}}
     try:

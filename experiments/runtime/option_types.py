@@ -157,7 +157,10 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return value
     if hint is int and isinstance(value, float) and value.is_integer():
         raise ConfigError(f"{where}={value!r}: expected a whole number; type {where}={int(value)}")
-    raise ConfigError(f"{where}={value!r}: expected {_type_name(hint)}, got {type(value).__name__}")
+    shown, tip = "null" if value is None else repr(value), ""
+    if hint in (str, str | None) and type(value) in (int, float):  # a folder may be called 2026
+        tip = f"; type \"{where}='{value}'\""
+    raise ConfigError(f"{where}={shown}: expected {_type_name(hint)}{tip}")
 
 
 _TYPES = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}

@@ -26,7 +26,7 @@ from experiments.diffusion.objective import Objective, Prediction
 from experiments.diffusion.samplers import Sampler
 from experiments.runtime import signals
 from routing.rng import Draws, widest
-from routing.route import Route, RouteError, keep_count
+from routing.route import Route, keep_count
 from routing.stack import Reuse, Routing
 
 # --- blocks reused between steps ------------------------------------------------------------------
@@ -69,23 +69,8 @@ def plan_reuse(options: SamplerOptions, depth: int, sparse: bool = False) -> Reu
 
     `options.reuse` names the blocks as a route does (`4-9`, `2--3`).
     """
-    if options.reuse in (None, "none") or options.reuse_every == 1:
-        return None
-    try:
-        segments = Route.parse(options.reuse).resolve(depth).segments
-    except RouteError as error:  # which says what to type as route=
-        raise DiffusionError(str(error).replace("route", "sampler.reuse")) from None
-    if len(segments) != 1 or "@" in str(options.reuse):
-        raise DiffusionError(
-            f"sampler.reuse={options.reuse}: one stretch of blocks is needed, such as "
-            f"2-{max(depth - 3, 2)}"
-        )
-    if sparse:
-        raise DiffusionError(
-            f"sampler.reuse={options.reuse} needs dense passes, and this guidance drops tokens or "
-            "blocks; use one of the two"
-        )
-    return ReusePlan(segments[0].start, segments[0].end, options.reuse_every)
+    blocks = options.reused(depth, sparse)
+    return None if blocks is None else ReusePlan(blocks.start, blocks.end, options.reuse_every)
 
 
 # --- images ---------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ It is written under a temporary name, flushed and renamed; nothing in it is ever
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -45,24 +46,28 @@ def save(
     *,
     keep: int = 2,
     keep_every: int = 0,
+    streak: int = 0,
 ) -> Path:
     """Write the checkpoint of `step`: tensors by name, and the JSON-able rest.
 
-    The last `keep` stay, and those of every `keep_every` steps for good (0: none).
+    The last `keep` stay, those of every `keep_every` steps for good (0: none), and the one before
+    the last `streak` steps, which were bad: a roll-back goes there.
 
     Raises:
         CheckpointError: The disk is full or refuses; earlier checkpoints are untouched.
     """
     target = step_folder(folder, step)
+    spare = target.with_name(f"{target.name}.old")
     temporary = target.with_name(f".{target.name}.tmp{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
         _write(temporary, tensors, state)
-        if target.exists():
-            shutil.rmtree(target)
+        if target.exists():  # the only one, perhaps: it stays until there is another
+            os.replace(target, spare)
         os.replace(temporary, target)
         fsync_dir(target.parent)
+        shutil.rmtree(spare, ignore_errors=True)
     except _IO_ERRORS as error:
         shutil.rmtree(temporary, ignore_errors=True)
         intact = "no checkpoint was written yet"
@@ -72,8 +77,10 @@ def save(
             f"could not write the checkpoint of step {step} to {target.parent} "
             f"({_reason(error)}); {intact}: free some space and type the same command to go on"
         ) from error
-    for old, path in listed(folder)[:-keep]:
-        if not (keep_every and old % keep_every == 0):
+    saved = listed(folder)
+    before = max((old for old, _ in saved if old <= step - streak), default=None)
+    for old, path in saved[:-keep]:
+        if old != before and not (keep_every and old % keep_every == 0):
             shutil.rmtree(path, ignore_errors=True)
     return target
 
@@ -134,6 +141,11 @@ def newest(
     """
     for stale in (folder / "checkpoints").glob(".step-*"):
         shutil.rmtree(stale, ignore_errors=True)
+    for spare in (folder / "checkpoints").glob("step-*.old"):
+        # A kill came while it was written again: before the new one had the name, or after it.
+        with contextlib.suppress(OSError):
+            os.replace(spare, spare.with_suffix(""))
+        shutil.rmtree(spare, ignore_errors=True)
     for step, path in reversed(listed(folder)):
         if up_to is not None and step > up_to:
             continue

@@ -321,7 +321,7 @@ class Trainer:
                 self.save()
             raise Interrupted(asked.reason, self.state.step) from None
         self.evaluated.append(time.monotonic() - began)
-        bar.pause(self.evaluated[-1])
+        bar.paused += self.evaluated[-1]
 
     def report(self, bar: console.Progress) -> None:
         """Write one line of metrics, the heartbeat and the progress; stop a run that diverged."""

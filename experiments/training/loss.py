@@ -131,19 +131,19 @@ def make_encoder(
             f"train.encoder={name} looks at pictures, and there are none: {dataset.cannot_decode}"
         )
     if name == "random":
-        network, features = random_pyramid(ENCODERS[name]), _of_pyramid
+        network = random_pyramid(ENCODERS[name])
     elif name == "probe":
         # A copy: the cached network stays on the device that scoring put it on.
-        network, features = copy.deepcopy(probe.load()), _of_probe
+        network = copy.deepcopy(probe.load())
     else:
-        network, features = build_dinov2(name, config.eval.get("dinov2_weights")), _of_dinov2
+        network = build_dinov2(name, config.eval.get("dinov2_weights"))
     network = network.to(device).eval().requires_grad_(False)
 
     @torch.no_grad()
     def encode(x: Tensor) -> Tensor:
         pixels = dataset.to_pixels(x).to(device)
         with torch.autocast(device.type, enabled=False):
-            found = features(network, pixels)
+            found = _features(name, network, pixels)
         # One feature per token, whatever the encoder's own grid is.
         return F.adaptive_avg_pool2d(found, grid).flatten(2).transpose(1, 2)
 
@@ -159,18 +159,12 @@ def random_pyramid(channels: int) -> nn.Module:
     return nn.Sequential(first, nn.GELU(), second, nn.GELU(), last)
 
 
-# Maps of features (B, E, h, w) of uint8 pictures (B, 3, H, W).
-
-
-def _of_pyramid(network: Any, pixels: Tensor) -> Tensor:
-    return network(pixels.float() / 127.5 - 1)
-
-
-def _of_probe(network: Any, pixels: Tensor) -> Tensor:
-    return network(pixels)["spatial"]
-
-
-def _of_dinov2(network: Any, pixels: Tensor) -> Tensor:
+def _features(name: str, network: Any, pixels: Tensor) -> Tensor:
+    """Return an encoder's map of features (B, E, h, w) of uint8 pictures (B, 3, H, W)."""
+    if name == "random":
+        return network(pixels.float() / 127.5 - 1)
+    if name == "probe":
+        return network(pixels)["spatial"]
     tokens = network.forward_features(dinov2_input(pixels))[:, network.num_prefix_tokens :]
     side = int(tokens.shape[1] ** 0.5)
     return tokens.transpose(1, 2).unflatten(2, (side, side))

@@ -138,10 +138,13 @@ def banner_lines(config: Config, cost: Cost, kernels: Sequence[str]) -> list[str
         share = 1 - cost.macs_routed / cost.macs_dense
         flops += f" dense -> {big(cost.macs_routed)} routed (-{share:.0%})"
         tokens += f" -> {min(cost.tokens)} inside, chosen by {config.routing.selection}"
+    kernels = [f"kernel      {line}" for line in kernels]
+    if config.train.loss == "ensemble" and (not route or config.routing.reinsert == "none"):
+        kernels.append("loss        plain: no tokens skip and come back, for train.loss=ensemble")
     return [
         f"{name}   {big(cost.params)} parameters   {flops}   route {config.resolved_route}",
         f"blocks      {route.ruler(config.depth)}   {tokens}",
-        *(f"kernel      {line}" for line in kernels),
+        *kernels,
     ]
 
 

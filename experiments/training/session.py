@@ -19,6 +19,7 @@ import torch
 import yaml
 
 from backbones import Cost
+from experiments.config.help_text import check_ready
 from experiments.config.schema import Config
 from experiments.metrics import scoring
 from experiments.metrics.collect import gather
@@ -64,6 +65,7 @@ def train(config: Config, *, quiet: bool = False) -> Path:
         )
         show_results(console, folder)
         return folder
+    check_ready(config, accelerator.num_processes, accelerator.device.type == "cuda")
     with signals.installed():
         if not accelerator.is_main_process:
             _session(config, accelerator, console)
@@ -76,6 +78,9 @@ def train(config: Config, *, quiet: bool = False) -> Path:
                 log.write_status(folder, status, step=stop.step, steps=steps, error=stop.reason)
                 text = f"{stop.reason}: saved step {stop.step}; type the same command to go on"
                 raise Interrupted(stop.reason, stop.step, text) from None
+            except KeyboardInterrupt:
+                log.write_status(folder, "stopped", steps=steps, error="SIGINT")
+                raise
             except BaseException as error:
                 last = " ".join(str(error).split())[:500]
                 _write_failed(folder, error=f"{type(error).__name__}: {last}", steps=steps)
@@ -283,6 +288,7 @@ def settled(config: Config, *, quiet: bool = False) -> Config:
     if known is not None:
         console.say(f"precision   {known.train.precision}: settled by an earlier start of this run")
         return known
+    check_ready(runs[0], accelerator.num_processes, accelerator.device.type == "cuda")
     ratio = gather(bf16_speed(runs, accelerator))[0]
     chosen = runs[ratio > WORTH]
     console.say(

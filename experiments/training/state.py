@@ -13,7 +13,6 @@ from torch import Tensor
 from backbones import Backbone
 from experiments.config.parent import split
 from experiments.config.schema import Config, TrainConfig
-from experiments.diffusion.diffusion_options import check_weights
 from experiments.runtime.option_types import differing
 from experiments.training import checkpoint
 from routing.errors import UserError
@@ -81,7 +80,8 @@ class TrainingState:
             **{key: getattr(self, name) for key, name in _COUNTS.items()},
         }
         kept = {"keep": config.train.keep, "keep_every": config.train.keep_every}
-        checkpoint.save(folder, self.step, tensors, state, **kept)
+        streak = int(self.tally[4])
+        checkpoint.save(folder, self.step, tensors, state, **kept, streak=streak)
 
     def load(self, path: Path, hashed: dict[str, Any]) -> None:
         """Take everything from a checkpoint folder."""
@@ -112,7 +112,6 @@ class TrainingState:
         source = str(config.init)
         path, step = split(source)
         parent = checkpoint.load_model(path, step, device="cpu")
-        check_weights(f"init={source}", parent.config.objective, config.objective)
         given, own = parent.model.state_dict(), self.model.state_dict()
         # REPA's projector serves training alone: the child has its own, or none.
         left = sorted(key for key in given if key.startswith("align.") and key not in own)
@@ -120,22 +119,13 @@ class TrainingState:
             say(f"init: {len(left)} weights of REPA's projector are left behind")
         given = {key: value for key, value in given.items() if key not in left}
         given |= {k: v for k, v in own.items() if k.startswith("align.") and k not in given}
-        wrong = [
-            f"{key} ({_shape(given, key)} there, {_shape(own, key)} here)"
-            for key in sorted(given.keys() | own.keys())
-            if _shape(given, key) != _shape(own, key)
-        ]
-        if wrong:
-            more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        try:
+            self.model.load_state_dict(given)
+        except RuntimeError as error:  # which names the weights and both shapes
             raise UserError(
                 f"init={source}: {parent.config.backbone['name']}-{parent.config.size} does not "
-                f"fit {config.backbone['name']}-{config.size}: {', '.join(wrong[:3])}{more}; give "
-                "both the same backbone, size, data and learned parts"
-            )
-        self.model.load_state_dict(given)
+                f"fit {config.backbone['name']}-{config.size}: {' '.join(str(error).split())}; "
+                "give both the same backbone, size, data and learned parts"
+            ) from None
         for average, p in zip(self.ema, self.params, strict=True):
             average.copy_(p.detach())
-
-
-def _shape(tensors: dict[str, Tensor], key: str) -> str:
-    return "x".join(map(str, tensors[key].shape)) or "a number" if key in tensors else "not"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from safetensors.numpy import save_file
 from small import command, overrides, small
 
 from experiments.config import CONF, GROUPS, Config, ConfigError, TrainConfig
@@ -433,13 +434,27 @@ def test_a_full_dry_run_names_the_kernels_of_its_device_and_loads_a_weaker_model
         ("data=digits eval.metrics=[fd,adherence]", "metric adherence needs data=scenes"),
         ("data=scenes eval=digits", "digits-classifier is for data=digits, here is the data set scenes"),
         ("data=digits eval.samples=3", "with 3 neighbours need more images than that, got 3"),
+        ("data=digits train.encoder=random backbone.align={{channels:64,block:12}}", "12 blocks, 0..11"),
+        ("data=digits train.encoder=probe", "pictures of 32x32, and those of data=digits are 8x8"),
+        ("data=digits eval.features=[scenes-probe] eval.metrics=[fd]", "pictures of 32x32, and those of data=digits are 8x8"),
+        ("data=digits sampler.reuse=2-80", "sampler.reuse 2-80: .* has 12 blocks"),
+        ("data=digits sampler.reuse=2-4+6-8", "one stretch of blocks"),
+        ("data=digits route=2-8 guidance=routed sampler.reuse=2-8", "needs dense passes"),
+        ("data=digits init={tmp}/w/foreign.safetensors", "does not say which model it is of"),
+        ("data=digits init={tmp}/w/other.safetensors objective=flow", "trained with objective=edm"),
+        ("data=digits init={tmp}/w/other.safetensors", "dit with .* parameters does not fit dit with .*give both the same"),
     ],
 )
 def test_a_dry_run_refuses_what_the_run_would(words, said, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(published_files, "find_spec", lambda name: None)
-    (tmp_path / "store").mkdir()
+    for folder in ("store", "w"):
+        (tmp_path / folder).mkdir()
     (tmp_path / "store" / "manifest.json").write_text("{}")
+    other = {"config": {"objective": {"name": "edm"}}, "model": {"name": "dit", "size": "T/1", "in_channels": 1, "input_size": [8, 8], "num_classes": 10, "depth": 4}}
+    told = {key: json.dumps(value) for key, value in other.items()}
+    save_file({}, tmp_path / "w" / "foreign.safetensors")
+    save_file({}, tmp_path / "w" / "other.safetensors", told)
     with pytest.raises(UserError, match=said.format(tmp=tmp_path)):
         main([*words.format(tmp=tmp_path).split(), "dry=true"])
     assert "dry=full" not in capsys.readouterr().out

@@ -38,6 +38,34 @@ def test_last_k_and_every_n_are_kept(tmp_path):
     assert steps(tmp_path) == [3, 6, 7, 8]
 
 
+def test_the_checkpoint_before_a_bad_streak_stays_until_that_ends(tmp_path):
+    for step, streak in ((1, 0), (2, 0), (3, 1), (4, 2)):
+        write(tmp_path, step, keep=1, streak=streak)
+    assert steps(tmp_path) == [2, 4]
+    write(tmp_path, 5, keep=1)
+    assert steps(tmp_path) == [5]
+
+
+@pytest.mark.parametrize("done", [1, 2])
+def test_a_kill_while_a_checkpoint_is_replaced_leaves_the_one_or_the_other(done, tmp_path, monkeypatch):
+    write(tmp_path, 3, keep=1)
+    calls, honest = [], os.replace
+
+    def killed(*names):
+        calls.append(names)
+        if len(calls) > done:
+            raise KeyboardInterrupt
+        honest(*names)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.os, "replace", killed)
+        patch.setattr(checkpoint, "fsync_dir", lambda path: calls[9] if done == 2 else None)
+        with pytest.raises((KeyboardInterrupt, IndexError)):
+            write(tmp_path, 3, keep=1)
+    assert checkpoint.newest(tmp_path) == tmp_path / "checkpoints" / "step-00000003"
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000003"]
+
+
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "manifest"])
 def test_a_damaged_checkpoint_is_set_aside_with_a_message_and_the_one_before_taken(
     tmp_path, damage

@@ -266,7 +266,8 @@ def test_roll_back_goes_on_with_other_numbers(tmp_path, monkeypatch):
     assert steps == sorted(set(steps)), "lines of the branch that was given up are gone"
 
 
-def test_roll_back_goes_to_before_the_first_bad_step(tmp_path, monkeypatch):
+@pytest.mark.parametrize("keep", [1, 9])
+def test_roll_back_goes_to_before_the_first_bad_step(keep, tmp_path, monkeypatch):
     honest, went = Trainer.loss, []
 
     def poison(self, rows, batch=None):
@@ -280,7 +281,7 @@ def test_roll_back_goes_to_before_the_first_bad_step(tmp_path, monkeypatch):
         "train.max_bad_steps=2",
         "train.rollback=1",
         "train.save_every=1",
-        "train.keep=9",
+        f"train.keep={keep}",
     )
     train(config, quiet=True)
     # Steps 3 to 5 (counted from 0) were bad and saved as 4 to 6; step 3 is the last before them.
@@ -329,6 +330,19 @@ def test_a_signal_in_an_evaluation_saves_its_step_and_a_second_one_ends_it(tmp_p
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(1)
+
+
+def test_ctrl_c_twice_leaves_a_run_that_was_stopped_and_has_not_failed(tmp_path, monkeypatch):
+    def twice(self):
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)
+
+    monkeypatch.setattr(Trainer, "one_step", twice)
+    config = small(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, quiet=True)
+    assert json.loads((config.folder / "status.json").read_text())["status"] == "stopped"
 
 
 @pytest.mark.parametrize("code, part", [(errno.ENOSPC, "the disk is full"), (errno.EDQUOT, "the disk is full"),

@@ -103,11 +103,11 @@ def test_tensorboard_holds_the_numbers_of_the_run_folder(tmp_path):
     assert train(load(overrides(tmp_path / "runs", *SCORED)), quiet=True) == folder
 
 
-def test_an_absent_package_is_named(tmp_path, monkeypatch):
+def test_an_absent_package_is_named(monkeypatch):
     import importlib.util
 
     from routing.errors import UserError
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install trackio"):
-        console.open_tracker("trackio", tmp_path, "run", {}, None)
+        console.check_tracker("trackio")

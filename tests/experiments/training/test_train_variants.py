@@ -246,9 +246,11 @@ def test_a_dense_fine_tune_follows_repa_and_sprint(words, tmp_path):
 )
 def test_weights_of_another_objective_are_refused(parent, child, said, tmp_path):
     weights = train(small(tmp_path, *parent, "train.steps=1"), quiet=True)
-    run = make_run(small(tmp_path, *child, f"init={weights}"))
+    child_run = small(tmp_path, *child, f"init={weights}")
     with pytest.raises(UserError, match=said):
-        run.state.start_from(run.config, print)
+        train(child_run, quiet=True)
+    assert not child_run.folder.exists()
+    run = make_run(child_run)
     config = small(tmp_path, *child, "guidance=autoguidance", f"guidance.checkpoint={weights}")
     with pytest.raises(UserError, match=said):
         SamplingPipeline.make(run.model, config)
