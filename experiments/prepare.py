@@ -8,6 +8,7 @@ command again continues after an interruption.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ if __name__ == "__main__":
 from experiments.data.data_options import DataError, require
 from experiments.runtime.command import Interrupted, run_command
 from experiments.runtime.console import Console
-from experiments.runtime.files import check_replaceable
+from experiments.runtime.files import check_replaceable, locked
 from routing.errors import Parser
 
 if TYPE_CHECKING:  # it imports safetensors, which a Python without our packages lacks
@@ -95,6 +96,10 @@ def _check(given: argparse.Namespace) -> None:
             "--text openai/clip-vit-large-patch14",
         )
     check_replaceable(given.out / "manifest.json")  # before the VAE is fetched
+    # Listed once: another process of the same launch may write its plan at any moment.
+    names = {p.name for p in given.out.iterdir()} if given.out.is_dir() else set()
+    strange = {name for name in names if name[0] != "."} - {"lock"}
+    require("plan.json" in names or not strange, f"{given.out} is not empty; give a new folder")
 
 
 def _device(name: str | None) -> str:
@@ -156,21 +161,24 @@ def prepare(given: argparse.Namespace) -> None:
     same = ("vae", "size", "kind", "dtype", "shard", "text", "text_length")
     named = {name: getattr(given, name) for name in same}
     settings = StoreSettings(**named, flips=not given.no_flips, captions=given.captions_per_image)
-    writer = StoreWriter(source, vae, given.out, settings, text, given.batch, given.threads)
     rank, world = (int(os.environ.get(key, d)) for key, d in (("RANK", "0"), ("WORLD_SIZE", "1")))
-    missing = writer.missing()
-    mine = [k for k in missing if k % world == rank]
-    if mine:
-        console = Console(quiet=rank > 0, stderr=True)
-        kept = writer.shards - len(missing)
-        again = f", {kept} finished before" if kept else ""
-        console.say(f"{source.count:,} pictures in {writer.shards} shards{again}")
-        total = sum(min(given.shard, source.count - k * given.shard) for k in mine)
-        with console.progress("pictures", total) as display:
-            writer.progress = display.update
-            for k in mine:
-                writer.write(k)
-    if (manifest := writer.finish()) is None:
+    # The first process of a launch keeps others out, which would write the same files.
+    with contextlib.nullcontext() if rank else locked(given.out):
+        writer = StoreWriter(source, vae, given.out, settings, text, given.batch, given.threads)
+        missing = writer.missing()
+        mine = [k for k in missing if k % world == rank]
+        if mine:
+            console = Console(quiet=rank > 0, stderr=True)
+            kept = writer.shards - len(missing)
+            again = f", {kept} finished before" if kept else ""
+            console.say(f"{source.count:,} pictures in {writer.shards} shards{again}")
+            total = sum(min(given.shard, source.count - k * given.shard) for k in mine)
+            with console.progress("pictures", total) as display:
+                writer.progress = display.update
+                for k in mine:
+                    writer.write(k)
+        manifest = writer.finish()
+    if manifest is None:
         return
     if given.verify:
         LatentStore(given.out, verify=True)

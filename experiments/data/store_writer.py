@@ -84,16 +84,11 @@ class StoreWriter:
         plan = {"format": FORMAT, "source": self.source.fingerprint, "count": self.source.count}
         plan |= asdict(self.settings)
         path = self.out / PLAN
-        self.out.mkdir(parents=True, exist_ok=True)
-        # Listed once: another process may write its plan, the same, at any moment.
-        names = {p.name for p in self.out.iterdir() if p.name[0] != "."}
-        if PLAN not in names:
-            if names:
-                raise DataError(f"{self.out} is not empty; give a new folder")
-            atomic_write(path, json.dumps(plan, indent=1) + "\n")
-            return
         try:
             old = json_of(path.read_bytes())
+        except FileNotFoundError:
+            atomic_write(path, json.dumps(plan, indent=1) + "\n")
+            return
         except Malformed:
             raise DataError(f"{path} is damaged; give a new folder") from None
         # Older plans do not say how long their captions are.

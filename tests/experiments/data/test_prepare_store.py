@@ -24,6 +24,7 @@ from experiments.data.encoders import Autoencoder
 from experiments.data.latent_store import open_store
 from experiments.data.picture_sources import RawPicture, center_crop
 from experiments.runtime import console
+from experiments.runtime.files import locked
 from routing.rng import Draws
 
 ROOT = Path(__file__).parents[3]
@@ -155,6 +156,7 @@ def test_a_kill_loses_one_shard_and_a_rerun_continues(folder, tmp_path, vae, mon
         with pytest.raises(Killed):
             run(folder, out, vae)
     assert [p.name for p in sorted(out.iterdir())] == [
+        "lock",
         "plan.json",
         "shard-00000.json",
         "shard-00000.safetensors",
@@ -207,6 +209,7 @@ def test_a_plan_that_another_process_writes_meanwhile_is_no_stranger(
     assert run(folder, out, vae) == 0
     said = plan.read_bytes()
     shutil.rmtree(out)
+    out.mkdir()
     iterdir = Path.iterdir
 
     def late(path):
@@ -217,6 +220,20 @@ def test_a_plan_that_another_process_writes_meanwhile_is_no_stranger(
 
     monkeypatch.setattr(Path, "iterdir", late)
     assert run(folder, out, vae) == 0
+
+
+def test_a_second_launch_beside_the_first_is_refused(folder, tmp_path, vae, monkeypatch, capsys):
+    out = tmp_path / "out"
+    with locked(out):
+        fails(capsys, run(folder, out, vae), "is being written by process", "type the command again")
+        assert not (out / "plan.json").exists()
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv("RANK", "1")  # of the launch whose first process holds it
+        assert run(folder, out, vae) == 0
+    monkeypatch.undo()
+    assert run(folder, out, vae) == 0
+    with locked(out):  # as it was left
+        fails(capsys, run(folder, out, vae), "is being written")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="names are bytes")
