@@ -237,6 +237,8 @@ class TarStore(Store):
     def __init__(self, path: Path, kind: str = "auto") -> None:
         self.path = path
         self._tars = sorted(p for p in path.iterdir() if p.suffix == ".tar")
+        for tar in self._tars:
+            require(tar.is_file(), f"{tar} is no file, or a link to none; copy it again")
         self._files = [[tar.name, tar.stat().st_size] for tar in self._tars]
         times = [tar.stat().st_mtime_ns for tar in self._tars]
         self._state = json.dumps([self._files, times]).encode()

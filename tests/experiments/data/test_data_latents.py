@@ -482,6 +482,12 @@ def test_wrong_tar_layouts_are_named(tmp_path, labels):
     assert load(none, task="none").size == 4
 
 
+def test_a_link_to_no_tar_is_named(tmp_path, labels):
+    path = write_tars(tmp_path / "w", latents(COUNT), labels)
+    (path / "zz.tar").symlink_to(tmp_path / "nowhere.tar")
+    refused(lambda: load(path), "zz.tar is no file, or a link to none")
+
+
 def test_truncated_and_compressed_tars(tmp_path, labels):
     path = write_tars(tmp_path / "a", latents(COUNT), labels)
     tar = path / "shard-000001.tar"
