@@ -115,9 +115,12 @@ def _pretrained(name: str, dtype: torch.dtype, download: bool) -> Any:
             name, use_safetensors=True, local_files_only=not download, torch_dtype=dtype
         )
     except Exception as error:
-        fetch = "" if Path(name).is_dir() else f"fetch it with `hf download {name}`, or "
-        why = f"the VAE {name} cannot be loaded ({first_line(error)})"
-        raise DataError(f"{why}; {fetch}{_GIVE}") from None
+        raise _not_loaded("VAE", name, error, _GIVE) from None
+
+
+def _not_loaded(what: str, name: str, error: Exception, give: str) -> DataError:
+    fetch = "" if Path(name).is_dir() else f"fetch it with `hf download {name}`, or "
+    return DataError(f"the {what} {name} cannot be loaded ({first_line(error)}); {fetch}{give}")
 
 
 def sample_moments(moments: Tensor, draws: Draws, stream: str) -> Tensor:
@@ -269,10 +272,8 @@ class TextEncoder:
         except DataError:
             raise
         except Exception as error:
-            raise DataError(
-                f"the text encoder {name} cannot be loaded ({first_line(error)}); fetch it with "
-                f"`hf download {name}`, or give a folder"
-            ) from None
+            give = "give the folder of a CLIP or T5 model"
+            raise _not_loaded("text encoder", source, error, give) from None
         # CLIP has learnt so many positions; T5's are relative.
         most = getattr(model.config, "max_position_embeddings", None) or length
         if length > most:

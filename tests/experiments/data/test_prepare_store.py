@@ -855,6 +855,13 @@ def test_help_needs_no_torch_and_runs_from_anywhere(tmp_path):
 
 
 def test_a_typo_is_answered_without_a_traceback(tmp_path):
+def test_a_damaged_text_encoder_is_not_fetched(folder, coco, tmp_path, vae, capsys):
+    (tmp_path / "encoder").mkdir()
+    more = ("--captions", coco, "--text", tmp_path / "encoder")
+    said = fails(capsys, run(folder, tmp_path / "out", vae, *more), "cannot be loaded", "; give")
+    assert "hf download" not in said
+
+
     script = ROOT / "experiments/prepare.py"
     call = [sys.executable, str(script), "x", "y", "--size", "0"]
     done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True)
