@@ -185,7 +185,7 @@ class FolderSource(PictureSource):
 def _read_captions(path: Path) -> dict[str, tuple[str, ...]]:
     captions: dict[str, list[str]] = {}
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # Windows marks its files
         if path.suffix == ".jsonl":
             # Not `splitlines`: a caption may hold other ends of lines, such as U+2028.
             for line in filter(str.strip, text.split("\n")):

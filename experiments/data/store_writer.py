@@ -200,7 +200,9 @@ class StoreWriter:
     def _chosen(self, raw: RawPicture) -> list[str]:
         if not raw.captions:
             raise DataError(f"{raw.name} has no caption; --text needs one for every picture")
-        return list(itertools.islice(itertools.cycle(raw.captions), self.settings.captions))
+        chosen = itertools.islice(itertools.cycle(raw.captions), self.settings.captions)
+        # A text that was cut off inside a pair of JSON's \u escapes ends in half a character.
+        return [caption.encode("utf-8", "replace").decode() for caption in chosen]
 
     def _caption_tensors(self, pictures: list[RawPicture]) -> dict[str, Tensor]:
         """Return all captions as UTF-8 bytes, and where each ends."""

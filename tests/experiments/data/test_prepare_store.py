@@ -799,6 +799,23 @@ def test_a_table_without_a_column_of_the_first_is_named(pictures, tmp_path, kind
     write_table(tmp_path / f"b.{kind}", pictures)
     with pytest.raises(DataError, match=rf"b.{kind} has no column 'caption', and .*a.{kind} has"):
         open_source(tmp_path)
+def test_captions_that_nobody_asked_for_are_not_looked_at(pictures, tmp_path, vae):
+    write_table(tmp_path / "x.parquet", pictures, sentences=[[{"raw": "a cat"}]] * 7)
+    assert run(tmp_path / "x.parquet", tmp_path / "out", vae) == 0
+
+
+def test_half_a_character_at_the_end_of_a_caption(pictures, tmp_path, vae):
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p/0.png").write_bytes(pictures["animals/cat.png"])
+    lines, out = tmp_path / "c.jsonl", tmp_path / "out"
+    said = json.dumps({"file_name": "0.png", "caption": "a cat \ud83d"})
+    lines.write_text(said, encoding="utf-8-sig")  # and the mark of a file from Windows
+    more = ("--captions", lines, "--text", t5(tmp_path / "encoder"))
+    assert run(tmp_path / "p", out, vae, *more) == 0
+    data = create({"name": "latents", "path": str(out)}, task="text")
+    assert data.condition(torch.tensor([0]), "train").captions == ["a cat ?"]
+
+
 
 
 def test_a_damaged_block_of_a_table_is_named(pictures, tmp_path):
