@@ -39,9 +39,14 @@ then:
 """
 
 
+def _path(name: str) -> Path:
+    """Return a path as the shell would have it: quoted, or behind `=`, a ~ comes as it was typed."""
+    return Path(name).expanduser()
+
+
 def _full_path(name: str) -> str:
     """Return the full path of what is here, so that training finds it, or a hub's name."""
-    path = Path(name).expanduser()
+    path = _path(name)
     return str(path.resolve()) if path.exists() else name
 
 
@@ -54,8 +59,8 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = p.add_argument
-    add("pictures", type=Path, help="folder of pictures, .tar files, or .parquet and .arrow tables")
-    add("out", type=Path, help="folder of the latent store; made if it is not there")
+    add("pictures", type=_path, help="folder of pictures, .tar files, or .parquet and .arrow tables")
+    add("out", type=_path, help="folder of the latent store; made if it is not there")
     add(
         "--vae",
         type=_full_path,
@@ -68,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     add("--dtype", choices=("float16", "float32"), default="float16", help="on disk (float16)")
     add("--files", default="*", help="only files that match, such as 'train-*.parquet'")
     add("--limit", type=int, help="only the first so many pictures")
-    add("--captions", type=Path, help="COCO annotations .json, or .jsonl of file_name and caption")
+    add("--captions", type=_path, help="COCO annotations .json, or .jsonl of file_name and caption")
     add("--captions-per-image", type=int, default=1, help="captions stored for each picture (1)")
     add("--text", type=_full_path, help="CLIP or T5 text encoder for captions: a name or a folder")
     add("--text-length", type=int, default=77, help="tokens per caption (77)")

@@ -236,6 +236,14 @@ def test_a_second_launch_beside_the_first_is_refused(folder, tmp_path, vae, monk
         fails(capsys, run(folder, out, vae), "is being written")
 
 
+def test_a_quoted_tilde_is_the_home(folder, tmp_path, vae, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert run("~/photos", "~/out", vae) == 0
+    assert (tmp_path / "out/manifest.json").is_file() and not (tmp_path / "~").exists()
+    assert prepare.parser().parse_args(["a", "b", "--captions=~/c"]).captions == tmp_path / "c"
+
+
 @pytest.mark.skipif(os.name == "nt", reason="names are bytes")
 def test_names_that_are_no_utf8(pictures, tmp_path, vae):
     photos = tmp_path / "photos"
@@ -255,7 +263,7 @@ def test_the_place_of_a_single_file_is_kept_in_full(monkeypatch, tmp_path):
     assert prepare._full_path("stabilityai/sd-vae-ft-ema") == "stabilityai/sd-vae-ft-ema"
 
 
-@pytest.mark.parametrize(("value", "online"), [("", True), ("0", True), ("1", False)])
+@pytest.mark.parametrize(("value", "online"), [("", True), ("0", True), ("false", True), ("1", False), ("Yes", False)])
 def test_offline_means_what_it_means_to_the_hub(folder, tmp_path, monkeypatch, value, online):
     def asked(name, device, download):
         assert download is online
@@ -791,14 +799,6 @@ def test_a_caption_that_is_no_text_is_named(pictures, tmp_path, said):
         open_source(tmp_path, files="*.png", captions=lines)
 
 
-@pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_a_table_without_a_column_of_the_first_is_named(pictures, tmp_path, kind):
-    from experiments.data.picture_sources import open_source
-
-    write_table(tmp_path / f"a.{kind}", pictures, caption=["a"] * 7)
-    write_table(tmp_path / f"b.{kind}", pictures)
-    with pytest.raises(DataError, match=rf"b.{kind} has no column 'caption', and .*a.{kind} has"):
-        open_source(tmp_path)
 def test_captions_that_nobody_asked_for_are_not_looked_at(pictures, tmp_path, vae):
     write_table(tmp_path / "x.parquet", pictures, sentences=[[{"raw": "a cat"}]] * 7)
     assert run(tmp_path / "x.parquet", tmp_path / "out", vae) == 0
@@ -816,6 +816,14 @@ def test_half_a_character_at_the_end_of_a_caption(pictures, tmp_path, vae):
     assert data.condition(torch.tensor([0]), "train").captions == ["a cat ?"]
 
 
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_table_without_a_column_of_the_first_is_named(pictures, tmp_path, kind):
+    from experiments.data.picture_sources import open_source
+
+    write_table(tmp_path / f"a.{kind}", pictures, caption=["a"] * 7)
+    write_table(tmp_path / f"b.{kind}", pictures)
+    with pytest.raises(DataError, match=rf"b.{kind} has no column 'caption', and .*a.{kind} has"):
+        open_source(tmp_path)
 
 
 def test_a_damaged_block_of_a_table_is_named(pictures, tmp_path):
@@ -847,6 +855,13 @@ def test_missing_captions_are_named(folder, coco, tmp_path, vae, capsys):
     fails(capsys, run(folder, tmp_path / "c", vae, "--text", encoder), "give them with --captions")
 
 
+def test_a_damaged_text_encoder_is_not_fetched(folder, coco, tmp_path, vae, capsys):
+    (tmp_path / "encoder").mkdir()
+    more = ("--captions", coco, "--text", tmp_path / "encoder")
+    said = fails(capsys, run(folder, tmp_path / "out", vae, *more), "cannot be loaded", "; give")
+    assert "hf download" not in said
+
+
 def test_another_kind_of_text_model_is_named(folder, coco, tmp_path, vae, capsys):
     other = tmp_path / "bert"
     other.mkdir()
@@ -872,13 +887,6 @@ def test_help_needs_no_torch_and_runs_from_anywhere(tmp_path):
 
 
 def test_a_typo_is_answered_without_a_traceback(tmp_path):
-def test_a_damaged_text_encoder_is_not_fetched(folder, coco, tmp_path, vae, capsys):
-    (tmp_path / "encoder").mkdir()
-    more = ("--captions", coco, "--text", tmp_path / "encoder")
-    said = fails(capsys, run(folder, tmp_path / "out", vae, *more), "cannot be loaded", "; give")
-    assert "hf download" not in said
-
-
     script = ROOT / "experiments/prepare.py"
     call = [sys.executable, str(script), "x", "y", "--size", "0"]
     done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True)
