@@ -159,7 +159,11 @@ def prepare(given: argparse.Namespace) -> None:
     )
     if given.limit is not None:
         source.limit(given.limit)
-    device, online = _device(given.device), os.environ.get("HF_HUB_OFFLINE", "") in ("", "0")
+    # Unread, they may be of any type.
+    source.captioned &= given.text is not None
+    # What huggingface_hub takes for yes.
+    online = os.environ.get("HF_HUB_OFFLINE", "").upper() not in ("1", "ON", "YES", "TRUE")
+    device = _device(given.device)
     vae = Autoencoder(given.vae, device, download=online)
     asked, length = given.text, given.text_length
     text = None if asked is None else TextEncoder(asked, device, length, download=online)
