@@ -180,7 +180,11 @@ class LatentsOptions(DataOptions):
             folder = Path(path).expanduser()
             kind = layout(folder)
             if kind == "prepared":
-                Manifest.read(folder)
+                held = Manifest.read(folder)[0].kind
+                said = f"data.kind={self.kind}: {folder} holds {held}, as its manifest says"
+                # Beside a foreign store it may be said of that one.
+                fits = self.kind in ("auto", held) or self.test is not None
+                require(fits, f"{said}; leave data.kind out")
             elif kind == "tars":
                 _first_latent(min(folder.glob("*.tar")))
 

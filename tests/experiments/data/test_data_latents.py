@@ -297,6 +297,12 @@ def test_what_is_wrong_with_the_second_store_is_said_of_it(tmp_path, labels):
         refused(lambda other=other: load(path, test=str(other)), f"{other} ")
 
 
+def test_a_prepared_store_says_itself_what_it_holds(tmp_path, labels):
+    path = write_store(tmp_path / "s", latents(COUNT), labels)
+    assert load(path, kind="sample").size == COUNT
+    refused(lambda: load(path, kind="moments"), "data.kind=moments", "holds sample, as", "leave")
+
+
 def test_no_number_of_classes_means_that_of_the_store(tmp_path, labels):
     path = write_store(tmp_path / "s", latents(COUNT), labels)
     options = LatentsOptions(path=str(path), num_classes=0)
