@@ -19,7 +19,7 @@ if __name__ == "__main__":
     # Run as a script, Python puts experiments/ on the path; imports start at the repository root.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from experiments.data.data_options import DataError, require
+from experiments.data.data_options import PICTURES, DataError, require
 from experiments.runtime.command import Interrupted, run_command
 from experiments.runtime.console import Console
 from experiments.runtime.files import check_replaceable, locked
@@ -181,6 +181,9 @@ def prepare(given: argparse.Namespace) -> None:
             kept = writer.shards - len(missing)
             again = f", {kept} finished before" if kept else ""
             console.say(f"{source.count:,} pictures in {writer.shards} shards{again}")
+            if source.others:
+                few = f"{len(source.others):,} other files, such as {source.others[0]}"
+                console.say(f"passed over: {few}; pictures end in {' '.join(PICTURES)}")
             total = sum(min(given.shard, source.count - k * given.shard) for k in mine)
             with console.progress("pictures", total) as display:
                 writer.progress = display.update

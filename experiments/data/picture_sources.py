@@ -13,7 +13,7 @@ import io
 import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +56,7 @@ class PictureSource(abc.ABC):
     labelled = False  # whether every picture has a label
     captioned = False  # whether every picture has a caption
     fingerprint: str  # changes with the list of pictures
+    others: Sequence[str] = ()  # files beside the pictures that are passed over
 
     @abc.abstractmethod
     def read(self, start: int, stop: int) -> Iterator[RawPicture]:
@@ -110,7 +111,9 @@ def open_source(
             f"{path} holds no pictures: expected {' '.join(PICTURES)} files, .tar, .parquet or "
             f".arrow; found {listed}"
         )
-    return FolderSource(path, pictures, captions)
+    source, taken = FolderSource(path, pictures, captions), set(pictures)
+    source.others = [p.name for p in found if p not in taken and p.name[0] != "."]
+    return source
 
 
 def _files(top: Path, pattern: str) -> Iterator[Path]:

@@ -436,12 +436,15 @@ def test_links_are_what_they_lead_to(folder, tmp_path, vae):
     assert (tmp_path / "c/skipped.txt").read_text() == "things/gone.png\tno bytes\n"
 
 
-def test_a_flat_folder_has_no_classes(folder, pictures, tmp_path, vae):
+def test_a_flat_folder_has_no_classes(folder, pictures, tmp_path, vae, capsys):
     flat = tmp_path / "flat"
     flat.mkdir()
+    for name in ("a.gif", ".hidden", "b.txt"):
+        (flat / name).write_bytes(b"x")
     for name, data in pictures.items():
         (flat / name.split("/")[1]).write_bytes(data)
     assert run(flat, tmp_path / "out", vae) == 0
+    assert "passed over: 2 other files, such as a.gif; pictures end in .jpg" in capsys.readouterr().err
     store = open_store(tmp_path / "out")
     assert store.labels is None and store.classes == ()
 
