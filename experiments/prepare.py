@@ -13,7 +13,6 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 if __name__ == "__main__":
     # Run as a script, Python puts experiments/ on the path; imports start at the repository root.
@@ -24,9 +23,6 @@ from experiments.runtime.command import Interrupted, run_command
 from experiments.runtime.console import Console
 from experiments.runtime.files import check_replaceable, locked
 from routing.errors import Parser
-
-if TYPE_CHECKING:  # it imports safetensors, which a Python without our packages lacks
-    from experiments.data.latents_spec import Manifest
 
 _EXAMPLES = """examples:
   python experiments/prepare.py ~/photos latents/photos
@@ -40,7 +36,7 @@ then:
 
 
 def _path(name: str) -> Path:
-    """Return a path as the shell would have it: quoted, or behind `=`, a ~ comes as it was typed."""
+    """Return a path whose ~, quoted or behind `=`, is the home all the same."""
     return Path(name).expanduser()
 
 
@@ -59,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = p.add_argument
-    add("pictures", type=_path, help="folder of pictures, .tar files, or .parquet and .arrow tables")
+    add("pictures", type=_path, help="folder of pictures, .tar files, .parquet or .arrow tables")
     add("out", type=_path, help="folder of the latent store; made if it is not there")
     add(
         "--vae",
@@ -92,8 +88,7 @@ def _check(given: argparse.Namespace) -> None:
     for name in ("size", "batch", "shard", "threads", "captions_per_image", "text_length"):
         value, option = getattr(given, name), f"--{name.replace('_', '-')}"
         require(1 <= value <= 10**7, f"{option} {value}: must be at least 1, at most 10000000")
-    few = given.limit is not None and given.limit < 1
-    require(not few, f"--limit {given.limit}: must be at least 1")
+    require(given.limit is None or given.limit > 0, f"--limit {given.limit}: must be at least 1")
     for name in ("captions", "captions_per_image", "caption_column", "text_length"):
         require(
             given.text is not None or getattr(given, name) == parser().get_default(name),
@@ -120,28 +115,6 @@ def _device(name: str | None) -> str:
     except (RuntimeError, AssertionError):
         raise DataError(f"--device {device} is not there; try --device cpu") from None
     return device
-
-
-def summary(manifest: Manifest, out: Path) -> str:
-    """Return what was made, for people."""
-    size = sum(shard.bytes for shard in manifest.shards) / 2**30
-    channels, height, width = manifest.shape
-    said = [
-        f"{out}: {manifest.count:,} pictures as {manifest.kind} of {channels}x{height}x{width}"
-        + (", mirrored too" if manifest.flips else ""),
-        f"classes   {len(manifest.classes)}" if manifest.labels else "classes   none",
-        "mean      " + "  ".join(f"{value:.4f}" for value in manifest.mean),
-        "std       " + "  ".join(f"{value:.4f}" for value in manifest.std),
-        f"scaled    std {max(manifest.std) * manifest.scale_factor:.3f} at most, "
-        f"by factor {manifest.scale_factor}",
-        f"shards    {len(manifest.shards)}, {size:.2f} GB, SHA-256 in manifest.json",
-    ]
-    if manifest.text is not None:
-        said.append(f"captions  {list(manifest.text.shape)} by {manifest.text.encoder}")
-    if manifest.skipped:
-        listed = out / "skipped.txt"
-        said.append(f"skipped   {manifest.skipped} that cannot be read, listed in {listed}")
-    return "\n".join(said)
 
 
 def prepare(given: argparse.Namespace) -> None:
@@ -194,7 +167,7 @@ def prepare(given: argparse.Namespace) -> None:
         return
     if given.verify:
         LatentStore(given.out, verify=True)
-    print(summary(manifest, given.out))
+    print(manifest.summary(given.out))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -75,9 +75,17 @@ class Autoencoder:
         if reason and (reason == _NO_DIFFUSERS or folder.exists() or not download):
             raise DataError(reason)
         if folder.is_file():
-            network = load_single_file(folder)
+            network: Any = load_single_file(folder)
         else:
-            network = _pretrained(str(folder) if folder.is_dir() else name, dtype, download)
+            from diffusers import AutoencoderKL
+
+            source = str(folder) if folder.is_dir() else name
+            # Weights in safetensors only: the older .bin files are pickles.
+            how = {"use_safetensors": True, "local_files_only": not download, "torch_dtype": dtype}
+            try:
+                network = AutoencoderKL.from_pretrained(source, **how)
+            except Exception as error:
+                raise _not_loaded("VAE", source, error, _GIVE) from None
         if network.dtype != dtype:
             network = network.to(dtype=dtype)
         self.network = network.to(device).eval().requires_grad_(False)
@@ -104,18 +112,6 @@ class Autoencoder:
         """Return pictures (B, 3, H f, W f) uint8 of latents (B, C, H, W) that are not scaled."""
         x = self.network.decode(latents.to(self.device, self.dtype)).sample.float()
         return to_uint8((x + 1) * 127.5)
-
-
-def _pretrained(name: str, dtype: torch.dtype, download: bool) -> Any:
-    from diffusers import AutoencoderKL
-
-    try:
-        # Weights in safetensors only: the older .bin files are pickles.
-        return AutoencoderKL.from_pretrained(
-            name, use_safetensors=True, local_files_only=not download, torch_dtype=dtype
-        )
-    except Exception as error:
-        raise _not_loaded("VAE", name, error, _GIVE) from None
 
 
 def _not_loaded(what: str, name: str, error: Exception, give: str) -> DataError:

@@ -229,18 +229,15 @@ class Latents(LatentSpace):
                 "with every latent"
             )
         low, high = int(store.labels.min()), int(store.labels.max())
-        if high >= _MOST_CLASSES:
-            raise DataError(f"{path} has label {high}, which is damage; mend the store")
+        require(high < _MOST_CLASSES, f"{path} has label {high}, which is damage; mend the store")
         named = self._stores["train"].classes
         if store.classes != named and 0 <= low <= high < len(store.classes):
             store.labels = self._renumbered(store.labels, store.classes, path)
             high = int(store.labels.max())
         self.num_classes = self.options.num_classes or len(named) or self.num_classes or high + 1
-        if low < 0 or high >= self.num_classes:
-            raise DataError(
-                f"{path} has label {low if low < 0 else high}, outside 0..{self.num_classes - 1}; "
-                f"set data.num_classes={high + 1}, or mend the store"
-            )
+        strange = f"{path} has label {low if low < 0 else high}, outside 0..{self.num_classes - 1}"
+        mend = f"set data.num_classes={high + 1}, or mend the store"
+        require(0 <= low <= high < self.num_classes, f"{strange}; {mend}")
         self.class_names = named or tuple(str(k) for k in range(self.num_classes))
 
     def _renumbered(self, labels: Tensor, classes: Sequence[str], path: str | None) -> Tensor:

@@ -66,6 +66,27 @@ class Manifest:
         """Return the manifest as JSON."""
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
 
+    def summary(self, out: Path) -> str:
+        """Return what was made at `out`, for people."""
+        size = sum(shard.bytes for shard in self.shards) / 2**30
+        channels, height, width = self.shape
+        said = [
+            f"{out}: {self.count:,} pictures as {self.kind} of {channels}x{height}x{width}"
+            + (", mirrored too" if self.flips else ""),
+            f"classes   {len(self.classes)}" if self.labels else "classes   none",
+            "mean      " + "  ".join(f"{value:.4f}" for value in self.mean),
+            "std       " + "  ".join(f"{value:.4f}" for value in self.std),
+            f"scaled    std {max(self.std) * self.scale_factor:.3f} at most, "
+            f"by factor {self.scale_factor}",
+            f"shards    {len(self.shards)}, {size:.2f} GB, SHA-256 in manifest.json",
+        ]
+        if self.text is not None:
+            said.append(f"captions  {list(self.text.shape)} by {self.text.encoder}")
+        if self.skipped:
+            listed = out / "skipped.txt"
+            said.append(f"skipped   {self.skipped} that cannot be read, listed in {listed}")
+        return "\n".join(said)
+
     @classmethod
     def read(cls, folder: Path) -> tuple[Manifest, str]:
         """Return the manifest of a store, checked, and the start of its SHA-256."""

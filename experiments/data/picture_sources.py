@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from experiments.data.data_options import PICTURES, DataError, first_line
+from experiments.data.data_options import PICTURES, DataError, first_line, require
 from experiments.data.tars import Member, read_label, samples_of
 from routing.parsing import json_of
 
@@ -81,8 +81,8 @@ def open_source(
     the names of the `image`, `label` and `caption` columns of tables; of a folder with several
     splits only `files` whose name matches are taken.
     """
-    if not path.exists():
-        raise DataError(f"{path} does not exist; expected a folder of pictures, tars or tables")
+    expected = "expected a folder of pictures, tars or tables"
+    require(path.exists(), f"{path} does not exist; {expected}")
     try:
         found = [path] if path.is_file() else sorted({*_files(path, files)})
     except (NotImplementedError, ValueError):
@@ -164,11 +164,8 @@ class FolderSource(PictureSource):
             if missing:
                 raise DataError(f"{captions} has no caption for {missing[0]} ({len(missing)} such)")
         elif any("/" in name for name in names):
-            loose = next((name for name in names if "/" not in name), None)
-            if loose is not None:
-                raise DataError(
-                    f"{root / loose} lies beside class folders; move it into one, or away"
-                )
+            loose = next((root / name for name in names if "/" not in name), None)
+            require(loose is None, f"{loose} lies beside class folders; move it into one, or away")
             tops = [name.split("/")[0] for name in names]
             self.labelled, self.classes = True, tuple(sorted(set(tops)))
             numbers = {name: number for number, name in enumerate(self.classes)}
@@ -275,11 +272,9 @@ class TableSource(PictureSource):
         ]
         self.count = sum(rows for *_, rows in self._blocks)
         self._columns = {r: _column(schema, r, columns.get(r), first) for r in _GUESSES}
-        if self._columns["image"] is None or not self.count:
-            raise DataError(
-                f"{first} has no pictures in columns {', '.join(schema.names) or 'none'}; "
-                "name the column with --image-column"
-            )
+        bare = f"{first} has no pictures in columns {', '.join(schema.names) or 'none'}"
+        found = self._columns["image"] is not None and self.count > 0
+        require(found, f"{bare}; name the column with --image-column")
         self._wanted = [name for name in self._columns.values() if name is not None]
         for path, (found, _) in tables.items():
             if missing := [name for name in self._wanted if name not in found.names]:

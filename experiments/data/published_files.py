@@ -46,11 +46,7 @@ class ImageOptions(DataOptions):
 
     dataset = "experiments.data.dataset.PixelSet"
     package: ClassVar[tuple[str, str]] = ("", "")  # brings the files; what they are to the set
-
-    @property
-    def mirrored(self) -> bool:
-        """Whether half of the images of a training step are mirrored."""
-        return False
+    mirrored: ClassVar[bool] = False  # whether half of the images of a training step are mirrored
 
     def check(self) -> None:
         """Refuse the set where the package that brings its files is not installed."""

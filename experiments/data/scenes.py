@@ -21,13 +21,13 @@ import functools
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from experiments.data.data_options import DataError
+from experiments.data.data_options import DataError, require
 from experiments.data.dataset import Batch, Condition, Dataset, Device, Rows, to_uint8
 from experiments.data.scenes_spec import ScenesOptions
 from routing.errors import suggest
@@ -69,10 +69,6 @@ class Attributes:
 
     def __len__(self) -> int:
         return len(self.background)
-
-    def to(self, device: Device) -> Attributes:
-        """Return the attributes on another device."""
-        return Attributes(*(getattr(self, f.name).to(device) for f in fields(self)))
 
     def labels(self) -> Tensor:
         """Return the class of the large shape, (B,) int64; -1 where not exactly one is large."""
@@ -148,10 +144,8 @@ def tokenize(captions: Sequence[str]) -> Tensor:
     ids = torch.zeros(len(captions), LENGTH, dtype=torch.int64)
     for row, caption in enumerate(captions):
         words = re.findall(r"[^\s,]+|,", caption.lower())
-        if len(words) > LENGTH:
-            raise DataError(
-                f"a caption has {len(words)} words and commas; expected at most {LENGTH}"
-            )
+        said = f"a caption has {len(words)} words and commas"
+        require(len(words) <= LENGTH, f"{said}; expected at most {LENGTH}")
         for place, word in enumerate(words):
             if word not in _INDEX:
                 raise DataError(

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import Tensor
 
-from experiments.data.data_options import DataError
+from experiments.data.data_options import DataError, require
 from experiments.data.encoders import Autoencoder, TextEncoder, sample_moments
 from experiments.data.latents_spec import FORMAT, MANIFEST, Manifest, StoredShard, StoredText
 from experiments.data.picture_sources import CroppedPicture, PictureSource, RawPicture, crop_ahead
@@ -65,11 +65,9 @@ class StoreWriter:
         batch: int = 16,
         threads: int = 4,
     ) -> None:
-        if settings.size % vae.factor:
-            raise DataError(
-                f"--size {settings.size} is no multiple of the VAE's factor {vae.factor}; "
-                f"try --size {max(settings.size // vae.factor, 1) * vae.factor}"
-            )
+        said = f"--size {settings.size} is no multiple of the VAE's factor {vae.factor}"
+        fits = max(settings.size // vae.factor, 1) * vae.factor
+        require(settings.size % vae.factor == 0, f"{said}; try --size {fits}")
         if text is not None and not source.captioned:
             raise DataError("--text needs a caption for every picture; give them with --captions")
         self.source, self.vae, self.out, self.settings = source, vae, out, settings
@@ -94,13 +92,11 @@ class StoreWriter:
         # Older plans do not say how long their captions are.
         old = {"text_length": plan["text_length"]} | (old if isinstance(old, dict) else {})
         for key, value in plan.items():
-            if old.get(key) != value:
-                was = f"{key} {old.get(key)!r} instead of {value!r}"
-                if key == "source":
-                    was = "another list of pictures, other captions or columns"
-                raise DataError(
-                    f"{self.out} was begun with {was}; give the same again, or a new folder"
-                )
+            was = f"{key} {old.get(key)!r} instead of {value!r}"
+            if key == "source":
+                was = "another list of pictures, other captions or columns"
+            again = "give the same again, or a new folder"
+            require(old.get(key) == value, f"{self.out} was begun with {was}; {again}")
 
     def missing(self) -> list[int]:
         """Return the shards that are not finished."""

@@ -58,14 +58,11 @@ class TorchvisionOptions(published.ImageOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        shape, classes, _ = SETS[self.set]
+        shape, classes, mirrored = SETS[self.set]
         object.__setattr__(self, "sample_shape", shape)
         object.__setattr__(self, "class_count", classes)
-
-    @property
-    def mirrored(self) -> bool:
-        """Whether half of the images of a training step are mirrored."""
-        return SETS[self.set][2] if self.flip == "auto" else self.flip == "mirror"
+        mirrored = mirrored if self.flip == "auto" else self.flip == "mirror"
+        object.__setattr__(self, "mirrored", mirrored)
 
     def read(self) -> published.LabelledImages:
         """Return the published split."""
