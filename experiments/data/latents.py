@@ -191,6 +191,9 @@ class Latents(LatentSpace):
                 said += [("shape", [f"{list((one.text or ())[1:])} captions" for one in both])]
             if options.scaled == "auto":
                 said += [("scale (data.scaled=yes|no)", [scales[one.scaled] for one in both])]
+            factors = [one.scale_factor for one in both]
+            if None not in factors:
+                said += [("VAE", [f"latents of a VAE with scale factor {f}" for f in factors])]
             for what, (second, first) in said:
                 held = f"data.test={options.test} holds {second} and data.path {first}"
                 require(second == first, f"{held}; both must have one {what}")

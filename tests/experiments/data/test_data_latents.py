@@ -124,6 +124,9 @@ def test_second_store_is_the_test_split(tmp_path, labels):
     scaled = write_tars(tmp_path / "d", latents(3, seed=1), [0, 1, 2])
     refused(lambda: load(train, test=str(scaled)), "scaled latents and", "one scale (data.scaled")
     assert load(train, test=str(scaled), scaled="no").sizes["test"] == 3
+    manifest = test / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"scale_factor": 0.13025}))
+    refused(lambda: load(train, test=str(test)), "a VAE with scale factor 0.13025", "one VAE")
 
 
 @pytest.mark.parametrize(
