@@ -42,6 +42,7 @@ class RawPicture:
     content: bytes | None  # its bytes, still encoded; None where there are none
     label: int | None  # its class, or None
     captions: tuple[str, ...] = ()  # what it shows, in words
+    lacking: str = ""  # why there are no bytes, where that is known
 
     def __post_init__(self) -> None:
         if self.label is not None and not 0 <= self.label < 2**31:
@@ -175,11 +176,12 @@ class FolderSource(PictureSource):
     def read(self, start: int, stop: int) -> Iterator[RawPicture]:
         """Give pictures `start..stop-1`."""
         for i in range(start, stop):
+            content, why = None, ""
             try:
                 content = self._pictures[i].read_bytes()
-            except OSError:
-                content = None
-            yield RawPicture(self._names[i], content, self._labels[i], self._captions[i])
+            except OSError as error:
+                why = error.strerror or ""
+            yield RawPicture(self._names[i], content, self._labels[i], self._captions[i], why)
 
 
 def _read_captions(path: Path) -> dict[str, tuple[str, ...]]:
@@ -416,7 +418,7 @@ def center_crop(image: Image.Image, size: int) -> np.ndarray[Any, Any]:
 def crop(raw: RawPicture, size: int) -> CroppedPicture:
     """Decode and crop one picture; a damaged one becomes a reason, not an error."""
     if raw.content is None:
-        return CroppedPicture(raw, None, "no bytes")
+        return CroppedPicture(raw, None, raw.lacking or "no bytes")
     try:
         with Image.open(io.BytesIO(raw.content)) as image:
             return CroppedPicture(raw, center_crop(image, size))

@@ -218,7 +218,8 @@ class StoreWriter:
         if not count:
             (name, why), *_ = skipped
             raise DataError(
-                f"none of {self.source.count} pictures could be read; the first, {name}: {why}"
+                f"none of {self.source.count} pictures could be read; the first, {name}: {why}; "
+                "mend them and give a new folder: here they are not read again"
             )
         n = sum(note["sums"]["n"] for note in done)
         first = np.sum([note["sums"]["sum"] for note in done], 0) / n

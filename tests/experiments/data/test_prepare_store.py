@@ -310,7 +310,7 @@ def test_unreadable_pictures_are_listed_and_skipped(folder, tmp_path, vae, capsy
 def test_nothing_readable(tmp_path, vae, capsys):
     (tmp_path / "p").mkdir()
     (tmp_path / "p/a.png").write_bytes(b"x")
-    fails(capsys, run(tmp_path / "p", tmp_path / "out", vae), "none of 1 pictures", "a.png")
+    fails(capsys, run(tmp_path / "p", tmp_path / "out", vae), "none of 1 pictures", "a.png", "give a new folder")
 
 
 @pytest.fixture
@@ -433,7 +433,7 @@ def test_links_are_what_they_lead_to(folder, tmp_path, vae):
     assert content(tmp_path / "a") == content(tmp_path / "b")
     (tmp_path / "linked/things/gone.png").symlink_to(tmp_path / "nowhere.png")
     assert run(tmp_path / "linked", tmp_path / "c", vae) == 0
-    assert (tmp_path / "c/skipped.txt").read_text() == "things/gone.png\tno bytes\n"
+    assert (tmp_path / "c/skipped.txt").read_text() == "things/gone.png\tNo such file or directory\n"
 
 
 def test_a_flat_folder_has_no_classes(folder, pictures, tmp_path, vae, capsys):
