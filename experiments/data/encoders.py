@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from experiments.data.data_options import DataError, first_line
+from experiments.data.data_options import DataError, first_line, require
 from experiments.data.dataset import Device, to_uint8
 from routing.parsing import is_number
 from routing.rng import Draws
@@ -38,10 +38,9 @@ def why_not(name: str | None) -> str:
     path = Path(name).expanduser()
     if path.is_file() and path.suffix not in SUFFIXES:
         return f"{path} is no autoencoder: expected one of {' '.join(SUFFIXES)}"
-    if path.is_dir():
-        for file in _FILES:
-            if not (path / file).is_file():
-                return f"{path} has no {file}; {_GIVE}"
+    missing = [file for file in _FILES if not (path / file).is_file()]
+    if path.is_dir() and missing:
+        return f"{path} has no {missing[0]}; {_GIVE}"
     if path.exists():
         return ""
     from huggingface_hub import try_to_load_from_cache
@@ -259,17 +258,16 @@ class TextEncoder:
         local = {"local_files_only": not download}
         try:
             kind = transformers.AutoConfig.from_pretrained(source, **local).model_type
-            if kind not in _KINDS:
-                raise DataError(f"{name} is a {kind} model; expected a CLIP or T5 text encoder")
-            self.tokenizer = transformers.AutoTokenizer.from_pretrained(source, **local)
-            # Weights in safetensors only: the older .bin files are pickles.
-            network = getattr(transformers, _KINDS[kind])
-            model = network.from_pretrained(source, use_safetensors=True, **local)
-        except DataError:
-            raise
+            if kind in _KINDS:
+                self.tokenizer = transformers.AutoTokenizer.from_pretrained(source, **local)
+                # Weights in safetensors only: the older .bin files are pickles.
+                network = getattr(transformers, _KINDS[kind])
+                model = network.from_pretrained(source, use_safetensors=True, **local)
         except Exception as error:
             give = "give the folder of a CLIP or T5 model"
             raise _not_loaded("text encoder", source, error, give) from None
+        said = f"{name} is a {kind} model; expected a CLIP or T5 text encoder"
+        require(kind in _KINDS, said)
         # CLIP has learnt so many positions; T5's are relative.
         most = getattr(model.config, "max_position_embeddings", None) or length
         if length > most:

@@ -95,8 +95,8 @@ class Manifest:
             content = bytes_of(path)
             values = json_of(content)
             found = values.pop("format", None)
-            if found != FORMAT:
-                raise DataError(f"{path} has format {found!r}; this version reads {FORMAT!r}")
+            said = f"{path} has format {found!r}; this version reads {FORMAT!r}"
+            require(found == FORMAT, said)
             manifest = build(cls, values)
             sides = (manifest.shape, *([manifest.text.shape] if manifest.text else []))
             good = (
@@ -235,10 +235,9 @@ def layout(folder: Path) -> str:
         raise DataError(
             f"{folder}: prepare has not finished here; run the same command again to continue it"
         )
-    if any(name.endswith(".tar") for name in names):
-        return "tars"
-    if any(name.endswith(".safetensors") for name in names):
-        return "shards"
+    for found, suffix in (("tars", ".tar"), ("shards", ".safetensors")):
+        if any(name.endswith(suffix) for name in names):
+            return found
     raise DataError(f"{folder}: {_describe(folder, names)}")
 
 
