@@ -85,19 +85,16 @@ class Autoencoder:
                 network = AutoencoderKL.from_pretrained(source, **how)
             except Exception as error:
                 raise _not_loaded("VAE", source, error, _GIVE) from None
-        if network.dtype != dtype:
-            network = network.to(dtype=dtype)
-        self.network = network.to(device).eval().requires_grad_(False)
+        self.network = network.to(device, dtype).eval().requires_grad_(False)
         self.device, self.dtype = torch.device(device), dtype
         config = network.config
         self.channels = int(config.latent_channels)
         self.factor = 2 ** (len(config.block_out_channels) - 1)
         scale, shift = config.scaling_factor, getattr(config, "shift_factor", None) or 0.0
-        if not (is_number(scale) and is_number(shift) and scale > 0):
-            raise DataError(
-                f"the VAE {name} has scaling_factor={scale!r} and shift_factor={shift!r}; expected "
-                "numbers, the first above 0 (Stable Diffusion's has 0.18215 and null)"
-            )
+        good = is_number(scale) and is_number(shift) and scale > 0
+        said = f"the VAE {name} has scaling_factor={scale!r} and shift_factor={shift!r}"
+        right = "numbers, the first above 0 (Stable Diffusion's has 0.18215 and null)"
+        require(good, f"{said}; expected {right}")
         self.scale_factor, self.shift_factor = float(scale), float(shift)
 
     @torch.inference_mode()
@@ -266,8 +263,7 @@ class TextEncoder:
         except Exception as error:
             give = "give the folder of a CLIP or T5 model"
             raise _not_loaded("text encoder", source, error, give) from None
-        said = f"{name} is a {kind} model; expected a CLIP or T5 text encoder"
-        require(kind in _KINDS, said)
+        require(kind in _KINDS, f"{name} is a {kind} model; expected a CLIP or T5 text encoder")
         # CLIP has learnt so many positions; T5's are relative.
         most = getattr(model.config, "max_position_embeddings", None) or length
         if length > most:

@@ -290,11 +290,10 @@ class Latents(LatentSpace):
         count = min(store.count, _STATISTICS_FROM)
         index = torch.arange(count) * store.count // count
         rows = store.latents(index).double()
-        noise = torch.zeros(())
-        if store.kind == "moments":
-            rows, noise = rows[:, : self.shape[0]], rows[:, self.shape[0] :].exp()
-        mean = rows.mean((0, 2, 3))
-        variance = rows.var((0, 2, 3), correction=0) + (noise.mean((0, 2, 3)) if noise.dim() else 0)
+        mean, variance = rows.mean((0, 2, 3)), rows.var((0, 2, 3), correction=0)
+        if store.kind == "moments":  # of each channel, then of its noise
+            mean, _ = mean.chunk(2)
+            variance = variance.chunk(2)[0] + rows.chunk(2, 1)[1].exp().mean((0, 2, 3))
         constant = f"{self.options.path} has a constant channel; data.scale=std cannot scale it"
         require(bool((variance > 0).all()), constant)
         return mean.float(), variance.sqrt().float()

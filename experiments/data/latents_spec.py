@@ -95,8 +95,7 @@ class Manifest:
             content = bytes_of(path)
             values = json_of(content)
             found = values.pop("format", None)
-            said = f"{path} has format {found!r}; this version reads {FORMAT!r}"
-            require(found == FORMAT, said)
+            require(found == FORMAT, f"{path} has format {found!r}; this version reads {FORMAT!r}")
             manifest = build(cls, values)
             sides = (manifest.shape, *([manifest.text.shape] if manifest.text else []))
             good = (
