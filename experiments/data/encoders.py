@@ -85,7 +85,9 @@ class Autoencoder:
                 network = AutoencoderKL.from_pretrained(source, **how)
             except Exception as error:
                 raise _not_loaded("VAE", source, error, _GIVE) from None
-        self.network = network.to(device, dtype).eval().requires_grad_(False)
+        if network.dtype != dtype:
+            network = network.to(dtype=dtype)
+        self.network = network.to(device).eval().requires_grad_(False)
         self.device, self.dtype = torch.device(device), dtype
         config = network.config
         self.channels = int(config.latent_channels)
@@ -266,8 +268,8 @@ class TextEncoder:
         require(kind in _KINDS, f"{name} is a {kind} model; expected a CLIP or T5 text encoder")
         # CLIP has learnt so many positions; T5's are relative.
         most = getattr(model.config, "max_position_embeddings", None) or length
-        if length > most:
-            raise DataError(f"the text encoder {name} reads {most} tokens at most, not {length}")
+        reads = f"the text encoder {name} reads {most} tokens at most"
+        require(length <= most, f"{reads}, not {length}")
         self.name, self.length, self.device = name, length, torch.device(device)
         self.model = model.to(self.device).eval().requires_grad_(False)
         self.width = int(self.model.config.hidden_size)

@@ -82,8 +82,7 @@ def open_source(
     the names of the `image`, `label` and `caption` columns of tables; of a folder with several
     splits only `files` whose name matches are taken.
     """
-    expected = "expected a folder of pictures, tars or tables"
-    require(path.exists(), f"{path} does not exist; {expected}")
+    require(path.exists(), f"{path} does not exist; expected a folder of pictures, tars or tables")
     try:
         found = [path] if path.is_file() else sorted({*_files(path, files)})
     except (NotImplementedError, ValueError):
