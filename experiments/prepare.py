@@ -8,24 +8,21 @@ command again continues after an interruption.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 if __name__ == "__main__":
     # Run as a script, Python puts experiments/ on the path; imports start at the repository root.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from experiments.data.data_options import DataError, require
+from experiments.data.data_options import PICTURES, DataError, require
 from experiments.runtime.command import Interrupted, run_command
 from experiments.runtime.console import Console
-from experiments.runtime.files import check_replaceable
+from experiments.runtime.files import check_replaceable, locked
 from routing.errors import Parser
-
-if TYPE_CHECKING:  # it imports safetensors, which a Python without our packages lacks
-    from experiments.data.latents_spec import Manifest
 
 _EXAMPLES = """examples:
   python experiments/prepare.py ~/photos latents/photos
@@ -38,9 +35,14 @@ then:
 """
 
 
+def _path(name: str) -> Path:
+    """Return a path whose ~, quoted or behind `=`, is the home all the same."""
+    return Path(name).expanduser()
+
+
 def _full_path(name: str) -> str:
     """Return the full path of what is here, so that training finds it, or a hub's name."""
-    path = Path(name).expanduser()
+    path = _path(name)
     return str(path.resolve()) if path.exists() else name
 
 
@@ -53,8 +55,8 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = p.add_argument
-    add("pictures", type=Path, help="folder of pictures, .tar files, or .parquet and .arrow tables")
-    add("out", type=Path, help="folder of the latent store; made if it is not there")
+    add("pictures", type=_path, help="folder of pictures, .tar files, .parquet or .arrow tables")
+    add("out", type=_path, help="folder of the latent store; made if it is not there")
     add(
         "--vae",
         type=_full_path,
@@ -67,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
     add("--dtype", choices=("float16", "float32"), default="float16", help="on disk (float16)")
     add("--files", default="*", help="only files that match, such as 'train-*.parquet'")
     add("--limit", type=int, help="only the first so many pictures")
-    add("--captions", type=Path, help="COCO annotations .json, or .jsonl of file_name and caption")
+    add("--captions", type=_path, help="COCO annotations .json, or .jsonl of file_name and caption")
     add("--captions-per-image", type=int, default=1, help="captions stored for each picture (1)")
     add("--text", type=_full_path, help="CLIP or T5 text encoder for captions: a name or a folder")
     add("--text-length", type=int, default=77, help="tokens per caption (77)")
@@ -86,8 +88,7 @@ def _check(given: argparse.Namespace) -> None:
     for name in ("size", "batch", "shard", "threads", "captions_per_image", "text_length"):
         value, option = getattr(given, name), f"--{name.replace('_', '-')}"
         require(1 <= value <= 10**7, f"{option} {value}: must be at least 1, at most 10000000")
-    few = given.limit is not None and given.limit < 1
-    require(not few, f"--limit {given.limit}: must be at least 1")
+    require(given.limit is None or given.limit > 0, f"--limit {given.limit}: must be at least 1")
     for name in ("captions", "captions_per_image", "caption_column", "text_length"):
         require(
             given.text is not None or getattr(given, name) == parser().get_default(name),
@@ -95,6 +96,10 @@ def _check(given: argparse.Namespace) -> None:
             "--text openai/clip-vit-large-patch14",
         )
     check_replaceable(given.out / "manifest.json")  # before the VAE is fetched
+    # Listed once: another process of the same launch may write its plan at any moment.
+    names = {p.name for p in given.out.iterdir()} if given.out.is_dir() else set()
+    strange = {name for name in names if name[0] != "."} - {"lock"}
+    require("plan.json" in names or not strange, f"{given.out} is not empty; give a new folder")
 
 
 def _device(name: str | None) -> str:
@@ -112,28 +117,6 @@ def _device(name: str | None) -> str:
     return device
 
 
-def summary(manifest: Manifest, out: Path) -> str:
-    """Return what was made, for people."""
-    size = sum(shard.bytes for shard in manifest.shards) / 2**30
-    channels, height, width = manifest.shape
-    said = [
-        f"{out}: {manifest.count:,} pictures as {manifest.kind} of {channels}x{height}x{width}"
-        + (", mirrored too" if manifest.flips else ""),
-        f"classes   {len(manifest.classes)}" if manifest.labels else "classes   none",
-        "mean      " + "  ".join(f"{value:.4f}" for value in manifest.mean),
-        "std       " + "  ".join(f"{value:.4f}" for value in manifest.std),
-        f"scaled    std {max(manifest.std) * manifest.scale_factor:.3f} at most, "
-        f"by factor {manifest.scale_factor}",
-        f"shards    {len(manifest.shards)}, {size:.2f} GB, SHA-256 in manifest.json",
-    ]
-    if manifest.text is not None:
-        said.append(f"captions  {list(manifest.text.shape)} by {manifest.text.encoder}")
-    if manifest.skipped:
-        listed = out / "skipped.txt"
-        said.append(f"skipped   {manifest.skipped} that cannot be read, listed in {listed}")
-    return "\n".join(said)
-
-
 def prepare(given: argparse.Namespace) -> None:
     """Encode what this process is to encode, and finish the store if it is the last."""
     _check(given)
@@ -149,32 +132,42 @@ def prepare(given: argparse.Namespace) -> None:
     )
     if given.limit is not None:
         source.limit(given.limit)
-    device, online = _device(given.device), os.environ.get("HF_HUB_OFFLINE", "") in ("", "0")
+    # Unread, they may be of any type.
+    source.captioned &= given.text is not None
+    # What huggingface_hub takes for yes.
+    online = os.environ.get("HF_HUB_OFFLINE", "").upper() not in ("1", "ON", "YES", "TRUE")
+    device = _device(given.device)
     vae = Autoencoder(given.vae, device, download=online)
     asked, length = given.text, given.text_length
     text = None if asked is None else TextEncoder(asked, device, length, download=online)
     same = ("vae", "size", "kind", "dtype", "shard", "text", "text_length")
     named = {name: getattr(given, name) for name in same}
     settings = StoreSettings(**named, flips=not given.no_flips, captions=given.captions_per_image)
-    writer = StoreWriter(source, vae, given.out, settings, text, given.batch, given.threads)
     rank, world = (int(os.environ.get(key, d)) for key, d in (("RANK", "0"), ("WORLD_SIZE", "1")))
-    missing = writer.missing()
-    mine = [k for k in missing if k % world == rank]
-    if mine:
-        console = Console(quiet=rank > 0, stderr=True)
-        kept = writer.shards - len(missing)
-        again = f", {kept} finished before" if kept else ""
-        console.say(f"{source.count:,} pictures in {writer.shards} shards{again}")
-        total = sum(min(given.shard, source.count - k * given.shard) for k in mine)
-        with console.progress("pictures", total) as display:
-            writer.progress = display.update
-            for k in mine:
-                writer.write(k)
-    if (manifest := writer.finish()) is None:
+    # The first process of a launch keeps others out, which would write the same files.
+    with contextlib.nullcontext() if rank else locked(given.out):
+        writer = StoreWriter(source, vae, given.out, settings, text, given.batch, given.threads)
+        missing = writer.missing()
+        mine = [k for k in missing if k % world == rank]
+        if mine:
+            console = Console(quiet=rank > 0, stderr=True)
+            kept = writer.shards - len(missing)
+            again = f", {kept} finished before" if kept else ""
+            console.say(f"{source.count:,} pictures in {writer.shards} shards{again}")
+            if source.others:
+                few = f"{len(source.others):,} other files, such as {source.others[0]}"
+                console.say(f"passed over: {few}; pictures end in {' '.join(PICTURES)}")
+            total = sum(min(given.shard, source.count - k * given.shard) for k in mine)
+            with console.progress("pictures", total) as display:
+                writer.progress = display.update
+                for k in mine:
+                    writer.write(k)
+        manifest = writer.finish()
+    if manifest is None:
         return
     if given.verify:
         LatentStore(given.out, verify=True)
-    print(summary(manifest, given.out))
+    print(manifest.summary(given.out))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

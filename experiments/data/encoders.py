@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from experiments.data.data_options import DataError, first_line
+from experiments.data.data_options import DataError, first_line, require
 from experiments.data.dataset import Device, to_uint8
 from routing.parsing import is_number
 from routing.rng import Draws
@@ -38,10 +38,9 @@ def why_not(name: str | None) -> str:
     path = Path(name).expanduser()
     if path.is_file() and path.suffix not in SUFFIXES:
         return f"{path} is no autoencoder: expected one of {' '.join(SUFFIXES)}"
-    if path.is_dir():
-        for file in _FILES:
-            if not (path / file).is_file():
-                return f"{path} has no {file}; {_GIVE}"
+    missing = [file for file in _FILES if not (path / file).is_file()]
+    if path.is_dir() and missing:
+        return f"{path} has no {missing[0]}; {_GIVE}"
     if path.exists():
         return ""
     from huggingface_hub import try_to_load_from_cache
@@ -75,9 +74,17 @@ class Autoencoder:
         if reason and (reason == _NO_DIFFUSERS or folder.exists() or not download):
             raise DataError(reason)
         if folder.is_file():
-            network = load_single_file(folder)
+            network: Any = load_single_file(folder)
         else:
-            network = _pretrained(str(folder) if folder.is_dir() else name, dtype, download)
+            from diffusers import AutoencoderKL
+
+            source = str(folder) if folder.is_dir() else name
+            # Weights in safetensors only: the older .bin files are pickles.
+            how = {"use_safetensors": True, "local_files_only": not download, "torch_dtype": dtype}
+            try:
+                network = AutoencoderKL.from_pretrained(source, **how)
+            except Exception as error:
+                raise _not_loaded("VAE", source, error, _GIVE) from None
         if network.dtype != dtype:
             network = network.to(dtype=dtype)
         self.network = network.to(device).eval().requires_grad_(False)
@@ -86,11 +93,10 @@ class Autoencoder:
         self.channels = int(config.latent_channels)
         self.factor = 2 ** (len(config.block_out_channels) - 1)
         scale, shift = config.scaling_factor, getattr(config, "shift_factor", None) or 0.0
-        if not (is_number(scale) and is_number(shift) and scale > 0):
-            raise DataError(
-                f"the VAE {name} has scaling_factor={scale!r} and shift_factor={shift!r}; expected "
-                "numbers, the first above 0 (Stable Diffusion's has 0.18215 and null)"
-            )
+        good = is_number(scale) and is_number(shift) and scale > 0
+        said = f"the VAE {name} has scaling_factor={scale!r} and shift_factor={shift!r}"
+        right = "numbers, the first above 0 (Stable Diffusion's has 0.18215 and null)"
+        require(good, f"{said}; expected {right}")
         self.scale_factor, self.shift_factor = float(scale), float(shift)
 
     @torch.inference_mode()
@@ -106,18 +112,9 @@ class Autoencoder:
         return to_uint8((x + 1) * 127.5)
 
 
-def _pretrained(name: str, dtype: torch.dtype, download: bool) -> Any:
-    from diffusers import AutoencoderKL
-
-    try:
-        # Weights in safetensors only: the older .bin files are pickles.
-        return AutoencoderKL.from_pretrained(
-            name, use_safetensors=True, local_files_only=not download, torch_dtype=dtype
-        )
-    except Exception as error:
-        fetch = "" if Path(name).is_dir() else f"fetch it with `hf download {name}`, or "
-        why = f"the VAE {name} cannot be loaded ({first_line(error)})"
-        raise DataError(f"{why}; {fetch}{_GIVE}") from None
+def _not_loaded(what: str, name: str, error: Exception, give: str) -> DataError:
+    fetch = "" if Path(name).is_dir() else f"fetch it with `hf download {name}`, or "
+    return DataError(f"the {what} {name} cannot be loaded ({first_line(error)}); {fetch}{give}")
 
 
 def sample_moments(moments: Tensor, draws: Draws, stream: str) -> Tensor:
@@ -260,23 +257,19 @@ class TextEncoder:
         local = {"local_files_only": not download}
         try:
             kind = transformers.AutoConfig.from_pretrained(source, **local).model_type
-            if kind not in _KINDS:
-                raise DataError(f"{name} is a {kind} model; expected a CLIP or T5 text encoder")
-            self.tokenizer = transformers.AutoTokenizer.from_pretrained(source, **local)
-            # Weights in safetensors only: the older .bin files are pickles.
-            network = getattr(transformers, _KINDS[kind])
-            model = network.from_pretrained(source, use_safetensors=True, **local)
-        except DataError:
-            raise
+            if kind in _KINDS:
+                self.tokenizer = transformers.AutoTokenizer.from_pretrained(source, **local)
+                # Weights in safetensors only: the older .bin files are pickles.
+                network = getattr(transformers, _KINDS[kind])
+                model = network.from_pretrained(source, use_safetensors=True, **local)
         except Exception as error:
-            raise DataError(
-                f"the text encoder {name} cannot be loaded ({first_line(error)}); fetch it with "
-                f"`hf download {name}`, or give a folder"
-            ) from None
+            give = "give the folder of a CLIP or T5 model"
+            raise _not_loaded("text encoder", source, error, give) from None
+        require(kind in _KINDS, f"{name} is a {kind} model; expected a CLIP or T5 text encoder")
         # CLIP has learnt so many positions; T5's are relative.
         most = getattr(model.config, "max_position_embeddings", None) or length
-        if length > most:
-            raise DataError(f"the text encoder {name} reads {most} tokens at most, not {length}")
+        reads = f"the text encoder {name} reads {most} tokens at most"
+        require(length <= most, f"{reads}, not {length}")
         self.name, self.length, self.device = name, length, torch.device(device)
         self.model = model.to(self.device).eval().requires_grad_(False)
         self.width = int(self.model.config.hidden_size)

@@ -68,10 +68,7 @@ class FashionOptions(published.ImageOptions):
                 if hashlib.sha256(held[name]).hexdigest() != SHA256[name]:
                     why = "is cut short or is not what was published (its SHA-256 is another)"
                     raise DataError(f"{path} {why}")
-            splits = {
-                split: published.images_and_labels(held[images], held[labels], str(folder))
-                for split, (images, labels) in published.NAMES.items()
-            }
+            splits = published.splits_of(held.__getitem__, str(folder))
         return published.LabelledImages(splits, CLASSES)
 
 

@@ -237,6 +237,8 @@ class TarStore(Store):
     def __init__(self, path: Path, kind: str = "auto") -> None:
         self.path = path
         self._tars = sorted(p for p in path.iterdir() if p.suffix == ".tar")
+        for tar in self._tars:
+            require(tar.is_file(), f"{tar} is no file, or a link to none; copy it again")
         self._files = [[tar.name, tar.stat().st_size] for tar in self._tars]
         times = [tar.stat().st_mtime_ns for tar in self._tars]
         self._state = json.dumps([self._files, times]).encode()
@@ -347,11 +349,8 @@ def _read_header(handle: io.BufferedReader, member: Member, where: str) -> bytes
         raise DataError(f"{where} is no .npy array (it starts with {start[:6]!r})")
     found = _npy_header(start, where)
     needed = found[2] + found[0].itemsize * math.prod(found[1])
-    if member.size != needed:
-        raise DataError(
-            f"{where} is truncated: {_array(found)} needs {needed} bytes and {member.size} are "
-            "there"
-        )
+    said = f"{_array(found)} needs {needed} bytes and {member.size} are there"
+    require(member.size == needed, f"{where} is truncated: {said}")
     return start[: found[2]]
 
 
@@ -365,10 +364,9 @@ def _npy_header(header: bytes, where: str) -> tuple[np.dtype[Any], tuple[int, ..
         shape, fortran, dtype = read(stream, max_header_size=_HEADER_LIMIT)
     except Exception:
         raise DataError(f"{where} has a damaged .npy header") from None
-    if dtype.kind != "f" or dtype.itemsize not in (2, 4, 8) or dtype.byteorder == ">" or fortran:
-        raise DataError(
-            f"{where} holds {dtype} {list(shape)}; expected float16 or float32, C order"
-        )
+    good = dtype.kind == "f" and dtype.itemsize in (2, 4, 8) and dtype.byteorder != ">"
+    said = f"{where} holds {dtype} {list(shape)}"
+    require(good and not fortran, f"{said}; expected float16 or float32, C order")
     return dtype, shape, stream.tell()
 
 
@@ -413,8 +411,8 @@ def _read_statistics(path: Path, channels: int) -> tuple[Tensor, Tensor]:
             f"{path} holds no plain tensors mean and std (anything else is refused because it can "
             "run code); delete it and use data.scale=std to measure them"
         ) from None
-    if len(mean) != channels or len(std) != channels:
-        raise DataError(f"{path} has {len(mean)} means for {channels} channels of latents")
-    if not bool((mean.isfinite() & std.isfinite() & (std > 0)).all()):
-        raise DataError(f"{path} is damaged: expected finite means, and deviations above 0")
+    said = f"{path} has {len(mean)} means for {channels} channels of latents"
+    require(len(mean) == len(std) == channels, said)
+    good = bool((mean.isfinite() & std.isfinite() & (std > 0)).all())
+    require(good, f"{path} is damaged: expected finite means, and deviations above 0")
     return mean, std

@@ -191,6 +191,9 @@ class Latents(LatentSpace):
                 said += [("shape", [f"{list((one.text or ())[1:])} captions" for one in both])]
             if options.scaled == "auto":
                 said += [("scale (data.scaled=yes|no)", [scales[one.scaled] for one in both])]
+            factors = [one.scale_factor for one in both]
+            if None not in factors:
+                said += [("VAE", [f"latents of a VAE with scale factor {f}" for f in factors])]
             for what, (second, first) in said:
                 held = f"data.test={options.test} holds {second} and data.path {first}"
                 require(second == first, f"{held}; both must have one {what}")
@@ -229,18 +232,15 @@ class Latents(LatentSpace):
                 "with every latent"
             )
         low, high = int(store.labels.min()), int(store.labels.max())
-        if high >= _MOST_CLASSES:
-            raise DataError(f"{path} has label {high}, which is damage; mend the store")
+        require(high < _MOST_CLASSES, f"{path} has label {high}, which is damage; mend the store")
         named = self._stores["train"].classes
         if store.classes != named and 0 <= low <= high < len(store.classes):
             store.labels = self._renumbered(store.labels, store.classes, path)
             high = int(store.labels.max())
         self.num_classes = self.options.num_classes or len(named) or self.num_classes or high + 1
-        if low < 0 or high >= self.num_classes:
-            raise DataError(
-                f"{path} has label {low if low < 0 else high}, outside 0..{self.num_classes - 1}; "
-                f"set data.num_classes={high + 1}, or mend the store"
-            )
+        strange = f"{path} has label {low if low < 0 else high}, outside 0..{self.num_classes - 1}"
+        mend = f"set data.num_classes={high + 1}, or mend the store"
+        require(0 <= low <= high < self.num_classes, f"{strange}; {mend}")
         self.class_names = named or tuple(str(k) for k in range(self.num_classes))
 
     def _renumbered(self, labels: Tensor, classes: Sequence[str], path: str | None) -> Tensor:
@@ -290,11 +290,10 @@ class Latents(LatentSpace):
         count = min(store.count, _STATISTICS_FROM)
         index = torch.arange(count) * store.count // count
         rows = store.latents(index).double()
-        noise = torch.zeros(())
-        if store.kind == "moments":
-            rows, noise = rows[:, : self.shape[0]], rows[:, self.shape[0] :].exp()
-        mean = rows.mean((0, 2, 3))
-        variance = rows.var((0, 2, 3), correction=0) + (noise.mean((0, 2, 3)) if noise.dim() else 0)
+        mean, variance = rows.mean((0, 2, 3)), rows.var((0, 2, 3), correction=0)
+        if store.kind == "moments":  # of each channel, then of its noise
+            mean, _ = mean.chunk(2)
+            variance = variance.chunk(2)[0] + rows.chunk(2, 1)[1].exp().mean((0, 2, 3))
         constant = f"{self.options.path} has a constant channel; data.scale=std cannot scale it"
         require(bool((variance > 0).all()), constant)
         return mean.float(), variance.sqrt().float()

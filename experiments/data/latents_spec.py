@@ -66,6 +66,27 @@ class Manifest:
         """Return the manifest as JSON."""
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
 
+    def summary(self, out: Path) -> str:
+        """Return what was made at `out`, for people."""
+        size = sum(shard.bytes for shard in self.shards) / 2**30
+        channels, height, width = self.shape
+        said = [
+            f"{out}: {self.count:,} pictures as {self.kind} of {channels}x{height}x{width}"
+            + (", mirrored too" if self.flips else ""),
+            f"classes   {len(self.classes)}" if self.labels else "classes   none",
+            "mean      " + "  ".join(f"{value:.4f}" for value in self.mean),
+            "std       " + "  ".join(f"{value:.4f}" for value in self.std),
+            f"scaled    std {max(self.std) * self.scale_factor:.3f} at most, "
+            f"by factor {self.scale_factor}",
+            f"shards    {len(self.shards)}, {size:.2f} GB, SHA-256 in manifest.json",
+        ]
+        if self.text is not None:
+            said.append(f"captions  {list(self.text.shape)} by {self.text.encoder}")
+        if self.skipped:
+            listed = out / "skipped.txt"
+            said.append(f"skipped   {self.skipped} that cannot be read, listed in {listed}")
+        return "\n".join(said)
+
     @classmethod
     def read(cls, folder: Path) -> tuple[Manifest, str]:
         """Return the manifest of a store, checked, and the start of its SHA-256."""
@@ -74,8 +95,7 @@ class Manifest:
             content = bytes_of(path)
             values = json_of(content)
             found = values.pop("format", None)
-            if found != FORMAT:
-                raise DataError(f"{path} has format {found!r}; this version reads {FORMAT!r}")
+            require(found == FORMAT, f"{path} has format {found!r}; this version reads {FORMAT!r}")
             manifest = build(cls, values)
             sides = (manifest.shape, *([manifest.text.shape] if manifest.text else []))
             good = (
@@ -180,7 +200,11 @@ class LatentsOptions(DataOptions):
             folder = Path(path).expanduser()
             kind = layout(folder)
             if kind == "prepared":
-                Manifest.read(folder)
+                held = Manifest.read(folder)[0].kind
+                said = f"data.kind={self.kind}: {folder} holds {held}, as its manifest says"
+                # Beside a foreign store it may be said of that one.
+                fits = self.kind in ("auto", held) or self.test is not None
+                require(fits, f"{said}; leave data.kind out")
             elif kind == "tars":
                 _first_latent(min(folder.glob("*.tar")))
 
@@ -210,10 +234,9 @@ def layout(folder: Path) -> str:
         raise DataError(
             f"{folder}: prepare has not finished here; run the same command again to continue it"
         )
-    if any(name.endswith(".tar") for name in names):
-        return "tars"
-    if any(name.endswith(".safetensors") for name in names):
-        return "shards"
+    for found, suffix in (("tars", ".tar"), ("shards", ".safetensors")):
+        if any(name.endswith(suffix) for name in names):
+            return found
     raise DataError(f"{folder}: {_describe(folder, names)}")
 
 

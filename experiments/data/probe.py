@@ -90,10 +90,10 @@ def probe(images: Tensor, batch: int = 512) -> dict[str, Tensor]:
 
 
 def read(images: Tensor) -> scenes.Attributes:
-    """Return what the probe sees in pictures (N, 3, 32, 32)."""
+    """Return what the probe sees in pictures (N, 3, 32, 32), on the CPU."""
     answers = probe(images)
     keys = ("shape", "colour", "size", "background")
-    return scenes.Attributes(*(answers[key].argmax(-1) for key in keys))
+    return scenes.Attributes(*(answers[key].argmax(-1).cpu() for key in keys))
 
 
 def adherence(
@@ -109,7 +109,7 @@ def adherence(
     """
     if (labels is None) == (captions is None):
         raise DataError("adherence needs either labels or captions")
-    seen = read(images).to("cpu")
+    seen = read(images)
     if captions is not None:
         asked = scenes.read_captions(captions)
         filled, hits = asked.shape > 0, _hits(seen, asked)

@@ -12,7 +12,7 @@ import shutil
 import struct
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from importlib.util import find_spec
@@ -46,11 +46,7 @@ class ImageOptions(DataOptions):
 
     dataset = "experiments.data.dataset.PixelSet"
     package: ClassVar[tuple[str, str]] = ("", "")  # brings the files; what they are to the set
-
-    @property
-    def mirrored(self) -> bool:
-        """Whether half of the images of a training step are mirrored."""
-        return False
+    mirrored: ClassVar[bool] = False  # whether half of the images of a training step are mirrored
 
     def check(self) -> None:
         """Refuse the set where the package that brings its files is not installed."""
@@ -175,12 +171,15 @@ def content(path: Path) -> bytes:
         raise DataError(f"{path} is damaged or cannot be read ({error})") from None
 
 
-def images_and_labels(images: bytes, labels: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return images (N, 1, H, W) and labels (N,), uint8, from the bytes of a split's two files."""
-    pixels, classes = array(images, 3, where), array(labels, 1, where)
-    if len(pixels) != len(classes):
-        raise DataError(f"{where}: {len(pixels)} images and {len(classes)} labels")
-    return pixels[:, None], classes
+def splits_of(read: Callable[[str], bytes], where: str) -> dict[str, Split]:
+    """Return images (N, 1, H, W) and labels (N,), uint8, of each split of the files in `NAMES`."""
+    splits = {}
+    for split, (images, labels) in NAMES.items():
+        pixels, classes = array(read(images), 3, where), array(read(labels), 1, where)
+        if len(pixels) != len(classes):
+            raise DataError(f"{where}: {len(pixels)} images and {len(classes)} labels")
+        splits[split] = pixels[:, None], classes
+    return splits
 
 
 def array(data: bytes, dimensions: int, where: str) -> np.ndarray:

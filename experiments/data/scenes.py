@@ -21,13 +21,13 @@ import functools
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from experiments.data.data_options import DataError
+from experiments.data.data_options import DataError, require
 from experiments.data.dataset import Batch, Condition, Dataset, Device, Rows, to_uint8
 from experiments.data.scenes_spec import ScenesOptions
 from routing.errors import suggest
@@ -67,13 +67,6 @@ class Attributes:
     size: Tensor  # (B, 4) int64
     background: Tensor  # (B,) int64, counted from 0
 
-    def __len__(self) -> int:
-        return len(self.background)
-
-    def to(self, device: Device) -> Attributes:
-        """Return the attributes on another device."""
-        return Attributes(*(getattr(self, f.name).to(device) for f in fields(self)))
-
     def labels(self) -> Tensor:
         """Return the class of the large shape, (B,) int64; -1 where not exactly one is large."""
         large = self.size == 1
@@ -97,7 +90,7 @@ class Attributes:
         order = rank.argsort(1)[:, :3]
         count = (self.shape > 0).sum(1, keepdim=True)
         # The words of one kind are neighbours in the vocabulary: counted from the first of each.
-        phrase = _ids("a large red circle at the top left and", device).repeat(len(self), 4, 1)
+        phrase = _ids("a large red circle at the top left and", device).repeat(len(order), 4, 1)
         phrase[..., 1:4] += torch.stack((self.size, self.colour, self.shape), -1) - 1
         phrase[..., 6:8] += constant(((0, 0), (0, 1), (1, 0), (1, 1)), torch.int64, device)
         rows = phrase.gather(1, order[..., None].expand(-1, -1, 9))
@@ -106,7 +99,7 @@ class Attributes:
         rows[..., 8] = torch.where(left > 1, _INDEX[","], rows[..., 8])
         place, end = torch.arange(LENGTH, device=device), 9 * count - 1
         ids = F.pad(rows.flatten(1), (0, LENGTH - 27)) * (place < end)
-        tail = _ids("on a black background", device).repeat(len(self), 1)
+        tail = _ids("on a black background", device).repeat(len(order), 1)
         tail[:, 2] += self.background
         return ids.scatter(1, end + place[:4], tail)
 
@@ -148,10 +141,8 @@ def tokenize(captions: Sequence[str]) -> Tensor:
     ids = torch.zeros(len(captions), LENGTH, dtype=torch.int64)
     for row, caption in enumerate(captions):
         words = re.findall(r"[^\s,]+|,", caption.lower())
-        if len(words) > LENGTH:
-            raise DataError(
-                f"a caption has {len(words)} words and commas; expected at most {LENGTH}"
-            )
+        said = f"a caption has {len(words)} words and commas"
+        require(len(words) <= LENGTH, f"{said}; expected at most {LENGTH}")
         for place, word in enumerate(words):
             if word not in _INDEX:
                 raise DataError(

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import Tensor
 
-from experiments.data.data_options import DataError
+from experiments.data.data_options import DataError, require
 from experiments.data.encoders import Autoencoder, TextEncoder, sample_moments
 from experiments.data.latents_spec import FORMAT, MANIFEST, Manifest, StoredShard, StoredText
 from experiments.data.picture_sources import CroppedPicture, PictureSource, RawPicture, crop_ahead
@@ -65,11 +65,9 @@ class StoreWriter:
         batch: int = 16,
         threads: int = 4,
     ) -> None:
-        if settings.size % vae.factor:
-            raise DataError(
-                f"--size {settings.size} is no multiple of the VAE's factor {vae.factor}; "
-                f"try --size {max(settings.size // vae.factor, 1) * vae.factor}"
-            )
+        said = f"--size {settings.size} is no multiple of the VAE's factor {vae.factor}"
+        fits = max(settings.size // vae.factor, 1) * vae.factor
+        require(settings.size % vae.factor == 0, f"{said}; try --size {fits}")
         if text is not None and not source.captioned:
             raise DataError("--text needs a caption for every picture; give them with --captions")
         self.source, self.vae, self.out, self.settings = source, vae, out, settings
@@ -84,28 +82,21 @@ class StoreWriter:
         plan = {"format": FORMAT, "source": self.source.fingerprint, "count": self.source.count}
         plan |= asdict(self.settings)
         path = self.out / PLAN
-        self.out.mkdir(parents=True, exist_ok=True)
-        # Listed once: another process may write its plan, the same, at any moment.
-        names = {p.name for p in self.out.iterdir() if p.name[0] != "."}
-        if PLAN not in names:
-            if names:
-                raise DataError(f"{self.out} is not empty; give a new folder")
-            atomic_write(path, json.dumps(plan, indent=1) + "\n")
-            return
         try:
             old = json_of(path.read_bytes())
+        except FileNotFoundError:
+            atomic_write(path, json.dumps(plan, indent=1) + "\n")
+            return
         except Malformed:
             raise DataError(f"{path} is damaged; give a new folder") from None
         # Older plans do not say how long their captions are.
         old = {"text_length": plan["text_length"]} | (old if isinstance(old, dict) else {})
         for key, value in plan.items():
-            if old.get(key) != value:
-                was = f"{key} {old.get(key)!r} instead of {value!r}"
-                if key == "source":
-                    was = "another list of pictures, other captions or columns"
-                raise DataError(
-                    f"{self.out} was begun with {was}; give the same again, or a new folder"
-                )
+            was = f"{key} {old.get(key)!r} instead of {value!r}"
+            if key == "source":
+                was = "another list of pictures, other captions or columns"
+            again = "give the same again, or a new folder"
+            require(old.get(key) == value, f"{self.out} was begun with {was}; {again}")
 
     def missing(self) -> list[int]:
         """Return the shards that are not finished."""
@@ -205,7 +196,9 @@ class StoreWriter:
     def _chosen(self, raw: RawPicture) -> list[str]:
         if not raw.captions:
             raise DataError(f"{raw.name} has no caption; --text needs one for every picture")
-        return list(itertools.islice(itertools.cycle(raw.captions), self.settings.captions))
+        chosen = itertools.islice(itertools.cycle(raw.captions), self.settings.captions)
+        # A text that was cut off inside a pair of JSON's \u escapes ends in half a character.
+        return [caption.encode("utf-8", "replace").decode() for caption in chosen]
 
     def _caption_tensors(self, pictures: list[RawPicture]) -> dict[str, Tensor]:
         """Return all captions as UTF-8 bytes, and where each ends."""
@@ -225,7 +218,8 @@ class StoreWriter:
         if not count:
             (name, why), *_ = skipped
             raise DataError(
-                f"none of {self.source.count} pictures could be read; the first, {name}: {why}"
+                f"none of {self.source.count} pictures could be read; the first, {name}: {why}; "
+                "mend them and give a new folder: here they are not read again"
             )
         n = sum(note["sums"]["n"] for note in done)
         first = np.sum([note["sums"]["sum"] for note in done], 0) / n

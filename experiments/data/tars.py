@@ -46,7 +46,11 @@ def walk(path: Path) -> Iterator[Member]:
         size = path.stat().st_size
         with tarfile.open(path, "r:") as archive:
             for info in archive:
-                _refuse_escape(path, info)
+                links = info.issym() or info.islnk()
+                escapes = info.name.startswith("/") or ".." in PurePosixPath(info.name).parts
+                if links or escapes or info.isdev():
+                    kind = "is a link" if links else "points outside of the archive"
+                    raise DataError(f"{path}: member {info.name!r} {kind}; pack plain files only")
                 if not info.isreg():
                     continue
                 if info.offset_data + info.size > size:
@@ -68,14 +72,6 @@ def walk(path: Path) -> Iterator[Member]:
             f"{path} is truncated, compressed, or no tar archive ({error}); copy it again, "
             "or unpack a compressed one to plain .tar"
         ) from None
-
-
-def _refuse_escape(path: Path, info: tarfile.TarInfo) -> None:
-    parts = PurePosixPath(info.name).parts
-    links = info.issym() or info.islnk()
-    if info.name.startswith("/") or ".." in parts or links or info.isdev():
-        kind = "is a link" if links else "points outside of the archive"
-        raise DataError(f"{path}: member {info.name!r} {kind}; pack plain files only")
 
 
 def read_label(content: bytes, where: str) -> int:

@@ -58,14 +58,11 @@ class TorchvisionOptions(published.ImageOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        shape, classes, _ = SETS[self.set]
+        shape, classes, mirrored = SETS[self.set]
         object.__setattr__(self, "sample_shape", shape)
         object.__setattr__(self, "class_count", classes)
-
-    @property
-    def mirrored(self) -> bool:
-        """Whether half of the images of a training step are mirrored."""
-        return SETS[self.set][2] if self.flip == "auto" else self.flip == "mirror"
+        mirrored = mirrored if self.flip == "auto" else self.flip == "mirror"
+        object.__setattr__(self, "mirrored", mirrored)
 
     def read(self) -> published.LabelledImages:
         """Return the published split."""
@@ -115,10 +112,7 @@ def _mnist(kind: Any, root: Path) -> tuple[dict[str, published.Split], Sequence[
     for name, md5 in kind.resources:
         published.fetch([mirror + name for mirror in kind.mirrors], raw / name, md5)
         published.check(raw / name, md5)
-    splits = {}
-    for split, names in published.NAMES.items():
-        images, labels = (published.content(raw / f"{name}.gz") for name in names)
-        splits[split] = published.images_and_labels(images, labels, str(raw))
+    splits = published.splits_of(lambda name: published.content(raw / f"{name}.gz"), str(raw))
     return splits, kind.classes
 
 
@@ -126,14 +120,13 @@ def _emnist(kind: Any, root: Path) -> tuple[dict[str, published.Split], Sequence
     path = root / "EMNIST" / "raw" / Path(kind.url).name
     published.fetch([kind.url], path, kind.md5)
     published.check(path, kind.md5)
-    splits = {}
     with zipfile.ZipFile(path) as archive:
-        for split in published.NAMES:
-            images, labels = (
-                gzip.decompress(archive.read(f"gzip/emnist-balanced-{split}-{what}-ubyte.gz"))
-                for what in ("images-idx3", "labels-idx1")
-            )
-            pixels, classes = published.images_and_labels(images, labels, str(path))
-            # Published in column order: as they are, the letters lie on their side.
-            splits[split] = pixels.swapaxes(2, 3), classes
+
+        def read(name: str) -> bytes:
+            packed = archive.read(f"gzip/emnist-balanced-{name.replace('t10k', 'test')}.gz")
+            return gzip.decompress(packed)
+
+        splits = published.splits_of(read, str(path))
+    # Published in column order: as they are, the letters lie on their side.
+    splits = {split: (x.swapaxes(2, 3), y) for split, (x, y) in splits.items()}
     return splits, kind.classes_split_dict["balanced"]

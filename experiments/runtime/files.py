@@ -181,7 +181,7 @@ def locked(folder: Path, wait_s: float = 0.5) -> Iterator[None]:
         reason = getattr(error, "strerror", None) or error
         raise LockedError(
             f"{folder} cannot be locked ({reason}), so nothing would keep two processes apart: put "
-            "paths.runs on a file system with flock"
+            "it on a file system with flock"
         ) from error
     try:
         about = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.time()}

@@ -153,7 +153,8 @@ def test_idx_is_read_within_its_bounds(sizes, data):
 
 def test_images_and_labels_of_different_lengths(tmp_path):
     with pytest.raises(DataError, match="3 images and 2 labels"):
-        published_files.images_and_labels(idx(np.zeros((3, 2, 2))), idx(np.zeros(2)), "x")
+        files = {3: idx(np.zeros((3, 2, 2))), 1: idx(np.zeros(2))}
+        published_files.splits_of(lambda name: files[3 if "idx3" in name else 1], "x")
 
 
 def test_where_the_files_are_does_not_name_the_run():

@@ -124,6 +124,9 @@ def test_second_store_is_the_test_split(tmp_path, labels):
     scaled = write_tars(tmp_path / "d", latents(3, seed=1), [0, 1, 2])
     refused(lambda: load(train, test=str(scaled)), "scaled latents and", "one scale (data.scaled")
     assert load(train, test=str(scaled), scaled="no").sizes["test"] == 3
+    manifest = test / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"scale_factor": 0.13025}))
+    refused(lambda: load(train, test=str(test)), "a VAE with scale factor 0.13025", "one VAE")
 
 
 @pytest.mark.parametrize(
@@ -295,6 +298,12 @@ def test_what_is_wrong_with_the_second_store_is_said_of_it(tmp_path, labels):
     for name, own in (("none", None), ("more", [9] * COUNT)):
         other = write_store(tmp_path / name, latents(COUNT), own)
         refused(lambda other=other: load(path, test=str(other)), f"{other} ")
+
+
+def test_a_prepared_store_says_itself_what_it_holds(tmp_path, labels):
+    path = write_store(tmp_path / "s", latents(COUNT), labels)
+    assert load(path, kind="sample").size == COUNT
+    refused(lambda: load(path, kind="moments"), "data.kind=moments", "holds sample, as", "leave")
 
 
 def test_no_number_of_classes_means_that_of_the_store(tmp_path, labels):
@@ -480,6 +489,12 @@ def test_wrong_tar_layouts_are_named(tmp_path, labels):
     none = write_tars(tmp_path / "h", z, None)
     refused(lambda: load(none), "without labels; use task=none")
     assert load(none, task="none").size == 4
+
+
+def test_a_link_to_no_tar_is_named(tmp_path, labels):
+    path = write_tars(tmp_path / "w", latents(COUNT), labels)
+    (path / "zz.tar").symlink_to(tmp_path / "nowhere.tar")
+    refused(lambda: load(path), "zz.tar is no file, or a link to none")
 
 
 def test_truncated_and_compressed_tars(tmp_path, labels):

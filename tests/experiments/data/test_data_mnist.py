@@ -34,7 +34,7 @@ def test_4000_train_and_1000_are_held_out_the_same_share_of_each_digit(data):
 
 
 def test_pixels_are_those_of_the_file_with_a_margin_of_two(data):
-    images, labels = mnist.read(mnist.data_file())
+    images, labels = mnist.read(mnist.MnistOptions().folder() / "data/data/mnist_5k.csv.gz")
     known = {image.tobytes(): label for image, label in zip(images, labels, strict=True)}
     batch = everything(data, "test")
     pixels = data.to_pixels(batch.x)

@@ -24,6 +24,7 @@ from experiments.data.encoders import Autoencoder
 from experiments.data.latent_store import open_store
 from experiments.data.picture_sources import RawPicture, center_crop
 from experiments.runtime import console
+from experiments.runtime.files import locked
 from routing.rng import Draws
 
 ROOT = Path(__file__).parents[3]
@@ -155,6 +156,7 @@ def test_a_kill_loses_one_shard_and_a_rerun_continues(folder, tmp_path, vae, mon
         with pytest.raises(Killed):
             run(folder, out, vae)
     assert [p.name for p in sorted(out.iterdir())] == [
+        "lock",
         "plan.json",
         "shard-00000.json",
         "shard-00000.safetensors",
@@ -207,6 +209,7 @@ def test_a_plan_that_another_process_writes_meanwhile_is_no_stranger(
     assert run(folder, out, vae) == 0
     said = plan.read_bytes()
     shutil.rmtree(out)
+    out.mkdir()
     iterdir = Path.iterdir
 
     def late(path):
@@ -217,6 +220,28 @@ def test_a_plan_that_another_process_writes_meanwhile_is_no_stranger(
 
     monkeypatch.setattr(Path, "iterdir", late)
     assert run(folder, out, vae) == 0
+
+
+def test_a_second_launch_beside_the_first_is_refused(folder, tmp_path, vae, monkeypatch, capsys):
+    out = tmp_path / "out"
+    with locked(out):
+        fails(capsys, run(folder, out, vae), "is being written by process", "type the command again")
+        assert not (out / "plan.json").exists()
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv("RANK", "1")  # of the launch whose first process holds it
+        assert run(folder, out, vae) == 0
+    monkeypatch.undo()
+    assert run(folder, out, vae) == 0
+    with locked(out):  # as it was left
+        fails(capsys, run(folder, out, vae), "is being written")
+
+
+def test_a_quoted_tilde_is_the_home(folder, tmp_path, vae, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert run("~/photos", "~/out", vae) == 0
+    assert (tmp_path / "out/manifest.json").is_file() and not (tmp_path / "~").exists()
+    assert prepare.parser().parse_args(["a", "b", "--captions=~/c"]).captions == tmp_path / "c"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="names are bytes")
@@ -238,7 +263,7 @@ def test_the_place_of_a_single_file_is_kept_in_full(monkeypatch, tmp_path):
     assert prepare._full_path("stabilityai/sd-vae-ft-ema") == "stabilityai/sd-vae-ft-ema"
 
 
-@pytest.mark.parametrize(("value", "online"), [("", True), ("0", True), ("1", False)])
+@pytest.mark.parametrize(("value", "online"), [("", True), ("0", True), ("false", True), ("1", False), ("Yes", False)])
 def test_offline_means_what_it_means_to_the_hub(folder, tmp_path, monkeypatch, value, online):
     def asked(name, device, download):
         assert download is online
@@ -285,7 +310,7 @@ def test_unreadable_pictures_are_listed_and_skipped(folder, tmp_path, vae, capsy
 def test_nothing_readable(tmp_path, vae, capsys):
     (tmp_path / "p").mkdir()
     (tmp_path / "p/a.png").write_bytes(b"x")
-    fails(capsys, run(tmp_path / "p", tmp_path / "out", vae), "none of 1 pictures", "a.png")
+    fails(capsys, run(tmp_path / "p", tmp_path / "out", vae), "none of 1 pictures", "a.png", "give a new folder")
 
 
 @pytest.fixture
@@ -408,15 +433,18 @@ def test_links_are_what_they_lead_to(folder, tmp_path, vae):
     assert content(tmp_path / "a") == content(tmp_path / "b")
     (tmp_path / "linked/things/gone.png").symlink_to(tmp_path / "nowhere.png")
     assert run(tmp_path / "linked", tmp_path / "c", vae) == 0
-    assert (tmp_path / "c/skipped.txt").read_text() == "things/gone.png\tno bytes\n"
+    assert (tmp_path / "c/skipped.txt").read_text() == "things/gone.png\tNo such file or directory\n"
 
 
-def test_a_flat_folder_has_no_classes(folder, pictures, tmp_path, vae):
+def test_a_flat_folder_has_no_classes(folder, pictures, tmp_path, vae, capsys):
     flat = tmp_path / "flat"
     flat.mkdir()
+    for name in ("a.gif", ".hidden", "b.txt"):
+        (flat / name).write_bytes(b"x")
     for name, data in pictures.items():
         (flat / name.split("/")[1]).write_bytes(data)
     assert run(flat, tmp_path / "out", vae) == 0
+    assert "passed over: 2 other files, such as a.gif; pictures end in .jpg" in capsys.readouterr().err
     store = open_store(tmp_path / "out")
     assert store.labels is None and store.classes == ()
 
@@ -774,6 +802,23 @@ def test_a_caption_that_is_no_text_is_named(pictures, tmp_path, said):
         open_source(tmp_path, files="*.png", captions=lines)
 
 
+def test_captions_that_nobody_asked_for_are_not_looked_at(pictures, tmp_path, vae):
+    write_table(tmp_path / "x.parquet", pictures, sentences=[[{"raw": "a cat"}]] * 7)
+    assert run(tmp_path / "x.parquet", tmp_path / "out", vae) == 0
+
+
+def test_half_a_character_at_the_end_of_a_caption(pictures, tmp_path, vae):
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p/0.png").write_bytes(pictures["animals/cat.png"])
+    lines, out = tmp_path / "c.jsonl", tmp_path / "out"
+    said = json.dumps({"file_name": "0.png", "caption": "a cat \ud83d"})
+    lines.write_text(said, encoding="utf-8-sig")  # and the mark of a file from Windows
+    more = ("--captions", lines, "--text", t5(tmp_path / "encoder"))
+    assert run(tmp_path / "p", out, vae, *more) == 0
+    data = create({"name": "latents", "path": str(out)}, task="text")
+    assert data.condition(torch.tensor([0]), "train").captions == ["a cat ?"]
+
+
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_a_table_without_a_column_of_the_first_is_named(pictures, tmp_path, kind):
     from experiments.data.picture_sources import open_source
@@ -811,6 +856,13 @@ def test_missing_captions_are_named(folder, coco, tmp_path, vae, capsys):
     coco.write_text("{}")
     fails(capsys, run(folder, tmp_path / "b", vae, *more), "holds no captions", "annotations")
     fails(capsys, run(folder, tmp_path / "c", vae, "--text", encoder), "give them with --captions")
+
+
+def test_a_damaged_text_encoder_is_not_fetched(folder, coco, tmp_path, vae, capsys):
+    (tmp_path / "encoder").mkdir()
+    more = ("--captions", coco, "--text", tmp_path / "encoder")
+    said = fails(capsys, run(folder, tmp_path / "out", vae, *more), "cannot be loaded", "; give")
+    assert "hf download" not in said
 
 
 def test_another_kind_of_text_model_is_named(folder, coco, tmp_path, vae, capsys):
