@@ -137,7 +137,8 @@ def banner_lines(config: Config, cost: Cost, kernels: Sequence[str]) -> list[str
     if route:
         share = 1 - cost.macs_routed / cost.macs_dense
         flops += f" dense -> {big(cost.macs_routed)} routed (-{share:.0%})"
-        tokens += f" -> {min(cost.tokens)} inside, chosen by {config.routing.selection}"
+        inside = dict.fromkeys(str(cost.tokens[i]) for i in route.sparse_blocks)
+        tokens += f" -> {' and '.join(inside)} inside, chosen by {config.routing.selection}"
     kernels = [f"kernel      {line}" for line in kernels]
     if config.train.loss == "ensemble" and (not route or config.routing.reinsert == "none"):
         kernels.append("loss        plain: no tokens skip and come back, for train.loss=ensemble")

@@ -460,6 +460,11 @@ def test_a_dry_run_refuses_what_the_run_would(words, said, tmp_path, capsys, mon
     assert "dry=full" not in capsys.readouterr().out
 
 
+def test_the_banner_says_how_many_tokens_stay_in_each_route(tmp_path, capsys):
+    assert main(["route=0-4+6-9@0.75", f"paths.runs={tmp_path}", "dry=true"]) == 0
+    assert "[0 1 2 3 4] 5 [6 7 8 9] 10 11   tokens 64 -> 32 and 16 inside" in capsys.readouterr().out
+
+
 def test_a_dry_run_names_both_runs_that_precision_auto_may_become(tmp_path, capsys):
     words = [f"paths.runs={tmp_path}", "train.precision=auto"]
     named = [str(run.folder) for run in load(words).settled()]
