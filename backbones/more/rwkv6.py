@@ -4,6 +4,9 @@ The token shift is the two-dimensional one of `backbones.rwkv`, by the layout's 
 each block scans one path, the next block another one (`layers.turns`).
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -30,9 +33,11 @@ class TimeMix6(nn.Module):
     y = W_o (norm(rwkv6(r, k, v, -exp(w0 + B tanh(A x_w)), u)) silu(g))
     """
 
-    def __init__(self, width: int, path: str, missing: str, kernel: str) -> None:
+    left_out = 0  # Parameters that another block of the stack has and this one has not.
+
+    def __init__(self, width: int, index: int, options: MatrixRWKVOptions) -> None:
         super().__init__()
-        self.path, self.missing, self.kernel = path, missing, kernel
+        self.path, self.missing, self.kernel = turns(index), options.missing, options.kernel
         self.heads, rank = width // matrix_head(width), low_rank(width) // 2
         self.mix = nn.Parameter(torch.full((6, width), 0.5))
         self.mix_down = nn.Linear(width, 5 * rank, bias=False)
@@ -78,17 +83,18 @@ class RWKV6Block(Block):
     """RWKV-6 time mix, then channel mix."""
 
     branches = ("time", "channel")
+    mixer: Callable[[int, int, MatrixRWKVOptions], Any] = TimeMix6
 
     def __init__(
         self, size: Size, index: int, grid: tuple[int, int], options: MatrixRWKVOptions
     ) -> None:
         super().__init__(index)
         self.depth, width = size.depth, size.width
-        self.time = TimeMix6(width, turns(index), options.missing, options.kernel)
-        spent = sum(p.numel() for p in self.time.parameters())
+        self.time = self.mixer(width, index, options)
+        spent = sum(p.numel() for p in self.time.parameters()) + self.time.left_out
         hidden = hidden_for(width, spent, 2, width * width)
         self.channel = ChannelMix(width, hidden, options.missing)
-        self.operations = [("rwkv6", options.kernel), ("shift", "auto")]
+        self.operations = [(options.operation, options.kernel), ("shift", "auto")]
         self.lookups = [(Layout.neighbours, options.missing), (Layout.reorder, turns(index))]
 
     def initialise(self) -> None:
