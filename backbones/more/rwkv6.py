@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from backbones.layers import Block, head_norm, turns
 from backbones.more.rwkv6_spec import MatrixRWKVOptions
-from backbones.ops.matrix_state import rwkv6
+from backbones.ops.matrix_state import gla
 from backbones.ops.shift import grid_shift
 from backbones.rwkv import ChannelMix
 from backbones.sizes import Size, hidden_for, low_rank, matrix_head
@@ -30,7 +30,7 @@ class TimeMix6(nn.Module):
     """Token mixer: five token-dependent mixtures with the neighbours, then the scan.
 
     x_i = x + (shift(x) - x) (mu_i + B_i tanh(A_i (x + (shift(x) - x) mu)))
-    y = W_o (norm(rwkv6(r, k, v, -exp(w0 + B tanh(A x_w)), u)) silu(g))
+    y = W_o (norm(gla(r, k, v, -exp(w0 + B tanh(A x_w)), u)) silu(g))
     """
 
     left_out = 0  # Parameters that another block of the stack has and this one has not.
@@ -66,7 +66,7 @@ class TimeMix6(nn.Module):
         layers = (self.receptance, self.key, self.value)
         r, k, v = (layer(z) for layer, z in zip(layers, mixed[:3], strict=True))
         r, k, v, g = (z.unflatten(-1, (self.heads, -1)) for z in (r, k, v, g))
-        y = head_norm(rwkv6(r, k, v, g, self.bonus, kernel=self.kernel), self.norm)
+        y = head_norm(gla(r, k, v, g, self.bonus, kernel=self.kernel), self.norm)
         return layout.from_scan(self.output(y * F.silu(self.gate(mixed[3]))), self.path)
 
     def initialise(self, index: int, depth: int) -> None:

@@ -52,7 +52,7 @@ def test_conv(position):
 
 def test_shift():
     x = draw(2, 14, 8)
-    same(shift._padded(x, (3, 4), 2), shift.grid_shift(x, grid=(3, 4), prefix=2), (x,))
+    same(shift._padded(x, (3, 4), 2), shift.grid_shift(x, None, (3, 4), 2), (x,))
 
 
 @pytest.mark.parametrize("kept", [pytest.param(16, marks=pytest.mark.slow), 7])
