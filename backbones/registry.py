@@ -95,8 +95,7 @@ def register(spec: Spec) -> None:
     """Add a family, of this package or of any other code.
 
     Raises:
-        BackboneError: The name belongs to another family already, or that of an option to the
-            model.
+        BackboneError: The name is another family's already, or that of an option the model's.
     """
     for field in dataclasses.fields(spec.options):
         if field.name in TAKEN:

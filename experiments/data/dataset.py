@@ -337,19 +337,19 @@ class PixelSet(Dataset):
         found = options.read()
         self.class_names, self._white = tuple(found.class_names), found.white
         self._source, self._mirrored = options.source, options.mirrored
-        digest, (channels, *sides) = hashlib.sha256(), self.shape
+        digest = hashlib.sha256()
         self._pixels: dict[str, Tensor] = {}
         self._labels: dict[str, Tensor] = {}
         for split, (images, labels) in found.splits.items():
-            form = (images.dtype, images.shape[:-2])
-            missing = [side - has for side, has in zip(sides, images.shape[-2:], strict=True)]
+            missing = [self.shape[axis] - images.shape[axis] for axis in (-2, -1)]
             foreign = {*np.unique(labels).tolist()} - {*range(options.class_count)}
-            if form != (np.uint8, (len(labels), channels)) or min(missing) < 0 or foreign:
+            form = images.dtype == np.uint8 and images.shape[:-2] == (len(labels), self.shape[0])
+            if not form or min(missing) < 0 or foreign:
                 raise DataError(
                     f"data={options.name}: read() returned as {split} {images.dtype} images of "
                     f"shape {images.shape} with labels {min(labels, default=0)} to "
-                    f"{max(labels, default=0)}; expected uint8 (N, {channels}, {sides[0]}, "
-                    f"{sides[1]}), or smaller, with N labels below {options.class_count}"
+                    f"{max(labels, default=0)}; expected N of uint8 {self.shape}, or smaller, and "
+                    f"N labels below {options.class_count}"
                 )
             around = [(side // 2, side - side // 2) for side in missing]
             pixels, known = np.pad(images, [(0, 0), (0, 0), *around]), labels.astype(np.int64)

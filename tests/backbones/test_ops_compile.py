@@ -45,7 +45,7 @@ def test_ssd_with_the_initialisation_that_overflows():
 def test_conv(position):
     x, weight, bias = draw(2, 6, 3), draw(3, 4, seed=1), draw(3, seed=2)
     place = None if position is None else torch.tensor(position)
-    table = None if place is None else conv.taps(place, 4, 2)
+    table = None if place is None else conv.taps(place, 4)
     formula = conv._formula(x, weight.t().flip(0), bias, table)
     same(formula, conv.reference(x, weight, bias, place), (x, weight, bias))
 

@@ -172,9 +172,9 @@ def test_conf_lists_every_option_and_default():
         (
             np.zeros((3, 1, 9, 8), np.uint8),
             [0, 1, 2],
-            r"\(3, 1, 9, 8\).*\(N, 1, 8, 8\), or smaller",
+            r"\(3, 1, 9, 8\).*N of uint8 \(1, 8, 8\), or smaller",
         ),
-        (np.zeros((3, 3, 8, 8), np.uint8), [0, 1, 2], r"expected uint8 \(N, 1, 8, 8\)"),
+        (np.zeros((3, 3, 8, 8), np.uint8), [0, 1, 2], r"expected N of uint8 \(1, 8, 8\)"),
         (np.zeros((3, 8, 8), np.uint8), [0, 1, 2], r"shape \(3, 8, 8\)"),
         (np.zeros((3, 1, 8, 8)), [0, 1, 2], "float64 images"),
     ],
