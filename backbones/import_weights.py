@@ -136,11 +136,13 @@ def describe(state: Mapping[str, Tensor], source: str, heads: int | None = None)
     named = next((s for s in SIZES.values() if (s.depth, s.width) == (depth, width)), None)
     if heads is None and norm is not None:
         heads = width // norm.shape[0]
-    if heads is None and named is None:
-        raise BackboneError(
-            f"{source} weights of depth {depth} and width {width} are no size of ours and do "
-            "not say how many heads they have; pass heads="
-        )
+    if heads is None:
+        if named is None:
+            raise BackboneError(
+                f"{source} weights of depth {depth} and width {width} are no size of ours and do "
+                "not say how many heads they have; pass heads="
+            )
+        heads = named.heads
     options = {"qk_norm": norm is not None}
     if family == "lightningdit":
         options["rope"] = any(key.startswith("feat_rope.") for key in given)
@@ -149,7 +151,7 @@ def describe(state: Mapping[str, Tensor], source: str, heads: int | None = None)
         "size": f"{named.name if named else 'S'}/{patch}",
         "depth": depth,
         "width": width,
-        "heads": heads or (named.heads if named else None),
+        "heads": heads,
         "in_channels": channels,
         "input_size": side,
         "num_classes": labels.shape[0] - 1 if labels is not None else 0,
@@ -187,7 +189,10 @@ def load(
         raise BackboneError(f"{source} weights do not fit this model at {', '.join(wrong)}")
     given = _plain(state)
     if not _equal(given["pos_embed"][0], model.positions):
-        raise BackboneError(f"{source} weights have learned positions; ours are fixed sin-cos")
+        raise BackboneError(
+            f"{source} weights have learned positions, or none of a square grid; ours are the "
+            "fixed sin-cos of one"
+        )
     for key, wave in _ROPE.items():
         angles = rope_2d(model.size.width // model.size.heads, model.grid)
         if key in given and not _equal(given[key], wave(angles).repeat_interleave(2, 1)):
@@ -208,7 +213,9 @@ def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _equal(table: Tensor, ours: Tensor) -> bool:
-    return table.shape == ours.shape and bool((table.float() - ours).abs().max() <= 1e-4)
+    # Weights kept in half precision have their tables rounded with them.
+    rounding = {torch.float16: 1e-3, torch.bfloat16: 8e-3}.get(table.dtype, 1e-4)
+    return table.shape == ours.shape and bool((table.float() - ours).abs().max() <= rounding)
 
 
 def _family(source: str) -> str:

@@ -83,14 +83,26 @@ class Spec:
 
 _SPECS: dict[str, Spec] = {}
 OUTSIDE = "TREAD_BACKBONES"
+# What `Backbone` and `cost` take for every family: they would keep a family's option of that name.
+TAKEN = {
+    "name", "size", "in_channels", "input_size", "num_classes", "text", "learn_sigma", "attention",
+    "depth", "width", "heads", "fuse", "router", "decoder", "align",
+    "route", "reinsert", "remove", "bytes_per_value",
+}  # fmt: skip
 
 
 def register(spec: Spec) -> None:
     """Add a family, of this package or of any other code.
 
     Raises:
-        BackboneError: The name belongs to another family already.
+        BackboneError: The name is another family's already, or that of an option the model's.
     """
+    for field in dataclasses.fields(spec.options):
+        if field.name in TAKEN:
+            raise BackboneError(
+                f"backbone {spec.name!r} has an option {field.name!r}, which is an argument of "
+                "every model; rename it"
+            )
     known = _SPECS.setdefault(spec.name, spec)
     if known.block != spec.block:
         raise BackboneError(f"backbone {spec.name!r} is registered already by {known.block}")

@@ -4,13 +4,16 @@ The token shift is the two-dimensional one of `backbones.rwkv`, by the layout's 
 each block scans one path, the next block another one (`layers.turns`).
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.layers import Block, head_norm, turns
 from backbones.more.rwkv6_spec import MatrixRWKVOptions
-from backbones.ops.matrix_state import rwkv6
+from backbones.ops.matrix_state import gla
 from backbones.ops.shift import grid_shift
 from backbones.rwkv import ChannelMix
 from backbones.sizes import Size, hidden_for, low_rank, matrix_head
@@ -27,12 +30,14 @@ class TimeMix6(nn.Module):
     """Token mixer: five token-dependent mixtures with the neighbours, then the scan.
 
     x_i = x + (shift(x) - x) (mu_i + B_i tanh(A_i (x + (shift(x) - x) mu)))
-    y = W_o (norm(rwkv6(r, k, v, -exp(w0 + B tanh(A x_w)), u)) silu(g))
+    y = W_o (norm(gla(r, k, v, -exp(w0 + B tanh(A x_w)), u)) silu(g))
     """
 
-    def __init__(self, width: int, path: str, missing: str, kernel: str) -> None:
+    left_out = 0  # Parameters that another block of the stack has and this one has not.
+
+    def __init__(self, width: int, index: int, options: MatrixRWKVOptions) -> None:
         super().__init__()
-        self.path, self.missing, self.kernel = path, missing, kernel
+        self.path, self.missing, self.kernel = turns(index), options.missing, options.kernel
         self.heads, rank = width // matrix_head(width), low_rank(width) // 2
         self.mix = nn.Parameter(torch.full((6, width), 0.5))
         self.mix_down = nn.Linear(width, 5 * rank, bias=False)
@@ -61,7 +66,7 @@ class TimeMix6(nn.Module):
         layers = (self.receptance, self.key, self.value)
         r, k, v = (layer(z) for layer, z in zip(layers, mixed[:3], strict=True))
         r, k, v, g = (z.unflatten(-1, (self.heads, -1)) for z in (r, k, v, g))
-        y = head_norm(rwkv6(r, k, v, g, self.bonus, kernel=self.kernel), self.norm)
+        y = head_norm(gla(r, k, v, g, self.bonus, kernel=self.kernel), self.norm)
         return layout.from_scan(self.output(y * F.silu(self.gate(mixed[3]))), self.path)
 
     def initialise(self, index: int, depth: int) -> None:
@@ -78,17 +83,18 @@ class RWKV6Block(Block):
     """RWKV-6 time mix, then channel mix."""
 
     branches = ("time", "channel")
+    mixer: Callable[[int, int, MatrixRWKVOptions], Any] = TimeMix6
 
     def __init__(
         self, size: Size, index: int, grid: tuple[int, int], options: MatrixRWKVOptions
     ) -> None:
         super().__init__(index)
         self.depth, width = size.depth, size.width
-        self.time = TimeMix6(width, turns(index), options.missing, options.kernel)
-        spent = sum(p.numel() for p in self.time.parameters())
+        self.time = self.mixer(width, index, options)
+        spent = sum(p.numel() for p in self.time.parameters()) + self.time.left_out
         hidden = hidden_for(width, spent, 2, width * width)
         self.channel = ChannelMix(width, hidden, options.missing)
-        self.operations = [("rwkv6", options.kernel), ("shift", "auto")]
+        self.operations = [(options.operation, options.kernel), ("shift", "auto")]
         self.lookups = [(Layout.neighbours, options.missing), (Layout.reorder, turns(index))]
 
     def initialise(self) -> None:

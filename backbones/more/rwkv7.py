@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from backbones.layers import Block, head_norm, turns
-from backbones.more.rwkv6 import decay_speed
+from backbones.layers import head_norm, turns
+from backbones.more.rwkv6 import RWKV6Block, decay_speed
 from backbones.more.rwkv6_spec import MatrixRWKVOptions
 from backbones.ops.matrix_state import rwkv7
-from backbones.rwkv import ChannelMix, Shift
-from backbones.sizes import Size, hidden_for, low_rank, matrix_head
+from backbones.rwkv import Shift
+from backbones.sizes import low_rank, matrix_head
 from routing.layout import Layout
 
 SLOWEST = math.exp(-0.5)  # Log decays lie in (-e^-0.5, 0): 54 % of the state stay at least.
@@ -44,15 +44,18 @@ class TimeMix7(nn.Module):
     S <- diag(e^g) S - kk alpha (kk^T S) + k v^T, that is, it forgets what kk pointed at.
     """
 
-    def __init__(self, width: int, path: str, missing: str, kernel: str, first: bool) -> None:
+    def __init__(self, width: int, index: int, options: MatrixRWKVOptions) -> None:
         super().__init__()
-        self.path, self.kernel, self.heads = path, kernel, width // matrix_head(width)
-        self.shift = Shift(width, 6, missing)
+        self.path, self.kernel = turns(index), options.kernel
+        self.heads = width // matrix_head(width)
+        self.shift = Shift(width, 6, options.missing)
         self.receptance = nn.Linear(width, width, bias=False)
         self.key = nn.Linear(width, width, bias=False)
         self.value = nn.Linear(width, width, bias=False)
         self.decay, self.rate = LowRank(width), LowRank(width)
-        self.blend = None if first else LowRank(width)
+        self.blend = LowRank(width) if index else None
+        # Every block has the same hidden width, the first one, without `blend`, too.
+        self.left_out = 0 if index else 2 * width * low_rank(width) + width
         self.gate = LowRank(width, bias=False)
         self.key_unit = nn.Parameter(torch.ones(width))
         self.key_rate = nn.Parameter(torch.ones(width))
@@ -100,24 +103,11 @@ class TimeMix7(nn.Module):
         nn.init.uniform_(self.bonus, -0.1, 0.1)
 
 
-class RWKV7Block(Block):
+class RWKV7Block(RWKV6Block):
     """RWKV-7 time mix, then channel mix."""
 
     carries = ("v_first",)
-
-    def __init__(
-        self, size: Size, index: int, grid: tuple[int, int], options: MatrixRWKVOptions
-    ) -> None:
-        super().__init__(index)
-        self.depth, width = size.depth, size.width
-        self.time = TimeMix7(width, turns(index), options.missing, options.kernel, index == 0)
-        spent = sum(p.numel() for p in self.time.parameters())
-        if index == 0:  # Every block has the same hidden width, this one without `blend` too.
-            spent += 2 * width * low_rank(width) + width
-        hidden = hidden_for(width, spent, 2, width * width)
-        self.channel = ChannelMix(width, hidden, options.missing)
-        self.operations = [("rwkv7", options.kernel), ("shift", "auto")]
-        self.lookups = [(Layout.neighbours, options.missing), (Layout.reorder, turns(index))]
+    mixer = TimeMix7
 
     def forward(
         self, x: Tensor, cond: Tensor, layout: Layout, state: dict[str, Tensor] | None = None
@@ -125,9 +115,3 @@ class RWKV7Block(Block):
         """Run both branches on tokens (B, T, D); `state` carries the values of block 0."""
         state = {} if state is None else state
         return self.run(x, cond, layout, partial(self.time, state=state), self.channel)
-
-    def initialise(self) -> None:
-        """Draw weights."""
-        super().initialise()
-        self.time.initialise(self.index, self.depth)
-        self.channel.initialise(self.index, self.depth)

@@ -86,7 +86,7 @@ def causal_conv(
         ).transpose(1, 2)
     if name == "triton":
         return kernel_function("conv", "triton")(x, weight, bias, position, activation == "silu")
-    table = None if position is None else taps(position, weight.shape[1], x.shape[0])
+    table = None if position is None else taps(position, weight.shape[1])
     if name == "native":
         return native.conv(x, weight.t().flip(0), bias, table, activation == "silu")
     rows = weight.to(x.dtype).t().flip(0).contiguous()  # (W, C), row j for distance j
@@ -111,7 +111,7 @@ def kernel_misfit(kernel: str, channels: int, width: int, compact: bool) -> str 
     return None if 2 <= width <= 4 else f"width {width} is not 2, 3 or 4"
 
 
-def taps(position: Tensor, width: int, batch: int) -> Tensor:
+def taps(position: Tensor, width: int) -> Tensor:
     """Return (1 or B, W-1, T): the token at distance 1..W-1 before, or T where there is none."""
     p = position if position.dim() == 2 else position[None]
     tokens = p.shape[1]

@@ -128,11 +128,10 @@ def without_native() -> Iterator[None]:
 
 
 def kernel_function(op: str, kernel: str) -> Callable[..., Any]:
-    """Return the function of a kernel that `resolve` chose, or raise a `KernelError`."""
-    found = probe(op, kernel)
-    if found.function is None:
-        raise KernelError(_cannot(op, kernel, [(kernel, found.reason)]))
-    return found.function
+    """Return the function of a kernel that `resolve` chose."""
+    function = probe(op, kernel).function
+    assert function is not None
+    return function
 
 
 def _fla_is_wrong() -> bool:

@@ -4,7 +4,7 @@ r"""Scans with a matrix state and a decay per key channel, cut in chunks: GLA, R
 
     S_t = diag(exp(g_t)) S_{t-1} + k_t v_t^T,    y_t = q_t^T S_t
 
-`rwkv6`, Peng et al., Eagle and Finch (arXiv 2404.05892), with a bonus u for the token itself:
+With a bonus u for the token itself, RWKV-6 (Peng et al., Eagle and Finch, arXiv 2404.05892):
 
     y_t = r_t^T (S_{t-1} + diag(u) k_t v_t^T),    S_t = diag(exp(g_t)) S_{t-1} + k_t v_t^T
 
@@ -111,15 +111,22 @@ def reference(
 
 
 def gla(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, chunk: int = CHUNK, kernel: str = "auto"
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    u: Tensor | None = None,
+    chunk: int = CHUNK,
+    kernel: str = "auto",
 ) -> Tensor:
-    """Gated linear attention, without a scale.
+    """Gated linear attention, without a scale; RWKV-6's time mixing with a bonus.
 
     Args:
         q: Queries (B, T, H, K).
         k: Keys (B, T, H, K).
         v: Values (B, T, H, V).
         g: Log decays (B, T, H, K), at most 0; clamped at -10.
+        u: RWKV-6's bonus (H, K) for the token itself, of which q are receptances then.
         chunk: Tokens of one chunk; need not divide T. At most 16 keeps float32 finite.
         kernel: auto | torch | reference | fla.
 
@@ -129,19 +136,7 @@ def gla(
     Raises:
         KernelError: The kernel asked for cannot run.
     """
-    return _with_decay("gla", q, k, v, g, None, chunk, kernel)
-
-
-def rwkv6(
-    r: Tensor, k: Tensor, v: Tensor, g: Tensor, u: Tensor, chunk: int = CHUNK, kernel: str = "auto"
-) -> Tensor:
-    """RWKV-6's time mixing: `gla` of receptances r, with a bonus u (H, K) for the token itself."""
-    return _with_decay("rwkv6", r, k, v, g, u, chunk, kernel)
-
-
-def _with_decay(
-    op: str, q: Tensor, k: Tensor, v: Tensor, g: Tensor, u: Tensor | None, chunk: int, kernel: str
-) -> Tensor:
+    op = "gla" if u is None else "rwkv6"
     name = choose(op, kernel, v)
     if name == "reference":
         return reference(q, k, v, g, u)

@@ -23,10 +23,7 @@ def reference(x: Tensor, neighbours: Tensor) -> Tensor:
 
 
 def grid_shift(
-    x: Tensor,
-    neighbours: Tensor | None = None,
-    grid: tuple[int, int] | None = None,
-    prefix: int = 0,
+    x: Tensor, neighbours: Tensor, grid: tuple[int, int] | None = None, prefix: int = 0
 ) -> Tensor:
     """Shift quarters of the channels by one grid step.
 
@@ -36,21 +33,15 @@ def grid_shift(
             the tokens; T for a row of zeros, the token's own index for itself. No two other tokens
             may share a neighbour on the same side (on a grid they cannot).
         grid: (H, W) if the tokens are `prefix` tokens and then the whole grid in raster order: the
-            table is not needed.
+            table is not read.
         prefix: Tokens before the grid; they have no neighbours.
 
     Returns:
         (B, T, D). Neighbours outside the grid are zeros.
     """
-    if x.shape[-1] % 4:
-        raise ValueError(
-            f"grid_shift splits the channels in four; width {x.shape[-1]} is not a multiple of 4"
-        )
     plain = torch.compiler.is_compiling()
     if grid is not None:
         return _padded(x, grid, prefix) if plain else _GridShift.apply(x, grid, prefix)
-    if neighbours is None:
-        raise ValueError("grid_shift needs neighbours where the grid is not whole")
     return reference(x, neighbours) if plain else _TableShift.apply(x, neighbours)
 
 

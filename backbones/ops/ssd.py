@@ -32,9 +32,8 @@ def reference(
 ) -> Tensor:
     """The recurrence, literally, in float64, token by token. Shapes as `ssd`."""
     batch, tokens, heads, width = x.shape
-    repeat = heads // B.shape[2]
     xs, ds, decay = x.double(), dt.double(), A.double()
-    keys, queries = (m.double().repeat_interleave(repeat, 2) for m in (B, C))
+    keys, queries = (m.double().expand(-1, -1, heads, -1) for m in (B, C))
     gap = torch.ones(tokens, device=x.device) if decay_gap is None else decay_gap
     gap = gap.double().expand(batch, tokens)
     state = xs.new_zeros(batch, heads, B.shape[3], width)
@@ -65,8 +64,8 @@ def ssd(
         x: (B, T, H, P) inputs of H heads of width P.
         dt: (B, T, H) steps after softplus; 0 takes a token out (no decay, no write).
         A: (H,) negative rates.
-        B: (B, T, G, N) input projections; H is a multiple of G.
-        C: (B, T, G, N) output projections.
+        B: (B, T, 1, N) input projections, one for all heads.
+        C: (B, T, 1, N) output projections.
         D: (H,) skip, or None.
         chunk: Tokens per chunk; need not divide T.
         kernel: auto | torch | reference | mamba-ssm | fla | native.
@@ -86,20 +85,8 @@ def ssd(
         return _mamba_ssm(x, dt, A, B, C, D, chunk, decay_gap)
     if name == "fla":
         return _fla(x, dt, A, B, C, D, decay_gap)
-    run = functools.partial(_one_group, name == "native", chunk=chunk, width=x.shape[3])
-    if B.shape[2] == 1:
-        packed = torch.cat((x.flatten(2), B.flatten(2), C.flatten(2)), -1)
-        return run(packed, dt, A, D, decay_gap=decay_gap)
-    # One group is all it knows: groups become samples.
-    fold = functools.partial(_groups_to_samples, groups=B.shape[2])
-    packed = torch.cat((fold(x), fold(B), fold(C)), -1)
-    gap = decay_gap
-    if gap is not None:
-        gap = gap.expand(dt.shape[:2]).repeat_interleave(B.shape[2], 0)
-    rates = A.view(B.shape[2], -1).repeat(x.shape[0], 1)
-    y = run(packed, fold(dt[..., None]), rates[:, None], None, decay_gap=gap)
-    y = y.unflatten(0, (x.shape[0], -1)).transpose(1, 2).reshape(x.shape)
-    return y if D is None else y + D.to(y.dtype)[:, None] * x
+    packed = torch.cat((x.flatten(2), B[:, :, 0], C[:, :, 0]), -1)
+    return ssd_packed(packed, dt, A, D, chunk, name, decay_gap, width=x.shape[3])
 
 
 def ssd_packed(
@@ -113,7 +100,7 @@ def ssd_packed(
     *,
     width: int,
 ) -> Tensor:
-    """Mamba-2's scan with one group and x, B and C side by side, as a mixer's projection has them.
+    """Mamba-2's scan with x, B and C side by side, as a mixer's projection has them.
 
     The same as `ssd` on the three pieces. The torch path reads them where they are and writes their
     gradients side by side, which saves a copy of everything each way.
@@ -124,29 +111,10 @@ def ssd_packed(
     state = (packed.shape[2] - inner) // 2
     fits = functools.partial(kernel_misfit, headdim=width, state=state)
     name = choose("ssd", kernel, packed, fits)
-    if name in ("torch", "native"):
-        return _one_group(name == "native", packed, dt, A, D, chunk, decay_gap, width)
-    x, B, C = packed.split([inner, state, state], -1)
-    x, B, C = x.unflatten(-1, (-1, width)), B.unsqueeze(2), C.unsqueeze(2)
-    return ssd(x, dt, A, B, C, D, chunk, kernel, decay_gap)
-
-
-def _groups_to_samples(m: Tensor, groups: int) -> Tensor:
-    """Turn (B, T, H or G, k) into (B G, T, H k / G)."""
-    return m.flatten(2).unflatten(-1, (groups, -1)).transpose(1, 2).flatten(0, 1)
-
-
-def _one_group(
-    compiled: bool,
-    packed: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    D: Tensor | None,
-    chunk: int,
-    decay_gap: Tensor | None,
-    width: int,
-) -> Tensor:
-    """Run (B, T, H P + 2 N), natively or in chunks; A may be (H,) or a row per sample (B, 1, H)."""
+    if name not in ("torch", "native"):
+        x, B, C = packed.split([inner, state, state], -1)
+        x, B, C = x.unflatten(-1, (-1, width)), B.unsqueeze(2), C.unsqueeze(2)
+        return ssd(x, dt, A, B, C, D, chunk, kernel, decay_gap)
     dtype = work_dtype(packed, dt)
     with full_precision(packed):
         steps = dt = dt.to(dtype)
@@ -154,7 +122,7 @@ def _one_group(
             steps = dt * decay_gap.to(dtype).expand(dt.shape[:2])[..., None]
         log_decay = steps * A.to(dtype)
         D = None if D is None else D.to(dtype)
-        if compiled and dtype == torch.float32:
+        if name == "native" and dtype == torch.float32:
             return native.ssd(packed, dt, log_decay, D, width)
         x, tokens = packed.to(dtype), packed.shape[1]
         chunk = min(chunk, max(8, 1 << (tokens - 1).bit_length()))
@@ -216,8 +184,7 @@ def _fla(
 ) -> Tensor:
     dt = dt.float()
     steps = dt if decay_gap is None else dt * decay_gap.float().expand(dt.shape[:2])[..., None]
-    repeat = x.shape[2] // B.shape[2]
-    keys, queries = (m.to(x.dtype).repeat_interleave(repeat, 2) for m in (B, C))
+    keys, queries = (m.to(x.dtype).expand(-1, -1, x.shape[2], -1).contiguous() for m in (B, C))
     values = (x * dt[..., None]).to(x.dtype)
     y, _ = kernel_function("ssd", "fla")(queries, keys, values, steps * A.float(), scale=1.0)
     return y if D is None else y + D.to(x.dtype)[:, None] * x

@@ -341,7 +341,16 @@ class PixelSet(Dataset):
         self._pixels: dict[str, Tensor] = {}
         self._labels: dict[str, Tensor] = {}
         for split, (images, labels) in found.splits.items():
-            missing = [self.shape[axis] - images.shape[axis + 1] for axis in (1, 2)]
+            missing = [self.shape[axis] - images.shape[axis] for axis in (-2, -1)]
+            foreign = {*np.unique(labels).tolist()} - {*range(options.class_count)}
+            form = images.dtype == np.uint8 and images.shape[:-2] == (len(labels), self.shape[0])
+            if not form or min(missing) < 0 or foreign:
+                raise DataError(
+                    f"data={options.name}: read() returned as {split} {images.dtype} images of "
+                    f"shape {images.shape} with labels {min(labels, default=0)} to "
+                    f"{max(labels, default=0)}; expected N of uint8 {self.shape}, or smaller, and "
+                    f"N labels below {options.class_count}"
+                )
             around = [(side // 2, side - side // 2) for side in missing]
             pixels, known = np.pad(images, [(0, 0), (0, 0), *around]), labels.astype(np.int64)
             digest.update(pixels.data)

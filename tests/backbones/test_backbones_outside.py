@@ -1,6 +1,7 @@
 """Families that are not in the package: a file that TREAD_BACKBONES names."""
 
 import dataclasses
+import inspect
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ from small import ROOT
 
 import backbones
 from backbones import BackboneError, registry
+from backbones.cost import cost
 
 OWN = """
 from dataclasses import dataclass
@@ -66,6 +68,16 @@ def test_a_file_that_cannot_be_imported_by_its_name_is_refused(tmp_path, name, s
 def test_an_unknown_family_says_how_one_of_ones_own_gets_known():
     code = "from backbones.registry import find; find('mine')"
     assert "TREAD_BACKBONES=FILE.py" in python(code)
+
+
+def test_an_option_that_the_model_would_keep_is_refused():
+    model, count = (inspect.signature(f).parameters.values() for f in (backbones.Backbone, cost))
+    named = {p.name for p in (*model, *count) if p.kind is not p.VAR_KEYWORD}
+    assert named == registry.TAKEN
+    for name in named:
+        options = dataclasses.make_dataclass("Options", [(name, int, 3)])
+        with pytest.raises(BackboneError, match=f"has an option {name!r}.*rename it"):
+            registry.register(registry.Spec("mine", options, lambda *_: None, "mine:Mine"))
 
 
 def test_a_wrong_count_of_parameters_is_refused(monkeypatch):

@@ -24,7 +24,7 @@ def drawn(tokens, dtype=torch.float64, strength=1.0):
 
 OPS = {
     "gla": (scans.gla, scans.reference, "qkvg"),
-    "rwkv6": (scans.rwkv6, scans.reference, "qkvgu"),
+    "rwkv6": (scans.gla, scans.reference, "qkvgu"),
     "rwkv7": (scans.rwkv7, lambda q, g, k, v, a, b: scans.reference(q, k, v, g, None, a, b), "qgkvab"),
 }
 

@@ -11,6 +11,7 @@ from torch import nn
 
 import backbones
 from backbones import Backbone, hub, import_weights
+from backbones.heads import sincos_2d
 from backbones.sizes import BackboneError
 from experiments.diffusion import create_objective
 
@@ -162,6 +163,14 @@ def test_the_command_line_that_dit_saves_beside_its_weights_is_no_obstacle(tmp_p
     assert import_weights.load(tmp_path / "dit.pt", "dit", heads=HEADS).depth == DEPTH
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("source", ["dit", "lightningdit"])
+def test_weights_kept_in_half_precision(source, dtype):
+    state = {key: value.to(dtype) for key, value in published(source).items()}
+    model = import_weights.load(state, source, heads=HEADS)
+    assert torch.equal(model.time.mlp[0].bias, state["t_embedder.mlp.0.bias"].float())
+
+
 def test_wrong_weights_say_what_is_wrong():
     state = published("dit")
     with pytest.raises(BackboneError, match=r"no place for: blocks\.0\.extra, odd\.weight"):
@@ -175,8 +184,11 @@ def test_wrong_weights_say_what_is_wrong():
         import_weights.load(state, "dit")
     with pytest.raises(BackboneError, match="do not fit.*time.mlp.2.bias"):
         import_weights.load({**state, "t_embedder.mlp.2.bias": torch.zeros(3)}, "dit", heads=HEADS)
-    with pytest.raises(BackboneError, match="learned positions"):
-        import_weights.load({**state, "pos_embed": torch.zeros(1, 4, D)}, "dit", heads=HEADS)
+    with pytest.raises(BackboneError, match="heads=0 must be 1 or more"):
+        import_weights.load(state, "dit", heads=0)
+    for table in (torch.zeros(1, 4, D), sincos_2d(D, (1, 4))[None]):
+        with pytest.raises(BackboneError, match="learned positions, or none of a square grid"):
+            import_weights.load({**state, "pos_embed": table}, "dit", heads=HEADS)
     for key, shape in (("x_embedder.proj.weight", (D, 16)), ("pos_embed", (16,)), ("odd", ())):
         with pytest.raises(BackboneError, match=rf"no weights have the shape \(.*\) at {key}"):
             import_weights.load({**state, key: torch.zeros(shape)}, "dit", heads=HEADS)

@@ -45,14 +45,14 @@ def test_ssd_with_the_initialisation_that_overflows():
 def test_conv(position):
     x, weight, bias = draw(2, 6, 3), draw(3, 4, seed=1), draw(3, seed=2)
     place = None if position is None else torch.tensor(position)
-    table = None if place is None else conv.taps(place, 4, 2)
+    table = None if place is None else conv.taps(place, 4)
     formula = conv._formula(x, weight.t().flip(0), bias, table)
     same(formula, conv.reference(x, weight, bias, place), (x, weight, bias))
 
 
 def test_shift():
     x = draw(2, 14, 8)
-    same(shift._padded(x, (3, 4), 2), shift.grid_shift(x, grid=(3, 4), prefix=2), (x,))
+    same(shift._padded(x, (3, 4), 2), shift.grid_shift(x, None, (3, 4), 2), (x,))
 
 
 @pytest.mark.parametrize("kept", [pytest.param(16, marks=pytest.mark.slow), 7])

@@ -18,7 +18,7 @@ def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def ssd_inputs(batch, tokens, heads, width, groups, state, dtype=torch.float64, seed=0, fast=1.0):
+def ssd_inputs(batch, tokens, heads, width, state, dtype=torch.float64, seed=0, fast=1.0):
     """Mamba-2's own initialisation: A in -16..-1, dt log-uniform in 1e-3..1e-1 (times `fast`)."""
     g = generator(seed)
     draw = lambda *s: torch.randn(*s, generator=g, dtype=torch.float64)  # noqa: E731
@@ -28,8 +28,8 @@ def ssd_inputs(batch, tokens, heads, width, groups, state, dtype=torch.float64, 
         draw(batch, tokens, heads, width),
         dt,
         -(1 + 15 * unit(heads)),
-        draw(batch, tokens, groups, state),
-        draw(batch, tokens, groups, state),
+        draw(batch, tokens, 1, state),
+        draw(batch, tokens, 1, state),
         draw(heads),
     )
     return [m.to(dtype).requires_grad_() for m in values]
@@ -81,7 +81,7 @@ def fla_naive():
 
 @pytest.mark.parametrize("implementation", ["torch", "reference"])
 def test_ssd_equals_flas_recurrence(implementation):
-    x, dt, A, B, C, _ = ssd_inputs(2, 37, 4, 8, 1, 16, torch.float32)
+    x, dt, A, B, C, _ = ssd_inputs(2, 37, 4, 8, 16, torch.float32)
     expected, _ = fla_naive()(
         C.expand(-1, -1, 4, -1), B.expand(-1, -1, 4, -1), x * dt[..., None], dt * A, scale=1.0
     )
@@ -89,7 +89,7 @@ def test_ssd_equals_flas_recurrence(implementation):
 
 
 def test_selective_scan_equals_flas_recurrence_when_channels_share_their_rate():
-    x, dt, A, B, C, _ = ssd_inputs(2, 21, 2, 4, 1, 6, torch.float32)
+    x, dt, A, B, C, _ = ssd_inputs(2, 21, 2, 4, 6, torch.float32)
     expected, _ = fla_naive()(
         C.expand(-1, -1, 2, -1), B.expand(-1, -1, 2, -1), x * dt[..., None], dt * A, scale=1.0
     )
@@ -104,12 +104,12 @@ def test_ssd_inside_transformers_mamba2_mixer():
     from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
     config = transformers.Mamba2Config(
-        hidden_size=32, state_size=8, num_heads=4, head_dim=16, expand=2, n_groups=2, chunk_size=16, num_hidden_layers=1
+        hidden_size=32, state_size=8, num_heads=4, head_dim=16, expand=2, n_groups=1, chunk_size=16, num_hidden_layers=1
     )
     torch.manual_seed(0)
     mixer = Mamba2Mixer(config, 0)
     hidden = torch.randn(2, 24, 32)
-    inner, groups, state, heads = 64, 2, 8, 4
+    inner, groups, state, heads = 64, 1, 8, 4
     z, xbc, dt = mixer.in_proj(hidden).split((inner, inner + 2 * groups * state, heads), -1)
     xbc = F.silu(mixer.conv1d(xbc.mT)[..., :24].mT)
     x, B, C = xbc.split((inner, groups * state, groups * state), -1)
@@ -149,12 +149,11 @@ def test_selective_scan_inside_transformers_mamba_mixer():
 @given(
     tokens=st.integers(1, 40),
     chunk=st.sampled_from([1, 8, 16, 64]),
-    groups=st.sampled_from([1, 2]),
     gap=st.sampled_from(["none", "shared", "own"]),
     fast=st.sampled_from([1.0, 50.0]),
 )
-def test_ssd_equals_the_recurrence(tokens, chunk, groups, gap, fast):
-    values = ssd_inputs(2, tokens, 4, 3, groups, 5, fast=fast)
+def test_ssd_equals_the_recurrence(tokens, chunk, gap, fast):
+    values = ssd_inputs(2, tokens, 4, 3, 5, fast=fast)
     shape = {"none": None, "shared": (tokens,), "own": (2, tokens)}[gap]
     gaps = None if shape is None else torch.randint(1, 5, shape, generator=generator(1))
     fast_path = dual.ssd(*values, chunk=chunk, decay_gap=gaps, kernel="torch")
@@ -176,14 +175,14 @@ def test_selective_scan_equals_the_recurrence(tokens, gap, fast):
 
 
 def test_gradcheck():
-    values = ssd_inputs(1, 6, 2, 2, 1, 2)
+    values = ssd_inputs(1, 6, 2, 2, 2)
     assert torch.autograd.gradcheck(lambda *a: dual.ssd(*a, chunk=4, kernel="torch"), values)
     values = scan_inputs(1, 5, 2, 2)
     assert torch.autograd.gradcheck(lambda *a: ss.selective_scan(*a, kernel="torch"), values)
 
 
 def test_without_skip_and_with_gradients_for_some_inputs_only():
-    x, dt, A, B, C, _ = ssd_inputs(1, 16, 2, 4, 1, 4)
+    x, dt, A, B, C, _ = ssd_inputs(1, 16, 2, 4, 4)
     plain = dual.reference(x, dt, A, B, C)
     (ours,) = torch.autograd.grad(dual.ssd(x, dt.detach(), A.detach(), B, C, chunk=8).sum(), B)
     torch.testing.assert_close(ours, torch.autograd.grad(plain.sum(), B)[0], rtol=1e-10, atol=1e-12)
@@ -198,7 +197,7 @@ def kept_of(batch, tokens, keep):
 
 
 def test_ssd_of_the_kept_tokens_is_the_dense_one_with_dt_zero():
-    x, dt, A, B, C, D = ssd_inputs(2, 32, 2, 4, 1, 4)
+    x, dt, A, B, C, D = ssd_inputs(2, 32, 2, 4, 4)
     kept = kept_of(2, 32, 13)
     rows = torch.arange(2)[:, None]
     mask = torch.zeros(2, 32, 1, dtype=torch.float64).index_put((rows, kept), torch.ones(()).double())
@@ -222,7 +221,7 @@ def test_selective_scan_of_the_kept_tokens_is_the_dense_one_with_dt_zero():
 
 def test_stock_mamba2_initialisation_has_finite_gradients():
     """A = -16 and dt = 0.1 over a chunk of 64 reach exp(100): masking after exp gives NaN."""
-    values = [m.detach() for m in ssd_inputs(1, 128, 2, 8, 1, 8, torch.float32)]
+    values = [m.detach() for m in ssd_inputs(1, 128, 2, 8, 8, torch.float32)]
     values[1].fill_(0.1)
     values[2].fill_(-16.0)
     values = [m.requires_grad_() for m in values]
@@ -234,7 +233,7 @@ def test_stock_mamba2_initialisation_has_finite_gradients():
 @pytest.mark.parametrize(("fast", "bound"), [(1.0, 2e-6), (10.0, 1e-5), (50.0, 4e-5)])
 def test_float32_error_of_ssd(fast, bound):
     """Relative to float64, the output and the gradients of x, dt, B, C and D."""
-    values = ssd_inputs(2, 256, 4, 16, 1, 16, torch.float32, fast=fast)
+    values = ssd_inputs(2, 256, 4, 16, 16, torch.float32, fast=fast)
     exact = [m.detach().double().requires_grad_() for m in values]
     y, plain = dual.ssd(*values, kernel="torch"), dual.reference(*exact)
     assert relative(y, plain) < bound
@@ -257,7 +256,7 @@ def test_float32_error_of_the_selective_scan(fast):
 
 def test_bfloat16_inputs_are_summed_in_float32():
     """2.9e-3 is the rounding of the inputs themselves; sums in bfloat16 would give 1.3e-2."""
-    x, dt, A, B, C, D = (m.detach() for m in ssd_inputs(2, 256, 4, 16, 1, 16, torch.float32))
+    x, dt, A, B, C, D = (m.detach() for m in ssd_inputs(2, 256, 4, 16, 16, torch.float32))
     exact = dual.reference(x, dt, A, B, C, D)
     half = dual.ssd(x.bfloat16(), dt, A, B.bfloat16(), C.bfloat16(), D, kernel="torch")
     assert half.dtype == torch.bfloat16
@@ -270,7 +269,7 @@ def test_bfloat16_inputs_are_summed_in_float32():
 @pytest.mark.parametrize("op", ["ssd", "scan"])
 def test_autocast_changes_nothing(op):
     if op == "ssd":
-        values = ssd_inputs(1, 64, 2, 8, 1, 8, torch.float32)
+        values = ssd_inputs(1, 64, 2, 8, 8, torch.float32)
         run = lambda: dual.ssd(*values, chunk=16, kernel="torch")  # noqa: E731
     else:
         values = scan_inputs(1, 20, 4, 4, torch.float32)
@@ -287,7 +286,7 @@ def test_what_is_saved_grows_with_the_tokens_not_their_square(op):
         sizes = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
             if op == "ssd":
-                dual.ssd(*ssd_inputs(1, tokens, 2, 8, 1, 8, torch.float32), chunk=32)
+                dual.ssd(*ssd_inputs(1, tokens, 2, 8, 8, torch.float32), chunk=32)
             else:
                 ss.selective_scan(*scan_inputs(1, tokens, 4, 4, torch.float32))
         return sum(sizes)
@@ -318,7 +317,7 @@ def test_the_ssd_kernels_are_fed_what_they_document(monkeypatch, kernel, gap):
     fakes = {"mamba-ssm": mamba, "fla": fla}
     monkeypatch.setattr(dual, "kernel_function", lambda op, name: fakes[name])
     monkeypatch.setattr(dual, "choose", lambda *a: kernel)
-    values = ssd_inputs(2, 24, 4, 8, 2, 8, torch.float32)
+    values = ssd_inputs(2, 24, 4, 8, 8, torch.float32)
     gaps = torch.randint(1, 5, (2, 24), generator=generator(2)) if gap else None
     assert relative(dual.ssd(*values, decay_gap=gaps), dual.reference(*values, gaps)) < 1e-5
 
@@ -345,7 +344,7 @@ def test_the_ssd_kernels_on_a_gpu(kernel, gap):
 
     if probe("ssd", kernel).function is None:
         pytest.skip(probe("ssd", kernel).reason)
-    values = [m.detach().cuda().requires_grad_() for m in ssd_inputs(2, 256, 4, 64, 1, 64, torch.float32)]
+    values = [m.detach().cuda().requires_grad_() for m in ssd_inputs(2, 256, 4, 64, 64, torch.float32)]
     gaps = torch.randint(1, 4, (2, 256), generator=generator(2)).cuda() if gap else None
     fast, plain = dual.ssd(*values, kernel=kernel, decay_gap=gaps), dual.ssd(*values, kernel="torch", decay_gap=gaps)
     assert relative(fast, plain) < 5e-3  # Their products run in TF32.
@@ -373,7 +372,7 @@ def test_every_size_fits_the_kernels(size):
 
 
 def test_packed_is_ssd_on_its_pieces():
-    x, dt, A, B, C, D = ssd_inputs(2, 21, 4, 8, 1, 8)
+    x, dt, A, B, C, D = ssd_inputs(2, 21, 4, 8, 8)
     packed = torch.cat((x.flatten(2), B.flatten(2), C.flatten(2)), -1)
     gaps = torch.randint(1, 4, (2, 21), generator=generator(4))
     plain = dual.reference(x, dt, A, B, C, D, gaps)
@@ -386,7 +385,7 @@ def test_packed_is_ssd_on_its_pieces():
 
 def test_float32_decays_that_would_be_denormal_change_nothing():
     """Weights below e^-60 are clamped there; against float64 nobody can tell."""
-    values = [m.detach() for m in ssd_inputs(1, 64, 2, 8, 1, 8, torch.float32)]
+    values = [m.detach() for m in ssd_inputs(1, 64, 2, 8, 8, torch.float32)]
     values[1].fill_(0.1)
     values[2].fill_(-15.0)  # Neighbours at distance 58..69 fall between the smallest normal and 0.
     exact = dual.reference(*[m.double() for m in values])
