@@ -15,7 +15,7 @@ WORKERS ?= auto
 .PHONY: help env test-env demo test test-slow test-slurm slurm-lab slurm-lab-stop test-soak gpu lint types check docs surface constraints release clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; type make PYTHON=python3.12 (or wherever a newer one is)")'
