@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from backbones.backbone import Backbone, create
-from backbones.layers import rope_2d
+from backbones.dit import rope_2d
 from backbones.sizes import SIZES, BackboneError
 from routing.errors import one_of
 

@@ -6,7 +6,8 @@ tokens. XL/1 on VA-VAE latents (32 channels, 16x16) has 675M parameters, as DiT-
 
 from torch import nn
 
-from backbones.layers import Attention, Block, RMSNorm, SwiGLU
+from backbones.dit import Attention
+from backbones.layers import Block, RMSNorm, SwiGLU
 from backbones.lightningdit_spec import LightningDiTOptions, hidden_width
 from backbones.sizes import Size
 
