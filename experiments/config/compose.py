@@ -20,6 +20,25 @@ from experiments.runtime.option_types import ConfigError, flatten
 from routing.errors import suggest
 from routing.parsing import check_word
 
+# What to type for the words of other trainers that no key here looks like.
+OTHER_WORDS = {
+    "type train.steps=": "epochs num_epochs max_epochs iterations",
+    "type train.micro_batch=": "accumulate accumulation grad_accum gradient_accumulation_steps",
+    "type train.precision=": "amp dtype fp16 bf16 fp32",
+    "type guidance.scale=": "cfg cfg_scale guidance_scale",
+    "type backbone=": "model arch architecture network",
+    "type backbone.width=": "hidden_size hidden_dim embed_dim d_model dim",
+    "type backbone.depth=": "num_layers n_layers layers blocks",
+    "type size=T/2 for a patch of 2": "patch patch_size",
+    "type route=2-8@0.75 for a rate of 0.75": "rate selection_rate",
+    "type paths.runs=": "out out_dir output output_dir results_dir save_dir",
+    "type data.path=": "data_dir data_path data_root dataset_path",
+    "type init=": "ckpt ckpt_path pretrained weights finetune",
+    "type log=wandb or log=tensorboard": "logger report_to tracker wandb tensorboard",
+    "the same command again resumes a run": "resume resume_from restart",
+    "a GPU is used where there is one": "device devices gpu gpus cuda",
+}
+
 
 def load(overrides: Sequence[str] = ()) -> Config:
     """Compose the configuration of one run from `key=value` overrides, and check it.
@@ -138,7 +157,9 @@ def _unknown(key: str, known: Sequence[str], base: Mapping[str, Any]) -> str:
         if others:
             chosen, able = base[group]["name"], " or ".join(f"{group}={name}" for name in others)
             return f"{group}={chosen} has no {rest}; type {able} too, which has one"
-    guess = suggest(key, [*GROUPS, *known])
+    word = key.rpartition(".")[2].lower()
+    ours = next((name for name, words in OTHER_WORDS.items() if word in words.split()), "")
+    guess = f"; {ours}" if ours else suggest(key, [*GROUPS, *known])
     return f"unknown key {key}{guess} (python experiments/run.py --help all lists them)"
 
 

@@ -17,7 +17,7 @@ import yaml
 from safetensors.numpy import save_file
 from small import command, overrides, small
 
-from experiments.config import CONF, GROUPS, Config, ConfigError, TrainConfig
+from experiments.config import CONF, GROUPS, Config, ConfigError, TrainConfig, compose
 from experiments.config.compose import flatten, load, options_of
 from experiments.config.help_text import help_text, sections
 from experiments.data import published_files
@@ -229,6 +229,9 @@ MISTAKES = [
     ("backbon=dit", "did you mean backbone?"),
     ("train.learning_rate=1", "did you mean train.lr?"),
     ("batch_size=1", "did you mean eval.batch or train.batch?"),
+    ("epochs=1", "type train.steps="),
+    ("train.gradient_accumulation_steps=2", "type train.micro_batch="),
+    ("device=cuda", "a GPU is used where there is one"),
     ("train.max_steps=1", "did you mean train.steps?"),
     ("optimizer.lr=1", "did you mean train.lr?"),
     ("train.wd=1", "did you mean train.weight_decay?"),
@@ -557,3 +560,9 @@ def test_a_signal_ends_the_whole_multirun_and_a_failure_only_its_own_run(tmp_pat
     assert done.returncode == 2 and "1 of the runs did not end well" in done.stderr, done.stderr
     assert "\n-m: 1 of 2 runs are done, in " in done.stdout and "; not done: dit" in done.stdout
     assert len(list((tmp_path / "two").glob("*/summary.json"))) == 1
+
+
+def test_the_words_of_other_trainers_lead_to_keys_that_are_here():
+    with_path = compose._base(("data=fashion",))[1]
+    typed = [word.split("=")[0] for text in compose.OTHER_WORDS for word in text.split() if "=" in word]
+    assert len(typed) > 10 and set(typed) <= {*with_path, *GROUPS}
