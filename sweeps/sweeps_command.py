@@ -119,7 +119,9 @@ class CommandWords:
         texts = {key: ",".join(v.text for v in self.overrides.pop(key)) for key in keys}
         self.cluster_keys = {k.removeprefix("cluster."): t.strip("'\"") for k, t in texts.items()}
         if throttle is not None:
-            self.cluster_keys["throttle"] = str(throttle)
+            typed = self.cluster_keys.setdefault("throttle", str(throttle))
+            if typed != str(throttle):
+                raise SweepError(f"--throttle {throttle} and cluster.throttle={typed}: type one")
         self.root = runs_root(self.overrides)
         self.dry = self._one("dry", "false")
         one_of("dry", self.dry, ("true", "false", "full"), SweepError)

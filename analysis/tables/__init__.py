@@ -102,7 +102,7 @@ def command(options: argparse.Namespace) -> int:
     folder = options.out or options.runs / "tables"
     save(made, folder, options.width)
     names = [table.name for table in made]
-    print(f"{folder}  {', '.join(names) or 'no table: no finished run'}")
+    print(f"{folder}  {', '.join(names) or 'no table: no finished run has scores'}")
     if left := [table.name for table in every if table.name not in names]:
         print(f"not covered by these runs (--all writes them too): {', '.join(left)}")
     return 0

@@ -197,6 +197,12 @@ def test_equal_hours_take_measured_speeds(tmp_path):
         planned_runs.budget("flop")
 
 
+def test_two_throttles_are_refused():
+    assert sweeps_command.CommandWords(["cluster.throttle=2"], 2).cluster_keys == {"throttle": "2"}
+    with pytest.raises(SweepError, match="--throttle 4 and cluster.throttle=2: type one"):
+        sweeps_command.CommandWords(["cluster.throttle=2"], 4)
+
+
 def test_the_estimate_prints_every_run_and_the_sum(tmp_path):
     made = planned(tmp_path, axes={"route": ["none", "2-8"]})
     place = cluster_resources.load("slurm", "tiny", {"tflops": "0.5"})
