@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from backbones.cost import cost
+from backbones.sizes import parse_size
 from experiments.diffusion.diffusion_options import check_weights
 from experiments.training import run_folder
 from routing.errors import UserError, suggest
@@ -88,16 +89,21 @@ def check_parent(text: str, objective: Any, model: Mapping[str, Any]) -> None:
         theirs, parent = told["config"]["objective"], dict(told["model"])
         # REPA's projector stays behind.
         there, here = (cost(**{**of, "align": None}).params for of in (parent, model))
+        old, new = (
+            parse_size(*(of.get(key) for key in ("size", "depth", "width", "heads"))).heads
+            for of in (parent, model)
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise InitError(
             f"init={text}: {path} does not say which model it is of; name a run, or weights that "
             "this suite exported"
         ) from None
     check_weights(f"init={text}", theirs, objective)
-    if (parent["name"], there) != (model["name"], here):
+    if (parent["name"], there, old) != (model["name"], here, new):
         raise InitError(
-            f"init={text}: {parent['name']} with {there:,} parameters does not fit {model['name']} "
-            f"with {here:,}; give both the same backbone, size, data and learned parts"
+            f"init={text}: {parent['name']} with {there:,} parameters and {old} heads does not fit "
+            f"{model['name']} with {here:,} and {new}; give both the same backbone, size, data and "
+            "learned parts"
         )
 
 

@@ -445,7 +445,8 @@ def test_a_full_dry_run_names_the_kernels_of_its_device_and_loads_a_weaker_model
         ("data=digits route=2-8 guidance=routed sampler.reuse=2-8", "needs dense passes"),
         ("data=digits init={tmp}/w/foreign.safetensors", "does not say which model it is of"),
         ("data=digits init={tmp}/w/other.safetensors objective=flow", "trained with objective=edm"),
-        ("data=digits init={tmp}/w/other.safetensors", "dit with .* parameters does not fit dit with .*give both the same"),
+        ("data=digits init={tmp}/w/other.safetensors", "dit with .* parameters and 4 heads does not fit dit with .*give both the same"),
+        ("data=digits size=T/1 backbone.depth=4 backbone.heads=2 init={tmp}/w/other.safetensors", "and 4 heads does not fit dit with .* and 2;"),
     ],
 )
 def test_a_dry_run_refuses_what_the_run_would(words, said, tmp_path, capsys, monkeypatch):
