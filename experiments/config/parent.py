@@ -90,7 +90,7 @@ def check_parent(text: str, objective: Any, model: Mapping[str, Any]) -> None:
         # REPA's projector stays behind.
         there, here = (cost(**{**of, "align": None}).params for of in (parent, model))
         old, new = (
-            parse_size(*(of.get(key) for key in ("size", "depth", "width", "heads"))).heads
+            parse_size(of["size"], *(of.get(key) for key in ("depth", "width", "heads"))).heads
             for of in (parent, model)
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
