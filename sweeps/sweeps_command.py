@@ -119,9 +119,9 @@ class CommandWords:
         texts = {key: ",".join(v.text for v in self.overrides.pop(key)) for key in keys}
         self.cluster_keys = {k.removeprefix("cluster."): t.strip("'\"") for k, t in texts.items()}
         if throttle is not None:
-            typed = self.cluster_keys.setdefault("throttle", str(throttle))
-            if typed != str(throttle):
-                raise SweepError(f"--throttle {throttle} and cluster.throttle={typed}: type one")
+            if "throttle" in self.cluster_keys:
+                raise SweepError("--throttle and cluster.throttle are one setting; type one")
+            self.cluster_keys["throttle"] = str(throttle)
         self.root = runs_root(self.overrides)
         self.dry = self._one("dry", "false")
         one_of("dry", self.dry, ("true", "false", "full"), SweepError)

@@ -152,6 +152,9 @@ def _faults(found: Resources) -> Iterator[str]:
         yield f"srun has {odd[0]!r}; expected options, --NAME=VALUE in one"
     if found.kind != "slurm" and (given := [key for key in _CODE if getattr(found, key)]):
         yield f"{given[0]} is for kind: slurm; here the shell's own counts"
+    if found.kind != "slurm" and found.nodes * found.tasks > 1:
+        what = f"kind: {found.kind} gives a run one process; for several on this machine use"
+        yield f"{what} torchrun experiments/run.py, for several nodes cluster=slurm"
     for key in ("memory_gb", "tflops"):
         value = getattr(found, key)
         if value is not None and not (is_number(value) and value > 0):

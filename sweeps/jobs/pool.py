@@ -29,11 +29,6 @@ def start(
     sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, batch: JobBatch
 ) -> dict[str, str]:
     """Start a pool that outlives this process; return ids by run, or `SweepError` if too small."""
-    if resources.nodes > 1 or resources.tasks > 1:
-        raise SweepError(
-            "cluster=local gives a run one process; for several GPUs per run use "
-            "torchrun experiments/run.py, for several nodes cluster=slurm"
-        )
     each = resources.gpu_count
     gpus = visible_gpus() if each else []
     gpus.sort(key=_busy(sweep).__contains__)  # a search has a pool for each of its trials
