@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from backbones.dit_spec import DiTOptions
 from backbones.layers import Block, RMSNorm, grid_angles
-from backbones.ops.native import gelu
+from backbones.ops.native import OPERATIONS
 from backbones.sizes import Size
 from routing.layout import Layout
 
@@ -98,4 +98,4 @@ class DiTBlock(Block):
 
     def mlp(self, x: Tensor, layout: Layout) -> Tensor:
         """Mix the channels of tokens (B, T, D)."""
-        return self.fc2(gelu(self.fc1(x)))
+        return self.fc2(OPERATIONS[x.device.type].gelu(self.fc1(x)))

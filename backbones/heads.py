@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from backbones.dit import DiTBlock
 from backbones.dit_spec import DiTOptions
 from backbones.layers import Modulation, RMSNorm, grid_angles, xavier
-from backbones.ops.native import adaln
+from backbones.ops.native import OPERATIONS, modulate
 from backbones.sizes import AlignOptions, DecoderOptions, Size
 from routing.layout import Layout, Move
 from routing.rng import widest
@@ -43,7 +43,9 @@ class Head(nn.Module):
     def forward(self, x: Tensor, c: Tensor) -> Tensor:
         """Predict patches from grid tokens and the conditioning vector."""
         shift, scale = self.modulate(c)[0].unbind(1)
-        return self.project(adaln(x, shift, scale, norm=self.norm))
+        if self.norm is not None:
+            return self.project(modulate(self.norm(x), shift, scale))
+        return self.project(OPERATIONS[x.device.type].adaln(x, shift, scale))
 
     def initialise(self) -> None:
         """Zero it, so that the untrained model predicts 0 everywhere (DiT)."""

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.ops.dispatch import resolve
-from backbones.ops.native import EPS, adaln, gated_sum
+from backbones.ops.native import EPS, OPERATIONS, library, modulate
 from routing.layout import Layout
 
 
@@ -76,6 +76,8 @@ class Block(nn.Module):
 
     def prepare(self, layout: Layout) -> None:
         """Make what the branches look up, once for all blocks: kernels and the layout's tables."""
+        if layout.device.type == "cpu":
+            library()
         for op, kernel in self.operations:
             resolve(op, kernel, layout.device.type)
         for scan in self.scans:
@@ -92,14 +94,16 @@ class Block(nn.Module):
         self, x: Tensor, cond: Tensor, layout: Layout, *branches: Callable[[Tensor, Layout], Tensor]
     ) -> Tensor:
         """Run the given branches as this block's."""
-        parts = cond.unbind(1)
+        parts, operations = cond.unbind(1), OPERATIONS[x.device.type]
         for n, branch in enumerate(branches):
             shift, scale, gate = parts[3 * n : 3 * n + 3]
             scan = self.scans[n]
             order = None if scan is None else layout.reorder(scan)
-            norm = None if self.norms is None else self.norms[n]
-            y = branch(adaln(x, shift, scale, order, norm), layout)
-            x = gated_sum(x, gate, y, order)
+            if self.norms is None:
+                y = operations.adaln(x, shift, scale, order)
+            else:
+                y = modulate(self.norms[n](x), shift, scale, order)
+            x = operations.gated_sum(x, gate, branch(y, layout), order)
         return x
 
     def initialise(self) -> None:

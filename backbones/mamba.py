@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from backbones.layers import Block
 from backbones.mamba_spec import MambaOptions, step_rank
 from backbones.ops.conv import causal_conv
-from backbones.ops.native import gated_rms_norm
+from backbones.ops.native import OPERATIONS
 from backbones.ops.selective_scan import selective_scan
 from backbones.ops.ssd import ssd_packed
 from backbones.sizes import Size
@@ -149,7 +149,7 @@ class Mamba2(Mixer):
         into_z, into_mixed = self.in_proj.weight.split([self.inner, self.inner + 2 * self.state])
         z, mixed = F.linear(u, into_z), F.linear(u, into_mixed)
         y = self.both_ways(self._scan, layout, u, mixed)
-        return self.out_proj(gated_rms_norm(y, z, self.scale))
+        return self.out_proj(OPERATIONS[u.device.type].gated_rms_norm(y, z, self.scale))
 
     def _scan(self, u: Tensor, mixed: Tensor, way: Direction, layout: Layout, path: str) -> Tensor:
         mixed = F.silu(mixed) if self.conv is None else self.conv(mixed, layout, path)

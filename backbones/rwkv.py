@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from backbones.layers import Block
 from backbones.ops.biwkv import biwkv
-from backbones.ops.native import shift_mix, sigmoid_gate, squared_relu
+from backbones.ops.native import OPERATIONS, shift_mix
 from backbones.rwkv_spec import RWKVOptions
 from backbones.sizes import Size
 from routing.layout import Layout
@@ -75,7 +75,7 @@ class SpatialMix(nn.Module):
         k, v = layout.to_scan(k, "raster"), layout.to_scan(v, "raster")
         mixed = biwkv(k, v, self.decay, self.bonus, position, length, kernel=self.kernel)
         mixed = layout.from_scan(mixed, "raster").to(receptance.dtype)
-        return self.output(sigmoid_gate(receptance, mixed))
+        return self.output(OPERATIONS[x.device.type].sigmoid_gate(receptance, mixed))
 
 
 class ChannelMix(nn.Module):
@@ -91,8 +91,9 @@ class ChannelMix(nn.Module):
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
         """Mix channels of tokens (B, T, D)."""
         to_key, to_receptance = self.shift(x, layout)
-        hidden = squared_relu(self.key(to_key))
-        return sigmoid_gate(self.receptance(to_receptance), self.value(hidden))
+        operations = OPERATIONS[x.device.type]
+        hidden = operations.squared_relu(self.key(to_key))
+        return operations.sigmoid_gate(self.receptance(to_receptance), self.value(hidden))
 
     def initialise(self, index: int, depth: int) -> None:
         """Set the mixtures: early channels take more of their neighbours, deep blocks less."""

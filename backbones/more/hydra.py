@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from backbones.mamba import REVERSED, Conv, Direction, Mixer, TwoMixers
 from backbones.more.hydra_spec import HydraOptions
 from backbones.ops.conv import causal_conv
-from backbones.ops.native import gated_rms_norm
+from backbones.ops.native import OPERATIONS
 from backbones.ops.ssd import ssd
 from backbones.sizes import Size
 from routing.layout import Layout
@@ -70,7 +70,8 @@ class Hydra(Mixer):
         back = self._scan(u, x_there, second, self.directions[1])
         y = y + layout.turn(back, turned, self.path)
         own = self.diagonal(x)[..., None] * x.unflatten(-1, (-1, self.headdim))
-        return self.out_proj(gated_rms_norm(y + own.flatten(-2), z, self.scale))
+        gated = OPERATIONS[y.device.type].gated_rms_norm(y + own.flatten(-2), z, self.scale)
+        return self.out_proj(gated)
 
     def _scan(self, u: Tensor, x: Tensor, bc: Tensor, way: Direction) -> Tensor:
         dt = F.softplus(way.dt_proj(u).to(way.dt_bias.dtype) + way.dt_bias)

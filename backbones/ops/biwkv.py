@@ -22,7 +22,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from backbones.ops import native
 from backbones.ops.dispatch import (
     KernelError,
     batches,
@@ -101,7 +100,8 @@ def biwkv(
         return kernel_function("biwkv", "triton")(k, v, decay, bonus, position, length)
     if name == "native" and dtype == torch.float32:
         tokens = (k, v) if k.dtype == v.dtype else (k.float(), v.float())
-        return native.biwkv(*tokens, decay, bonus, position, length).to(v.dtype)
+        mixed = torch.ops.tread.biwkv(*tokens, decay, bonus, position, length)
+        return mixed.to(v.dtype)
     run = _formula if torch.compiler.is_compiling() else _BiWKV.apply
     with full_precision(k):
         out = run(k.to(dtype), v.to(dtype), decay, bonus, position, length)

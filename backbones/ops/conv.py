@@ -88,7 +88,7 @@ def causal_conv(
         return kernel_function("conv", "triton")(x, weight, bias, position, activation == "silu")
     table = None if position is None else taps(position, weight.shape[1])
     if name == "native":
-        return native.conv(x, weight.t().flip(0), bias, table, activation == "silu")
+        return torch.ops.tread.conv(x, weight.t().flip(0), bias, table, activation == "silu")
     rows = weight.to(x.dtype).t().flip(0).contiguous()  # (W, C), row j for distance j
     bias = None if bias is None else bias.to(x.dtype)
     if torch.compiler.is_compiling():

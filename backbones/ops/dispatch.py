@@ -115,14 +115,12 @@ def without_native() -> Iterator[None]:
 
     The library itself stays loaded; every kernel is probed anew inside, and again afterwards.
     """
-    loaded = native._LOADED[:]
-    native._LOADED[:] = [(None, "switched off")]
     _PROBED.clear()
     _RESOLVED.clear()
     try:
-        yield
+        with native.without_library():
+            yield
     finally:
-        native._LOADED[:] = loaded
         _PROBED.clear()
         _RESOLVED.clear()
 
@@ -145,9 +143,9 @@ def _fla_is_wrong() -> bool:
 
 def _probe(op: str, kernel: str) -> _Probe:
     if kernel == "native":
-        library, reason = native.library()
+        found, reason = native.library()
         function = {"shift": "shift_mix"}.get(op, op)
-        return _Probe(None if library is None else getattr(native, function), reason)
+        return _Probe(getattr(torch.ops.tread, function) if found else None, reason)
     if kernel == "triton":
         return _import(f"backbones.ops.{op}_triton", f"{op}_triton", "triton")
     if kernel == "causal-conv1d":

@@ -1,6 +1,6 @@
 // CPU kernels of backbones.ops, forward and backward, for float and bfloat16 tokens.
 //
-// A plain C interface for ctypes: `native.py` allocates, checks and calls. Tokens are contiguous,
+// A plain C interface: `native_operators.cpp` allocates, checks and calls. Tokens are contiguous,
 // (B, T, C) with channels last; parameters, statistics and every sum are float. B samples, T tokens,
 // C channels; an index of T in a table is a row of zeros. Every pair has its arguments in one order:
 // forward(inputs, tables and sizes, result, what the way back needs) and backward(gradient, inputs,

@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from backbones.ops import native
 from backbones.ops.chunks import SSD, formula
 from backbones.ops.dispatch import choose, full_precision, kernel_function, work_dtype
 
@@ -123,7 +122,7 @@ def ssd_packed(
         log_decay = steps * A.to(dtype)
         D = None if D is None else D.to(dtype)
         if name == "native" and dtype == torch.float32:
-            return native.ssd(packed, dt, log_decay, D, width)
+            return torch.ops.tread.ssd(packed, dt, log_decay, D, width)
         x, tokens = packed.to(dtype), packed.shape[1]
         chunk = min(chunk, max(8, 1 << (tokens - 1).bit_length()))
         if packed.device.type == "cpu":

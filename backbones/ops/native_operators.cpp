@@ -1,0 +1,363 @@
+// The kernels of native.cpp as operators of torch, torch.ops.tread, with their gradients.
+//
+// A kernel runs for plain CPU tensors of float32 or bfloat16. For whatever else the first six take
+// (float64, a compiler's tensors without memory, a mode that counts operations) they are their
+// formula in torch's operations, so that compilers fuse it; `dispatch` keeps that from the others.
+//
+// A pair of kernels is called as native.cpp says, forward(inputs, tables and sizes, result, what the
+// way back needs, threads) and backward(gradient, inputs, what it needs, tables and sizes,
+// gradients of the inputs, threads), with contiguous tensors.
+
+#include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/addcmul.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/rms_norm.h>
+#include <ATen/ops/silu.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/functions/basic_ops.h>
+#include <torch/library.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+using at::Tensor;
+using at::TensorList;
+using std::optional;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+using Entry = void (*)();  // of a kernel, in native.cpp
+
+#define PAIR(name)                                                         \
+  extern "C" Entry name##_forward_float32, name##_forward_bfloat16;        \
+  extern "C" Entry name##_backward_float32, name##_backward_bfloat16;      \
+  const Pair name##_pair{{&name##_forward_float32, &name##_forward_bfloat16}, \
+                         {&name##_backward_float32, &name##_backward_bfloat16}};
+
+struct Pair {
+  Entry *forward[2], *backward[2];
+};
+PAIR(gelu)
+PAIR(squared_relu)
+PAIR(sigmoid_gate)
+PAIR(adaln)
+PAIR(gated_sum)
+PAIR(gated_rms)
+PAIR(conv)
+PAIR(shift_mix)
+PAIR(biwkv)
+PAIR(ssd)
+
+namespace {
+
+constexpr double EPS = 1e-6;  // as in native.py
+
+// ---------------------------------------------------------------- calling a kernel
+
+void* raw(const Tensor& t) { return t.defined() ? t.data_ptr() : nullptr; }
+void* const* raw(const std::vector<void*>& list) { return list.data(); }
+float raw(float value) { return value; }
+int64_t raw(int64_t value) { return value; }
+
+template <class... Values>
+void call(Entry* const (&kernels)[2], at::ScalarType type, const Values&... values) {
+  auto kernel = reinterpret_cast<void (*)(decltype(raw(values))..., int64_t)>(
+      *kernels[type == at::kBFloat16]);
+  kernel(raw(values)..., int64_t(at::get_num_threads()));
+}
+
+std::vector<void*> pointers(const variable_list& tensors) {
+  std::vector<void*> list;
+  for (auto& t : tensors) list.push_back(t.data_ptr());
+  return list;
+}
+
+// What a call keeps for its way back: `back(gradients, saved, gradients of the saved inputs)`.
+using Back = std::function<void(const variable_list&, const variable_list&, variable_list&)>;
+struct Kept : torch::CustomClassHolder {
+  Back back;
+  size_t inputs;
+  bool stream;
+};
+
+// Results that are computed already, put into the graph. `inputs` get a gradient; with `stream` the
+// first of them is one that the result is a sum with, and gets the result's.
+struct Kernel : torch::autograd::Function<Kernel> {
+  struct Work {
+    variable_list results, kept, inputs;
+    Back back;
+    bool stream = false;
+  };
+
+  // `defined` are those of the inputs that are there: the graph has no place for others.
+  static variable_list forward(AutogradContext* ctx, const Work& work, TensorList defined) {
+    variable_list saved(work.inputs.begin() + work.stream, work.inputs.end());
+    auto kept = c10::make_intrusive<Kept>();
+    kept->back = work.back, kept->inputs = saved.size(), kept->stream = work.stream;
+    ctx->saved_data["kept"] = c10::IValue::make_capsule(kept);
+    saved.insert(saved.end(), work.kept.begin(), work.kept.end());
+    ctx->save_for_backward(saved);
+    return work.results;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    auto kept = c10::static_intrusive_pointer_cast<Kept>(ctx->saved_data["kept"].toCapsule());
+    variable_list saved = ctx->get_saved_variables(), ours, out{Tensor()};
+    for (auto& grad : grads) grad = grad.contiguous();
+    for (size_t i = 0; i < kept->inputs; i++)
+      ours.push_back(saved[i].defined() ? at::empty_like(saved[i]) : Tensor());
+    kept->back(grads, saved, ours);
+    if (kept->stream) out.push_back(grads[0]);
+    for (auto& grad : ours)
+      if (grad.defined()) out.push_back(grad);
+    if (!at::GradMode::is_enabled()) return out;
+    // As Python's decorator of that name: an error for whoever differentiates these again.
+    for (auto& grad : out)
+      if (grad.defined()) grad = grad.detach().set_requires_grad(true);
+    return (*std::make_shared<torch::autograd::DelayedError>(
+        "a kernel of backbones.ops.native is once_differentiable", out.size()))(std::move(out));
+  }
+};
+
+variable_list run(const variable_list& results, const variable_list& kept, const variable_list& inputs, Back back,
+                  bool stream = false) {
+  variable_list defined;
+  for (auto& input : inputs)
+    if (input.defined()) defined.push_back(input);
+  return Kernel::apply(Kernel::Work{results, kept, inputs, std::move(back), stream}, TensorList(defined));
+}
+
+// ---------------------------------------------------------------- which tensors kernels take
+
+bool plain(const Tensor& t) {
+  constexpr c10::DispatchKeySet odd({c10::DispatchKey::Python, c10::DispatchKey::Functionalize,
+                                     c10::DispatchKey::FuncTorchBatched,
+                                     c10::DispatchKey::FuncTorchGradWrapper});
+  return t.is_cpu() && t.layout() == at::kStrided && !t.key_set().has_any(odd);
+}
+
+bool half_or_single(at::ScalarType type) { return type == at::kFloat || type == at::kBFloat16; }
+
+// Tokens of one type.
+bool takes(TensorList tensors) {
+  if (c10::impl::TorchDispatchModeTLS::any_modes_set()) return false;
+  auto type = tensors[0].scalar_type();
+  if (!half_or_single(type) || !tensors[0].numel()) return false;
+  for (auto& t : tensors)
+    if (!plain(t) || t.scalar_type() != type) return false;
+  return true;
+}
+
+// A stream (B, T, D) and its rows (B, 1, D), all float32.
+bool takes_stream(const Tensor& x, TensorList rows) {
+  if (x.scalar_type() != at::kFloat || x.dim() != 3 || !takes({x}) || !takes(rows)) return false;
+  for (auto& row : rows)
+    if (row.scalar_type() != at::kFloat || row.sizes() != at::IntArrayRef{x.size(0), 1, x.size(2)})
+      return false;
+  return true;
+}
+
+// A scan order, as its permutation and the inverse of it: one for all samples, or rows of all.
+using Order = optional<std::vector<Tensor>>;
+
+Tensor permuted(const Tensor& x, const Order& order, int which) {
+  if (!order) return x;
+  const Tensor& index = (*order)[which];
+  if (index.numel() == x.size(1)) return x.index_select(1, index);
+  return x.flatten(0, 1).index_select(0, index).view_as(x);
+}
+
+struct Permutation {
+  Tensor index;
+  int64_t each = 0;
+  Permutation(const Order& order, int64_t tokens) {
+    if (!order) return;
+    index = (*order)[0];
+    each = index.numel() != tokens;
+  }
+};
+
+// An index table as contiguous int64 with `dims` axes, and whether each sample has a row of its own.
+struct Table {
+  Tensor index;
+  int64_t each = 0;
+  Table(const optional<Tensor>& given, int64_t dims) {
+    if (!given) return;
+    index = (given->dim() == dims ? *given : given->unsqueeze(0)).to(at::kLong).contiguous();
+    each = index.size(0) > 1;
+  }
+};
+
+Tensor floats(at::IntArrayRef shape) { return at::empty(shape, at::kFloat); }
+
+// ---------------------------------------------------------------- value by value
+
+Tensor pointwise(const Pair& pair, variable_list inputs) {
+  for (auto& x : inputs) x = x.contiguous();
+  auto type = inputs[0].scalar_type();
+  int64_t n = inputs[0].numel();
+  Tensor out = at::empty_like(inputs[0]);
+  if (inputs.size() == 1) {
+    call(pair.forward, type, inputs[0], n, out);
+    return run({out}, {}, inputs, [=, &pair](auto& grads, auto& saved, auto& ours) {
+      call(pair.backward, type, grads[0], saved[0], n, ours[0]);
+    })[0];
+  }
+  call(pair.forward, type, inputs[0], inputs[1], n, out);
+  return run({out}, {}, inputs, [=, &pair](auto& grads, auto& saved, auto& ours) {
+    call(pair.backward, type, grads[0], saved[0], saved[1], n, ours[0], ours[1]);
+  })[0];
+}
+
+Tensor gelu(const Tensor& x) { return takes({x}) ? pointwise(gelu_pair, {x}) : at::gelu(x, "tanh"); }
+
+Tensor squared_relu(const Tensor& x) {
+  return takes({x}) ? pointwise(squared_relu_pair, {x}) : x.relu().square();
+}
+
+Tensor sigmoid_gate(const Tensor& x, const Tensor& y) {
+  return takes({x, y}) ? pointwise(sigmoid_gate_pair, {x, y}) : x.sigmoid() * y;
+}
+
+// ---------------------------------------------------------------- adaLN and the gated residual
+
+Tensor adaln(const Tensor& given, const Tensor& shift_rows, const Tensor& scale_rows, const Order& order) {
+  if (!takes_stream(given, {shift_rows, scale_rows})) {
+    Tensor unit = at::layer_norm(given, {given.size(-1)}, {}, {}, EPS);
+    return permuted(at::addcmul(shift_rows, unit, scale_rows + 1), order, 0);
+  }
+  auto type = at::kFloat;
+  if (at::autocast::is_autocast_enabled(at::kCPU)) {
+    auto narrow = at::autocast::get_autocast_dtype(at::kCPU);
+    if (half_or_single(narrow)) type = narrow;
+  }
+  Tensor x = given.contiguous(), shift = shift_rows, scale = scale_rows;
+  if (shift.stride(0) != scale.stride(0) || shift.stride(2) != 1 || scale.stride(2) != 1)
+    shift = shift.contiguous(), scale = scale.contiguous();
+  int64_t stride = shift.stride(0), B = x.size(0), T = x.size(1), C = x.size(2);
+  Permutation perm(order, T);
+  Tensor mean = floats({B, T}), rstd = floats({B, T}), out = at::empty(x.sizes(), type);
+  call(adaln_pair.forward, type, x, shift, scale, stride, float(EPS), perm.index, perm.each, B, T, C, out, mean, rstd);
+  return run({out}, {mean, rstd}, {x, shift, scale}, [=](auto& grads, auto& saved, auto& ours) {
+    call(adaln_pair.backward, type, grads[0], saved[0], saved[1], saved[2], saved[3], saved[4], stride, float(EPS),
+         perm.index, perm.each, B, T, C, ours[0], ours[1], ours[2]);
+  })[0];
+}
+
+Tensor gated_sum(const Tensor& given, const Tensor& gate_rows, const Tensor& branch, const Order& order) {
+  auto type = branch.scalar_type();
+  if (!half_or_single(type) || branch.sizes() != given.sizes() || !plain(branch) || !takes_stream(given, {gate_rows}))
+    return at::addcmul(given, gate_rows.to(given.scalar_type()), permuted(branch, order, 1).to(given.scalar_type()));
+  Tensor x = given.contiguous(), y = branch.contiguous();
+  Tensor gate = gate_rows.stride(2) == 1 ? gate_rows : gate_rows.contiguous(), out = at::empty_like(x);
+  int64_t stride = gate.stride(0), B = x.size(0), T = x.size(1), C = x.size(2);
+  Permutation perm(order, T);
+  call(gated_sum_pair.forward, type, x, gate, y, stride, perm.index, perm.each, B, T, C, out);
+  return run({out}, {}, {x, gate, y}, [=](auto& grads, auto& saved, auto& ours) {
+    call(gated_sum_pair.backward, type, grads[0], saved[0], saved[1], stride, perm.index, perm.each, B, T, C,
+         ours[0], ours[1]);
+  }, true)[0];
+}
+
+Tensor gated_rms_norm(const Tensor& branch, const Tensor& gate, const Tensor& weights) {
+  auto type = branch.scalar_type();
+  if (!takes({branch, gate}) || !plain(weights))
+    return at::rms_norm(branch * at::silu(gate), weights.sizes(), weights.to(type), EPS);
+  Tensor y = branch.contiguous(), z = gate.contiguous(), weight = weights.to(at::kFloat).contiguous();
+  int64_t C = y.size(-1), rows = y.numel() / C;
+  Tensor out = at::empty_like(y), scale = floats({rows});
+  call(gated_rms_pair.forward, type, y, z, weight, float(EPS), rows, C, out, scale);
+  return run({out}, {scale}, {y, z, weight}, [=](auto& grads, auto& saved, auto& ours) {
+    call(gated_rms_pair.backward, type, grads[0], saved[0], saved[1], saved[2], saved[3], float(EPS), rows, C,
+         ours[0], ours[1], ours[2]);
+  })[0];
+}
+
+// ---------------------------------------------------------------- tokens with others
+
+// Tokens (B, T, C) with rows (W, C), row j for distance j; `table` as of `conv.taps`.
+Tensor conv(const Tensor& given, const Tensor& rows_given, const optional<Tensor>& bias_given,
+            const optional<Tensor>& taps, bool silu) {
+  auto type = given.scalar_type();
+  Tensor x = given.contiguous(), rows = rows_given.to(at::kFloat).contiguous();
+  Tensor bias = bias_given ? bias_given->to(at::kFloat).contiguous() : Tensor(), out = at::empty_like(x);
+  Table table(taps, 3);
+  int64_t B = x.size(0), T = x.size(1), C = x.size(2), W = rows.size(0), active = silu;
+  call(conv_pair.forward, type, x, rows, bias, table.index, table.each, active, B, T, C, W, out);
+  return run({out}, {}, {x, rows, bias}, [=](auto& grads, auto& saved, auto& ours) {
+    call(conv_pair.backward, type, grads[0], saved[0], saved[1], saved[2], table.index, table.each, active, B, T, C,
+         W, ours[0], ours[1], ours[2]);
+  })[0];
+}
+
+// x mix + shifted (1 - mix) for rows of `mix` (M, C).
+std::vector<Tensor> shift_mix(const Tensor& given, const Tensor& neighbours, const Tensor& mixes) {
+  auto type = given.scalar_type();
+  Tensor x = given.contiguous(), mix = mixes.to(at::kFloat).contiguous();
+  Table table(neighbours, 3);
+  int64_t B = x.size(0), T = x.size(1), C = x.size(2), M = mix.size(0);
+  variable_list out;
+  for (int64_t m = 0; m < M; m++) out.push_back(at::empty_like(x));
+  call(shift_mix_pair.forward, type, x, mix, table.index, table.each, B, T, C, M, pointers(out));
+  return run(out, {}, {x, mix}, [=](auto& grads, auto& saved, auto& ours) {
+    call(shift_mix_pair.backward, type, pointers(grads), saved[0], saved[1], table.index, table.each, B, T, C, M,
+         ours[0], ours[1]);
+  });
+}
+
+// `biwkv.biwkv` on decay w / length and bonus exp(u / length), both float32 (C,).
+Tensor biwkv(const Tensor& k_given, const Tensor& v_given, const Tensor& decay_given, const Tensor& bonus_given,
+             const optional<Tensor>& positions, int64_t length) {
+  auto type = v_given.scalar_type();
+  Tensor k = k_given.contiguous(), v = v_given.contiguous();
+  Tensor decay = decay_given.contiguous(), bonus = bonus_given.contiguous(), out = at::empty_like(v);
+  Table place(positions, 2);
+  int64_t B = k.size(0), T = k.size(1), C = k.size(2);
+  variable_list kept(4);
+  if (at::GradMode::is_enabled())
+    kept = {type == at::kFloat ? out.detach() : floats(v.sizes()), floats(v.sizes()), floats(v.sizes()), floats({B, C})};
+  call(biwkv_pair.forward, type, k, v, decay, bonus, place.index, place.each, length, B, T, C, out, kept[0], kept[1],
+       kept[2], kept[3]);
+  return run({out}, kept, {k, v, decay, bonus}, [=](auto& grads, auto& saved, auto& ours) {
+    call(biwkv_pair.backward, type, grads[0], saved[0], saved[1], saved[2], saved[3], saved[4], saved[5], saved[6],
+         saved[7], place.index, place.each, length, B, T, C, ours[0], ours[1], ours[2], ours[3]);
+  })[0];
+}
+
+// SSD on (B, T, H width + 2 N), N a multiple of 8; `dt` and `log_decay` are (B, T, H), float32.
+Tensor ssd(const Tensor& packed_given, const Tensor& dt_given, const Tensor& decay_given,
+           const optional<Tensor>& skip_given, int64_t width) {
+  auto type = packed_given.scalar_type();
+  Tensor packed = packed_given.contiguous(), dt = dt_given.contiguous(), decay = decay_given.contiguous();
+  Tensor skip = skip_given ? skip_given->contiguous() : Tensor();
+  int64_t B = dt.size(0), T = dt.size(1), H = dt.size(2), N = (packed.size(2) - H * width) / 2;
+  Tensor out = at::empty({B, T, H, width}, type), exact = type == at::kFloat ? out.detach() : floats(out.sizes());
+  call(ssd_pair.forward, type, packed, dt, decay, skip, B, T, H, width, N, out, exact);
+  return run({out}, {exact}, {packed, dt, decay, skip}, [=](auto& grads, auto& saved, auto& ours) {
+    call(ssd_pair.backward, type, grads[0], saved[0], saved[1], saved[2], saved[3], saved[4], B, T, H, width, N,
+         ours[0], ours[1], ours[2], ours[3]);
+  })[0];
+}
+
+}  // namespace
+
+TORCH_LIBRARY(tread, library) {
+  library.def("gelu(Tensor x) -> Tensor", &gelu);
+  library.def("squared_relu(Tensor x) -> Tensor", &squared_relu);
+  library.def("sigmoid_gate(Tensor x, Tensor y) -> Tensor", &sigmoid_gate);
+  library.def("adaln(Tensor x, Tensor shift, Tensor scale, Tensor[]? order=None) -> Tensor", &adaln);
+  library.def("gated_sum(Tensor x, Tensor gate, Tensor y, Tensor[]? order=None) -> Tensor", &gated_sum);
+  library.def("gated_rms_norm(Tensor y, Tensor z, Tensor weight) -> Tensor", &gated_rms_norm);
+  library.def("conv(Tensor x, Tensor rows, Tensor? bias, Tensor? table, bool silu) -> Tensor", &conv);
+  library.def("shift_mix(Tensor x, Tensor neighbours, Tensor mix) -> Tensor[]", &shift_mix);
+  library.def("biwkv(Tensor k, Tensor v, Tensor decay, Tensor bonus, Tensor? position, int length) -> Tensor", &biwkv);
+  library.def("ssd(Tensor packed, Tensor dt, Tensor log_decay, Tensor? D, int width) -> Tensor", &ssd);
+}
