@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.ops.dispatch import resolve
-from backbones.ops.native import EPS, OPERATIONS, library, modulate
+from backbones.ops.native import EPS, LOADED, OPERATIONS, library, modulate
 from routing.layout import Layout
 
 
@@ -76,7 +76,7 @@ class Block(nn.Module):
 
     def prepare(self, layout: Layout) -> None:
         """Make what the branches look up, once for all blocks: kernels and the layout's tables."""
-        if layout.device.type == "cpu":
+        if not LOADED and layout.device.type == "cpu":
             library()
         for op, kernel in self.operations:
             resolve(op, kernel, layout.device.type)

@@ -16,9 +16,9 @@ from backbones.cost import cost
 from backbones.mamba import paths as mamba_paths
 from backbones.sizes import SIZES
 from experiments.runtime.files import atomic_write
+from routing.layout import path
 from routing.rng import Draws
 from routing.route import MODES
-from routing.scan_orders import path
 from routing.selection import Selection
 
 PAGE = Path(__file__).with_suffix(".html")

@@ -13,19 +13,107 @@ full grid is the subset that has all tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from routing import scan_orders
-from routing.errors import one_of
-from routing.scan_orders import LayoutError
+from routing.errors import UserError, one_of, suggest
 
+PATHS = ("raster", *(f"zigzag:{k}" for k in range(8)))
+REVERSED = ":reversed"
+
+_TABLES = 4096  # a run uses dozens; a loop over seeds or image sizes must not fill memory
+_Table = TypeVar("_Table", bound=Callable[..., Any])
 MISSING = ("self", "zero", "nearest")
 
 
-@scan_orders.table
+class LayoutError(UserError):
+    """A scan order, a policy or a subset that does not exist."""
+
+
+# --- tables of a full grid, computed once per process --------------------------------------------
+
+
+def table(make: _Table) -> _Table:
+    """Compute a table once for each set of (hashable, positional) arguments.
+
+    A plain dictionary rather than `functools.lru_cache`, which `torch.compile` traces through and
+    so recomputes. A table made first under `inference_mode` must still serve a training step.
+    """
+    store: dict[tuple, Any] = {}
+
+    @wraps(make)
+    def cached(*key: Any) -> Any:
+        if key not in store:
+            if len(store) >= _TABLES:
+                store.clear()
+            with torch.inference_mode(False):
+                store[key] = make(*key)
+        return store[key]
+
+    return cached  # type: ignore[return-value]
+
+
+def path(grid: tuple[int, int], name: str) -> Tensor:
+    """Return a dense path over the grid: the raster id at each step, int64 of shape `(N,)`.
+
+    `zigzag:k` is a snake that turns round at the border, so every step moves to a neighbour. Bit 0
+    of k walks columns instead of rows, bit 1 starts at the right, bit 2 at the bottom.
+
+    Args:
+        grid: Rows and columns (H, W).
+        name: `raster` or `zigzag:0` .. `zigzag:7`, each also with `:reversed`.
+
+    Raises:
+        LayoutError: If there is no such path.
+    """
+    base, backwards = name.removesuffix(REVERSED), name.endswith(REVERSED)
+    if base not in PATHS:
+        raise LayoutError(
+            f"scan order {name!r}: expected raster or zigzag:0 .. zigzag:7, each with or without "
+            f"{REVERSED}{suggest(base, PATHS)}"
+        )
+    ids = torch.arange(grid[0] * grid[1], device="cpu").view(grid)
+    if base != "raster":
+        k = int(base.removeprefix("zigzag:"))
+        ids = ids.flip(1) if k & 2 else ids
+        ids = ids.flip(0) if k & 4 else ids
+        ids = (ids.T if k & 1 else ids).clone()
+        ids[1::2] = ids[1::2].flip(1)
+    ids = ids.flatten()
+    return ids.flip(0) if backwards else ids
+
+
+@table
+def rank(grid: tuple[int, int], name: str, device: torch.device) -> Tensor:
+    """Return each raster id's step on a path, int64 of shape `(N,)`."""
+    return path(grid, name).argsort().to(device)
+
+
+@table
+def neighbour_ids(grid: tuple[int, int], device: torch.device) -> Tensor:
+    """Return raster ids of left, right, upper and lower neighbours, `(4, N)`; -1 outside."""
+    ids = torch.arange(grid[0] * grid[1], device="cpu").view(grid)
+    out = torch.full((4, *grid), -1, device="cpu")
+    out[0, :, 1:] = ids[:, :-1]
+    out[1, :, :-1] = ids[:, 1:]
+    out[2, 1:] = ids[:-1]
+    out[3, :-1] = ids[1:]
+    return out.flatten(1).to(device)
+
+
+@table
+def arange(n: int, device: torch.device) -> Tensor:
+    """Return 0..n-1."""
+    return torch.arange(n, device=device)
+
+
+# --- the tokens present --------------------------------------------------------------------------
+
+
+@table
 def _shared_memo(
     grid: tuple[int, int], prefix: int, device: torch.device
 ) -> dict[tuple[str, ...], Any]:
@@ -205,7 +293,7 @@ class Layout:
     def _behind_prefix(self, places: Tensor) -> Tensor:
         if not self.prefix:
             return places
-        front = scan_orders.arange(self.prefix, self.device).expand(places.shape[0], -1)
+        front = arange(self.prefix, self.device).expand(places.shape[0], -1)
         return torch.cat((front, places), 1)
 
     def _once(self, key: tuple, make: Callable[[], Any]) -> Any:
@@ -218,23 +306,23 @@ class Layout:
     def _present(self) -> Tensor:
         """Raster ids of the grid tokens present, all of them too, `(B|1, K)`."""
         if self.ids is None:
-            return scan_orders.arange(self.tokens, self.device).unsqueeze(0)
+            return arange(self.tokens, self.device).unsqueeze(0)
         return self.ids
 
     def _order(self, name: str) -> Order:
         # The dense path with the missing tokens deleted is the sort of the present ones' steps.
-        perm = scan_orders.rank(self.grid, name, self.device)[self._present].argsort(1)
+        perm = rank(self.grid, name, self.device)[self._present].argsort(1)
         if self.shuffle is not None:
             rows = max(perm.shape[0], self.shuffle.shape[0])
             perm = perm.expand(rows, -1).gather(1, self.shuffle.expand(rows, -1))
         perm = self._behind_prefix(perm + self.prefix)
         inv = torch.empty_like(perm).scatter_(
-            1, perm, scan_orders.arange(self.length, self.device).expand_as(perm)
+            1, perm, arange(self.length, self.device).expand_as(perm)
         )
         return Order(perm[0], inv[0]) if perm.shape[0] == 1 else Order(perm, inv)
 
     def _positions(self, name: str) -> Tensor:
-        steps = scan_orders.rank(self.grid, name, self.device)[self._present].sort(1).values
+        steps = rank(self.grid, name, self.device)[self._present].sort(1).values
         steps = self._behind_prefix(steps + self.prefix)
         return steps[0] if steps.shape[0] == 1 else steps
 
@@ -252,12 +340,12 @@ class Layout:
         """
         ids, n = self._present, self.grid[0] * self.grid[1]
         slots = torch.full((ids.shape[0], n + 1), -1, device=self.device)
-        local = scan_orders.arange(self.tokens, self.device) + self.prefix
+        local = arange(self.tokens, self.device) + self.prefix
         return slots.scatter_(1, ids, local.expand_as(ids))
 
     def _neighbours(self, missing: str) -> Tensor:
         ids, slots = self._present, self._once(("slots",), self._slots)
-        wanted = scan_orders.neighbour_ids(self.grid, self.device)[:, ids].transpose(0, 1)
+        wanted = neighbour_ids(self.grid, self.device)[:, ids].transpose(0, 1)
         outside = wanted < 0
         if missing == "nearest":
             found = self._nearest(slots).gather(2, ids.unsqueeze(1).expand(-1, 4, -1))
@@ -265,7 +353,7 @@ class Layout:
             n = self.grid[0] * self.grid[1]
             index = torch.where(outside, n, wanted).flatten(1)
             found = slots.gather(1, index).unflatten(1, (4, self.tokens))
-        own = scan_orders.arange(self.tokens, self.device) + self.prefix
+        own = arange(self.tokens, self.device) + self.prefix
         fill = torch.where(outside, self.length, own) if missing == "self" else self.length
         table = torch.where(found < 0, fill, found)
         front = table.new_full((table.shape[0], 4, self.prefix), self.length)

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from routing.errors import one_of
+from routing.layout import table
 from routing.options import RoutingError, check_quad
 from routing.rng import Draws
 from routing.route import MODES, Route
-from routing.scan_orders import table
 
 
 class SelectionError(RoutingError):
@@ -149,7 +149,6 @@ def select(mode: str, grid: tuple[int, int], keep: int, uniform: Tensor, block: 
     Raises:
         SelectionError: If the mode is unknown, or cannot keep that many of that grid.
     """
-    one_of("selection", mode, MODES, SelectionError)
     n = grid[0] * grid[1]
     if not 1 <= keep <= n:
         raise SelectionError(f"keep {keep}: a grid of {grid[0]}x{grid[1]} keeps 1..{n} tokens")
@@ -161,6 +160,7 @@ def select(mode: str, grid: tuple[int, int], keep: int, uniform: Tensor, block: 
         base = torch.arange(keep, device=uniform.device) * n // keep
         ids = (base + (uniform[:, :1] * n).long()) % n
     else:
+        one_of("selection", mode, MODES, SelectionError)
         check_quad(grid, keep)
         rows = torch.arange(0, grid[0], 2, device=uniform.device).unsqueeze(1) * grid[1]
         corners = (rows + torch.arange(0, grid[1], 2, device=uniform.device)).flatten()

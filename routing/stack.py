@@ -22,6 +22,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -34,7 +36,6 @@ from routing.learned import Fuse, LearnedRouter
 from routing.options import RoutingError, RoutingOptions, check_words
 from routing.rng import Draws
 from routing.route import Route, Segment, keep_count
-from routing.scan_orders import table
 from routing.selection import Selection, check_ids, given_ids
 
 
@@ -76,7 +77,7 @@ class Routing:
 
     @classmethod
     def from_options(cls, options: RoutingOptions) -> Routing:
-        """Return what all steps of a run share; a step replaces `route` and `draws`."""
+        """Return what all steps of a run share; a step is this `on` its route."""
         return cls(
             Route(),
             Selection(options.selection, options.shared, options.block),
@@ -85,6 +86,10 @@ class Routing:
             random_end=options.random_end,
             path_drop=options.path_drop,
         )
+
+    def on(self, route: Route, draws: Draws | None) -> Routing | None:
+        """Return the same for another route and its random numbers; None where that is `none`."""
+        return replace(self, route=route, draws=draws) if route.segments else None
 
     def resolve(self, depth: int | None) -> Route:
         """Return the checked route, with absolute block indices where the depth is known."""
@@ -97,7 +102,7 @@ class Routing:
         return self.draws
 
 
-@table  # once per run, not once per step
+@lru_cache(maxsize=1024)  # once per run, not once per step
 def _checked(
     route: Route, depth: int | None, reinsert: str, remove: str, random_end: bool
 ) -> Route:
@@ -241,20 +246,18 @@ class Stack(nn.Module):
         skipped = self._skipped(at, reuse)
         seen = {-1: (x, at.layout)} if -1 in self._tapped(taps, skipped) else {}
         before = x
-        for i, block in enumerate(self.blocks):
-            if reuse is not None and i == reuse.start:
+        for first, end in pairwise(at.cuts(reuse)):
+            if reuse is not None and first == reuse.start:
                 before = at.x
-            if i in at.segments:  # a route starts: choose the tokens that stay
-                at.open(*at.segments[i])
-            if at.span is not None and i == at.span.drop_before:  # the others leave
+            if first in at.segments:  # a route starts: choose the tokens that stay
+                at.open(*at.segments[first])
+            if at.span is not None and first == at.span.drop_before:  # the others leave
                 at.gather(at.span)
-            if i not in skipped:
-                at.run(i, block)
-            if i in taps:
-                seen[i] = at.x, at.layout
-            if at.span is not None and i == at.span.segment.end and at.returns:  # they return
-                at.scatter(at.span, left_out=i in skipped)
-            if reuse is not None and i == reuse.end:
+            if first not in skipped:
+                seen |= at.run(first, end, taps)
+            if at.span is not None and end > at.span.segment.end and at.returns:  # they return
+                at.scatter(at.span, left_out=first in skipped)
+            if reuse is not None and end == reuse.end + 1:
                 at.x = reuse.leave(before, at.x)
         return StackOutput(
             at.x,
@@ -262,7 +265,7 @@ class Stack(nn.Module):
             {i: tapped for i, (_, tapped) in seen.items()},
             at.layout,
             tuple(at.inner),
-            None if at.layout.is_full else at.layout.mask(),
+            None if at.layout.ids is None else at.layout.mask(),
             at.state,
         )
 
@@ -339,13 +342,13 @@ class StackPass:
         state: dict[str, Tensor] | None,
     ) -> None:
         self.stack, self.x, self.input, self.cond = stack, x, x, cond
-        self.layout, self.state = layout.to(x.device), dict(state or {})
+        self.layout = layout if layout.device == x.device else layout.to(x.device)
+        self.state = dict(state or {})
         self.routing = Routing(Route()) if routing is None else routing
         self.route = self.routing.resolve(stack.depth)
         self.segments = {s.start: (k, s) for k, s in enumerate(self._segments())}
         self.span: Span | None = None
         self.inner: list[Layout] = []
-        self.prepared: list[Layout] = []
         self.returns = self.routing.reinsert != "none"
         self.fp32_next = False
 
@@ -358,8 +361,8 @@ class StackPass:
             inner = self._choose(k, segment, gate)
             move = outer.move_to(inner)
             self.inner.append(inner)
-        first = segment.drop_before(self.routing.remove)
-        self.span = Span(segment, first, outer, inner, move, self.x, dict(self.state), gate)
+        leave = segment.drop_before(self.routing.remove)
+        self.span = Span(segment, leave, outer, inner, move, self.x, dict(self.state), gate)
 
     def gather(self, span: Span) -> None:
         """Let the routed tokens leave."""
@@ -368,39 +371,45 @@ class StackPass:
             self.state = {key: span.move.take(value) for key, value in self.state.items()}
             self.layout = span.inner
 
-    def run(self, i: int, block: nn.Module) -> None:
-        """Run block `i` on the tokens present."""
-        # Picked here, and tables made here: a block that did it would be compiled once for every
-        # index, and once more for the tables that are there already.
-        cond = self.cond[i] if type(self.cond) is tuple else self.cond
-        if not any(layout is self.layout for layout in self.prepared):
-            self._prepare(i)
-        fp32, self.fp32_next = self.fp32_next, False
-        device = self.x.device.type
-        scope: Any = nullcontext()
-        x, state, stream = self.x, self.state, self.x.dtype
-        if fp32 and torch.is_autocast_enabled(device):
-            scope = torch.autocast(device_type=device, enabled=False)
-            wide = lambda t: t.float() if t.is_floating_point() else t  # noqa: E731
-            x, cond, state = tree_map_only(Tensor, wide, (x, cond, state))
-        with scope:
-            args = (block, x, cond, self.layout, state)
-            if self.stack.checkpoint and self.span is not None and torch.is_grad_enabled():
-                self.x, self.state = checkpoint(_call, *args, use_reentrant=False)
-            else:
-                self.x, self.state = _call(*args)
-        self.x = self.x.to(stream)
+    def cuts(self, reuse: Reuse | None) -> list[int]:
+        """Return where stretches of blocks begin that see the same tokens, and the last one ends.
 
-    def _prepare(self, i: int) -> None:
-        """Tell the blocks from `i` on that will see this layout, once for all of them."""
-        span, end = self.span, self.stack.depth
-        if span is not None and self.layout is not span.outer and self.returns:
-            end = span.segment.end + 1
-        for block in self.stack.blocks[i:end]:
-            prepare: Any = getattr(block, "prepare", None)
-            if prepare is not None:
-                prepare(self.layout)
-        self.prepared.append(self.layout)
+        That is where a route starts, its tokens leave or return, and a stretch is reused.
+        """
+        found = {0, self.stack.depth}
+        for _, segment in self.segments.values():
+            found |= {segment.start, segment.drop_before(self.routing.remove), segment.end + 1}
+        if reuse is not None:
+            found |= {reuse.start, reuse.end + 1}
+        return sorted(found)
+
+    def run(self, first: int, end: int, taps: Collection[int]) -> dict[int, tuple[Tensor, Layout]]:
+        """Run the blocks `first` to `end` - 1 on the tokens present; return what `taps` ask for."""
+        blocks, device, stream = self.stack.blocks[first:end], self.x.device.type, self.x.dtype
+        # Tables are made and conditions picked here: a block that did it would be compiled once
+        # for every index, and once more for the tables that are there already.
+        for block in blocks:
+            if hasattr(block, "prepare"):
+                block.prepare(self.layout)
+        inside = self.stack.checkpoint and self.span is not None and torch.is_grad_enabled()
+        again = partial(checkpoint, _call, use_reentrant=False) if inside else _call
+        wide, self.fp32_next = self.fp32_next and torch.is_autocast_enabled(device), False
+        seen = {}
+        for i, block in enumerate(blocks, first):
+            cond = self.cond[i] if type(self.cond) is tuple else self.cond
+            if wide:
+                as_float = lambda t: t.float() if t.is_floating_point() else t  # noqa: E731
+                given = tree_map_only(Tensor, as_float, (self.x, cond, self.state))
+                self.x, cond, self.state = given
+            with torch.autocast(device, enabled=False) if wide else nullcontext():
+                if inside or getattr(block, "carries", ()):
+                    self.x, self.state = again(block, self.x, cond, self.layout, self.state)
+                else:
+                    self.x = block(self.x, cond, self.layout)
+            self.x, wide = self.x.to(stream), False
+            if i in taps:
+                seen[i] = self.x, self.layout
+        return seen
 
     def scatter(self, span: Span, left_out: bool) -> None:
         """Leave a span, whose blocks SPRINT's path drop may have left out: put its tokens back."""
@@ -453,11 +462,12 @@ class StackPass:
         """Return the layout of the tokens that stay in segment `k`."""
         outer, routing = self.layout, self.routing
         mode, keep = routing.selection, keep_count(outer.tokens, segment.rate)
-        ids = given_ids(routing.ids, self.route, k)
+        ids = None if routing.ids is None else given_ids(routing.ids, self.route, k)
         if ids is None and gate is not None:
             ids = LearnedRouter.choose(gate, outer.prefix, keep)
         if ids is None:
-            ids = mode.ids(routing.require_draws(), k, outer.grid, keep, outer.ids)
+            draws = routing.draws or routing.require_draws()
+            ids = mode.ids(draws, k, outer.grid, keep, outer.ids)
         check_ids(ids, outer.grid, self.x.shape[0])
         if mode.mode != "unsorted":
             return outer.subset(ids)

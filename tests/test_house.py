@@ -1,10 +1,14 @@
-"""The structure of the packages holds: no circle, few hidden imports, one name for one thing."""
+"""The structure of the packages holds: no circle, few hidden imports, one name for one thing, a short step."""
 
 import ast
+import json
+import subprocess
+import sys
 from collections import Counter
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 
+import pytest
 from small import ROOT
 
 PACKAGES = ("routing", "backbones", "experiments", "sweeps", "analysis")
@@ -12,6 +16,7 @@ PACKAGES = ("routing", "backbones", "experiments", "sweeps", "analysis")
 # kernels on a GPU, the corners that three readers found, a file that readers looked for, the controls of a tail, and
 # the words of other trainers.
 LINES, IN_FUNCTIONS, FOR_TYPES, COMMANDS = 34_585, 26, 2, 12
+STEP_FILES, STEP_CHANGES = 15, 80
 
 
 @cache
@@ -89,3 +94,37 @@ def test_the_house_does_not_grow():
     lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in modules().values())
     assert lines <= LINES, lines
     assert len([p for p in (ROOT / "experiments").glob("*.py")]) <= COMMANDS
+
+
+# Names the file of each call of ours between the second step of the optimizer and the third.
+STEP = """
+import json, runpy, sys, torch
+from pathlib import Path
+root, packages, files, steps = Path(sys.argv[1]), sys.argv[2].split(), [], []
+update = torch.optim.AdamW.step
+def called(frame, event, _):
+    path = Path(frame.f_code.co_filename)
+    if event == "call" and path.is_relative_to(root) and path.relative_to(root).parts[0] in packages:
+        files.append(str(path.relative_to(root)))
+def step(*given):
+    steps.append(sys.setprofile(None))
+    update(*given)
+    sys.setprofile(called if len(steps) == 2 else None)
+torch.optim.AdamW.step = step
+sys.argv = [str(root / "experiments/run.py"), *sys.argv[3:]]
+sys.path.insert(0, str(root))
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+finally:
+    print(json.dumps(files))
+"""
+
+
+@pytest.mark.slow
+def test_a_reader_of_one_training_step_turns_few_pages(tmp_path):
+    run = "backbone=dit route=2-8 train.steps=4 train.batch=8 eval=none".split()
+    command = [sys.executable, "-c", STEP, str(ROOT), " ".join(PACKAGES), *run, f"paths.runs={tmp_path}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    files = json.loads(done.stdout.splitlines()[-1])
+    changes = sum(a != b for a, b in zip(files, files[1:], strict=False))
+    assert 0 < len(set(files)) <= STEP_FILES and 0 < changes <= STEP_CHANGES, (len(set(files)), changes)

@@ -53,7 +53,7 @@ TYPES = (torch.float32, torch.bfloat16)
 TAPS = 8  # As in the source: the widest convolution.
 EPS = 1e-6  # Added to the variance or the mean square by every norm.
 
-_LOADED: list[tuple[bool, str]] = []
+LOADED: list[tuple[bool, str]] = []  # What `library` returned, once it was asked.
 
 
 class Plain:
@@ -132,22 +132,22 @@ def library() -> tuple[bool, str]:
 
     The first call builds it where it is not there yet: some seconds.
     """
-    if not _LOADED:
-        _LOADED.append(_load())
-        if _LOADED[0][0]:
+    if not LOADED:
+        LOADED.append(_load())
+        if LOADED[0][0]:
             OPERATIONS["cpu"] = torch.ops.tread
-    return _LOADED[0]
+    return LOADED[0]
 
 
 @contextlib.contextmanager
 def without_library() -> Iterator[None]:
     """Run the plain formulas, as where there is no compiler; a library that is loaded stays so."""
-    loaded, operations = _LOADED[:], OPERATIONS.pop("cpu", None)
-    _LOADED[:] = [(False, "switched off")]
+    loaded, operations = LOADED[:], OPERATIONS.pop("cpu", None)
+    LOADED[:] = [(False, "switched off")]
     try:
         yield
     finally:
-        _LOADED[:] = loaded
+        LOADED[:] = loaded
         if operations is not None:
             OPERATIONS["cpu"] = operations
 

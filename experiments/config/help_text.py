@@ -277,7 +277,8 @@ def timed_line(config: Config, model: Any) -> str:
     x = torch.randn(samples, *data_options.describe(config.data)["shape"], device=device)
     t = torch.rand(samples, device=device)
     draws = Draws(config.seed, 0, torch.arange(samples), device=device)
-    routing = routes.TrainingRoutes(config).training(draws, 0.0)
+    made = routes.TrainingRoutes(config)
+    routing = made.every_step.on(made.schedule.at(0.0), draws)
 
     def step() -> None:
         with torch.autocast(device, torch.bfloat16, enabled=train.precision == "bf16"):

@@ -169,8 +169,9 @@ class Dataset(abc.ABC):
         )
 
     def _check(self, index: Tensor, split: str) -> None:
-        known = " or ".join(self.sizes)
-        require(split in self.sizes, f"data={self.name} has no {split} split: expected {known}")
+        if split not in self.sizes:
+            known = " or ".join(self.sizes)
+            raise DataError(f"data={self.name} has no {split} split: expected {known}")
         size = self.sizes[split]
         if index.numel() and index.device.type == "cpu":
             low, high = int(index.min()), int(index.max())

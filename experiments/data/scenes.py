@@ -31,8 +31,8 @@ from experiments.data.data_options import DataError, require
 from experiments.data.dataset import Batch, Condition, Dataset, Device, Rows, to_uint8
 from experiments.data.scenes_spec import ScenesOptions
 from routing.errors import suggest
+from routing.layout import table
 from routing.rng import Draws, widest
-from routing.scan_orders import table
 
 SHAPES = ("circle", "square", "triangle", "ring", "cross")
 COLOURS = ("red", "green", "blue", "yellow", "purple", "cyan")

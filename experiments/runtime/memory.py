@@ -10,6 +10,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 
@@ -68,15 +69,20 @@ def out_of_memory(tried: int) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        # Of a GPU, and of the CPU.
-        if not any(said in str(error) for said in ("out of memory", "can't allocate memory")):
-            raise
-        if tried == 1:
-            raise MemoryLimit(ONE) from error
-        raise MemoryLimit(
-            f"out of memory with {tried} samples at once: type "
-            f"train.micro_batch={tried // 2} (same result, accumulated) or train.micro_batch=auto"
-        ) from error
+        explain(error, tried)
+
+
+def explain(error: RuntimeError, tried: int) -> NoReturn:
+    """Raise what `out_of_memory` makes of the error that is being handled."""
+    # Of a GPU, and of the CPU.
+    if not any(said in str(error) for said in ("out of memory", "can't allocate memory")):
+        raise
+    if tried == 1:
+        raise MemoryLimit(ONE) from error
+    raise MemoryLimit(
+        f"out of memory with {tried} samples at once: type "
+        f"train.micro_batch={tried // 2} (same result, accumulated) or train.micro_batch=auto"
+    ) from error
 
 
 def check_fits(

@@ -105,8 +105,10 @@ class Trainer:
         """
         draws, step = self.draws(rows), self.state.step
         if batch is None:
-            batch = self.dataset.batch(self.samples(step, rows), draws)
-        return batch, draws, self.routes.training(draws, step / self.config.train.steps)
+            samples = self.order.lookup(step * self.config.train.batch + rows)
+            batch = self.dataset.batch(samples, draws)
+        route = self.routes.schedule.at(step / self.config.train.steps)
+        return batch, draws, self.routes.every_step.on(route, draws)
 
     def loss_of(self, batch: Batch, draws: Draws, routing: Routing | None) -> Tensor:
         """Return the mean loss of a batch under these random numbers and routes."""
@@ -271,9 +273,12 @@ class Trainer:
                 self.evaluate(bar)
             while state.step < total:
                 began = time.perf_counter()
-                with memory.out_of_memory(self.pieces[0][1]):
+                try:
                     self.one_step()
-                state.macs += self.routes.macs(state.step / total) * train.batch
+                except RuntimeError as error:
+                    memory.explain(error, self.pieces[0][1])
+                route = self.routes.schedule.at(state.step / total)
+                state.macs += self.routes.macs(route) * train.batch
                 state.step += 1
                 state.seconds += time.perf_counter() - began
                 reason = self.agreed_stop()

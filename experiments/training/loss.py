@@ -51,10 +51,10 @@ def training_loss(
     `net` is called: the model, or its data-parallel wrapper. Of `draws` it takes the streams
     `sigma`, `noise` and `drop`. `encode` is REPA's frozen encoder, (B, C, H, W) -> (B, N, E).
     """
-    time = objective.times(draws)
-    noise = draws.normal("noise", tuple(batch.x.shape[1:]))
     capture = Capture(net)
     cond = conditions(model, batch, draws, train.label_drop)
+    time = objective.times(draws)
+    noise = draws.normal("noise", tuple(batch.x.shape[1:]))
     terms = objective.loss(capture, batch.x, noise, time, **cond, routing=routing).float()
     output = capture.output
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from backbones.cost import Cost, cost
@@ -28,25 +28,18 @@ class TrainingRoutes:
         self.config = config
         self.schedule = config.routing.resolve(config.depth)
         self._model = model
-        self._macs: dict[Route, float] = {}
-
-    def training(self, draws: Draws, progress: float) -> Routing | None:
-        """Return what the step at `progress` (0 at the first, below 1 at the last) does."""
-        route = self.schedule.at(progress)
-        return dataclasses.replace(self._every_step, route=route, draws=draws) if route else None
+        self.macs = cache(self._macs)
 
     @cached_property
-    def _every_step(self) -> Routing:
+    def every_step(self) -> Routing:
+        """What all steps have in common."""
         from routing.stack import Routing
 
         return Routing.from_options(self.config.routing)
 
-    def macs(self, progress: float) -> float:
-        """Return the forward MACs of one image at `progress`: a mean where an end is drawn."""
-        route = self.schedule.at(progress)
-        if route not in self._macs:
-            self._macs[route] = float(run_cost(self.config, self._model, route).macs_routed)
-        return self._macs[route]
+    def _macs(self, route: Route) -> float:
+        """Return the forward MACs of one image on a route: a mean where an end is drawn."""
+        return float(run_cost(self.config, self._model, route).macs_routed)
 
 
 def first_route(config: Config) -> Route:
@@ -71,10 +64,9 @@ def routed_pass(config: Config, draws: Draws | None) -> Routing | None:
 
     It takes the run's first route, and its tokens from `draws`.
     """
-    if config.routing.off_after == 0 or not (route := first_route(config)):
+    if config.routing.off_after == 0:
         return None
-    every = TrainingRoutes(config)._every_step
-    return dataclasses.replace(every, route=route, draws=draws)
+    return TrainingRoutes(config).every_step.on(first_route(config), draws)
 
 
 def guided_route(config: Config, guidance: GuidanceOptions) -> Route:

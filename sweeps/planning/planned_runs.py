@@ -226,7 +226,7 @@ def training_macs(config: Config) -> float:
     plain = routing.schedule == "constant" and routing.off_after >= 1 and "/" not in config.route
     # A schedule is smooth: a thousand points of it are its mean.
     points = 1 if plain else min(steps, 1000)
-    per_image = sum(routes.macs(i / points) for i in range(points)) / points
+    per_image = sum(routes.macs(routes.schedule.at(i / points)) for i in range(points)) / points
     return per_image * config.train.batch * steps
 
 

@@ -50,6 +50,16 @@ def compare(label, run):
     print(f"{label:34} {before:9.2f} {after:9.2f} ms {ratio:6.2f}x", flush=True)
 
 
+class Fused:
+    """The operations as they are when they are called: with the library or without."""
+
+    def __getattr__(self, name):
+        return lambda *given: getattr(native.OPERATIONS["cpu"], name)(*given)
+
+
+fused = Fused()
+
+
 def ops():
     dtype = torch.float32 if OPTIONS["precision"] == "fp32" else torch.bfloat16
     width, heads, state = SIZE.width, 2 * SIZE.width // SIZE.headdim, SIZE.state
@@ -70,19 +80,19 @@ def ops():
                       [tokens(width), tokens(width), draw(width, t=f32), draw(width, t=f32)]),
             "ssd": (lambda p, d, a, s: ssd.ssd_packed(p, d.sigmoid(), -a.exp(), s, width=SIZE.headdim),
                     [tokens(mixed), draw(BATCH, n, heads, t=f32), draw(heads, t=f32), draw(heads, t=f32)]),
-            "adaLN": (lambda x, a, b, y=layout: native.adaln(x, a, b, y.reorder("raster:reversed")),
+            "adaLN": (lambda x, a, b, y=layout: fused.adaln(x, a, b, y.reorder("raster:reversed")),
                       [draw(BATCH, n, width, t=f32), *(draw(BATCH, 1, width, t=f32) for _ in range(2))]),
-            "gated sum": (lambda x, g, y, z=layout: native.gated_sum(x, g, y, z.reorder("raster:reversed")),
+            "gated sum": (lambda x, g, y, z=layout: fused.gated_sum(x, g, y, z.reorder("raster:reversed")),
                           [draw(BATCH, n, width, t=f32), draw(BATCH, 1, width, t=f32), tokens(width)]),
-            "gated RMS norm": (native.gated_rms_norm, [tokens(inner), tokens(inner), draw(inner, t=f32)]),
+            "gated RMS norm": (fused.gated_rms_norm, [tokens(inner), tokens(inner), draw(inner, t=f32)]),
             "convolution + SiLU": (lambda x, w, b, p=place: conv.causal_conv(x, w, b, p, activation="silu"),
                                    [tokens(mixed), draw(mixed, 4, t=f32), draw(mixed, t=f32)]),
             "shift + mix": (lambda x, m, y=layout: torch.stack(native.shift_mix(
                                 x, y.neighbours(), m, y.grid if y.is_full else None)),
                             [tokens(width), draw(3, width, t=f32)]),
-            "GELU": (native.gelu, [tokens(4 * width)]),
-            "squared ReLU": (native.squared_relu, [tokens(4 * width)]),
-            "sigmoid gate": (native.sigmoid_gate, [tokens(width), tokens(width)]),
+            "GELU": (fused.gelu, [tokens(4 * width)]),
+            "squared ReLU": (fused.squared_relu, [tokens(4 * width)]),
+            "sigmoid gate": (fused.sigmoid_gate, [tokens(width), tokens(width)]),
         }  # fmt: skip
         for name, (function, given) in cases.items():
             probe = torch.randn_like(function(*given))

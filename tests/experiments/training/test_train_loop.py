@@ -464,10 +464,10 @@ def test_routing_can_be_switched_off_after_a_fraction(tmp_path):
     run = make_run(small(tmp_path, "route=1-2", "routing.off_after=0.5"))
     rows = run.draws(torch.arange(8))
     assert (
-        str(run.routes.training(rows, 0.49).route) == "1-2"
-        and run.routes.training(rows, 0.5) is None
+        str(run.routes.every_step.on(run.routes.schedule.at(0.49), rows).route) == "1-2"
+        and run.routes.every_step.on(run.routes.schedule.at(0.5), rows) is None
     )
-    assert run.routes.macs(0.9) == run.cost.macs_dense
+    assert run.routes.macs(run.routes.schedule.at(0.9)) == run.cost.macs_dense
 
 
 @pytest.mark.slow

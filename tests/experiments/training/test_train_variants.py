@@ -100,7 +100,7 @@ def one_loss(run, rows=None, **changes):
     rows = torch.arange(8) if rows is None else rows
     draws = run.draws(rows)
     batch = run.dataset.batch(run.samples(run.state.step, rows), draws)
-    routing = run.routes.training(draws, 0.0)
+    routing = run.routes.every_step.on(run.routes.schedule.at(0.0), draws)
     return training_loss(
         run.model, run.model, run.objective, batch, draws, routing, run.config.train, run.encode
     )
@@ -128,7 +128,7 @@ def test_dropping_counts_only_tokens_that_stayed(tmp_path):
         noise,
         time,
         y=torch.full((8,), 10),
-        routing=run.routes.training(draws, 0.0),
+        routing=run.routes.every_step.on(run.routes.schedule.at(0.0), draws),
     )
     kept = capture.output.kept.expand(8, -1).reshape(8, 1, 8, 8)
     assert kept.sum() == 8 * 32
@@ -153,7 +153,7 @@ def test_maskdit_reconstructs_with_the_preconditioned_output(tmp_path):
         noisy / total,
         sigma.log() / 4,
         torch.full((8,), 10),
-        routing=run.routes.training(draws, 0.0),
+        routing=run.routes.every_step.on(run.routes.schedule.at(0.0), draws),
         return_output=True,
     )
     denoised = 0.25 / total**2 * noisy + s * 0.5 / total * out.sample
@@ -259,7 +259,7 @@ def test_weights_of_another_objective_are_refused(parent, child, said, tmp_path)
 def test_macs_of_a_run_follow_its_stages_and_its_drawn_ends(tmp_path):
     def total(*words):
         run = make_run(small(tmp_path, *words))
-        return run.cost, [run.routes.macs(i / 4) for i in range(4)]
+        return run.cost, [run.routes.macs(run.routes.schedule.at(i / 4)) for i in range(4)]
 
     plain, _ = total("route=0-2")
     assert total("route=none/0.5:0-2")[1] == [plain.macs_dense] * 2 + [plain.macs_routed] * 2
@@ -279,7 +279,7 @@ def test_tokens_shared_by_the_batch_are_aligned_with_their_own_features(tmp_path
 
     rows = torch.arange(8)
     draws = run.draws(rows)
-    batch, routing = run.dataset.batch(run.samples(0, rows), draws), run.routes.training(draws, 0.0)
+    batch, routing = run.dataset.batch(run.samples(0, rows), draws), run.routes.every_step.on(run.routes.schedule.at(0.0), draws)
     net = lambda *a, **k: seen.setdefault("output", run.model(*a, **k))  # noqa: E731
     args = (run.model, run.objective, batch, draws, routing, run.config.train)
     loss = training_loss(net, *args, encode)
