@@ -37,9 +37,7 @@ class Shift(nn.Module):
 
     def forward(self, x: Tensor, layout: Layout) -> list[Tensor]:
         """Return x mix + shifted (1 - mix) for each mix: tokens (B, T, D) each."""
-        grid = layout.grid if layout.is_full else None
-        table = layout.neighbours(self.missing)
-        return shift_mix(x, table, self.mix, grid, layout.prefix)
+        return shift_mix(x, layout.neighbours(self.missing), self.mix)
 
 
 class SpatialMix(nn.Module):

@@ -54,8 +54,7 @@ class TimeMix6(nn.Module):
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
         """Mix tokens (B, T, D)."""
-        grid = layout.grid if layout.is_full else None
-        away = grid_shift(x, layout.neighbours(self.missing), grid, layout.prefix) - x
+        away = grid_shift(x, layout.neighbours(self.missing)) - x
         # Pointwise from here on, so the D-wide inputs are permuted, not the five mixtures.
         x, away = layout.to_scan(x, self.path), layout.to_scan(away, self.path)
         hidden = torch.tanh(self.mix_down(x + away * self.mix[5])).unflatten(-1, (5, -1))

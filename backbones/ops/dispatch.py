@@ -8,7 +8,6 @@ is remembered, until `without_native` begins or ends.
 import contextlib
 import importlib
 import importlib.util
-import math
 import os
 import re
 import sys
@@ -270,14 +269,6 @@ def choose(
 def full_precision(x: torch.Tensor) -> torch.autocast:
     """Switch autocast off for x's device: half precision ruins the sums and exponents of a scan."""
     return torch.autocast(x.device.type, enabled=False)
-
-
-def batches(x: torch.Tensor, floats: int) -> list[slice]:
-    """Cut the batch of x: on a CPU in parts of `floats` numbers, which its cache holds."""
-    if x.device.type != "cpu":
-        return [slice(0, len(x))]
-    step = max(1, floats // max(1, math.prod(x.shape[1:])))
-    return [slice(i, i + step) for i in range(0, len(x), step)]
 
 
 def work_dtype(*tensors: torch.Tensor) -> torch.dtype:

@@ -345,12 +345,10 @@ def conv(x: Tensor, rows: Tensor, bias: Tensor | None, table: Tensor | None, sil
     return _run("conv", x, rows, bias, given=given, out=torch.empty_like(x))
 
 
-def shift_mix(
-    x: Tensor, neighbours: Tensor, mix: Tensor, grid: tuple[int, int] | None = None, prefix: int = 0
-) -> list[Tensor]:
+def shift_mix(x: Tensor, neighbours: Tensor, mix: Tensor) -> list[Tensor]:
     """Return x mix + shifted (1 - mix) for rows of `mix` (M, C); the rest as for `grid_shift`."""
     if not takes(x):
-        other = grid_shift(x, neighbours, grid, prefix)
+        other = grid_shift(x, neighbours)
         return [torch.lerp(other, x, row) for row in mix.to(x.dtype)]
     x, mix = x.contiguous(), mix.float().contiguous()
     given = (*_table(neighbours, 3), *x.shape, len(mix))
