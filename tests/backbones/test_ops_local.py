@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backbones.ops import conv, dispatch, native, shift
-from backbones.ops.dispatch import KernelError, _Probe
+from backbones.ops.dispatch import KernelError
 
 
 def generator(seed=0):
@@ -217,14 +217,14 @@ def test_native_is_for_cpus():
 
 @pytest.mark.parametrize("requested", ["auto", "mamba-ssm"])
 def test_on_a_gpu_without_the_package_the_command_is_named(monkeypatch, requested):
-    monkeypatch.setattr(dispatch, "probe", lambda op, k: _Probe(None, f"{k} is not installed"))
+    monkeypatch.setattr(dispatch, "probe", lambda op, k: (None, f"{k} is not installed: pip install"))
     monkeypatch.setattr(dispatch, "_RESOLVED", {})
     if requested == "auto":
         choice = dispatch.resolve("selective_scan", "auto", "cuda")
         assert choice.name == "torch"
         assert "pip install" in choice.why
     else:
-        with pytest.raises(KernelError, match="mamba-ssm is not installed; type pip install"):
+        with pytest.raises(KernelError, match="mamba-ssm is not installed: pip install; type kernel=auto"):
             dispatch.resolve("selective_scan", requested, "cuda")
 
 
@@ -239,10 +239,10 @@ def test_a_kernel_is_taken_when_it_fits_and_torch_when_it_does_not(monkeypatch):
 
 
 def test_a_package_that_fails_without_a_word_is_not_there(monkeypatch, tmp_path):
-    (tmp_path / "speechless.py").write_text("assert False\n")
+    (tmp_path / "causal_conv1d.py").write_text("assert False\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = dispatch._import("speechless", "function", "speechless")
-    assert found == _Probe(None, "speechless does not load: AssertionError")
+    found = dispatch._probe("conv", "causal-conv1d")
+    assert found == (None, "causal-conv1d does not load: AssertionError")
 
 
 def test_the_ssd_of_mamba_ssm_loads_without_the_cuda_part(monkeypatch, tmp_path):

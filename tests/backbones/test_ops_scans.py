@@ -353,8 +353,9 @@ def test_the_selective_scan_kernel_is_fed_what_it_documents(monkeypatch, gap):
 def test_the_ssd_kernels_on_a_gpu(kernel, gap):
     from backbones.ops.dispatch import probe
 
-    if probe("ssd", kernel).function is None:
-        pytest.skip(probe("ssd", kernel).reason)
+    function, reason = probe("ssd", kernel)
+    if function is None:
+        pytest.skip(reason)
     values = [m.detach().cuda().requires_grad_() for m in ssd_inputs(2, 256, 4, 64, 64, torch.float32)]
     gaps = torch.randint(1, 4, (2, 256), generator=generator(2)).cuda() if gap else None
     fast, plain = dual.ssd(*values, kernel=kernel, decay_gap=gaps), dual.ssd(*values, kernel="torch", decay_gap=gaps)
@@ -418,5 +419,5 @@ def test_flas_wrong_gradient_on_hopper_is_never_chosen(monkeypatch, version, chi
     monkeypatch.setattr(triton, "__version__", version)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (chip, 0))
-    monkeypatch.setattr(dispatch, "_import", lambda *a: dispatch._Probe(print, "found"))
-    assert (dispatch._probe("ssd", "fla").function is None) is refused
+    monkeypatch.setattr(dispatch, "_import", lambda *a: print)
+    assert (dispatch._probe("ssd", "fla")[0] is None) is refused
