@@ -150,8 +150,9 @@ def _chunked(
         # Work inside a chunk grows with its length, work between chunks with the head's width.
         chunk = min(chunk, max(32, width))
     # dt = 0 makes padding exact: no decay, no write.
-    whole = (F.pad(m, (0, 0, 0, -tokens % chunk)) for m in (packed, dt, log_decay))
-    packed, dt, log_decay = (m.unflatten(1, (-1, chunk)) for m in whole)
+    if missing := -tokens % chunk:
+        packed, dt, log_decay = (F.pad(m, (0, 0, 0, missing)) for m in (packed, dt, log_decay))
+    packed, dt, log_decay = (m.unflatten(1, (-1, chunk)) for m in (packed, dt, log_decay))
     inner = heads * width
     state = (packed.shape[3] - inner) // 2
     x, keys, queries = packed.split([inner, state, state], -1)
