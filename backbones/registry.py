@@ -168,7 +168,10 @@ def build_options(
         # A word such as no would count as true.
         if fields[key] in (bool, "bool") and not isinstance(value, bool):
             raise BackboneError(f"{what}: {key}={value}: expected true or false")
-    return cls(**given)
+    try:
+        return cls(**given)
+    except BackboneError as error:
+        raise BackboneError(f"{what}: {error}") from None
 
 
 # Kernels of each operation in the order in which `auto` prefers them; torch and the reference run
