@@ -10,12 +10,11 @@ rest: memory linear in tokens, N / SPAN of an activation.
 Source: Gu and Dao, Mamba (2312.00752), section 3.
 """
 
-import functools
-
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from backbones.ops import matrix_state
 from backbones.ops.dispatch import choose, full_precision, kernel_function, work_dtype
 
 SPAN = 16  # Tokens per recomputed piece.
@@ -30,19 +29,13 @@ def reference(
     D: Tensor | None = None,
     decay_gap: Tensor | None = None,
 ) -> Tensor:
-    """The recurrence, literally, in float64, token by token. Shapes as `selective_scan`."""
-    batch, tokens, _ = u.shape
-    us, ds = u.double(), dt.double()
-    gap = torch.ones(tokens, device=u.device) if decay_gap is None else decay_gap
-    gap = gap.double().expand(batch, tokens)
-    state = us.new_zeros(batch, *A.shape)
-    out = []
-    for t in range(tokens):
-        keep = torch.exp((gap[:, t, None] * ds[:, t])[..., None] * A.double())
-        state = keep * state + (ds[:, t] * us[:, t])[..., None] * B.double()[:, t, None]
-        out.append((state * C.double()[:, t, None]).sum(-1))
-    y = torch.stack(out, 1)
-    return (y if D is None else y + D.double() * us).to(u.dtype)
+    """The recurrence in float64, token by token: linear attention with a head per channel."""
+    steps = dt.double() if decay_gap is None else dt.double() * decay_gap[..., None]
+    keys, queries = (m.double()[:, :, None].expand(-1, -1, len(A), -1) for m in (B, C))
+    values = (dt.double() * u.double())[..., None]
+    log_decay = steps[..., None] * A.double()
+    y = matrix_state.reference(queries, keys, values, log_decay, floor=-torch.inf)[..., 0]
+    return (y if D is None else y + D.double() * u.double()).to(u.dtype)
 
 
 def selective_scan(
@@ -73,54 +66,42 @@ def selective_scan(
     Raises:
         KernelError: The kernel asked for cannot run.
     """
-    name = choose("selective_scan", kernel, u, functools.partial(kernel_misfit, state=A.shape[1]))
+    name = choose("selective_scan", kernel, u, lambda _: kernel_misfit(A.shape[1]))
     if name == "reference":
         return reference(u, dt, A, B, C, D, decay_gap)
-    if name == "mamba-ssm":
-        return _mamba_ssm(u, dt, A, B, C, D, decay_gap)
     dtype = work_dtype(u, dt)
+    gap = None if decay_gap is None else decay_gap.to(dtype).expand(dt.shape[:2])[..., None]
     with full_precision(u):
-        u_, dt = u.to(dtype), dt.to(dtype)
-        write = dt * u_
-        steps = (
-            dt if decay_gap is None else dt * decay_gap.to(dtype).expand(dt.shape[:2])[..., None]
-        )
-        rates = A.to(dtype).t().contiguous()  # (N, D): channels last, so that inner loops are long.
-        state, pieces = write.new_zeros(len(write), *rates.shape), []
-        spans = (m.split(SPAN, 1) for m in (steps, write, B.to(dtype), C.to(dtype)))
-        for step, new, b, c in zip(*spans, strict=True):
-            piece, state = checkpoint(
-                _span, state, step, new, rates, b, c, use_reentrant=False, preserve_rng_state=False
-            )
-            pieces.append(piece)
-        y = torch.cat(pieces, 1)
+        dt = dt.to(dtype)
+        steps, write = dt if gap is None else dt * gap, dt * u.to(dtype)
+        if name == "mamba-ssm":
+            # It has one dt for decay and input: scale it, and take the scale out of the input.
+            even = u if gap is None else u / gap
+            inner = (even, steps, B, C)
+            x, step, b, c = (m.to(u.dtype).transpose(1, 2).contiguous() for m in inner)
+            y = kernel_function("selective_scan", name)(x, step, A.float(), b, c).mT
+        else:
+            y = _spans(steps, write, A.to(dtype), B.to(dtype), C.to(dtype))
         if D is not None:
-            y = torch.addcmul(y, u_, D.to(dtype))
+            y = torch.addcmul(y.to(dtype), u.to(dtype), D.to(dtype))
     return y.to(u.dtype)
 
 
-def kernel_misfit(kernel: str, state: int) -> str | None:
-    """What keeps `kernel` from taking `state` states per channel, or None."""
+def _spans(steps: Tensor, write: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
+    """The torch path: y_t = <C_t, h_t>, h_t = exp(steps_t A) h_{t-1} + write_t B_t."""
+    rates = A.t().contiguous()  # (N, D): channels last, so that inner loops are long.
+    state, pieces = write.new_zeros(len(write), *rates.shape), []
+    for step, new, b, c in zip(*(m.split(SPAN, 1) for m in (steps, write, B, C)), strict=True):
+        piece, state = checkpoint(
+            _span, state, step, new, rates, b, c, use_reentrant=False, preserve_rng_state=False
+        )
+        pieces.append(piece)
+    return torch.cat(pieces, 1)
+
+
+def kernel_misfit(state: int) -> str | None:
+    """What keeps mamba-ssm from taking `state` states per channel, or None."""
     return f"state {state} must not exceed 256" if state > 256 else None
-
-
-def _mamba_ssm(
-    u: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    decay_gap: Tensor | None,
-) -> Tensor:
-    if decay_gap is not None:
-        # The kernel has one dt for decay and input: scale it, and take the scale out of the input.
-        gap = decay_gap.to(u.dtype).expand(u.shape[:2])[..., None]
-        y = _mamba_ssm(u / gap, dt * gap, A, B, C, None, None)
-        return y if D is None else y + D.to(u.dtype) * u
-    u, dt, B, C = (m.to(u.dtype).transpose(1, 2).contiguous() for m in (u, dt, B, C))
-    function = kernel_function("selective_scan", "mamba-ssm")
-    return function(u, dt, A.float(), B, C, None if D is None else D.float()).transpose(1, 2)
 
 
 def _span(

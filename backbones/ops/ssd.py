@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from backbones.ops import native
+from backbones.ops import matrix_state, native
 from backbones.ops.dispatch import choose, full_precision, kernel_function, work_dtype
 
 LIMIT = 60.0  # Of exponents.
@@ -29,21 +29,13 @@ def reference(
     D: Tensor | None = None,
     decay_gap: Tensor | None = None,
 ) -> Tensor:
-    """The recurrence, literally, in float64, token by token. Shapes as `ssd`."""
-    batch, tokens, heads, width = x.shape
-    xs, ds, decay = x.double(), dt.double(), A.double()
-    keys, queries = (m.double().expand(-1, -1, heads, -1) for m in (B, C))
-    gap = torch.ones(tokens, device=x.device) if decay_gap is None else decay_gap
-    gap = gap.double().expand(batch, tokens)
-    state = xs.new_zeros(batch, heads, B.shape[3], width)
-    out = []
-    for t in range(tokens):
-        keep = torch.exp(gap[:, t, None] * ds[:, t] * decay)
-        write = torch.einsum("bh,bhn,bhp->bhnp", ds[:, t], keys[:, t], xs[:, t])
-        state = keep[..., None, None] * state + write
-        out.append(torch.einsum("bhn,bhnp->bhp", queries[:, t], state))
-    y = torch.stack(out, 1)
-    return (y if D is None else y + D.double()[:, None] * xs).to(x.dtype)
+    """The recurrence in float64, token by token: `ssd` as gated linear attention."""
+    steps = dt.double() if decay_gap is None else dt.double() * decay_gap[..., None]
+    keys, queries = (m.double().expand(-1, -1, x.shape[2], -1) for m in (B, C))
+    values = dt.double()[..., None] * x.double()
+    log_decay = (steps * A.double())[..., None]
+    y = matrix_state.reference(queries, keys, values, log_decay, floor=-torch.inf)
+    return (y if D is None else y + D.double()[:, None] * x.double()).to(x.dtype)
 
 
 def ssd(
