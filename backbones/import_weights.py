@@ -136,13 +136,13 @@ def describe(state: Mapping[str, Tensor], source: str, heads: int | None = None)
     named = next((s for s in SIZES.values() if (s.depth, s.width) == (depth, width)), None)
     if heads is None and norm is not None:
         heads = width // norm.shape[0]
-    if heads is None:
-        if named is None:
-            raise BackboneError(
-                f"{source} weights of depth {depth} and width {width} are no size of ours and do "
-                "not say how many heads they have; pass heads="
-            )
+    elif heads is None and named is not None:
         heads = named.heads
+    if heads is None:
+        raise BackboneError(
+            f"{source} weights of depth {depth} and width {width} are no size of ours and do "
+            "not say how many heads they have; pass heads="
+        )
     options = {"qk_norm": norm is not None}
     if family == "lightningdit":
         options["rope"] = any(key.startswith("feat_rope.") for key in given)

@@ -120,9 +120,8 @@ def attention_blocks(attention: int | Sequence[int], depth: int) -> set[int]:
     """
     if type(attention) is int and 0 <= attention <= depth:
         return set(range(attention - 1, depth, attention)) if attention else set()
-    given: list[Any] = [attention]
-    if isinstance(attention, Iterable) and not isinstance(attention, str):
-        given = list(attention)
+    several = isinstance(attention, Iterable) and not isinstance(attention, str)
+    given: list[Any] = [*attention] if several else [attention]  # type: ignore[misc]
     bad = [i for i in given if type(i) is not int or not 0 <= i < depth]
     if bad:
         raise BackboneError(
@@ -167,17 +166,13 @@ def parse_size(
 
 
 def _named(text: str) -> Size:
-    letter, _, patch = text.partition("/")
-    if letter not in SIZES:
+    named = re.fullmatch("([A-Z]+)(/([1-9][0-9]{0,3}))?", text)
+    if named is None or named[1] not in SIZES:
         raise BackboneError(
             f"size {text!r} is not known: sizes are {', '.join(SIZES)}, with a patch as in S/2"
-            + suggest(letter, SIZES)
+            + suggest(text.partition("/")[0], SIZES)
         )
-    if not patch:
-        return SIZES[letter]
-    if not re.fullmatch("[1-9][0-9]{0,3}", patch):
-        raise BackboneError(f"size {text!r} has no patch size after the slash; try {letter}/2")
-    return replace(SIZES[letter], patch=int(patch))
+    return replace(SIZES[named[1]], patch=int(named[3] or 2))
 
 
 def check_whole(least: int = 1, most: int | None = None, step: int = 1, **values: int) -> None:

@@ -67,11 +67,6 @@ _PROBED: dict[tuple[str, str], Probed] = {}
 _RESOLVED: dict[tuple[str, str, str], Choice] = {}
 
 
-def interpreted() -> bool:
-    """Whether Triton interprets its kernels on the CPU (TRITON_INTERPRET=1 before its import)."""
-    return os.environ.get("TRITON_INTERPRET", "0") == "1"
-
-
 def _import(module: str, name: str) -> Callable[..., Any]:
     """Import a function from a submodule, also of a package whose own `__init__` fails.
 
@@ -166,7 +161,9 @@ def _refusal(op: str, kernel: str, device: str) -> str | None:
     """Why `kernel` cannot serve `op` on `device`, or None if it can."""
     if kernel == "native" and device != "cpu":
         return "native is for CPUs"
-    if kernel != "native" and device != "cuda" and not (kernel == "triton" and interpreted()):
+    # Triton interprets its kernels on a CPU where this was set before its import.
+    interpreted = kernel == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
+    if kernel != "native" and device != "cuda" and not interpreted:
         return f"{kernel} needs a CUDA device and none is here"
     function, reason = probe(op, kernel)
     return None if function else reason

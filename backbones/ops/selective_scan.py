@@ -66,7 +66,9 @@ def selective_scan(
     Raises:
         KernelError: The kernel asked for cannot run.
     """
-    name = choose("selective_scan", kernel, u, lambda _: kernel_misfit(A.shape[1]))
+    state = A.shape[1]
+    wrong = f"state {state} must not exceed 256" if state > 256 else None
+    name = choose("selective_scan", kernel, u, lambda _: wrong)
     if name == "reference":
         return reference(u, dt, A, B, C, D, decay_gap)
     dtype = work_dtype(u, dt)
@@ -97,11 +99,6 @@ def _spans(steps: Tensor, write: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Ten
         )
         pieces.append(piece)
     return torch.cat(pieces, 1)
-
-
-def kernel_misfit(state: int) -> str | None:
-    """What keeps mamba-ssm from taking `state` states per channel, or None."""
-    return f"state {state} must not exceed 256" if state > 256 else None
 
 
 def _span(
