@@ -40,7 +40,7 @@ from backbones.sizes import (
     DecoderOptions,
     Size,
     attention_blocks,
-    check_positive,
+    check_whole,
     parse_size,
     patch_grid,
 )
@@ -133,9 +133,8 @@ class Backbone(nn.Module, Pretrained):
         **options: Any,
     ) -> None:
         super().__init__()
-        if num_classes < 0:
-            raise BackboneError(f"num_classes={num_classes}: expected 0 (no labels) or more")
-        check_positive(in_channels=in_channels)
+        check_whole(0, num_classes=num_classes)
+        check_whole(in_channels=in_channels)
         if text and (len(text) != 2 or min(text) < 1):
             raise BackboneError(f"text={text}: expected length and channels, such as (77, 768)")
         shape, spec = parse_size(size, depth, width, heads), find(name)
@@ -236,17 +235,15 @@ class Backbone(nn.Module, Pretrained):
         text_drop: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return tokens (B, prefix + N, D), in raster order after the prefix, and c (B, D)."""
-        if tuple(x.shape[1:]) != (self.in_channels, *self.config["input_size"]):
-            raise BackboneError(
-                f"input of shape {tuple(x.shape)} does not fit this model, which takes (batch, "
-                f"{self.in_channels}, {', '.join(map(str, self.config['input_size']))})"
-            )
-        shape = None if text is None else tuple(text.shape)
-        if shape and self.text is not None and shape != (len(x), *self.config["text"]):
-            raise BackboneError(
-                f"text of shape {shape} does not fit this model, which takes (batch, "
-                f"{', '.join(map(str, self.config['text']))}) with the images' batch"
-            )
+        shapes = [("input", x, (self.in_channels, *self.config["input_size"]))]
+        if self.text is not None and text is not None:
+            shapes.append(("text", text, (*self.config["text"],)))
+        for what, given, shape in shapes:
+            if tuple(given.shape) != (len(x), *shape):
+                raise BackboneError(
+                    f"{what} of shape {tuple(given.shape)} does not fit this model, which takes "
+                    f"(batch, {', '.join(map(str, shape))})"
+                )
         tokens = self.patches(x) + self.positions
         c = self.time(t.expand(x.shape[0]))
         if self.labels is not None:
@@ -347,12 +344,10 @@ class Backbone(nn.Module, Pretrained):
         Raises:
             BackboneError: There is no such block, or there are not that many.
         """
-        if indices is None:
-            indices = range(self.depth)
-        elif isinstance(indices, int):
-            if not 0 <= indices <= self.depth:
-                raise BackboneError(f"there are {self.depth} blocks, not the last {indices}")
-            indices = range(self.depth - indices, self.depth)
+        if indices is None or isinstance(indices, int):
+            count = self.depth if indices is None else indices
+            check_whole(0, self.depth, indices=count)
+            indices = range(self.depth - count, self.depth)
         self._check_taps(indices)
         output = self(x, t, y, taps=tuple(indices), return_output=True, **conditions)
         return [output.taps[i] for i in indices]

@@ -117,21 +117,27 @@ def cost(
     tokens = tuple(prefix + n for n in _present(parsed, shape.depth, grid, reinsert, remove))
     dense = (prefix + grid,) * shape.depth
     last = grid if reinsert != "none" or not parsed else tokens[-1] - prefix
-    out = patch * patch * in_channels * (2 if learn_sigma else 1)
-    parts = [
-        _embedding(d, patch * patch * in_channels, grid, num_classes, text),
-        Part(
-            params=sum(b.params for b in blocks) + shape.depth * 6 * (d * d + d),
-            linear=shape.depth * 6 * d * d,
-        ),
-        # What is learned around a span: SPRINT's fusion of two streams, a score for each token.
-        Part(2 * d * d + 2 * d, 2 * d * d * (prefix + grid)) if fuse else Part(),
-        Part(d + 1, d * grid) if router else Part(),
-        _head(d, out, family.weighted_norms)
-        if decoder is None
-        else _decoder(d, out, grid, prefix, build_options(DecoderOptions, decoder, "decoder")),
-        Part() if align is None else _projector(d, build_options(AlignOptions, align, "align")),
-    ]
+    patch_in = patch * patch * in_channels
+    out = patch_in * (2 if learn_sigma else 1)
+    parts = [_layer(patch_in, d, grid), _layer(256, d), _layer(d, d)]  # Patches and time.
+    parts += [Part((num_classes + 1) * d)] if num_classes else []
+    if text:
+        length, channels = text
+        parts += [_layer(channels, d, length), _layer(channels, d), Part(length * channels)]
+    parts += [Part(sum(b.params for b in blocks)), _layer(d, shape.depth * 6 * d)]
+    # What is learned around a span: SPRINT's fusion of two streams, a score for each token.
+    parts += [Part(2 * d * d + 2 * d, 2 * d * d * (prefix + grid))] if fuse else []
+    parts += [_layer(d, 1, grid)] if router else []
+    if decoder is None:
+        weights = d if family.weighted_norms else 0
+        parts += [_layer(d, 2 * d), Part((d + 1) * out + weights, kept=d * out)]
+    else:
+        given = build_options(DecoderOptions, decoder, "decoder")
+        parts += _decoder(d, out, grid, prefix, given)
+    if align is not None:
+        to = build_options(AlignOptions, align, "align")
+        sides = ((d, to.hidden), (to.hidden, to.hidden), (to.hidden, to.channels))
+        parts += [_layer(*side, tokens=0) for side in sides]
 
     def total(counts: Sequence[int], kept: int, mixing: bool) -> int:
         around = sum(p.linear + p.kept * kept + mixing * p.mixing for p in parts)
@@ -179,33 +185,21 @@ def _present(route: Route, depth: int, grid: int, reinsert: str, remove: str) ->
     return inside
 
 
-def _embedding(
-    d: int, patch_in: int, grid: int, num_classes: int, text: Sequence[int] | None
-) -> Part:
-    params = patch_in * d + d + 256 * d + d * d + 2 * d
-    params += (num_classes + 1) * d if num_classes else 0
-    linear = 256 * d + d * d + patch_in * d * grid
-    if text:
-        length, channels = text
-        params += 2 * (channels * d + d) + length * channels
-        linear += (length + 1) * channels * d
-    return Part(params, linear)
+def _layer(inputs: int, outputs: int, tokens: int = 1) -> Part:
+    """Count a linear layer with a bias that is run on this many tokens."""
+    return Part((inputs + 1) * outputs, inputs * outputs * tokens)
 
 
-def _head(d: int, out: int, weighted: bool) -> Part:
-    return Part(2 * (d * d + d) + out * (d + 1) + weighted * d, linear=2 * d * d, kept=d * out)
-
-
-def _decoder(d: int, out: int, grid: int, prefix: int, shape: DecoderOptions) -> Part:
-    depth, w = shape.depth, shape.width
+def _decoder(d: int, out: int, grid: int, prefix: int, shape: DecoderOptions) -> list[Part]:
+    depth, w, tokens = shape.depth, shape.width, prefix + grid
     block = dit_spec.block_cost(Size("custom", depth, w, shape.heads), dit_spec.DiTOptions())
-    params = 2 * (d * d + d) + (d + 1) * w + w + (d + 1) * w  # Way in, mask token, condition.
-    params += depth * (block.params + 6 * (w * w + w)) + 2 * (w * w + w) + out * (w + 1)
-    linear = 2 * d * d + d * w + depth * 6 * w * w + 2 * w * w + w * out * grid + d * w * prefix
-    linear += depth * block.linear * (prefix + grid)
-    return Part(params, linear, kept=d * w, mixing=depth * block.mixing(grid + prefix))
-
-
-def _projector(d: int, shape: AlignOptions) -> Part:
-    hidden, channels = shape.hidden, shape.channels
-    return Part((d + 1) * hidden + (hidden + 1) * hidden + (hidden + 1) * channels)
+    return [
+        _layer(d, 2 * d),
+        Part((d + 1) * w, d * w * prefix, kept=d * w),
+        Part(w),  # The mask token.
+        _layer(d, w),
+        _layer(w, depth * 6 * w),
+        Part(depth * block.params, depth * block.linear * tokens, 0, depth * block.mixing(tokens)),
+        _layer(w, 2 * w),
+        _layer(w, out, grid),
+    ]

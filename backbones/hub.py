@@ -7,7 +7,6 @@
 """
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,13 +18,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from backbones.sizes import BackboneError, parse_size
-from routing.errors import suggest
+from backbones.cost import cost
+from backbones.sizes import BackboneError
+from routing.errors import one_of
 from routing.parsing import json_of
 
 FORMAT = "tread-suite/1"
-# 4096 x 4096: a table of positions beyond that is a mistake in the file.
-_LARGEST_INPUT = 4096**2
 FILE = "model.safetensors"
 _REPOSITORY = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(?<!\.safetensors)")
 _OPTIONS = ("revision", "cache_dir", "token", "local_files_only", "force_download")
@@ -100,11 +98,7 @@ class Pretrained(ModelHubMixin):
                 "hub, such as name/model"
             )
         for key in options:
-            if key not in _OPTIONS:
-                raise BackboneError(
-                    f"from_pretrained has no option {key!r}: its options are {', '.join(_OPTIONS)}"
-                    + suggest(key, _OPTIONS)
-                )
+            one_of("option", key, _OPTIONS, BackboneError)
         if not path.is_file():
             path = Path(hf_hub_download(repo_id=str(name), filename=FILE, **options))
         tensors, config = read(path)
@@ -116,42 +110,18 @@ class Pretrained(ModelHubMixin):
     ) -> Any:
         """Build the model that a file, `source`, describes and load the weights beside that.
 
-        It is built without memory first: a file of kilobytes that describes terabytes is refused.
-
         Raises:
             BackboneError: No description of a model, or one that the weights do not fit.
         """
-        wanted = cls._shapes(config, len(tensors), source)
-        found = {key: value.shape for key, value in tensors.items()}
-        wrong = sorted(k for k in wanted.keys() | found.keys() if wanted.get(k) != found.get(k))
-        if wrong:
-            raise BackboneError(
-                f"the weights in {source} do not fit its own description: {', '.join(wrong)}"
-            )
-        with torch.random.fork_rng(devices=[]):
-            model: Any = cls(**config)
-        model.load_state_dict(dict(tensors))
-        return model
-
-    @classmethod
-    def _shapes(cls, config: dict[str, Any], tensors: int, source: str) -> dict[str, torch.Size]:
-        """Return the shapes of the weights that a description asks for, without making them."""
         try:
-            asked = (config.get(key) for key in ("depth", "width", "heads"))
-            size = parse_size(config.get("size", "S/2"), *asked)
-            side = config.get("input_size", 32)
-            area = side**2 if isinstance(side, int) else math.prod(map(int, side))
-            if size.depth > max(tensors, 256) or area > _LARGEST_INPUT:
-                raise BackboneError(
-                    f"{source} does not fit its own description: {size.depth} blocks over an input "
-                    f"of {side} in {tensors} tensors"
-                )
-            with torch.device("meta"):
+            # A file of kilobytes may describe a model of terabytes, so it is counted first.
+            if cost(**config).params > 2 * sum(t.numel() for t in tensors.values()):
+                raise BackboneError("it describes a larger model")
+            with torch.random.fork_rng(devices=[]):
                 model: Any = cls(**config)
-            return {key: value.shape for key, value in model.state_dict().items()}
-        except BackboneError:
-            raise
+            model.load_state_dict(dict(tensors))
         except Exception as error:
             # Whatever a value of the wrong type makes a constructor trip over.
-            reason = " ".join(str(error).split())[:200]
-            raise BackboneError(f"{source} does not describe its model: {reason}") from error
+            reason = " ".join(str(error).split())[:400]
+            raise BackboneError(f"{source} does not fit its own description: {reason}") from error
+        return model

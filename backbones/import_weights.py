@@ -136,13 +136,13 @@ def describe(state: Mapping[str, Tensor], source: str, heads: int | None = None)
     named = next((s for s in SIZES.values() if (s.depth, s.width) == (depth, width)), None)
     if heads is None and norm is not None:
         heads = width // norm.shape[0]
-    if heads is None:
-        if named is None:
-            raise BackboneError(
-                f"{source} weights of depth {depth} and width {width} are no size of ours and do "
-                "not say how many heads they have; pass heads="
-            )
+    elif heads is None and named is not None:
         heads = named.heads
+    if heads is None:
+        raise BackboneError(
+            f"{source} weights of depth {depth} and width {width} are no size of ours and do "
+            "not say how many heads they have; pass heads="
+        )
     options = {"qk_norm": norm is not None}
     if family == "lightningdit":
         options["rope"] = any(key.startswith("feat_rope.") for key in given)
@@ -180,13 +180,10 @@ def load(
     state = weights if isinstance(weights, Mapping) else _read(Path(weights))
     ours = convert(state, source)
     model = create(**describe(state, source, heads))
-    wanted = model.state_dict()
-    missing = sorted(set(wanted) - set(ours))
-    if missing:
-        raise BackboneError(f"{source} weights lack what we call {', '.join(missing)}")
-    wrong = sorted(k for k in ours if k not in wanted or ours[k].shape != wanted[k].shape)
+    wanted, found = ({k: v.shape for k, v in d.items()} for d in (model.state_dict(), ours))
+    wrong = sorted(k for k in wanted.keys() | found.keys() if wanted.get(k) != found.get(k))
     if wrong:
-        raise BackboneError(f"{source} weights do not fit this model at {', '.join(wrong)}")
+        raise BackboneError(f"{source} weights lack, or do not fit, {', '.join(wrong)}")
     given = _plain(state)
     if not _equal(given["pos_embed"][0], model.positions):
         raise BackboneError(
@@ -239,10 +236,9 @@ def _read(path: Path) -> Mapping[str, Tensor]:
             f"{path} is damaged or holds more than tensors, which is refused because it can run "
             "code; if you trust it, save its state dict alone with torch.save"
         ) from None
-    for key in ("ema", "ema_state_dict", "model", "model_state_dict", "state_dict"):
-        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
-            found = found[key]
-            break
+    inside = found if isinstance(found, Mapping) else {}
+    keys = ("ema", "ema_state_dict", "model", "model_state_dict", "state_dict")
+    found = next((inside[k] for k in keys if isinstance(inside.get(k), Mapping)), found)
     if not isinstance(found, Mapping) or not all(
         isinstance(key, str) and isinstance(value, Tensor) for key, value in found.items()
     ):

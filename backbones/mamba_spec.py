@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from backbones.registry import BlockCost, Spec, check_choice, check_kernel, register
-from backbones.sizes import BackboneError, Size
+from backbones.sizes import Size, check_whole
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,9 @@ class MambaOptions:
 
 def check_scan(state: int | None, chunk: int) -> None:
     """Raise `BackboneError` for state channels or a length of chunks that scans do not take."""
-    if state is not None and (type(state) is not int or state < 8 or state % 8):
-        raise BackboneError(f"state={state} must be a multiple of 8, as kernels need")
-    if type(chunk) is not int or chunk < 1:
-        raise BackboneError(f"chunk={chunk} must be a whole number, 1 or more; 64 is a good value")
+    check_whole(chunk=chunk)
+    if state is not None:
+        check_whole(8, step=8, state=state)  # Kernels need the multiple.
 
 
 def step_rank(width: int) -> int:

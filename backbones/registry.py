@@ -1,11 +1,9 @@
 """The families by name: their options, what their blocks cost, where those are (no torch here).
 
-A family `NAME` is two files, here or in `more/`: `NAME.py` with its block class, and beside it
-`NAME_spec.py` with what must be known before torch is imported. The latter ends in
+A family `NAME` is its block class in `NAME.py`, here or in `more/`, and what must be known before
+torch is imported in a file `*_spec.py`, which ends in
 
     register(Spec("NAME", NAMEOptions, block_cost, "backbones.NAME:NAMEBlock"))
-
-`names()` reads file names alone, so that a typo in `backbone=` is answered at once.
 
 A family of somebody else's is one file anywhere that does both and ends in `register`; every
 command knows it where the environment variable TREAD_BACKBONES names that file (several are joined
@@ -108,17 +106,6 @@ def register(spec: Spec) -> None:
         raise BackboneError(f"backbone {spec.name!r} is registered already by {known.block}")
 
 
-def _files() -> dict[str, str]:
-    """Map every family of this package to the module of its spec, by file names alone."""
-    here = Path(__file__).parent
-    return {
-        path.stem.removesuffix("_spec"): ".".join(
-            ("backbones", *path.relative_to(here).with_suffix("").parts)
-        )
-        for path in here.rglob("*_spec.py")
-    }
-
-
 def _import_outside() -> None:
     """Import the files that TREAD_BACKBONES names; each registers its families."""
     for text in filter(None, os.environ.get(OUTSIDE, "").split(os.pathsep)):
@@ -144,21 +131,20 @@ def names() -> list[str]:
     Raises:
         BackboneError: TREAD_BACKBONES names a file that cannot be imported by its name.
     """
+    here = Path(__file__).parent
+    for path in here.rglob("*_spec.py"):
+        importlib.import_module(".".join(path.relative_to(here.parent).with_suffix("").parts))
     _import_outside()
-    return sorted({*_files(), *_SPECS})
+    return sorted(_SPECS)
 
 
 def find(name: str) -> Spec:
     """Return the spec of a family; the `BackboneError` for an unknown name says the closest one."""
-    if name not in _SPECS:
-        known, module = names(), _files().get(name)
-        if name not in known:
-            raise BackboneError(
-                f"backbone {name!r} is not known: backbones are {', '.join(known)}"
-                f"{suggest(name, known)} (one of your own: {OUTSIDE}=FILE.py)"
-            )
-        if module is not None:
-            importlib.import_module(module)
+    if name not in _SPECS and name not in (known := names()):
+        raise BackboneError(
+            f"backbone {name!r} is not known: backbones are {', '.join(known)}"
+            f"{suggest(name, known)} (one of your own: {OUTSIDE}=FILE.py)"
+        )
     return _SPECS[name]
 
 
@@ -182,7 +168,10 @@ def build_options(
         # A word such as no would count as true.
         if fields[key] in (bool, "bool") and not isinstance(value, bool):
             raise BackboneError(f"{what}: {key}={value}: expected true or false")
-    return cls(**given)
+    try:
+        return cls(**given)
+    except BackboneError as error:
+        raise BackboneError(f"{what}: {error}") from None
 
 
 # Kernels of each operation in the order in which `auto` prefers them; torch and the reference run

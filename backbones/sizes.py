@@ -68,8 +68,7 @@ SIZES: dict[str, Size] = {
 }
 
 
-# Beyond these nothing is counted block by block, let alone built.
-_MOST_BLOCKS, _MOST_CHANNELS = 1024, 65536
+_LONGEST = 4096  # Of an input's sides: a table of positions beyond that is a mistake.
 
 
 def matrix_head(width: int) -> int:
@@ -100,13 +99,13 @@ def patch_grid(input_size: int | Sequence[int], patch: int) -> tuple[int, int]:
     """Return the patches (H, W) of an input side or (height, width).
 
     Raises:
-        BackboneError: A side that is no multiple of the patch.
+        BackboneError: A side that is no multiple of the patch, or beyond reason.
     """
     sides = (input_size, input_size) if isinstance(input_size, int) else tuple(map(int, input_size))
-    if len(sides) != 2 or any(s < patch or s % patch for s in sides):
+    if len(sides) != 2 or any(not patch <= s <= _LONGEST or s % patch for s in sides):
         raise BackboneError(
             f"input_size={input_size} cannot be cut into patches of side {patch}; "
-            f"take multiples of {patch}"
+            f"take multiples of {patch} up to {_LONGEST}"
         )
     return sides[0] // patch, sides[1] // patch
 
@@ -121,9 +120,8 @@ def attention_blocks(attention: int | Sequence[int], depth: int) -> set[int]:
     """
     if type(attention) is int and 0 <= attention <= depth:
         return set(range(attention - 1, depth, attention)) if attention else set()
-    given: list[Any] = [attention]
-    if isinstance(attention, Iterable) and not isinstance(attention, str):
-        given = list(attention)
+    several = isinstance(attention, Iterable) and not isinstance(attention, str)
+    given: list[Any] = [*attention] if several else [attention]  # type: ignore[misc]
     bad = [i for i in given if type(i) is not int or not 0 <= i < depth]
     if bad:
         raise BackboneError(
@@ -153,24 +151,14 @@ def parse_size(
         return size
     depth = size.depth if depth is None else depth
     width = size.width if width is None else width
-    check_positive(depth=depth, width=width)
-    if depth > _MOST_BLOCKS or width > _MOST_CHANNELS:
-        raise BackboneError(
-            f"depth={depth} and width={width}: expected at most {_MOST_BLOCKS} blocks of "
-            f"{_MOST_CHANNELS} channels; the largest size, XL, has {SIZES['XL'].depth} of "
-            f"{SIZES['XL'].width}"
-        )
-    if width % 16:
-        near = max(16, round(width / 16) * 16)
-        raise BackboneError(f"width={width} is not a multiple of 16, as kernels need; try {near}")
+    check_whole(most=1024, depth=depth)  # More is not counted block by block, let alone built.
+    check_whole(16, 65536, 16, width=width)  # Kernels need the multiple.
     if heads is None:
         heads = next(h for h in range(min(size.heads, width), 0, -1) if width % h == 0)
-    check_positive(heads=heads)
+    check_whole(most=width, heads=heads)
     if width % heads:
-        good = [h for h in range(1, min(width, 64) + 1) if width % h == 0]
-        raise BackboneError(
-            f"heads={heads} does not divide width={width}; heads may be {_listed(good)}"
-        )
+        good = next(h for h in range(heads, 0, -1) if width % h == 0)
+        raise BackboneError(f"heads={heads} does not divide width={width}; try {good}")
     changed = (depth, width, heads) != (size.depth, size.width, size.heads)
     return replace(
         size, name="custom" if changed else size.name, depth=depth, width=width, heads=heads
@@ -178,29 +166,24 @@ def parse_size(
 
 
 def _named(text: str) -> Size:
-    letter, _, patch = text.partition("/")
-    if letter not in SIZES:
+    named = re.fullmatch("([A-Z]+)(/([1-9][0-9]{0,3}))?", text)
+    if named is None or named[1] not in SIZES:
         raise BackboneError(
-            f"size {text!r} is not known: sizes are {_listed(SIZES)}, with a patch as in S/2"
-            + suggest(letter, SIZES)
+            f"size {text!r} is not known: sizes are {', '.join(SIZES)}, with a patch as in S/2"
+            + suggest(text.partition("/")[0], SIZES)
         )
-    if not patch:
-        return SIZES[letter]
-    if not re.fullmatch("[1-9][0-9]{0,3}", patch):
-        raise BackboneError(f"size {text!r} has no patch size after the slash; try {letter}/2")
-    return replace(SIZES[letter], patch=int(patch))
+    return replace(SIZES[named[1]], patch=int(named[3] or 2))
 
 
-def check_positive(**values: int) -> None:
-    """Raise `BackboneError` unless every value is a whole number of at least 1."""
+def check_whole(least: int = 1, most: int | None = None, step: int = 1, **values: int) -> None:
+    """Raise `BackboneError` unless every value is a whole number in this range, in these steps."""
     for key, value in values.items():
-        if type(value) is not int or value < 1:
-            raise BackboneError(f"{key}={value} must be 1 or more, a whole number")
-
-
-def _listed(items: Iterable[object]) -> str:
-    *head, last = map(str, items)
-    return f"{', '.join(head)} or {last}" if head else last
+        if type(value) is not int or value < least or value > (most or value) or value % step:
+            raise BackboneError(
+                f"{key}={value} must be a whole number, "
+                + (f"{least} to {most}" if most else f"{least} or more")
+                + (f", a multiple of {step}" if step > 1 else "")
+            )
 
 
 @dataclass(frozen=True)
@@ -218,11 +201,8 @@ class DecoderOptions:
     heads: int = 16
 
     def __post_init__(self) -> None:
-        try:
-            check_positive(depth=self.depth, width=self.width, heads=self.heads)
-            parse_size("S/2", self.depth, self.width, self.heads)
-        except BackboneError as error:
-            raise BackboneError(f"decoder: {error}") from None
+        check_whole(heads=self.heads)
+        parse_size("S/2", self.depth, self.width, self.heads)
 
 
 @dataclass(frozen=True)
@@ -240,9 +220,5 @@ class AlignOptions:
     hidden: int = 2048
 
     def __post_init__(self) -> None:
-        try:
-            check_positive(channels=self.channels, hidden=self.hidden)
-        except BackboneError as error:
-            raise BackboneError(f"align: {error}") from None
-        if type(self.block) is not int:
-            raise BackboneError(f"align: block={self.block} is no number of a block")
+        check_whole(channels=self.channels, hidden=self.hidden)
+        check_whole(0, block=self.block)

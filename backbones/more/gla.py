@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.layers import Block, SwiGLU, head_norm, turns
-from backbones.more.gla_spec import GLAOptions
+from backbones.more.more_spec import GLAOptions
 from backbones.ops.matrix_state import gla
 from backbones.sizes import Size, hidden_for, low_rank, matrix_head
 from routing.layout import Layout

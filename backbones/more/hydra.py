@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from backbones.mamba import REVERSED, Conv, Direction, Mixer, TwoMixers
-from backbones.more.hydra_spec import HydraOptions
+from backbones.more.more_spec import HydraOptions
 from backbones.ops.conv import causal_conv
 from backbones.ops.native import OPERATIONS
 from backbones.ops.ssd import ssd

@@ -1,6 +1,6 @@
 """Token mixers as functions: a plain float64 reference, a fast torch path, a kernel if any.
 
-    ops.ssd             Mamba-2's state space dual, chunked (`chunks` is its torch path)
+    ops.ssd             Mamba-2's state space dual, chunked
     ops.selective_scan  Mamba-1's scan
     ops.biwkv           RWKV's bidirectional weighted sum (`biwkv_triton` is its kernel)
     ops.matrix_state    the scans of GLA, RWKV-6 and RWKV-7

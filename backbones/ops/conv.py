@@ -5,21 +5,18 @@ With positions p, tap j of token t is the token at p_t - j, and counts as 0 if t
 the dense convolution of the masked input, read at the present tokens. Weights are stored as
 torch.nn.Conv1d stores them: the last tap is the token itself.
 
-A depthwise convolution of width 4 is four shifted multiply-adds; so is each half of its gradient.
-Written so, sample by sample, it needs no transposition to channels-first and stays in the cache.
+A depthwise convolution of width 4 is four shifted multiply-adds. Written so, it needs no
+transposition to channels-first.
 """
 
 import functools
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from backbones.ops import native
-from backbones.ops.dispatch import batches, choose, kernel_function
-
-CACHED = 131072  # Numbers of a block of samples that stay in a CPU's L2 cache.
+from backbones.ops.dispatch import choose, kernel_function
 
 
 def reference(
@@ -86,15 +83,11 @@ def causal_conv(
         ).transpose(1, 2)
     if name == "triton":
         return kernel_function("conv", "triton")(x, weight, bias, position, activation == "silu")
-    table = None if position is None else taps(position, weight.shape[1])
     if name == "native":
+        table = None if position is None else taps(position, weight.shape[1])
         return torch.ops.tread.conv(x, weight.t().flip(0), bias, table, activation == "silu")
-    rows = weight.to(x.dtype).t().flip(0).contiguous()  # (W, C), row j for distance j
-    bias = None if bias is None else bias.to(x.dtype)
-    if torch.compiler.is_compiling():
-        y = _formula(x, rows, bias, table)
-    else:
-        y = _Conv.apply(x.contiguous(), rows, bias, table)
+    rows = weight.to(x.dtype).t().flip(0)  # (W, C), row j for distance j
+    y = _shifted(x, rows, None if bias is None else bias.to(x.dtype), position)
     return F.silu(y) if activation == "silu" else y
 
 
@@ -126,93 +119,15 @@ def taps(position: Tensor, width: int) -> Tensor:
     return missing
 
 
-def _formula(x: Tensor, rows: Tensor, bias: Tensor | None, table: Tensor | None) -> Tensor:
-    """The convolution for compilers, which differentiate and fuse it themselves."""
-    batch, tokens, channels = x.shape
+def _shifted(x: Tensor, rows: Tensor, bias: Tensor | None, position: Tensor | None) -> Tensor:
+    """The torch path: x moved by 0..W-1 places, each time weighted by how far apart tokens are."""
     y = x * rows[0] if bias is None else torch.addcmul(bias, x, rows[0])
-    for tap in range(1, len(rows)):
-        if table is None:
-            source = F.pad(x, (0, 0, tap, 0))[:, :tokens]
-        else:
-            index = table[:, tap - 1, :, None].expand(batch, tokens, channels)
-            source = F.pad(x, (0, 0, 0, 1)).gather(1, index)
-        y = y + source * rows[tap]
+    taps = torch.arange(len(rows), device=x.device)
+    for back in range(1, min(len(rows), x.shape[1])):
+        near = rows[back]
+        if position is not None:
+            # Positions ascend: whoever sits at a tap is at most as many places back.
+            apart = position[..., back:] - position[..., :-back]
+            near = (apart[..., None] == taps).to(x.dtype) @ rows
+        y = y + F.pad(x[:, :-back] * near, (0, 0, back, 0))
     return y
-
-
-def _followers(table: Tensor) -> Tensor:
-    """Invert `taps`: (.., T) index of the token that has this one at tap j, or T."""
-    n, width, tokens = table.shape
-    inverse = table.new_full((n, width, tokens + 1), tokens)
-    index = torch.arange(tokens, device=table.device).expand(n, width, tokens)
-    # Every dropped tap writes to the spare last column, which nobody reads.
-    return inverse.scatter_(2, table, index)[..., :tokens]
-
-
-class _Rows:
-    """Reads rows of some samples of x through a table, an index of T meaning a row of zeros."""
-
-    def __init__(self, x: Tensor, table: Tensor, samples: slice) -> None:
-        own = x[samples]
-        self.padded = own.new_empty(len(own), own.shape[1] + 1, own.shape[2])
-        self.padded[:, :-1] = own
-        self.padded[:, -1] = 0
-        self.table = table if len(table) == 1 else table[samples]
-
-    def at(self, tap: int) -> Tensor:
-        index, (n, rows, channels) = self.table[:, tap - 1], self.padded.shape
-        if len(index) == 1 and n > 1:
-            return self.padded.index_select(1, index[0])
-        offset = torch.arange(n, device=index.device)[:, None] * rows
-        flat = self.padded.view(n * rows, channels)
-        return flat.index_select(0, (index + offset).view(-1)).view(n, -1, channels)
-
-
-class _Conv(torch.autograd.Function):
-    """y_t = bias + sum_j rows[j] x[tap j of t]; saves x and the table."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, rows: Tensor, bias: Tensor | None, table: Tensor | None
-    ) -> Tensor:
-        y = torch.empty_like(x)
-        for part in batches(x, CACHED):
-            own, out = x[part], y[part]
-            torch.mul(own, rows[0], out=out)
-            if bias is not None:
-                out += bias
-            source = None if table is None else _Rows(x, table, part)
-            for tap in range(1, len(rows)):
-                if source is not None:
-                    out.addcmul_(source.at(tap), rows[tap])
-                elif tap < x.shape[1]:
-                    out[:, tap:].addcmul_(own[:, :-tap], rows[tap])
-        ctx.save_for_backward(x, rows, table)
-        ctx.has_bias = bias is not None
-        return y
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, rows, table = ctx.saved_tensors
-        dx, drows = torch.empty_like(x), torch.zeros_like(rows)
-        dbias = torch.zeros_like(rows[0]) if ctx.has_bias else None
-        inverse = None if table is None else _followers(table)
-        grad = grad.contiguous()
-        for part in batches(x, CACHED):
-            own, g, out = x[part], grad[part], dx[part]
-            torch.mul(g, rows[0], out=out)
-            drows[0] += (own * g).sum((0, 1))
-            if dbias is not None:
-                dbias += g.sum((0, 1))
-            source = None if inverse is None else _Rows(grad, inverse, part)
-            for tap in range(1, len(rows)):
-                if source is not None:
-                    # One read serves both gradients: g of the token that has this one at its tap.
-                    after = source.at(tap)
-                    out.addcmul_(after, rows[tap])
-                    drows[tap] += after.mul_(own).sum((0, 1))
-                elif tap < x.shape[1]:
-                    out[:, :-tap].addcmul_(g[:, tap:], rows[tap])
-                    drows[tap] += (own[:, :-tap] * g[:, tap:]).sum((0, 1))
-        return dx, drows, dbias, None

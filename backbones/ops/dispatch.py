@@ -8,7 +8,6 @@ is remembered, until `without_native` begins or ends.
 import contextlib
 import importlib
 import importlib.util
-import math
 import os
 import re
 import sys
@@ -23,12 +22,21 @@ from backbones.ops import native
 from backbones.registry import KERNELS, check_kernel
 from routing.errors import UserError, one_of
 
+_BUILT = 'pip install --no-build-isolation -e ".[kernels]" (after torch; needs nvcc)'
 INSTALL = {
-    "mamba-ssm": 'pip install --no-build-isolation -e ".[kernels]" (after torch; needs nvcc)',
-    "causal-conv1d": 'pip install --no-build-isolation -e ".[kernels]" (after torch; needs nvcc)',
+    "mamba-ssm": _BUILT,
+    "causal-conv1d": _BUILT,
     "fla": 'pip install "fla-core>=0.4" triton',
     "triton": "pip install triton",
-    "native": "install g++ or clang++",
+}
+# Where a package has an op, as "module:function"; {} is the op.
+_WHERE = {
+    ("ssd", "mamba-ssm"): "mamba_ssm.ops.triton.ssd_combined:mamba_chunk_scan_combined",
+    ("ssd", "fla"): "fla.ops.simple_gla:chunk_simple_gla",
+    ("selective_scan", "mamba-ssm"): "mamba_ssm.ops.selective_scan_interface:selective_scan_fn",
+    ("conv", "causal-conv1d"): "causal_conv1d:causal_conv1d_fn",
+    "fla": "fla.ops.{0}:chunk_{0}",
+    "triton": "backbones.ops.{0}_triton:{0}_triton",
 }
 
 
@@ -52,61 +60,83 @@ class Choice:
         return f"{self.op}: {self.name} ({self.why})"
 
 
-@dataclass(frozen=True)
-class _Probe:
-    function: Callable[..., Any] | None
-    reason: str
+# A kernel's function and where it is from; or None and why it cannot be had.
+Probed = tuple[Callable[..., Any] | None, str]
+# Dictionaries, not functools.cache: a compiled block reads them, and looks through that wrapper.
+_PROBED: dict[tuple[str, str], Probed] = {}
+_RESOLVED: dict[tuple[str, str, str], Choice] = {}
 
 
-def interpreted() -> bool:
-    """Whether Triton interprets its kernels on the CPU (TRITON_INTERPRET=1 before its import)."""
-    return os.environ.get("TRITON_INTERPRET", "0") == "1"
-
-
-def _import(module: str, name: str, package: str) -> _Probe:
-    if importlib.util.find_spec(module.split(".")[0]) is None:
-        return _Probe(None, f"{package} is not installed")
-    try:
-        # Under -W error a warning of the package's own would read as a package that does not load.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            found = getattr(importlib.import_module(module), name)
-        return _Probe(found, f"{package} found")
-    except Exception as error:  # A broken binary raises anything: ImportError, OSError ...
-        # A bare assert says nothing.
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        return _Probe(None, f"{package} does not load: {reason[:120]}")
-
-
-def _import_within(module: str, name: str, package: str) -> _Probe:
+def _import(module: str, name: str) -> Callable[..., Any]:
     """Import a function from a submodule, also of a package whose own `__init__` fails.
 
     `import a.b` runs a's `__init__` first, and mamba-ssm's needs its CUDA module, which its Triton
     files do not. So the package is then put into `sys.modules` unexecuted, where Python looks for
-    the parent, and stays there if that was enough. Only `probe` calls this, when a CUDA device asks
-    for the op for the first time.
+    the parent, and stays there if that was enough.
     """
-    found, root = _import(module, name, package), module.split(".")[0]
-    spec = None if found.function or root in sys.modules else importlib.util.find_spec(root)
-    if spec is None:
-        return found
-    sys.modules[root] = importlib.util.module_from_spec(spec)
-    found = _import(module, name, package)
-    if found.function is None:
-        del sys.modules[root]
-    return found
+    root = module.split(".")[0]
+    fresh = root not in sys.modules
+    # Under -W error a warning of the package's own would read as a package that does not load.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return getattr(importlib.import_module(module), name)
+        except Exception as error:
+            spec = importlib.util.find_spec(root) if fresh and module != root else None
+            if spec is None:
+                raise
+            sys.modules[root] = importlib.util.module_from_spec(spec)
+            try:
+                return getattr(importlib.import_module(module), name)
+            except Exception:
+                del sys.modules[root]
+                raise error from None
 
 
-# Dictionaries, not functools.cache: a compiled block reads them, and looks through that wrapper.
-_PROBED: dict[tuple[str, str], _Probe] = {}
-_RESOLVED: dict[tuple[str, str, str], Choice] = {}
+def _probe(op: str, kernel: str) -> Probed:
+    if kernel == "native":
+        found, reason = native.library()
+        function = {"shift": "shift_mix"}.get(op, op)
+        return (getattr(torch.ops.tread, function) if found else None), reason
+    where = _WHERE.get((op, kernel)) or _WHERE[kernel]
+    module, _, name = where.format(op).partition(":")
+    package = {"fla": "fla-core"}.get(kernel, kernel)
+    if importlib.util.find_spec(kernel if kernel == "triton" else module.split(".")[0]) is None:
+        return None, f"{package} is not installed: {INSTALL[kernel]}"
+    if op == "selective_scan" and importlib.util.find_spec("selective_scan_cuda") is None:
+        return None, "mamba-ssm was built without its Mamba-1 kernel"
+    try:
+        found = _import(module, name)
+        if (op, kernel) == ("ssd", "fla") and _fla_is_wrong():
+            return None, "fla-core wants tilelang on Hopper with triton 3.4.0 to 3.7.0"
+    except Exception as error:  # A broken binary raises anything: ImportError, OSError ...
+        # A bare assert says nothing.
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        return None, f"{package} does not load: {reason[:120]}"
+    return found, f"{package} found"
 
 
-def probe(op: str, kernel: str) -> _Probe:
-    """Import the function of `kernel` that serves `op`; None where it cannot be had."""
+def _fla_is_wrong() -> bool:
+    """Whether fla-core would raise in the backward pass of its gated kernel (its issue 640)."""
+    if importlib.util.find_spec("tilelang"):
+        return False
+    numbers = map(int, re.findall(r"\d+", importlib.import_module("triton").__version__)[:3])
+    hopper = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+    return hopper and (3, 4, 0) <= tuple(numbers) < (3, 7, 1)
+
+
+def probe(op: str, kernel: str) -> Probed:
+    """Import the function of `kernel` that serves `op`, and say where it is from, or why not."""
     if (op, kernel) not in _PROBED:
         _PROBED[op, kernel] = _probe(op, kernel)
     return _PROBED[op, kernel]
+
+
+def kernel_function(op: str, kernel: str) -> Callable[..., Any]:
+    """Return the function of a kernel that `resolve` chose."""
+    function = probe(op, kernel)[0]
+    assert function is not None
+    return function
 
 
 @contextlib.contextmanager
@@ -125,58 +155,16 @@ def without_native() -> Iterator[None]:
         _RESOLVED.clear()
 
 
-def kernel_function(op: str, kernel: str) -> Callable[..., Any]:
-    """Return the function of a kernel that `resolve` chose."""
-    function = probe(op, kernel).function
-    assert function is not None
-    return function
-
-
-def _fla_is_wrong() -> bool:
-    """Whether fla-core would raise in the backward pass of its gated kernel (its issue 640)."""
-    if importlib.util.find_spec("tilelang"):
-        return False
-    numbers = map(int, re.findall(r"\d+", importlib.import_module("triton").__version__)[:3])
-    hopper = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
-    return hopper and (3, 4, 0) <= tuple(numbers) < (3, 7, 1)
-
-
-def _probe(op: str, kernel: str) -> _Probe:
-    if kernel == "native":
-        found, reason = native.library()
-        function = {"shift": "shift_mix"}.get(op, op)
-        return _Probe(getattr(torch.ops.tread, function) if found else None, reason)
-    if kernel == "triton":
-        return _import(f"backbones.ops.{op}_triton", f"{op}_triton", "triton")
-    if kernel == "causal-conv1d":
-        return _import("causal_conv1d", "causal_conv1d_fn", "causal-conv1d")
-    if kernel == "fla" and op != "ssd":
-        return _import(f"fla.ops.{op}", f"chunk_{op}", "fla-core")
-    if kernel == "fla":
-        found = _import("fla.ops.simple_gla", "chunk_simple_gla", "fla-core")
-        if found.function and _fla_is_wrong():
-            return _Probe(None, "fla-core wants tilelang on Hopper with triton 3.4.0 to 3.7.0")
-        return found
-    if (op, kernel) == ("ssd", "mamba-ssm"):
-        module = "mamba_ssm.ops.triton.ssd_combined"
-        return _import_within(module, "mamba_chunk_scan_combined", "mamba-ssm")
-    if (op, kernel) == ("selective_scan", "mamba-ssm"):
-        found = _import("mamba_ssm.ops.selective_scan_interface", "selective_scan_fn", "mamba-ssm")
-        if found.function and importlib.util.find_spec("selective_scan_cuda") is None:
-            return _Probe(None, "mamba-ssm was built without its Mamba-1 kernel")
-        return found
-    raise KeyError((op, kernel))
-
-
 def _refusal(op: str, kernel: str, device: str) -> str | None:
     """Why `kernel` cannot serve `op` on `device`, or None if it can."""
-    if kernel == "native":
-        if device != "cpu":
-            return "native is for CPUs"
-    elif device != "cuda" and not (kernel == "triton" and interpreted()):
-        return f"{kernel} needs a CUDA device"
-    found = probe(op, kernel)
-    return found.reason if found.function is None else None
+    if kernel == "native" and device != "cpu":
+        return "native is for CPUs"
+    # Triton interprets its kernels on a CPU where this was set before its import.
+    interpreted = kernel == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
+    if kernel != "native" and device != "cuda" and not interpreted:
+        return f"{kernel} needs a CUDA device and none is here"
+    function, reason = probe(op, kernel)
+    return None if function else reason
 
 
 def resolve(op: str, requested: str = "auto", device: str | None = None) -> Choice:
@@ -204,33 +192,23 @@ def _resolve(op: str, requested: str, device: str) -> Choice:
     if requested in ("torch", "reference"):
         return Choice(op, requested, "asked for")
     # Triton's interpreter is for tests: a thousand times slower, so never chosen here.
-    here = [k for k in KERNELS[op] if (k == "native") == (device != "cuda")]
+    here = tuple(k for k in KERNELS[op] if (k == "native") == (device != "cuda"))
     if requested == "auto" and not here:
         why = "needs no kernel" if device == "cuda" else "kernels need a CUDA device"
         return Choice(op, "torch", why)
-    refusals = []
     candidates = here or KERNELS[op] if requested in ("auto", "kernel") else (requested,)
-    for i, kernel in enumerate(candidates):
-        reason = _refusal(op, kernel, device)
-        if reason is None:
-            # Another package has the same limits and takes seconds to import: only ours come after.
-            later = (k for k in candidates[i + 1 :] if k == "triton")
-            others = tuple(k for k in later if _refusal(op, k, device) is None)
-            return Choice(op, kernel, probe(op, kernel).reason, others)
-        refusals.append((kernel, reason))
+    able: list[str] = []
+    refusals: list[str] = []
+    for kernel in candidates:
+        # Another package has the same limits and takes seconds to import: only ours come after.
+        if not able or kernel == "triton":
+            reason = _refusal(op, kernel, device)
+            able.append(kernel) if reason is None else refusals.append(reason)
+    if able:
+        return Choice(op, able[0], probe(op, able[0])[1], tuple(able[1:]))
     if requested == "auto":
-        kernel, reason = refusals[0]
-        return Choice(op, "torch", f"{reason}: {INSTALL[kernel]}")
-    raise KernelError(_cannot(op, requested, refusals))
-
-
-def _cannot(op: str, requested: str, refusals: list[tuple[str, str]]) -> str:
-    kernel, reason = refusals[0]
-    if reason.endswith("CUDA device"):
-        return f"kernel={requested} for {op}: {reason} and none is here; type kernel=auto"
-    if reason.endswith("CPUs"):
-        return f"kernel={requested} for {op}: {reason}; type kernel=auto"
-    return f"kernel={requested} for {op}: {reason}; type {INSTALL[kernel]}, or kernel=auto (torch)"
+        return Choice(op, "torch", refusals[0])
+    raise KernelError(f"kernel={requested} for {op}: {refusals[0]}; type kernel=auto")
 
 
 def choose(
@@ -248,11 +226,10 @@ def choose(
     if anything and x.device.type == "cpu" and native.bypassed():
         return "torch"
     choice = resolve(op, requested, x.device.type)
-    name = choice.name
-    if name in ("torch", "reference"):
-        return name
+    if choice.name in ("torch", "reference"):
+        return choice.name
     wrong = None
-    for kernel in (name, *choice.others):
+    for kernel in (choice.name, *choice.others):
         if x.dtype == torch.float64 or (kernel == "native" and x.dtype not in native.TYPES):
             reason: str | None = f"it has no {str(x.dtype).removeprefix('torch.')}"
         else:
@@ -262,20 +239,12 @@ def choose(
         wrong = wrong or reason
     if requested == "auto":
         return "torch"
-    raise KernelError(f"kernel={name} for {op}: {wrong}; type kernel=auto (torch) instead")
+    raise KernelError(f"kernel={choice.name} for {op}: {wrong}; type kernel=auto (torch) instead")
 
 
 def full_precision(x: torch.Tensor) -> torch.autocast:
     """Switch autocast off for x's device: half precision ruins the sums and exponents of a scan."""
     return torch.autocast(x.device.type, enabled=False)
-
-
-def batches(x: torch.Tensor, floats: int) -> list[slice]:
-    """Cut the batch of x: on a CPU in parts of `floats` numbers, which its cache holds."""
-    if x.device.type != "cpu":
-        return [slice(0, len(x))]
-    step = max(1, floats // max(1, math.prod(x.shape[1:])))
-    return [slice(i, i + step) for i in range(0, len(x), step)]
 
 
 def work_dtype(*tensors: torch.Tensor) -> torch.dtype:

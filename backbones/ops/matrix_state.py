@@ -92,9 +92,13 @@ def reference(
     u: Tensor | None = None,
     a: Tensor | None = None,
     b: Tensor | None = None,
+    floor: float = FLOOR,
 ) -> Tensor:
-    """The recurrences, literally, in float64, token by token: with u RWKV-6's, with a and b 7's."""
-    reads, keys, values, decay = (x.double() for x in (q, k, v, g.clamp(min=FLOOR)))
+    """The recurrences, literally, in float64, token by token: with u RWKV-6's, with a and b 7's.
+
+    Log decays g are (B, T, H, K), or (B, T, H, 1) for all channels of a head, clamped at `floor`.
+    """
+    reads, keys, values, decay = (x.double() for x in (q, k, v, g.clamp(min=floor)))
     state = keys.new_zeros(*k.shape[:1], *k.shape[2:], v.shape[-1])
     out = []
     for t in range(q.shape[1]):

@@ -10,14 +10,14 @@ times zero is a NaN in the backward pass.
 Source: Dao and Gu, Transformers are SSMs (2405.21060), section 6.
 """
 
-import functools
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from backbones.ops.chunks import SSD, formula
+from backbones.ops import matrix_state
 from backbones.ops.dispatch import choose, full_precision, kernel_function, work_dtype
+
+LIMIT = 60.0  # Of exponents.
 
 
 def reference(
@@ -29,21 +29,13 @@ def reference(
     D: Tensor | None = None,
     decay_gap: Tensor | None = None,
 ) -> Tensor:
-    """The recurrence, literally, in float64, token by token. Shapes as `ssd`."""
-    batch, tokens, heads, width = x.shape
-    xs, ds, decay = x.double(), dt.double(), A.double()
-    keys, queries = (m.double().expand(-1, -1, heads, -1) for m in (B, C))
-    gap = torch.ones(tokens, device=x.device) if decay_gap is None else decay_gap
-    gap = gap.double().expand(batch, tokens)
-    state = xs.new_zeros(batch, heads, B.shape[3], width)
-    out = []
-    for t in range(tokens):
-        keep = torch.exp(gap[:, t, None] * ds[:, t] * decay)
-        write = torch.einsum("bh,bhn,bhp->bhnp", ds[:, t], keys[:, t], xs[:, t])
-        state = keep[..., None, None] * state + write
-        out.append(torch.einsum("bhn,bhnp->bhp", queries[:, t], state))
-    y = torch.stack(out, 1)
-    return (y if D is None else y + D.double()[:, None] * xs).to(x.dtype)
+    """The recurrence in float64, token by token: `ssd` as gated linear attention."""
+    steps = dt.double() if decay_gap is None else dt.double() * decay_gap[..., None]
+    keys, queries = (m.double().expand(-1, -1, x.shape[2], -1) for m in (B, C))
+    values = dt.double()[..., None] * x.double()
+    log_decay = (steps * A.double())[..., None]
+    y = matrix_state.reference(queries, keys, values, log_decay, floor=-torch.inf)
+    return (y if D is None else y + D.double()[:, None] * x.double()).to(x.dtype)
 
 
 def ssd(
@@ -57,35 +49,9 @@ def ssd(
     kernel: str = "auto",
     decay_gap: Tensor | None = None,
 ) -> Tensor:
-    """Mamba-2's scan.
-
-    Args:
-        x: (B, T, H, P) inputs of H heads of width P.
-        dt: (B, T, H) steps after softplus; 0 takes a token out (no decay, no write).
-        A: (H,) negative rates.
-        B: (B, T, 1, N) input projections, one for all heads.
-        C: (B, T, 1, N) output projections.
-        D: (H,) skip, or None.
-        chunk: Tokens per chunk; need not divide T.
-        kernel: auto | torch | reference | mamba-ssm | fla | native.
-        decay_gap: (T,) or (B, T) distances that scale the decay but not the input; None is 1.
-
-    Returns:
-        (B, T, H, P) in x's dtype. dt, decays, their sums and the state are float32 at least.
-
-    Raises:
-        KernelError: The kernel asked for cannot run.
-    """
-    fits = functools.partial(kernel_misfit, headdim=x.shape[3], state=B.shape[3])
-    name = choose("ssd", kernel, x, fits)
-    if name == "reference":
-        return reference(x, dt, A, B, C, D, decay_gap)
-    if name == "mamba-ssm":
-        return _mamba_ssm(x, dt, A, B, C, D, chunk, decay_gap)
-    if name == "fla":
-        return _fla(x, dt, A, B, C, D, decay_gap)
+    """Mamba-2's scan of x (B, T, H, P), with B and C (B, T, 1, N); the rest as `ssd_packed`."""
     packed = torch.cat((x.flatten(2), B[:, :, 0], C[:, :, 0]), -1)
-    return ssd_packed(packed, dt, A, D, chunk, name, decay_gap, width=x.shape[3])
+    return ssd_packed(packed, dt, A, D, chunk, kernel, decay_gap, width=x.shape[3])
 
 
 def ssd_packed(
@@ -101,40 +67,52 @@ def ssd_packed(
 ) -> Tensor:
     """Mamba-2's scan with x, B and C side by side, as a mixer's projection has them.
 
-    The same as `ssd` on the three pieces. The torch path reads them where they are and writes their
-    gradients side by side, which saves a copy of everything each way.
+    Args:
+        packed: (B, T, H P + 2 N) inputs of H heads of width P, then input and output projections of
+            N states, one for all heads.
+        dt: (B, T, H) steps after softplus; 0 takes a token out (no decay, no write).
+        A: (H,) negative rates.
+        D: (H,) skip, or None.
+        chunk: Tokens per chunk; need not divide T.
+        kernel: auto | torch | reference | mamba-ssm | fla | native.
+        decay_gap: (T,) or (B, T) distances that scale the decay but not the input; None is 1.
+        width: P.
 
-    `packed` is (B, T, H width + 2 N), with heads of this width; all else is as for `ssd`.
+    Returns:
+        (B, T, H, P) in the type of `packed`. dt, decays, their sums and the state are float32 at
+        least.
+
+    Raises:
+        KernelError: The kernel asked for cannot run.
     """
     inner = dt.shape[2] * width
     state = (packed.shape[2] - inner) // 2
-    fits = functools.partial(kernel_misfit, headdim=width, state=state)
-    name = choose("ssd", kernel, packed, fits)
-    if name not in ("torch", "native"):
-        x, B, C = packed.split([inner, state, state], -1)
-        x, B, C = x.unflatten(-1, (-1, width)), B.unsqueeze(2), C.unsqueeze(2)
-        return ssd(x, dt, A, B, C, D, chunk, kernel, decay_gap)
+    name = choose("ssd", kernel, packed, lambda kernel: kernel_misfit(kernel, width, state))
+    x, B, C = packed.split([inner, state, state], -1)
+    x, B, C = x.unflatten(-1, (-1, width)), B.unsqueeze(2), C.unsqueeze(2)
+    if name == "reference":
+        return reference(x, dt, A, B, C, D, decay_gap)
     dtype = work_dtype(packed, dt)
+    gap = None if decay_gap is None else decay_gap.to(dtype).expand(dt.shape[:2])[..., None]
     with full_precision(packed):
-        steps = dt = dt.to(dtype)
-        if decay_gap is not None:
-            steps = dt * decay_gap.to(dtype).expand(dt.shape[:2])[..., None]
+        dt = dt.to(dtype)
+        steps = dt if gap is None else dt * gap
         log_decay = steps * A.to(dtype)
-        D = None if D is None else D.to(dtype)
-        if name == "native" and dtype == torch.float32:
-            return torch.ops.tread.ssd(packed, dt, log_decay, D, width)
-        x, tokens = packed.to(dtype), packed.shape[1]
-        chunk = min(chunk, max(8, 1 << (tokens - 1).bit_length()))
-        if packed.device.type == "cpu":
-            # Work inside a chunk grows with its length, work between chunks with the head's width.
-            chunk = min(chunk, max(32, width))
-        if missing := -tokens % chunk:
-            # dt = 0 makes padding exact: no decay, no write.
-            x, dt, log_decay = (F.pad(m, (0, 0, 0, missing)) for m in (x, dt, log_decay))
-        run = formula if torch.compiler.is_compiling() else SSD.apply
-        y = run(x, dt, log_decay, D, chunk, width)
-        y = y[:, :tokens] if missing else y
-    return y.to(packed.dtype)
+        if name in ("torch", "native"):
+            D = None if D is None else D.to(dtype)
+            if name == "native" and dtype == torch.float32:
+                return torch.ops.tread.ssd(packed, dt, log_decay, D, width)
+            return _chunked(packed.to(dtype), dt, log_decay, D, chunk, width).to(packed.dtype)
+    if name == "fla":
+        keys, queries = (m.expand(-1, -1, dt.shape[2], -1).contiguous() for m in (B, C))
+        values = (x * dt[..., None]).to(x.dtype)
+        y, _ = kernel_function("ssd", "fla")(queries, keys, values, log_decay, scale=1.0)
+    else:
+        # The kernel has one dt for decay and input: scale it, and take the scale out of the input.
+        even = x if gap is None else x / gap[..., None].to(x.dtype)
+        size = 1 << max(4, (min(chunk, x.shape[1]) - 1).bit_length())
+        y = kernel_function("ssd", "mamba-ssm")(even, steps, A.float(), B, C, size)
+    return y if D is None else torch.addcmul(y, x, D.to(x.dtype)[:, None])
 
 
 def kernel_misfit(kernel: str, headdim: int, state: int) -> str | None:
@@ -150,40 +128,41 @@ def kernel_misfit(kernel: str, headdim: int, state: int) -> str | None:
     return None
 
 
-def _mamba_ssm(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    chunk: int,
-    decay_gap: Tensor | None,
+def _chunked(
+    packed: Tensor, dt: Tensor, log_decay: Tensor, D: Tensor | None, chunk: int, width: int
 ) -> Tensor:
-    dt = dt.float()
-    if decay_gap is not None:
-        # The kernel has one dt for decay and input: scale it, and take the scale out of the input.
-        gap = decay_gap.float().expand(dt.shape[:2])[..., None]
-        y = _mamba_ssm(x / gap[..., None].to(x.dtype), dt * gap, A, B, C, None, chunk, None)
-        return y if D is None else y + D.to(x.dtype)[:, None] * x
-    size = 1 << max(4, (min(chunk, x.shape[1]) - 1).bit_length())
-    B, C = B.to(x.dtype), C.to(x.dtype)
-    function = kernel_function("ssd", "mamba-ssm")
-    return function(x, dt, A.float(), B, C, size, D=None if D is None else D.float())
+    """The torch path: whole chunks as matrix products; shapes as `ssd_packed`.
 
-
-def _fla(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    decay_gap: Tensor | None,
-) -> Tensor:
-    dt = dt.float()
-    steps = dt if decay_gap is None else dt * decay_gap.float().expand(dt.shape[:2])[..., None]
-    keys, queries = (m.to(x.dtype).expand(-1, -1, x.shape[2], -1).contiguous() for m in (B, C))
-    values = (x * dt[..., None]).to(x.dtype)
-    y, _ = kernel_function("ssd", "fla")(queries, keys, values, steps * A.float(), scale=1.0)
-    return y if D is None else y + D.to(x.dtype)[:, None] * x
+    Exponents are clamped: exp is 300 times slower on a CPU where its result is denormal, and a
+    weight of e^-60 is as good as none.
+    """
+    tokens, heads = dt.shape[1:]
+    chunk = min(chunk, max(8, 1 << (tokens - 1).bit_length()))
+    if packed.device.type == "cpu":
+        # Work inside a chunk grows with its length, work between chunks with the head's width.
+        chunk = min(chunk, max(32, width))
+    # dt = 0 makes padding exact: no decay, no write.
+    if missing := -tokens % chunk:
+        packed, dt, log_decay = (F.pad(m, (0, 0, 0, missing)) for m in (packed, dt, log_decay))
+    packed, dt, log_decay = (m.unflatten(1, (-1, chunk)) for m in (packed, dt, log_decay))
+    inner = heads * width
+    state = (packed.shape[3] - inner) // 2
+    x, keys, queries = packed.split([inner, state, state], -1)
+    x = x.unflatten(-1, (heads, width))  # (n, c, q, h, p): n samples of c chunks of q tokens
+    values = x * dt[..., None]
+    cum = log_decay.cumsum(2)
+    rows = cum.transpose(2, 3)  # (n, c, h, q)
+    weight = (rows[..., :, None] - rows[..., None, :]).clamp(-LIMIT, 0.0).exp().tril()
+    pairs = weight * (queries @ keys.mT)[:, :, None]
+    y = (pairs @ values.transpose(2, 3)).transpose(2, 3)
+    to_end = (cum[:, :, -1:] - cum).clamp(min=-LIMIT).exp()[..., None]
+    added = keys.mT @ (values * to_end).flatten(3)  # (n, c, N, h p)
+    from_start = cum.clamp(min=-LIMIT).exp()
+    whole = from_start[:, :, -1:].repeat_interleave(width, -1)
+    received = [torch.zeros_like(added[:, 0])]
+    for new, keep in zip(added.unbind(1)[:-1], whole.unbind(1), strict=False):
+        received.append(torch.addcmul(new, keep, received[-1]))
+    passed = (queries @ torch.stack(received, 1)).unflatten(-1, (heads, width))
+    y = torch.addcmul(y, passed, from_start[..., None])
+    y = y if D is None else torch.addcmul(y, x, D[:, None])
+    return y.flatten(1, 2)[:, :tokens]

@@ -211,7 +211,7 @@ def test_activations_are_what_autograd_saves(name, route, monkeypatch):
     monkeypatch.setattr(native, "bypassed", lambda: True)
     most = measured()
     assert least < 1.15 * predicted and most > 0.85 * predicted
-    if name not in ("mamba", "hydra"):
+    if name not in ("mamba", "hydra", "rwkv"):
         assert most == pytest.approx(predicted, rel=0.15)
 
 

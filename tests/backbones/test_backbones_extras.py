@@ -197,9 +197,9 @@ def test_cost_of_tokens_that_leave_late_or_for_good():
 def test_wrong_options():
     with pytest.raises(BackboneError, match="did you mean depth"):
         build(decoder={"dept": 1})
-    with pytest.raises(BackboneError, match=r"num_classes=-1: expected 0 \(no labels\) or more"):
+    with pytest.raises(BackboneError, match="num_classes=-1 must be a whole number, 0 or more"):
         build(num_classes=-1)
-    with pytest.raises(BackboneError, match="in_channels=0 must be 1 or more"):
+    with pytest.raises(BackboneError, match="in_channels=0 must be a whole number, 1 or more"):
         build(in_channels=0)
     for text in ((7,), (0, 8), (7, 8, 9)):
         with pytest.raises(BackboneError, match="expected length and channels"):
@@ -207,13 +207,13 @@ def test_wrong_options():
     for attention in (5, 13, 1.5):
         with pytest.raises(BackboneError, match=f"attention={attention}: there is no block"):
             build("mamba", attention=attention, depth=4)
-    with pytest.raises(BackboneError, match="decoder: heads=5 does not divide"):
+    with pytest.raises(BackboneError, match="decoder: heads=5 does not divide width=32; try 4"):
         build(decoder={"width": 32, "heads": 5})
-    with pytest.raises(BackboneError, match="decoder: heads=None must be 1 or more"):
+    with pytest.raises(BackboneError, match="decoder: heads=None must be a whole number"):
         build(decoder={"heads": None})
     with pytest.raises(BackboneError, match="0..3"):
         build(align={"block": 4})
-    with pytest.raises(BackboneError, match="align: hidden=0 must be 1 or more"):
+    with pytest.raises(BackboneError, match="align: hidden=0 must be a whole number"):
         build(align={"hidden": 0})
-    with pytest.raises(BackboneError, match="align: block=x is no number"):
+    with pytest.raises(BackboneError, match="align: block=x must be a whole number"):
         build(align={"block": "x"})

@@ -286,7 +286,7 @@ def test_intermediates(name):
     with pytest.raises(BackboneError, match="0..3"):
         model.forward_intermediates(x, t, y, indices=[4])
     for count in (5, -1):
-        with pytest.raises(BackboneError, match=f"4 blocks, not the last {count}"):
+        with pytest.raises(BackboneError, match=f"indices={count} must be a whole number, 0 to 4"):
             model.forward_intermediates(x, t, y, indices=count)
 
 

@@ -178,13 +178,13 @@ def test_wrong_weights_say_what_is_wrong():
             {**state, "odd.weight": torch.zeros(1), "blocks.0.extra": torch.zeros(1)}, "dit"
         )
     without = {k: v for k, v in state.items() if k != "blocks.1.mlp.fc1.bias"}
-    with pytest.raises(BackboneError, match=r"lack .*stack\.blocks\.1\.fc1\.bias"):
+    with pytest.raises(BackboneError, match=r"lack, .*stack\.blocks\.1\.fc1\.bias"):
         import_weights.load(without, "dit", heads=HEADS)
     with pytest.raises(BackboneError, match="pass heads="):
         import_weights.load(state, "dit")
     with pytest.raises(BackboneError, match="do not fit.*time.mlp.2.bias"):
         import_weights.load({**state, "t_embedder.mlp.2.bias": torch.zeros(3)}, "dit", heads=HEADS)
-    with pytest.raises(BackboneError, match="heads=0 must be 1 or more"):
+    with pytest.raises(BackboneError, match="heads=0 must be a whole number"):
         import_weights.load(state, "dit", heads=0)
     for table in (torch.zeros(1, 4, D), sincos_2d(D, (1, 4))[None]):
         with pytest.raises(BackboneError, match="learned positions, or none of a square grid"):
@@ -193,7 +193,7 @@ def test_wrong_weights_say_what_is_wrong():
         with pytest.raises(BackboneError, match=rf"no weights have the shape \(.*\) at {key}"):
             import_weights.load({**state, key: torch.zeros(shape)}, "dit", heads=HEADS)
     torn = {**state, "blocks.0.adaLN_modulation.1.bias": torch.zeros(2, 3)}
-    with pytest.raises(BackboneError, match="lack what we call modulate.project.bias"):
+    with pytest.raises(BackboneError, match="lack, or do not fit, modulate.project.bias"):
         import_weights.load(torn, "dit", heads=HEADS)
     with pytest.raises(BackboneError, match="did you mean sit"):
         import_weights.load(state, "sitt")
@@ -263,7 +263,7 @@ def test_weights_that_do_not_fit_their_description(tmp_path):
     write(file, {"x": torch.zeros(1)}, config)
     with pytest.raises(BackboneError, match="own description"):
         Backbone.from_pretrained(file)
-    with pytest.raises(BackboneError, match="no option 'revison'.*did you mean revision"):
+    with pytest.raises(BackboneError, match="option 'revison': expected one of .*did you mean revision"):
         Backbone.from_pretrained(file, revison="main")
     write(file, {}, {**config, "naem": "dit"})
     with pytest.raises(BackboneError, match="no option 'naem'"):

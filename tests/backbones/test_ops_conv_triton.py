@@ -117,7 +117,7 @@ def test_where_one_kernel_does_not_fit_the_next_is_taken(monkeypatch):
     """causal-conv1d knows no positions: inside a route ours runs, and both of them on one GPU."""
     monkeypatch.setattr(dispatch, "_RESOLVED", {})
     monkeypatch.setattr(dispatch, "_refusal", lambda op, kernel, device: None)
-    monkeypatch.setattr(dispatch, "probe", lambda op, kernel: dispatch._Probe(print, "found"))
+    monkeypatch.setattr(dispatch, "probe", lambda op, kernel: (print, "found"))
     choice = dispatch.resolve("conv", "auto", "cuda")
     assert (choice.name, choice.others) == ("causal-conv1d", ("triton",))
     x = torch.empty(1, 2, 8, device="meta")

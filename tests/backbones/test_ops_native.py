@@ -108,7 +108,7 @@ def case(name, batch, tokens, channels):
         )
     if kind == "shift":
         table = subset(tokens, batch, how.split(",")[0], "shared" in how)
-        plain = lambda x, mix: torch.stack([shift.reference(x, table).lerp(x, m) for m in mix])  # noqa: E731
+        plain = lambda x, mix: torch.stack([shift.grid_shift(x, table).lerp(x, m) for m in mix])  # noqa: E731
         return (
             lambda x, mix: torch.stack(native.shift_mix(x, table, mix)),
             plain,
