@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import multiprocessing
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from functools import partial
+from multiprocessing import get_context
 from types import SimpleNamespace
 from typing import Any
 
@@ -83,14 +85,11 @@ class Case:
 
 def cases(o: BenchOptions, size: str, tokens: int) -> list[Case]:
     """Return the variants that are compared with each other, every dense one before its routed."""
-    route = Route.parse(o.route)
-    names = [*o.backbone, *(["plain"] if o.plain and "dit" in o.backbone else [])]
-    found = []
-    for name in names:
-        found.append(Case(name, size, tokens, Route(()), 0.0))
-        if route:
-            routed = [Case(name, size, tokens, route.with_rate(rate), rate) for rate in o.rate]
-            found += routed[:1] if name == "plain" else routed
+    route, found = Route.parse(o.route), []
+    for name in [*o.backbone, *["plain"] * (o.plain and "dit" in o.backbone)]:
+        rates = o.rate[:1] if name == "plain" else o.rate
+        routed = [(route.with_rate(rate), rate) for rate in rates if route]
+        found += [Case(name, size, tokens, *one) for one in ((Route(()), 0.0), *routed)]
     return found
 
 
@@ -158,13 +157,7 @@ class Step:
 def variant(name: str, case: Case, o: BenchOptions, device: torch.device) -> Callable[[], None]:
     """Return the same step run otherwise: see `BenchOptions.variants`."""
     if name == "torch":
-        plain = Step(case, o, device)
-
-        def step() -> None:
-            with without_native():
-                plain()
-
-        return step
+        return without_native()(Step(case, o, device))
     words = name.split("+")
     precision = "bf16" if "bf16" in words else o.precision
     compiled = "blocks" if "compiled" in words else o.compile
@@ -206,60 +199,52 @@ class StepElsewhere:
     """A CPU step in a process of its own; a call returns the seconds that it took there."""
 
     def __init__(self, case: Case, o: BenchOptions) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, far = context.Pipe()
-        threads = torch.get_num_threads()
-        self.process = context.Process(target=_serve, args=(far, case, o, threads), daemon=True)
-        self.process.start()
-        far.close()
+        self.process = ProcessPoolExecutor(
+            1, get_context("spawn"), _prepare, (case, o, torch.get_num_threads())
+        )
 
     def __call__(self) -> float:
         """Take one training step."""
         try:
-            self.pipe.send(True)
-            return float(self.pipe.recv())
-        except (EOFError, OSError):
+            return self.process.submit(_timed).result()
+        except BrokenProcessPool:
             raise BenchError(
-                f"the process of the plain step ended (exit code {self.process.exitcode}); type "
-                "plain=false to leave it out"
+                "the process of the plain step ended; type plain=false to leave it out"
             ) from None
 
-    def close(self) -> None:
-        """End the process."""
-        self.pipe.close()
-        self.process.join()
 
-
-def _serve(pipe: Connection, case: Case, o: BenchOptions, threads: int) -> None:
+def _prepare(case: Case, o: BenchOptions, threads: int) -> None:
+    global _timed_here
     torch.set_num_threads(threads)
     device = torch.device("cpu")
-    step, clock = make_step(case, o, device), Clock(device, o.clock)
-    try:
-        while pipe.recv():
-            pipe.send(clock(step))
-    except (EOFError, KeyboardInterrupt):
-        pass
+    _timed_here = partial(clock(device, o.clock), make_step(case, o, device))
 
+
+def _timed() -> float:
+    return _timed_here()
+
+
+_timed_here: Callable[[], float]
 
 # --- clocks --------------------------------------------------------------------------------------
 
 
-class Clock:
-    """Seconds of a call on a device: of the wall, or of the process (`cpu`); CUDA is waited for."""
+def clock(device: torch.device, kind: str) -> Callable[[Callable[[], Any]], float]:
+    """Return what times a call: in seconds of the wall, or of the process (`cpu`).
 
-    def __init__(self, device: torch.device, kind: str) -> None:
-        self.wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-        if kind == "cpu" and device.type == "cuda":
-            raise BenchError("clock=cpu cannot see a GPU's work: type clock=wall")
-        self.now = time.process_time if kind == "cpu" else time.perf_counter
+    CUDA is waited for; what ran elsewhere returns its own seconds.
+    """
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    now = time.process_time if kind == "cpu" else time.perf_counter
 
-    def __call__(self, run: Callable[[], Any]) -> float:
-        """Run once and return the seconds; what ran elsewhere returns its own."""
-        self.wait()
-        began = self.now()
+    def timed(run: Callable[[], Any]) -> float:
+        wait()
+        began = now()
         elsewhere = run()
-        self.wait()
-        return elsewhere if isinstance(elsewhere, float) else self.now() - began
+        wait()
+        return elsewhere if isinstance(elsewhere, float) else now() - began
+
+    return timed
 
 
 def peak(device: torch.device, precision: str) -> tuple[Callable[[], Any], int]:
@@ -285,7 +270,7 @@ def interleave(
         The seconds as an array (variants, rounds), and the matmul's FLOP/s (rounds,) beside them.
     """
     warm = EAGER + 1 if o.graphs else 2  # a step is recorded after so many
-    clock, (matmul, flops) = Clock(device, o.clock), peak(device, o.precision)
+    seconds_of, (matmul, flops) = clock(device, o.clock), peak(device, o.precision)
     for run in (*runs, matmul):
         for _ in range(warm):
             run()
@@ -293,8 +278,8 @@ def interleave(
     for number in range(o.rounds):
         for offset in range(len(runs)):
             i = (number + offset) % len(runs)
-            seconds[i, number] = clock(runs[i])
-        peaks[number] = flops / min(clock(matmul) for _ in range(5))
+            seconds[i, number] = seconds_of(runs[i])
+        peaks[number] = flops / min(seconds_of(matmul) for _ in range(5))
     return seconds, peaks
 
 
@@ -316,37 +301,36 @@ def kept_bytes(run: Callable[[], Any], model: torch.nn.Module) -> int:
     return sum(held.values())
 
 
-def step_memory(step: Step | PlainStep, device: torch.device) -> tuple[int, bool]:
-    """Peak bytes of a training step, and whether measured (CUDA) or counted (kept and states)."""
+def step_memory(step: Step | PlainStep, device: torch.device) -> int:
+    """Peak bytes of a training step: measured on CUDA, else counted (kept and states)."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
         step()
         torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated(), True
+        return torch.cuda.max_memory_allocated()
     states = sum(p.numel() * p.element_size() for p in step.params) * 5
-    return states + kept_bytes(step.loss, step.model), False
+    return states + kept_bytes(step.loss, step.model)
 
 
 def measure(o: BenchOptions, size: str, tokens: int, device: torch.device) -> list[dict[str, Any]]:
     """Time the variants of one size and number of tokens; return one row each."""
     variants = cases(o, size, tokens)
     steps = [make_step(case, o, device) for case in variants]
-    runs: list[Callable[[], Any]] = list(steps)
-    elsewhere = []
-    for i, step in enumerate(steps):
-        if device.type == "cpu" and isinstance(step, PlainStep):
-            elsewhere.append(StepElsewhere(variants[i], o))
-            runs[i] = elsewhere[-1]
-    timed, peaks = interleave(runs, o, device)
-    for process in elsewhere:
-        process.close()
+    elsewhere = {
+        i: StepElsewhere(variants[i], o)
+        for i, step in enumerate(steps)
+        if device.type == "cpu" and isinstance(step, PlainStep)
+    }
+    timed, peaks = interleave([elsewhere.get(i, step) for i, step in enumerate(steps)], o, device)
+    for step in elsewhere.values():
+        step.process.shutdown()
+    # What a row is held against: its dense step, and ours of the same route.
+    places = {(case.backbone, str(case.route)): i for i, case in enumerate(variants)}
     rows = []
     for i, (case, step) in enumerate(zip(variants, steps, strict=True)):
         count = case.cost(o.depth)
         # Forward and twice as much backward; 2 FLOPs a MAC.
         flops = 2 * 3 * count.macs_routed * o.batch
-        # A replayed graph allocates nothing: its memory is what the recording took.
-        memory, measured = (None, False) if o.graphs else step_memory(step, device)
         seconds = float(np.median(timed[i]))
         row: dict[str, Any] = {
             **case.names(o.depth),
@@ -356,19 +340,18 @@ def measure(o: BenchOptions, size: str, tokens: int, device: torch.device) -> li
             "images_per_s": o.batch / seconds,
             "flops_per_s": flops / seconds,
             "share_of_peak": ratio(flops / timed[i], peaks),
-            "memory_bytes": memory,
-            "memory_measured": measured,
+            # A replayed graph allocates nothing: its memory is what the recording took.
+            "memory_bytes": None if o.graphs else step_memory(step, device),
+            "memory_measured": device.type == "cuda" and not o.graphs,
             "macs_per_image": count.macs_routed,
             "rounds": timed[i].tolist(),
         }
-        dense = next(j for j in range(i, -1, -1) if not variants[j].route)
-        if dense != i:
-            row["speedup"] = ratio(timed[dense], timed[i])
+        if case.route:
+            row["speedup"] = ratio(timed[places[case.backbone, "none"]], timed[i])
             row["allowed"] = count.speedup
             row["of_allowed"] = row["speedup"] / row["allowed"]
         if case.backbone == "plain":
-            same = [c.backbone == "dit" and bool(c.route) == bool(case.route) for c in variants]
-            row["ours_faster_by"] = ratio(timed[i], timed[same.index(True)])
+            row["ours_faster_by"] = ratio(timed[i], timed[places["dit", str(case.route)]])
         rows.append(row)
     rows[0]["matmul_flops_per_s"] = float(peaks.max())
     return rows

@@ -21,7 +21,7 @@ from experiments.config.parent import parent_digest
 from experiments.data.data_options import TASKS, describe, fingerprint, parse, places
 from experiments.diffusion.diffusion_options import options_of
 from experiments.metrics.eval_options import EvalOptions
-from experiments.runtime.option_types import ConfigError, Key, build, check_ranges, keys_of
+from experiments.runtime.option_types import ConfigError, Key, build, keys_of
 from routing.errors import UserError
 from routing.options import RoutingOptions
 from routing.route import RouteError, RouteSchedule
@@ -54,11 +54,11 @@ class TrainConfig:
 
     steps: Annotated[int, Key("reports", least=1, most=MOST_COUNTED)] = 1000
     batch: Annotated[int, Key(least=1, most=MOST_COUNTED)] = 64
-    micro_batch: Annotated[int | str | None, Key("reports")] = None
+    micro_batch: Annotated[int | str | None, Key("reports", least=1, among=("auto",))] = None
     lr: Annotated[float, Key(above=0)] = 1e-4
     warmup: Annotated[int, Key(least=0)] = 0
     schedule: Annotated[str, Key(among=("constant", "cosine"))] = "constant"
-    betas: tuple[float, ...] = (0.9, 0.999)
+    betas: Annotated[tuple[float, float], Key(least=0, below=1)] = (0.9, 0.999)
     eps: Annotated[float, Key(above=0)] = 1e-8
     weight_decay: Annotated[float, Key(least=0)] = 0.0
     clip: Annotated[float | None, Key(above=0)] = None
@@ -111,7 +111,7 @@ class Config:
     paths: Annotated[PathsConfig, Key("reports")] = field(default_factory=PathsConfig)
     init: str | None = None
     log: Annotated[str, Key("reports", among=TRACKERS)] = "none"
-    dry: Annotated[bool | str, Key("reports")] = False
+    dry: Annotated[bool | str, Key("reports", among=("full",))] = False
     experiment: Annotated[str | None, Key("reports")] = None
 
     @classmethod
@@ -133,27 +133,11 @@ class Config:
 
     def check(self) -> None:
         """Refuse what cannot be run, with one sentence (ranges, names, route against depth)."""
-        check_ranges(self)
         train = self.train
-        if self.dry not in (True, False, "full"):
-            raise ConfigError(f"dry={self.dry}: expected true or false, or full")
-        if not self.paths.runs.strip():
-            raise ConfigError(
-                "paths.runs= is empty: expected the folder for the runs, such as runs"
-            )
-        if self.init is not None and not self.init.strip():
-            raise ConfigError("init= is empty: expected a run, such as init=runs/NAME, or null")
-        if len(train.betas) != 2 or not all(0 <= beta < 1 for beta in train.betas):
-            raise ConfigError(
-                f"train.betas={list(train.betas)}: expected two numbers from 0 to below 1, such as "
-                "[0.9,0.999]"
-            )
-        micro = train.micro_batch
-        if isinstance(micro, str) and micro != "auto" or isinstance(micro, int) and micro < 1:
-            raise ConfigError(
-                f"train.micro_batch={micro}: expected null, auto or a whole number of at least 1"
-            )
-        if train.graphs and (micro is not None or self.routing.random_end):
+        for key, path in (("paths.runs", self.paths.runs), ("init", self.init)):
+            if path is not None and not path.strip():
+                raise ConfigError(f"{key}= is empty: expected a folder, such as runs or runs/NAME")
+        if train.graphs and (train.micro_batch is not None or self.routing.random_end):
             raise ConfigError(
                 "train.graphs=true: a CUDA graph holds one step on a whole batch under a fixed "
                 "route; type train.micro_batch=null routing.random_end=false, or train.graphs=false"
@@ -162,10 +146,6 @@ class Config:
             raise ConfigError(
                 f"train.residual=bf16 with train.precision={train.precision}: the residual stream "
                 "has the weights' type without autocast; type train.precision=bf16 as well"
-            )
-        if self.routing.block < 1:
-            raise ConfigError(
-                f"routing.block={self.routing.block}: expected a number of at least 1"
             )
         for group in GROUPS[:6]:
             if "name" not in getattr(self, group):
