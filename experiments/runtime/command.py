@@ -6,7 +6,6 @@ import errno
 import importlib.util
 import os
 import sys
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,22 +14,6 @@ from routing.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("routing", "backbones", "experiments", "sweeps", "analysis")
-
-
-def _machine_is_idle() -> bool:
-    # In most of nine looks nothing else is ready to run; and no other rank of ours is beside us.
-    if os.environ.get("LOCAL_WORLD_SIZE", "1") != "1":
-        return False
-    busy = 0
-    for look in range(9):
-        time.sleep(0.006 if look else 0)
-        try:
-            text = Path("/proc/stat").read_text()
-        except OSError:
-            return False  # not Linux
-        running = text.partition("procs_running ")[2].split()
-        busy += not running or running[0] != "1"  # we are one ourselves
-    return busy <= 4
 
 
 _OWN: dict[str, str] = {}  # what `choose_spinning` has set
@@ -48,7 +31,12 @@ def choose_spinning() -> None:
     if "OMP_WAIT_POLICY" in os.environ:
         return
     if "GOMP_SPINCOUNT" not in os.environ:  # GNU's
-        _OWN["GOMP_SPINCOUNT"] = "10000" if _machine_is_idle() else "1000"
+        import psutil  # not at the top: a Python without it has to be told so
+
+        # Less than half of one core is in use, and no other rank of ours is beside us.
+        alone = os.environ.get("LOCAL_WORLD_SIZE", "1") == "1"
+        idle = alone and sum(psutil.cpu_percent(0.05, percpu=True)) < 50
+        _OWN["GOMP_SPINCOUNT"] = "10000" if idle else "1000"
     if "KMP_BLOCKTIME" not in os.environ:  # LLVM's and Intel's, which count milliseconds
         _OWN["KMP_BLOCKTIME"] = "0"
     os.environ.update(_OWN)
@@ -110,8 +98,17 @@ def _plain(
     return _python_format(message, category, filename, lineno, line)
 
 
-def os_error_text(error: OSError) -> str | None:
-    """Return the sentence for a folder or disk that cannot be written to; None: our mistake."""
+def sentence(error: Exception) -> str | None:
+    """Return what a user can mend, in a sentence; None for what may be our mistake."""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError):
+        ours = error.name is None or error.name.partition(".")[0] in PACKAGES
+        return None if ours else _missing(str(error.name))
+    if isinstance(error, RuntimeError):
+        return next((said for part, said in _KNOWN.items() if part in str(error)), None)
+    if not isinstance(error, OSError):
+        return None
     if error.errno in _FULL:
         where = f" under {error.filename}" if error.filename else ""
         return f"the disk is full{where}; free some space and type the same command to go on"
@@ -180,9 +177,6 @@ def run_command(
         if computes and not {"-h", "--help", "help"} & set(arguments):
             choose_spinning()
         return command(arguments) or 0
-    except UserError as error:
-        print_error(error)
-        return 2
     except Interrupted as error:
         print(str(error), file=sys.stderr)
         return EXIT_CODES.get(error.reason, 1)
@@ -193,20 +187,9 @@ def run_command(
         # The reader of our output (head, less) has left; there is nobody to tell.
         sys.stderr.close()
         return 0
-    except OSError as error:
-        text = os_error_text(error)
+    except Exception as error:
+        text = sentence(error)
         if text is None:
             raise
         print_error(text)
-        return 2
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] in PACKAGES:
-            raise
-        print_error(_missing(error.name))
-        return 2
-    except RuntimeError as error:
-        known = [said for part, said in _KNOWN.items() if part in str(error)]
-        if not known:
-            raise
-        print_error(known[0])
         return 2

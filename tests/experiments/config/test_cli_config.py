@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 from safetensors.numpy import save_file
@@ -497,14 +498,14 @@ def test_waiting_threads_spin_briefly_beside_others():
         busy.wait()
 
 
-@pytest.mark.parametrize(
-    ("text", "idle"),
-    [("btime 1\nprocs_running 1\nx", True), ("procs_running 3\n", False), ("cpu 1\n", False)],
-)
-def test_idle_is_nobody_else_ready_to_run(monkeypatch, text, idle):
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    monkeypatch.setattr(cli.Path, "read_text", lambda path: text)
-    assert cli._machine_is_idle() is idle
+@pytest.mark.parametrize(("percent", "spins"), [([3.0, 40.0], "10000"), ([90.0, 0.0], "1000")])
+def test_idle_is_nobody_else_at_work(monkeypatch, percent, spins):
+    for name in ("LOCAL_WORLD_SIZE", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(psutil, "cpu_percent", lambda *_, **__: percent)
+    cli.choose_spinning()
+    assert os.environ["GOMP_SPINCOUNT"] == spins == cli._OWN["GOMP_SPINCOUNT"]
+    cli._OWN.clear()
 
 
 def test_a_foreign_package_of_our_name_is_noticed(tmp_path):
