@@ -5,11 +5,11 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
-import os
-import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from backbones.cost import cost
 from backbones.sizes import parse_size
@@ -61,16 +61,20 @@ def parent_digest(text: str) -> str:
     It is taken of names, types, shapes and values, not of the file: safetensors writes metadata in
     a random order, and a checkpoint holds more than the EMA weights that a child starts from.
     """
-    path = _weights(text)
+    path, digest = _weights(text), hashlib.sha256()
     try:
-        return _digest(path)
-    except (
-        OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError,
-        MemoryError, struct.error,
-    ):  # fmt: skip
+        with safe_open(path, "numpy") as handle:
+            names = sorted(handle.keys())
+            for name in [name for name in names if name.startswith("ema.")] or names:
+                about = handle.get_slice(name)
+                facts = [name.removeprefix("ema."), about.get_dtype(), about.get_shape()]
+                digest.update(json.dumps(facts).encode())
+                digest.update(handle.get_tensor(name).tobytes())
+    except (OSError, ValueError, TypeError, MemoryError, SafetensorError):
         raise InitError(
             f"init={text}: {path} is no whole safetensors file; name a run or weights it exported"
         ) from None
+    return digest.hexdigest()
 
 
 def check_parent(text: str, objective: Any, model: Mapping[str, Any]) -> None:
@@ -83,8 +87,8 @@ def check_parent(text: str, objective: Any, model: Mapping[str, Any]) -> None:
         if path.name == "state.safetensors":
             told = json_of(path.with_name("state.json").read_bytes())
         else:
-            with path.open("rb") as handle:
-                about = _header(handle)[0]["__metadata__"]
+            with safe_open(path, "numpy") as handle:
+                about = handle.metadata()
             told = {key: json_of(about[key]) for key in ("config", "model")}
         theirs, parent = told["config"]["objective"], dict(told["model"])
         # REPA's projector stays behind.
@@ -93,7 +97,7 @@ def check_parent(text: str, objective: Any, model: Mapping[str, Any]) -> None:
             parse_size(of["size"], *(of.get(key) for key in ("depth", "width", "heads"))).heads
             for of in (parent, model)
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError):
         raise InitError(
             f"init={text}: {path} does not say which model it is of; name a run, or weights that "
             "this suite exported"
@@ -119,29 +123,3 @@ def _weights(text: str) -> Path:
             f"init={text}: no weights at {path}; finish that run, or name a step it kept"
         )
     return path
-
-
-def _header(handle: IO[bytes]) -> tuple[dict[str, Any], int]:
-    """Return the header of a safetensors file, and where its tensors begin."""
-    (length,) = struct.unpack("<Q", handle.read(8))
-    return json.loads(handle.read(min(length, os.fstat(handle.fileno()).st_size))), 8 + length
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as handle:
-        header, start = _header(handle)
-        header.pop("__metadata__", None)
-        ema = {name: entry for name, entry in header.items() if name.startswith("ema.")}
-        for name, entry in sorted((ema or header).items()):
-            facts = [name.removeprefix("ema."), entry["dtype"], entry["shape"]]
-            digest.update(json.dumps(facts).encode())
-            begin, end = entry["data_offsets"]
-            handle.seek(start + begin)
-            while begin < end:
-                piece = handle.read(min(end - begin, 1 << 20))
-                if not piece:
-                    raise ValueError("truncated")
-                digest.update(piece)
-                begin += len(piece)
-    return digest.hexdigest()

@@ -6,11 +6,10 @@ roles. `experiments.config.compose.load` makes one from what was typed.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +20,7 @@ from experiments.config.parent import parent_digest
 from experiments.data.data_options import TASKS, describe, fingerprint, parse, places
 from experiments.diffusion.diffusion_options import options_of
 from experiments.metrics.eval_options import EvalOptions
-from experiments.runtime.option_types import ConfigError, Key, build, keys_of
+from experiments.runtime.option_types import ConfigError, Key, build, flatten, keys_of
 from routing.errors import UserError
 from routing.options import RoutingOptions
 from routing.route import RouteError, RouteSchedule
@@ -35,8 +34,6 @@ ENCODERS = {
 SHARED: dict[str, Any] = {"attention": 0} | dict.fromkeys(
     ("depth", "width", "heads", "decoder", "align")
 )
-
-
 CONF = Path(__file__).resolve().parents[1] / "conf"
 GROUPS = ("backbone", "data", "objective", "sampler", "guidance", "eval", "scale", "experiment")
 
@@ -117,8 +114,9 @@ class Config:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Config:
         """Build and check a configuration from plain values, as `config.yaml` holds them."""
-        _check_counted(values, "")
-        if isinstance(values, Mapping):  # what YAML takes for a list, for nothing or for a number
+        if isinstance(values, Mapping):
+            _check_counted(values)
+            # What YAML takes for a list, for nothing or for a number.
             route, size = values.get("route", ""), values.get("size")
             if route is None or isinstance(route, list):
                 values = {**values, "route": "none" if route is None else "+".join(map(str, route))}
@@ -244,14 +242,12 @@ class Config:
         return Path(self.paths.runs).expanduser() / self.name
 
 
-def _check_counted(value: Any, where: str) -> None:
+def _check_counted(values: Mapping[str, Any]) -> None:
     """Refuse whole numbers that no counter and no tensor holds, wherever they stand."""
-    if isinstance(value, Mapping | list | tuple):
-        pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
-        for key, item in pairs:
-            _check_counted(item, f"{where}.{key}" if where else str(key))
-    elif isinstance(value, int) and abs(value) >= 2**63:
-        raise ConfigError(f"{where}={value}: expected a number below 2^63")
+    for key, value in flatten(values).items():
+        for item in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(item, int) and abs(item) >= 2**63:
+                raise ConfigError(f"{key}={item}: expected a number below 2^63")
 
 
 def role(key: str) -> str:
@@ -281,47 +277,34 @@ def _without(values: Mapping[str, Any], out: str, prefix: str = "") -> dict[str,
 # --- what each group's owner refuses --------------------------------------------------------------
 
 
-def check_groups(config: Any) -> None:
+def check_groups(config: Config) -> None:
     """Check every group's options with its owner, and the combinations between groups."""
-    family = find(config.backbone["name"])
-    shape = {key: config.backbone.get(key) for key in ("depth", "width", "heads")}
-    for key, value in shape.items():
-        if value is not None and type(value) is not int:
-            raise UserError(f"backbone.{key}={value!r}: expected a whole number or null")
-    size = parse_size(config.size, **shape)
-    common = ("name", *SHARED)
-    own = {k: v for k, v in config.backbone.items() if k not in common and v is not None}
-    with _naming("backbone"):
-        family.parse(size, own, common)
+    backbone = config.backbone
+    for key in ("depth", "width", "heads"):
+        Key().check(f"backbone.{key}", backbone.get(key), UserError, int | None)
     for key in ("decoder", "align"):
-        value = config.backbone.get(key)
-        if value is not None and not isinstance(value, Mapping):
-            raise UserError(f"backbone.{key}={value!r}: expected null or a mapping such as {{}}")
-    with _naming("data"):
-        parse(config.data)
-    _check_routing(config)
-    for kind in ("objective", "sampler", "guidance"):
-        with _naming(kind):
-            options_of(kind, getattr(config, kind))
-    with _naming("eval"):
-        EvalOptions(**{k: v for k, v in config.eval.items() if k != "name"})
-
-
-@contextlib.contextmanager
-def _naming(group: str) -> Iterator[None]:
-    """Turn what a value of the wrong type makes a range check trip over into one sentence."""
+        Key().check(f"backbone.{key}", backbone.get(key), UserError, dict[str, Any] | None)
+    size = parse_size(config.size, *(backbone.get(key) for key in ("depth", "width", "heads")))
+    common = ("name", *SHARED)
+    own = {k: v for k, v in backbone.items() if k not in common and v is not None}
     try:
-        yield
+        find(backbone["name"]).parse(size, own, common)
+        parse(config.data)
+        for kind in ("objective", "sampler", "guidance"):
+            options_of(kind, getattr(config, kind))
+        EvalOptions(**{k: v for k, v in config.eval.items() if k != "name"})
     except UserError:
         raise
     except (TypeError, ValueError, OverflowError, KeyError, AttributeError) as error:
+        # What a value of the wrong type makes a range check trip over.
         raise UserError(
-            f"{group}: a key or a value of the wrong type ({error}); "
-            "python experiments/run.py --help all lists every key with its default"
+            f"a key or a value of the wrong type ({error}); python experiments/run.py --help all "
+            "lists every key with its default"
         ) from None
+    _check_routing(config)
 
 
-def _check_routing(config: Any) -> None:
+def _check_routing(config: Config) -> None:
     """Refuse routes and routing options that the model cannot have."""
     _, height, width = describe(config.data)["shape"]
     patch = parse_size(config.size).patch
