@@ -18,7 +18,7 @@ import torch
 from experiments.benchmark import step_profile, step_times
 from experiments.benchmark.bench_options import BenchError, BenchOptions
 from experiments.runtime.files import atomic_write, check_replaceable
-from experiments.runtime.memory import keep_freed_memory
+from experiments.runtime.memory import check_fits
 from experiments.training.session import processor
 
 NOTES = (
@@ -81,8 +81,6 @@ def pick_device(o: BenchOptions) -> torch.device:
         )
     if device.type == "cuda" and o.tf32:
         torch.set_float32_matmul_precision("high")
-    if device.type == "cpu":
-        keep_freed_memory()  # as a run does
     return device
 
 
@@ -118,8 +116,6 @@ def steps_table(rows: Sequence[dict[str, Any]]) -> str:
     for r in rows:
         if "ours_faster_by" in r:
             text += f"\nours over plain dit, route {r['route']}: {r['ours_faster_by']:.2f}x as fast"
-    if any(r["backbone"] == "plain" and r["device"] == "cpu" for r in rows):
-        text += "\nplain: in a process of its own, its allocator as torch leaves it"
     return text
 
 
@@ -168,7 +164,8 @@ def run(o: BenchOptions, say: Callable[[str], None] = print) -> dict[str, Any]:
     # What would end a part in its middle is refused before the first.
     for grid in grids if {*o.parts} & {"steps", "variants", "profile"} else ():
         for case in step_times.cases(o, *grid):
-            step_times.check(case, o, device)
+            at_once = 0 if device.type == "cuda" else o.batch
+            check_fits(case.cost(o.depth), at_once, "a smaller size=, depth=, tokens= or batch=")
     say(_heading(o, found["environment"]))
 
     def over(measure: Callable[..., list[dict[str, Any]]]) -> list[dict[str, Any]]:

@@ -34,11 +34,10 @@ import torch
 import backbones
 from backbones.sizes import parse_size
 from experiments.benchmark.bench_options import BenchOptions
-from experiments.benchmark.step_times import Step, interleave, kept_bytes, ratio, step_memory
+from experiments.benchmark.step_times import Step, interleave, kept_bytes, ratio
 from experiments.config.compose import load
 from experiments.runtime.command import ROOT
 from experiments.runtime.console import Console
-from experiments.runtime.memory import available_memory
 from experiments.training.build import make_accelerator
 from experiments.training.loop import Trainer
 from routing.layout import Layout
@@ -134,24 +133,12 @@ def attribute(events: list[Any], cuda: bool) -> dict[str, float]:
     return totals
 
 
-def _touch(step: Step) -> None:
-    """Leave as much memory as a step takes in the allocator's hands, in pages that are mapped.
-
-    The profiler's own records lie between tensors, so that the heap grows while it runs; page
-    faults would then count, as a sixth of the step, for the operations that make large tensors.
-    """
-    # Twice that: what the step left is free already. Never so much that the machine runs out.
-    torch.ones(min(2 * step_memory(step, step.device), available_memory() // 2) // 4)
-
-
 def profile(step: Step, rounds: int = 2) -> dict[str, float]:
     """Return each part's share of a step's time, which sum to 1, and the shares of `WITHIN`."""
     cuda, kinds = step.device.type == "cuda", torch.profiler.supported_activities()
     step()
     with _scopes(step):
         step()
-        if not cuda:
-            _touch(step)
         with torch.profiler.profile(activities=kinds, acc_events=True) as seen:
             for _ in range(rounds):
                 step()

@@ -1,9 +1,7 @@
 """Training steps timed in turn: the real `Trainer` on random latents, and a plain DiT beside it.
 
 Variants run in turn in one process, so that a busy machine slows all alike; what is reported is the
-median over rounds of ratios within a round. A plain training loop leaves the C library's allocator
-as it is and ours does not (`experiments.runtime.memory`): on a CPU the plain step has a process of
-its own, where it is timed in turn with the others.
+median over rounds of ratios within a round.
 
 The plain DiT with TREAD is built as the official code is, from the description of that structure,
 not from its text: each block projects its own modulation, time and label embedders are apart, and a
@@ -19,11 +17,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from functools import partial
-from multiprocessing import get_context
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,7 +35,6 @@ from experiments.data.data_options import DataOptions
 from experiments.data.dataset import Batch, Dataset, Rows
 from experiments.diffusion import create_objective
 from experiments.runtime.console import Console
-from experiments.runtime.memory import check_fits
 from experiments.training.build import compile_blocks
 from experiments.training.cuda_graphs import EAGER
 from experiments.training.loop import Trainer
@@ -154,22 +147,6 @@ class Step:
         self.state.step += 1
 
 
-def variant(name: str, case: Case, o: BenchOptions, device: torch.device) -> Callable[[], None]:
-    """Return the same step run otherwise: see `BenchOptions.variants`."""
-    if name == "torch":
-        return without_native()(Step(case, o, device))
-    words = name.split("+")
-    precision = "bf16" if "bf16" in words else o.precision
-    compiled = "blocks" if "compiled" in words else o.compile
-    return Step(case, dataclasses.replace(o, precision=precision, compile=compiled), device)
-
-
-def check(case: Case, o: BenchOptions, device: torch.device) -> None:
-    """Refuse a route that does not fit the blocks, and a step that does not fit the memory."""
-    at_once = 0 if device.type == "cuda" else o.batch
-    check_fits(case.cost(o.depth), at_once, "a smaller size=, depth=, tokens= or batch=")
-
-
 def make_step(case: Case, o: BenchOptions, device: torch.device) -> Step | PlainStep:
     """Return a variant's step: ours, or that of the plain reimplementation."""
     if case.backbone != "plain":
@@ -195,54 +172,20 @@ def open_gates(model: torch.nn.Module) -> None:
             p.copy_(noise.to(p.device))
 
 
-class StepElsewhere:
-    """A CPU step in a process of its own; a call returns the seconds that it took there."""
-
-    def __init__(self, case: Case, o: BenchOptions) -> None:
-        self.process = ProcessPoolExecutor(
-            1, get_context("spawn"), _prepare, (case, o, torch.get_num_threads())
-        )
-
-    def __call__(self) -> float:
-        """Take one training step."""
-        try:
-            return self.process.submit(_timed).result()
-        except BrokenProcessPool:
-            raise BenchError(
-                "the process of the plain step ended; type plain=false to leave it out"
-            ) from None
-
-
-def _prepare(case: Case, o: BenchOptions, threads: int) -> None:
-    global _timed_here
-    torch.set_num_threads(threads)
-    device = torch.device("cpu")
-    _timed_here = partial(clock(device, o.clock), make_step(case, o, device))
-
-
-def _timed() -> float:
-    return _timed_here()
-
-
-_timed_here: Callable[[], float]
-
 # --- clocks --------------------------------------------------------------------------------------
 
 
 def clock(device: torch.device, kind: str) -> Callable[[Callable[[], Any]], float]:
-    """Return what times a call: in seconds of the wall, or of the process (`cpu`).
-
-    CUDA is waited for; what ran elsewhere returns its own seconds.
-    """
+    """Return what times a call: in seconds of the wall, or of the process (`cpu`)."""
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     now = time.process_time if kind == "cpu" else time.perf_counter
 
     def timed(run: Callable[[], Any]) -> float:
         wait()
         began = now()
-        elsewhere = run()
+        run()
         wait()
-        return elsewhere if isinstance(elsewhere, float) else now() - began
+        return now() - began
 
     return timed
 
@@ -316,14 +259,7 @@ def measure(o: BenchOptions, size: str, tokens: int, device: torch.device) -> li
     """Time the variants of one size and number of tokens; return one row each."""
     variants = cases(o, size, tokens)
     steps = [make_step(case, o, device) for case in variants]
-    elsewhere = {
-        i: StepElsewhere(variants[i], o)
-        for i, step in enumerate(steps)
-        if device.type == "cpu" and isinstance(step, PlainStep)
-    }
-    timed, peaks = interleave([elsewhere.get(i, step) for i, step in enumerate(steps)], o, device)
-    for step in elsewhere.values():
-        step.process.shutdown()
+    timed, peaks = interleave(steps, o, device)
     # What a row is held against: its dense step, and ours of the same route.
     places = {(case.backbone, str(case.route)): i for i, case in enumerate(variants)}
     rows = []
@@ -364,8 +300,14 @@ def compare(o: BenchOptions, size: str, tokens: int, device: torch.device) -> li
     """
     rows = []
     for case in cases(dataclasses.replace(o, plain=False, rate=o.rate[:1]), size, tokens):
-        runs = [variant(name, case, o, device) for name in o.variants]
-        timed, _ = interleave([Step(case, o, device), *runs], o, device)
+        runs: list[Callable[[], Any]] = [Step(case, o, device)]
+        for words in (name.split("+") for name in o.variants):
+            precision = "bf16" if "bf16" in words else o.precision
+            compiled = "blocks" if "compiled" in words else o.compile
+            other = dataclasses.replace(o, precision=precision, compile=compiled)
+            step = Step(case, other, device)
+            runs.append(without_native()(step) if "torch" in words else step)
+        timed, _ = interleave(runs, o, device)
         rows.append({
             **case.names(o.depth),
             "seconds": float(np.median(timed[0])),

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,14 +12,12 @@ import torch
 
 from experiments import bench
 from experiments.benchmark import bench_report, step_profile, step_times
-from experiments.benchmark.bench_options import BenchError, BenchOptions, help_text, parse
+from experiments.benchmark.bench_options import BenchOptions, help_text, parse
 from experiments.benchmark.step_profile import PARTS, WITHIN, first_step, loop_share, profile
 from experiments.benchmark.step_times import (
     Case,
     Step,
-    StepElsewhere,
     cases,
-    clock,
     interleave,
     kept_bytes,
     make_step,
@@ -175,20 +172,6 @@ def test_the_plain_model_is_a_dit_of_the_same_size():
     ours, plain = (make_step(Case(name, "T/2", 16, Route(()), 0.0), o, CPU) for name in ("dit", "plain"))
     count = [sum(p.numel() for p in s.params) for s in (ours, plain)]
     assert count[0] == count[1]
-
-
-@pytest.mark.slow
-def test_a_step_elsewhere_is_timed_there_and_its_end_is_said():
-    o = BenchOptions(depth=2, batch=2, clock="cpu")
-    step = StepElsewhere(Case("plain", "T/2", 16, Route(()), 0.0), o)
-    timed = clock(CPU, "cpu")
-    assert timed(lambda: 7.0) == 7.0  # what ran elsewhere says itself how long it took
-    assert 0 < timed(step) < 60
-    (process,) = step.process._processes.values()
-    assert process.pid != os.getpid()
-    process.kill()
-    with pytest.raises(BenchError, match="ended; type plain=false"):
-        step()
 
 
 def test_the_plain_model_routes_the_same_share():
