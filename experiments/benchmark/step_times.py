@@ -18,11 +18,13 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from timeit import repeat, timeit
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+import torch.utils.benchmark
 from torch import Tensor, nn
 
 from backbones.cost import Cost, cost
@@ -56,11 +58,6 @@ class Case:
     rate: float  # share that skips inside the route
 
     @property
-    def family(self) -> str:
-        """The family whose cost this is."""
-        return "dit" if self.backbone == "plain" else self.backbone
-
-    @property
     def side(self) -> int:
         """Side of the latents."""
         return math.isqrt(self.tokens) * parse_size(self.size).patch
@@ -73,7 +70,8 @@ class Case:
 
     def cost(self, depth: int | None) -> Cost:
         """Count this step's forward pass."""
-        return cost(self.family, self.size, route=self.route, input_size=self.side, depth=depth)
+        family = "dit" if self.backbone == "plain" else self.backbone
+        return cost(family, self.size, route=self.route, input_size=self.side, depth=depth)
 
 
 def cases(o: BenchOptions, size: str, tokens: int) -> list[Case]:
@@ -149,17 +147,7 @@ class Step:
 
 def make_step(case: Case, o: BenchOptions, device: torch.device) -> Step | PlainStep:
     """Return a variant's step: ours, or that of the plain reimplementation."""
-    if case.backbone != "plain":
-        return Step(case, o, device)
-    shape = parse_size(case.size, o.depth)
-    torch.manual_seed(0)
-    model = PlainDiT(shape, case.side, CLASSES, case.route.resolve(shape.depth)).to(device)
-    if o.compile == "blocks":
-        compile_blocks(model.blocks)
-    data = RandomLatents(case.side, o.batch, device)
-    step = PlainStep(model, data.x, data.y, o.precision == "bf16")
-    open_gates(model)
-    return step
+    return (PlainStep if case.backbone == "plain" else Step)(case, o, device)
 
 
 @torch.no_grad()
@@ -172,22 +160,7 @@ def open_gates(model: torch.nn.Module) -> None:
             p.copy_(noise.to(p.device))
 
 
-# --- clocks --------------------------------------------------------------------------------------
-
-
-def clock(device: torch.device, kind: str) -> Callable[[Callable[[], Any]], float]:
-    """Return what times a call: in seconds of the wall, or of the process (`cpu`)."""
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    now = time.process_time if kind == "cpu" else time.perf_counter
-
-    def timed(run: Callable[[], Any]) -> float:
-        wait()
-        began = now()
-        run()
-        wait()
-        return now() - began
-
-    return timed
+# --- timing --------------------------------------------------------------------------------------
 
 
 def peak(device: torch.device, precision: str) -> tuple[Callable[[], Any], int]:
@@ -213,7 +186,9 @@ def interleave(
         The seconds as an array (variants, rounds), and the matmul's FLOP/s (rounds,) beside them.
     """
     warm = EAGER + 1 if o.graphs else 2  # a step is recorded after so many
-    seconds_of, (matmul, flops) = clock(device, o.clock), peak(device, o.precision)
+    # That of the wall waits for CUDA.
+    timer = time.process_time if o.clock == "cpu" else torch.utils.benchmark.timer
+    matmul, flops = peak(device, o.precision)
     for run in (*runs, matmul):
         for _ in range(warm):
             run()
@@ -221,8 +196,8 @@ def interleave(
     for number in range(o.rounds):
         for offset in range(len(runs)):
             i = (number + offset) % len(runs)
-            seconds[i, number] = seconds_of(runs[i])
-        peaks[number] = flops / min(seconds_of(matmul) for _ in range(5))
+            seconds[i, number] = timeit(runs[i], timer=timer, number=1)
+        peaks[number] = flops / min(repeat(matmul, timer=timer, number=1))
     return seconds, peaks
 
 
@@ -349,15 +324,15 @@ class PlainBlock(nn.Module):
 class PlainDiT(nn.Module):
     """DiT for square inputs of 4 channels, with a route or none."""
 
-    def __init__(self, shape: Size, side: int, classes: int, route: Route) -> None:
+    def __init__(self, shape: Size, side: int, route: Route) -> None:
         super().__init__()
         width, patch, channels = shape.width, shape.patch, 4
-        self.patch, self.route, self.classes = patch, route, classes
+        self.patch, self.route = patch, route
         self.embed = nn.Conv2d(channels, width, patch, patch)
         self.grid = (side // patch, side // patch)
         self.position = nn.Parameter(sincos_2d(width, self.grid)[None], requires_grad=False)
         self.time = nn.Sequential(nn.Linear(256, width), nn.SiLU(), nn.Linear(width, width))
-        self.labels = nn.Embedding(classes + 1, width)
+        self.labels = nn.Embedding(CLASSES + 1, width)
         self.blocks = nn.ModuleList(PlainBlock(width, shape.heads) for _ in range(shape.depth))
         self.norm = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
         self.modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 2 * width))
@@ -389,10 +364,16 @@ class PlainDiT(nn.Module):
 class PlainStep:
     """A training step as a plain loop has it, always on one batch of latents and labels."""
 
-    def __init__(self, model: PlainDiT, x: Tensor, y: Tensor, half: bool) -> None:
-        self.model, self.x, self.y, self.half, self.count = model, x, y, half, 0
-        self.rows, self.objective = torch.arange(len(x), device=x.device), create_objective("flow")
-        self.params = [p for p in model.parameters() if p.requires_grad]
+    def __init__(self, case: Case, o: BenchOptions, device: torch.device) -> None:
+        shape, data = parse_size(case.size, o.depth), RandomLatents(case.side, o.batch, device)
+        torch.manual_seed(0)
+        self.model = PlainDiT(shape, case.side, case.route.resolve(shape.depth)).to(device)
+        if o.compile == "blocks":
+            compile_blocks(self.model.blocks)
+        open_gates(self.model)
+        self.x, self.y, self.half, self.count = data.x, data.y, o.precision == "bf16", 0
+        self.rows, self.objective = torch.arange(o.batch, device=device), create_objective("flow")
+        self.params = [p for p in self.model.parameters() if p.requires_grad]
         self.ema = [p.detach().clone() for p in self.params]
         self.optimizer = torch.optim.AdamW(self.params, lr=1e-4, weight_decay=0.0)
 
@@ -400,7 +381,7 @@ class PlainStep:
         """Draw and run the forward pass."""
         draws = Draws(0, self.count, self.rows)
         drop = draws.uniform("drop", 1)[:, 0] < 0.1
-        y = torch.where(drop, self.model.classes, self.y)
+        y = torch.where(drop, CLASSES, self.y)
         noise, time = draws.normal("noise", tuple(self.x.shape[1:])), self.objective.times(draws)
         with torch.autocast(self.x.device.type, torch.bfloat16, enabled=self.half):
             return self.objective.loss(self.model, self.x, noise, time, y=y).float().mean()
