@@ -86,6 +86,8 @@ class RoutingOptions:
             raise RoutingError(
                 "selection quad needs the rate 0.75 throughout; try schedule=constant"
             )
+        if self.block < 1:
+            raise RoutingError(f"block={self.block}: expected a whole number of at least 1")
         for key in ("path_drop", "off_after"):
             if not 0 <= getattr(self, key) <= 1:
                 raise RoutingError(f"{key}={getattr(self, key):g}: expected a fraction, 0 to 1")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import re
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from backbones.registry import names
+from backbones.registry import find
 from backbones.sizes import parse_size
 from experiments.config.schema import MOST_THREADS
-from experiments.runtime.option_types import Key, build, check_ranges, keys_of
+from experiments.runtime.option_types import Key, build, keys_of
 from routing.errors import UserError
 from routing.parsing import whole
 from routing.route import Route
@@ -60,16 +60,16 @@ class BenchOptions:
 
     backbone: tuple[str, ...] = ("dit", "mamba", "rwkv")
     size: tuple[str, ...] = ("S/2",)
-    tokens: tuple[int, ...] = (256,)
-    rate: tuple[float, ...] = (0.5,)
+    tokens: Annotated[tuple[int, ...], Key(least=1, most=4096**2)] = (256,)
+    rate: Annotated[tuple[float, ...], Key(least=0, below=1)] = (0.5,)
     route: str = "auto"
     selection: str = "random"
     batch: Annotated[int, Key(least=1, most=10**6)] = 8
     depth: int | None = None
     rounds: Annotated[int, Key(least=1, most=10**6)] = 7
-    parts: tuple[str, ...] = ("steps", "profile", "blocks", "loop")
-    variants: tuple[str, ...] = VARIANTS
-    block_tokens: tuple[int, ...] = (64, 256, 1024, 4096)
+    parts: Annotated[tuple[str, ...], Key(among=PARTS)] = ("steps", "profile", "blocks", "loop")
+    variants: Annotated[tuple[str, ...], Key(among=VARIANTS)] = VARIANTS
+    block_tokens: Annotated[tuple[int, ...], Key(least=1, most=4096**2)] = (64, 256, 1024, 4096)
     plain: bool = True
     device: Annotated[str, Key(among=("auto", "cpu", "cuda"))] = "auto"
     precision: Annotated[str, Key(among=("fp32", "bf16"))] = "fp32"
@@ -82,24 +82,17 @@ class BenchOptions:
     out: str = "runs/bench.json"
 
     def __post_init__(self) -> None:
-        check_ranges(self, error=BenchError)
-        for key, among in (("parts", PARTS), ("variants", VARIANTS), ("backbone", tuple(names()))):
-            for word in getattr(self, key):
-                Key(among=among).check(key, word, BenchError)
-        for share in self.rate:
-            Key(least=0, below=1).check("rate", share, BenchError, 0.5)
+        for name in self.backbone:
+            find(name)
         for size in self.size:
             parse_size(size, self.depth)
-        Route.parse(self.route)
         if "@" in self.route:
             bare = re.sub(r"@[\d.]+", "", self.route)
             rate = ",".join(dict.fromkeys(re.findall(r"@([\d.]+)", self.route)))
             raise BenchError(f"route={self.route}: rates have a key; type route={bare} rate={rate}")
+        Route.parse(self.route)
         for count in (*self.tokens, *self.block_tokens):
-            if count > 4096**2:
-                raise BenchError(f"tokens={count}: expected at most {4096**2}")
-            if count < 1 or round(count**0.5) ** 2 != count:
-                near = max(1, round(count**0.5)) ** 2 if count > 0 else 64
+            if (near := round(count**0.5) ** 2) != count:
                 raise BenchError(f"tokens={count} is no square number: try tokens={near}")
 
 
@@ -112,30 +105,26 @@ def parse(argv: Sequence[str], kind: Any) -> Any:
     fields, values = keys_of(kind), dict[str, Any]()
     for word in argv:
         key, equals, text = word.partition("=")
-        if not equals:
+        if not equals or not text:
             raise BenchError(f"{word!r}: expected key=value, such as backbone=mamba")
         wanted = fields[key][0] if key in fields else str
         if typing.get_origin(wanted) is tuple:
-            (each, _), default = typing.get_args(wanted), getattr(kind, key)[0]
-            values[key] = [_value(key, item, each) for item in text.split(",") if item]
+            each = typing.get_args(wanted)[0]
+            values[key] = [_value(item, each) for item in text.split(",")]
         else:
-            values[key], default = _value(key, text, wanted), getattr(kind, key, "")
-        if values[key] in ("", []):
-            raise BenchError(f"{key}={text}: expected a value, such as {key}={default}")
+            values[key] = _value(text, wanted)
     return build(kind, values)
 
 
-def _value(key: str, text: str, wanted: Any) -> Any:
-    if wanted is bool:  # not YAML's no, off and the like
-        return {"true": True, "false": False}.get(text, text)
-    if wanted is str:
-        return text
-    if type(None) in typing.get_args(wanted) and text in ("null", "none", ""):
-        return None
-    try:  # not YAML's: 010 is ten, 1e-1 a number
-        return float(text) if wanted is float else whole(text)
-    except ValueError:
-        raise BenchError(f"{key}={text}: expected a number") from None
+def _value(text: str, wanted: Any) -> Any:
+    """Return the value of a word: not YAML's, where 010 is eight and 1e-1 a word."""
+    if wanted is not str:
+        with contextlib.suppress(KeyError):
+            return {"true": True, "false": False, "null": None, "none": None}[text]
+        for number in (whole, float):
+            with contextlib.suppress(ValueError):
+                return number(text)
+    return text
 
 
 def help_text() -> str:
@@ -152,16 +141,9 @@ def help_text() -> str:
         "",
     ]
     doc = (BenchOptions.__doc__ or "").split("Attributes:")[1]
-    meaning: dict[str, str] = {}
-    for line in doc.splitlines():
-        name, colon, rest = line.strip().partition(": ")
-        if colon and name.isidentifier():
-            meaning[name] = rest
-        elif meaning and line.strip():
-            meaning[list(meaning)[-1]] += " " + line.strip()
-    for field in dataclasses.fields(BenchOptions):
-        value = field.default
-        shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
-        shown = str(shown).lower() if isinstance(shown, bool) or shown is None else shown
-        lines += [f"  {field.name}={shown}", f"      {meaning[field.name]}"]
-    return "\n".join(lines).replace("=none\n", "=null\n")
+    for name, meaning in re.findall(r"^ +(\w+): (.+(?:\n {12}.+)*)", doc, re.MULTILINE):
+        value = getattr(BenchOptions, name)
+        shown = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        shown = {"True": "true", "False": "false", "None": "null"}.get(shown, shown)
+        lines += [f"  {name}={shown}", f"      {' '.join(meaning.split())}"]
+    return "\n".join(lines)

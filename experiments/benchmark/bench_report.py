@@ -6,17 +6,19 @@ import dataclasses
 import json
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 
 from experiments.benchmark import step_profile, step_times
 from experiments.benchmark.bench_options import BenchError, BenchOptions
 from experiments.runtime.files import atomic_write, check_replaceable
-from experiments.runtime.memory import keep_freed_memory
+from experiments.runtime.memory import check_fits
 from experiments.training.session import processor
 
 NOTES = (
@@ -30,16 +32,19 @@ NOTES = (
 )
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Lay out columns, the first to the left and numbers to the right."""
-    widths = [max(len(r[i]) for r in (headers, *rows)) for i in range(len(headers))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in (headers, *rows)
-    )
+Column = tuple[str, float, str]  # a key of a row, a factor and a format
+
+
+def table(rows: Sequence[dict[str, Any]], columns: Mapping[str, Column]) -> str:
+    """Lay out rows, the first column to the left, the others to the right; no value: no text."""
+    frame = pd.json_normalize(rows).dropna(axis=1, how="all")
+    shown = pd.DataFrame({
+        title: (frame[key] * factor).map(form.format, na_action="ignore")
+        for title, (key, factor, form) in columns.items()
+        if key in frame
+    })  # fmt: skip
+    first = shown.columns[0]
+    return shown.fillna("").set_index(first).rename_axis(index=None, columns=first).to_string()
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -67,6 +72,8 @@ def pick_device(o: BenchOptions) -> torch.device:
     device = torch.device("cuda" if cuda and o.device != "cpu" else "cpu")
     if o.graphs and device.type != "cuda":
         raise BenchError("graphs=true: CUDA graphs need device=cuda; type graphs=false")
+    if o.clock == "cpu" and device.type == "cuda":
+        raise BenchError("clock=cpu cannot see a GPU's work: type clock=wall")
     if device.type == "cuda" and "variants" in o.parts and "torch" in o.variants:
         raise BenchError(
             "variants=torch leaves out the CPU's native operations, and device=cuda has none; type "
@@ -74,85 +81,66 @@ def pick_device(o: BenchOptions) -> torch.device:
         )
     if device.type == "cuda" and o.tf32:
         torch.set_float32_matmul_precision("high")
-    if device.type == "cpu":
-        keep_freed_memory()  # as a run does
     return device
 
 
+STEP = {
+    "step": ("step", 1, "{}"),
+    "tokens": ("tokens", 1, "{}"),
+    "route": ("route", 1, "{}"),
+    "ms": ("seconds", 1e3, "{:.1f}"),
+}
+COST = {
+    "img/s": ("images_per_s", 1, "{:.1f}"),
+    "speed-up": ("speedup", 1, "{:.2f}x"),
+    "allowed": ("allowed", 1, "{:.2f}x"),
+    "of allowed": ("of_allowed", 1, "{:.0%}"),
+    "GFLOP/s": ("flops_per_s", 1e-9, "{:.0f}"),
+    "of peak": ("share_of_peak", 1, "{:.0%}"),
+    "memory": ("memory_bytes", 2**-30, "{:.2f} GiB"),
+}
+LOOP = {
+    "training at scale tiny, route 2-8": ("backbone", 1, "{}"),
+    "ms/step": ("step_s", 1e3, "{:.0f}"),
+    "of it the loop": ("overhead", 1, "{:.1%}"),
+    "to first step": ("first_step_s", 1, "{:.1f} s"),
+}
+
+
 def steps_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Print rows of `step_times.measure`."""
-    headers = ["step", "tokens", "route", "ms", "img/s", "speed-up", "allowed", "of allowed"]
-    headers += ["GFLOP/s", "of peak", "memory"]
-    lines = []
-    for r in rows:
-        routed = "speedup" in r
-        line = [f"{r['backbone']}-{r['size']}", str(r["tokens"]), r["route"]]
-        line += [f"{1e3 * r['seconds']:.1f}", f"{r['images_per_s']:.1f}"]
-        gain = ("{speedup:.2f}x", "{allowed:.2f}x", "{of_allowed:.0%}")
-        line += [text.format(**r) if routed else "" for text in gain]
-        line += [f"{r['flops_per_s'] / 1e9:.0f}", f"{r['share_of_peak']:.0%}"]
-        memory = r["memory_bytes"]
-        lines.append([*line, "" if memory is None else f"{memory / 2**30:.2f} GiB"])
-    text = table(headers, lines)
+    """Print rows of `step_times.measure`, or of `step_times.compare`."""
+    columns = STEP | COST
+    for name in rows[0].get("faster", ()):
+        columns[name] = (f"faster.{name}", 1, "{:.2f}x")
+    text = table([row | {"step": f"{row['backbone']}-{row['size']}"} for row in rows], columns)
     for r in rows:
         if "ours_faster_by" in r:
             text += f"\nours over plain dit, route {r['route']}: {r['ours_faster_by']:.2f}x as fast"
-    if any(r["backbone"] == "plain" and r["device"] == "cpu" for r in rows):
-        text += "\nplain: in a process of its own, its allocator as torch leaves it"
     return text
-
-
-def variants_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Print rows of `step_times.compare`."""
-    lines = [
-        [f"{r['backbone']}-{r['size']}", str(r["tokens"]), r["route"], f"{1e3 * r['seconds']:.1f}"]
-        + [f"{faster:.2f}x" for faster in r["faster"].values()]
-        for r in rows
-    ]
-    return table(["step", "tokens", "route", "ms", *rows[0]["faster"]], lines)
 
 
 def profile_table(profiles: dict[str, dict[str, float]]) -> str:
     """Print shares of a step's time: parts down, variants across; then what runs through them."""
-    labels = {part: part for part in step_profile.PARTS}
-    labels |= {kind: f"in {kind}" for kind in step_profile.WITHIN}
-    lines = [
-        (label, *(f"{shares[part]:.1%}" for shares in profiles.values()))
-        for part, label in labels.items()
-    ]
-    return table(("share of a step", *profiles), lines)
+    shares = pd.DataFrame(profiles).map("{:.1%}".format)
+    shares = shares.rename(index={kind: f"in {kind}" for kind in step_profile.WITHIN})
+    return shares.rename_axis(columns="share of a step").to_string()
 
 
 def blocks_table(rows: Sequence[dict[str, Any]]) -> str:
     """Print one block of every family by tokens, and where each becomes the cheaper one."""
-    headers, names = ["block", "tokens"], [k for k, v in rows[0].items() if isinstance(v, dict)]
+    names = [k for k, v in rows[0].items() if isinstance(v, dict)]
+    columns: dict[str, Column] = {"block": ("size", 1, "{}"), "tokens": ("tokens", 1, "{}")}
     for name in names:
-        headers += [f"{name} ms/img", f"x {names[0]}", "KiB/token"]
-    lines = []
-    for r in rows:
-        line = [r["size"], str(r["tokens"])]
-        for name in names:
-            cell = r[name]
-            line += [f"{1e3 * cell['seconds_per_image']:.2f}", f"{cell['relative']:.2f}"]
-            line.append(f"{cell['kept_bytes_per_token'] / 1024:.1f}")
-        lines.append(line)
-    text = table(headers, lines)
+        columns[f"{name} ms/img"] = (f"{name}.seconds_per_image", 1e3, "{:.2f}")
+        columns[f"{name}/{names[0]}"] = (f"{name}.relative", 1, "{:.2f}")
+        columns[f"{name} KiB/token"] = (f"{name}.kept_bytes_per_token", 2**-10, "{:.1f}")
+    text = table(rows, columns)
     for size in dict.fromkeys(r["size"] for r in rows):
         same = [r for r in rows if r["size"] == size]
         for name, tokens in step_profile.crossings(same, names).items():
             where = f"cheaper from {tokens} tokens on" if tokens else "cheaper at none of these"
             text += f"\n{name}-{size} against {names[0]}: {where}"
     return text
-
-
-def loop_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Print what the training loop takes beside forward, backward and optimizer."""
-    headers = ["training at scale tiny, route 2-8", "ms/step", "of it the loop", "to first step"]
-    lines = []
-    for r in rows:
-        step, first = f"{1e3 * r['step_s']:.0f}", f"{r['first_step_s']:.1f} s"
-        lines.append([r["backbone"], step, f"{r['overhead']:.1%}", first])
-    return table(headers, lines)
 
 
 def profiles(o: BenchOptions, device: torch.device) -> dict[str, dict[str, float]]:
@@ -176,7 +164,8 @@ def run(o: BenchOptions, say: Callable[[str], None] = print) -> dict[str, Any]:
     # What would end a part in its middle is refused before the first.
     for grid in grids if {*o.parts} & {"steps", "variants", "profile"} else ():
         for case in step_times.cases(o, *grid):
-            step_times.check(case, o, device)
+            at_once = 0 if device.type == "cuda" else o.batch
+            check_fits(case.cost(o.depth), at_once, "a smaller size=, depth=, tokens= or batch=")
     say(_heading(o, found["environment"]))
 
     def over(measure: Callable[..., list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -188,10 +177,10 @@ def run(o: BenchOptions, say: Callable[[str], None] = print) -> dict[str, Any]:
 
     parts: dict[str, tuple[Callable[[], Any], Callable[[Any], str]]] = {
         "steps": (lambda: over(step_times.measure), steps_table),
-        "variants": (lambda: over(step_times.compare), variants_table),
+        "variants": (lambda: over(step_times.compare), steps_table),
         "profile": (lambda: profiles(o, device), profile_table),
         "blocks": (lambda: step_profile.block_times(o, device), blocks_table),
-        "loop": (lambda: [*map(loop, o.backbone)], loop_table),
+        "loop": (lambda: [*map(loop, o.backbone)], partial(table, columns=LOOP)),
     }
     for part in filter(o.parts.__contains__, parts):
         measure, show = parts[part]

@@ -34,11 +34,10 @@ import torch
 import backbones
 from backbones.sizes import parse_size
 from experiments.benchmark.bench_options import BenchOptions
-from experiments.benchmark.step_times import Step, interleave, kept_bytes, ratio, step_memory
+from experiments.benchmark.step_times import Step, interleave, kept_bytes, ratio
 from experiments.config.compose import load
 from experiments.runtime.command import ROOT
 from experiments.runtime.console import Console
-from experiments.runtime.memory import available_memory
 from experiments.training.build import make_accelerator
 from experiments.training.loop import Trainer
 from routing.layout import Layout
@@ -73,35 +72,29 @@ def _wrap(owner: Any, name: str, around: Callable[[], Any]) -> Callable[[], None
 @contextmanager
 def _scopes(step: Step) -> Iterator[None]:
     """Name the parts of a step while the block runs."""
-    model, state = step.model, step.state
+    model = step.model
+    named: list[tuple[Any, str, str]] = [
+        (model.head, "forward", "head"),
+        (step.trainer, "clip", "clip"),
+        (step.state.optimizer, "step", "optimizer"),
+        (step.trainer, "average", "EMA"),
+        (model, "embed", "embed"),
+        (model.modulate, "forward", "embed"),
+        *((StackPass, method, "route") for method in ("open", "gather", "scatter")),
+        *((Layout, method, "route") for method in ROUTE),
+        *((Layout, method, SCAN) for method in ("to_scan", "from_scan")),
+    ]
+    for block in model.stack.blocks:
+        # A Mamba block's second branch is another mixer.
+        parts = ("mixer", "mixer" if hasattr(block, "two") else "mlp")
+        for name, part in zip(block.branches, parts, strict=True):
+            module = isinstance(getattr(block, name), torch.nn.Module)
+            named.append((getattr(block, name), "forward", part) if module else (block, name, part))
+        named.append((block, "forward", NORM))
     with ExitStack() as undo:
-
-        def wrap(owner: Any, name: str, part: str) -> None:
-            named = partial(torch.profiler.record_function, f"part:{part}")
-            undo.callback(_wrap(owner, name, named))
-
-        for block in model.stack.blocks:
-            wrap(block, "forward", NORM)
-            # A Mamba block's second branch is another mixer.
-            parts = ("mixer", "mixer" if hasattr(block, "two") else "mlp")
-            for name, part in zip(block.branches, parts, strict=True):
-                branch = getattr(block, name)
-                if isinstance(branch, torch.nn.Module):
-                    wrap(branch, "forward", part)
-                else:
-                    wrap(block, name, part)
-        wrap(model.head, "forward", "head")
-        wrap(step.trainer, "clip", "clip")
-        wrap(state.optimizer, "step", "optimizer")
-        wrap(step.trainer, "average", "EMA")
-        wrap(model, "embed", "embed")
-        wrap(model.modulate, "forward", "embed")
-        for method in ("open", "gather", "scatter"):
-            wrap(StackPass, method, "route")
-        for method in ROUTE:
-            wrap(Layout, method, "route")
-        for method in ("to_scan", "from_scan"):
-            wrap(Layout, method, SCAN)
+        for owner, name, part in named:
+            around = partial(torch.profiler.record_function, f"part:{part}")
+            undo.callback(_wrap(owner, name, around))
         yield
 
 
@@ -112,77 +105,48 @@ def _around(event: Any, name: str) -> Any:
     return event
 
 
-def _part(event: Any) -> str:
-    named = _around(event, "part:")
-    return "draw, loss" if named is None else named.name.removeprefix("part:")
-
-
-def _task(event: Any) -> Any:
-    """The backward task that an event belongs to, or None in the forward pass."""
-    return _around(event, "autograd::engine::evaluate_function")
-
-
-def _own(event: Any, cuda: bool) -> float:
-    """The microseconds of an operation without those inside it, of the GPU if `cuda`."""
-    return float(event.self_device_time_total if cuda else event.self_cpu_time_total)
-
-
-def attribute(events: list[Any], cuda: bool) -> dict[str, float]:
-    """Sum the own microseconds of a torch profile's operations by part, of the GPU if `cuda`."""
-    made: dict[int, str] = {}
-    forward = [e for e in events if _task(e) is None]
-    for event in sorted(forward, key=lambda e: e.time_range.start):
-        # The last operation that carries a number is the one that made the node.
-        if event.sequence_nr >= 0:
-            made[event.sequence_nr] = _part(event)
+def attribute(events: list[Any], clock: str) -> dict[str, float]:
+    """Sum the microseconds of a torch profile's operations by part; `clock` is their attribute."""
+    made: dict[int, str] = {}  # the part of the operation that made each autograd node
     totals: dict[str, float] = defaultdict(float)
-    for event in events:
-        spent = _own(event, cuda)
-        if not spent:
-            continue
-        task = _task(event)
+    tasks = {event: _around(event, "autograd::engine::evaluate_function") for event in events}
+    # Forward operations come before what their numbers are looked up for; the last operation that
+    # carries a number is the one that made the node.
+    for event in sorted(events, key=lambda e: (tasks[e] is not None, e.time_range.start)):
+        task = tasks[event]
         if task is None:
-            part = _part(event)
+            named = _around(event, "part:")
+            part = "draw, loss" if named is None else named.name.removeprefix("part:")
+            if event.sequence_nr >= 0:
+                made[event.sequence_nr] = part
         elif "AccumulateGrad" in task.name:
             part = "gradients"
         else:
             part = made.get(task.sequence_nr, "draw, loss")
-        if part == NORM and event.name == "aten::index_select":
-            part = SCAN
-        totals[part] += spent
-    return dict(totals)
-
-
-def _touch(step: Step) -> None:
-    """Leave as much memory as a step takes in the allocator's hands, in pages that are mapped.
-
-    The profiler's own records lie between tensors, so that the heap grows while it runs; page
-    faults would then count, as a sixth of the step, for the operations that make large tensors.
-    """
-    # Twice that: what the step left is free already. Never so much that the machine runs out.
-    torch.ones(min(2 * step_memory(step, step.device)[0], available_memory() // 2) // 4)
+        scanned = part == NORM and event.name == "aten::index_select"
+        totals[SCAN if scanned else part] += getattr(event, clock)
+    return totals
 
 
 def profile(step: Step, rounds: int = 2) -> dict[str, float]:
     """Return each part's share of a step's time, which sum to 1, and the shares of `WITHIN`."""
-    cuda = step.device.type == "cuda"
-    kinds = [torch.profiler.ProfilerActivity.CPU]
-    if cuda:
-        kinds.append(torch.profiler.ProfilerActivity.CUDA)
+    kinds = torch.profiler.supported_activities()
+    # The time of an operation without those inside it.
+    clock = f"self_{'device' if step.device.type == 'cuda' else 'cpu'}_time_total"
     step()
     with _scopes(step):
         step()
-        if not cuda:
-            _touch(step)
         with torch.profiler.profile(activities=kinds, acc_events=True) as seen:
             for _ in range(rounds):
                 step()
     events = list(seen.events())
-    totals = attribute(events, cuda)
+    totals = attribute(events, clock)
     whole = sum(totals.values())
     for kind, names in WITHIN.items():
-        totals[kind] = sum(_own(event, cuda) for event in events if event.name.startswith(names))
-    return {part: totals.get(part, 0.0) / whole for part in (*PARTS, *WITHIN)}
+        totals[kind] = sum(
+            getattr(event, clock) for event in events if event.name.startswith(names)
+        )
+    return {part: totals[part] / whole for part in (*PARTS, *WITHIN)}
 
 
 # --- the loop's own share ------------------------------------------------------------------------
@@ -191,67 +155,53 @@ LOOP_STEPS = 24
 _QUIET = ("eval=none", "train.sample_every=0", "data=digits", "scale=tiny")
 
 
-class TimedTrainer(Trainer):
-    """A run whose model, optimizer and saves are timed; the first `warm` steps do not count."""
-
-    def __init__(self, words: list[str], now: Callable[[], float], warm: int) -> None:
-        config = load(words)
-        config.folder.mkdir(parents=True)
-        super().__init__(config, make_accelerator(config), Console(quiet=True))
-        self.now, self.warm, self.began = now, warm, 0.0
-        self.seconds = dict.fromkeys(("work", "saving"), 0.0)
-        worked = (self.model, "forward"), (self, "backward"), (self.state.optimizer, "step")
-        for owner, name in worked:
-            _wrap(owner, name, partial(self.counted, "work"))
-        _wrap(self, "save", partial(self.counted, "saving"))
-
-    @contextmanager
-    def counted(self, what: str) -> Iterator[None]:
-        """Add the seconds of the block to those of `what`."""
-        began = self.now()
-        yield
-        self.seconds[what] += self.now() - began
-
-    def one_step(self) -> None:
-        """Take one step."""
-        if self.state.step == self.warm:
-            self.seconds["work"], self.began = 0.0, self.now()
-        super().one_step()
-
-    def evaluate(self, *_: Any, **__: Any) -> None:
-        """Leave out the pictures of the last step."""
-
-
 def loop_share(backbone: str, clock: str = "wall", steps: int = LOOP_STEPS) -> dict[str, Any]:
     """Train `steps` steps to warm up and as many more, and time the parts."""
     now = time.process_time if clock == "cpu" else time.perf_counter
+    spent = {"work": 0.0, "save": 0.0}
+
+    @contextmanager
+    def counted(what: str) -> Iterator[None]:
+        began = now()
+        yield
+        spent[what] += now() - began
+
     with tempfile.TemporaryDirectory() as folder:
-        words = [f"backbone={backbone}", "route=2-8", *_QUIET, f"train.steps={2 * steps}"]
-        run = TimedTrainer([*words, f"paths.runs={folder}"], now, steps)
+        words = [f"backbone={backbone}", "route=2-8", *_QUIET, f"paths.runs={folder}"]
+        config = load([*words, f"train.steps={steps}"])
+        config.folder.mkdir(parents=True)
+        run = Trainer(config, make_accelerator(config), Console(quiet=True))
+        for owner, name in (
+            (run.model, "forward"),
+            (run, "backward"),
+            (run.state.optimizer, "step"),
+        ):
+            _wrap(owner, name, partial(counted, "work"))
+        _wrap(run, "save", partial(counted, "save"))
+        vars(run)["evaluate"] = lambda *_, **__: None  # the pictures of the last step
         run.fit()
-        whole, saving = now() - run.began, run.seconds["saving"]
+        run.config = load([*words, f"train.steps={2 * steps}"])
+        spent.update(work=0.0, save=0.0)
+        began = now()
+        run.fit()
+        whole = now() - began
     # The one save was that of the last step; a run has one in so many steps.
-    save_s = saving / run.config.train.save_every
-    step_s = (whole - saving) / steps + save_s
-    overhead_s = step_s - run.seconds["work"] / steps
+    step_s = (whole - spent["save"]) / steps + spent["save"] / config.train.save_every
+    overhead_s = step_s - spent["work"] / steps
     found = {"backbone": backbone, "step_s": step_s, "overhead_s": overhead_s}
-    return found | {"overhead": overhead_s / step_s, "save_s": saving}
+    return found | {"overhead": overhead_s / step_s, "save_s": spent["save"]}
 
 
 def first_step(backbone: str) -> float:
     """Return the seconds from typing the main command to the end of its first step."""
     with tempfile.TemporaryDirectory() as folder:
-        script = str(ROOT / "experiments" / "run.py")
         words = [f"backbone={backbone}", "route=2-8", *_QUIET, f"paths.runs={folder}"]
-        command = [sys.executable, script, *words, "train.steps=2", "train.log_every=1"]
-        began = time.monotonic()
-        quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        with subprocess.Popen(command, **quiet) as process:
-            while not any(p.stat().st_size for p in Path(folder).glob("*/metrics.jsonl")):
-                if process.poll() not in (None, 0):
-                    raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}")
-                time.sleep(0.02)
-            return time.monotonic() - began
+        command = [sys.executable, str(ROOT / "experiments" / "run.py"), *words, "train.steps=1"]
+        began = time.time()
+        subprocess.run([*command, "sampler.steps=1"], capture_output=True, check=True)
+        # The step's line is the only one.
+        (lines,) = Path(folder).glob("*/metrics.jsonl")
+        return lines.stat().st_mtime - began
 
 
 # --- one block ------------------------------------------------------------------------------------
@@ -265,18 +215,13 @@ class BlockRun:
     """Forward and backward of one block of a family, on `batch` samples of `tokens` tokens."""
 
     def __init__(self, name: str, size: str, tokens: int, batch: int, device: torch.device) -> None:
-        side = math.isqrt(tokens)
-        shape = parse_size(size)
+        side, shape = math.isqrt(tokens), parse_size(size)
         torch.manual_seed(0)
         model = backbones.create(name, size, depth=2, input_size=side * shape.patch, num_classes=0)
         self.block = model.to(device).stack.blocks[1]
-        self.layout = Layout((side, side), device=device)
-        self.x = torch.randn(batch, tokens, shape.width, device=device, requires_grad=True)
-        self.cond = torch.randn(batch, 6, 1, shape.width, device=device)
-
-    def forward(self) -> torch.Tensor:
-        """Run the block forward."""
-        return self.block(self.x, self.cond, self.layout)
+        x = torch.randn(batch, tokens, shape.width, device=device, requires_grad=True)
+        cond = torch.randn(batch, 6, 1, shape.width, device=device)
+        self.forward = partial(self.block, x, cond, Layout((side, side), device=device))
 
     def __call__(self) -> None:
         """Run the block forward and back."""
@@ -286,22 +231,21 @@ class BlockRun:
 
 def block_times(o: BenchOptions, device: torch.device) -> list[dict[str, Any]]:
     """Time a block of every family at every length; return one row per length."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for size in o.size:
         width = parse_size(size).width
         for tokens in o.block_tokens:
             batch = max(1, VALUES // (tokens * width)) if device.type == "cpu" else o.batch
             blocks = [BlockRun(name, size, tokens, batch, device) for name in o.backbone]
             timed, _ = interleave(blocks, o, device)
-            row: dict[str, Any] = {"size": size, "tokens": tokens, "batch": batch}
-            for i, (name, block) in enumerate(zip(o.backbone, blocks, strict=True)):
+            rows.append({"size": size, "tokens": tokens, "batch": batch})
+            for name, block, seconds in zip(o.backbone, blocks, timed, strict=True):
                 kept = kept_bytes(block.forward, block.block)
-                row[name] = {
-                    "seconds_per_image": float(np.median(timed[i])) / batch,
-                    "relative": ratio(timed[i], timed[0]),
+                rows[-1][name] = {
+                    "seconds_per_image": float(np.median(seconds)) / batch,
+                    "relative": ratio(seconds, timed[0]),
                     "kept_bytes_per_token": kept / (batch * tokens),
                 }
-            rows.append(row)
     return rows
 
 
@@ -309,9 +253,6 @@ def crossings(rows: list[dict[str, Any]], names: Sequence[str]) -> dict[str, int
     """Return for each family after the first the fewest tokens from which on it is cheaper."""
     found: dict[str, int | None] = {}
     for name in names[1:]:
-        found[name] = None
-        for row in sorted(rows, key=lambda r: r["tokens"], reverse=True):
-            if row[name]["relative"] >= 1:
-                break
-            found[name] = row["tokens"]
+        dear = max((row["tokens"] for row in rows if row[name]["relative"] >= 1), default=0)
+        found[name] = min((row["tokens"] for row in rows if row["tokens"] > dear), default=None)
     return found

@@ -1,9 +1,7 @@
 """Training steps timed in turn: the real `Trainer` on random latents, and a plain DiT beside it.
 
 Variants run in turn in one process, so that a busy machine slows all alike; what is reported is the
-median over rounds of ratios within a round. A plain training loop leaves the C library's allocator
-as it is and ours does not (`experiments.runtime.memory`): on a CPU the plain step has a process of
-its own, where it is timed in turn with the others.
+median over rounds of ratios within a round.
 
 The plain DiT with TREAD is built as the official code is, from the description of that structure,
 not from its text: each block projects its own modulation, time and label embedders are apart, and a
@@ -17,16 +15,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import multiprocessing
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from timeit import repeat, timeit
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+import torch.utils.benchmark
 from torch import Tensor, nn
 
 from backbones.cost import Cost, cost
@@ -39,7 +37,6 @@ from experiments.data.data_options import DataOptions
 from experiments.data.dataset import Batch, Dataset, Rows
 from experiments.diffusion import create_objective
 from experiments.runtime.console import Console
-from experiments.runtime.memory import check_fits
 from experiments.training.build import compile_blocks
 from experiments.training.cuda_graphs import EAGER
 from experiments.training.loop import Trainer
@@ -61,11 +58,6 @@ class Case:
     rate: float  # share that skips inside the route
 
     @property
-    def family(self) -> str:
-        """The family whose cost this is."""
-        return "dit" if self.backbone == "plain" else self.backbone
-
-    @property
     def side(self) -> int:
         """Side of the latents."""
         return math.isqrt(self.tokens) * parse_size(self.size).patch
@@ -78,19 +70,17 @@ class Case:
 
     def cost(self, depth: int | None) -> Cost:
         """Count this step's forward pass."""
-        return cost(self.family, self.size, route=self.route, input_size=self.side, depth=depth)
+        family = "dit" if self.backbone == "plain" else self.backbone
+        return cost(family, self.size, route=self.route, input_size=self.side, depth=depth)
 
 
 def cases(o: BenchOptions, size: str, tokens: int) -> list[Case]:
     """Return the variants that are compared with each other, every dense one before its routed."""
-    route = Route.parse(o.route)
-    names = [*o.backbone, *(["plain"] if o.plain and "dit" in o.backbone else [])]
-    found = []
-    for name in names:
-        found.append(Case(name, size, tokens, Route(()), 0.0))
-        if route:
-            routed = [Case(name, size, tokens, route.with_rate(rate), rate) for rate in o.rate]
-            found += routed[:1] if name == "plain" else routed
+    route, found = Route.parse(o.route), []
+    for name in [*o.backbone, *["plain"] * (o.plain and "dit" in o.backbone)]:
+        rates = o.rate[:1] if name == "plain" else o.rate
+        routed = [(route.with_rate(rate), rate) for rate in rates if route]
+        found += [Case(name, size, tokens, *one) for one in ((Route(()), 0.0), *routed)]
     return found
 
 
@@ -155,41 +145,9 @@ class Step:
         self.state.step += 1
 
 
-def variant(name: str, case: Case, o: BenchOptions, device: torch.device) -> Callable[[], None]:
-    """Return the same step run otherwise: see `BenchOptions.variants`."""
-    if name == "torch":
-        plain = Step(case, o, device)
-
-        def step() -> None:
-            with without_native():
-                plain()
-
-        return step
-    words = name.split("+")
-    precision = "bf16" if "bf16" in words else o.precision
-    compiled = "blocks" if "compiled" in words else o.compile
-    return Step(case, dataclasses.replace(o, precision=precision, compile=compiled), device)
-
-
-def check(case: Case, o: BenchOptions, device: torch.device) -> None:
-    """Refuse a route that does not fit the blocks, and a step that does not fit the memory."""
-    at_once = 0 if device.type == "cuda" else o.batch
-    check_fits(case.cost(o.depth), at_once, "a smaller size=, depth=, tokens= or batch=")
-
-
 def make_step(case: Case, o: BenchOptions, device: torch.device) -> Step | PlainStep:
     """Return a variant's step: ours, or that of the plain reimplementation."""
-    if case.backbone != "plain":
-        return Step(case, o, device)
-    shape = parse_size(case.size, o.depth)
-    torch.manual_seed(0)
-    model = PlainDiT(shape, case.side, CLASSES, case.route.resolve(shape.depth)).to(device)
-    if o.compile == "blocks":
-        compile_blocks(model.blocks)
-    data = RandomLatents(case.side, o.batch, device)
-    step = PlainStep(model, data.x, data.y, o.precision == "bf16")
-    open_gates(model)
-    return step
+    return (PlainStep if case.backbone == "plain" else Step)(case, o, device)
 
 
 @torch.no_grad()
@@ -202,64 +160,7 @@ def open_gates(model: torch.nn.Module) -> None:
             p.copy_(noise.to(p.device))
 
 
-class StepElsewhere:
-    """A CPU step in a process of its own; a call returns the seconds that it took there."""
-
-    def __init__(self, case: Case, o: BenchOptions) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, far = context.Pipe()
-        threads = torch.get_num_threads()
-        self.process = context.Process(target=_serve, args=(far, case, o, threads), daemon=True)
-        self.process.start()
-        far.close()
-
-    def __call__(self) -> float:
-        """Take one training step."""
-        try:
-            self.pipe.send(True)
-            return float(self.pipe.recv())
-        except (EOFError, OSError):
-            raise BenchError(
-                f"the process of the plain step ended (exit code {self.process.exitcode}); type "
-                "plain=false to leave it out"
-            ) from None
-
-    def close(self) -> None:
-        """End the process."""
-        self.pipe.close()
-        self.process.join()
-
-
-def _serve(pipe: Connection, case: Case, o: BenchOptions, threads: int) -> None:
-    torch.set_num_threads(threads)
-    device = torch.device("cpu")
-    step, clock = make_step(case, o, device), Clock(device, o.clock)
-    try:
-        while pipe.recv():
-            pipe.send(clock(step))
-    except (EOFError, KeyboardInterrupt):
-        pass
-
-
-# --- clocks --------------------------------------------------------------------------------------
-
-
-class Clock:
-    """Seconds of a call on a device: of the wall, or of the process (`cpu`); CUDA is waited for."""
-
-    def __init__(self, device: torch.device, kind: str) -> None:
-        self.wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-        if kind == "cpu" and device.type == "cuda":
-            raise BenchError("clock=cpu cannot see a GPU's work: type clock=wall")
-        self.now = time.process_time if kind == "cpu" else time.perf_counter
-
-    def __call__(self, run: Callable[[], Any]) -> float:
-        """Run once and return the seconds; what ran elsewhere returns its own."""
-        self.wait()
-        began = self.now()
-        elsewhere = run()
-        self.wait()
-        return elsewhere if isinstance(elsewhere, float) else self.now() - began
+# --- timing --------------------------------------------------------------------------------------
 
 
 def peak(device: torch.device, precision: str) -> tuple[Callable[[], Any], int]:
@@ -285,7 +186,9 @@ def interleave(
         The seconds as an array (variants, rounds), and the matmul's FLOP/s (rounds,) beside them.
     """
     warm = EAGER + 1 if o.graphs else 2  # a step is recorded after so many
-    clock, (matmul, flops) = Clock(device, o.clock), peak(device, o.precision)
+    # That of the wall waits for CUDA.
+    timer = time.process_time if o.clock == "cpu" else torch.utils.benchmark.timer
+    matmul, flops = peak(device, o.precision)
     for run in (*runs, matmul):
         for _ in range(warm):
             run()
@@ -293,8 +196,8 @@ def interleave(
     for number in range(o.rounds):
         for offset in range(len(runs)):
             i = (number + offset) % len(runs)
-            seconds[i, number] = clock(runs[i])
-        peaks[number] = flops / min(clock(matmul) for _ in range(5))
+            seconds[i, number] = timeit(runs[i], timer=timer, number=1)
+        peaks[number] = flops / min(repeat(matmul, timer=timer, number=1))
     return seconds, peaks
 
 
@@ -316,37 +219,29 @@ def kept_bytes(run: Callable[[], Any], model: torch.nn.Module) -> int:
     return sum(held.values())
 
 
-def step_memory(step: Step | PlainStep, device: torch.device) -> tuple[int, bool]:
-    """Peak bytes of a training step, and whether measured (CUDA) or counted (kept and states)."""
+def step_memory(step: Step | PlainStep, device: torch.device) -> int:
+    """Peak bytes of a training step: measured on CUDA, else counted (kept and states)."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
         step()
         torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated(), True
+        return torch.cuda.max_memory_allocated()
     states = sum(p.numel() * p.element_size() for p in step.params) * 5
-    return states + kept_bytes(step.loss, step.model), False
+    return states + kept_bytes(step.loss, step.model)
 
 
 def measure(o: BenchOptions, size: str, tokens: int, device: torch.device) -> list[dict[str, Any]]:
     """Time the variants of one size and number of tokens; return one row each."""
     variants = cases(o, size, tokens)
     steps = [make_step(case, o, device) for case in variants]
-    runs: list[Callable[[], Any]] = list(steps)
-    elsewhere = []
-    for i, step in enumerate(steps):
-        if device.type == "cpu" and isinstance(step, PlainStep):
-            elsewhere.append(StepElsewhere(variants[i], o))
-            runs[i] = elsewhere[-1]
-    timed, peaks = interleave(runs, o, device)
-    for process in elsewhere:
-        process.close()
+    timed, peaks = interleave(steps, o, device)
+    # What a row is held against: its dense step, and ours of the same route.
+    places = {(case.backbone, str(case.route)): i for i, case in enumerate(variants)}
     rows = []
     for i, (case, step) in enumerate(zip(variants, steps, strict=True)):
         count = case.cost(o.depth)
         # Forward and twice as much backward; 2 FLOPs a MAC.
         flops = 2 * 3 * count.macs_routed * o.batch
-        # A replayed graph allocates nothing: its memory is what the recording took.
-        memory, measured = (None, False) if o.graphs else step_memory(step, device)
         seconds = float(np.median(timed[i]))
         row: dict[str, Any] = {
             **case.names(o.depth),
@@ -356,19 +251,18 @@ def measure(o: BenchOptions, size: str, tokens: int, device: torch.device) -> li
             "images_per_s": o.batch / seconds,
             "flops_per_s": flops / seconds,
             "share_of_peak": ratio(flops / timed[i], peaks),
-            "memory_bytes": memory,
-            "memory_measured": measured,
+            # A replayed graph allocates nothing: its memory is what the recording took.
+            "memory_bytes": None if o.graphs else step_memory(step, device),
+            "memory_measured": device.type == "cuda" and not o.graphs,
             "macs_per_image": count.macs_routed,
             "rounds": timed[i].tolist(),
         }
-        dense = next(j for j in range(i, -1, -1) if not variants[j].route)
-        if dense != i:
-            row["speedup"] = ratio(timed[dense], timed[i])
+        if case.route:
+            row["speedup"] = ratio(timed[places[case.backbone, "none"]], timed[i])
             row["allowed"] = count.speedup
             row["of_allowed"] = row["speedup"] / row["allowed"]
         if case.backbone == "plain":
-            same = [c.backbone == "dit" and bool(c.route) == bool(case.route) for c in variants]
-            row["ours_faster_by"] = ratio(timed[i], timed[same.index(True)])
+            row["ours_faster_by"] = ratio(timed[i], timed[places["dit", str(case.route)]])
         rows.append(row)
     rows[0]["matmul_flops_per_s"] = float(peaks.max())
     return rows
@@ -381,8 +275,14 @@ def compare(o: BenchOptions, size: str, tokens: int, device: torch.device) -> li
     """
     rows = []
     for case in cases(dataclasses.replace(o, plain=False, rate=o.rate[:1]), size, tokens):
-        runs = [variant(name, case, o, device) for name in o.variants]
-        timed, _ = interleave([Step(case, o, device), *runs], o, device)
+        runs: list[Callable[[], Any]] = [Step(case, o, device)]
+        for words in (name.split("+") for name in o.variants):
+            precision = "bf16" if "bf16" in words else o.precision
+            compiled = "blocks" if "compiled" in words else o.compile
+            other = dataclasses.replace(o, precision=precision, compile=compiled)
+            step = Step(case, other, device)
+            runs.append(without_native()(step) if "torch" in words else step)
+        timed, _ = interleave(runs, o, device)
         rows.append({
             **case.names(o.depth),
             "seconds": float(np.median(timed[0])),
@@ -424,15 +324,15 @@ class PlainBlock(nn.Module):
 class PlainDiT(nn.Module):
     """DiT for square inputs of 4 channels, with a route or none."""
 
-    def __init__(self, shape: Size, side: int, classes: int, route: Route) -> None:
+    def __init__(self, shape: Size, side: int, route: Route) -> None:
         super().__init__()
         width, patch, channels = shape.width, shape.patch, 4
-        self.patch, self.route, self.classes = patch, route, classes
+        self.patch, self.route = patch, route
         self.embed = nn.Conv2d(channels, width, patch, patch)
         self.grid = (side // patch, side // patch)
         self.position = nn.Parameter(sincos_2d(width, self.grid)[None], requires_grad=False)
         self.time = nn.Sequential(nn.Linear(256, width), nn.SiLU(), nn.Linear(width, width))
-        self.labels = nn.Embedding(classes + 1, width)
+        self.labels = nn.Embedding(CLASSES + 1, width)
         self.blocks = nn.ModuleList(PlainBlock(width, shape.heads) for _ in range(shape.depth))
         self.norm = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
         self.modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 2 * width))
@@ -464,10 +364,16 @@ class PlainDiT(nn.Module):
 class PlainStep:
     """A training step as a plain loop has it, always on one batch of latents and labels."""
 
-    def __init__(self, model: PlainDiT, x: Tensor, y: Tensor, half: bool) -> None:
-        self.model, self.x, self.y, self.half, self.count = model, x, y, half, 0
-        self.rows, self.objective = torch.arange(len(x), device=x.device), create_objective("flow")
-        self.params = [p for p in model.parameters() if p.requires_grad]
+    def __init__(self, case: Case, o: BenchOptions, device: torch.device) -> None:
+        shape, data = parse_size(case.size, o.depth), RandomLatents(case.side, o.batch, device)
+        torch.manual_seed(0)
+        self.model = PlainDiT(shape, case.side, case.route.resolve(shape.depth)).to(device)
+        if o.compile == "blocks":
+            compile_blocks(self.model.blocks)
+        open_gates(self.model)
+        self.x, self.y, self.half, self.count = data.x, data.y, o.precision == "bf16", 0
+        self.rows, self.objective = torch.arange(o.batch, device=device), create_objective("flow")
+        self.params = [p for p in self.model.parameters() if p.requires_grad]
         self.ema = [p.detach().clone() for p in self.params]
         self.optimizer = torch.optim.AdamW(self.params, lr=1e-4, weight_decay=0.0)
 
@@ -475,7 +381,7 @@ class PlainStep:
         """Draw and run the forward pass."""
         draws = Draws(0, self.count, self.rows)
         drop = draws.uniform("drop", 1)[:, 0] < 0.1
-        y = torch.where(drop, self.model.classes, self.y)
+        y = torch.where(drop, CLASSES, self.y)
         noise, time = draws.normal("noise", tuple(self.x.shape[1:])), self.objective.times(draws)
         with torch.autocast(self.x.device.type, torch.bfloat16, enabled=self.half):
             return self.objective.loss(self.model, self.x, noise, time, y=y).float().mean()

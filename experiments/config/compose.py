@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from backbones.registry import find, names
 from experiments.config.parent import parent_digest
 from experiments.config.schema import CONF, GROUPS, SHARED, Config
@@ -152,23 +154,15 @@ def _check_single(key: str, value: str) -> None:
 
 def _unknown(key: str, known: Sequence[str], base: Mapping[str, Any]) -> str:
     group, _, rest = key.partition(".")
-    if rest and group in GROUPS and isinstance(base.get(group), Mapping):
-        others = [name for name in options_of(group) if _has_option(group, name, rest)]
-        if others:
-            chosen, able = base[group]["name"], " or ".join(f"{group}={name}" for name in others)
-            return f"{group}={chosen} has no {rest}; type {able} too, which has one"
+    if rest and group in GROUPS and isinstance(chosen := base.get(group), Mapping):
+        able = [f"{group}={name}" for name in options_of(group) if rest in _node(group, name)]
+        if able:
+            had = f"{group}={chosen['name']} has no {rest}"
+            return f"{had}; type {' or '.join(able)} too, which has one"
     word = key.rpartition(".")[2].lower()
     ours = next((name for name, words in OTHER_WORDS.items() if word in words.split()), "")
     guess = f"; {ours}" if ours else suggest(key, [*GROUPS, *known])
     return f"unknown key {key}{guess} (python experiments/run.py --help all lists them)"
-
-
-def _has_option(group: str, name: str, key: str) -> bool:
-    if group == "backbone":
-        return key in SHARED or key in {f.name for f in dataclasses.fields(find(name).options)}
-    from omegaconf import OmegaConf
-
-    return key in OmegaConf.load(CONF / group / f"{name}.yaml")
 
 
 def options_of(group: str) -> list[str]:
@@ -192,6 +186,12 @@ def register_resolvers() -> None:
 def outside_node(name: str) -> dict[str, Any]:
     """Return the configuration of a backbone that has no YAML file."""
     return {"name": name, **dataclasses.asdict(find(name).options()), **SHARED}
+
+
+def _node(group: str, name: str) -> Mapping[str, Any]:
+    if group == "backbone":
+        return outside_node(name)
+    return yaml.safe_load((CONF / group / f"{name}.yaml").read_text()) or {}
 
 
 def complete(argv: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ from experiments.data import data_options
 from experiments.diffusion.diffusion_options import options_of as diffusion_options
 from experiments.metrics.eval_options import MetricError, options_for, plan_scores
 from experiments.runtime import console
-from experiments.runtime.memory import check_fits, keep_freed_memory, out_of_memory, visible_gpus
+from experiments.runtime.memory import check_fits, out_of_memory, visible_gpus
 from experiments.runtime.option_types import ConfigError
 from experiments.training import routes
 from routing.errors import one_of, suggest
@@ -210,7 +210,6 @@ def dry_run(config: Config) -> None:
         import backbones
         from experiments.sampling.pipeline import SamplingPipeline
 
-        keep_freed_memory()  # as the run will on a CPU
         # Where it will train: kernels are chosen by the device.
         model = backbones.create(**arguments).to("cuda" if torch.cuda.is_available() else "cpu")
         SamplingPipeline.make(model, config)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
-import os
-import struct
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from backbones.cost import cost
 from backbones.sizes import parse_size
@@ -32,15 +33,8 @@ def split(text: str, key: str = "init=") -> tuple[Path, int | None]:
     if text == "required":
         raise InitError("this recipe goes on from another run's weights: say which with init=RUN")
     # A run has an @ of its own in its name (2-8@0.75); a step is what follows the last one.
-    head, at, tail = text.rpartition("@")
-    number = tail.isascii() and tail.isdigit()
-    if at and not number and Path(text).expanduser().exists():
-        at = ""
-    path, step = (head, tail) if at else (text, "")
-    if at and not number:
-        raise InitError(
-            f"{key}{text}: expected RUN or RUN@STEP with a whole number, got step {step!r}"
-        )
+    named = re.fullmatch(r"(.+)@([0-9]+)", text)
+    path, step = (named[1], int(named[2])) if named else (text, None)
     found = Path(path).expanduser()
     if not found.exists() and glob.has_magic(path):
         # A shell leaves init=runs/dit-* as it is, and run folders end in a hash.
@@ -51,8 +45,11 @@ def split(text: str, key: str = "init=") -> tuple[Path, int | None]:
         found = Path(fits[0])
     if not found.exists():
         siblings = [p.name for p in found.parent.iterdir()] if found.parent.is_dir() else []
-        raise InitError(f"{key}{text}: {found} does not exist{suggest(found.name, siblings)}")
-    return found, int(step) if at else None
+        raise InitError(
+            f"{key}{text}: {found} does not exist; expected RUN, or RUN@STEP with a whole number"
+            f"{suggest(found.name, siblings)}"
+        )
+    return found, step
 
 
 def parent_digest(text: str) -> str:
@@ -61,16 +58,20 @@ def parent_digest(text: str) -> str:
     It is taken of names, types, shapes and values, not of the file: safetensors writes metadata in
     a random order, and a checkpoint holds more than the EMA weights that a child starts from.
     """
-    path = _weights(text)
+    path, digest = _weights(text), hashlib.sha256()
     try:
-        return _digest(path)
-    except (
-        OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError,
-        MemoryError, struct.error,
-    ):  # fmt: skip
+        with safe_open(path, "numpy") as handle:
+            names = sorted(handle.keys())
+            for name in [name for name in names if name.startswith("ema.")] or names:
+                about = handle.get_slice(name)
+                facts = [name.removeprefix("ema."), about.get_dtype(), about.get_shape()]
+                digest.update(json.dumps(facts).encode())
+                digest.update(handle.get_tensor(name).tobytes())
+    except (OSError, ValueError, TypeError, MemoryError, SafetensorError):
         raise InitError(
             f"init={text}: {path} is no whole safetensors file; name a run or weights it exported"
         ) from None
+    return digest.hexdigest()
 
 
 def check_parent(text: str, objective: Any, model: Mapping[str, Any]) -> None:
@@ -83,28 +84,30 @@ def check_parent(text: str, objective: Any, model: Mapping[str, Any]) -> None:
         if path.name == "state.safetensors":
             told = json_of(path.with_name("state.json").read_bytes())
         else:
-            with path.open("rb") as handle:
-                about = _header(handle)[0]["__metadata__"]
+            with safe_open(path, "numpy") as handle:
+                about = handle.metadata()
             told = {key: json_of(about[key]) for key in ("config", "model")}
-        theirs, parent = told["config"]["objective"], dict(told["model"])
-        # REPA's projector stays behind.
-        there, here = (cost(**{**of, "align": None}).params for of in (parent, model))
-        old, new = (
-            parse_size(of["size"], *(of.get(key) for key in ("depth", "width", "heads"))).heads
-            for of in (parent, model)
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        theirs, there = told["config"]["objective"], _facts(told["model"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError):
         raise InitError(
             f"init={text}: {path} does not say which model it is of; name a run, or weights that "
             "this suite exported"
         ) from None
     check_weights(f"init={text}", theirs, objective)
-    if (parent["name"], there, old) != (model["name"], here, new):
+    if there != (here := _facts(model)):
+        old, new = (
+            "{} with {:,} parameters and {} heads".format(*facts) for facts in (there, here)
+        )
         raise InitError(
-            f"init={text}: {parent['name']} with {there:,} parameters and {old} heads does not fit "
-            f"{model['name']} with {here:,} and {new}; give both the same backbone, size, data and "
+            f"init={text}: {old} does not fit {new}; give both the same backbone, size, data and "
             "learned parts"
         )
+
+
+def _facts(model: Mapping[str, Any]) -> tuple[str, int, int]:
+    """Return a model's family, parameters without REPA's projector, which stays behind, heads."""
+    size = parse_size(model["size"], *(model.get(key) for key in ("depth", "width", "heads")))
+    return model["name"], cost(**{**model, "align": None}).params, size.heads
 
 
 def _weights(text: str) -> Path:
@@ -119,29 +122,3 @@ def _weights(text: str) -> Path:
             f"init={text}: no weights at {path}; finish that run, or name a step it kept"
         )
     return path
-
-
-def _header(handle: IO[bytes]) -> tuple[dict[str, Any], int]:
-    """Return the header of a safetensors file, and where its tensors begin."""
-    (length,) = struct.unpack("<Q", handle.read(8))
-    return json.loads(handle.read(min(length, os.fstat(handle.fileno()).st_size))), 8 + length
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as handle:
-        header, start = _header(handle)
-        header.pop("__metadata__", None)
-        ema = {name: entry for name, entry in header.items() if name.startswith("ema.")}
-        for name, entry in sorted((ema or header).items()):
-            facts = [name.removeprefix("ema."), entry["dtype"], entry["shape"]]
-            digest.update(json.dumps(facts).encode())
-            begin, end = entry["data_offsets"]
-            handle.seek(start + begin)
-            while begin < end:
-                piece = handle.read(min(end - begin, 1 << 20))
-                if not piece:
-                    raise ValueError("truncated")
-                digest.update(piece)
-                begin += len(piece)
-    return digest.hexdigest()

@@ -6,11 +6,10 @@ roles. `experiments.config.compose.load` makes one from what was typed.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +20,7 @@ from experiments.config.parent import parent_digest
 from experiments.data.data_options import TASKS, describe, fingerprint, parse, places
 from experiments.diffusion.diffusion_options import options_of
 from experiments.metrics.eval_options import EvalOptions
-from experiments.runtime.option_types import ConfigError, Key, build, check_ranges, keys_of
+from experiments.runtime.option_types import ConfigError, Key, build, flatten, keys_of
 from routing.errors import UserError
 from routing.options import RoutingOptions
 from routing.route import RouteError, RouteSchedule
@@ -35,8 +34,6 @@ ENCODERS = {
 SHARED: dict[str, Any] = {"attention": 0} | dict.fromkeys(
     ("depth", "width", "heads", "decoder", "align")
 )
-
-
 CONF = Path(__file__).resolve().parents[1] / "conf"
 GROUPS = ("backbone", "data", "objective", "sampler", "guidance", "eval", "scale", "experiment")
 
@@ -54,11 +51,11 @@ class TrainConfig:
 
     steps: Annotated[int, Key("reports", least=1, most=MOST_COUNTED)] = 1000
     batch: Annotated[int, Key(least=1, most=MOST_COUNTED)] = 64
-    micro_batch: Annotated[int | str | None, Key("reports")] = None
+    micro_batch: Annotated[int | str | None, Key("reports", least=1, among=("auto",))] = None
     lr: Annotated[float, Key(above=0)] = 1e-4
     warmup: Annotated[int, Key(least=0)] = 0
     schedule: Annotated[str, Key(among=("constant", "cosine"))] = "constant"
-    betas: tuple[float, ...] = (0.9, 0.999)
+    betas: Annotated[tuple[float, float], Key(least=0, below=1)] = (0.9, 0.999)
     eps: Annotated[float, Key(above=0)] = 1e-8
     weight_decay: Annotated[float, Key(least=0)] = 0.0
     clip: Annotated[float | None, Key(above=0)] = None
@@ -111,14 +108,15 @@ class Config:
     paths: Annotated[PathsConfig, Key("reports")] = field(default_factory=PathsConfig)
     init: str | None = None
     log: Annotated[str, Key("reports", among=TRACKERS)] = "none"
-    dry: Annotated[bool | str, Key("reports")] = False
+    dry: Annotated[bool | str, Key("reports", among=("full",))] = False
     experiment: Annotated[str | None, Key("reports")] = None
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Config:
         """Build and check a configuration from plain values, as `config.yaml` holds them."""
-        _check_counted(values, "")
-        if isinstance(values, Mapping):  # what YAML takes for a list, for nothing or for a number
+        if isinstance(values, Mapping):
+            _check_counted(values)
+            # What YAML takes for a list, for nothing or for a number.
             route, size = values.get("route", ""), values.get("size")
             if route is None or isinstance(route, list):
                 values = {**values, "route": "none" if route is None else "+".join(map(str, route))}
@@ -133,27 +131,11 @@ class Config:
 
     def check(self) -> None:
         """Refuse what cannot be run, with one sentence (ranges, names, route against depth)."""
-        check_ranges(self)
         train = self.train
-        if self.dry not in (True, False, "full"):
-            raise ConfigError(f"dry={self.dry}: expected true or false, or full")
-        if not self.paths.runs.strip():
-            raise ConfigError(
-                "paths.runs= is empty: expected the folder for the runs, such as runs"
-            )
-        if self.init is not None and not self.init.strip():
-            raise ConfigError("init= is empty: expected a run, such as init=runs/NAME, or null")
-        if len(train.betas) != 2 or not all(0 <= beta < 1 for beta in train.betas):
-            raise ConfigError(
-                f"train.betas={list(train.betas)}: expected two numbers from 0 to below 1, such as "
-                "[0.9,0.999]"
-            )
-        micro = train.micro_batch
-        if isinstance(micro, str) and micro != "auto" or isinstance(micro, int) and micro < 1:
-            raise ConfigError(
-                f"train.micro_batch={micro}: expected null, auto or a whole number of at least 1"
-            )
-        if train.graphs and (micro is not None or self.routing.random_end):
+        for key, path in (("paths.runs", self.paths.runs), ("init", self.init)):
+            if path is not None and not path.strip():
+                raise ConfigError(f"{key}= is empty: expected a folder, such as runs or runs/NAME")
+        if train.graphs and (train.micro_batch is not None or self.routing.random_end):
             raise ConfigError(
                 "train.graphs=true: a CUDA graph holds one step on a whole batch under a fixed "
                 "route; type train.micro_batch=null routing.random_end=false, or train.graphs=false"
@@ -162,10 +144,6 @@ class Config:
             raise ConfigError(
                 f"train.residual=bf16 with train.precision={train.precision}: the residual stream "
                 "has the weights' type without autocast; type train.precision=bf16 as well"
-            )
-        if self.routing.block < 1:
-            raise ConfigError(
-                f"routing.block={self.routing.block}: expected a number of at least 1"
             )
         for group in GROUPS[:6]:
             if "name" not in getattr(self, group):
@@ -264,14 +242,12 @@ class Config:
         return Path(self.paths.runs).expanduser() / self.name
 
 
-def _check_counted(value: Any, where: str) -> None:
+def _check_counted(values: Mapping[str, Any]) -> None:
     """Refuse whole numbers that no counter and no tensor holds, wherever they stand."""
-    if isinstance(value, Mapping | list | tuple):
-        pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
-        for key, item in pairs:
-            _check_counted(item, f"{where}.{key}" if where else str(key))
-    elif isinstance(value, int) and abs(value) >= 2**63:
-        raise ConfigError(f"{where}={value}: expected a number below 2^63")
+    for key, value in flatten(values).items():
+        for item in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(item, int) and abs(item) >= 2**63:
+                raise ConfigError(f"{key}={item}: expected a number below 2^63")
 
 
 def role(key: str) -> str:
@@ -301,47 +277,34 @@ def _without(values: Mapping[str, Any], out: str, prefix: str = "") -> dict[str,
 # --- what each group's owner refuses --------------------------------------------------------------
 
 
-def check_groups(config: Any) -> None:
+def check_groups(config: Config) -> None:
     """Check every group's options with its owner, and the combinations between groups."""
-    family = find(config.backbone["name"])
-    shape = {key: config.backbone.get(key) for key in ("depth", "width", "heads")}
-    for key, value in shape.items():
-        if value is not None and type(value) is not int:
-            raise UserError(f"backbone.{key}={value!r}: expected a whole number or null")
-    size = parse_size(config.size, **shape)
-    common = ("name", *SHARED)
-    own = {k: v for k, v in config.backbone.items() if k not in common and v is not None}
-    with _naming("backbone"):
-        family.parse(size, own, common)
+    backbone = config.backbone
+    for key in ("depth", "width", "heads"):
+        Key().check(f"backbone.{key}", backbone.get(key), UserError, int | None)
     for key in ("decoder", "align"):
-        value = config.backbone.get(key)
-        if value is not None and not isinstance(value, Mapping):
-            raise UserError(f"backbone.{key}={value!r}: expected null or a mapping such as {{}}")
-    with _naming("data"):
-        parse(config.data)
-    _check_routing(config)
-    for kind in ("objective", "sampler", "guidance"):
-        with _naming(kind):
-            options_of(kind, getattr(config, kind))
-    with _naming("eval"):
-        EvalOptions(**{k: v for k, v in config.eval.items() if k != "name"})
-
-
-@contextlib.contextmanager
-def _naming(group: str) -> Iterator[None]:
-    """Turn what a value of the wrong type makes a range check trip over into one sentence."""
+        Key().check(f"backbone.{key}", backbone.get(key), UserError, dict[str, Any] | None)
+    size = parse_size(config.size, *(backbone.get(key) for key in ("depth", "width", "heads")))
+    common = ("name", *SHARED)
+    own = {k: v for k, v in backbone.items() if k not in common and v is not None}
     try:
-        yield
+        find(backbone["name"]).parse(size, own, common)
+        parse(config.data)
+        for kind in ("objective", "sampler", "guidance"):
+            options_of(kind, getattr(config, kind))
+        EvalOptions(**{k: v for k, v in config.eval.items() if k != "name"})
     except UserError:
         raise
     except (TypeError, ValueError, OverflowError, KeyError, AttributeError) as error:
+        # What a value of the wrong type makes a range check trip over.
         raise UserError(
-            f"{group}: a key or a value of the wrong type ({error}); "
-            "python experiments/run.py --help all lists every key with its default"
+            f"a key or a value of the wrong type ({error}); python experiments/run.py --help all "
+            "lists every key with its default"
         ) from None
+    _check_routing(config)
 
 
-def _check_routing(config: Any) -> None:
+def _check_routing(config: Config) -> None:
     """Refuse routes and routing options that the model cannot have."""
     _, height, width = describe(config.data)["shape"]
     patch = parse_size(config.size).patch
@@ -361,10 +324,7 @@ def _check_routing(config: Any) -> None:
             f"name one of {' '.join(ENCODERS)}"
         )
     block = given.get("block", AlignOptions.block)
-    if type(block) is not int or not 0 <= block < config.depth:
-        raise RouteError(
-            f"backbone.align.block={block}: {name} has {config.depth} blocks, 0..{config.depth - 1}"
-        )
+    Key(least=0, below=config.depth).check("backbone.align.block", block, RouteError, int)
     channels = given.get("channels", AlignOptions.channels)
     if channels != ENCODERS[encoder]:
         raise RouteError(

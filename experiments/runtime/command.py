@@ -6,31 +6,15 @@ import errno
 import importlib.util
 import os
 import sys
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from routing.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("routing", "backbones", "experiments", "sweeps", "analysis")
-
-
-def _machine_is_idle() -> bool:
-    # In most of nine looks nothing else is ready to run; and no other rank of ours is beside us.
-    if os.environ.get("LOCAL_WORLD_SIZE", "1") != "1":
-        return False
-    busy = 0
-    for look in range(9):
-        time.sleep(0.006 if look else 0)
-        try:
-            text = Path("/proc/stat").read_text()
-        except OSError:
-            return False  # not Linux
-        running = text.partition("procs_running ")[2].split()
-        busy += not running or running[0] != "1"  # we are one ourselves
-    return busy <= 4
 
 
 _OWN: dict[str, str] = {}  # what `choose_spinning` has set
@@ -48,7 +32,12 @@ def choose_spinning() -> None:
     if "OMP_WAIT_POLICY" in os.environ:
         return
     if "GOMP_SPINCOUNT" not in os.environ:  # GNU's
-        _OWN["GOMP_SPINCOUNT"] = "10000" if _machine_is_idle() else "1000"
+        import psutil  # not at the top: a Python without it has to be told so
+
+        # Less than half of one core is in use, and no other rank of ours is beside us.
+        alone = os.environ.get("LOCAL_WORLD_SIZE", "1") == "1"
+        idle = alone and sum(psutil.cpu_percent(0.05, percpu=True)) < 50
+        _OWN["GOMP_SPINCOUNT"] = "10000" if idle else "1000"
     if "KMP_BLOCKTIME" not in os.environ:  # LLVM's and Intel's, which count milliseconds
         _OWN["KMP_BLOCKTIME"] = "0"
     os.environ.update(_OWN)
@@ -68,11 +57,6 @@ class Interrupted(Exception):
         self.step = step
 
 
-# A folder that cannot be used is the user's to mend; a missing file may be our mistake.
-_FOLDER_ERRORS = (
-    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST,
-    errno.ENAMETOOLONG, errno.ELOOP, errno.EIO, errno.ESTALE,
-)  # fmt: skip
 _NOT_DISKS = ("/proc/", "/sys/", "/dev/")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -100,41 +84,40 @@ def check_packages() -> None:
 _python_format = warnings.formatwarning
 
 
-def _plain(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int,
-    line: str | None = None,
-) -> str:  # fmt: skip
+def _plain(message: Warning | str, category: type[Warning], *where: Any, **line: Any) -> str:
     # Ours are sentences for the user; of others, where they come from is half of what they say.
     if category.__module__.split(".")[0] in PACKAGES:
         return f"warning: {message}\n"
-    return _python_format(message, category, filename, lineno, line)
+    return _python_format(message, category, *where, **line)
 
 
-def os_error_text(error: OSError) -> str | None:
-    """Return the sentence for a folder or disk that cannot be written to; None: our mistake."""
+def sentence(error: Exception) -> str | None:
+    """Return what a user can mend, in a sentence; None for what may be our mistake."""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError):
+        if error.name is None or error.name.partition(".")[0] in PACKAGES:
+            return None
+        return (
+            f"{sys.executable} has no package {error.name!r}; type `make env` in {ROOT} and use "
+            f".venv/bin/python there, or `{sys.executable} -m pip install {error.name}`"
+        )
+    if isinstance(error, RuntimeError):
+        return next((said for part, said in _KNOWN.items() if part in str(error)), None)
+    if not isinstance(error, OSError):
+        return None
     if error.errno in _FULL:
         where = f" under {error.filename}" if error.filename else ""
         return f"the disk is full{where}; free some space and type the same command to go on"
-    # Nothing can be made below /proc and the like: the system says that the parent is missing.
-    missing = error.errno == errno.ENOENT and str(error.filename or "").startswith(_NOT_DISKS)
-    if error.filename is None or not (missing or error.errno in _FOLDER_ERRORS):
+    # A folder that cannot be used is the user's to mend; a missing file may be our mistake, but for
+    # what nothing can be made below: there the system says that the parent is missing.
+    ours = error.errno in (None, errno.ENOENT) and not str(error.filename).startswith(_NOT_DISKS)
+    if error.filename is None or ours:
         return None
     return (
         f"{error.filename} cannot be used ({error.strerror}); give a folder that you can write "
         "to, such as paths.runs=FOLDER, --out FOLDER or the OUT of prepare"
     )
-
-
-def _missing(package: str) -> str:
-    """Return the sentence for a package that this Python does not have, as before `make env`."""
-    own = ROOT / ".venv" / "bin" / "python"
-    if own.exists() and Path(sys.prefix).resolve() != own.parents[1].resolve():
-        advice = f"type {own} in its place, or `source {own.with_name('activate')}` first"
-    elif (ROOT / "pyproject.toml").exists():
-        advice = f"type `make env` in {ROOT}, or `{sys.executable} -m pip install -e {ROOT}`"
-    else:
-        advice = f"type `{sys.executable} -m pip install {package}`"
-    return f"{sys.executable} has no package {package!r}; {advice}"
 
 
 # What others raise as a RuntimeError, by a part of its message.
@@ -145,16 +128,11 @@ _KNOWN = {
     "determine home directory": "a path begins with ~NAME and this machine has no user of that "
     "name; write the path in full, or ./~NAME for what bears that name here",
 }
-_LONGEST = 1000
 
 
 def print_error(error: object) -> None:
-    """Print one line: of a message beyond bounds its beginning and its end, which is the advice."""
-    text = str(error)
-    if len(text) > _LONGEST:
-        head, tail = text[: _LONGEST * 2 // 3], text[-_LONGEST // 4 :]
-        text = f"{head} ... ({len(text) - len(head) - len(tail)} characters) ... {tail}"
-    print(f"error: {text}", file=sys.stderr)
+    """Print the one line that a command ends with."""
+    print(f"error: {error}", file=sys.stderr)
 
 
 def run_command(
@@ -180,9 +158,6 @@ def run_command(
         if computes and not {"-h", "--help", "help"} & set(arguments):
             choose_spinning()
         return command(arguments) or 0
-    except UserError as error:
-        print_error(error)
-        return 2
     except Interrupted as error:
         print(str(error), file=sys.stderr)
         return EXIT_CODES.get(error.reason, 1)
@@ -193,20 +168,9 @@ def run_command(
         # The reader of our output (head, less) has left; there is nobody to tell.
         sys.stderr.close()
         return 0
-    except OSError as error:
-        text = os_error_text(error)
+    except Exception as error:
+        text = sentence(error)
         if text is None:
             raise
         print_error(text)
-        return 2
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] in PACKAGES:
-            raise
-        print_error(_missing(error.name))
-        return 2
-    except RuntimeError as error:
-        known = [said for part, said in _KNOWN.items() if part in str(error)]
-        if not known:
-            raise
-        print_error(known[0])
         return 2

@@ -10,13 +10,12 @@ import errno
 import importlib.util
 import json
 import os
-import re
 import socket
 import sys
-import textwrap
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from textwrap import TextWrapper
 from typing import Any
 
 from experiments.runtime.files import atomic_write
@@ -121,19 +120,6 @@ def write_status(folder: Path, status: str, **fields: Any) -> None:
 # --- terminal ------------------------------------------------------------------------------------
 
 
-def folded(text: str, width: int) -> str:
-    """Return a line in lines of at most `width`, broken between columns, then words; paths stay."""
-    indent = len(first[0]) if (first := re.match(r"\S+(?: \S+)? {2,}(?=\S)", text)) else 2
-    indent = indent if indent <= 16 else 2
-    parts = re.split(r"( {2,})", text)
-    glued = (p if len(p) > width - indent or p.isspace() else p.replace(" ", "\0") for p in parts)
-    lines = textwrap.wrap(
-        "".join(glued), width, subsequent_indent=" " * indent, break_long_words=False,
-        break_on_hyphens=False,
-    )  # fmt: skip
-    return "\n".join(lines).replace("\0", " ")
-
-
 class Console:
     """The terminal of one process; every rank but the first is quiet."""
 
@@ -144,16 +130,22 @@ class Console:
         self.live = (sys.stderr if stderr else sys.stdout).isatty() and not quiet
         # Off a terminal nothing wraps: a log's lines stay whole whatever the reader's width.
         width = None if self.live else 200
-        self.rich = Rich(quiet=quiet, stderr=stderr, highlight=False, soft_wrap=True, width=width)
+        self.rich = Rich(quiet=quiet, stderr=stderr, highlight=False, width=width)
         self._bar: Any = None
         self._once: set[str] = set()
 
     def say(self, text: str = "") -> None:
-        """Print one line above the progress bar, on a terminal in as many as its width needs."""
+        """Print one line above the progress bar, on a terminal in as many as its width needs.
+
+        A path is not broken, so that it can be copied.
+        """
         if self.live:
-            text = "\n".join(folded(line, self.rich.width) for line in text.split("\n"))
-        target = self._bar.console if self._bar is not None else self.rich
-        target.print(text, markup=False, soft_wrap=True)
+            fold = TextWrapper(
+                self.rich.width, subsequent_indent="  ", break_long_words=False,
+                break_on_hyphens=False,
+            ).fill  # fmt: skip
+            text = "\n".join(map(fold, text.split("\n")))
+        self.rich.print(text, markup=False, soft_wrap=True)
 
     def once(self, text: str) -> None:
         """Print a line unless this console has printed it before (what every evaluation says)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import hashlib
 import json
 import os
@@ -23,6 +24,9 @@ try:
     import fcntl
 except ImportError:  # Windows: no `flock`, and a file that is open there cannot be renamed
     fcntl = None  # type: ignore[assignment]
+
+# A temporary file that nobody has written to for so long is a killed writer's.
+ABANDONED_S = 86400
 
 
 def fsync_dir(path: Path) -> None:
@@ -52,7 +56,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     The temporary file keeps the suffix of `path` (libraries choose a format by it). It is flushed
     to disk before the rename and removed if the block raises, so `path` is never half written.
-    What a killed writer of the same `path` left behind is removed first.
+    What a killed writer of the same `path` left behind is removed a day later.
 
     Raises:
         OSError: The disk is full or refuses, also where safetensors says so in a type of its own.
@@ -60,13 +64,19 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     target = Path(path)
     check_replaceable(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Open, and locked, as long as this process lives: that tells a killed writer's from a slow one.
-    handle, temporary = _temporary(target)
-    mode = stat.S_IMODE(temporary.stat().st_mode) if handle is not None else None
+    names = f".{target.stem}-", f".tmp{target.suffix}"
+    for old in target.parent.glob(f"{glob.escape(names[0])}????????{names[1]}"):
+        with contextlib.suppress(OSError):
+            if old.stat().st_mtime < time.time() - ABANDONED_S:
+                old.unlink()
+    temporary = target.with_name(secrets.token_hex(4).join(names))
     try:
+        # Not private as tempfile's are: the umask decides, as for any other file.
+        temporary.touch()
+        mode = stat.S_IMODE(temporary.stat().st_mode)
         yield temporary
-        if mode is not None:  # safetensors puts a private file of its own in the place of this one
-            temporary.chmod(mode)
+        # safetensors puts a private file of its own in the place of this one.
+        temporary.chmod(mode)
         with temporary.open("r+b") as written:  # Windows flushes what may be written
             os.fsync(written.fileno())
         os.replace(temporary, target)
@@ -79,8 +89,6 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise OSError(code, os.strerror(code), str(target)) from error
     finally:
         temporary.unlink(missing_ok=True)
-        if handle is not None:
-            os.close(handle)
 
 
 def atomic_write(path: str | os.PathLike[str], content: bytes | str) -> None:
@@ -88,31 +96,6 @@ def atomic_write(path: str | os.PathLike[str], content: bytes | str) -> None:
     data = content.encode() if isinstance(content, str) else content
     with atomic_path(path) as temporary:
         temporary.write_bytes(data)
-
-
-def _temporary(target: Path) -> tuple[int | None, Path]:
-    prefix, suffix = f".{target.stem}-", f".tmp{target.suffix}"
-    if fcntl is None:
-        return None, target.with_name(prefix + secrets.token_hex(4) + suffix)
-    for entry in os.scandir(target.parent):
-        middle = entry.name.removeprefix(prefix).removesuffix(suffix)
-        if entry.name == prefix + middle + suffix and re.fullmatch(r"[a-z0-9_]{8}", middle):
-            with contextlib.suppress(OSError):
-                handle = os.open(entry, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
-                try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    os.unlink(entry)
-                finally:
-                    os.close(handle)
-    while True:
-        path = target.with_name(prefix + secrets.token_hex(4) + suffix)
-        # Not private as tempfile's are: the umask decides, as for any other file.
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-        with contextlib.suppress(OSError):  # a file system without locks: nothing is tidied there
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        if path.exists():  # nobody took it for a dead writer's between the two calls
-            return handle, path
-        os.close(handle)
 
 
 def default_cache() -> Path:
@@ -133,16 +116,12 @@ def code_commit(root: Path) -> str | None:
     """
     with contextlib.suppress(OSError, ValueError):
         return json_of((root / "snapshot.json").read_bytes())["commit"]
-
-    def git(*words: str) -> str:
+    describe = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--exclude=*"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(
-            ["git", "-C", str(root), *words], capture_output=True, text=True, check=True, timeout=30
+            [*describe, "--dirty=+"], capture_output=True, text=True, check=True, timeout=30
         ).stdout.strip()
-
-    try:
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
-    except (OSError, subprocess.SubprocessError):
-        return None
+    return None
 
 
 # --- locks ----------------------------------------------------------------------------------------
@@ -171,8 +150,12 @@ def locked(folder: Path, wait_s: float = 0.5) -> Iterator[None]:
     try:
         lock.acquire(timeout=wait_s, poll_interval=0.05)
     except Timeout as error:
+        holder = "another process"
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            found = json_of(path.read_text())
+            holder = f"process {found['pid']} on {found['host']}"
         raise LockedError(
-            f"{folder} is being written by {_holder(path)}: wait for it or stop it, then type the "
+            f"{folder} is being written by {holder}: wait for it or stop it, then type the "
             "command again"
         ) from error
     except (OSError, NotImplementedError) as error:
@@ -195,31 +178,16 @@ def locked(folder: Path, wait_s: float = 0.5) -> Iterator[None]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Return whether some process holds `folder/lock`."""
+    """Return whether some process holds `folder/lock`; a shared lock needs no right to write."""
     path = folder / "lock"
     if not path.is_file():
         return False
-    from filelock import FileLock, Timeout
-
     try:
-        with FileLock(path, fallback_to_soft=False).acquire(timeout=0):
-            return False
-    except Timeout:
-        return True
-    except PermissionError:  # a colleague's folder: a shared lock needs no right to write
-        if fcntl is None:  # and no shared lock either
-            raise
+        if fcntl is None:
+            with locked(folder, wait_s=0):
+                return False
         with path.open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-            return False
-
-
-def _holder(path: Path) -> str:
-    try:
-        found = json_of(path.read_text())
-        return f"process {found['pid']} on {found['host']}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "another process"
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except (BlockingIOError, LockedError):
+        return True

@@ -1,9 +1,8 @@
-"""Main memory and GPU memory: what is kept between steps, and how many samples fit at once."""
+"""Main memory and GPU memory: what there is, and what is said where it does not do."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import itertools
 import os
 import re
@@ -24,20 +23,6 @@ class MemoryLimit(UserError):
 
 # Of a single sample, which cannot be taken in pieces.
 ONE = "out of memory with one sample: take a smaller size= or routing.checkpoint=true"
-
-
-def keep_freed_memory() -> bool:
-    """Keep what a step frees for the next one, where the C library is glibc; return whether it is.
-
-    By default glibc hands every large tensor back to the system and gets it anew, zeroed page by
-    page: 4 to 6 % of a training step at scale `tiny`. The peak stays what it was.
-    """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError, TypeError):
-        return False
-    # malloc.h: M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD.
-    return all([mallopt(-4, 0), mallopt(-1, -1), mallopt(-2, 64 << 20)])
 
 
 def available_memory() -> int:

@@ -20,6 +20,13 @@ class ConfigError(UserError):
     """A key, a value or a combination that cannot be run."""
 
 
+_TYPES = {
+    int: "a whole number", float: "a number", str: "a word", bool: "true or false",
+    type(None): "null",
+}  # fmt: skip
+_BOUNDS = (("of at least", ge), ("above", gt), ("at most", le), ("below", lt))
+
+
 @dataclass(frozen=True)
 class Key:
     """What is declared of an option beside its type, as `Annotated[int, Key(...)]`.
@@ -30,6 +37,8 @@ class Key:
         routes   what is done to the tokens while training: the treatment that tables compare
         scores   how samples are made and measured
         reports  where and how a run computes and what it leaves on disk: the same run
+
+    The range is that of numbers, `among` that of words; of a list it is each value's.
     """
 
     role: str = "learns"
@@ -41,36 +50,118 @@ class Key:
     parts: Mapping[str, str] = field(default_factory=dict)  # of keys below it with another role
     tip: Any = None  # to type instead of a wrong value, where the default is none
 
-    def check(self, name: str, value: Any, error: type[UserError], tip: Any = None) -> None:
-        """Refuse a value out of range, with a `tip` what to type; null is in every range."""
-        if self.among and value not in self.among:
-            raise error(
-                f"{name}={value}: expected one of {' '.join(self.among)}"
-                f"{suggest(str(value), self.among)}"
-            )
-        if value is None or isinstance(value, str):
-            return
-        least, most = self.least, self.most
-        bounds = ((least, ge), (self.above, gt), (most, le), (self.below, lt))
-        good = all(bound is None or holds(value, bound) for bound, holds in bounds)
-        endless = isinstance(value, float) and not math.isfinite(value)
-        if good and not endless:
-            return
-        if least == 0 and 1 in (most, self.below):
-            expected = "a share between 0 and 1" + (", below 1" if self.below == 1 else "")
-        elif least is not None and most is not None and most <= 1000:
-            expected = f"a number from {least:g} to {most:g}"
-        elif self.above is not None:
-            expected = f"a number above {self.above:g}"
-            expected += "" if self.below is None else f" and below {self.below:g}"
-        elif least is None:
-            expected = "a finite number"
-        else:
-            expected = f"a number of at least {least:g}"
-            if most is not None and value > least:
-                expected = f"at most {int(most):,}".replace(",", " ")
+    def holds(self, value: Any) -> bool:
+        """Return whether a value of the right type is in range; null and a truth value always are.
+
+        A number has to be finite.
+        """
+        if isinstance(value, list | tuple):
+            return all(map(self.holds, value))
+        if isinstance(value, str):
+            return not self.among or value in self.among
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return True
+        ends = zip(_BOUNDS, (self.least, self.above, self.most, self.below), strict=True)
+        finite = isinstance(value, int) or math.isfinite(value)
+        return finite and all(bound is None or fits(value, bound) for (_, fits), bound in ends)
+
+    def expected(self, kind: Any) -> str:
+        """Return in words what a value of this type has to be."""
+        origin, inner = typing.get_origin(kind), typing.get_args(kind)
+        if origin in (typing.Union, types.UnionType):
+            return " or ".join(map(self.expected, inner))
+        if origin is tuple:
+            count = "" if inner[-1] is ... else f" of {len(inner)}"
+            return f"a list{count}, each of them {self.expected(inner[0])}"
+        if kind is str and self.among:
+            return f"{'one of ' * (len(self.among) > 1)}{' '.join(self.among)}"
+        if kind not in (int, float):
+            return _TYPES.get(kind, "a mapping of keys")
+        ends = zip(_BOUNDS, (self.least, self.above, self.most, self.below), strict=True)
+        bounds = [f"{words} {bound:,}" for (words, _), bound in ends if bound is not None]
+        return f"{_TYPES[kind]} {' and '.join(bounds)}".rstrip()
+
+    def check(
+        self, name: str, value: Any, error: type[UserError], kind: Any = str, tip: Any = None
+    ) -> Any:
+        """Return a plain value as the type `kind`; refuse another type and what is out of range."""
+        with contextlib.suppress(TypeError):
+            if self.holds(made := _convert(kind, value, name)):
+                return made
+        shown, kinds = "null" if value is None else value, {kind, *typing.get_args(kind)}
+        if isinstance(value, float) and value.is_integer() and int in kinds:
+            tip = int(value)
         hint = "" if tip is None else f"; try {name}={tip}"
-        raise error(f"{name}={value}: expected {expected}{hint}")
+        if self.among and (wrong := value if isinstance(value, list | tuple) else [value]):
+            hint = suggest(str(next((w for w in wrong if not self.holds(w)), value)), self.among)
+        elif str in kinds and type(value) in (int, float):  # a folder may be called 2026
+            hint = f"; type \"{name}='{value}'\""
+        raise error(f"{name}={shown}: expected {self.expected(kind)}{hint}")
+
+
+def _convert(kind: Any, value: Any, name: str) -> Any:
+    """Return a plain value as a declared type; a `TypeError` where it is none."""
+    origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        return build(kind, value, f"{name}.")
+    if origin in (typing.Union, types.UnionType):
+        # null first: a mapping that is none would be refused.
+        for option in sorted(inner, key=dataclasses.is_dataclass):
+            with contextlib.suppress(TypeError):
+                return _convert(option, value, name)
+    elif origin is tuple and isinstance(value, list | tuple):
+        if inner[-1] is ... or len(inner) == len(value):
+            return tuple(_convert(inner[0], item, name) for item in value)
+    elif origin is dict and isinstance(value, Mapping):
+        return dict(value)
+    elif kind is float and type(value) is int:
+        return float(value)
+    elif kind is Any or type(value) is origin:
+        return value
+    raise TypeError
+
+
+@functools.cache
+def keys_of(cls: Any) -> dict[str, tuple[Any, Key]]:
+    """Return the type and the `Key` of every field of a class of options."""
+    hints, found = typing.get_type_hints(cls, include_extras=True), {}
+    for name in (f.name for f in dataclasses.fields(cls)):
+        hint = hints[name]
+        declared = next((k for k in getattr(hint, "__metadata__", ()) if isinstance(k, Key)), None)
+        plain = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
+        found[name] = (plain, declared or Key())
+    return found
+
+
+def check_ranges(options: Any, where: str, error: type[UserError]) -> None:
+    """Refuse numbers, truth values and words that their keys' types and ranges do not allow.
+
+    For options that are made as any dataclass is; `build` checks what it makes itself.
+    """
+    for name, (kind, key) in keys_of(options.__class__).items():
+        value = getattr(options, name)
+        plain = {kind, *typing.get_args(kind)} & {int, float, bool}
+        if plain or key.among and isinstance(value, str):
+            default = options.__dataclass_fields__[name].default
+            tip = default if key.tip is None else key.tip
+            key.check(where + name, value, error, kind, tip)
+
+
+def build(cls: Any, values: Any, where: str = "") -> Any:
+    """Make a dataclass from a mapping; refuse unknown keys and wrong values by name."""
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where or 'the config'} must be a mapping of keys, got {values!r}")
+    fields, made = keys_of(cls), {}
+    for name, value in values.items():
+        if name not in fields:
+            raise ConfigError(f"unknown key {where}{name}{suggest(str(name), fields)}")
+        kind, key = fields[name]
+        made[name] = key.check(where + name, value, ConfigError, kind)
+    for f in dataclasses.fields(cls):
+        required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        if required and f.name not in values:
+            raise ConfigError(f"missing key {where}{f.name}")
+    return cls(**made)
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -86,90 +177,3 @@ def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tup
     """Return both values of each dotted key in which nested mappings differ, None for none."""
     a, b = flatten(one), flatten(other)
     return {k: (a.get(k), b.get(k)) for k in sorted(a.keys() | b.keys()) if a.get(k) != b.get(k)}
-
-
-@functools.cache
-def keys_of(cls: Any) -> dict[str, tuple[Any, Key]]:
-    """Return the type and the `Key` of every field of a class of options."""
-    hints, found = typing.get_type_hints(cls, include_extras=True), {}
-    for name in (f.name for f in dataclasses.fields(cls)):
-        hint = hints[name]
-        declared = next((k for k in getattr(hint, "__metadata__", ()) if isinstance(k, Key)), None)
-        plain = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
-        found[name] = (plain, declared or Key())
-    return found
-
-
-def check_ranges(options: Any, where: str = "", error: type[UserError] = ConfigError) -> None:
-    """Refuse values out of the ranges that their keys declare, nested dataclasses included."""
-    for name, (kind, key) in keys_of(options.__class__).items():
-        value = getattr(options, name)
-        default = options.__dataclass_fields__[name].default
-        if dataclasses.is_dataclass(kind):
-            check_ranges(value, f"{where}{name}.", error)
-            continue
-        wanted = set(typing.get_args(kind) or (kind,)) - {type(None)}
-        tip = default if key.tip is None else key.tip
-        is_whole = wanted == {int}
-        # A word such as no would count as true.
-        if wanted == {bool} and not isinstance(value, bool):
-            raise error(f"{where}{name}={value}: expected true or false")
-        refused = (str, bool, float) if is_whole else (str, bool)
-        if wanted <= {int, float} and isinstance(value, refused):
-            what = "a whole number" if is_whole else "a number"
-            hint = f"; try {where}{name}={tip}" if isinstance(tip, int | float) else ""
-            raise error(f"{where}{name}={value}: expected {what}{hint}")
-        key.check(where + name, value, error, None if error is ConfigError else tip)
-
-
-def build(cls: Any, values: Any, where: str = "") -> Any:
-    """Make a dataclass from a mapping; refuse unknown keys and wrong types by name."""
-    if not isinstance(values, Mapping):
-        raise ConfigError(
-            f"{where.rstrip('.') or 'the config'} must be a mapping of keys, got {values!r}"
-        )
-    fields = keys_of(cls)
-    for key in values:
-        if key not in fields:
-            raise ConfigError(f"unknown key {where}{key}{suggest(str(key), fields)}")
-    for f in dataclasses.fields(cls):
-        required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-        if required and f.name not in values:
-            raise ConfigError(f"missing key {where}{f.name}")
-    return cls(**{k: _convert(fields[k][0], v, where + k) for k, v in values.items()})
-
-
-def _convert(hint: Any, value: Any, where: str) -> Any:
-    origin, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
-    if dataclasses.is_dataclass(hint):
-        return build(hint, value, where + ".")
-    if origin in (typing.Union, types.UnionType):
-        for option in inner:
-            with contextlib.suppress(ConfigError):
-                return _convert(option, value, where)
-    elif origin is tuple and isinstance(value, list | tuple):
-        return tuple(_convert(inner[0], item, where) for item in value)
-    elif origin is dict and isinstance(value, Mapping):
-        return dict(value)
-    elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    elif hint is Any or type(value) is hint:
-        return value
-    if hint is int and isinstance(value, float) and value.is_integer():
-        raise ConfigError(f"{where}={value!r}: expected a whole number; type {where}={int(value)}")
-    shown, tip = "null" if value is None else repr(value), ""
-    if hint in (str, str | None) and type(value) in (int, float):  # a folder may be called 2026
-        tip = f"; type \"{where}='{value}'\""
-    raise ConfigError(f"{where}={shown}: expected {_type_name(hint)}{tip}")
-
-
-_TYPES = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
-
-
-def _type_name(hint: Any) -> str:
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(_type_name(option) for option in typing.get_args(hint))
-    if origin is tuple:
-        return "a list such as [0.9,0.999]"
-    return _TYPES.get(hint) or ("null" if hint is type(None) else str(hint))

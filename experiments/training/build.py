@@ -10,7 +10,7 @@ import torch
 import backbones
 from experiments.config.schema import Config
 from experiments.data.dataset import Dataset, Device, create
-from experiments.runtime.memory import check_fits, keep_freed_memory
+from experiments.runtime.memory import check_fits
 from experiments.training.routes import model_arguments, run_cost
 from routing.errors import UserError
 
@@ -33,8 +33,6 @@ def make_accelerator(config: Config) -> Any:
             f"ACCELERATE_TORCH_DEVICE={accelerator.device} is not there; "
             "unset it to train on what is"
         ) from None
-    if accelerator.device.type == "cpu":
-        keep_freed_memory()
     config.check_processes(accelerator.num_processes, accelerator.device.type == "cuda")
     if config.train.tf32 and torch.cuda.is_available():
         torch.set_float32_matmul_precision("high")

@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from backbones import Backbone, BackboneError
+from backbones import Backbone
 from experiments.config.schema import Config
 from experiments.runtime.files import atomic_path, fsync_dir, sha256
 from experiments.training.run_folder import listed, step_folder
@@ -28,7 +28,6 @@ from routing.errors import UserError
 from routing.parsing import json_of
 
 FORMAT = "tread-suite/1"
-_FILES = ("state.safetensors", "state.json")
 
 
 class CheckpointError(UserError):
@@ -88,17 +87,23 @@ def save(
 def _write(folder: Path, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
     save_file(_portable(tensors), folder / "state.safetensors")
     (folder / "state.json").write_text(json.dumps(state))
-    files = {
-        n: {"bytes": (folder / n).stat().st_size, "sha256": sha256(folder / n)} for n in _FILES
-    }
-    (folder / "manifest.json").write_text(json.dumps({"format": FORMAT, "files": files}))
-    for name in (*_FILES, "manifest.json"):
-        with (folder / name).open("r+b") as handle:
+    manifest = {"format": FORMAT, "files": _files(folder)}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    for path in folder.iterdir():
+        with path.open("r+b") as handle:
             os.fsync(handle.fileno())
+
+
+def _files(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return what the manifest says of the files of a checkpoint."""
+    paths = (folder / "state.safetensors", folder / "state.json")
+    return {p.name: {"bytes": p.stat().st_size, "sha256": sha256(p)} for p in paths}
 
 
 # safetensors wraps the system's error in its own type.
 _IO_ERRORS = (OSError, SafetensorError)
+# What values of another form than ours raise when they are read.
+_MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
 
 
 def _portable(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -106,8 +111,7 @@ def _portable(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _reason(error: Exception) -> str:
-    text = getattr(error, "strerror", None) or str(error)
-    return " ".join(str(text).split())
+    return " ".join(str(getattr(error, "strerror", None) or error).split())
 
 
 # --- reading -------------------------------------------------------------------------------------
@@ -116,20 +120,11 @@ def _reason(error: Exception) -> str:
 def damage(path: Path) -> str | None:
     """Return what is wrong with a checkpoint folder, or None when it verifies."""
     try:
-        manifest = json_of((path / "manifest.json").read_bytes())
-        files = dict(manifest["files"])
-        for name in _FILES:
-            entry = files[name]
-            if not (path / name).is_file():
-                return f"{name} is missing"
-            size = (path / name).stat().st_size
-            if size != entry["bytes"]:
-                return f"{name} has {size} bytes, expected {entry['bytes']}"
-            if sha256(path / name) != entry["sha256"]:
-                return f"the checksum of {name} does not match"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return "manifest.json is missing or not readable"
-    return None
+        told, files = json_of((path / "manifest.json").read_bytes())["files"], _files(path)
+        wrong = [name for name, facts in files.items() if told[name] != facts]
+    except (OSError, *_MALFORMED):
+        return "one of its files is missing or not readable"
+    return f"{' and '.join(wrong)}: not as manifest.json says" if wrong else None
 
 
 def newest(
@@ -167,7 +162,7 @@ def read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     try:
         state = json_of((path / "state.json").read_bytes())
         return load_file(path / "state.safetensors"), state
-    except (OSError, ValueError, SafetensorError) as error:
+    except (*_IO_ERRORS, ValueError) as error:
         raise CheckpointError(f"{path} is not a readable checkpoint ({_reason(error)})") from error
 
 
@@ -227,28 +222,32 @@ def load_model(
     if weights not in ("ema", "raw"):
         raise CheckpointError(f"weights={weights}: expected ema or raw")
     path = Path(source).expanduser()
-    if path.is_dir():
-        exported = path / "model.safetensors"
-        if step is None and weights == "ema" and exported.is_file():
-            return _load_file(exported, device)
-        return _load_checkpoint(path, step, weights, device)
     if not path.exists():
         raise CheckpointError(
             f"{path} does not exist: give a run folder (runs/...) or a model.safetensors file"
         )
-    if step is not None or weights != "ema":
+    exported = step is None and weights == "ema"
+    if path.is_dir():
+        if exported and (path / "model.safetensors").is_file():
+            return _make(*_exported(path / "model.safetensors"), device)
+        return _make(*_saved(path, step, weights), device)
+    if not exported:
         raise CheckpointError(
             f"{path} is one set of EMA weights: give the run folder to choose a step or raw weights"
         )
-    return _load_file(path, device)
+    return _make(*_exported(path), device)
 
 
-def _load_file(path: Path, device: Any) -> TrainedModel:
+# What a model is made of: what its file says of it, its weights, and where they are.
+_Parts = tuple[Mapping[str, Any], Mapping[str, torch.Tensor], str]
+
+
+def _exported(path: Path) -> _Parts:
     try:
         with safe_open(path, framework="pt") as handle:
             metadata = handle.metadata() or {}
             tensors = {key: handle.get_tensor(key) for key in handle.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
+    except _IO_ERRORS as error:
         raise CheckpointError(
             f"{path} is not a whole safetensors file ({_reason(error)})"
         ) from error
@@ -259,35 +258,29 @@ def _load_file(path: Path, device: Any) -> TrainedModel:
         )
     try:
         keys = ("config", "model", "data", "step")
-        described = {key: json_of(metadata[key], key) for key in keys}
+        return {key: json_of(metadata[key], key) for key in keys}, tensors, str(path)
     except (KeyError, ValueError) as error:
         raise CheckpointError(f"the metadata of {path} is damaged ({error})") from error
-    return _make(described, tensors, str(path), device)
 
 
-def _load_checkpoint(run: Path, step: int | None, weights: str, device: Any) -> TrainedModel:
+def _saved(run: Path, step: int | None, weights: str) -> _Parts:
     found = dict(listed(run))
     if not found:
         raise CheckpointError(
             f"{run} has no checkpoints: give a run folder that trained for a while"
         )
-    if step is None:
-        path = next((p for p in reversed(found.values()) if damage(p) is None), None)
-        if path is None:
-            raise CheckpointError(f"no checkpoint in {run} verifies: each is damaged")
-    elif (path := found.get(step)) is None:
+    asked = [p for at, p in reversed(found.items()) if step in (None, at)]
+    path = next((p for p in asked if damage(p) is None), None)
+    if path is None:
+        why = f"damaged: {damage(asked[0])}" if asked else "not there"
+        what = "no checkpoint verifies" if step is None else f"the checkpoint of step {step} is"
         raise CheckpointError(
-            f"{run} has no checkpoint of step {step}: there are "
-            f"{', '.join(map(str, sorted(found)))}"
-        )
-    elif problem := damage(path):
-        raise CheckpointError(
-            f"the checkpoint of step {step} in {run} is damaged ({problem}): choose another --step"
+            f"{run}: {what} ({why}); choose another --step: there are {', '.join(map(str, found))}"
         )
     tensors, state = read(path)
     prefix = "ema." if weights == "ema" else "model."
     chosen = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-    return _make(state, chosen, str(path), device)
+    return state, chosen, str(path)
 
 
 def _make(
@@ -295,18 +288,14 @@ def _make(
 ) -> TrainedModel:
     try:
         config = Config.from_dict(described["config"])
-        arguments = dict(described["model"])
         info, step = dict(described["data"]), int(described["step"])
         if not all(isinstance(name, str) for name in info.get("class_names") or ()):
             raise TypeError("class_names holds no names")
-    except UserError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise CheckpointError(f"{source} does not describe its model ({error!r})") from error
-    try:
-        model = Backbone.from_tensors(arguments, tensors, source)
-    except BackboneError as error:
+        model = Backbone.from_tensors(dict(described["model"]), tensors, source)
+    except UserError as error:
         raise CheckpointError(str(error)) from error
+    except _MALFORMED as error:
+        raise CheckpointError(f"{source} does not describe its model ({error!r})") from error
     for name, p in model.named_parameters():
         if not torch.isfinite(p).all():
             raise CheckpointError(
@@ -315,8 +304,7 @@ def _make(
             )
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        if torch.device(place).type == "meta":
-            raise RuntimeError("it holds no numbers")
+        torch.zeros(1).to(place).item()  # not on `meta`, which holds no numbers
         model = model.to(place)
     except (RuntimeError, AssertionError) as error:
         reason = " ".join(str(error).split("\n")[0].split())

@@ -104,14 +104,8 @@ class Evaluation:
         if found:
             console.cut_jsonl(path, step - 1)
         with self.state.averaged() as model:
-            results = score(
-                model,
-                self.config,
-                self.dataset,
-                step=step,
-                accelerator=self.accelerator,
-                console=self.console,
-            )
+            on = {"accelerator": self.accelerator, "console": self.console}
+            results = score(model, self.config, self.dataset, step=step, **on)
         if self.accelerator.is_main_process and results:
             entries = [{**entry.to_dict(), "of": len(results)} for entry in results]
             console.append_jsonl(path, entries)
@@ -136,16 +130,18 @@ def draw_curve(folder: Path) -> str | None:
     """Draw `loss.png` from `metrics.jsonl`; return its name."""
     from matplotlib.figure import Figure
 
-    entries = [e for e in console.read_metrics(folder) if e.get("loss") is not None]
-    if not entries:
+    found = [
+        (e["step"], e["loss"]) for e in console.read_metrics(folder) if e.get("loss") is not None
+    ]
+    if not found:
         return None
-    steps, losses = [e["step"] for e in entries], [e["loss"] for e in entries]
+    steps, losses = zip(*found, strict=True)
     figure = Figure(figsize=(6, 3.2), layout="constrained")
     axes = figure.subplots()
-    few = len(steps) < 20  # a mean over so few lags behind them
-    style: dict[str, Any] = {"marker": "o", "clip_on": False} if few else {"color": "#bbbbbb"}
-    axes.plot(steps, losses, linewidth=0.8, label="logged", **style)
-    if not few:
+    if len(steps) < 20:  # a mean over so few lags behind them
+        axes.plot(steps, losses, "o-", linewidth=0.8, clip_on=False, label="logged")
+    else:
+        axes.plot(steps, losses, linewidth=0.8, color="#bbbbbb", label="logged")
         smooth = list(accumulate(losses, lambda mean, loss: 0.7 * mean + 0.3 * loss))
         axes.plot(steps, smooth, linewidth=1.6, label="moving average", color="#0072b2")
     if min(losses) > 0 and max(losses) / min(losses) > 5:

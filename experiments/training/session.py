@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import platform
 import statistics
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from timeit import timeit
 from typing import Any
 
 import torch
+import torch.utils.benchmark
 import yaml
 
 from backbones import Cost
@@ -30,11 +32,11 @@ from experiments.runtime.console import Console
 from experiments.runtime.files import atomic_write, code_commit, locked
 from experiments.runtime.memory import out_of_memory
 from experiments.sampling.pipeline import SamplingPipeline
-from experiments.training import build, checkpoint, evaluation
+from experiments.training import build, checkpoint, evaluation, run_folder
 from experiments.training.loop import Trainer
 from experiments.training.routes import banner_lines
 from experiments.training.state import TrainingState
-from routing.parsing import bytes_of, json_of
+from routing.parsing import is_number
 
 _PACKAGES = (
     "torch", "numpy", "timm", "accelerate", "hydra-core", "mamba-ssm", "causal-conv1d", "fla-core",
@@ -82,36 +84,27 @@ def train(config: Config, *, quiet: bool = False) -> Path:
                 log.write_status(folder, "stopped", steps=steps, error="SIGINT")
                 raise
             except BaseException as error:
-                last = " ".join(str(error).split())[:500]
-                _write_failed(folder, error=f"{type(error).__name__}: {last}", steps=steps)
+                last = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+                try:
+                    log.write_status(folder, "failed", error=last, steps=steps)
+                except OSError:
+                    # On a full disk a second file has no room, and the heartbeat room of its own.
+                    known = run_folder.read(folder / "status.json") | {"status": "failed"}
+                    with contextlib.suppress(OSError):
+                        (folder / "status.json").write_text(json.dumps(known))
                 raise
     return folder
 
 
-def _write_failed(folder: Path, **fields: Any) -> None:
-    # On a full disk the first error counts, not that this one cannot be written down.
-    try:
-        log.write_status(folder, "failed", **fields)
-    except OSError:
-        # There is no room for a second file, but the heartbeat has room of its own.
-        with contextlib.suppress(OSError, ValueError):
-            known = json_of((folder / "status.json").read_bytes())
-            (folder / "status.json").write_text(json.dumps({**known, "status": "failed"}))
-
-
 def read_summary(folder: Path) -> dict[str, Any] | None:
     """Return what a finished run says of itself, or None: it is not done, or that is damaged."""
-    try:
-        summary = json_of(bytes_of(folder / "summary.json"))
-        good = summary["status"] == "done" and type(summary["step"]) is int
-        good = good and isinstance(summary["name"], str)
-        numbers = [summary["wall_s"], *dict(summary["scores"]).values()]
-        numbers += [summary[key] for key in ("loss", "images_per_s") if summary[key] is not None]
-        good = good and all(type(value) in (int, float) for value in numbers)
-        good = good and 0 <= summary["wall_s"] < math.inf
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return summary if good else None
+    told = run_folder.read(folder / "summary.json")
+    scores, wall = told.get("scores"), told.get("wall_s")
+    good = told.get("status") == "done" and isinstance(told.get("name"), str)
+    good = good and type(told.get("step")) is int and is_number(wall) and wall >= 0
+    good = good and isinstance(scores, dict) and all(map(is_number, scores.values()))
+    good = good and all(is_number(told.get(key) or 0) for key in ("loss", "images_per_s"))
+    return told if good else None
 
 
 def _session(config: Config, accelerator: Any, console: log.Console) -> None:
@@ -123,19 +116,26 @@ def _session(config: Config, accelerator: Any, console: log.Console) -> None:
         state.start_from(config, console.say)
     if accelerator.is_main_process:
         log.write_status(folder, "running", step=state.step, steps=steps)
-    for line in banner_lines(config, trainer.cost, trainer.model.describe()):
-        console.say(line)
+    console.say("\n".join(banner_lines(config, trainer.cost, trainer.model.describe())))
     about = f"resumed at step {state.step}" if resumed else "new; the same command resumes it"
     if config.init and not resumed:
         about += f"; weights from {config.init}"
     console.say(f"run         {folder}   ({about})")
-    where, count = f"{accelerator.num_processes} x {trainer.device.type}", torch.get_num_threads()
-    threads = f"{count} thread{'s' if count > 1 else ''}"
+    where, threads = f"{accelerator.num_processes} x {trainer.device.type}", torch.get_num_threads()
     mac = trainer.device.type == "cpu" and torch.backends.mps.is_available()
-    other = "   (this Mac's GPU is untested: ACCELERATE_TORCH_DEVICE=mps tries it)" if mac else ""
-    console.say(f"device      {where}, {threads}, {config.train.precision}{other}")
+    other = "   (this Mac's GPU is untested: ACCELERATE_TORCH_DEVICE=mps tries it)" * mac
+    plural = "s" * (threads > 1)
+    console.say(f"device      {where}, {threads} thread{plural}, {config.train.precision}{other}")
     console.say()
-    _check_scores(trainer, console)
+    # Guidance, sampler and what a score lacks (weights, a reference) are refused or said before
+    # training, not after the last step.
+    SamplingPipeline.make(trainer.model, config)
+    if config.eval["name"] != "none" and state.step < steps:
+        if trainer.dataset.can_decode:
+            for note in scoring.check(config, trainer.dataset, trainer.device):
+                console.once(note)
+        else:  # there is still a model to train, and to score elsewhere
+            console.say(f"no pictures and no scores in this run: {trainer.dataset.cannot_decode}")
     log.open_tracker(config.log, folder, config.name, config.to_dict(), accelerator)
     if accelerator.is_main_process:  # nothing is refused any more: a finished run may change
         (folder / "summary.json").unlink(missing_ok=True)
@@ -151,40 +151,20 @@ def _session(config: Config, accelerator: Any, console: log.Console) -> None:
     show_results(console, folder)
 
 
-def _check_scores(trainer: Trainer, console: log.Console) -> None:
-    """Refuse before training what the run's pictures and scores cannot have."""
-    config, dataset = trainer.config, trainer.dataset
-    # Guidance and sampler are refused before training too, if they do not fit this model.
-    SamplingPipeline.make(trainer.model, config)
-    if config.eval["name"] == "none" or trainer.state.step >= config.train.steps:
-        return
-    if not dataset.can_decode:
-        # Without an autoencoder there is still a model to train, and to score elsewhere.
-        console.say(f"no pictures and no scores in this run: {dataset.cannot_decode}")
-        return
-    # What a score lacks (weights, a reference) is said now, not after the last step.
-    for note in scoring.check(config, dataset, trainer.device):
-        console.once(note)
-
-
 # --- files ---------------------------------------------------------------------------------------
 
 
 def environment() -> dict[str, Any]:
     """Return versions, device and commit of this process."""
-    versions: dict[str, str | None] = {}
+    versions: dict[str, str | None] = dict.fromkeys(_PACKAGES)
     for name in _PACKAGES:
-        try:
+        with contextlib.suppress(PackageNotFoundError):
             versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = None
-    device = f"{processor()}, {os.cpu_count()} cores"
-    if torch.cuda.is_available():
-        device = torch.cuda.get_device_name()
+    gpu = torch.cuda.is_available()
     return {
         "python": platform.python_version(),
         "system": platform.platform(),
-        "device": device,
+        "device": torch.cuda.get_device_name() if gpu else f"{processor()}, {os.cpu_count()} cores",
         "threads": torch.get_num_threads(),
         "spins": os.environ.get("GOMP_SPINCOUNT"),
         "packages": versions,
@@ -243,13 +223,11 @@ def show_results(console: log.Console, folder: Path) -> None:
     """Print the scores of a finished run and where everything is."""
     summary = read_summary(folder)
     assert summary is not None, "a finished run"
-    rows = [[name, f"{value:.4g}"] for name, value in summary["scores"].items()]
-    loss, speed = (
-        "none" if summary.get(key) is None else f"{summary[key]:.4g}"
-        for key in ("loss", "images_per_s")
-    )
-    time_taken = log.clock(summary["wall_s"])
-    rows += [["loss", loss], ["training time", time_taken], ["images per second", speed]]
+    shown = summary["scores"] | {
+        "loss": summary.get("loss"), "training time": log.clock(summary["wall_s"]),
+        "images per second": summary.get("images_per_s"),
+    }  # fmt: skip
+    rows = [[k, f"{v:.4g}" if is_number(v) else str(v).lower()] for k, v in shown.items()]
     title = f"{summary['name']}, step {log.grouped(summary['step'])}"
     console.say()
     console.table(title, rows, ["score", "value"])
@@ -280,8 +258,7 @@ def settled(config: Config, *, quiet: bool = False) -> Config:
     """
     runs = config.settled()
     accelerator = build.make_accelerator(replace(runs[0], log="none"))
-    first = accelerator.is_main_process
-    console = Console(quiet or not first)
+    console = Console(quiet or not accelerator.is_main_process)
 
     # All processes decide as the first.
     known = gather(next((run for run in runs if (run.folder / KEPT).exists()), None))[0]
@@ -295,7 +272,7 @@ def settled(config: Config, *, quiet: bool = False) -> Config:
         f"precision   {chosen.train.precision}: bf16 is {ratio:.2f} times as fast as fp32 here "
         f"({ROUNDS} forward and backward passes of each, in turn)"
     )
-    if first:
+    if accelerator.is_main_process:
         found = {"asked": "auto", "precision": chosen.train.precision, "bf16_speed": ratio}
         atomic_write(chosen.folder / KEPT, json.dumps(found))
     return chosen
@@ -308,17 +285,14 @@ def bf16_speed(runs: list[Config], accelerator: Any) -> float:
     low, high = trainer.pieces[0]
     rows = torch.arange(trainer.first + low, trainer.first + high)
     batch, _, _ = trainer.drawn(rows, None)
-    wait = torch.cuda.synchronize if trainer.device.type == "cuda" else lambda: None
 
-    def seconds(run: Config) -> float:
+    def one_pass(run: Config) -> None:
         trainer.config = run
-        wait()
-        began = time.perf_counter()
         with out_of_memory(high - low):
             trainer.backward(trainer.loss(rows, batch))
-        wait()
         trainer.state.optimizer.zero_grad()
-        return time.perf_counter() - began
 
-    pairs = [[seconds(run) for run in runs] for _ in range(1 + ROUNDS)]
+    # The timer waits for CUDA.
+    seconds = partial(timeit, timer=torch.utils.benchmark.timer, number=1)
+    pairs = [[seconds(partial(one_pass, run)) for run in runs] for _ in range(1 + ROUNDS)]
     return statistics.median(fp32 / bf16 for fp32, bf16 in pairs[1:])

@@ -23,12 +23,10 @@ import torch  # noqa: E402
 from backbones.ops import biwkv, conv, native, ssd  # noqa: E402
 from backbones.ops.dispatch import without_native  # noqa: E402
 from backbones.sizes import parse_size  # noqa: E402
-from experiments.runtime.memory import keep_freed_memory  # noqa: E402
 from routing.layout import Layout  # noqa: E402
 
 SIZE = parse_size(OPTIONS["size"])
 TOKENS, BATCH, ROUNDS = (int(OPTIONS[key]) for key in ("tokens", "batch", "rounds"))
-keep_freed_memory()
 
 
 def plainly(run):

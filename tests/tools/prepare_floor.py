@@ -30,7 +30,6 @@ from PIL import Image  # noqa: E402
 from experiments.data.encoders import Autoencoder  # noqa: E402
 from experiments.data.picture_sources import center_crop, open_source  # noqa: E402
 from experiments.data.store_writer import StoreSettings, StoreWriter  # noqa: E402
-from experiments.runtime.memory import keep_freed_memory  # noqa: E402
 
 COUNT, ROUNDS, SIZE, THREADS = (int(OPTIONS[key]) for key in ("pictures", "rounds", "size", "threads"))
 BATCH = 16
@@ -62,7 +61,6 @@ def decoded(content):
 
 
 def main():
-    keep_freed_memory()  # As the command does.
     now = time.process_time if OPTIONS["clock"] == "cpu" else time.perf_counter
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from experiments.benchmark import bench_options, gpu_report, step_times
+from experiments.benchmark import gpu_report
 from experiments.runtime.command import run_command
 
 FAKE = [{"name": "NVIDIA H100 80GB HBM3", "memory_bytes": 80 * 2**30, "capability": "9.0"}]
@@ -27,13 +27,13 @@ def test_wrong_words_are_refused_first(word, capsys):
 
 @pytest.mark.slow
 def test_a_listed_device_gets_its_page(tmp_path, monkeypatch, capsys):
-    """The listing is fake, and the machine a CPU: what needs CUDA fails, and the page says so."""
+    """The listing is fake, and the machine a CPU: a variant fails, and the page says so."""
     monkeypatch.setattr(gpu_report, "devices", lambda: FAKE)
-    monkeypatch.setattr(gpu_report, "run_tests", lambda: {"rc": 0, "last": "9 passed in 3 s", "failed": []})
     monkeypatch.setattr(gpu_report, "_SAMPLES", ((10**6, 2),))
     tiny = ["data=digits", "route=1-1", "eval=none", "backbone.depth=3", "train.batch=4", "sampler.steps=1"]
-    monkeypatch.setattr(gpu_report, "_TRAINING", tiny)
+    monkeypatch.setattr(gpu_report, "_TRAINING", ["experiments/run.py", *tiny])
     monkeypatch.setattr(gpu_report, "BACKBONES", ("dit", "rwkv"))
+    monkeypatch.setattr(gpu_report, "_STEPS", ["experiments/bench.py", "parts=steps", "device=cpu", "rounds=1"])
     monkeypatch.setattr(
         gpu_report,
         "_VARIANTS",
@@ -42,39 +42,30 @@ def test_a_listed_device_gets_its_page(tmp_path, monkeypatch, capsys):
             "broken": ["depth=3", "route=9-9", "tokens=16", "plain=false"],
         },
     )
-    monkeypatch.setattr(step_times, "peak", lambda *a: (lambda: torch.mm(torch.ones(8, 8), torch.ones(8, 8)), 1024))
-    code = run_command(gpu_report.main, [f"out={tmp_path}", "size=T/2", "steps=2"])
+    code = run_command(gpu_report.main, [f"out={tmp_path}", "size=T/2", "steps=2", "tests=false"])
     said = capsys.readouterr().out
     page = (tmp_path / "nvidia-h100-80gb-hbm3.md").read_text()
     found = json.loads((tmp_path / "nvidia-h100-80gb-hbm3.json").read_text())
     assert code == 1 and "written:" in said
-    assert "9 passed" in page and "80 GiB, compute capability 9.0" in page
-    *plain, broken, _ = found["steps"]
-    assert [row["backbone"] for entry in plain for row in entry["rows"]] == ["dit", "dit", "rwkv", "rwkv"]
+    assert "80 GiB, compute capability 9.0" in page
+    parts = {title: [p for p in found["parts"] if p["title"] == title] for title in dict.fromkeys(p["title"] for p in found["parts"])}
+    plain, broken, training = parts.values()
+    assert [row["backbone"] for part in plain for row in part["rows"]] == ["dit", "dit", "rwkv", "rwkv"]
     assert "of allowed" in page and "rwkv-T/2" in page
-    assert "RouteError" in broken["error"] and f"dit failed: {broken['error']}" in page
-    assert "loss" in page and found["training"][0]["last"]["step"] == 2
+    assert all(part["rc"] == 2 and "route 9-9" in part["output"][-1] for part in broken)
+    assert "failed (exit code 2)" in page
+    assert all(part["rc"] == 0 and "images per second" in "".join(part["output"]) for part in training)
 
 
-@pytest.mark.slow
-def test_the_batch_is_halved_until_it_fits(monkeypatch):
-    asked = []
+def test_the_batch_is_halved_until_it_fits(monkeypatch, tmp_path):
+    asked, out = [], tmp_path / "steps.json"
+    out.write_text('{"steps": [1]}')
 
-    def measure(o: bench_options.BenchOptions, *_):
-        asked.append(o.batch)
-        if o.batch > 8:
-            raise torch.cuda.OutOfMemoryError
-        return [{"backbone": "dit"}]
+    def run(title, words):
+        batch = next(int(word.removeprefix("batch=")) for word in words if word.startswith("batch="))
+        asked.append(batch)
+        return {"rc": int(batch > 8), "output": ["", "torch.OutOfMemoryError: CUDA out of memory."] if batch > 8 else []}
 
-    monkeypatch.setattr(step_times, "measure", measure)
-    found = gpu_report.time_steps("XL/2", "mamba", [], torch.device("cpu"))
-    assert asked == [32, 16, 8] and found["batch"] == 8
-
-
-def test_a_failure_without_a_message_is_written_down_too(monkeypatch):
-    def measure(*_):
-        raise AssertionError
-
-    monkeypatch.setattr(step_times, "measure", measure)
-    found = gpu_report.time_steps("T/2", "dit", [], torch.device("cpu"))
-    assert found == {"error": "AssertionError: no message"}
+    monkeypatch.setattr(gpu_report, "run", run)
+    assert gpu_report.time_steps("steps", [], "XL/2", out) == {"rc": 0, "output": [], "rows": [1]}
+    assert asked == [32, 16, 8]

@@ -195,7 +195,7 @@ def test_shift_spends_steps_on_noise():
         ("edm", {"name": "heun", "stpes": 3}, "did you mean steps?"),
         ("edm", {"name": "heun", "steps": 0}, "at least 1"),
         ("edm", {"name": "heun", "steps": "many"}, "a whole number"),
-        ("edm", {"name": "ddim", "eta": 2}, "between 0 and 1"),
+        ("edm", {"name": "ddim", "eta": 2}, "at least 0 and at most 1"),
         ("flow", {"name": "sde", "diffusion": "sigm"}, "did you mean sigma?"),
         ("flow", {"name": "sde", "last_step": 1}, "below 1"),
         ("flow", {"name": "sde", "last": "Mean"}, "euler mean"),

@@ -154,7 +154,7 @@ def test_pictures_are_scored(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
         (("--sampler", "huen"), "did you mean heun"),
         (("--data", "digits"), "--data is for images"),
         (("train.lr=1",), "train.lr"),
-        (("--samples", "1"), "eval.samples=1: expected a number of at least 2"),
+        (("--samples", "1"), "eval.samples=1: expected a whole number of at least 2"),
         (("--step", "3"), "has no checkpoints"),
         (("--reference", "nowhere.npz"), "no such file"),
         (("--write-reference", "x.txt"), "must end in .npz"),

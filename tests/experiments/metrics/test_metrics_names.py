@@ -76,7 +76,7 @@ def test_yaml_has_every_option_with_a_comment(path: Path) -> None:
         ({"features": [None]}, "unknown features 'None'"),
         ({"features": ("inception",)}, "did you mean inception-adm"),
         ({"labels": "balance"}, "did you mean balanced"),
-        ({"samples": 1}, "eval.samples=1: expected a number of at least 2"),
+        ({"samples": 1}, "eval.samples=1: expected a whole number of at least 2"),
         ({"samples": 2.5}, "expected a whole number"),
         ({"neighbours": 0}, "eval.neighbours=0"),
         ({"batch": True}, "eval.batch=True"),

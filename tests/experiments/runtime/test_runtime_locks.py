@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from filelock import FileLock
@@ -47,20 +48,25 @@ def test_a_look_at_the_lock_is_not_another_writer(tmp_path, monkeypatch):
 
 
 def test_a_colleagues_lock_is_looked_at_without_the_right_to_write(tmp_path, monkeypatch):
-    def refuse(*_, **__):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    opened, plain = [], Path.open
 
-    def seen_by_a_colleague():
-        with monkeypatch.context() as patch:
-            patch.setattr(FileLock, "acquire", refuse)
-            return is_locked(tmp_path)
+    def open_(path, mode="r", **other):
+        opened.append(mode)
+        return plain(path, mode, **other)
 
     with locked(tmp_path):
-        assert seen_by_a_colleague()
-    assert (tmp_path / "lock").is_file() and not seen_by_a_colleague()
-    monkeypatch.setattr(files, "fcntl", None)  # Windows has no shared lock to ask for
-    with pytest.raises(PermissionError):
-        seen_by_a_colleague()
+        monkeypatch.setattr(Path, "open", open_)
+        assert is_locked(tmp_path) and opened == ["rb"]
+    assert (tmp_path / "lock").is_file() and not is_locked(tmp_path)
+
+
+def test_without_flock_a_lock_is_looked_at_by_taking_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "fcntl", None)  # as on Windows
+    monkeypatch.setattr(files, "fsync_dir", lambda path: None)
+    assert not is_locked(tmp_path)
+    with locked(tmp_path):
+        assert is_locked(tmp_path)
+    assert not is_locked(tmp_path)
 
 
 def test_an_unreadable_holder_is_another_process(tmp_path):

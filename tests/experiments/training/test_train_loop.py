@@ -9,10 +9,7 @@ import math
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -468,27 +465,6 @@ def test_routing_can_be_switched_off_after_a_fraction(tmp_path):
         and run.routes.every_step.on(run.routes.schedule.at(0.5), rows) is None
     )
     assert run.routes.macs(run.routes.schedule.at(0.9)) == run.cost.macs_dense
-
-
-@pytest.mark.slow
-def test_freed_memory_is_kept_for_the_next_step():
-    code = (
-        "import resource, sys, torch\n"
-        "from experiments.runtime.memory import keep_freed_memory\n"
-        "assert not int(sys.argv[1]) or keep_freed_memory()\n"
-        "def faults():\n"
-        "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
-        "    for _ in range(20):\n"
-        "        torch.zeros(16 << 20)\n"
-        "    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before\n"
-        "faults(); print(faults())"
-    )
-    root = Path(build.__file__).parents[2]
-    count = [
-        int(subprocess.run([sys.executable, "-c", code, kept], cwd=root, capture_output=True, text=True, check=True).stdout)
-        for kept in "01"
-    ]  # fmt: skip
-    assert count[1] < count[0] / 10, "64 MB, twenty times: pages once, not each time"
 
 
 @pytest.mark.parametrize(
