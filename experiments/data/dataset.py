@@ -9,8 +9,6 @@ nothing to store, to broadcast or to restore. Integers only, so every device giv
 from __future__ import annotations
 
 import abc
-import functools
-import hashlib
 import importlib
 import itertools
 import sys
@@ -20,12 +18,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from experiments.data.data_options import TASKS, DataError, DataOptions, parse, require
-from experiments.data.published_files import ImageOptions
 from experiments.runtime.option_types import Key
 from routing.rng import Draws
 
@@ -207,8 +203,6 @@ def create(
 
 _WORD = 0xFFFFFFFF
 _ROUNDS = 6
-# Up to this size an epoch's order is kept: a lookup per batch is 200 small operations.
-_SMALL = 1 << 16
 
 
 def _mix(value: Tensor) -> Tensor:
@@ -235,7 +229,6 @@ class SampleOrder:
         self.size = size
         halves = torch.tensor([self.seed & _WORD, (self.seed >> 32) & _WORD])
         self._key = int(_mix(_mix(halves[:1]) ^ halves[1:]))
-        self._epoch = functools.lru_cache(2)(self._whole_epoch)
         # Small domains make a weak cipher: 6 bits at least.
         self._half = 3 if size is None else max(3, (max(size - 1, 1).bit_length() + 1) // 2)
 
@@ -248,19 +241,8 @@ class SampleOrder:
             return positions
         epoch = torch.div(positions, self.size, rounding_mode="floor")
         place = positions - epoch * self.size
-        if self.size <= _SMALL and positions.device.type == "cpu" and positions.numel():
-            first, last = int(epoch.min()), int(epoch.max())
-            if last - first <= 1:
-                return torch.stack([self._epoch(first), self._epoch(last)])[epoch - first, place]
-        return self._walk(place, epoch)
-
-    def _whole_epoch(self, epoch: int) -> Tensor:
-        """Return an epoch's order: at small sizes it costs little more than one batch's."""
-        return self._walk(torch.arange(self.size or 0), torch.tensor(epoch))
-
-    def _walk(self, place: Tensor, epoch: Tensor) -> Tensor:
         value = self._permute(place, epoch)
-        while bool((outside := value >= (self.size or 0)).any()):
+        while bool((outside := value >= self.size).any()):
             value = torch.where(outside, self._permute(value, epoch), value)
         return value
 
@@ -320,75 +302,3 @@ class Prefetch:
     def _read(self, step: int) -> Rows:
         rows = self.dataset.rows(*self.plan(step), self.split)
         return rows.pin() if self.dataset.device.type == "cuda" else rows
-
-
-# --- images in memory -----------------------------------------------------------------------------
-
-
-class PixelSet(Dataset):
-    """Images in memory, shifted and scaled by two numbers to mean 0 and `sigma_data`.
-
-    The numbers are the mean and standard deviation of the training pixels. Images smaller than
-    the options' `sample_shape` stand in its middle, on black.
-    """
-
-    def __init__(self, options: ImageOptions, task: str = "class", device: Device = "cpu") -> None:
-        super().__init__(options, task, device)
-        found = options.read()
-        self.class_names, self._white = tuple(found.class_names), found.white
-        self._source, self._mirrored = options.source, options.mirrored
-        digest = hashlib.sha256()
-        self._pixels: dict[str, Tensor] = {}
-        self._labels: dict[str, Tensor] = {}
-        for split, (images, labels) in found.splits.items():
-            missing = [self.shape[axis] - images.shape[axis] for axis in (-2, -1)]
-            foreign = {*np.unique(labels).tolist()} - {*range(options.class_count)}
-            form = images.dtype == np.uint8 and images.shape[:-2] == (len(labels), self.shape[0])
-            if not form or min(missing) < 0 or foreign:
-                raise DataError(
-                    f"data={options.name}: read() returned as {split} {images.dtype} images of "
-                    f"shape {images.shape} with labels {min(labels, default=0)} to "
-                    f"{max(labels, default=0)}; expected N of uint8 {self.shape}, or smaller, and "
-                    f"N labels below {options.class_count}"
-                )
-            around = [(side // 2, side - side // 2) for side in missing]
-            pixels, known = np.pad(images, [(0, 0), (0, 0), *around]), labels.astype(np.int64)
-            digest.update(pixels.data)
-            digest.update(known.data)
-            self._pixels[split] = torch.from_numpy(pixels).to(self.device)
-            self._labels[split] = torch.from_numpy(known).to(self.device)
-        self.sizes = {split: len(labels) for split, labels in self._labels.items()}
-        self.fingerprint = found.fingerprint or digest.hexdigest()[:16]
-        # Exact, from how often each value occurs.
-        parts = self._pixels["train"].cpu().split(4096)
-        counts = torch.stack([part.flatten().bincount(minlength=256) for part in parts]).sum(0)
-        share, values = counts.double() / counts.sum(), torch.arange(256, dtype=torch.float64)
-        self._mean = float((share * values).sum())
-        self._std = float((share * (values - self._mean) ** 2).sum().sqrt())
-        scaled = (values - self._mean) * (self.sigma_data / self._std)
-        self._scaled = scaled.float().to(self.device)
-
-    def batch(
-        self,
-        index: Tensor,
-        draws: Draws | None = None,
-        split: str = "train",
-        rows: Rows | None = None,
-    ) -> Batch:
-        """Return images and their labels; `draws` mirror half of those to train on."""
-        self._check(index, split)
-        index = index.to(self.device, non_blocking=True)
-        x = self._scaled[self._pixels[split][index].long()]
-        if draws is not None and self._mirrored and split == "train":
-            flip = draws.uniform("flip", 1).to(self.device).view(-1, 1, 1, 1) < 0.5
-            x = torch.where(flip, x.flip(-1), x)
-        return Batch(x, self._labels[split][index] if self.task == "class" else None)
-
-    def describe(self) -> dict[str, str]:
-        """Return the images' source, where it is said."""
-        return {"source": self._source} if self._source else {}
-
-    def to_pixels(self, x: Tensor) -> Tensor:
-        """Turn (B, C, H, W) into uint8 RGB (B, 3, H, W); grey has three equal channels."""
-        values = x.float() * (self._std / self.sigma_data) + self._mean
-        return to_uint8(values * (255 / self._white)).expand(-1, 3, -1, -1).contiguous()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import collections
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +14,7 @@ from PIL import Image, ImageDraw, ImageFont, features
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from experiments.data.data_options import DataError
-from experiments.data.published_files import ImageOptions, LabelledImages
+from experiments.data.data_options import DataError, IconsOptions
 from experiments.runtime.files import atomic_path, default_cache, sha256
 from routing.parsing import json_of
 
@@ -35,30 +33,17 @@ _STYLES = {
 _BRANDS = {"apple", "google", "logo", "microsoft"}
 
 
-@dataclass(frozen=True)
-class IconsOptions(ImageOptions):
-    """Icons of free fonts, 28x28 grey in 32x32; a class is the first word of an icon's name."""
-
-    name: str = "icons"
-
-    sample_shape = (1, 32, 32)
-    class_count = 50
-    patch = 4
-    evaluation = "icons"
-    package = ("qtawesome", "the fonts")
-
-    def read(self) -> LabelledImages:
-        """Return the icons of the commonest first words; all drawings of a name are on one side."""
-        folder = self.folder() / "fonts"
-        try:
-            kept, words = _kept(folder, self.class_count)
-        except (OSError, ValueError, TypeError, AttributeError, OverflowError) as error:
-            raise DataError(
-                f"data=icons: cannot read the fonts in {folder} ({error}); type "
-                "pip install --force-reinstall --no-deps qtawesome"
-            ) from None
-        splits = {split: (kept[f"{split}-x"], kept[f"{split}-y"]) for split in ("train", "test")}
-        return LabelledImages(splits, words)
+def read(options: IconsOptions) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], list[str]]:
+    """Return the icons of the commonest first words; all drawings of a name are on one side."""
+    folder = options.folder() / "fonts"
+    try:
+        kept, words = _kept(folder, options.class_count)
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError) as error:
+        raise DataError(
+            f"data=icons: cannot read the fonts in {folder} ({error}); type "
+            "pip install --force-reinstall --no-deps qtawesome"
+        ) from None
+    return {split: (kept[f"{split}-x"], kept[f"{split}-y"]) for split in ("train", "test")}, words
 
 
 def _kept(folder: Path, classes: int) -> tuple[dict[str, np.ndarray], list[str]]:

@@ -27,9 +27,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from experiments.data.data_options import DataError, require
+from experiments.data.data_options import DataError, ScenesOptions, require
 from experiments.data.dataset import Batch, Condition, Dataset, Device, Rows, to_uint8
-from experiments.data.scenes_spec import ScenesOptions
 from routing.errors import suggest
 from routing.rng import Draws, widest
 from routing.scan_orders import table

@@ -9,7 +9,7 @@ import matplotlib
 import pytest
 import torch
 
-from experiments.data import DataError, create, icons, published_files
+from experiments.data import DataError, create, data_options, icons
 
 FONT = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
 # Letters play icons: two fonts with the same drawings, variants of a name, and a brand.
@@ -28,7 +28,7 @@ def folder(tmp_path, monkeypatch):
         (fonts / f"{font}-webfont-charmap-1.0.json").write_text(text)
     spec = ModuleSpec("qtawesome", None)
     spec.submodule_search_locations = [str(fonts.parent)]
-    monkeypatch.setattr(published_files, "find_spec", lambda name: spec)
+    monkeypatch.setattr(data_options, "find_spec", lambda name: spec)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return fonts
 
@@ -101,7 +101,7 @@ def test_without_the_package(folder, monkeypatch):
     shutil.rmtree(folder)
     with pytest.raises(DataError, match="cannot read the fonts.*there is none"):
         create({"name": "icons"})
-    monkeypatch.setattr(published_files, "find_spec", lambda name: None)
+    monkeypatch.setattr(data_options, "find_spec", lambda name: None)
     with pytest.raises(DataError, match="not installed; type pip install qtawesome"):
         create({"name": "icons"})
 

@@ -135,7 +135,10 @@ def test_second_store_is_the_test_split(tmp_path, labels):
         (["class 1", "class 3", "class 4"], [1, 3, 4]),  # two have no picture held out
         (["ant", "bee", "cat"], [0, 1, 2]),  # other words for the same: the numbers say it
         (["0", "1", "2"], [0, 1, 2]),
-        (["class 1", "class 3", "class 4", "fox"], [1, 3, 4]),  # of a table's names, without a picture
+        (
+            ["class 1", "class 3", "class 4", "fox"],
+            [1, 3, 4],
+        ),  # of a table's names, without a picture
         (["class 1", "class 0", "fox"], "lacks, such as ['fox']"),
     ],
 )
@@ -193,7 +196,9 @@ def test_captions_of_the_second_store_have_the_same_shape(tmp_path):
         for n in (5, 6)
     ]
     assert load(paths[0], task="text", test=str(paths[0])).text == (5, 8)
-    refused(lambda: load(paths[0], task="text", test=str(paths[1])), "[6, 8] captions and", "[5, 8]")
+    refused(
+        lambda: load(paths[0], task="text", test=str(paths[1])), "[6, 8] captions and", "[5, 8]"
+    )
 
 
 def test_shuffled_epochs_read_every_sample_once(tmp_path):
@@ -316,7 +321,13 @@ def test_other_pixels_of_the_same_store_have_another_fingerprint(tmp_path, label
     path = write_store(tmp_path / "s", latents(COUNT), labels)
     plain = load(path)
     assert plain.pixels_fingerprint == plain.fingerprint
-    changes = ({"vae": "a"}, {"vae": "b"}, {"vae_dtype": "bfloat16"}, {"held_out": 3}, {"held_out": 4})
+    changes = (
+        {"vae": "a"},
+        {"vae": "b"},
+        {"vae_dtype": "bfloat16"},
+        {"held_out": 3},
+        {"held_out": 4},
+    )
     found = {load(path, **change).pixels_fingerprint for change in changes}
     assert len(found | {plain.fingerprint}) == 6
 
@@ -468,7 +479,9 @@ def test_wrong_tar_layouts_are_named(tmp_path, labels):
     images = write_tars(tmp_path / "a", [b"x"] * 4, labels, field="jpg", encode=bytes)
     refused(lambda: load(images), "no latent.npy; found cls, jpg", "prepare.py")
     bare = write_tars(tmp_path / "g", z, labels, field="npy")
-    with pytest.raises(DataError, match=r"found cls, npy; name its files KEY.latent.npy"):  # of a dry run too
+    with pytest.raises(
+        DataError, match=r"found cls, npy; name its files KEY.latent.npy"
+    ):  # of a dry run too
         LatentsOptions(path=str(bare)).check()
     odd = write_tars(tmp_path / "b", [z[0], z[1][:3], z[2]], labels)
     refused(
@@ -578,7 +591,10 @@ def test_wrong_lightning_layouts_are_named(tmp_path, labels):
     torch.save({"mean": torch.zeros(3), "std": torch.ones(3)}, path / "latents_stats.pt")
     (path / "latents_rank01_shard000.safetensors").unlink()
     refused(lambda: load(path), "3 means for 4 channels")
-    torch.save({"mean": torch.tensor([0, 0, 0, torch.nan]), "std": torch.ones(4)}, path / "latents_stats.pt")
+    torch.save(
+        {"mean": torch.tensor([0, 0, 0, torch.nan]), "std": torch.ones(4)},
+        path / "latents_stats.pt",
+    )
     refused(lambda: load(path), "latents_stats.pt is damaged", "finite means")
 
 
