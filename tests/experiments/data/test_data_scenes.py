@@ -230,15 +230,9 @@ def test_adherence_counts_add_up_over_batches(sample):
     """Shapes asked for differ by picture: averaging the batches' shares would weigh them wrongly."""
     pixels, _, captions = sample
     whole = reader.adherence(pixels, captions=captions)
-    parts = [
-        reader.adherence(pixels[cut], captions=captions[cut])
-        for cut in (slice(100), slice(100, None))
-    ]
+    parts = [reader.adherence(pixels[cut], captions=captions[cut]) for cut in (slice(100), slice(100, None))]
     assert whole["shape"][1] != len(pixels)
-    assert whole == {
-        key: tuple(a + b for a, b in zip(parts[0][key], parts[1][key], strict=True))
-        for key in whole
-    }
+    assert whole == {key: tuple(a + b for a, b in zip(parts[0][key], parts[1][key], strict=True)) for key in whole}
 
 
 def test_probe_features_are_independent_of_the_batch(sample):

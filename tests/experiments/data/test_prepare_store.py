@@ -225,9 +225,7 @@ def test_a_plan_that_another_process_writes_meanwhile_is_no_stranger(
 def test_a_second_launch_beside_the_first_is_refused(folder, tmp_path, vae, monkeypatch, capsys):
     out = tmp_path / "out"
     with locked(out):
-        fails(
-            capsys, run(folder, out, vae), "is being written by process", "type the command again"
-        )
+        fails(capsys, run(folder, out, vae), "is being written by process", "type the command again")
         assert not (out / "plan.json").exists()
         monkeypatch.setenv("WORLD_SIZE", "2")
         monkeypatch.setenv("RANK", "1")  # of the launch whose first process holds it
@@ -265,9 +263,7 @@ def test_the_place_of_a_single_file_is_kept_in_full(monkeypatch, tmp_path):
     assert prepare._full_path("stabilityai/sd-vae-ft-ema") == "stabilityai/sd-vae-ft-ema"
 
 
-@pytest.mark.parametrize(
-    ("value", "online"), [("", True), ("0", True), ("false", True), ("1", False), ("Yes", False)]
-)
+@pytest.mark.parametrize(("value", "online"), [("", True), ("0", True), ("false", True), ("1", False), ("Yes", False)])
 def test_offline_means_what_it_means_to_the_hub(folder, tmp_path, monkeypatch, value, online):
     def asked(name, device, download):
         assert download is online
@@ -314,13 +310,7 @@ def test_unreadable_pictures_are_listed_and_skipped(folder, tmp_path, vae, capsy
 def test_nothing_readable(tmp_path, vae, capsys):
     (tmp_path / "p").mkdir()
     (tmp_path / "p/a.png").write_bytes(b"x")
-    fails(
-        capsys,
-        run(tmp_path / "p", tmp_path / "out", vae),
-        "none of 1 pictures",
-        "a.png",
-        "give a new folder",
-    )
+    fails(capsys, run(tmp_path / "p", tmp_path / "out", vae), "none of 1 pictures", "a.png", "give a new folder")
 
 
 @pytest.fixture
@@ -358,9 +348,7 @@ def test_a_full_disk_loses_nothing(folder, tmp_path, vae, small_disk, capsys):
     more = ("--size", 256, "--shard", 2, "--no-flips")
     assert run(folder, whole, vae, *more) == 0
     out = disk / "out"
-    fails(
-        capsys, run(folder, out, vae, *more), "the disk is full", "type the same command to go on"
-    )
+    fails(capsys, run(folder, out, vae, *more), "the disk is full", "type the same command to go on")
     assert not list(out.glob(".*")) and not (out / "manifest.json").exists()
     enlarge()
     assert run(folder, out, vae, *more) == 0
@@ -445,9 +433,7 @@ def test_links_are_what_they_lead_to(folder, tmp_path, vae):
     assert content(tmp_path / "a") == content(tmp_path / "b")
     (tmp_path / "linked/things/gone.png").symlink_to(tmp_path / "nowhere.png")
     assert run(tmp_path / "linked", tmp_path / "c", vae) == 0
-    assert (
-        tmp_path / "c/skipped.txt"
-    ).read_text() == "things/gone.png\tNo such file or directory\n"
+    assert (tmp_path / "c/skipped.txt").read_text() == "things/gone.png\tNo such file or directory\n"
 
 
 def test_a_flat_folder_has_no_classes(folder, pictures, tmp_path, vae, capsys):
@@ -458,9 +444,7 @@ def test_a_flat_folder_has_no_classes(folder, pictures, tmp_path, vae, capsys):
     for name, data in pictures.items():
         (flat / name.split("/")[1]).write_bytes(data)
     assert run(flat, tmp_path / "out", vae) == 0
-    assert (
-        "passed over: 2 other files, such as a.gif; pictures end in .jpg" in capsys.readouterr().err
-    )
+    assert "passed over: 2 other files, such as a.gif; pictures end in .jpg" in capsys.readouterr().err
     store = open_store(tmp_path / "out")
     assert store.labels is None and store.classes == ()
 
@@ -479,15 +463,9 @@ def test_a_flat_folder_has_no_classes(folder, pictures, tmp_path, vae, capsys):
         (lambda p: [p / "photos", "--size", "0"], ["--size 0: must be at least 1"]),
         (lambda p: [p / "photos", "--limit", "0"], ["--limit 0"]),
         (lambda p: [p / "photos", "--captions", "c.json"], ["--captions needs --text"]),
-        (
-            lambda p: [p / "photos", "--captions-per-image", "3"],
-            ["--captions-per-image needs --text"],
-        ),
+        (lambda p: [p / "photos", "--captions-per-image", "3"], ["--captions-per-image needs --text"]),
         (lambda p: [p / "photos", "--text-length", "9"], ["--text-length needs --text"]),
-        (
-            lambda p: [p / "x.parquet", "--caption-column", "image"],
-            ["--caption-column needs --text"],
-        ),
+        (lambda p: [p / "x.parquet", "--caption-column", "image"], ["--caption-column needs --text"]),
         (lambda p: [p / "photos", "--label-column", "kind"], ["--label-column is for tables"]),
         (lambda p: [p / "photos", "--vae", p / "empty"], ["has no config.json"]),
         (lambda p: [p / "photos", "--vae", "nowhere/vae"], ["nowhere/vae", "not on this machine"]),
@@ -810,16 +788,12 @@ def test_lines_of_captions_are_read_whatever_is_in_them(pictures, tmp_path):
     assert [raw.captions for raw in source.read(0, 2)] == [("ends\u2028here", "again"), ("a",)]
 
 
-@pytest.mark.parametrize(
-    "said", [5, {"raw": "a cat", "id": 3}, [{"raw": "a cat"}], ["a cat", None]]
-)
+@pytest.mark.parametrize("said", [5, {"raw": "a cat", "id": 3}, [{"raw": "a cat"}], ["a cat", None]])
 def test_a_caption_that_is_no_text_is_named(pictures, tmp_path, said):
     from experiments.data.picture_sources import open_source
 
     write_table(tmp_path / "x.parquet", pictures, caption=[said] * 7)
-    with pytest.raises(
-        DataError, match=r"x\.parquet: row 2 has caption .*; expected text or a list"
-    ):
+    with pytest.raises(DataError, match=r"x\.parquet: row 2 has caption .*; expected text or a list"):
         list(open_source(tmp_path).read(2, 5))
     (tmp_path / "0.png").write_bytes(pictures["animals/cat.png"])
     lines = tmp_path / "captions.jsonl"
@@ -919,10 +893,7 @@ def test_a_typo_is_answered_without_a_traceback(tmp_path):
     script = ROOT / "experiments/prepare.py"
     call = [sys.executable, str(script), "x", "y", "--size", "0"]
     done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True)
-    assert (
-        done.returncode == 2
-        and done.stderr == "error: --size 0: must be at least 1, at most 10000000\n"
-    )
+    assert done.returncode == 2 and done.stderr == "error: --size 0: must be at least 1, at most 10000000\n"
 
 
 @pytest.mark.slow
@@ -1004,9 +975,7 @@ def test_latents_that_are_not_finite_are_refused(bias, dtype, folder, tmp_path, 
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"scaling_factor": float("nan")}, {"shift_factor": [1]}, {"scaling_factor": 0}]
-)
+@pytest.mark.parametrize("wrong", [{"scaling_factor": float("nan")}, {"shift_factor": [1]}, {"scaling_factor": 0}])
 def test_a_vae_without_a_scale_is_refused(wrong, folder, tmp_path, vae, capsys):
     shutil.copytree(vae, tmp_path / "vae")
     config = tmp_path / "vae" / "config.json"
