@@ -825,7 +825,7 @@ def test_a_table_without_a_column_of_the_first_is_named(pictures, tmp_path, kind
 
     write_table(tmp_path / f"a.{kind}", pictures, caption=["a"] * 7)
     write_table(tmp_path / f"b.{kind}", pictures)
-    with pytest.raises(DataError, match=rf"b.{kind} has no column 'caption', and .*a.{kind} has"):
+    with pytest.raises(DataError, match=rf"b.{kind} has no column 'caption'; it has image"):
         open_source(tmp_path)
 
 
