@@ -158,10 +158,10 @@ def prepare(given: argparse.Namespace) -> None:
                 few = f"{len(source.others):,} other files, such as {source.others[0]}"
                 console.say(f"passed over: {few}; pictures end in {' '.join(PICTURES)}")
             total = sum(min(given.shard, source.count - k * given.shard) for k in mine)
+            done = 0
             with console.progress("pictures", total) as display:
-                writer.progress = display.update
-                for k in mine:
-                    writer.write(k)
+                for count in (count for k in mine for count in writer.write(k)):
+                    display.update(done := done + count)
         manifest = writer.finish()
     if manifest is None:
         return

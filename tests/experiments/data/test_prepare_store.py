@@ -768,7 +768,7 @@ def test_a_picture_without_a_caption_is_named(pictures, tmp_path, vae):
     settings = StoreSettings(str(vae), size=16, text="e")
     writer = StoreWriter(source, encode, tmp_path / "out", settings, encoder)
     with pytest.raises(DataError, match="x.tar: 0003 has no caption; --text needs one"):
-        writer.write(0)
+        list(writer.write(0))
 
 
 def test_lines_of_captions_are_read_whatever_is_in_them(pictures, tmp_path):
