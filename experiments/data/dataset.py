@@ -11,11 +11,12 @@ from __future__ import annotations
 import abc
 import importlib
 import itertools
+import math
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -70,10 +71,11 @@ class Dataset(abc.ABC):
     """A data set whose samples are functions of (split, index, draws).
 
     The `options` say what is known before the data are read; a subclass whose files say more sets
-    `shape`, `num_classes` and `text` anew. The `task` is `class`, `text` or `none`: what `batch`
-    returns beside `x`. Batches are made on the `device`.
+    `shape`, `num_classes` and `text` anew in `_open`. The `task` is `class`, `text` or `none`: what
+    `batch` returns beside `x`. Batches are made on the `device`.
     """
 
+    options: DataOptions
     name: str  # as in `data=`
     shape: tuple[int, int, int]  # (C, H, W) of one sample
     num_classes: int  # 0 for a data set without labels or another task
@@ -90,11 +92,16 @@ class Dataset(abc.ABC):
             task != "text" or options.caption_shape is not None,
             f"data={options.name} has no captions; use task=class, or data=scenes task=text",
         )
-        self.name, self.sigma_data = options.name, options.sigma_data
+        self.options, self.name, self.sigma_data = options, options.name, options.sigma_data
         self.task, self.device = task, torch.device(device)
         self.shape = options.sample_shape
         self.num_classes = options.class_count if task == "class" else 0
         self.text = options.caption_shape if task == "text" else None
+        self._open()
+
+    def _open(self) -> None:
+        """Read what the options name, or what of it stays in memory; here, nothing."""
+        self.sizes = {}
 
     @property
     def size(self) -> int | None:
@@ -120,21 +127,22 @@ class Dataset(abc.ABC):
         """Return what else sampling must know where the data are not, JSON-able."""
         return {}
 
-    def rows(self, index: Tensor, draws: Draws, split: str = "train") -> Rows:
+    def rows(self, index: Tensor, draws: Draws | None, split: str = "train") -> Rows:
         """Read what `batch` needs from disk (nothing, for data sets that compute their samples)."""
         return Rows({})
 
+    def assemble(self, rows: Rows, index: Tensor, draws: Draws | None, split: str) -> Batch:
+        """Return the batch of what `rows` has read for the same arguments."""
+        return self.batch(index, draws, split)
+
     @abc.abstractmethod
-    def batch(
-        self, index: Tensor, draws: Draws | None, split: str = "train", rows: Rows | None = None
-    ) -> Batch:
+    def batch(self, index: Tensor, draws: Draws | None = None, split: str = "train") -> Batch:
         """Return the samples at `index`.
 
         Args:
             index: (B,) int64 sample indices within the split.
             draws: Random numbers of this step for flips and latent noise, or None.
             split: `train` or `test`.
-            rows: What `rows` returned for the same arguments, where it was read ahead.
 
         Raises:
             DataError: No such split or sample.
@@ -167,15 +175,11 @@ class Dataset(abc.ABC):
     def _check(self, index: Tensor, split: str) -> None:
         known = " or ".join(self.sizes)
         require(split in self.sizes, f"data={self.name} has no {split} split: expected {known}")
-        size = self.sizes[split]
         if index.numel() and index.device.type == "cpu":
-            low, high = int(index.min()), int(index.max())
-            if low < 0 or (size is not None and high >= size):
-                held = "counts from 0" if size is None else f"has {size} samples"
-                raise DataError(
-                    f"sample {low if low < 0 else high} is outside the {split} split of "
-                    f"data={self.name}, which {held}"
-                )
+            size, low, high = self.sizes[split], int(index.min()), int(index.max())
+            holds = f"{size or 'endless'} samples, counted from 0"
+            said = f"samples {low} to {high} of the {split} split of data={self.name}"
+            require(0 <= low <= high < (size or math.inf), f"{said}, which holds {holds}")
 
 
 def to_uint8(x: Tensor) -> Tensor:
@@ -188,7 +192,7 @@ def create(
 ) -> Dataset:
     """Return the data set that `options` describe.
 
-    `options` is a dataclass of NAME.py or NAME_spec.py, or a mapping with its keys and a `name`;
+    `options` is a dataclass of options, or a mapping with its keys and a `name`;
     `task` and `device` are those of `Dataset`.
 
     Raises:
@@ -259,46 +263,37 @@ class SampleOrder:
 
 # --- reading ahead -------------------------------------------------------------------------------
 
-Plan = Callable[[int], tuple[Tensor, Draws]]
+_AHEAD = 3  # batches that may wait
 
 
 @dataclass
 class Prefetch:
     """The batches of steps `start..stop-1`, each a function of its step alone.
 
-    Data sets that compute their samples are simply asked; those that read files are read ahead by a
-    thread. Its errors are raised where the batch is asked for. Leaving the loop ends the thread.
-
-    `plan` gives a step's sample indices (on the CPU) and its random numbers, a `stop` of None is
-    endless, `depth` batches may wait, and `split` is `train` or `test`.
+    What they read from disk is read ahead by a thread. Its errors are raised where the batch is
+    asked for. Leaving the loop ends the thread. `plan` gives a step's sample indices (on the CPU)
+    and its random numbers, a `stop` of None is endless.
     """
 
     dataset: Dataset
-    plan: Plan
+    plan: Callable[[int], tuple[Tensor, Draws]]
     start: int = 0
     stop: int | None = None
-    depth: int = field(default=3, kw_only=True)
-    split: str = field(default="train", kw_only=True)
 
     def __iter__(self) -> Iterator[Batch]:
         steps = range(self.start, sys.maxsize if self.stop is None else self.stop)
-        if not self.dataset.reads_disk:
-            for step in steps:
-                yield self.dataset.batch(*self.plan(step), self.split)
-            return
         # A loop that is never left (an error, a signal): the pool's thread is joined at exit.
         pool = ThreadPoolExecutor(1)
         ahead = iter(steps)
         waiting: deque[Future[Rows]] = deque()
         try:
             for step in steps:
-                for read in itertools.islice(ahead, self.depth + 1 - len(waiting)):
+                for read in itertools.islice(ahead, _AHEAD + 1 - len(waiting)):
                     waiting.append(pool.submit(self._read, read))
-                rows = waiting.popleft().result()
-                yield self.dataset.batch(*self.plan(step), self.split, rows)
+                yield self.dataset.assemble(waiting.popleft().result(), *self.plan(step), "train")
         finally:
             pool.shutdown(cancel_futures=True)
 
     def _read(self, step: int) -> Rows:
-        rows = self.dataset.rows(*self.plan(step), self.split)
+        rows = self.dataset.rows(*self.plan(step))
         return rows.pin() if self.dataset.device.type == "cuda" else rows

@@ -125,30 +125,15 @@ def sample_moments(moments: Tensor, draws: Draws, stream: str) -> Tensor:
 
 # --- single files of latent diffusion ------------------------------------------------------------
 #
-# diffusers has the same network under other names. The configuration is read off the tensors'
-# shapes, then every tensor is renamed:
-#
-#     encoder.down.i.block.j.nin_shortcut   ->  encoder.down_blocks.i.resnets.j.conv_shortcut
-#     decoder.up.i.block.j                  ->  decoder.up_blocks.(n-1-i).resnets.j
-#     *.attn_1.q (a 1x1 convolution)        ->  *.attentions.0.to_q (a linear layer)
+# diffusers has the same network under other names: the configuration is read off the tensors'
+# shapes, and diffusers' own converter renames them, but for the attention beside the blocks of a
+# level, which VA-VAE has at its lowest one.
 
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".safetensors")
 # Latent diffusion divides the channels of every norm into 32 groups.
 _GROUPS = 32
 _PREFIXES = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.")
-_RENAMES = (
-    (r"mid\.block_1\.", "mid_block.resnets.0."),
-    (r"mid\.block_2\.", "mid_block.resnets.1."),
-    (r"mid\.attn_1\.", "mid_block.attentions.0."),
-    (r"\.norm_out\.", ".conv_norm_out."),
-    (r"nin_shortcut", "conv_shortcut"),
-    (r"\.(down|up)\.(\d+)\.", r".\1_blocks.\2."),
-    (r"\.block\.", ".resnets."),
-    (r"\.attn\.", ".attentions."),
-    (r"\.(down|up)sample\.", r".\1samplers.0."),
-)
-_ATTENTION = {"norm": "group_norm", "q": "to_q", "k": "to_k", "v": "to_v", "proj_out": "to_out.0"}
 
 
 def load_single_file(path: Path) -> Any:
@@ -177,7 +162,7 @@ def load_single_file(path: Path) -> Any:
         state = {name: tensor for name, tensor in named.items() if name.startswith(_PREFIXES)}
         config = _config(state)
         network: Any = AutoencoderKL(**config)
-        network.load_state_dict(rename(state, len(config["block_out_channels"])))
+        network.load_state_dict(_renamed(state, config))
     except (KeyError, ValueError, RuntimeError, IndexError, TypeError, AttributeError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise DataError(
@@ -210,20 +195,19 @@ def _config(state: dict[str, Tensor]) -> dict[str, Any]:
     }
 
 
-def rename(state: dict[str, Tensor], depth: int) -> dict[str, Tensor]:
+def _renamed(state: dict[str, Tensor], config: dict[str, Any]) -> dict[str, Tensor]:
     """Return tensors under diffusers' names, whose decoder counts levels the other way round."""
-    renamed = {}
-    for name, value in state.items():
-        new = name
-        for pattern, replacement in _RENAMES:
-            new = re.sub(pattern, replacement, new)
-        new = re.sub(r"up_blocks\.(\d+)", lambda m: f"up_blocks.{depth - 1 - int(m[1])}", new)
-        if ".attentions." in new:
-            head, part, kind = new.rsplit(".", 2)
-            new = f"{head}.{_ATTENTION[part]}.{kind}"
-            value = value[:, :, 0, 0] if value.dim() == 4 else value
-        renamed[new] = value
-    return renamed
+    from diffusers.loaders import single_file_utils as names
+
+    made = names.convert_ldm_vae_checkpoint(state, config)
+    depth = len(config["block_out_channels"])
+    for level in range(depth):
+        for side, new in (("down", level), ("up", depth - 1 - level)):
+            old = f"{side}.{level}.attn"
+            keys = [name for name in state if f".{old}." in name]
+            turned = {"old": old, "new": f"{side}_blocks.{new}.attentions"}
+            names.update_vae_attentions_ldm_to_diffusers(keys, made, state, turned)
+    return {name: tensor for name, tensor in made.items() if ".attn." not in name}
 
 
 # --- captions -------------------------------------------------------------------------------------

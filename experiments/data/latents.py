@@ -51,16 +51,13 @@ class LatentSpace(Dataset):
     Of the options, those of a store are not looked at.
     """
 
+    options: LatentsOptions
     decoding: Decoding
 
-    def __init__(
-        self, options: LatentsOptions, task: str = "class", device: Device = "cpu"
-    ) -> None:
-        super().__init__(options, task, device)
+    def _open(self) -> None:
+        super()._open()
         # The store or the weights say, not the options.
         self.num_classes, self.text = 0, None
-        self.options = options
-        self.sizes = {}
 
     @classmethod
     def restore(
@@ -93,9 +90,7 @@ class LatentSpace(Dataset):
         """Return how these latents are decoded, as `restore` reads it."""
         return {"decoding": {**dataclasses.asdict(self.decoding), "vae": self.vae}}
 
-    def batch(
-        self, index: Tensor, draws: Draws | None, split: str = "train", rows: Rows | None = None
-    ) -> Batch:
+    def batch(self, index: Tensor, draws: Draws | None = None, split: str = "train") -> Batch:
         """Refuse: there are no samples."""
         raise DataError("the latents themselves are not here; give their store: data.path=FOLDER")
 
@@ -164,10 +159,9 @@ class Latents(LatentSpace):
 
     reads_disk = True
 
-    def __init__(
-        self, options: LatentsOptions, task: str = "class", device: Device = "cpu"
-    ) -> None:
-        super().__init__(options, task, device)
+    def _open(self) -> None:
+        super()._open()
+        options, task = self.options, self.task
         options.check()
         assert options.path
         store = open_store(options.path, kind=options.kind, verify=options.verify)
@@ -179,7 +173,7 @@ class Latents(LatentSpace):
             test = self._stores["test"] = open_store(
                 options.test, kind=options.kind, verify=options.verify
             )
-            alike = {"shape": [one.shape for one in (test, store)]}
+            alike: dict[str, list[Any]] = {"shape": [one.shape for one in (test, store)]}
             if task == "text" and store.text and test.text:
                 alike["shape of captions"] = [test.text[1:], store.text[1:]]
             if options.scaled == "auto":
@@ -322,15 +316,16 @@ class Latents(LatentSpace):
         put = {key: tensor.to(self.device) for key, tensor in found.items()}
         return Condition(**put, captions=captions)
 
-    def batch(
-        self, index: Tensor, draws: Draws | None, split: str = "train", rows: Rows | None = None
-    ) -> Batch:
+    def batch(self, index: Tensor, draws: Draws | None = None, split: str = "train") -> Batch:
+        """Return latents in model space."""
+        return self.assemble(self.rows(index, draws, split), index, draws, split)
+
+    def assemble(self, rows: Rows, index: Tensor, draws: Draws | None, split: str) -> Batch:
         """Return latents in model space.
 
         Without `draws` (references, previews) there are no flips, the first caption is taken and
         the noise of moments depends on the sample alone.
         """
-        rows = rows if rows is not None else self.rows(index, draws, split)
         put = {k: v.to(self.device, non_blocking=True) for k, v in rows.tensors.items()}
         z = put["latents"].float()
         if self._stores[split].kind == "moments":

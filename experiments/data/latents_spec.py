@@ -68,21 +68,19 @@ class Manifest:
 
     def summary(self, out: Path) -> str:
         """Return what was made at `out`, for people."""
-        size, sides = sum(s.bytes for s in self.shards) / 2**30, "x".join(map(str, self.shape))
+        text, sides = self.text, "x".join(map(str, self.shape))
+        mirrored = ", mirrored too" if self.flips else ""
         said = {
-            f"{out}:": f"{self.count:,} pictures as {self.kind} of {sides}"
-            + (", mirrored too" if self.flips else ""),
+            f"{out}:": f"{self.count:,} pictures as {self.kind} of {sides}{mirrored}",
             "classes  ": len(self.classes) if self.labels else "none",
             "mean     ": "  ".join(f"{value:.4f}" for value in self.mean),
             "std      ": "  ".join(f"{value:.4f}" for value in self.std),
-            "scaled   ": f"std {max(self.std) * self.scale_factor:.3f} at most, "
-            f"by factor {self.scale_factor}",
-            "shards   ": f"{len(self.shards)}, {size:.2f} GB, SHA-256 in manifest.json",
-            "captions ": self.text and f"{list(self.text.shape)} by {self.text.encoder}",
-            "skipped  ": self.skipped
-            and f"{self.skipped} that cannot be read, listed in {out / 'skipped.txt'}",
+            "scaled   ": f"std {max(self.std) * self.scale_factor:.3f} at most",
+            "shards   ": f"{len(self.shards)}, {sum(s.bytes for s in self.shards) / 2**30:.2f} GB",
+            "captions ": f"{list(text.shape)} by {text.encoder}" if text else "none",
+            "skipped  ": f"{self.skipped} that cannot be read, listed in {out / 'skipped.txt'}",
         }
-        return "\n".join(f"{name} {value}" for name, value in said.items() if value)
+        return "\n".join(f"{name} {value}" for name, value in said.items())
 
     @classmethod
     def read(cls, folder: Path) -> tuple[Manifest, str]:

@@ -95,11 +95,11 @@ def open_source(
         kinds.setdefault(_KINDS.get(file.suffix.lower(), "others"), []).append(file)
     others = kinds.pop("others", [])
     if len(kinds) != 1:
-        those = (f"{kind} such as {files[0].name}" for kind, files in kinds.items())
+        listed = (f"{kind} such as {some[0].name}" for kind, some in kinds.items())
         seen = ", ".join(file.name for file in found[:5]) or "nothing"
         tip = max(kinds.values(), key=len)[0].suffix if kinds else ".tar"
         raise DataError(
-            f"{path} holds {' and '.join(those) or 'no pictures'}: expected one kind of "
+            f"{path} holds {' and '.join(listed) or 'no pictures'}: expected one kind of "
             f"{' '.join(_KINDS)} files; found {seen}; name those to take, as --files '*{tip}'"
         )
     [(kind, those)] = kinds.items()
@@ -176,7 +176,7 @@ class FolderSource(PictureSource):
             try:
                 content = self._pictures[i].read_bytes()
             except OSError as error:
-                why = error.strerror
+                why = str(error.strerror)
             yield RawPicture(self._names[i], content, self._labels[i], self._captions[i], why)
 
 
@@ -260,7 +260,7 @@ class TableSource(PictureSource):
             role: next((name for name in likely if name in schema.names), None)
             for role, likely in _GUESSES.items()
         }
-        named = {role: name for role, name in columns.items() if name}
+        named: dict[str, str | None] = {role: name for role, name in columns.items() if name}
         self._columns = guessed | named
         bare = f"{first} has no pictures in columns {', '.join(schema.names) or 'none'}"
         found = self._columns["image"] is not None and self.count > 0

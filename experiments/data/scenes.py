@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from experiments.data.data_options import DataError, ScenesOptions, require
-from experiments.data.dataset import Batch, Condition, Dataset, Device, Rows, to_uint8
+from experiments.data.dataset import Batch, Condition, Dataset, to_uint8
 from routing.errors import suggest
 from routing.rng import Draws, widest
 from routing.scan_orders import table
@@ -253,16 +253,18 @@ class Scenes(Dataset):
     0 and `sigma_data`.
     """
 
-    def __init__(self, options: ScenesOptions, task: str = "class", device: Device = "cpu") -> None:
-        super().__init__(options, task, device)
-        self.options = options
-        self.class_names = CLASSES if task == "class" else ()
+    options: ScenesOptions
+
+    def _open(self) -> None:
+        self.class_names = CLASSES if self.task == "class" else ()
         self.sizes = {"train": None, "test": None}
         first = draw(*self._choose(torch.arange(_STATISTICS_FROM), "train")).cpu().long()
         count = first.numel()
         self._mean = int(first.sum()) / count
         self._std = (int((first * first).sum()) / count - self._mean**2) ** 0.5
-        digest = hashlib.sha256(first.to(torch.uint8).numpy().tobytes() + repr(options).encode())
+        digest = hashlib.sha256(
+            first.to(torch.uint8).numpy().tobytes() + repr(self.options).encode()
+        )
         self.fingerprint = digest.hexdigest()[:16]
 
     def _choose(self, index: Tensor, split: str) -> tuple[Attributes, Tensor]:
@@ -275,13 +277,7 @@ class Scenes(Dataset):
         """Return what is in pictures `index` (B,) without rendering them."""
         return self._choose(index, split)[0]
 
-    def batch(
-        self,
-        index: Tensor,
-        draws: Draws | None = None,
-        split: str = "train",
-        rows: Rows | None = None,
-    ) -> Batch:
+    def batch(self, index: Tensor, draws: Draws | None = None, split: str = "train") -> Batch:
         """Return pictures with labels or captions; the index alone decides what is in them."""
         self._check(index, split)
         attributes, free = self._choose(index, split)

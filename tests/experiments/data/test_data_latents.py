@@ -704,7 +704,7 @@ def test_prefetch_raises_where_the_batch_is_asked_for(tmp_path, labels):
         return plan(step)
 
     seen = 0
-    with pytest.raises(DataError, match="sample 99 is outside"):
+    with pytest.raises(DataError, match="samples 99 to 99 of the train split"):
         for _ in Prefetch(data, bad):
             seen += 1
     assert seen == 3
