@@ -10,6 +10,7 @@ qtawesome, which wants Qt, only the font files and their lists of names are read
 from __future__ import annotations
 
 import collections
+import contextlib
 import gzip
 import hashlib
 import shutil
@@ -27,9 +28,7 @@ from urllib.request import Request, urlopen
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont, features
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from experiments.data.data_options import (
@@ -45,7 +44,7 @@ from experiments.data.data_options import (
     require,
 )
 from experiments.data.dataset import Batch, Dataset, to_uint8
-from experiments.runtime.files import atomic_path, atomic_write, default_cache, locked, sha256
+from experiments.runtime.files import atomic_path, atomic_write, default_cache, locked
 from routing.parsing import json_of
 from routing.rng import Draws
 
@@ -143,16 +142,18 @@ def _fashion(options: FashionOptions) -> LabelledImages:
             return _idx_set(FashionMNIST, default_cache() / "fashion")
         except DataError as error:
             raise DataError(f"{error}; or give data.path=FOLDER with the four IDX files") from None
-    held = {}
-    for name, path in options.files().items():
-        packed = path.suffix == ".gz"
-        try:
-            held[name] = gzip.decompress(path.read_bytes()) if packed else path.read_bytes()
-        except (OSError, EOFError, zlib.error) as error:
-            raise DataError(f"{path} cannot be read ({error}); {FASHION_WAYS}") from None
-        good = hashlib.sha256(held[name]).hexdigest() == SHA256[name]
-        require(good, f"{path} is not what was published (its SHA-256); {FASHION_WAYS}")
-    return LabelledImages(_idx_splits(held.__getitem__), FashionMNIST.classes)
+    files = options.files()
+
+    def content(name: str) -> bytes:
+        data = files[name].read_bytes()
+        if files[name].suffix == ".gz":
+            with contextlib.suppress(OSError, EOFError, zlib.error):  # then the checksum differs
+                data = gzip.decompress(data)
+        good = hashlib.sha256(data).hexdigest() == SHA256[name]
+        require(good, f"{files[name]} is not what was published (its SHA-256); {FASHION_WAYS}")
+        return data
+
+    return LabelledImages(_idx_splits(content), FashionMNIST.classes)
 
 
 def _torchvision(options: TorchvisionOptions) -> LabelledImages:
@@ -229,10 +230,7 @@ def _idx_splits(content: Callable[[str], bytes]) -> dict[str, Split]:
     return {k: (array(images)[:, None], array(labels)) for k, (images, labels) in IDX_FILES.items()}
 
 
-# --- icons, drawn once and kept in the cache ------------------------------------------------------
-
-#: Raise it when the drawing, the classes or the split change.
-VERSION = 1
+# --- icons ----------------------------------------------------------------------------------------
 
 _SIDE = 28
 # Drawn twice as large and averaged.
@@ -250,18 +248,27 @@ def _icons(options: IconsOptions) -> LabelledImages:
     """The icons of the commonest first words; all drawings of a name are on one side."""
     folder = options.folder() / "fonts"
     try:
-        kept, words = _kept(folder, options.class_count)
+        return drawn(folder, options.class_count)
     except (OSError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise DataError(
             f"data=icons: cannot read the fonts in {folder} ({error}); type "
             "pip install --force-reinstall --no-deps qtawesome"
         ) from None
-    splits = {split: (kept[f"{split}-x"], kept[f"{split}-y"]) for split in IDX_FILES}
-    return LabelledImages(splits, words)
 
 
-def _kept(folder: Path, classes: int) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return what `drawn` returns, from the cache if it is there, and the classes' names."""
+def base(name: str) -> str:
+    """Return an icon's name without the words at its end that only say how it is drawn."""
+    words = name.split("-")
+    while len(words) > 1 and words[-1] in _STYLES:
+        words.pop()
+    return "-".join(words)
+
+
+def drawn(folder: Path, classes: int) -> LabelledImages:
+    """Draw the icons of the commonest first words, (N, 1, 28, 28), a fifth of the names held out.
+
+    Versions of one font share most drawings: of equal ones the first stays.
+    """
     listed = {
         path: {
             name: chr(int(code, 16))
@@ -275,36 +282,6 @@ def _kept(folder: Path, classes: int) -> tuple[dict[str, np.ndarray], list[str]]
         raise FileNotFoundError("there is none")
     counts = collections.Counter(name.split("-")[0] for name in set().union(*listed.values()))
     words = sorted(sorted(counts, key=lambda word: (-counts[word], word))[:classes])
-    files = map(sha256, sorted(folder.glob("*.[jt]*")))
-    # FreeType draws, and its next version may draw another way.
-    identity = repr([VERSION, words, features.version("freetype2"), *files])
-    key = hashlib.sha256(identity.encode()).hexdigest()[:12]
-    path = default_cache() / "icons" / f"{key}.safetensors"
-    try:
-        return load_file(path), words
-    except (OSError, SafetensorError):  # not there, or damaged
-        made = drawn(listed, words)
-    with atomic_path(path) as temporary:
-        save_file(made, temporary)
-    return made, words
-
-
-def base(name: str) -> str:
-    """Return an icon's name without the words at its end that only say how it is drawn."""
-    words = name.split("-")
-    while len(words) > 1 and words[-1] in _STYLES:
-        words.pop()
-    return "-".join(words)
-
-
-def drawn(listed: dict[Path, dict[str, str]], words: list[str]) -> dict[str, np.ndarray]:
-    """Draw the icons whose first word is in `words`, a fifth of the base names held out.
-
-    Versions of one font share most drawings: of equal ones the first stays.
-
-    Returns:
-        `train-x` and `test-x`, images (N, 1, 28, 28) uint8, and `train-y` and `test-y`, labels.
-    """
     found: dict[str, tuple[list, list]] = {"train": ([], []), "test": ([], [])}
     seen = set()
     for path, names in listed.items():
@@ -319,8 +296,8 @@ def drawn(listed: dict[Path, dict[str, str]], words: list[str]) -> dict[str, np.
                 images, labels = found["test" if held_out else "train"]
                 images.append(image)
                 labels.append(words.index(word))
-    made = {f"{split}-x": np.stack(images)[:, None] for split, (images, _) in found.items()}
-    return made | {f"{split}-y": np.array(labels) for split, (_, labels) in found.items()}
+    splits = {k: (np.stack(images)[:, None], np.array(y)) for k, (images, y) in found.items()}
+    return LabelledImages(splits, words)
 
 
 def draw(font: ImageFont.FreeTypeFont, character: str) -> np.ndarray:

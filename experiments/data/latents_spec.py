@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from safetensors import safe_open
 
 from experiments.data.data_options import DataError, DataOptions, ShapeError, require
-from experiments.data.tars import Member, latent_in, walk
+from experiments.data.tars import LATENT, Member, latent_in, walk
 from experiments.runtime.files import sha256
 from experiments.runtime.option_types import Key, build
 from routing.parsing import bytes_of, json_of
@@ -142,7 +142,6 @@ class LatentsOptions(DataOptions):
     class_count = 1000
     caption_shape = (77, 768)
     dataset = "experiments.data.latents.Latents"
-    evaluation = "latents"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -243,10 +242,10 @@ def stored_shape(folder: Path, kind: str) -> tuple[str, tuple[int, int, int]]:
         fields: dict[str, Member] = {}
         for member in walk(tars[0]):
             fields[member.field] = member
-            if member.field.startswith("latent"):
+            if member.field in LATENT:
                 break
         with tars[0].open("rb") as archive:
-            stored = latent_in(archive, fields, str(tars[0])).shape
+            _, stored, _ = latent_in(archive, fields, str(tars[0]))
     else:
         with safe_open(min(folder.glob("*.safetensors")), "numpy") as file:
             stored = tuple(file.get_slice("latents").get_shape()[1:])

@@ -7,6 +7,7 @@ name, the rest is the field (`n01440764/10026.latent.npy` is the field `latent.n
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import tarfile
@@ -84,17 +85,18 @@ def read_label(content: bytes, where: str) -> int:
         ) from None
 
 
-class Array(NamedTuple):
-    """An .npy array in an archive: its type, its shape, and where its numbers begin."""
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    offset: int
+LATENT = ("latent.npy", "latent")  # fields that hold a sample's latent
 
 
-def latent_in(archive: BinaryIO, fields: dict[str, Member], where: str) -> Array:
-    """Return the latent of a sample; `DataError` if it has none, or one that is no plain array."""
-    member = fields.get("latent.npy") or fields.get("latent")
+def latent_in(
+    archive: BinaryIO, fields: dict[str, Member], where: str
+) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """Return type and shape of a sample's latent, an .npy array, and where its numbers begin.
+
+    Raises:
+        DataError: There is none, or one that is no plain array.
+    """
+    member = next((fields[name] for name in LATENT if name in fields), None)
     if member is None:
         raise DataError(
             f"{where} has no latent.npy; found {', '.join(sorted(fields))}; name its files "
@@ -104,18 +106,16 @@ def latent_in(archive: BinaryIO, fields: dict[str, Member], where: str) -> Array
     archive.seek(member.offset)
     stream = io.BytesIO(archive.read(min(4096, member.size)))
     found = f"starts with {stream.getvalue()[:6]!r}"
-    try:
+    with contextlib.suppress(Exception):  # no array, or a damaged header
         first = np.lib.format.read_magic(stream) == (1, 0)
-        numpy = np.lib.format
-        read = numpy.read_array_header_1_0 if first else numpy.read_array_header_2_0
+        formats = np.lib.format
+        read = formats.read_array_header_1_0 if first else formats.read_array_header_2_0
         shape, fortran, dtype = read(stream, max_header_size=4096)
         found = f"holds {dtype} {list(shape)} in {member.size} bytes"
         good = dtype.kind == "f" and dtype.itemsize in (2, 4, 8) and dtype.byteorder != ">"
-        whole = member.size == stream.tell() + dtype.itemsize * math.prod(shape)
-        if good and whole and not fortran:
-            return Array(dtype, shape, member.offset + stream.tell())
-    except Exception:
-        pass  # no array, or a damaged header
+        complete = member.size == stream.tell() + dtype.itemsize * math.prod(shape)
+        if good and complete and not fortran:
+            return dtype, shape, member.offset + stream.tell()
     raise DataError(
         f"{where}.{member.field} {found}; expected a whole .npy array of float16 or float32 in C "
         "order; a pickle is never read, because it can run code: convert it once, if you trust "

@@ -34,11 +34,11 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_each_drawing_is_there_once_with_its_first_word(folder):
-    splits, words = image_sets._kept(folder, 2)
+    splits, words, *_ = image_sets.drawn(folder, 2)
     assert words == ["cup", "key"]
-    labels = sorted(int(y) for split in ("train", "test") for y in splits[f"{split}-y"])
+    labels = sorted(int(y) for split in ("train", "test") for y in splits[split][1])
     assert labels == [0, 0, 0, 1, 1]
-    images = [x for split in ("train", "test") for x in splits[f"{split}-x"]]
+    images = [x for split in ("train", "test") for x in splits[split][0]]
     assert len({x.tobytes() for x in images}) == 5
     for image in images:
         assert image.shape == (1, 28, 28) and image.dtype == "uint8"
@@ -59,19 +59,6 @@ def test_what_is_wider_than_the_canvas_is_shrunk():
 )  # fmt: skip
 def test_variants_share_a_base_name(name, base):
     assert image_sets.base(name) == base
-
-
-def test_they_are_drawn_once(folder, monkeypatch):
-    splits, words = image_sets._kept(folder, 2)
-    (kept,) = folder.parents[1].glob("cache/tread-suite/icons/*.safetensors")
-    draws, real = [], image_sets.drawn
-    monkeypatch.setattr(image_sets, "drawn", lambda *a: draws.append(1) or real(*a))
-    for damage in (False, True):
-        if damage:
-            kept.write_bytes(kept.read_bytes()[:-30])
-        again, names = image_sets._kept(folder, 2)
-        assert names == words and len(draws) == damage
-        assert all((again[key] == array).all() for key, array in splits.items())
 
 
 @pytest.mark.parametrize(
