@@ -37,7 +37,7 @@ _AGAIN = "copy it again, or rerun prepare without it"
 
 
 class Store:
-    """Latents in some layout on disk."""
+    """Latents in some layout on disk: files of tensors, row i of the whole is found in its file."""
 
     layout: str  # its name, for messages
     kind: str  # `moments` or `sample`
@@ -56,40 +56,6 @@ class Store:
     text: tuple[int, int, int] | None = None  # (K, L, E), or None
     text_encoder: str | None = None  # which text encoder made `text`
     fingerprint: str  # changes with the contents
-
-    def latents(self, index: Tensor, flip: Tensor | None = None) -> Tensor:
-        """Return stored rows (B, C or 2 C, H, W), of mirrored pictures where `flip` (B,)."""
-        raise NotImplementedError
-
-    def text_rows(self, index: Tensor, which: Tensor) -> tuple[Tensor, list[str]]:
-        """Return caption embeddings (B, L, E) and the captions, caption `which` of each sample."""
-        raise NotImplementedError
-
-    def _fingerprint(self, said: list[Any]) -> str:
-        """Return a checksum of names and sizes, labels, statistics, and rows from all over.
-
-        Reading all of it would take hours; latents of another encoder differ in every row.
-        """
-        digest = hashlib.sha256(json.dumps(said).encode())
-        rows = min(self.count, 64)
-        spread = torch.arange(rows) * self.count // max(rows, 1)
-        for part in (self.latents(spread), self.labels, self.mean, self.std):
-            if part is not None:
-                digest.update(part.contiguous().view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()[:16]
-
-
-def open_store(path: str | os.PathLike[str], *, kind: str = "auto", verify: bool = False) -> Store:
-    """Open a folder of latents in any layout; `verify` checks every SHA-256 of a prepared store."""
-    folder = Path(path).expanduser()
-    found = layout(folder)
-    if found == "prepared":
-        return LatentStore(folder, verify)
-    return TarStore(folder, kind) if found == "tars" else LightningStore(folder, kind)
-
-
-class ShardStore(Store):
-    """Rows spread over safetensors files: row i of the whole is found in its file."""
 
     def _open(
         self, files: list[tuple[Path, Tensors]], tails: dict[str, Any], counts: Sequence[int]
@@ -125,6 +91,40 @@ class ShardStore(Store):
         found = zip(names, self._find(index), strict=True)
         return torch.stack([file[name][row] for name, (file, row) in found])
 
+    def text_rows(self, index: Tensor, which: Tensor) -> tuple[Tensor, list[str]]:
+        """Return caption embeddings (B, L, E) and the captions, caption `which` of each sample."""
+        rows, captions = [], []
+        for (file, row), one in zip(self._find(index), which.tolist(), strict=True):
+            rows.append(file["text"][row, one])
+            ends = file["caption_ends"].view(-1)
+            at = row * file["text"].shape[1] + one
+            start, end = int(ends[at - 1]) if at else 0, int(ends[at])
+            content = file["captions"][start:end].numpy().tobytes()
+            captions.append(content.decode("utf-8", "replace"))
+        return torch.stack(rows).float(), captions
+
+    def _fingerprint(self, said: list[Any]) -> str:
+        """Return a checksum of names and sizes, labels, statistics, and rows from all over.
+
+        Reading all of it would take hours; latents of another encoder differ in every row.
+        """
+        digest = hashlib.sha256(json.dumps(said).encode())
+        rows = min(self.count, 64)
+        spread = torch.arange(rows) * self.count // max(rows, 1)
+        for part in (self.latents(spread), self.labels, self.mean, self.std):
+            if part is not None:
+                digest.update(part.contiguous().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+
+def open_store(path: str | os.PathLike[str], *, kind: str = "auto", verify: bool = False) -> Store:
+    """Open a folder of latents in any layout; `verify` checks every SHA-256 of a prepared store."""
+    folder = Path(path).expanduser()
+    found = layout(folder)
+    if found == "prepared":
+        return LatentStore(folder, verify)
+    return TarStore(folder, kind) if found == "tars" else LightningStore(folder, kind)
+
 
 def _mapped(path: Path) -> Tensors:
     """Return a file's tensors, which read it as they are indexed; do not write to them.
@@ -138,7 +138,7 @@ def _mapped(path: Path) -> Tensors:
         raise DataError(f"{path} is {there if path.exists() else 'missing'}; {_AGAIN}") from None
 
 
-class LatentStore(ShardStore):
+class LatentStore(Store):
     """A store that `experiments/prepare.py` wrote; `verify` checks the SHA-256 of every shard."""
 
     layout = "a prepared store"
@@ -167,18 +167,6 @@ class LatentStore(ShardStore):
             said = f"{file} has changed: its size or SHA-256 is not what manifest.json says"
             require(same, f"{said}; {_AGAIN}")
         self._open(files, tails, [shard.count for shard in manifest.shards])
-
-    def text_rows(self, index: Tensor, which: Tensor) -> tuple[Tensor, list[str]]:
-        """Return caption embeddings (B, L, E) and the captions, caption `which` of each sample."""
-        rows, captions = [], []
-        for (file, row), one in zip(self._find(index), which.tolist(), strict=True):
-            rows.append(file["text"][row, one])
-            ends = file["caption_ends"].view(-1)
-            at = row * file["text"].shape[1] + one
-            start, end = int(ends[at - 1]) if at else 0, int(ends[at])
-            content = file["captions"][start:end].numpy().tobytes()
-            captions.append(content.decode("utf-8", "replace"))
-        return torch.stack(rows).float(), captions
 
 
 # --- other projects' stores -----------------------------------------------------------------------
@@ -262,7 +250,7 @@ def _bytes(path: Path) -> Tensor:
         raise DataError(f"{path} cannot be mapped: {first_line(error)}") from None
 
 
-class LightningStore(ShardStore):
+class LightningStore(Store):
     """LightningDiT's shards: `latents`, `latents_flip` and `labels`, beside `latents_stats.pt`.
 
     Its published rule normalises with the stored statistics, (latent - mean) / std.

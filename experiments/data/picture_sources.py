@@ -7,6 +7,7 @@ shard is a function of its number and an interrupted preparation continues with 
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import hashlib
 import io
 import itertools
@@ -84,12 +85,7 @@ def open_source(
     splits only `files` whose name matches are taken.
     """
     require(path.exists(), f"{path} does not exist; expected a folder of pictures, tars or tables")
-    try:
-        found = [path] if path.is_file() else sorted({*_files(path, files)})
-    except (NotImplementedError, ValueError):
-        raise DataError(
-            f"--files {files}: expected a pattern of names below {path}, such as 'train-*.tar'"
-        ) from None
+    found = [path] if path.is_file() else sorted(_files(path, files))
     kinds: dict[str, list[Path]] = {}
     for file in found:
         kinds.setdefault(_KINDS.get(file.suffix.lower(), "others"), []).append(file)
@@ -116,12 +112,13 @@ def open_source(
 
 def _files(top: Path, pattern: str) -> Iterator[Path]:
     """Give the files at any depth whose names match; folders that are links count as well."""
-    for at, below, _ in os.walk(top, followlinks=True):
+    for at, below, names in os.walk(top, followlinks=True):
         here = Path(at)
         # A link to a folder on the way to it has no end.
         way = {folder.resolve() for folder in (here, *here.absolute().parents)}
         below[:] = [name for name in below if (here / name).resolve() not in way]
-        for path in here.glob(pattern):  # of links to nothing, pictures are listed as skipped
+        for path in (here / name for name in fnmatch.filter(names, pattern)):
+            # Of links to nothing, pictures are listed as skipped.
             if path.is_file() or (path.suffix.lower() in PICTURES and not path.exists()):
                 yield path
 
