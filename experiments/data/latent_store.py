@@ -29,8 +29,9 @@ from torch import Tensor
 
 from experiments.data.data_options import DataError, first_line, require
 from experiments.data.latents_spec import Manifest, layout, moments_or_sample
-from experiments.data.tars import latent_in, read_label, samples_of
+from experiments.data.tars import latent_in, samples_of
 from experiments.runtime.files import atomic_write, sha256
+from routing.parsing import whole
 
 Tensors = dict[str, Tensor]
 _AGAIN = "copy it again, or rerun prepare without it"
@@ -229,8 +230,8 @@ def _positions(tars: Sequence[Path]) -> Tensors:
                 offset.append(start)
                 if "cls" in fields:
                     archive.seek(fields["cls"].offset)
-                    content = archive.read(min(fields["cls"].size, 32))
-                    labels.append(read_label(content, where))
+                    said = archive.read(min(fields["cls"].size, 32)).decode("latin-1")
+                    labels.append(whole(said, f"{where}: cls holds ", DataError))
                 alike = len(labels) in (0, len(offset))
                 require(alike, f"{where}: either all samples have a cls, or none")
     return {

@@ -23,8 +23,8 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from experiments.data.data_options import PICTURES, DataError, first_line, require
-from experiments.data.tars import Member, read_label, samples_of
-from routing.parsing import json_of
+from experiments.data.tars import Member, samples_of
+from routing.parsing import json_of, whole
 
 _KINDS = dict.fromkeys(PICTURES, "pictures") | {".tar": "tars"}
 _KINDS |= {".parquet": "tables", ".arrow": "tables"}
@@ -233,8 +233,11 @@ class TarSource(PictureSource):
                             handle.seek(part.offset)
                             parts[name] = handle.read(part.size)
                     where = f"{self._tars[number].name}: {key}"
-                    label = read_label(parts["cls"], where) if "cls" in parts else None
                     said: tuple[str, ...] = ()
+                    label = None
+                    if "cls" in parts:
+                        text = parts["cls"].decode("latin-1")
+                        label = whole(text, f"{where}: cls holds ", DataError)
                     if "txt" in parts:
                         said = (parts["txt"].decode("utf-8", "replace").strip(),)
                     else:

@@ -18,7 +18,6 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from experiments.data.data_options import DataError
-from routing.parsing import whole
 
 
 class Member(NamedTuple):
@@ -72,16 +71,6 @@ def walk(path: Path) -> Iterator[Member]:
         raise DataError(
             f"{path} is truncated, compressed, or no tar archive ({error}); copy it again, "
             "or unpack a compressed one to plain .tar"
-        ) from None
-
-
-def read_label(content: bytes, where: str) -> int:
-    """Return the number that a `cls` member holds in digits."""
-    try:
-        return whole(content.decode("ascii"))
-    except ValueError:
-        raise DataError(
-            f"{where}: cls holds {content[:16]!r}; expected a number in digits"
         ) from None
 
 

@@ -249,16 +249,6 @@ def test_probe_training_learns_and_repeats():
     assert first(images)["shape"].shape == (8, 4, 6)
 
 
-def test_damaged_probe_is_named(tmp_path, monkeypatch):
-    bad = tmp_path / "probe.safetensors"
-    bad.write_bytes(reader.WEIGHTS.read_bytes()[:1000])
-    monkeypatch.setattr(reader, "WEIGHTS", bad)
-    reader.load.cache_clear()
-    with pytest.raises(DataError, match="cannot be read"):
-        reader.load()
-    reader.load.cache_clear()
-
-
 @pytest.mark.gpu
 def test_gpu_renders_the_same_pictures():
     cpu = Scenes(ScenesOptions(), device="cpu")
