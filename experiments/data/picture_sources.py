@@ -99,10 +99,11 @@ def open_source(
             f"{' '.join(_KINDS)} files; found {seen}; name those to take, as --files '*{tip}'"
         )
     [(kind, those)] = kinds.items()
-    if captions is not None and kind != "pictures":
-        raise DataError("--captions is for folders; tars and tables bring their own captions")
-    if (named := [role for role, name in (columns or {}).items() if name]) and kind != "tables":
-        raise DataError(f"--{named[0]}-column is for tables, and {path} holds none; leave it out")
+    bring = "--captions is for folders; tars and tables bring their own captions"
+    require(captions is None or kind == "pictures", bring)
+    for role, name in (columns or {}).items():
+        out = f"--{role}-column is for tables, and {path} holds none; leave it out"
+        require(name is None or kind == "tables", out)
     if kind != "pictures":
         return TarSource(those) if kind == "tars" else TableSource(those, columns or {})
     source = FolderSource(path if path.is_dir() else path.parent, those, captions)

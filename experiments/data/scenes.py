@@ -50,10 +50,11 @@ WORDS = (
 LENGTH = 32
 WIDTH = 64
 
-_OBJECT = re.compile(
+_OBJECT = (
     rf"a ({'|'.join(SIZES)}) ({'|'.join(COLOURS)}) ({'|'.join(SHAPES)}) at the ({'|'.join(PLACES)})"
 )
-_END = re.compile(rf" on a ({'|'.join(BACKGROUNDS)}) background$")
+_ONE = _OBJECT.replace("(", "(?:")
+_CAPTION = rf"{_ONE}(?:(?:,| and|, and) {_ONE})* on a ({'|'.join(BACKGROUNDS)}) background"
 _EXAMPLE = '"a large red circle at the top left on a black background"'
 
 
@@ -119,18 +120,15 @@ def read_captions(captions: Sequence[str]) -> Attributes:
     grounds = torch.zeros(len(captions), dtype=torch.int64)
     for row, caption in enumerate(captions):
         text = " ".join(caption.lower().split())
-        end = _END.search(text)
-        found = _OBJECT.findall(text)
-        rest = _OBJECT.sub("", _END.sub("", text)).replace(",", "").replace("and", "").strip()
-        places = [place for *_, place in found]
-        if end is None or not found or rest or len(set(places)) != len(places):
+        said, found = re.fullmatch(_CAPTION, text), re.findall(_OBJECT, text)
+        if said is None or len({place for *_, place in found}) != len(found):
             raise DataError(
                 f"caption {caption!r} does not describe a scene; expected sentences like {_EXAMPLE}"
             )
         for size, colour, shape, place in found:
             words = SHAPES.index(shape), COLOURS.index(colour), SIZES.index(size)
             rows[row, :, PLACES.index(place)] = torch.tensor(words) + 1
-        grounds[row] = BACKGROUNDS.index(end[1])
+        grounds[row] = BACKGROUNDS.index(said[1])
     shapes, colours, sizes = rows.unbind(1)
     return Attributes(shapes, colours, sizes, grounds)
 
