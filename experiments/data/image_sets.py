@@ -17,14 +17,14 @@ import shutil
 import struct
 import sys
 import tarfile
+import urllib.error
+import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 import numpy as np
 import torch
@@ -331,9 +331,12 @@ def fetch(addresses: Sequence[str], path: Path, digest: str, kind: str = "md5") 
                 return
             print(f"downloading {address} to {path}", file=sys.stderr)
             # Some servers refuse the name that urllib gives itself.
-            asked = Request(address, headers={"User-Agent": "tread-suite"})
+            asked = urllib.request.Request(address, headers={"User-Agent": "tread-suite"})
             try:
-                with urlopen(asked, timeout=_SILENT) as answer, atomic_path(path) as temporary:
+                with (
+                    urllib.request.urlopen(asked, timeout=_SILENT) as answer,
+                    atomic_path(path) as temporary,
+                ):
                     with temporary.open("wb") as file:
                         shutil.copyfileobj(answer, file)
                     if not _checksum(temporary, kind).startswith(digest):
@@ -341,7 +344,7 @@ def fetch(addresses: Sequence[str], path: Path, digest: str, kind: str = "md5") 
                 return
             except (OSError, HTTPException) as error:
                 why = str(error)
-                if isinstance(error, HTTPError):
+                if isinstance(error, urllib.error.HTTPError):
                     error.close()
     raise DataError(f"cannot download {addresses[-1]} to {path} ({why})")
 
