@@ -110,9 +110,8 @@ def _device(name: str | None) -> str:
     if device == "cuda":
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     try:
-        if torch.empty(0, device=device).is_meta:
-            raise RuntimeError("it holds no numbers")
-    except (RuntimeError, AssertionError):
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError):
         raise DataError(f"--device {device} is not there; try --device cpu") from None
     return device
 
@@ -134,12 +133,10 @@ def prepare(given: argparse.Namespace) -> None:
         source.limit(given.limit)
     # Unread, they may be of any type.
     source.captioned &= given.text is not None
-    # What huggingface_hub takes for yes.
-    online = os.environ.get("HF_HUB_OFFLINE", "").upper() not in ("1", "ON", "YES", "TRUE")
     device = _device(given.device)
-    vae = Autoencoder(given.vae, device, download=online)
+    vae = Autoencoder(given.vae, device, download=True)
     asked, length = given.text, given.text_length
-    text = None if asked is None else TextEncoder(asked, device, length, download=online)
+    text = None if asked is None else TextEncoder(asked, device, length, download=True)
     same = ("vae", "size", "kind", "dtype", "shard", "text", "text_length")
     named = {name: getattr(given, name) for name in same}
     settings = StoreSettings(**named, flips=not given.no_flips, captions=given.captions_per_image)
@@ -158,10 +155,10 @@ def prepare(given: argparse.Namespace) -> None:
                 few = f"{len(source.others):,} other files, such as {source.others[0]}"
                 console.say(f"passed over: {few}; pictures end in {' '.join(PICTURES)}")
             total = sum(min(given.shard, source.count - k * given.shard) for k in mine)
+            done = 0
             with console.progress("pictures", total) as display:
-                writer.progress = display.update
-                for k in mine:
-                    writer.write(k)
+                for count in (count for k in mine for count in writer.write(k)):
+                    display.update(done := done + count)
         manifest = writer.finish()
     if manifest is None:
         return

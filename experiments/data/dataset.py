@@ -9,23 +9,20 @@ nothing to store, to broadcast or to restore. Integers only, so every device giv
 from __future__ import annotations
 
 import abc
-import functools
-import hashlib
 import importlib
 import itertools
+import math
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from experiments.data.data_options import TASKS, DataError, DataOptions, parse, require
-from experiments.data.published_files import ImageOptions
 from experiments.runtime.option_types import Key
 from routing.rng import Draws
 
@@ -74,10 +71,11 @@ class Dataset(abc.ABC):
     """A data set whose samples are functions of (split, index, draws).
 
     The `options` say what is known before the data are read; a subclass whose files say more sets
-    `shape`, `num_classes` and `text` anew. The `task` is `class`, `text` or `none`: what `batch`
-    returns beside `x`. Batches are made on the `device`.
+    `shape`, `num_classes` and `text` anew in `_open`. The `task` is `class`, `text` or `none`: what
+    `batch` returns beside `x`. Batches are made on the `device`.
     """
 
+    options: DataOptions
     name: str  # as in `data=`
     shape: tuple[int, int, int]  # (C, H, W) of one sample
     num_classes: int  # 0 for a data set without labels or another task
@@ -94,11 +92,16 @@ class Dataset(abc.ABC):
             task != "text" or options.caption_shape is not None,
             f"data={options.name} has no captions; use task=class, or data=scenes task=text",
         )
-        self.name, self.sigma_data = options.name, options.sigma_data
+        self.options, self.name, self.sigma_data = options, options.name, options.sigma_data
         self.task, self.device = task, torch.device(device)
         self.shape = options.sample_shape
         self.num_classes = options.class_count if task == "class" else 0
         self.text = options.caption_shape if task == "text" else None
+        self._open()
+
+    def _open(self) -> None:
+        """Read what the options name, or what of it stays in memory; here, nothing."""
+        self.sizes = {}
 
     @property
     def size(self) -> int | None:
@@ -124,21 +127,22 @@ class Dataset(abc.ABC):
         """Return what else sampling must know where the data are not, JSON-able."""
         return {}
 
-    def rows(self, index: Tensor, draws: Draws, split: str = "train") -> Rows:
+    def rows(self, index: Tensor, draws: Draws | None, split: str = "train") -> Rows:
         """Read what `batch` needs from disk (nothing, for data sets that compute their samples)."""
         return Rows({})
 
+    def assemble(self, rows: Rows, index: Tensor, draws: Draws | None, split: str) -> Batch:
+        """Return the batch of what `rows` has read for the same arguments."""
+        return self.batch(index, draws, split)
+
     @abc.abstractmethod
-    def batch(
-        self, index: Tensor, draws: Draws | None, split: str = "train", rows: Rows | None = None
-    ) -> Batch:
+    def batch(self, index: Tensor, draws: Draws | None = None, split: str = "train") -> Batch:
         """Return the samples at `index`.
 
         Args:
             index: (B,) int64 sample indices within the split.
             draws: Random numbers of this step for flips and latent noise, or None.
             split: `train` or `test`.
-            rows: What `rows` returned for the same arguments, where it was read ahead.
 
         Raises:
             DataError: No such split or sample.
@@ -172,14 +176,12 @@ class Dataset(abc.ABC):
         if split not in self.sizes:
             known = " or ".join(self.sizes)
             raise DataError(f"data={self.name} has no {split} split: expected {known}")
-        size = self.sizes[split]
         if index.numel() and index.device.type == "cpu":
-            low, high = int(index.min()), int(index.max())
-            if low < 0 or (size is not None and high >= size):
-                held = "counts from 0" if size is None else f"has {size} samples"
+            size, low, high = self.sizes[split], int(index.min()), int(index.max())
+            if not 0 <= low <= high < (size or math.inf):
                 raise DataError(
-                    f"sample {low if low < 0 else high} is outside the {split} split of "
-                    f"data={self.name}, which {held}"
+                    f"samples {low} to {high} of the {split} split of data={self.name}, which holds "
+                    f"{size or 'endless'} samples, counted from 0"
                 )
 
 
@@ -193,7 +195,7 @@ def create(
 ) -> Dataset:
     """Return the data set that `options` describe.
 
-    `options` is a dataclass of NAME.py or NAME_spec.py, or a mapping with its keys and a `name`;
+    `options` is a dataclass of options, or a mapping with its keys and a `name`;
     `task` and `device` are those of `Dataset`.
 
     Raises:
@@ -208,8 +210,6 @@ def create(
 
 _WORD = 0xFFFFFFFF
 _ROUNDS = 6
-# Up to this size an epoch's order is kept: a lookup per batch is 200 small operations.
-_SMALL = 1 << 16
 
 
 def _mix(value: Tensor) -> Tensor:
@@ -236,7 +236,6 @@ class SampleOrder:
         self.size = size
         halves = torch.tensor([self.seed & _WORD, (self.seed >> 32) & _WORD])
         self._key = int(_mix(_mix(halves[:1]) ^ halves[1:]))
-        self._epoch = functools.lru_cache(2)(self._whole_epoch)
         # Small domains make a weak cipher: 6 bits at least.
         self._half = 3 if size is None else max(3, (max(size - 1, 1).bit_length() + 1) // 2)
 
@@ -249,19 +248,8 @@ class SampleOrder:
             return positions
         epoch = torch.div(positions, self.size, rounding_mode="floor")
         place = positions - epoch * self.size
-        if self.size <= _SMALL and positions.device.type == "cpu" and positions.numel():
-            first, last = int(epoch.min()), int(epoch.max())
-            if last - first <= 1:
-                return torch.stack([self._epoch(first), self._epoch(last)])[epoch - first, place]
-        return self._walk(place, epoch)
-
-    def _whole_epoch(self, epoch: int) -> Tensor:
-        """Return an epoch's order: at small sizes it costs little more than one batch's."""
-        return self._walk(torch.arange(self.size or 0), torch.tensor(epoch))
-
-    def _walk(self, place: Tensor, epoch: Tensor) -> Tensor:
         value = self._permute(place, epoch)
-        while bool((outside := value >= (self.size or 0)).any()):
+        while bool((outside := value >= self.size).any()):
             value = torch.where(outside, self._permute(value, epoch), value)
         return value
 
@@ -278,118 +266,37 @@ class SampleOrder:
 
 # --- reading ahead -------------------------------------------------------------------------------
 
-Plan = Callable[[int], tuple[Tensor, Draws]]
+_AHEAD = 3  # batches that may wait
 
 
 @dataclass
 class Prefetch:
     """The batches of steps `start..stop-1`, each a function of its step alone.
 
-    Data sets that compute their samples are simply asked; those that read files are read ahead by a
-    thread. Its errors are raised where the batch is asked for. Leaving the loop ends the thread.
-
-    `plan` gives a step's sample indices (on the CPU) and its random numbers, a `stop` of None is
-    endless, `depth` batches may wait, and `split` is `train` or `test`.
+    What they read from disk is read ahead by a thread. Its errors are raised where the batch is
+    asked for. Leaving the loop ends the thread. `plan` gives a step's sample indices (on the CPU)
+    and its random numbers, a `stop` of None is endless.
     """
 
     dataset: Dataset
-    plan: Plan
+    plan: Callable[[int], tuple[Tensor, Draws]]
     start: int = 0
     stop: int | None = None
-    depth: int = field(default=3, kw_only=True)
-    split: str = field(default="train", kw_only=True)
 
     def __iter__(self) -> Iterator[Batch]:
         steps = range(self.start, sys.maxsize if self.stop is None else self.stop)
-        if not self.dataset.reads_disk:
-            for step in steps:
-                yield self.dataset.batch(*self.plan(step), self.split)
-            return
         # A loop that is never left (an error, a signal): the pool's thread is joined at exit.
         pool = ThreadPoolExecutor(1)
         ahead = iter(steps)
         waiting: deque[Future[Rows]] = deque()
         try:
             for step in steps:
-                for read in itertools.islice(ahead, self.depth + 1 - len(waiting)):
+                for read in itertools.islice(ahead, _AHEAD + 1 - len(waiting)):
                     waiting.append(pool.submit(self._read, read))
-                rows = waiting.popleft().result()
-                yield self.dataset.batch(*self.plan(step), self.split, rows)
+                yield self.dataset.assemble(waiting.popleft().result(), *self.plan(step), "train")
         finally:
             pool.shutdown(cancel_futures=True)
 
     def _read(self, step: int) -> Rows:
-        rows = self.dataset.rows(*self.plan(step), self.split)
+        rows = self.dataset.rows(*self.plan(step))
         return rows.pin() if self.dataset.device.type == "cuda" else rows
-
-
-# --- images in memory -----------------------------------------------------------------------------
-
-
-class PixelSet(Dataset):
-    """Images in memory, shifted and scaled by two numbers to mean 0 and `sigma_data`.
-
-    The numbers are the mean and standard deviation of the training pixels. Images smaller than
-    the options' `sample_shape` stand in its middle, on black.
-    """
-
-    def __init__(self, options: ImageOptions, task: str = "class", device: Device = "cpu") -> None:
-        super().__init__(options, task, device)
-        found = options.read()
-        self.class_names, self._white = tuple(found.class_names), found.white
-        self._source, self._mirrored = options.source, options.mirrored
-        digest = hashlib.sha256()
-        self._pixels: dict[str, Tensor] = {}
-        self._labels: dict[str, Tensor] = {}
-        for split, (images, labels) in found.splits.items():
-            missing = [self.shape[axis] - images.shape[axis] for axis in (-2, -1)]
-            foreign = {*np.unique(labels).tolist()} - {*range(options.class_count)}
-            form = images.dtype == np.uint8 and images.shape[:-2] == (len(labels), self.shape[0])
-            if not form or min(missing) < 0 or foreign:
-                raise DataError(
-                    f"data={options.name}: read() returned as {split} {images.dtype} images of "
-                    f"shape {images.shape} with labels {min(labels, default=0)} to "
-                    f"{max(labels, default=0)}; expected N of uint8 {self.shape}, or smaller, and "
-                    f"N labels below {options.class_count}"
-                )
-            around = [(side // 2, side - side // 2) for side in missing]
-            pixels, known = np.pad(images, [(0, 0), (0, 0), *around]), labels.astype(np.int64)
-            digest.update(pixels.data)
-            digest.update(known.data)
-            self._pixels[split] = torch.from_numpy(pixels).to(self.device)
-            self._labels[split] = torch.from_numpy(known).to(self.device)
-        self.sizes = {split: len(labels) for split, labels in self._labels.items()}
-        self.fingerprint = found.fingerprint or digest.hexdigest()[:16]
-        # Exact, from how often each value occurs.
-        parts = self._pixels["train"].cpu().split(4096)
-        counts = torch.stack([part.flatten().bincount(minlength=256) for part in parts]).sum(0)
-        share, values = counts.double() / counts.sum(), torch.arange(256, dtype=torch.float64)
-        self._mean = float((share * values).sum())
-        self._std = float((share * (values - self._mean) ** 2).sum().sqrt())
-        scaled = (values - self._mean) * (self.sigma_data / self._std)
-        self._scaled = scaled.float().to(self.device)
-
-    def batch(
-        self,
-        index: Tensor,
-        draws: Draws | None = None,
-        split: str = "train",
-        rows: Rows | None = None,
-    ) -> Batch:
-        """Return images and their labels; `draws` mirror half of those to train on."""
-        self._check(index, split)
-        index = index.to(self.device, non_blocking=True)
-        x = self._scaled[self._pixels[split][index].long()]
-        if draws is not None and self._mirrored and split == "train":
-            flip = draws.uniform("flip", 1).to(self.device).view(-1, 1, 1, 1) < 0.5
-            x = torch.where(flip, x.flip(-1), x)
-        return Batch(x, self._labels[split][index] if self.task == "class" else None)
-
-    def describe(self) -> dict[str, str]:
-        """Return the images' source, where it is said."""
-        return {"source": self._source} if self._source else {}
-
-    def to_pixels(self, x: Tensor) -> Tensor:
-        """Turn (B, C, H, W) into uint8 RGB (B, 3, H, W); grey has three equal channels."""
-        values = x.float() * (self._std / self.sigma_data) + self._mean
-        return to_uint8(values * (255 / self._white)).expand(-1, 3, -1, -1).contiguous()

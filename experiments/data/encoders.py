@@ -26,6 +26,7 @@ from routing.rng import Draws
 DEFAULT = "stabilityai/sd-vae-ft-ema"
 _NO_DIFFUSERS = 'diffusers is not installed (pip install -e ".[data]"), so latents stay latents'
 _FILES = ("config.json", "diffusion_pytorch_model.safetensors")
+_SAFE = {"use_safetensors": True}  # the older .bin files are pickles
 _GIVE = "give a diffusers folder (data.vae=FOLDER; prepare: --vae FOLDER)"
 
 
@@ -36,22 +37,19 @@ def why_not(name: str | None) -> str:
     if importlib.util.find_spec("diffusers") is None:
         return _NO_DIFFUSERS
     path = Path(name).expanduser()
-    if path.is_file() and path.suffix not in SUFFIXES:
-        return f"{path} is no autoencoder: expected one of {' '.join(SUFFIXES)}"
-    missing = [file for file in _FILES if not (path / file).is_file()]
-    if path.is_dir() and missing:
-        return f"{path} has no {missing[0]}; {_GIVE}"
-    if path.exists():
-        return ""
+    if path.is_file():
+        wrong = f"{path} is no autoencoder: expected one of {' '.join(SUFFIXES)}"
+        return "" if path.suffix in SUFFIXES else wrong
+    if path.is_dir():
+        missing = [file for file in _FILES if not (path / file).is_file()]
+        return f"{path} has no {missing[0]}; {_GIVE}" if missing else ""
     from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
 
     try:
-        found = [try_to_load_from_cache(name, file) for file in _FILES]
-    except HFValidationError:
+        if all(isinstance(try_to_load_from_cache(name, file), str) for file in _FILES):
+            return ""
+    except ValueError:  # the hub's, for what is no name there
         return f"{name} is neither a folder nor a name on the hub; {_GIVE}"
-    if all(isinstance(path, str) for path in found):
-        return ""
     return f"the weights of {name} are not on this machine; type `hf download {name}`, or {_GIVE}"
 
 
@@ -78,16 +76,8 @@ class Autoencoder:
         else:
             from diffusers import AutoencoderKL
 
-            source = str(folder) if folder.is_dir() else name
-            # Weights in safetensors only: the older .bin files are pickles.
-            how = {"use_safetensors": True, "local_files_only": not download, "torch_dtype": dtype}
-            try:
-                network = AutoencoderKL.from_pretrained(source, **how)
-            except Exception as error:
-                raise _not_loaded("VAE", source, error, _GIVE) from None
-        if network.dtype != dtype:
-            network = network.to(dtype=dtype)
-        self.network = network.to(device).eval().requires_grad_(False)
+            network = _pretrained(AutoencoderKL, "VAE", name, download, _GIVE, **_SAFE)
+        self.network = network.to(device, dtype).eval().requires_grad_(False)
         self.device, self.dtype = torch.device(device), dtype
         config = network.config
         self.channels = int(config.latent_channels)
@@ -112,9 +102,17 @@ class Autoencoder:
         return to_uint8((x + 1) * 127.5)
 
 
-def _not_loaded(what: str, name: str, error: Exception, give: str) -> DataError:
-    fetch = "" if Path(name).is_dir() else f"fetch it with `hf download {name}`, or "
-    return DataError(f"the {what} {name} cannot be loaded ({first_line(error)}); {fetch}{give}")
+def _pretrained(kind: Any, what: str, name: str, download: bool, give: str, **more: Any) -> Any:
+    """Return what a class of the hub's libraries loads from a folder, or by a name on the hub."""
+    folder = Path(name).expanduser()
+    try:
+        source = str(folder) if folder.is_dir() else name
+        return kind.from_pretrained(source, local_files_only=not download, **more)
+    except Exception as error:
+        fetch = "" if folder.is_dir() else f"fetch it with `hf download {name}`, or "
+        raise DataError(
+            f"the {what} {name} cannot be loaded ({first_line(error)}); {fetch}{give}"
+        ) from None
 
 
 def sample_moments(moments: Tensor, draws: Draws, stream: str) -> Tensor:
@@ -127,30 +125,15 @@ def sample_moments(moments: Tensor, draws: Draws, stream: str) -> Tensor:
 
 # --- single files of latent diffusion ------------------------------------------------------------
 #
-# diffusers has the same network under other names. The configuration is read off the tensors'
-# shapes, then every tensor is renamed:
-#
-#     encoder.down.i.block.j.nin_shortcut   ->  encoder.down_blocks.i.resnets.j.conv_shortcut
-#     decoder.up.i.block.j                  ->  decoder.up_blocks.(n-1-i).resnets.j
-#     *.attn_1.q (a 1x1 convolution)        ->  *.attentions.0.to_q (a linear layer)
+# diffusers has the same network under other names: the configuration is read off the tensors'
+# shapes, and diffusers' own converter renames them, but for the attention beside the blocks of a
+# level, which VA-VAE has at its lowest one.
 
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".safetensors")
 # Latent diffusion divides the channels of every norm into 32 groups.
 _GROUPS = 32
 _PREFIXES = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.")
-_RENAMES = (
-    (r"mid\.block_1\.", "mid_block.resnets.0."),
-    (r"mid\.block_2\.", "mid_block.resnets.1."),
-    (r"mid\.attn_1\.", "mid_block.attentions.0."),
-    (r"\.norm_out\.", ".conv_norm_out."),
-    (r"nin_shortcut", "conv_shortcut"),
-    (r"\.(down|up)\.(\d+)\.", r".\1_blocks.\2."),
-    (r"\.block\.", ".resnets."),
-    (r"\.attn\.", ".attentions."),
-    (r"\.(down|up)sample\.", r".\1samplers.0."),
-)
-_ATTENTION = {"norm": "group_norm", "q": "to_q", "k": "to_k", "v": "to_v", "proj_out": "to_out.0"}
 
 
 def load_single_file(path: Path) -> Any:
@@ -161,21 +144,6 @@ def load_single_file(path: Path) -> Any:
     """
     from diffusers import AutoencoderKL
 
-    state = _state(path)
-    try:
-        config = _config(state)
-        network: Any = AutoencoderKL(**config)
-        network.load_state_dict(rename(state, len(config["block_out_channels"])))
-    except (KeyError, ValueError, RuntimeError, IndexError, TypeError, AttributeError) as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise DataError(
-            f"{path} is no autoencoder of latent diffusion ({lines[-1].strip()}); expected "
-            "encoder.* and decoder.* tensors as Stable Diffusion and VA-VAE publish them"
-        ) from None
-    return network
-
-
-def _state(path: Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             found: Any = load_file(path)
@@ -186,9 +154,22 @@ def _state(path: Path) -> dict[str, Tensor]:
             f"{path} is damaged or holds more than tensors, which is refused because it can run "
             "code; if you trust it, save its state_dict alone with torch.save"
         ) from None
-    found = found.get("state_dict", found) if isinstance(found, dict) else {}
-    names = {str(k).removeprefix("first_stage_model."): v for k, v in found.items()}
-    return {k: v for k, v in names.items() if k.startswith(_PREFIXES) and isinstance(v, Tensor)}
+    try:
+        named = {
+            name.removeprefix("first_stage_model."): tensor
+            for name, tensor in found.get("state_dict", found).items()
+        }
+        state = {name: tensor for name, tensor in named.items() if name.startswith(_PREFIXES)}
+        config = _config(state)
+        network: Any = AutoencoderKL(**config)
+        network.load_state_dict(_renamed(state, config))
+    except (KeyError, ValueError, RuntimeError, IndexError, TypeError, AttributeError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise DataError(
+            f"{path} is no autoencoder of latent diffusion ({lines[-1].strip()}); expected "
+            "encoder.* and decoder.* tensors as Stable Diffusion and VA-VAE publish them"
+        ) from None
+    return network
 
 
 def _config(state: dict[str, Tensor]) -> dict[str, Any]:
@@ -199,16 +180,12 @@ def _config(state: dict[str, Tensor]) -> dict[str, Any]:
     channels = [len(state[f"encoder.down.{i}.block.0.conv1.weight"]) for i in range(depth)]
     down, up = (levels(rf"{side}\.(\d+)\.attn\.") for side in (r"encoder\.down", r"decoder\.up"))
     latent = state["decoder.conv_in.weight"].shape[1]
+    attend = {True: "Attn", False: ""}
     return {
         "block_out_channels": channels,
         "layers_per_block": len(levels(r"encoder\.down\.0\.block\.(\d+)\.")),
-        "down_block_types": [
-            "AttnDownEncoderBlock2D" if i in down else "DownEncoderBlock2D" for i in range(depth)
-        ],
-        "up_block_types": [
-            "AttnUpDecoderBlock2D" if i in up else "UpDecoderBlock2D"
-            for i in reversed(range(depth))
-        ],
+        "down_block_types": [f"{attend[i in down]}DownEncoderBlock2D" for i in range(depth)],
+        "up_block_types": [f"{attend[i in up]}UpDecoderBlock2D" for i in reversed(range(depth))],
         "latent_channels": latent,
         "norm_num_groups": min(_GROUPS, *channels),
         "use_quant_conv": "quant_conv.weight" in state,
@@ -218,20 +195,19 @@ def _config(state: dict[str, Tensor]) -> dict[str, Any]:
     }
 
 
-def rename(state: dict[str, Tensor], depth: int) -> dict[str, Tensor]:
+def _renamed(state: dict[str, Tensor], config: dict[str, Any]) -> dict[str, Tensor]:
     """Return tensors under diffusers' names, whose decoder counts levels the other way round."""
-    renamed = {}
-    for name, value in state.items():
-        new = name
-        for pattern, replacement in _RENAMES:
-            new = re.sub(pattern, replacement, new)
-        new = re.sub(r"up_blocks\.(\d+)", lambda m: f"up_blocks.{depth - 1 - int(m[1])}", new)
-        if ".attentions." in new:
-            head, part, kind = new.rsplit(".", 2)
-            new = f"{head}.{_ATTENTION[part]}.{kind}"
-            value = value[:, :, 0, 0] if value.dim() == 4 else value
-        renamed[new] = value
-    return renamed
+    from diffusers.loaders import single_file_utils as names
+
+    made = names.convert_ldm_vae_checkpoint(state, config)
+    depth = len(config["block_out_channels"])
+    for level in range(depth):
+        for side, new in (("down", level), ("up", depth - 1 - level)):
+            old = f"{side}.{level}.attn"
+            keys = [name for name in state if f".{old}." in name]
+            turned = {"old": old, "new": f"{side}_blocks.{new}.attentions"}
+            names.update_vae_attentions_ldm_to_diffusers(keys, made, state, turned)
+    return {name: tensor for name, tensor in made.items() if ".attn." not in name}
 
 
 # --- captions -------------------------------------------------------------------------------------
@@ -252,20 +228,16 @@ class TextEncoder:
             raise DataError('transformers is not installed; pip install -e ".[data]"')
         import transformers
 
-        folder = Path(name).expanduser()
-        source = str(folder) if folder.is_dir() else name
-        local = {"local_files_only": not download}
-        try:
-            kind = transformers.AutoConfig.from_pretrained(source, **local).model_type
-            if kind in _KINDS:
-                self.tokenizer = transformers.AutoTokenizer.from_pretrained(source, **local)
-                # Weights in safetensors only: the older .bin files are pickles.
-                network = getattr(transformers, _KINDS[kind])
-                model = network.from_pretrained(source, use_safetensors=True, **local)
-        except Exception as error:
+        def load(kind: str, **more: Any) -> Any:
             give = "give the folder of a CLIP or T5 model"
-            raise _not_loaded("text encoder", source, error, give) from None
-        require(kind in _KINDS, f"{name} is a {kind} model; expected a CLIP or T5 text encoder")
+            return _pretrained(
+                getattr(transformers, kind), "text encoder", name, download, give, **more
+            )
+
+        family = load("AutoConfig").model_type
+        said = f"{name} is a {family} model; expected a CLIP or T5 text encoder"
+        require(family in _KINDS, said)
+        self.tokenizer, model = load("AutoTokenizer"), load(_KINDS[family], **_SAFE)
         # CLIP has learnt so many positions; T5's are relative.
         most = getattr(model.config, "max_position_embeddings", None) or length
         reads = f"the text encoder {name} reads {most} tokens at most"

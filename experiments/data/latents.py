@@ -10,6 +10,7 @@ numbers and names.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
@@ -50,18 +51,13 @@ class LatentSpace(Dataset):
     Of the options, those of a store are not looked at.
     """
 
+    options: LatentsOptions
     decoding: Decoding
 
-    def __init__(
-        self, options: LatentsOptions, task: str = "class", device: Device = "cpu"
-    ) -> None:
-        super().__init__(options, task, device)
+    def _open(self) -> None:
+        super()._open()
         # The store or the weights say, not the options.
         self.num_classes, self.text = 0, None
-        self.options = options
-        self.sizes = {}
-        self._codec: Autoencoder | None = None
-        self._encoder: TextEncoder | None = None
 
     @classmethod
     def restore(
@@ -74,32 +70,27 @@ class LatentSpace(Dataset):
         """Return the space of weights whose data set described itself by `info`."""
         self = cls(options, task, device)
         try:
-            channels, height, width = (int(n) for n in info["shape"])
+            channels, height, width = map(int, info["shape"])
             self.shape = channels, height, width
-            self.num_classes = int(info["num_classes"])
-            self.class_names = tuple(str(name) for name in info["class_names"])
+            self.num_classes, self.fingerprint = int(info["num_classes"]), str(info["fingerprint"])
+            self.class_names = tuple(map(str, info["class_names"]))
             self.text = (int(info["text"][0]), int(info["text"][1])) if info["text"] else None
-            self.fingerprint = str(info["fingerprint"])
             self.decoding = how = build(Decoding, info["decoding"])
             numbers = (*how.shift, *how.unit, how.offset, how.factor or 1.0)
             good = len(how.shift) == len(how.unit) == channels and how.factor != 0
-            good = good and all(map(math.isfinite, numbers))
+            require(good and all(map(math.isfinite, numbers)), "numbers that decode nothing")
         except (TypeError, ValueError, KeyError, IndexError, OverflowError):
-            good = False
-        if not good:
             raise DataError(
                 "the weights do not say how their latents become pixels (damaged metadata); "
                 "give the store they were trained on: data.path=FOLDER"
-            )
+            ) from None
         return self
 
     def describe(self) -> dict[str, Any]:
         """Return how these latents are decoded, as `restore` reads it."""
         return {"decoding": {**dataclasses.asdict(self.decoding), "vae": self.vae}}
 
-    def batch(
-        self, index: Tensor, draws: Draws | None, split: str = "train", rows: Rows | None = None
-    ) -> Batch:
+    def batch(self, index: Tensor, draws: Draws | None = None, split: str = "train") -> Batch:
         """Refuse: there are no samples."""
         raise DataError("the latents themselves are not here; give their store: data.path=FOLDER")
 
@@ -121,7 +112,7 @@ class LatentSpace(Dataset):
     @property
     def cannot_decode(self) -> str:
         """Why latents cannot be shown as pixels here; empty if they can."""
-        return "" if self._codec is not None else why_not(self.vae)
+        return "" if "_codec" in vars(self) else why_not(self.vae)
 
     def to_pixels(self, x: Tensor) -> Tensor:
         """Decode model space (B, C, H, W) into uint8 RGB (B, 3, 8 H, 8 W) with the VAE."""
@@ -133,29 +124,25 @@ class LatentSpace(Dataset):
             if how.factor is None:
                 raise DataError("scaled latents need data.scale_factor to be decoded")
             z = z / how.factor + how.offset
-        codec = self._decoder()
-        return torch.cat([codec.decode(part) for part in z.split(self.options.decode_batch)])
+        return torch.cat([self._codec.decode(part) for part in z.split(self.options.decode_batch)])
 
-    def _decoder(self) -> Autoencoder:
-        if self._codec is None:
-            if self.cannot_decode:
-                raise DataError(f"no pixels: {self.cannot_decode}")
-            dtype = getattr(torch, self.options.vae_dtype)
-            self._codec = Autoencoder(str(self.vae), self.device, dtype)
-            if self._codec.channels != self.shape[0]:
-                channels, self._codec = self._codec.channels, None
-                raise DataError(
-                    f"the VAE {self.vae} has {channels} channels and the latents {self.shape[0]}; "
-                    "set data.vae to the one that made them"
-                )
-        return self._codec
+    @functools.cached_property
+    def _codec(self) -> Autoencoder:
+        require(not self.cannot_decode, f"no pixels: {self.cannot_decode}")
+        made = Autoencoder(str(self.vae), self.device, getattr(torch, self.options.vae_dtype))
+        has = f"the VAE {self.vae} has {made.channels} channels and the latents {self.shape[0]}"
+        require(made.channels == self.shape[0], f"{has}; set data.vae to the one that made them")
+        return made
+
+    @functools.cached_property
+    def _encoder(self) -> TextEncoder:
+        assert self.text and self.decoding.text_encoder
+        return TextEncoder(self.decoding.text_encoder, self.device, self.text[0])
 
     def encode_text(self, captions: Sequence[str]) -> Tensor:
         """Embed captions with the text encoder that the store was prepared with."""
         if self.text is None or self.decoding.text_encoder is None:
             return super().encode_text(captions)
-        if self._encoder is None:
-            self._encoder = TextEncoder(self.decoding.text_encoder, self.device, self.text[0])
         return self._encoder(captions)
 
 
@@ -172,10 +159,9 @@ class Latents(LatentSpace):
 
     reads_disk = True
 
-    def __init__(
-        self, options: LatentsOptions, task: str = "class", device: Device = "cpu"
-    ) -> None:
-        super().__init__(options, task, device)
+    def _open(self) -> None:
+        super()._open()
+        options, task = self.options, self.task
         options.check()
         assert options.path
         store = open_store(options.path, kind=options.kind, verify=options.verify)
@@ -184,22 +170,27 @@ class Latents(LatentSpace):
         self._ids: dict[str, Tensor] = {}
         self.shape = store.shape
         if options.test:
-            test = open_store(options.test, kind=options.kind, verify=options.verify)
-            both, scales = (test, store), ("latents as its VAE makes them", "scaled latents")
-            said = [("shape", [f"{list(one.shape)} latents" for one in both])]
+            test = self._stores["test"] = open_store(
+                options.test, kind=options.kind, verify=options.verify
+            )
+            alike: dict[str, list[Any]] = {"shape": [one.shape for one in (test, store)]}
             if task == "text" and store.text and test.text:
-                said += [("shape", [f"{list((one.text or ())[1:])} captions" for one in both])]
+                alike["shape of captions"] = [test.text[1:], store.text[1:]]
             if options.scaled == "auto":
-                said += [("scale (data.scaled=yes|no)", [scales[one.scaled] for one in both])]
-            factors = [one.scale_factor for one in both]
-            if None not in factors:
-                said += [("VAE", [f"latents of a VAE with scale factor {f}" for f in factors])]
-            for what, (second, first) in said:
+                said = ("latents as its VAE makes them", "scaled latents")
+                alike["scale (data.scaled=yes|no)"] = [said[one.scaled] for one in (test, store)]
+            if test.scale_factor and store.scale_factor:
+                alike["scale factor of the VAE"] = [test.scale_factor, store.scale_factor]
+            for what, (second, first) in alike.items():
                 held = f"data.test={options.test} holds {second} and data.path {first}"
                 require(second == first, f"{held}; both must have one {what}")
-            self._stores["test"] = test
         elif options.held_out:
-            self._hold_out(store, options.held_out)
+            count, whole = options.held_out, store.count
+            nothing = f"data.held_out={count} leaves nothing of {whole} samples to train on"
+            require(count < whole, nothing)
+            order = SampleOrder(_HELD_OUT_SEED, whole).lookup(torch.arange(whole))
+            self._stores["test"] = store
+            self._ids = {"test": order[:count].sort()[0], "train": order[count:].sort()[0]}
         self.sizes = {split: one.count for split, one in self._stores.items()}
         self.sizes |= {split: len(ids) for split, ids in self._ids.items()}
         for split, one in self._stores.items():
@@ -209,52 +200,37 @@ class Latents(LatentSpace):
         if options.test:
             self.fingerprint += f"-{self._stores['test'].fingerprint}"
 
-    def _hold_out(self, store: Store, count: int) -> None:
-        nothing = f"data.held_out={count} leaves nothing of {store.count} samples to train on"
-        require(count < store.count, nothing)
-        shuffled = SampleOrder(_HELD_OUT_SEED, store.count).lookup(torch.arange(store.count))
-        self._stores["test"] = store
-        self._ids = {"test": shuffled[:count].sort()[0], "train": shuffled[count:].sort()[0]}
-
     def _require(self, store: Store, path: str) -> None:
+        """Refuse a store that lacks what the task asks for; take over classes and captions."""
+        lacks = f"{path} is {store.layout} without"
         if self.task == "text":
-            if store.text is None:
-                raise DataError(
-                    f"{path} is {store.layout} without captions; use task=class, or prepare it "
-                    "with --captions and --text"
-                )
-            self.text = store.text[1:]
+            how = "use task=class, or prepare it with --captions and --text"
+            require(store.text is not None, f"{lacks} captions; {how}")
+            self.text = store.text[1:] if store.text else None
         if self.task != "class":
             return
-        if store.labels is None:
-            raise DataError(
-                f"{path} is {store.layout} without labels; use task=none, or store a label (cls) "
-                "with every latent"
-            )
+        how = "use task=none, or store a label (cls) with every latent"
+        require(store.labels is not None, f"{lacks} labels; {how}")
+        assert store.labels is not None
+        named = self._stores["train"].classes
         low, high = int(store.labels.min()), int(store.labels.max())
         require(high < _MOST_CLASSES, f"{path} has label {high}, which is damage; mend the store")
-        named = self._stores["train"].classes
-        if store.classes != named and 0 <= low <= high < len(store.classes):
-            store.labels = self._renumbered(store.labels, store.classes, path)
+        # Where one list goes on with the other, or knows none of its names, the numbers say it.
+        alike = named[: len(store.classes)] == store.classes[: len(named)]
+        known = {name: number for number, name in enumerate(named)}
+        if not alike and known.keys() & {*store.classes} and 0 <= low <= high < len(store.classes):
+            found = [store.classes[number] for number in store.labels.unique()]
+            strange = [name for name in found if name not in known]
+            lacking = f"{path} has classes that {self.options.path} lacks, such as {strange[:1]}"
+            require(not strange, f"{lacking}; leave them out where it is prepared")
+            numbers = torch.tensor([known.get(name, -1) for name in store.classes])
+            store.labels = numbers[store.labels]
             high = int(store.labels.max())
         self.num_classes = self.options.num_classes or len(named) or self.num_classes or high + 1
-        strange = f"{path} has label {low if low < 0 else high}, outside 0..{self.num_classes - 1}"
+        strange_one = f"label {low if low < 0 else high}, outside 0..{self.num_classes - 1}"
         mend = f"set data.num_classes={high + 1}, or mend the store"
-        require(0 <= low <= high < self.num_classes, f"{strange}; {mend}")
+        require(0 <= low <= high < self.num_classes, f"{path} has {strange_one}; {mend}")
         self.class_names = named or tuple(str(k) for k in range(self.num_classes))
-
-    def _renumbered(self, labels: Tensor, classes: Sequence[str], path: str | None) -> Tensor:
-        """Return labels (N,) of a store with other `classes` in the numbers of the first one's."""
-        own = self._stores["train"].classes
-        numbers = {name: number for number, name in enumerate(own)}
-        # Where one list goes on with the other, or knows none of its names, the numbers say it.
-        if own[: len(classes)] == classes[: len(own)] or numbers.keys().isdisjoint(classes):
-            return labels
-        found = [classes[number] for number in labels.unique()]  # a table names others, too
-        strange = [name for name in found if name not in numbers]
-        lacking = f"{path} has classes that {self.options.path} lacks, such as {strange[:1]}"
-        require(not strange, f"{lacking}; leave them out where it is prepared")
-        return torch.tensor([numbers.get(name, -1) for name in classes])[labels]
 
     def _affine(self, store: Store) -> None:
         options = self.options
@@ -300,20 +276,18 @@ class Latents(LatentSpace):
 
     def rows(self, index: Tensor, draws: Draws | None, split: str = "train") -> Rows:
         """Read latents, labels, captions; flips are drawn here, for flipped rows may be stored."""
-        # On the CPU, and in another thread: numbers drawn on a GPU would wait for its work.
-        draws = draws and draws.on("cpu")
         at, store = self._find(index, split)
         flip = torch.zeros(len(at), dtype=torch.bool)
-        random = draws if split == "train" else None
+        # On the CPU, and in another thread: numbers drawn on a GPU would wait for its work.
+        random = draws.on("cpu") if draws is not None and split == "train" else None
         if random is not None and self.options.flip != "none":
             flip = random.uniform("flip", 1)[:, 0] < 0.5
         stored = self.options.flip == "auto" and store.has_flips
-        tensors = {"latents": store.latents(at, flip if stored else None)}
+        tensors, captions = self._asked(at, store, random)
+        tensors["latents"] = store.latents(at, flip if stored else None)
         if self.options.flip == "mirror":
             tensors["mirror"] = flip
-        asked = self._asked(at, store, random)
-        tensors |= {k: v for k, v in (("y", asked.y), ("text", asked.text)) if v is not None}
-        return Rows(tensors, asked.captions)
+        return Rows(tensors, captions)
 
     def _find(self, index: Tensor, split: str) -> tuple[Tensor, Store]:
         """Return the rows of samples `index` of a split in its store."""
@@ -322,34 +296,36 @@ class Latents(LatentSpace):
         at = self._ids[split][index] if split in self._ids else index
         return at, self._stores[split]
 
-    def _asked(self, at: Tensor, store: Store, random: Draws | None) -> Condition:
-        if self.task == "class":
-            assert store.labels is not None
-            return Condition(y=store.labels[at])
-        if self.task == "text":
-            assert store.text is not None
+    def _asked(
+        self, at: Tensor, store: Store, random: Draws | None
+    ) -> tuple[dict[str, Tensor], list[str] | None]:
+        """Return labels `y` or caption embeddings `text` of rows `at`, and captions in words."""
+        if self.task == "class" and store.labels is not None:
+            return {"y": store.labels[at]}, None
+        if self.task == "text" and store.text is not None:
             which = torch.zeros(len(at), dtype=torch.int64)
             if random is not None:
                 which = (random.uniform("caption", 1)[:, 0] * store.text[0]).long()
             text, captions = store.text_rows(at, which)
-            return Condition(text=text, captions=captions)
-        return Condition()
+            return {"text": text}, captions
+        return {}, None
 
     def condition(self, index: Tensor, split: str = "test") -> Condition:
         """Return labels or first captions of samples `index` (B,) without reading latents."""
-        asked = self._asked(*self._find(index, split), None)
-        y, text = (None if t is None else t.to(self.device) for t in (asked.y, asked.text))
-        return Condition(y, text, asked.captions)
+        found, captions = self._asked(*self._find(index, split), None)
+        put = {key: tensor.to(self.device) for key, tensor in found.items()}
+        return Condition(**put, captions=captions)
 
-    def batch(
-        self, index: Tensor, draws: Draws | None, split: str = "train", rows: Rows | None = None
-    ) -> Batch:
+    def batch(self, index: Tensor, draws: Draws | None = None, split: str = "train") -> Batch:
+        """Return latents in model space."""
+        return self.assemble(self.rows(index, draws, split), index, draws, split)
+
+    def assemble(self, rows: Rows, index: Tensor, draws: Draws | None, split: str) -> Batch:
         """Return latents in model space.
 
         Without `draws` (references, previews) there are no flips, the first caption is taken and
         the noise of moments depends on the sample alone.
         """
-        rows = rows if rows is not None else self.rows(index, draws, split)
         put = {k: v.to(self.device, non_blocking=True) for k, v in rows.tensors.items()}
         z = put["latents"].float()
         if self._stores[split].kind == "moments":

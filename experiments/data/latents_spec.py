@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from safetensors import safe_open
 
-from experiments.data.data_options import PICTURES, DataError, DataOptions, ShapeError, require
-from experiments.data.tars import Member, samples_of, walk
+from experiments.data.data_options import DataError, DataOptions, ShapeError, require
+from experiments.data.tars import LATENT, Member, latent_in, walk
 from experiments.runtime.files import sha256
 from experiments.runtime.option_types import Key, build
 from routing.parsing import bytes_of, json_of
@@ -68,24 +68,19 @@ class Manifest:
 
     def summary(self, out: Path) -> str:
         """Return what was made at `out`, for people."""
-        size = sum(shard.bytes for shard in self.shards) / 2**30
-        channels, height, width = self.shape
-        said = [
-            f"{out}: {self.count:,} pictures as {self.kind} of {channels}x{height}x{width}"
-            + (", mirrored too" if self.flips else ""),
-            f"classes   {len(self.classes)}" if self.labels else "classes   none",
-            "mean      " + "  ".join(f"{value:.4f}" for value in self.mean),
-            "std       " + "  ".join(f"{value:.4f}" for value in self.std),
-            f"scaled    std {max(self.std) * self.scale_factor:.3f} at most, "
-            f"by factor {self.scale_factor}",
-            f"shards    {len(self.shards)}, {size:.2f} GB, SHA-256 in manifest.json",
-        ]
-        if self.text is not None:
-            said.append(f"captions  {list(self.text.shape)} by {self.text.encoder}")
-        if self.skipped:
-            listed = out / "skipped.txt"
-            said.append(f"skipped   {self.skipped} that cannot be read, listed in {listed}")
-        return "\n".join(said)
+        text, sides = self.text, "x".join(map(str, self.shape))
+        mirrored = ", mirrored too" if self.flips else ""
+        said = {
+            f"{out}:": f"{self.count:,} pictures as {self.kind} of {sides}{mirrored}",
+            "classes  ": len(self.classes) if self.labels else "none",
+            "mean     ": "  ".join(f"{value:.4f}" for value in self.mean),
+            "std      ": "  ".join(f"{value:.4f}" for value in self.std),
+            "scaled   ": f"std {max(self.std) * self.scale_factor:.3f} at most",
+            "shards   ": f"{len(self.shards)}, {sum(s.bytes for s in self.shards) / 2**30:.2f} GB",
+            "captions ": f"{list(text.shape)} by {text.encoder}" if text else "none",
+            "skipped  ": f"{self.skipped} that cannot be read, listed in {out / 'skipped.txt'}",
+        }
+        return "\n".join(f"{name} {value}" for name, value in said.items())
 
     @classmethod
     def read(cls, folder: Path) -> tuple[Manifest, str]:
@@ -118,10 +113,6 @@ class Manifest:
         return manifest, hashlib.sha256(content).hexdigest()[:16]
 
 
-_LATENT = ("latent.npy", "latent")  # fields of a tar's sample
-_PREPARED = {*PICTURES, ".parquet", ".arrow"}  # what prepare reads
-
-
 @dataclass(frozen=True)
 class LatentsOptions(DataOptions):
     """Precomputed VAE latents: ImageNet-256 (4x32x32), ImageNet-512 (4x64x64), COCO.
@@ -151,7 +142,6 @@ class LatentsOptions(DataOptions):
     class_count = 1000
     caption_shape = (77, 768)
     dataset = "experiments.data.latents.Latents"
-    evaluation = "latents"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -172,25 +162,25 @@ class LatentsOptions(DataOptions):
         Raises:
             ShapeError: The latents are of another shape than `data.shape`.
         """
-        known = super().describe()
+        known, manifest, found = super().describe(), None, None
         folder = Path(str(self.path)).expanduser()
-        try:
-            manifest = Manifest.read(folder)[0]
-        except DataError:
-            manifest = None  # opening the data set for real names what is wrong with it
-        found = list(manifest.shape) if manifest else _stored_shape(folder, self.kind)
+        # Nothing there, or damaged: opening the data set for real names what is wrong with it.
+        with suppress(Exception):
+            if (folder / MANIFEST).exists():
+                manifest = Manifest.read(folder)[0]
+            found = list(manifest.shape if manifest else stored_shape(folder, self.kind)[1])
         known["shape"] = wanted = list(self.shape or found or known["shape"])
         if found and found != wanted:
+            there, asked = ("x".join(map(str, shape)) for shape in (found, wanted))
             raise ShapeError(
-                f"data.shape={wanted}: the latents in {self.path} are {_times(found)}, and a "
+                f"data.shape={wanted}: the latents in {self.path} are {there}, and a "
                 "model of their size would be another one at another cost; give data.path "
-                f"latents of {_times(wanted)} (VA-VAE f16d32 makes 32x16x16 of 256x256 pixels)"
+                f"latents of {asked} (VA-VAE f16d32 makes 32x16x16 of 256x256 pixels)"
             )
         if manifest:
             known["num_classes"] = len(manifest.classes)
             known["text"] = list(manifest.text.shape)[1:] if manifest.text else None
-        if self.num_classes:
-            known["num_classes"] = self.num_classes
+        known["num_classes"] = self.num_classes or known["num_classes"]
         return known
 
     def check(self) -> None:
@@ -201,12 +191,12 @@ class LatentsOptions(DataOptions):
             kind = layout(folder)
             if kind == "prepared":
                 held = Manifest.read(folder)[0].kind
-                said = f"data.kind={self.kind}: {folder} holds {held}, as its manifest says"
                 # Beside a foreign store it may be said of that one.
                 fits = self.kind in ("auto", held) or self.test is not None
+                said = f"data.kind={self.kind}: {folder} holds {held}, as its manifest says"
                 require(fits, f"{said}; leave data.kind out")
             elif kind == "tars":
-                _first_latent(min(folder.glob("*.tar")))
+                stored_shape(folder, self.kind)
 
     def fingerprint(self) -> str:
         """Return a checksum of the manifest, or of the names and sizes of a foreign store's files.
@@ -237,78 +227,39 @@ def layout(folder: Path) -> str:
     for found, suffix in (("tars", ".tar"), ("shards", ".safetensors")):
         if any(name.endswith(suffix) for name in names):
             return found
-    raise DataError(f"{folder}: {_describe(folder, names)}")
-
-
-def _describe(folder: Path, names: list[str]) -> str:
-    suffixes = {Path(name).suffix.lower() for name in names}
-    below = {p.suffix.lower() for p in list(folder.glob("*/*"))[:64]}
-    pack = (
-        "WebDataset tars as latent.npy and cls, or run python experiments/prepare.py on the "
-        "pictures"
-    )
-    if "data.mdb" in names:
-        return f"this is an LMDB, which is not read; write its records to {pack}"
-    if (suffixes | below) & _PREPARED:
-        return f"this holds pictures, not latents; run python experiments/prepare.py {folder} OUT"
-    if suffixes & {".npy", ".pt", ".pth", ".pkl"}:
-        return f"loose .npy or .pt files are not read; pack them into {pack}"
     listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-    return (
-        "no latents found; expected manifest.json (from prepare), *.tar (latent.npy and cls) or "
-        f"*.safetensors (latents, labels); found {listed or 'nothing'}"
-    )
-
-
-def _times(shape: list[int]) -> str:
-    return "x".join(map(str, shape))
-
-
-def _stored_shape(folder: Path, kind: str) -> list[int] | None:
-    """Return (C, H, W) from the first header of a foreign store, or None where there is none."""
-    try:
-        if tars := sorted(folder.glob("*.tar")):
-            with tars[0].open("rb") as archive:
-                archive.seek(_first_latent(tars[0]).offset)
-                found = re.search(rb"'shape': \(([\d, ]+)\)", archive.read(512))
-            stored = [int(n) for n in found[1].split(b",") if n.strip()] if found else []
-        else:
-            with safe_open(min(folder.glob("*.safetensors")), "numpy") as file:
-                stored = file.get_slice("latents").get_shape()[1:]
-        shape = moments_or_sample(tuple(stored), kind, "")[1]
-    except Exception:
-        # Nothing there, or damaged: opening the data set for real names what is wrong with it.
-        return None
-    return list(shape) if max(shape) < 2**31 else None
-
-
-def moments_or_sample(stored: tuple[int, ...], kind: str, where: str) -> tuple[str, Any]:
-    """Return the kind and the latent's (C, H, W) for stored rows of shape `stored`."""
-    if len(stored) != 3 or min(stored) < 1:
-        raise DataError(f"{where} has shape {list(stored)}; expected [C, H, W] such as [4, 32, 32]")
-    if kind == "sample" or (kind == "auto" and stored[0] != 8):
-        return "sample", stored
-    if stored[0] % 2:
-        raise DataError(f"{where} has {stored[0]} channels; moments have twice the latent's")
-    return "moments", (stored[0] // 2, *stored[1:])
-
-
-def latent_field(where: str, fields: Collection[str]) -> str:
-    """Return the field of a tar's sample that holds its latent; `DataError` if none does."""
-    if found := [name for name in _LATENT if name in fields]:
-        return found[0]
-    pictures = any(f".{name.rsplit('.', 1)[-1]}" in _PREPARED for name in fields)
-    hint = "these are pictures: run python experiments/prepare.py on them"
     raise DataError(
-        f"{where} has no latent.npy; found {', '.join(sorted(fields))}; "
-        f"{hint if pictures else 'name its files KEY.latent.npy and KEY.cls'}"
+        f"{folder}: no latents found; expected manifest.json (from prepare), *.tar (latent.npy and "
+        f"cls) or *.safetensors (latents, labels); found {listed or 'nothing'}; from pictures, "
+        f"python experiments/prepare.py {folder} OUT makes latents"
     )
 
 
-def _first_latent(path: Path) -> Member:
-    """Return the first latent of an archive, which is read up to there; refuse one without."""
-    for member in walk(path):
-        if member.field in _LATENT:
-            return member
-    key, fields = next(iter(samples_of(path).items()))
-    return fields[latent_field(f"{path}: {key}", fields)]
+def stored_shape(folder: Path, kind: str) -> tuple[str, tuple[int, int, int]]:
+    """Return the kind and (C, H, W) of a foreign store from its first header."""
+    if tars := sorted(folder.glob("*.tar")):
+        # One file after the other may be of one sample, or all of a kind may come first.
+        fields: dict[str, Member] = {}
+        for member in walk(tars[0]):
+            fields[member.field] = member
+            if member.field in LATENT:
+                break
+        with tars[0].open("rb") as archive:
+            _, stored, _ = latent_in(archive, fields, str(tars[0]))
+    else:
+        with safe_open(min(folder.glob("*.safetensors")), "numpy") as file:
+            stored = tuple(file.get_slice("latents").get_shape()[1:])
+    return moments_or_sample(stored, kind, str(folder))
+
+
+def moments_or_sample(
+    stored: tuple[int, ...], kind: str, where: str
+) -> tuple[str, tuple[int, int, int]]:
+    """Return the kind and the latent's (C, H, W) for stored rows of shape `stored`."""
+    moments = kind == "moments" or (kind == "auto" and stored[:1] == (8,))
+    if len(stored) != 3 or min(stored) < 1 or (moments and stored[0] % 2):
+        twice = ", of moments twice the channels" if moments else ""
+        said = f"{where} holds rows of {list(stored)}"
+        raise DataError(f"{said}; expected [C, H, W] such as [4, 32, 32]{twice}")
+    channels, height, width = stored
+    return "moments" if moments else "sample", (channels // (1 + moments), height, width)

@@ -6,8 +6,8 @@ shard is a function of its number and an interrupted preparation continues with 
 
 from __future__ import annotations
 
-import abc
 import contextlib
+import fnmatch
 import hashlib
 import io
 import itertools
@@ -23,9 +23,11 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from experiments.data.data_options import PICTURES, DataError, first_line, require
-from experiments.data.tars import Member, read_label, samples_of
-from routing.parsing import json_of
+from experiments.data.tars import Member, samples_of
+from routing.parsing import json_of, whole
 
+_KINDS = dict.fromkeys(PICTURES, "pictures") | {".tar": "tars"}
+_KINDS |= {".parquet": "tables", ".arrow": "tables"}
 # Names of columns on the Hugging Face hub, the likeliest first.
 _GUESSES = {
     "image": ("image", "img", "jpg", "png", "webp"),
@@ -42,14 +44,14 @@ class RawPicture:
     content: bytes | None  # its bytes, still encoded; None where there are none
     label: int | None  # its class, or None
     captions: tuple[str, ...] = ()  # what it shows, in words
-    lacking: str = ""  # why there are no bytes, where that is known
+    lacking: str = "no bytes"  # why there are none
 
     def __post_init__(self) -> None:
         if self.label is not None and not 0 <= self.label < 2**31:
             raise DataError(f"{self.name} has class {self.label}; expected 0 or more")
 
 
-class PictureSource(abc.ABC):
+class PictureSource:
     """A numbered set of pictures."""
 
     count: int  # how many
@@ -59,9 +61,9 @@ class PictureSource(abc.ABC):
     fingerprint: str  # changes with the list of pictures
     others: Sequence[str] = ()  # files beside the pictures that are passed over
 
-    @abc.abstractmethod
     def read(self, start: int, stop: int) -> Iterator[RawPicture]:
         """Give pictures `start..stop-1`, `stop` at most `count`."""
+        raise NotImplementedError
 
     def limit(self, count: int) -> None:
         """Leave out all but the first `count` pictures."""
@@ -83,49 +85,41 @@ def open_source(
     splits only `files` whose name matches are taken.
     """
     require(path.exists(), f"{path} does not exist; expected a folder of pictures, tars or tables")
-    try:
-        found = [path] if path.is_file() else sorted({*_files(path, files)})
-    except (NotImplementedError, ValueError):
+    found = [path] if path.is_file() else sorted(_files(path, files))
+    kinds: dict[str, list[Path]] = {}
+    for file in found:
+        kinds.setdefault(_KINDS.get(file.suffix.lower(), "others"), []).append(file)
+    others = kinds.pop("others", [])
+    if len(kinds) != 1:
+        listed = (f"{kind} such as {some[0].name}" for kind, some in kinds.items())
+        seen = ", ".join(file.name for file in found[:5]) or "nothing"
+        tip = max(kinds.values(), key=len)[0].suffix if kinds else ".tar"
         raise DataError(
-            f"--files {files}: expected a pattern of names below {path}, such as 'train-*.tar'"
-        ) from None
-    tars = [p for p in found if p.suffix == ".tar"]
-    tables = [p for p in found if p.suffix in (".parquet", ".arrow")]
-    pictures = [p for p in found if p.suffix.lower() in PICTURES and path.is_dir()]
-    kinds = {"pictures": pictures, "tars": tars, "tables": tables}
-    if len(there := {kind: those for kind, those in kinds.items() if those}) > 1:
-        listed = " and ".join(f"{kind} such as {those[0].name}" for kind, those in there.items())
-        raise DataError(
-            f"{path} holds {listed}, and prepare takes one kind; move the others away, or name it: "
-            f"--files '*{max(there.values(), key=len)[0].suffix}'"
+            f"{path} holds {' and '.join(listed) or 'no pictures'}: expected one kind of "
+            f"{' '.join(_KINDS)} files; found {seen}; name those to take, as --files '*{tip}'"
         )
-    if captions is not None and (tars or tables):
-        raise DataError("--captions is for folders; tars and tables bring their own captions")
-    if (named := [role for role, name in (columns or {}).items() if name]) and not tables:
-        raise DataError(f"--{named[0]}-column is for tables, and {path} holds none; leave it out")
-    if tars or tables:
-        return TarSource(tars) if tars else TableSource(tables, columns or {})
-    if not pictures:
-        listed = ", ".join(p.name for p in found[:5]) or "nothing"
-        raise DataError(
-            f"{path} holds no pictures: expected {' '.join(PICTURES)} files, .tar, .parquet or "
-            f".arrow; found {listed}"
-        )
-    source, taken = FolderSource(path, pictures, captions), set(pictures)
-    source.others = [p.name for p in found if p not in taken and p.name[0] != "."]
+    [(kind, those)] = kinds.items()
+    bring = "--captions is for folders; tars and tables bring their own captions"
+    require(captions is None or kind == "pictures", bring)
+    for role, name in (columns or {}).items():
+        out = f"--{role}-column is for tables, and {path} holds none; leave it out"
+        require(name is None or kind == "tables", out)
+    if kind != "pictures":
+        return TarSource(those) if kind == "tars" else TableSource(those, columns or {})
+    source = FolderSource(path if path.is_dir() else path.parent, those, captions)
+    source.others = [p.name for p in others if p.name[0] != "."]
     return source
 
 
 def _files(top: Path, pattern: str) -> Iterator[Path]:
     """Give the files at any depth whose names match; folders that are links count as well."""
-    above: dict[str, set[Path]] = {}
-    for at, below, _ in os.walk(top, followlinks=True):
-        here = Path(at).resolve()
-        way = {*above.pop(at, ()), here, *here.parents}
+    for at, below, names in os.walk(top, followlinks=True):
+        here = Path(at)
         # A link to a folder on the way to it has no end.
+        way = {folder.resolve() for folder in (here, *here.absolute().parents)}
         below[:] = [name for name in below if (here / name).resolve() not in way]
-        above |= {os.path.join(at, name): way for name in below}
-        for path in Path(at).glob(pattern):  # of links to nothing, pictures are listed as skipped
+        for path in (here / name for name in fnmatch.filter(names, pattern)):
+            # Of links to nothing, pictures are listed as skipped.
             if path.is_file() or (path.suffix.lower() in PICTURES and not path.exists()):
                 yield path
 
@@ -134,7 +128,7 @@ def _digest(values: Any) -> str:
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
 
 
-def _listed(said: Any) -> tuple[str, ...]:
+def _texts(said: Any) -> tuple[str, ...]:
     """Return a caption or a list of them; `TypeError` for what is no text, such as a record."""
     found = (said,) if isinstance(said, str) else tuple(said or ())
     if isinstance(said, dict) or not all(isinstance(caption, str) for caption in found):
@@ -143,7 +137,7 @@ def _listed(said: Any) -> tuple[str, ...]:
 
 
 def _captions_of(row: dict[str, Any]) -> tuple[str, ...]:
-    return _listed(row.get("captions") or row.get("caption") or row.get("text"))
+    return _texts(row.get("captions") or row.get("caption") or row.get("text"))
 
 
 class FolderSource(PictureSource):
@@ -164,8 +158,9 @@ class FolderSource(PictureSource):
             if missing:
                 raise DataError(f"{captions} has no caption for {missing[0]} ({len(missing)} such)")
         elif any("/" in name for name in names):
-            loose = next((root / name for name in names if "/" not in name), None)
-            require(loose is None, f"{loose} lies beside class folders; move it into one, or away")
+            loose = [root / name for name in names if "/" not in name]
+            beside = f"{loose[0] if loose else ''} lies beside class folders"
+            require(not loose, f"{beside}; move it into one, or away")
             tops = [name.split("/")[0] for name in names]
             self.labelled, self.classes = True, tuple(sorted(set(tops)))
             numbers = {name: number for number, name in enumerate(self.classes)}
@@ -179,7 +174,7 @@ class FolderSource(PictureSource):
             try:
                 content = self._pictures[i].read_bytes()
             except OSError as error:
-                why = error.strerror or ""
+                why = str(error.strerror)
             yield RawPicture(self._names[i], content, self._labels[i], self._captions[i], why)
 
 
@@ -197,12 +192,11 @@ def _read_captions(path: Path) -> dict[str, tuple[str, ...]]:
             names = {image["id"]: image["file_name"] for image in content["images"]}
             for note in sorted(content["annotations"], key=lambda note: note["id"]):
                 captions.setdefault(names[note["image_id"]], []).append(note["caption"].strip())
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is laid out otherwise"
         raise DataError(
-            f"{path} holds no captions: expected COCO's annotations (images, annotations) as "
-            '.json, or lines of {"file_name": ..., "caption": ...} as .jsonl'
+            f"{path} holds no captions ({why}): expected COCO's annotations (images, annotations) "
+            'as .json, or lines of {"file_name": ..., "caption": ...} as .jsonl'
         ) from None
     return {name: tuple(found) for name, found in captions.items()}
 
@@ -220,13 +214,11 @@ class TarSource(PictureSource):
                     field = min(found, key=lambda field: field.count("."))
                     self._samples.append((number, key, fields[field], fields))
         self.count = len(self._samples)
-        if not self.count:
-            raise DataError(f"{tars[0]} holds no pictures (.jpg, .png, ...)")
-        with_label = sum("cls" in fields for *_, fields in self._samples)
-        if 0 < with_label < self.count:
-            bare = next(key for _, key, _, fields in self._samples if "cls" not in fields)
-            raise DataError(f"{bare} has no cls, and {with_label} other samples have one")
-        self.labelled = with_label == self.count
+        require(self.count > 0, f"{tars[0]} holds no pictures (.jpg, .png, ...)")
+        bare = [key for _, key, _, fields in self._samples if "cls" not in fields]
+        self.labelled = not bare
+        said = f"{bare[0] if bare else ''} has no cls, and other samples have one"
+        require(len(bare) in (0, self.count), said)
         self.captioned = all("txt" in f or "json" in f for *_, f in self._samples)
         self.fingerprint = _digest([[path.name, path.stat().st_size] for path in tars])
 
@@ -242,50 +234,49 @@ class TarSource(PictureSource):
                             handle.seek(part.offset)
                             parts[name] = handle.read(part.size)
                     where = f"{self._tars[number].name}: {key}"
-                    label = read_label(parts["cls"], where) if "cls" in parts else None
-                    yield RawPicture(where, parts["image"], label, _tar_captions(parts))
-
-
-def _tar_captions(parts: dict[str, bytes]) -> tuple[str, ...]:
-    if "txt" in parts:
-        return (parts["txt"].decode("utf-8", "replace").strip(),)
-    try:
-        return _captions_of(json_of(parts.get("json", b"{}")))
-    except (ValueError, AttributeError, TypeError):
-        return ()
+                    said: tuple[str, ...] = ()
+                    label = None
+                    if "cls" in parts:
+                        text = parts["cls"].decode("latin-1")
+                        label = whole(text, f"{where}: cls holds ", DataError)
+                    if "txt" in parts:
+                        said = (parts["txt"].decode("utf-8", "replace").strip(),)
+                    else:
+                        with contextlib.suppress(ValueError, TypeError, AttributeError):
+                            said = _captions_of(json_of(parts.get("json", b"{}")))
+                    yield RawPicture(where, parts["image"], label, said)
 
 
 class TableSource(PictureSource):
     """Tables of parquet or arrow, as the Hugging Face hub holds data sets."""
 
     def __init__(self, files: list[Path], columns: Mapping[str, str | None]) -> None:
-        try:
-            import pyarrow  # noqa: F401
-        except ImportError:
-            raise DataError('tables need pyarrow; pip install -e ".[data]"') from None
-        tables = {path: _blocks(path) for path in files}
-        first = files[0]
-        schema = tables[first][0]
-        self._blocks = [
-            (path, block, rows)
-            for path, (_, counts) in tables.items()
-            for block, rows in enumerate(counts)
-        ]
-        self.count = sum(rows for *_, rows in self._blocks)
-        self._columns = {r: _column(schema, r, columns.get(r), first) for r in _GUESSES}
+        first, self._blocks, known = files[0], [], {}
+        for path in files:
+            with _opened(path) as (schema, counts, _):
+                known[path] = schema
+                self._blocks += [(path, block, rows) for block, rows in enumerate(counts)]
+        schema, self.count = known[first], sum(rows for *_, rows in self._blocks)
+        guessed = {
+            role: next((name for name in likely if name in schema.names), None)
+            for role, likely in _GUESSES.items()
+        }
+        named: dict[str, str | None] = {role: name for role, name in columns.items() if name}
+        self._columns = guessed | named
         bare = f"{first} has no pictures in columns {', '.join(schema.names) or 'none'}"
         found = self._columns["image"] is not None and self.count > 0
         require(found, f"{bare}; name the column with --image-column")
         self._wanted = [name for name in self._columns.values() if name is not None]
-        for path, (found, _) in tables.items():
-            if missing := [name for name in self._wanted if name not in found.names]:
-                raise DataError(f"{path} has no column {missing[0]!r}, and {first} has one")
+        for path, own in known.items():
+            if missing := [name for name in self._wanted if name not in own.names]:
+                has = ", ".join(own.names)
+                raise DataError(f"{path} has no column {missing[0]!r}; it has {has}")
         self.labelled = self._columns["label"] is not None
         self.captioned = self._columns["caption"] is not None
         self.classes = _class_names(schema, self._columns["label"])
         # Columns that were not guessed: other labels of the same files are other data.
-        own = [[r, c] for r, c in columns.items() if c and c != _column(schema, r, None, first)]
-        self.fingerprint = _digest([*([p.name, p.stat().st_size] for p in files), *own])
+        other = [[role, name] for role, name in named.items() if name != guessed[role]]
+        self.fingerprint = _digest([*([p.name, p.stat().st_size] for p in files), *other])
 
     def read(self, start: int, stop: int) -> Iterator[RawPicture]:
         """Give pictures `start..stop-1`."""
@@ -293,34 +284,24 @@ class TableSource(PictureSource):
         for path, block, rows in self._blocks:
             low, high = max(start - at, 0), min(stop - at, rows)
             if low < high:
-                with _opened(path) as table:
-                    if path.suffix == ".parquet":
-                        table = table.read_row_group(block, columns=self._wanted)
-                    chosen = table.select(self._wanted).slice(low, high - low).to_pylist()
-                for i, row in enumerate(chosen, low):
-                    yield self._raw(row, f"{path.name}: row {at + i}")
+                with _opened(path) as (_, _, read):
+                    chosen = read(block, self._wanted).slice(low, high - low).to_pylist()
+                for i, row in enumerate(chosen, at + low):
+                    yield self._raw(row, f"{path.name}: row {i}")
             at += rows
 
     def _raw(self, row: dict[str, Any], where: str) -> RawPicture:
-        image = row[str(self._columns["image"])]
+        image, label, said = (row.get(str(self._columns[role])) for role in _GUESSES)
         content = image.get("bytes") if isinstance(image, dict) else image
-        label = row[str(self._columns["label"])] if self.labelled else None
         if self.labelled and not isinstance(label, int):
             raise DataError(f"{where} has label {label!r}; expected a whole number")
-        said = row[str(self._columns["caption"])] if self.captioned else None
         try:
-            captions = _listed(said)
+            captions = _texts(said) if self.captioned else ()
         except TypeError:
             raise DataError(
                 f"{where} has caption {said!r}; expected text or a list of it"
             ) from None
         return RawPicture(where, content if isinstance(content, bytes) else None, label, captions)
-
-
-def _column(schema: Any, role: str, given: str | None, where: Path) -> str | None:
-    if given is not None and given not in schema.names:
-        raise DataError(f"{where} has no column {given!r}; it has {', '.join(schema.names)}")
-    return given or next((name for name in _GUESSES[role] if name in schema.names), None)
 
 
 def _class_names(schema: Any, column: str | None) -> tuple[str, ...]:
@@ -331,32 +312,27 @@ def _class_names(schema: Any, column: str | None) -> tuple[str, ...]:
         return ()
 
 
-def _blocks(path: Path) -> tuple[Any, list[int]]:
-    """Return a table's schema and the rows of each block that is read at a time."""
-    with _opened(path) as table:
-        if path.suffix == ".parquet":
-            groups = range(table.num_row_groups)
-            return table.schema_arrow, [table.metadata.row_group(k).num_rows for k in groups]
-        return table.schema, [table.num_rows]
-
-
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """Open a file of parquet, or map a table of arrow; what is damaged in it is named."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+def _opened(path: Path) -> Iterator[tuple[Any, list[int], Any]]:
+    """Give a table's schema, the rows of each block, and what reads columns of a block."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise DataError('tables need pyarrow; pip install -e ".[data]"') from None
     try:
         if path.suffix == ".parquet":
             with pq.ParquetFile(path) as file:
-                yield file
+                groups = range(file.num_row_groups)
+                rows = [file.metadata.row_group(k).num_rows for k in groups]
+                yield file.schema_arrow, rows, file.read_row_group
             return
         # The hub's cache holds streams; other writers leave files with a footer.
         try:
             table = pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
         except pa.ArrowInvalid:
             table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-        yield table
+        yield table.schema, [table.num_rows], lambda block, columns: table.select(columns)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path} is damaged or no table: {first_line(error)}") from None
 
@@ -417,7 +393,7 @@ def center_crop(image: Image.Image, size: int) -> np.ndarray[Any, Any]:
 def crop(raw: RawPicture, size: int) -> CroppedPicture:
     """Decode and crop one picture; a damaged one becomes a reason, not an error."""
     if raw.content is None:
-        return CroppedPicture(raw, None, raw.lacking or "no bytes")
+        return CroppedPicture(raw, None, raw.lacking)
     try:
         with Image.open(io.BytesIO(raw.content)) as image:
             return CroppedPicture(raw, center_crop(image, size))

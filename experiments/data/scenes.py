@@ -27,9 +27,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from experiments.data.data_options import DataError, require
-from experiments.data.dataset import Batch, Condition, Dataset, Device, Rows, to_uint8
-from experiments.data.scenes_spec import ScenesOptions
+from experiments.data.data_options import DataError, ScenesOptions, require
+from experiments.data.dataset import Batch, Condition, Dataset, to_uint8
 from routing.errors import suggest
 from routing.layout import table
 from routing.rng import Draws, widest
@@ -51,10 +50,11 @@ WORDS = (
 LENGTH = 32
 WIDTH = 64
 
-_OBJECT = re.compile(
+_OBJECT = (
     rf"a ({'|'.join(SIZES)}) ({'|'.join(COLOURS)}) ({'|'.join(SHAPES)}) at the ({'|'.join(PLACES)})"
 )
-_END = re.compile(rf" on a ({'|'.join(BACKGROUNDS)}) background$")
+_ONE = _OBJECT.replace("(", "(?:")
+_CAPTION = rf"{_ONE}(?:(?:,| and|, and) {_ONE})* on a ({'|'.join(BACKGROUNDS)}) background"
 _EXAMPLE = '"a large red circle at the top left on a black background"'
 
 
@@ -120,18 +120,15 @@ def read_captions(captions: Sequence[str]) -> Attributes:
     grounds = torch.zeros(len(captions), dtype=torch.int64)
     for row, caption in enumerate(captions):
         text = " ".join(caption.lower().split())
-        end = _END.search(text)
-        found = _OBJECT.findall(text)
-        rest = _OBJECT.sub("", _END.sub("", text)).replace(",", "").replace("and", "").strip()
-        places = [place for *_, place in found]
-        if end is None or not found or rest or len(set(places)) != len(places):
+        said, found = re.fullmatch(_CAPTION, text), re.findall(_OBJECT, text)
+        if said is None or len({place for *_, place in found}) != len(found):
             raise DataError(
                 f"caption {caption!r} does not describe a scene; expected sentences like {_EXAMPLE}"
             )
         for size, colour, shape, place in found:
             words = SHAPES.index(shape), COLOURS.index(colour), SIZES.index(size)
             rows[row, :, PLACES.index(place)] = torch.tensor(words) + 1
-        grounds[row] = BACKGROUNDS.index(end[1])
+        grounds[row] = BACKGROUNDS.index(said[1])
     shapes, colours, sizes = rows.unbind(1)
     return Attributes(shapes, colours, sizes, grounds)
 
@@ -254,16 +251,18 @@ class Scenes(Dataset):
     0 and `sigma_data`.
     """
 
-    def __init__(self, options: ScenesOptions, task: str = "class", device: Device = "cpu") -> None:
-        super().__init__(options, task, device)
-        self.options = options
-        self.class_names = CLASSES if task == "class" else ()
+    options: ScenesOptions
+
+    def _open(self) -> None:
+        self.class_names = CLASSES if self.task == "class" else ()
         self.sizes = {"train": None, "test": None}
         first = draw(*self._choose(torch.arange(_STATISTICS_FROM), "train")).cpu().long()
         count = first.numel()
         self._mean = int(first.sum()) / count
         self._std = (int((first * first).sum()) / count - self._mean**2) ** 0.5
-        digest = hashlib.sha256(first.to(torch.uint8).numpy().tobytes() + repr(options).encode())
+        digest = hashlib.sha256(
+            first.to(torch.uint8).numpy().tobytes() + repr(self.options).encode()
+        )
         self.fingerprint = digest.hexdigest()[:16]
 
     def _choose(self, index: Tensor, split: str) -> tuple[Attributes, Tensor]:
@@ -276,13 +275,7 @@ class Scenes(Dataset):
         """Return what is in pictures `index` (B,) without rendering them."""
         return self._choose(index, split)[0]
 
-    def batch(
-        self,
-        index: Tensor,
-        draws: Draws | None = None,
-        split: str = "train",
-        rows: Rows | None = None,
-    ) -> Batch:
+    def batch(self, index: Tensor, draws: Draws | None = None, split: str = "train") -> Batch:
         """Return pictures with labels or captions; the index alone decides what is in them."""
         self._check(index, split)
         attributes, free = self._choose(index, split)

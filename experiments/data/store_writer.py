@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,13 +26,10 @@ from torch import Tensor
 from experiments.data.data_options import DataError, require
 from experiments.data.encoders import Autoencoder, TextEncoder, sample_moments
 from experiments.data.latents_spec import FORMAT, MANIFEST, Manifest, StoredShard, StoredText
-from experiments.data.picture_sources import CroppedPicture, PictureSource, RawPicture, crop_ahead
+from experiments.data.picture_sources import PictureSource, RawPicture, crop_ahead
 from experiments.runtime.files import atomic_write
 from routing.parsing import Malformed, json_of
 from routing.rng import Draws
-
-PLAN = "plan.json"
-SKIPPED = "skipped.txt"
 
 
 @dataclass(frozen=True)
@@ -50,10 +48,7 @@ class StoreSettings:
 
 
 class StoreWriter:
-    """Encodes the pictures of a source into a folder, which `threads` decode and crop.
-
-    `progress` is called after each batch with `done`, the pictures that went through this writer.
-    """
+    """Encodes the pictures of a source into a folder, which `threads` decode and crop."""
 
     def __init__(
         self,
@@ -72,145 +67,128 @@ class StoreWriter:
             raise DataError("--text needs a caption for every picture; give them with --captions")
         self.source, self.vae, self.out, self.settings = source, vae, out, settings
         self.text, self.batch, self.threads = text, batch, threads
-        self.done = 0
-        self.progress: Callable[[int], None] = lambda done: None
         self.shards = -(-source.count // settings.shard)
-        self._plan()
-
-    def _plan(self) -> None:
-        """Write down what is made here, or refuse a folder where something else was begun."""
-        plan = {"format": FORMAT, "source": self.source.fingerprint, "count": self.source.count}
-        plan |= asdict(self.settings)
-        path = self.out / PLAN
-        try:
-            old = json_of(path.read_bytes())
-        except FileNotFoundError:
+        # What is made here is written down, and a folder where something else was begun refused.
+        plan = {"format": FORMAT, "source": source.fingerprint, "count": source.count}
+        plan |= asdict(settings)
+        path = out / "plan.json"
+        if not path.exists():
             atomic_write(path, json.dumps(plan, indent=1) + "\n")
-            return
-        except Malformed:
+        try:
+            # Older plans do not say how long their captions are.
+            old = {"text_length": settings.text_length, **json_of(path.read_bytes())}
+        except (Malformed, TypeError):
             raise DataError(f"{path} is damaged; give a new folder") from None
-        # Older plans do not say how long their captions are.
-        old = {"text_length": plan["text_length"]} | (old if isinstance(old, dict) else {})
         for key, value in plan.items():
             was = f"{key} {old.get(key)!r} instead of {value!r}"
             if key == "source":
                 was = "another list of pictures, other captions or columns"
             again = "give the same again, or a new folder"
-            require(old.get(key) == value, f"{self.out} was begun with {was}; {again}")
+            require(old.get(key) == value, f"{out} was begun with {was}; {again}")
 
     def missing(self) -> list[int]:
         """Return the shards that are not finished."""
         return [k for k in range(self.shards) if self._finished(k) is None]
 
-    def _paths(self, k: int) -> tuple[Path, Path]:
-        return self.out / f"shard-{k:05d}.safetensors", self.out / f"shard-{k:05d}.json"
+    def _path(self, k: int) -> Path:
+        return self.out / f"shard-{k:05d}.safetensors"
 
     def _finished(self, k: int) -> dict[str, Any] | None:
-        shard, note = self._paths(k)
         try:
-            about = json_of(note.read_bytes())
-            size = shard.stat().st_size if about["count"] else 0
+            about = json_of(self._path(k).with_suffix(".json").read_bytes())
+            size = self._path(k).stat().st_size if about["count"] else 0
             return about if size == about["bytes"] else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def write(self, k: int) -> None:
-        """Encode shard `k` and write it."""
-        shard, note = self._paths(k)
-        tensors, sums, skipped = self._encode(k)
-        count = len(tensors["latents"]) if tensors else 0
-        data = save(tensors) if count else b""
-        about = {"count": count, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        about |= {"sums": sums, "skipped": skipped}
-        if count:
-            atomic_write(shard, data)
-        atomic_write(note, json.dumps(about) + "\n")
-
-    def _encode(self, k: int) -> tuple[dict[str, Tensor], dict[str, Any], list[list[str]]]:
-        """Return the tensors of shard `k`, the sums for mean and std, and what was skipped."""
+    def write(self, k: int) -> Iterator[int]:
+        """Encode shard `k` and write it; give the number of pictures of each batch on the way."""
         start = k * self.settings.shard
         stop = min(start + self.settings.shard, self.source.count)
-        parts: dict[str, list[Tensor]] = {}
-        read: list[RawPicture] = []
+        parts: dict[str, list[Tensor]] = defaultdict(list)
         skipped: list[list[str]] = []
+        labels: list[int] = []
+        captions: list[bytes] = []
         sums = np.zeros((2, self.vae.channels))
         with ThreadPoolExecutor(self.threads) as pool:
             cropped = crop_ahead(pool, self.source.read(start, stop), self.settings.size)
             while chunk := list(itertools.islice(cropped, self.batch)):
-                good = [item for item in chunk if item.pixels is not None]
-                skipped += [[i.raw.name, i.reason] for i in chunk if i.pixels is None]
+                skipped += [[one.raw.name, one.reason] for one in chunk if one.pixels is None]
+                good = [one.raw for one in chunk if one.pixels is not None]
+                labels += [raw.label for raw in good if raw.label is not None]
                 if good:
-                    self._encode_batch(good, parts, sums)
-                    read += [item.raw for item in good]
-                self.done += len(chunk)
-                self.progress(self.done)
+                    pixels = np.stack([one.pixels for one in chunk if one.pixels is not None])
+                    made = self._encode(torch.from_numpy(pixels).permute(0, 3, 1, 2), good, sums)
+                    for name, tensor in made.items():
+                        parts[name].append(tensor)
+                    if self.text is not None:
+                        chosen = self._captions(good)
+                        captions += map(str.encode, chosen)
+                        text = self.text(chosen).half().cpu()
+                        parts["text"].append(text.unflatten(0, (len(good), -1)))
+                yield len(chunk)
         tensors = {name: torch.cat(values).contiguous() for name, values in parts.items()}
-        labels = [raw.label for raw in read if raw.label is not None]
+        count = len(tensors["latents"]) if tensors else 0
         if tensors and self.source.labelled:
             tensors["labels"] = torch.tensor(labels, dtype=torch.int32)
-        if tensors and self.text is not None:
-            tensors |= self._caption_tensors(read)
+        if tensors and self.text is not None:  # UTF-8 bytes of all captions, and where each ends
+            data = np.frombuffer(b"".join(captions) or b" ", np.uint8).copy()
+            tensors["captions"] = torch.from_numpy(data)
+            tensors["caption_ends"] = torch.tensor(list(map(len, captions))).cumsum(0)
+            tensors["caption_ends"] = tensors["caption_ends"].view(count, -1)
+        content = save(tensors) if tensors else b""
+        if tensors:
+            atomic_write(self._path(k), content)
         total = {
             "n": tensors["latents"][:, 0].numel() if tensors else 0,
             "sum": sums[0].tolist(),
             "square": sums[1].tolist(),
             "label": max(labels, default=-1),
         }
-        return tensors, total, skipped
+        digest = hashlib.sha256(content).hexdigest()
+        about = {"count": count, "bytes": len(content), "sha256": digest}
+        about |= {"sums": total, "skipped": skipped}
+        atomic_write(self._path(k).with_suffix(".json"), json.dumps(about) + "\n")
 
-    def _encode_batch(
-        self, items: list[CroppedPicture], parts: dict[str, list[Tensor]], sums: NDArray[Any]
-    ) -> None:
-        stacked = np.stack([item.pixels for item in items if item.pixels is not None])
-        images = torch.from_numpy(stacked).permute(0, 3, 1, 2)
+    def _encode(
+        self, images: Tensor, pictures: list[RawPicture], sums: NDArray[Any]
+    ) -> dict[str, Tensor]:
+        """Return latents of images (B, 3, H, W), and add to the `sums` for mean and std."""
         moments = self.vae.encode(images).cpu()
         mean, log_variance = moments.double().chunk(2, 1)
-        variance = log_variance.clamp(-30, 20).exp()
         sums[0] += mean.sum((0, 2, 3)).numpy()
-        sums[1] += (mean.square() + variance).sum((0, 2, 3)).numpy()
-        parts.setdefault("latents", []).append(self._stored(moments, items, "straight"))
+        second = mean.square() + log_variance.clamp(-30, 20).exp()
+        sums[1] += second.sum((0, 2, 3)).numpy()
+        made = {"latents": (moments, "straight")}
         if self.settings.flips:
-            flipped = self.vae.encode(images.flip(-1)).cpu()
-            parts.setdefault("latents_flip", []).append(self._stored(flipped, items, "flip"))
-        if self.text is not None:
-            flat = [caption for item in items for caption in self._chosen(item.raw)]
-            text = self.text(flat).half().cpu()
-            parts.setdefault("text", []).append(text.unflatten(0, (len(items), -1)))
-
-    def _stored(self, moments: Tensor, items: list[CroppedPicture], stream: str) -> Tensor:
-        if self.settings.kind == "sample":
-            # Keyed by the picture, so that a shard comes out the same whoever encodes it.
-            names = [item.raw.name.encode("utf-8", "surrogateescape") for item in items]
-            keys = [hashlib.sha256(name).digest()[:7] for name in names]
-            index = torch.tensor([int.from_bytes(key, "little") for key in keys])
-            moments = sample_moments(moments, Draws(0, 0, index), stream)
-        stored = moments.to(getattr(torch, self.settings.dtype))
-        finite = stored.isfinite().flatten(1).all(1).tolist()
-        if not all(finite):
-            raise DataError(
-                f"{items[finite.index(False)].raw.name} has latents that are not finite in "
-                f"{self.settings.dtype}; try --dtype float32, or another --vae"
-            )
+            made["latents_flip"] = (self.vae.encode(images.flip(-1)).cpu(), "flip")
+        # Keyed by the picture, so that a shard comes out the same whoever encodes it.
+        names = [picture.name.encode("utf-8", "surrogateescape") for picture in pictures]
+        keys = [int.from_bytes(hashlib.sha256(name).digest()[:7], "little") for name in names]
+        stored = {}
+        for name, (found, stream) in made.items():
+            if self.settings.kind == "sample":
+                found = sample_moments(found, Draws(0, 0, torch.tensor(keys)), stream)
+            stored[name] = found.to(getattr(torch, self.settings.dtype))
+            for picture, latent in zip(pictures, stored[name], strict=True):
+                finite = bool(latent.isfinite().all())
+                said = f"{picture.name} has latents that are not finite in {self.settings.dtype}"
+                require(finite, f"{said}; try --dtype float32, or another --vae")
         return stored
 
-    def _chosen(self, raw: RawPicture) -> list[str]:
-        if not raw.captions:
-            raise DataError(f"{raw.name} has no caption; --text needs one for every picture")
-        chosen = itertools.islice(itertools.cycle(raw.captions), self.settings.captions)
+    def _captions(self, pictures: list[RawPicture]) -> list[str]:
+        """Return as many captions of each picture as are stored; fewer begin again."""
+        bare = [picture.name for picture in pictures if not picture.captions]
+        if bare:
+            raise DataError(f"{bare[0]} has no caption; --text needs one for every picture")
+        count = self.settings.captions
+        chosen = (itertools.islice(itertools.cycle(p.captions), count) for p in pictures)
         # A text that was cut off inside a pair of JSON's \u escapes ends in half a character.
-        return [caption.encode("utf-8", "replace").decode() for caption in chosen]
-
-    def _caption_tensors(self, pictures: list[RawPicture]) -> dict[str, Tensor]:
-        """Return all captions as UTF-8 bytes, and where each ends."""
-        flat = [caption.encode() for raw in pictures for caption in self._chosen(raw)]
-        ends = torch.tensor([len(caption) for caption in flat]).cumsum(0).view(len(pictures), -1)
-        data = np.frombuffer(b"".join(flat) or b" ", np.uint8).copy()
-        return {"captions": torch.from_numpy(data), "caption_ends": ends}
+        return [said.encode("utf-8", "replace").decode() for few in chosen for said in few]
 
     def finish(self) -> Manifest | None:
         """Write the manifest if every shard is there; return it, or None while some are missing."""
-        notes = [self._finished(k) for k in range(self.shards)]
-        done = [note for note in notes if note is not None]
+        done = [note for k in range(self.shards) if (note := self._finished(k)) is not None]
         if len(done) < self.shards:
             return None
         skipped = [entry for note in done for entry in note["skipped"]]
@@ -222,8 +200,9 @@ class StoreWriter:
                 "mend them and give a new folder: here they are not read again"
             )
         n = sum(note["sums"]["n"] for note in done)
-        first = np.sum([note["sums"]["sum"] for note in done], 0) / n
-        second = np.sum([note["sums"]["square"] for note in done], 0) / n
+        first, second = (
+            np.sum([note["sums"][key] for note in done], 0) / n for key in ("sum", "square")
+        )
         side = self.settings.size // self.vae.factor
         highest = max(note["sums"]["label"] for note in done)
         text, of = self.text, (self.settings.captions,)
@@ -245,12 +224,12 @@ class StoreWriter:
             source=self.source.fingerprint,
             skipped=len(skipped),
             shards=tuple(
-                StoredShard(self._paths(k)[0].name, note["count"], note["bytes"], note["sha256"])
+                StoredShard(self._path(k).name, note["count"], note["bytes"], note["sha256"])
                 for k, note in enumerate(done)
                 if note["count"]
             ),
         )
         listed = "".join(f"{name}\t{reason}\n" for name, reason in skipped)
-        atomic_write(self.out / SKIPPED, listed.encode("utf-8", "surrogateescape"))
+        atomic_write(self.out / "skipped.txt", listed.encode("utf-8", "surrogateescape"))
         atomic_write(self.out / MANIFEST, manifest.dumps())
         return manifest

@@ -1,4 +1,4 @@
-"""Files inside tar archives, by position: nothing is ever extracted.
+"""Files inside tar archives, by position: nothing is ever extracted, and no pickle is read.
 
 Samples are grouped as WebDataset groups them: the key is the path up to the first dot of the file's
 name, the rest is the field (`n01440764/10026.latent.npy` is the field `latent.npy` of the sample
@@ -7,17 +7,20 @@ name, the rest is the field (`n01440764/10026.latent.npy` is the field `latent.n
 
 from __future__ import annotations
 
+import contextlib
+import io
+import math
 import tarfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
 
 from experiments.data.data_options import DataError
-from routing.parsing import whole
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(NamedTuple):
     """One file in an archive: its sample's key, its field, and where its bytes are."""
 
     key: str
@@ -46,19 +49,16 @@ def walk(path: Path) -> Iterator[Member]:
         size = path.stat().st_size
         with tarfile.open(path, "r:") as archive:
             for info in archive:
-                links = info.issym() or info.islnk()
-                escapes = info.name.startswith("/") or ".." in PurePosixPath(info.name).parts
-                if links or escapes or info.isdev():
-                    kind = "is a link" if links else "points outside of the archive"
-                    raise DataError(f"{path}: member {info.name!r} {kind}; pack plain files only")
-                if not info.isreg():
-                    continue
-                if info.offset_data + info.size > size:
-                    raise DataError(f"{path} is truncated inside {info.name}; copy it again")
+                outside = info.name.startswith("/") or ".." in PurePosixPath(info.name).parts
+                if outside or not (info.isreg() or info.isdir()):
+                    said = (
+                        f"{path}: member {info.name!r} is a link or points outside of the archive"
+                    )
+                    raise DataError(f"{said}; pack plain files only")
                 folder, _, name = info.name.rpartition("/")
                 stem, _, field = name.partition(".")
                 key = f"{folder}/{stem}" if folder else stem
-                if stem and field:
+                if stem and field and info.isreg():
                     yield Member(key, field.lower(), info.offset_data, info.size)
             # tarfile takes a file that was cut off between two members for a whole one.
             if archive.offset + tarfile.BLOCKSIZE > size:
@@ -74,11 +74,39 @@ def walk(path: Path) -> Iterator[Member]:
         ) from None
 
 
-def read_label(content: bytes, where: str) -> int:
-    """Return the number that a `cls` member holds in digits."""
-    try:
-        return whole(content.decode("ascii"))
-    except ValueError:
+LATENT = ("latent.npy", "latent")  # fields that hold a sample's latent
+
+
+def latent_in(
+    archive: BinaryIO, fields: dict[str, Member], where: str
+) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """Return type and shape of a sample's latent, an .npy array, and where its numbers begin.
+
+    Raises:
+        DataError: There is none, or one that is no plain array.
+    """
+    member = next((fields[name] for name in LATENT if name in fields), None)
+    if member is None:
         raise DataError(
-            f"{where}: cls holds {content[:16]!r}; expected a number in digits"
-        ) from None
+            f"{where} has no latent.npy; found {', '.join(sorted(fields))}; name its files "
+            "KEY.latent.npy and KEY.cls, or, if these are pictures, run python "
+            "experiments/prepare.py on them"
+        )
+    archive.seek(member.offset)
+    stream = io.BytesIO(archive.read(min(4096, member.size)))
+    found = f"starts with {stream.getvalue()[:6]!r}"
+    with contextlib.suppress(Exception):  # no array, or a damaged header
+        first = np.lib.format.read_magic(stream) == (1, 0)
+        formats = np.lib.format
+        read = formats.read_array_header_1_0 if first else formats.read_array_header_2_0
+        shape, fortran, dtype = read(stream, max_header_size=4096)
+        found = f"holds {dtype} {list(shape)} in {member.size} bytes"
+        good = dtype.kind == "f" and dtype.itemsize in (2, 4, 8) and dtype.byteorder != ">"
+        complete = member.size == stream.tell() + dtype.itemsize * math.prod(shape)
+        if good and complete and not fortran:
+            return dtype, shape, member.offset + stream.tell()
+    raise DataError(
+        f"{where}.{member.field} {found}; expected a whole .npy array of float16 or float32 in C "
+        "order; a pickle is never read, because it can run code: convert it once, if you trust "
+        "it, with numpy.save(file, numpy.asarray(pickle.load(old))) as latent.npy"
+    )

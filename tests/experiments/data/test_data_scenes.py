@@ -167,10 +167,9 @@ def test_embedding_is_orthogonal_and_of_unit_variance():
             "'a large red circle",
         ),
         (lambda: scenes().encode_text(["one circle"]), "no word 'one'"),
-        (lambda: scenes().batch(torch.tensor([-1])), "counts from 0"),
+        (lambda: scenes().batch(torch.tensor([-1])), "counted from 0"),
         (lambda: scenes().batch(torch.tensor([0]), None, "probe"), "no probe split"),
         (lambda: reader.probe(torch.zeros(1, 3, 8, 8)), "32x32"),
-        (lambda: reader.adherence(torch.zeros(1, 3, 32, 32)), "either labels or captions"),
     ],
 )
 def test_errors_in_one_sentence(call, words_in_it):
@@ -248,16 +247,6 @@ def test_probe_training_learns_and_repeats():
         assert torch.equal(a, b)
     images = draw(*choose(Draws(0, 1, torch.arange(8))))
     assert first(images)["shape"].shape == (8, 4, 6)
-
-
-def test_damaged_probe_is_named(tmp_path, monkeypatch):
-    bad = tmp_path / "probe.safetensors"
-    bad.write_bytes(reader.WEIGHTS.read_bytes()[:1000])
-    monkeypatch.setattr(reader, "WEIGHTS", bad)
-    reader.load.cache_clear()
-    with pytest.raises(DataError, match="cannot be read"):
-        reader.load()
-    reader.load.cache_clear()
 
 
 @pytest.mark.gpu

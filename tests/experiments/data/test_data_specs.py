@@ -9,7 +9,8 @@ LABELS = [k % 4 for k in range(8)]
 
 
 @pytest.mark.parametrize(
-    ("name", "task"), [("digits", "class"), ("mnist", "class"), ("scenes", "class"), ("scenes", "text")]
+    ("name", "task"),
+    [("digits", "class"), ("mnist", "class"), ("scenes", "class"), ("scenes", "text")],
 )
 def test_embedded_data_are_as_described(name, task):
     known, data = describe({"name": name}), create({"name": name}, task=task)
@@ -22,7 +23,9 @@ def test_embedded_data_are_as_described(name, task):
 
 
 def test_the_patch_of_scale_tiny_follows_the_data():
-    sizes = {name: load([f"data={name}", "scale=tiny"]).size for name in ("digits", "mnist", "scenes")}
+    sizes = {
+        name: load([f"data={name}", "scale=tiny"]).size for name in ("digits", "mnist", "scenes")
+    }
     assert sizes == {"digits": "T/1", "mnist": "T/4", "scenes": "T/2"}
     assert load(["data=mnist", "size=T/2"]).size == "T/2"
     assert load(["data=mnist", "scale=small"]).size == "M/2"
@@ -32,7 +35,8 @@ def test_a_data_set_names_what_scores_it(monkeypatch):
     for name in data_options.names():
         assert data_options.evaluation(name) in options_of("eval")
         assert load([f"data={name}"]).eval == load([f"data={name}", f"eval={name}"]).eval
-    monkeypatch.setattr(data_options.options_class("mnist"), "evaluation", "none")
+    monkeypatch.setattr(compose, "evaluation", lambda name: "none")
+    compose._base.cache_clear()
     assert load([]).eval["name"] == "none"
     assert load(["eval=digits"]).eval["name"] == "digits"
     compose._base.cache_clear()  # what was composed here is nobody else's default
@@ -57,7 +61,9 @@ def test_latents_are_described_by_their_headers(tmp_path, layout):
 
 def test_latents_of_another_shape_than_asked_are_refused(tmp_path):
     words = ["scale=paper", "size=T/1", "backbone=lightningdit"]
-    vavae = write_lightning(tmp_path / "v", latents(8, 32, side=16), latents(8, 32, side=16), LABELS)
+    vavae = write_lightning(
+        tmp_path / "v", latents(8, 32, side=16), latents(8, 32, side=16), LABELS
+    )
     stable = write_store(tmp_path / "s", latents(8, side=32), LABELS)
     for path in (vavae, tmp_path / "nowhere"):
         config = load([*words, f"data.path={path}", "data.shape=[32,16,16]"])

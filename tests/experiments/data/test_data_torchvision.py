@@ -17,7 +17,7 @@ from torchvision import datasets
 
 from experiments.config import load
 from experiments.data import DataError, create
-from experiments.data.torchvision import SETS
+from experiments.data.data_options import SETS
 from routing.rng import Draws
 
 TRAIN, TEST = 20, 10  # in each of CIFAR-10's five batches

@@ -263,18 +263,6 @@ def test_the_place_of_a_single_file_is_kept_in_full(monkeypatch, tmp_path):
     assert prepare._full_path("stabilityai/sd-vae-ft-ema") == "stabilityai/sd-vae-ft-ema"
 
 
-@pytest.mark.parametrize(("value", "online"), [("", True), ("0", True), ("false", True), ("1", False), ("Yes", False)])
-def test_offline_means_what_it_means_to_the_hub(folder, tmp_path, monkeypatch, value, online):
-    def asked(name, device, download):
-        assert download is online
-        raise DataError("asked")
-
-    monkeypatch.setenv("HF_HUB_OFFLINE", value)
-    monkeypatch.setattr("experiments.data.encoders.Autoencoder", asked)
-    with pytest.raises(DataError, match="asked"):
-        prepare.prepare(prepare.parser().parse_args(arguments(folder, tmp_path / "out", "x/y")))
-
-
 def test_without_diffusers(folder, tmp_path, monkeypatch, capsys):
     from experiments.data import encoders
 
@@ -468,13 +456,13 @@ def test_a_flat_folder_has_no_classes(folder, pictures, tmp_path, vae, capsys):
         (lambda p: [p / "x.parquet", "--caption-column", "image"], ["--caption-column needs --text"]),
         (lambda p: [p / "photos", "--label-column", "kind"], ["--label-column is for tables"]),
         (lambda p: [p / "photos", "--vae", p / "empty"], ["has no config.json"]),
-        (lambda p: [p / "photos", "--vae", "nowhere/vae"], ["nowhere/vae", "not on this machine"]),
+        (lambda p: [p / "photos", "--vae", "nowhere/vae"], ["nowhere/vae cannot be loaded", "hf download"]),
         (lambda p: [p / "photos", "--device", "cuda:99"], ["--device cpu"]),
         (lambda p: [p / "bad.tar"], ["bad.tar is truncated, compressed, or no tar"]),
         (lambda p: [p / "bad.parquet"], ["bad.parquet is damaged"]),
         (lambda p: [p / "bad.arrow"], ["bad.arrow is damaged"]),
         (lambda p: [p / "half.tar"], ["0001 has no cls"]),
-        (lambda p: [p / "words.tar"], ["cls holds b'cat'"]),
+        (lambda p: [p / "words.tar"], ["cls holds cat: expected a whole number"]),
         (
             lambda p: [p / "x.parquet", "--image-column", "picture"],
             ["no column 'picture'; it has image"],
@@ -768,7 +756,7 @@ def test_a_picture_without_a_caption_is_named(pictures, tmp_path, vae):
     settings = StoreSettings(str(vae), size=16, text="e")
     writer = StoreWriter(source, encode, tmp_path / "out", settings, encoder)
     with pytest.raises(DataError, match="x.tar: 0003 has no caption; --text needs one"):
-        writer.write(0)
+        list(writer.write(0))
 
 
 def test_lines_of_captions_are_read_whatever_is_in_them(pictures, tmp_path):
@@ -825,7 +813,7 @@ def test_a_table_without_a_column_of_the_first_is_named(pictures, tmp_path, kind
 
     write_table(tmp_path / f"a.{kind}", pictures, caption=["a"] * 7)
     write_table(tmp_path / f"b.{kind}", pictures)
-    with pytest.raises(DataError, match=rf"b.{kind} has no column 'caption', and .*a.{kind} has"):
+    with pytest.raises(DataError, match=rf"b.{kind} has no column 'caption'; it has image"):
         open_source(tmp_path)
 
 
