@@ -53,7 +53,7 @@ METRICS: dict[str, Metric] = {
     "adherence": Metric("adherence", ("probe",), "higher"),
     # distance to the nearest training image over that to the nearest held-out image
     "memorisation": Metric("memorisation", ("rows", "train"), "higher"),
-    "memorisation_pixels": Metric("memorisation-pixels", ("pixels", "train"), "higher"),
+    "memorisation_pixels": Metric("memorisation-pixels", ("pixels", "rows", "train"), "higher"),
     # the objective's own loss of a dense pass on held-out data, and of the routed pass
     "heldout_loss": Metric("heldout-loss", ("model",), "lower"),
 }
@@ -89,11 +89,6 @@ def check_known(what: str, names: Iterable[str], known: Collection[str]) -> None
         if name not in known:
             guess = "; did you mean fd?" if name.lower() == "fid" else suggest(name, known)
             raise MetricError(f"unknown {what} {name!r}: there are {', '.join(known)}{guess}")
-
-
-def direction(metric: str) -> str:
-    """Return `lower` or `higher`: which is better; parts of a metric are like the whole."""
-    return METRICS[metric if metric in METRICS else metric.rsplit("_", 1)[0]].better
 
 
 def full_name(metric: str, n: int, features: str | None) -> str:
@@ -134,6 +129,22 @@ class Score:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON can hold them."""
         return asdict(self)
+
+
+def scored(
+    key: str,
+    value: float,
+    n: int,
+    features: str | None,
+    reference: str | None,
+    record: dict[str, Any],
+    space: str | None = None,
+) -> Score:
+    """Return a score with its full name, for features or another `space`, and its better end."""
+    name = full_name(key, n, space or (features and features.partition("@")[0]))
+    # Parts of a metric are like the whole.
+    better = METRICS[key if key in METRICS else key.rsplit("_", 1)[0]].better
+    return Score(name, key, value, n, features, reference, better=better, **record)
 
 
 def defaults_for(data: str | None) -> dict[str, Any]:

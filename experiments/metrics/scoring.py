@@ -13,6 +13,7 @@ routes and backbones, which takes most of the noise out of the difference betwee
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -29,10 +30,9 @@ from experiments.config.schema import Config
 from experiments.diffusion.auxiliary_losses import masked_mean, pixel_mask
 from experiments.diffusion.diffusion_options import DiffusionError
 from experiments.diffusion.objective import Objective, create_objective
-from experiments.metrics.collect import exact, gather_rows, main_first, share, world
-from experiments.metrics.eval_options import EvalOptions, MetricError, Score, options_for
+from experiments.metrics.collect import exact, gather, gather_rows, prepare, share, world
+from experiments.metrics.eval_options import EvalOptions, MetricError, Score, options_for, scored
 from experiments.metrics.images import split_indices
-from experiments.metrics.meters import prepare, scored
 from experiments.runtime.console import Console
 from experiments.runtime.files import default_cache
 from experiments.sampling.generation import evaluating, labels_from_seeds
@@ -69,7 +69,6 @@ def score(
     step: int | None = None,
     guidance: Any = None,
     sampler: Any = None,
-    accelerator: Any = None,
     console: Console | None = None,
     **changes: Any,
 ) -> list[Score]:
@@ -82,16 +81,13 @@ def score(
         step: Training step of the weights, for the record.
         guidance: Name or mapping in place of the run's own.
         sampler: Name or mapping in place of the run's own.
-        accelerator: Gives the device; processes are found through torch.distributed.
         console: Shows progress.
         **changes: Fields of `EvalOptions` in place of the run's own.
     """
     options = options_for(config, **changes)
-    device = accelerator.device if accelerator is not None else next(model.parameters()).device
-    pipeline = SamplingPipeline.make(model, config, sampler, guidance)
-    return sample_and_score(
-        pipeline, config, dataset, options, step=step, device=device, console=console
-    )[0]
+    parts = (SamplingPipeline.make(model, config, sampler, guidance), config, dataset, options)
+    device = next(model.parameters()).device
+    return sample_and_score(*parts, step=step, device=device, console=console)[0]
 
 
 def sample_and_score(
@@ -133,14 +129,14 @@ def sample_and_score(
         # Samples made in exactly this way; those of another way are in another folder.
         text = json.dumps(about, sort_keys=True)
         store = SampleStore(out / hashlib.sha256(text.encode()).hexdigest()[:12])
-        with main_first():
-            if not rank:
-                store.claim(about)
+        if not rank:
+            store.claim(about)
+        gather(None)  # the folder is claimed
     done, labels = 0, []
     losses = "heldout_loss" in options.metrics
     missing = no_split(dataset) if losses else ""
-    said = [meter.note for meter in meters]
-    for note in filter(None, [*said, missing and f"heldout_loss is missing: {missing}"]):
+    notes = [*(meter.note for meter in meters), missing and f"heldout_loss is missing: {missing}"]
+    for note in filter(None, notes):
         console.once(note)
     # A loss alone needs no samples.
     pieces = sample_pieces(pipeline, dataset, options, device, store) if meters else ()
@@ -232,13 +228,11 @@ def sample_pieces(
 
 def _kept(store: SampleStore, number: int, seeds: Tensor) -> Tensor | None:
     """Return the images of a kept piece; one that is absent or damaged is made again."""
-    try:
+    with contextlib.suppress(DiffusionError):
         images, found, _ = store.read(number)
-    except DiffusionError:
-        return None
-    if images.shape[3] != 3 or not np.array_equal(found, seeds.numpy()):
-        return None
-    return torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
+        if images.shape[3] == 3 and np.array_equal(found, seeds.numpy()):
+            return torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
+    return None
 
 
 # --- loss on held-out data ------------------------------------------------------------------------
@@ -373,6 +367,6 @@ def heldout_scores(data: HeldOut, batch: int, **record: Any) -> list[Score]:
     count, *sums = gather_rows(total.unsqueeze(0)).sum(dim=0).tolist()
     label = f"{data.dataset.name}-test@{data.dataset.fingerprint[:8]}"
     return [
-        scored(name, value / count, len(index), None, None, label, record)
+        scored(name, value / count, len(index), None, label, record)
         for name, value in zip(names, sums, strict=True)
     ]

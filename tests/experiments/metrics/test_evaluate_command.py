@@ -122,11 +122,11 @@ def test_pictures_are_scored(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
     from PIL import Image
 
     from experiments.data import create
-    from experiments.metrics.images import labelled_images
+    from experiments.metrics.images import whole_split
 
     folder = tmp_path / "pictures"
     folder.mkdir()
-    pixels, _ = labelled_images(create({"name": "digits"}), "test")
+    pixels, _ = whole_split(create({"name": "digits"}), "test")
     for i, image in enumerate(pixels[:90]):
         Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f"{i:04d}.png")
     asked = (folder, "--data", "digits", "--metrics", "fd", "--out", tmp_path / "e")
@@ -139,7 +139,7 @@ def test_pictures_are_scored(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
         said = f"{option.split('=')[0]} is for sampling from a run, and {folder} holds images; leave it out"
         assert said in capsys.readouterr().err
     assert command(*asked, "--split", "train") == 2
-    assert "name the folder of the train images" in capsys.readouterr().err
+    assert f"--split is for sampling from a run, and {folder} holds images" in capsys.readouterr().err
     assert command(folder, "--metrics", "accuracy", "--features", "digits-classifier") == 2
     assert "unknown here" in capsys.readouterr().err
 
