@@ -233,7 +233,7 @@ TABLE: list[tuple[str, str, str]] = [
     *[
         (SAMPLE, words, part)
         for words, part in [
-            ("{run} --seeds 99999999999999999999", "below 2^63"),
+            ("{run} --seeds 99999999999999999999", "below 10^18"),
             ("{run} --seeds 0-99999999999999", "several calls"),
             ("{run} --seeds \u00b2", "numbers"),
             ("{run} --pngs -1", "--pngs -1"),

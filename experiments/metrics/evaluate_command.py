@@ -40,8 +40,7 @@ from experiments.metrics.small_networks import checksum
 from experiments.runtime import console as log
 from experiments.runtime.files import atomic_write, check_replaceable, default_cache, sha256
 from experiments.sampling import write_npz
-from experiments.sampling.pipeline import SamplingPipeline
-from experiments.sampling.request import chosen_options, parse_overrides
+from experiments.sampling.pipeline import SamplingPipeline, chosen_options, parse_overrides
 from experiments.training import build
 from experiments.training.checkpoint import load_model
 from routing.errors import suggest
@@ -91,16 +90,16 @@ def split_names(values: Sequence[str] | None) -> tuple[str, ...] | None:
     return None if values is None else tuple(n for text in values for n in text.split(",") if n)
 
 
-def parse_choice(text: str) -> tuple[str | None, dict[str, Any]]:
-    """Return name and options of `NAME[,KEY=VALUE...]`; an empty name keeps the run's."""
+def parse_choice(text: str) -> dict[str, Any]:
+    """Return `name` and options of `NAME[,KEY=VALUE...]`; an empty name keeps the run's."""
     name, *parts = text.split(",")
-    changes = {}
+    changes: dict[str, Any] = {"name": name} if name else {}
     for part in parts:
         key, equals, value = part.partition("=")
         if not equals:
             raise MetricError(f"{text}: expected NAME,KEY=VALUE,..., got {part!r} after the comma")
         changes[key] = yaml_of(value, part)
-    return name or None, changes
+    return changes
 
 
 def _refuse(args: argparse.Namespace, names: Iterable[str], why: str, words: Any = ()) -> None:
@@ -145,13 +144,12 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
         cache, title = args.cache or scoring.cache_of(config), f"{dataset.name}-{split}"
         images = own_images(dataset, split)
         return _write(args, options, dataset, cache, images, title, device, console)
-    name, more = parse_choice(args.sampler or "")
+    more = parse_choice(args.sampler or "")
     for key in changes["sampler"].keys() & more.keys():
         raise MetricError(f"--sampler {args.sampler}: {key} is given twice; leave one out")
-    sampler = chosen_options("sampler", config.sampler, name, {**changes["sampler"], **more})
+    sampler = chosen_options("sampler", config.sampler, changes["sampler"] | more)
     guidances = [
-        chosen_options("guidance", config.guidance, name, {**changes["guidance"], **more})
-        for name, more in chosen
+        chosen_options("guidance", config.guidance, changes["guidance"] | more) for more in chosen
     ]
     weights, step = checksum(loaded.model), loaded.step
     title, folder = (

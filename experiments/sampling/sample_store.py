@@ -26,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
+from torchvision.utils import make_grid
 
 from experiments.diffusion.diffusion_options import DiffusionError
 from experiments.runtime.files import atomic_path, atomic_write
@@ -100,23 +101,18 @@ class SampleStore:
         """Yield all shards in order."""
         try:
             about = json_of((self.folder / "manifest.json").read_bytes())
-            count, size = about["count"], about["shard"]
-            total = about.get("shards", -(-count // size))
-            if not all(type(value) is int and value > 0 for value in (count, size, total)):
+            total = about.get("shards", -(-about["count"] // about["shard"]))
+            found = len(list(self.folder.glob("shard-*.npz")))
+            if type(total) is not int or total < 1:
                 raise ValueError("counts")
-        except (OSError, ValueError, KeyError, TypeError, ArithmeticError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError):
             raise DiffusionError(
                 f"{self.folder} is no folder of samples: it has no manifest.json that says how many"
-            ) from error
-        present = {path.name for path in self.folder.glob("shard-*.npz")}
-        first = next((k for k in range(total) if self.path(k).name not in present), None)
-        if first is not None:
-            # Counted from those that are there: a manifest may claim any number.
-            later = sum(self.path(first).name < n < self.path(total).name for n in present)
+            ) from None
+        if found < total:
             raise DiffusionError(
-                f"{self.folder} lacks {total - first - later} of {total} shards "
-                f"(the first is {self.path(first).name}); "
-                "run the sampling command again to make them"
+                f"{self.folder} has {found} of {total} shards; run the sampling command again to "
+                "make the others"
             )
         for k in range(total):
             yield self.read(k)
@@ -279,38 +275,24 @@ GAP = 2
 PAPER = 255  # white, as the page that a grid is printed on
 
 
-def to_array(images: Tensor | NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return uint8 images `(N, 3, H, W)` or `(N, H, W, 3)` as an array `(N, H, W, 3)`."""
-    array = np.asarray(images.cpu() if hasattr(images, "cpu") else images)
-    if array.dtype != np.uint8 or array.ndim != 4 or 3 not in (array.shape[1], array.shape[3]):
-        raise ValueError(
-            f"images are uint8 (N, 3, H, W) or (N, H, W, 3); these are {array.dtype} {array.shape}"
-        )
-    return array if array.shape[3] == 3 else np.ascontiguousarray(array.transpose(0, 2, 3, 1))
-
-
 def image_grid(
-    images: Tensor | NDArray[np.uint8],
-    columns: int | None = None,
-    row_names: Sequence[str] | None = None,
+    images: Tensor, columns: int | None = None, row_names: Sequence[str] | None = None
 ) -> NDArray[np.uint8]:
-    """Tile uint8 images, `(N, 3, H, W)` or `(N, H, W, 3)`, row by row: uint8 `(height, width, 3)`.
+    """Tile uint8 images `(N, 3, H, W)` row by row: uint8 `(height, width, 3)`.
 
     Without `columns` it is about square; `row_names` stand to the left; places without an image are
     white. The pixels of images whose shorter side is below `SMALLEST` are repeated.
     """
-    tiles = to_array(images)
-    scale = max(1, math.ceil(SMALLEST / min(tiles.shape[1:3])))
-    tiles = tiles.repeat(scale, axis=1).repeat(scale, axis=2)
-    count, height, width, _ = tiles.shape
-    columns = columns or max(1, math.ceil(math.sqrt(count)))
-    rows = max(1, math.ceil(count / columns))
-    shape = (rows * (height + GAP) + GAP, columns * (width + GAP) + GAP, 3)
-    picture = np.full(shape, PAPER, dtype=np.uint8)
-    for i, tile in enumerate(tiles):
-        top, left = (i // columns) * (height + GAP) + GAP, (i % columns) * (width + GAP) + GAP
-        picture[top : top + height, left : left + width] = tile
-    return _named(picture, row_names, height + GAP) if row_names else picture
+    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
+        raise ValueError(f"images are uint8 (N, 3, H, W), got {images.dtype} {tuple(images.shape)}")
+    scale = max(1, math.ceil(SMALLEST / min(images.shape[2:])))
+    tiles = images.cpu().repeat_interleave(scale, 2).repeat_interleave(scale, 3)
+    columns = columns or max(1, math.ceil(math.sqrt(len(tiles))))
+    # Whole rows: `make_grid` lays out no more columns than there are images.
+    blank = tiles.new_full((-len(tiles) % columns, *tiles.shape[1:]), PAPER)
+    tiles = torch.cat((tiles, blank))
+    picture = make_grid(tiles, columns, padding=GAP, pad_value=PAPER).permute(1, 2, 0).numpy()
+    return _named(picture, row_names, tiles.shape[2] + GAP) if row_names else picture
 
 
 def _named(picture: NDArray[np.uint8], names: Sequence[str], pitch: int) -> NDArray[np.uint8]:

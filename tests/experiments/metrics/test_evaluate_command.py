@@ -200,9 +200,9 @@ def test_a_source_that_is_not_there(run: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_choices_and_lists() -> None:
-    assert parse_choice("") == (None, {})
-    assert parse_choice("cfg,scale=2") == ("cfg", {"scale": 2})
-    assert parse_choice("routed,weak=cosine:0.6:0") == ("routed", {"weak": "cosine:0.6:0"})
+    assert parse_choice("") == {}
+    assert parse_choice("cfg,scale=2") == {"name": "cfg", "scale": 2}
+    assert parse_choice(",weak=cosine:0.6:0") == {"weak": "cosine:0.6:0"}
     assert split_names(["fd,is", "kid"]) == ("fd", "is", "kid")
     with pytest.raises(MetricError, match="after the comma"):
         parse_choice("cfg,2")

@@ -196,7 +196,7 @@ def test_a_killed_call_goes_on(tmp_path):
         make(tmp_path / "a", progress=kill)
     assert len(list((tmp_path / "a").glob("shard-*.npz"))) == 1
     assert not list((tmp_path / "a").glob(".*"))
-    with pytest.raises(DiffusionError, match="lacks 2 of 3 shards.*run the sampling command again"):
+    with pytest.raises(DiffusionError, match="has 1 of 3 shards; run the sampling command again"):
         contents(tmp_path / "a")
     first = (tmp_path / "a/shard-00000.npz").stat().st_mtime_ns
     seen = []

@@ -21,14 +21,15 @@ from experiments.diffusion.diffusion_options import DiffusionError
 from experiments.runtime.command import run_command
 from experiments.runtime.console import Console
 from experiments.runtime.files import locked
-from experiments.sampling.request import (
+from experiments.sampling.pipeline import parse_overrides
+from experiments.sampling.sample_command import (
+    data_of,
     parse_captions,
     parse_classes,
     parse_numbers,
-    parse_overrides,
     plan_request,
+    write_pictures,
 )
-from experiments.sampling.sample_command import data_of, write_pictures
 from experiments.sampling.sample_store import SampleStore
 from experiments.training import build, checkpoint
 
@@ -207,7 +208,7 @@ def test_text_model(tmp_path, capsys):
     [
         (["--classes", "12"], "10 classes, 0..9"),
         (["--classes", "cat"], "no class of that name"),
-        (["--seeds", "9-3"], "counts down; try 3-9"),
+        (["--seeds", "9-3"], "from the smaller to the larger"),
         (["--seeds", "x"], "numbers such as 3,7"),
         (["--guidance", "rooted"], "did you mean routed"),
         (["--guidance", "autoguidance"], "guidance.checkpoint=RUN@STEP"),
