@@ -39,11 +39,6 @@ class Pass:
     weak: bool = False  # whether the weaker checkpoint runs it
     drop: bool = False  # whether it leaves out the blocks of a fused span (SPRINT)
 
-    @property
-    def batch(self) -> tuple[bool, float, bool]:
-        """Passes with equal keys can be one batch."""
-        return self.weak, self.rate, self.drop
-
 
 class Guidance:
     """A dense conditional pass, guided away from the weak pass of the options. Base of all others.

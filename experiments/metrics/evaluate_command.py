@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -224,22 +224,19 @@ def _images(
         values["metrics"] = ["fd", "precision", "recall"] if args.features else usual
     given = {name: getattr(args, name) for name in _OPTIONS if getattr(args, name) is not None}
     options = EvalOptions(**{**values, **given, "samples": n})
-    mine, cache = share(n), args.cache or default_cache()
-    stream = images.batches(mine)
+    cache, stream = args.cache or default_cache(), images.batches(share(n))
     if args.write_reference:
         return _write(args, options, dataset, cache, stream, source.name, device, console)
     labels = images.labels()
-    labels = None if labels is None else labels[:n]
     meters = prepare(options, dataset, cache, device, labelled=labels is not None)
-    start = mine.start
-    with console.progress("score", n) as bar:
+
+    def pieces() -> Iterator[tuple[Any, Any, None]]:
+        start = share(n).start
         for batch in stream:
-            stop = start + len(batch)
-            for meter in meters:
-                meter.update(batch, None if labels is None else labels[start:stop])
-            start = stop
-            bar.update(min(n, (start - mine.start) * world()[1]))
-    scores = [score for m in meters for score in m.results(labels, source=str(source))]
+            yield batch, None if labels is None else labels[start : start + len(batch)], None
+            start += len(batch)
+
+    scores = scoring.measure(meters, pieces(), n, console, "score", source=str(source))
     about = {"source": str(source), "data": data if changes else args.data}
     path, settings = _record(args.out or Path(), source.stem, about, options)
     _finish(source.stem, scores, path if args.out else None, settings, console)

@@ -87,7 +87,7 @@ _MEAN = (0.485, 0.456, 0.406)
 _STD = (0.229, 0.224, 0.225)
 
 
-def published_weights(cache: Path) -> Path:
+def _published(cache: Path) -> Path:
     """Return the file of Inception's weights in the cache, downloaded if it is not there.
 
     Raises:
@@ -108,55 +108,39 @@ def published_weights(cache: Path) -> Path:
 def load_state(path: str | Path, what: str, option: str) -> dict[str, Tensor]:
     """Return the tensors in a `.safetensors` or PyTorch file; nothing in it is executed."""
     path = Path(path).expanduser()
-    if not path.is_file():
-        raise MetricError(f"{option}={path}: no such file; expected {what}")
     try:
         if path.suffix == ".safetensors":
-            state = load_file(path)
-        else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-        if not state:  # `build_inception` would take it for no weights at all
-            raise ValueError("it is empty")
-        return state
+            return load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise MetricError(
-            f"{option}={path} is not readable as {what} ({first_line(error)[:120]})"
-        ) from None
+        why = first_line(error)[:120]
+        raise MetricError(f"{option}={path} is not readable as {what} ({why})") from None
 
 
-def build_inception() -> torch.nn.Module:
-    """Return torch-fidelity's network, untrained: outputs `2048` and `logits_unbiased`."""
+def build_inception(weights: str | Path) -> torch.nn.Module:
+    """Return torch-fidelity's network with weights of a file: outputs `2048`, `logits_unbiased`."""
     try:
         from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
     except ImportError:
         raise MetricError(
             'inception-adm needs torch-fidelity; install it with pip install -e ".[metrics]"'
         ) from None
-
-    class Inception(FeatureExtractorInceptionV3):
-        """Loads nothing while it is built: upstream would download, or unpickle a file."""
-
-        def load_state_dict(
-            self, state_dict: dict, strict: bool = True, assign: bool = False
-        ) -> object:
-            if not state_dict:
-                return None
-            return super().load_state_dict(state_dict, strict=strict, assign=assign)
-
-    empty = io.BytesIO()
-    torch.save({}, empty)
-    empty.seek(0)
+    # Upstream would unpickle the file: it is given what was read from it safely.
+    state = io.BytesIO()
+    torch.save(load_state(weights, _WHAT, _OPTION), state)
+    state.seek(0)
     outputs = ["2048", "logits_unbiased"]
-    return Inception("inception-adm", outputs, feature_extractor_weights_path=empty)
+    try:
+        return FeatureExtractorInceptionV3(
+            "inception-adm", outputs, feature_extractor_weights_path=state
+        )
+    except (RuntimeError, AttributeError, TypeError):
+        raise MetricError(
+            f"{_OPTION}={weights} holds another network; expected {URL.rpartition('/')[2]}"
+        ) from None
 
 
-def inception(
-    weights: str | Path | None,
-    *,
-    cache: Path,
-    device: Device = "cpu",
-    network: torch.nn.Module | None = None,
-) -> Features:
+def inception(network: torch.nn.Module, device: Device = "cpu") -> Features:
     """Return Inception v3 of 2015 on torch-fidelity's port of the TensorFlow graph.
 
     ADM (Dhariwal and Nichol 2021) compares three outputs of the network:
@@ -166,19 +150,8 @@ def inception(
         softmax without bias    1008 logits: Inception Score
 
     mixed_6 is the port's Mixed_6d. The graph's rows run over height, width, then channel, and so do
-    ours, or mu_s and sigma_s of a published reference batch would not fit. Weights come from a
-    file, from the cache or, once, from a download; `network` is taken as it is.
+    ours, or mu_s and sigma_s of a published reference batch would not fit.
     """
-    if network is None:
-        network = build_inception()
-        weights = published_weights(cache) if weights is None else weights
-        state = load_state(weights, _WHAT, _OPTION)
-        try:
-            network.load_state_dict(state)
-        except (RuntimeError, AttributeError, TypeError):
-            raise MetricError(
-                f"{_OPTION}={weights} holds another network; expected {URL.rpartition('/')[2]}"
-            ) from None
     network = network.eval().requires_grad_(False).to(device)
     branch: list[Tensor] = []
     hooked = network.get_submodule("Mixed_6d.branch1x1")
@@ -193,36 +166,22 @@ def inception(
     return Features("inception-adm", 2048, checksum(network), measure, device)
 
 
-def build_dinov2(
-    name: str, weights: str | Path | None = None, pretrained: bool = True
-) -> torch.nn.Module:
-    """Return timm's network without a head; its weights are random unless `pretrained`."""
+def build_dinov2(name: str, weights: str | Path | None = None) -> torch.nn.Module:
+    """Return timm's network without a head, with the weights of a file or of timm's cache."""
     import timm
 
-    model = MODELS[name]
-    file = None if weights is None else Path(weights).expanduser()
-    if file is not None and not file.is_file():
-        raise MetricError(f"eval.dinov2_weights={weights}: no such file; expected {model} of timm")
+    model, file = MODELS[name], None if weights is None else str(Path(weights).expanduser())
+    overlay = {"file": file} if file else None
+    options = {"num_classes": 0, "img_size": SIZE, "pretrained_cfg_overlay": overlay}
     try:
-        return timm.create_model(
-            model,
-            pretrained=pretrained,
-            pretrained_cfg_overlay={"file": str(file)} if file else None,
-            num_classes=0,
-            img_size=SIZE,
-        )
+        if file and not Path(file).is_file():  # timm would log it beside the error
+            raise FileNotFoundError("no such file")
+        return timm.create_model(model, pretrained=True, **options)
     except Exception as error:
-        if not pretrained:
-            raise
-        line = first_line(error)[:120]
-        if weights is not None:
-            raise MetricError(
-                f"eval.dinov2_weights={weights} does not hold {model} ({line})"
-            ) from None
+        where = f"eval.dinov2_weights={weights} does not hold" if file else "timm's cache has no"
         raise MetricError(
-            f"weights of {model} are not in timm's cache and could not be downloaded "
-            f"({line}): fetch model.safetensors of huggingface.co/timm/{model} "
-            "and pass eval.dinov2_weights=FILE"
+            f"{where} {model}, or it cannot be read ({first_line(error)[:120]}): fetch "
+            f"model.safetensors of huggingface.co/timm/{model} and pass eval.dinov2_weights=FILE"
         ) from None
 
 
@@ -241,13 +200,7 @@ def dinov2_input(images: Tensor) -> Tensor:
     return (x / 255 - mean) / std
 
 
-def dinov2(
-    name: str,
-    weights: str | Path | None = None,
-    *,
-    device: Device = "cpu",
-    network: torch.nn.Module | None = None,
-) -> Features:
+def dinov2(name: str, network: Any, device: Device = "cpu") -> Features:
     """Return class tokens of DINOv2 after the last norm, for FD-DINOv2 (Stein et al. 2023).
 
     Images are resized to 224x224 (bicubic, antialiased) and scaled by ImageNet's mean and standard
@@ -255,11 +208,12 @@ def dinov2(
     original in every forward pass: the numbers agree closely, not to the last digit, so both sides
     of a distance have to come from this extractor, which the reference's check enforces.
     """
-    network = build_dinov2(name, weights) if network is None else network
     network = network.eval().requires_grad_(False).to(device)
-    dim = int(network.num_features)  # type: ignore[arg-type]
-    measure = lambda images: {"features": network(dinov2_input(images))}  # noqa: E731
-    return Features(name, dim, checksum(network), measure, device)
+
+    def measure(images: Tensor) -> dict[str, Tensor]:
+        return {"features": network(dinov2_input(images))}
+
+    return Features(name, network.num_features, checksum(network), measure, device)
 
 
 # --- by name --------------------------------------------------------------------------------------
@@ -299,9 +253,9 @@ def create_features(
     check_features(name, None if dataset is None else dataset.name)
     options, cache = options or EvalOptions(), Path(cache)
     if name == "inception-adm":
-        return inception(options.inception_weights, cache=cache, device=device)
+        return inception(build_inception(options.inception_weights or _published(cache)), device)
     if name.startswith("dinov2-"):
-        return dinov2(name, options.dinov2_weights, device=device)
+        return dinov2(name, build_dinov2(name, options.dinov2_weights), device)
     if name == "scenes-probe":
         probe.load(str(device))  # refuses missing weights
         return Features(name, probe.FEATURES, sha256(probe.WEIGHTS), probe.probe, device)

@@ -17,7 +17,7 @@ import contextlib
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -132,7 +132,6 @@ def sample_and_score(
         if not rank:
             store.claim(about)
         gather(None)  # the folder is claimed
-    done, labels = 0, []
     losses = "heldout_loss" in options.metrics
     missing = no_split(dataset) if losses else ""
     notes = [*(meter.note for meter in meters), missing and f"heldout_loss is missing: {missing}"]
@@ -140,19 +139,9 @@ def sample_and_score(
         console.once(note)
     # A loss alone needs no samples.
     pieces = sample_pieces(pipeline, dataset, options, device, store) if meters else ()
-    with console.progress("sample", total) as bar:
-        for images, asked, captions in pieces:
-            for meter in meters:
-                meter.update(images, asked, captions)
-            if asked is not None:
-                labels.append(asked.cpu())
-            done += len(images)
-            # All processes are about equally fast: one measures the progress of all.
-            bar.update(min(total, done * processes))
-    requested = gather_rows(torch.cat(labels)) if labels else None
     macs = pipeline.cost().macs
     record = {**made, "seed": options.seed, "step": step, "macs_per_sample": macs}
-    results = [score for meter in meters for score in meter.results(requested, **record)]
+    results = measure(meters, pieces, total, console, "sample", **record)
     if losses and not missing:
         parts = (pipeline.model, config, dataset, pipeline.objective, device)
         results += heldout_scores(HeldOut(*parts), options.batch, **record)
@@ -160,6 +149,33 @@ def sample_and_score(
 
 
 # --- the samples ---------------------------------------------------------------------------------
+
+
+def measure(
+    meters: Sequence[Any],
+    pieces: Iterable[tuple[Tensor, Tensor | None, list[str] | None]],
+    total: int,
+    console: Console,
+    what: str,
+    **record: Any,
+) -> list[Score]:
+    """Return the scores of `total` images over all processes, each with its pieces of them.
+
+    A piece is uint8 images `(B, 3, H, W)` with their classes `(B,)` and captions, or None; `record`
+    is what all scores have in common, `what` a word for the progress.
+    """
+    done, labels = 0, []
+    with console.progress(what, total) as bar:
+        for images, asked, captions in pieces:
+            for meter in meters:
+                meter.update(images, asked, captions)
+            if asked is not None:
+                labels.append(asked.cpu())
+            done += len(images)
+            # All processes are about equally fast: one measures the progress of all.
+            bar.update(min(total, done * world()[1]))
+    asked = gather_rows(torch.cat(labels)) if labels else None
+    return [score for meter in meters for score in meter.results(asked, **record)]
 
 
 def asked_of(
@@ -192,9 +208,7 @@ def sample_pieces(
     device: torch.device,
     store: SampleStore | None = None,
 ) -> Iterator[tuple[Tensor, Tensor | None, list[str] | None]]:
-    """Yield this process's share of the samples, made now or read from `store`.
-
-    A piece is uint8 images `(B, 3, H, W)` with their classes `(B,)` and captions, or None.
+    """Yield this process's share of the samples for `measure`, made now or read from `store`.
 
     Every piece is sampled as one full batch (a short one is filled up and cut), so that an image
     does not depend on where a run was interrupted, nor on the number of processes.
