@@ -301,7 +301,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("{run} --samples 20 --write-samples {tmp}", "it is no file"),
             ("{run} --samples 20 --write-samples {run}/config.yaml/x.npz", "config.yaml cannot be used"),
             ("{run} --write-reference {run}/config.yaml/x.npz", "config.yaml cannot be used"),
-            (f"{{run}} --guidance cfg,scale={'[' * 5000}", "not YAML"),
+            (f"{{run}} --guidance cfg,scale={'[' * 5000}", "a number is needed"),
         ]
     ],
     # --- prepare

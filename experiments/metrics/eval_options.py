@@ -7,7 +7,7 @@ different quantities, and neither is "the FID".
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import yaml
 
 from experiments.runtime.option_types import Key, check_ranges
-from routing.errors import UserError, suggest
+from routing.errors import UserError, one_of
 
 _CONF = Path(__file__).resolve().parents[1] / "conf" / "eval"
 
@@ -50,7 +50,7 @@ METRICS: dict[str, Metric] = {
     "kid": Metric("KD", ("rows",), "lower"),
     # share of samples classified as the requested class; that show the requested class or caption
     "accuracy": Metric("accuracy", ("labels", "logits"), "higher"),
-    "adherence": Metric("adherence", ("probe",), "higher"),
+    "adherence": Metric("adherence", ("probe", "labels"), "higher"),
     # distance to the nearest training image over that to the nearest held-out image
     "memorisation": Metric("memorisation", ("rows", "train"), "higher"),
     "memorisation_pixels": Metric("memorisation-pixels", ("pixels", "rows", "train"), "higher"),
@@ -81,14 +81,6 @@ _RENAMED = {
     ("fd", "dinov2-vitl14"): "FD-DINOv2",
     ("fd", "dinov2-vits14"): "FD-DINOv2",
 }
-
-
-def check_known(what: str, names: Iterable[str], known: Collection[str]) -> None:
-    """Refuse names that are none of METRICS or FEATURES."""
-    for name in map(str, names):
-        if name not in known:
-            guess = "; did you mean fd?" if name.lower() == "fid" else suggest(name, known)
-            raise MetricError(f"unknown {what} {name!r}: there are {', '.join(known)}{guess}")
 
 
 def full_name(metric: str, n: int, features: str | None) -> str:
@@ -190,8 +182,9 @@ class EvalOptions:
             if not isinstance(value, Sequence):
                 raise MetricError(f"eval.{name}={value}: expected a list of names")
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
-        check_known("features", self.features, FEATURES)
-        check_known("metric", self.metrics, METRICS)
+        for name, known in (("features", FEATURES), ("metrics", METRICS)):
+            for word in getattr(self, name):
+                one_of(f"eval.{name}", str(word), list(known), MetricError)
         if not self.metrics:
             raise MetricError(f"no metric was asked for; name some of {', '.join(METRICS)}")
         for name in ("reference", "inception_weights", "dinov2_weights"):
@@ -232,8 +225,14 @@ def plan_scores(
     classes or captions are known; `sizes` are those of its splits, {} where they are not known.
     """
     plan = {f: tuple(m for m in options.metrics if measurable(m, f)) for f in options.features}
-    held = None if options.reference else sizes.get("test")
-    few = min(options.samples, held or options.samples)
+    few = min(options.samples, (not options.reference and sizes.get("test")) or options.samples)
+    have = f"data={data}" if data else "images from elsewhere"
+    lacking = {
+        "labels": not labelled and "requested classes or captions, unknown here",
+        "probe": data != "scenes" and f"data=scenes, here are {have}",
+        "train": (not data or sizes.get("train", 1) is None)
+        and f"a finite set with a held-out split, here are {have}",
+    }
     for metric in options.metrics:
         needs = METRICS[metric].needs
         if not UNSEEN & set(needs) and not any(metric in found for found in plan.values()):
@@ -242,22 +241,12 @@ def plan_scores(
             raise MetricError(
                 f"metric {metric} cannot be measured on features {have}; use {able} or leave it out"
             )
-        if metric in ("accuracy", "adherence") and not labelled:
-            raise MetricError(
-                "accuracy and adherence compare with requested classes or captions, unknown here; "
-                "leave them out of the metrics"
-            )
+        for why in filter(None, map(lacking.get, needs)):
+            raise MetricError(f"metric {metric} needs {why}; leave it out of the metrics")
         if metric in ("precision", "recall") and few <= options.neighbours:
             raise MetricError(
                 f"precision and recall with {options.neighbours} neighbours need more images than "
                 f"that, got {few} (eval.samples={options.samples})"
-            )
-        finite = data and sizes.get("train", 1) is not None
-        if ("train" in needs and not finite) or (metric == "adherence" and data != "scenes"):
-            have = f"data={data}" if data else "images from elsewhere"
-            need = "data=scenes" if metric == "adherence" else "a finite set with a held-out split"
-            raise MetricError(
-                f"metric {metric} needs {need}, here are {have}; leave it out of the metrics"
             )
     for features in (features for features, metrics in plan.items() if metrics):
         check_features(features, data)
@@ -266,7 +255,7 @@ def plan_scores(
 
 def check_features(name: str, data: str | None) -> None:
     """Refuse an unknown extractor, and the classifier of another data set than `data`."""
-    check_known("features", (name,), FEATURES)
+    one_of("eval.features", name, list(FEATURES), MetricError)
     wanted = name.removesuffix("-classifier")
     if name != wanted != data:
         have = f"the data set {data}" if data else "no data set"

@@ -44,7 +44,6 @@ from experiments.sampling.pipeline import SamplingPipeline, chosen_options, pars
 from experiments.training import build
 from experiments.training.checkpoint import load_model
 from routing.errors import suggest
-from routing.parsing import yaml_of
 
 #: Options of an evaluation that have an argument of their own name.
 _OPTIONS = ("metrics", "features", "reference", "batch", "inception_weights", "dinov2_weights")
@@ -90,16 +89,10 @@ def split_names(values: Sequence[str] | None) -> tuple[str, ...] | None:
     return None if values is None else tuple(n for text in values for n in text.split(",") if n)
 
 
-def parse_choice(text: str) -> dict[str, Any]:
-    """Return `name` and options of `NAME[,KEY=VALUE...]`; an empty name keeps the run's."""
-    name, *parts = text.split(",")
-    changes: dict[str, Any] = {"name": name} if name else {}
-    for part in parts:
-        key, equals, value = part.partition("=")
-        if not equals:
-            raise MetricError(f"{text}: expected NAME,KEY=VALUE,..., got {part!r} after the comma")
-        changes[key] = yaml_of(value, part)
-    return changes
+def words_of(group: str, choice: str) -> list[str]:
+    """Return `NAME[,KEY=VALUE...]` as words `group.KEY=VALUE`; an empty name keeps the run's."""
+    name, *parts = choice.split(",")
+    return [*([f"{group}.name={name}"] if name else []), *(f"{group}.{part}" for part in parts)]
 
 
 def _refuse(args: argparse.Namespace, names: Iterable[str], why: str, words: Any = ()) -> None:
@@ -117,8 +110,12 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
     if not args.write_reference:
         why = " is for --write-reference: scores compare with the held-out split"
         _refuse(args, ["split"], why)
-    changes = parse_overrides(args.changes, steps=args.steps)
-    chosen = [parse_choice(text) for text in args.guidance or [""]]
+    words = [*args.changes, *words_of("sampler", args.sampler or "")]
+    changes = parse_overrides(words, steps=args.steps)
+    chosen = [
+        parse_overrides([*words, *words_of("guidance", text)])["guidance"]
+        for text in args.guidance or [""]
+    ]
     if args.write_samples and len(chosen) > 1:
         raise MetricError("--write-samples takes the samples of one --guidance; give one")
     loaded = load_model(source, args.step, args.weights or "ema", device)
@@ -138,19 +135,14 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
     if args.write_samples and set(options.metrics) == {"heldout_loss"}:
         raise MetricError("--write-samples: heldout_loss draws no samples; add another metric")
     if args.write_reference:
-        split, words = args.split or "test", [w for w in args.changes if not w.startswith("data.")]
+        split, other = args.split or "test", [w for w in args.changes if not w.startswith("data.")]
         why = ": --write-reference takes the whole split of the data"
-        _refuse(args, ["samples", *_SAMPLING], why, words)
+        _refuse(args, ["samples", *_SAMPLING], why, other)
         cache, title = args.cache or scoring.cache_of(config), f"{dataset.name}-{split}"
         images = own_images(dataset, split)
         return _write(args, options, dataset, cache, images, title, device, console)
-    more = parse_choice(args.sampler or "")
-    for key in changes["sampler"].keys() & more.keys():
-        raise MetricError(f"--sampler {args.sampler}: {key} is given twice; leave one out")
-    sampler = chosen_options("sampler", config.sampler, changes["sampler"] | more)
-    guidances = [
-        chosen_options("guidance", config.guidance, changes["guidance"] | more) for more in chosen
-    ]
+    sampler = chosen_options("sampler", config.sampler, changes["sampler"])
+    guidances = [chosen_options("guidance", config.guidance, each) for each in chosen]
     weights, step = checksum(loaded.model), loaded.step
     title, folder = (
         f"step-{step:08d}",

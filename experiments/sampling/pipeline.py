@@ -239,7 +239,8 @@ def parse_overrides(items: Sequence[str], **flags: Any) -> dict[str, dict[str, A
     `flags` are the values of some of `FLAGS`; None is not given.
     """
     found: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
-    for item in items:
+    given = [f"{FLAGS[name]}={value}" for name, value in flags.items() if value is not None]
+    for item in [*items, *given]:
         key, equals, value = item.partition("=")
         group, dot, name = key.partition(".")
         if group not in GROUPS or not dot or not equals:
@@ -249,17 +250,12 @@ def parse_overrides(items: Sequence[str], **flags: Any) -> dict[str, dict[str, A
             raise DiffusionError(
                 f"{item}: sampling can change {', '.join(f'{g}.KEY=VALUE' for g in GROUPS)}{hint}"
             )
+        if name in found[group]:
+            raise DiffusionError(f"{key} is given twice, also as {value}; give one of the two")
         try:
             found[group][name] = yaml_of(value, item)
         except Malformed:
             found[group][name] = value  # a path, such as one that begins with a bracket
-    for name, value in flags.items():
-        group, _, key = FLAGS[name].partition(".")
-        # A NaN is that key's too, though it equals nothing.
-        if value is not None and found[group].setdefault(key, value) not in (value,):
-            raise DiffusionError(
-                f"--{name} {value} and {FLAGS[name]}={found[group][key]}: give one of the two"
-            )
     return found
 
 
