@@ -258,52 +258,44 @@ class GuidanceOptions(DiffusionOptions):
         """Whether a second, weaker model is part of it."""
         return isinstance(self, AutoOptions) or getattr(self, "checkpoint", None) is not None
 
-    def check(
-        self, *, conditional: bool = True, null_seen: bool = True, routed: bool = True,
-        fused: bool = True, weak: bool = True, channels: float = math.inf,
-    ) -> None:  # fmt: skip
+    def check(self, *, channels: float = math.inf, **has: bool) -> None:
         """Refuse a model that lacks what this guidance works with.
 
         Args:
-            conditional: It has classes or text.
-            null_seen: It was trained on the null class too.
-            routed: It was trained with a route, or one is named.
-            fused: It has SPRINT's fusion.
-            weak: A weaker model is there.
             channels: So many it has.
+            **has: Whether it has the keys of `NEEDS`; what is left out is there.
 
         Raises:
             DiffusionError: One sentence with the way out.
         """
+        needs = {
+            "routed": isinstance(self, RoutedOptions),
+            "conditional": self.weak_label != "given",
+            "weak": self.needs_weak,
+            "null_seen": self.weak_label == "null",
+            "fused": isinstance(self, PathDropOptions),
+        }
+        for key, lacking in NEEDS.items():
+            require(has.get(key, True) or not needs[key], f"guidance={self.name} needs {lacking}")
+        guided = getattr(self, "channels", None) or 0
         require(
-            routed or not isinstance(self, RoutedOptions),
-            "guidance=routed needs a route, and this model was trained without one; name one "
-            "to try it (guidance.route=auto), or use guidance=cfg",
-        )
-        require(
-            conditional or self.weak_label == "given",
-            f"guidance={self.name} needs a model with classes or text, and this one has "
-            "neither; use guidance=none, routed or autoguidance",
-        )
-        require(
-            (guided := getattr(self, "channels", None) or 0) <= channels,
+            guided <= channels,
             f"guidance.channels={guided}: the model has {channels}; type null to guide all of them",
         )
-        require(
-            weak or not self.needs_weak,
-            f"guidance={self.name} needs a second, weaker model; "
-            "give guidance.checkpoint=RUN@STEP, e.g. an early step of the same run",
-        )
-        require(
-            null_seen or self.weak_label != "null",
-            f"guidance={self.name} needs the null class, which this run never saw "
-            "(train.label_drop=0); use guidance=icg, routed or none",
-        )
-        require(
-            fused or not isinstance(self, PathDropOptions),
-            "guidance=pathdrop needs a model with SPRINT's fusion, and this one has none; "
-            "use guidance=routed or cfg",
-        )
+
+
+#: What a guidance may need of a model, and what to do where it is not there.
+NEEDS = {
+    "routed": "a route, and this model was trained without one; name one to try it "
+    "(guidance.route=auto), or use guidance=cfg",
+    "conditional": "a model with classes or text, and this one has neither; use guidance=none, "
+    "routed or autoguidance",
+    "weak": "a second, weaker model; give guidance.checkpoint=RUN@STEP, e.g. an early step of the "
+    "same run",
+    "null_seen": "the null class, which this run never saw (train.label_drop=0); use guidance=icg, "
+    "routed or none",
+    "fused": "a model with SPRINT's fusion, and this one has none; use guidance=routed or cfg",
+}
 
 
 @dataclass(frozen=True)
@@ -406,20 +398,16 @@ def rate_over_steps(text: str, key: str) -> Schedule:
     )
 
 
-def _by_name(*kinds: Any) -> dict[str, type]:
-    return {kind.name: kind for kind in kinds}
-
-
-OPTIONS = {
-    "objective": _by_name(EDMOptions, FlowOptions, DDPMOptions),
-    "sampler": _by_name(
-        EulerOptions, SamplerOptions, ChurnOptions, SDEOptions, DDPMSamplerOptions, DDIMOptions
-    ),
-    "guidance": _by_name(
-        GuidanceOptions, CFGOptions, IntervalOptions, RoutedOptions, AutoOptions, APGOptions,
-        ICGOptions, PathDropOptions,
-    ),
-}  # fmt: skip
+_KINDS: tuple[Any, ...] = (
+    EDMOptions, FlowOptions, DDPMOptions,
+    EulerOptions, SamplerOptions, ChurnOptions, SDEOptions, DDPMSamplerOptions, DDIMOptions,
+    GuidanceOptions, CFGOptions, IntervalOptions, RoutedOptions, AutoOptions, APGOptions,
+    ICGOptions, PathDropOptions,
+)  # fmt: skip
+OPTIONS: dict[str, dict[str, type]] = {
+    group: {kind.name: kind for kind in _KINDS if group == kind.GROUP}
+    for group in ("objective", "sampler", "guidance")
+}
 
 
 def options_of(kind: str, value: Any) -> Any:

@@ -141,15 +141,11 @@ def scored(
 
 def defaults_for(data: str | None) -> dict[str, Any]:
     """Return the options of `conf/eval` that fit a data set: its own, or the Inception protocol."""
-    return _read(str(data) if (_CONF / f"{data}.yaml").is_file() else "inception")
-
-
-def _read(name: str) -> dict[str, Any]:
-    """Return one file's options, on top of those of the files that it names as its defaults."""
-    own = yaml.safe_load((_CONF / f"{name}.yaml").read_text())
+    path = _CONF / f"{data}.yaml"
+    own = yaml.safe_load((path if path.is_file() else _CONF / "inception.yaml").read_text())
     values: dict[str, Any] = {}
     for parent in own.pop("defaults", ()):
-        values |= _read(parent)
+        values |= defaults_for(parent)
     return values | own
 
 
@@ -241,7 +237,7 @@ def plan_scores(
             raise MetricError(
                 f"metric {metric} cannot be measured on features {have}; use {able} or leave it out"
             )
-        for why in filter(None, map(lacking.get, needs)):
+        if why := next(filter(None, map(lacking.get, needs)), None):
             raise MetricError(f"metric {metric} needs {why}; leave it out of the metrics")
         if metric in ("precision", "recall") and few <= options.neighbours:
             raise MetricError(

@@ -226,12 +226,10 @@ def parse_classes(text: str, num_classes: int, names: Sequence[str] = ()) -> lis
 def parse_captions(text: str) -> list[str]:
     """Read captions separated by semicolons, or one per line from a `.txt` file."""
     if text.endswith(".txt"):
-        if not Path(text).is_file():
-            raise DiffusionError(f"--captions {text}: there is no such file")
         try:
             lines = Path(text).read_text(encoding="utf-8").splitlines()
-        except UnicodeDecodeError:
-            raise DiffusionError(f"--captions {text}: expected text in UTF-8") from None
+        except (OSError, ValueError) as error:
+            raise DiffusionError(f"--captions {text}: expected text in UTF-8 ({error})") from None
     else:
         lines = text.split(";")
     captions = [line.strip() for line in lines if line.strip()]

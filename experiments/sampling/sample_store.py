@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
 from torchvision.utils import make_grid
 
@@ -195,27 +195,21 @@ def generate_shards(
         return paths
     mine = range(rank, len(pieces), world)
     done, total = 0, sum(len(pieces[k]) for k in mine)
-
-    def made(count: int, _: int = 0) -> None:
-        """Report the images of one shard among all."""
-        if progress:
-            progress(done + count, total)
-
+    report = progress or (lambda *_: None)
     for k in mine:
         rows = pieces[k]
-        if paths[k].exists():
-            made(len(rows))
-        else:
+        if not paths[k].exists():
             images = pipeline.generate(
                 seeds[rows],
                 None if labels is None else labels[rows],
                 None if text is None else text(rows),
                 batch=batch,
-                progress=made,
+                progress=lambda count, _, done=done: report(done + count, total),  # type: ignore[misc]
             )
             pixels = torch.cat([to_pixels(piece).cpu() for piece in images.split(batch)])
             store.write(k, pixels, seeds[rows], None if labels is None else labels[rows])
         done += len(rows)
+        report(done, total)
     if accelerator is not None:
         accelerator.wait_for_everyone()
     return paths
@@ -323,18 +317,16 @@ def save_gif(
 
     Smaller ones are put on a page of the largest one's size.
     """
-    if not frames:
-        raise ValueError("a GIF needs at least one frame")
     pages: list[Any] = []
     for name in frames:
         with Image.open(name) as image:
             pages.append(image.convert("RGB"))
-    size = max(page.width for page in pages), max(page.height for page in pages)
-    sheets = [Image.new("RGB", size, (PAPER,) * 3) for _ in pages]
-    for sheet, page in zip(sheets, pages, strict=True):
-        sheet.paste(page, (0, 0))
-    times = [round(1000 * seconds)] * len(sheets)
-    times[-1] = round(4000 * seconds)
+    width, height = max(page.width for page in pages), max(page.height for page in pages)
+    sheets = [
+        ImageOps.expand(page, (0, 0, width - page.width, height - page.height), fill="white")
+        for page in pages
+    ]
+    times = [round(1000 * seconds)] * (len(sheets) - 1) + [round(4000 * seconds)]
     with atomic_path(path) as temporary:
         sheets[0].save(
             temporary, format="GIF", save_all=True, append_images=sheets[1:], duration=times, loop=0
