@@ -37,7 +37,6 @@ class SamplingCost:
     """What one image costs."""
 
     macs: float  # multiply-accumulates of all passes of one image
-    per_step: tuple[float, ...]  # the same for each sampling step
     evaluations: int  # how often the sampler asks for a denoised image (NFE)
     passes: int  # how many forward passes per image that makes
     batches: int  # how many calls of a network: passes that can be one batch are one
@@ -61,7 +60,7 @@ def sampling_cost(
         depth: Number of blocks; needed for reuse, and for routes that count from the end.
     """
     plan = plan_reuse(sampler.options, depth, guidance.sparse)
-    per_step, passes, calls = [0.0] * sampler.steps, 0, 0
+    macs, passes, calls = 0.0, 0, 0
     evaluations = sampler.evaluations()
     for evaluation, (step, native) in enumerate(evaluations):
         level = float(objective.level(torch.tensor(native, dtype=torch.float64)))
@@ -74,10 +73,10 @@ def sampling_cost(
                 # A fused span is the model's route.
                 route = guidance.route.resolve(depth) if depth else guidance.route
                 skipped = (route.sparse_blocks,)
-            per_step[step] += len(group) * cost(first.rate, first.weak, *skipped)
+            macs += len(group) * cost(first.rate, first.weak, *skipped)
             calls += 1
         passes += len(made)
-    return SamplingCost(sum(per_step), tuple(per_step), len(evaluations), passes, calls)
+    return SamplingCost(macs, len(evaluations), passes, calls)
 
 
 def model_cost(

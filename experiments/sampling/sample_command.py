@@ -142,33 +142,22 @@ def write_pictures(
     for shard in (out / "shards").glob("shard-*.npz"):  # an earlier call may have been killed here
         shard.unlink()
     if not grid.exists() or len(list((out / "png").glob("*.png"))) < min(pngs, count):
-        made, gridded, tiles = Images(npz), grid_positions(request), list[torch.Tensor]()
+        made, tiles = Images(npz), list[torch.Tensor]()
         drawn = made.labels() if request.labels is None else None
-        first = made.batches(range(max(pngs, *gridded) + 1))
+        first = made.batches(range(max(pngs, *request.grid) + 1))
         for number, image in enumerate(chain.from_iterable(first)):
-            if number in gridded:
+            if number in request.grid:
                 tiles.append(image)
             if number < pngs:
                 kind = "" if drawn is None else f"_class{drawn[number]:04d}"
                 name = f"{request.names[number]}{kind}.png"
                 save_png(image.permute(1, 2, 0).numpy(), out / "png" / name)
-        columns = request.columns and min(request.columns, MOST_COLUMNS)
-        names = request.row_names and request.row_names[:MOST_ROWS]
-        save_png(image_grid(torch.stack(tiles), columns, names), grid)
+        save_png(image_grid(torch.stack(tiles), request.columns, request.row_names), grid)
     console.say(f"grid      {grid}")
     shown = len(list((out / "png").glob("*.png")))  # an earlier call may have been asked for more
     if shown:
         console.say(f"images    {out / 'png'} ({shown:,} of {count:,})")
     console.say(f"npz       {npz} (arr_0, for ADM's evaluator)")
-
-
-def grid_positions(request: Request) -> set[int]:
-    """Return which images the grid shows: a row per class or caption, or the first hundred."""
-    if request.columns is None:
-        return set(range(100))
-    rows = range(min(len(request.seeds) // request.columns, MOST_ROWS))
-    columns = range(min(request.columns, MOST_COLUMNS))
-    return {row * request.columns + column for row in rows for column in columns}
 
 
 # --- what is asked for ----------------------------------------------------------------------------
@@ -245,6 +234,7 @@ class Request(NamedTuple):
     # Class of each, or None where the seeds draw them or there are no classes
     labels: list[int] | None
     captions: list[str] | None  # caption of each, or None
+    grid: set[int]  # which of them the grid shows: a row per class or caption, or the first hundred
     columns: int | None  # images in a row of the grid
     row_names: list[str] | None  # names of the grid's rows, if rows mean something
     names: list[str]  # file name of each image, without suffix
@@ -266,11 +256,14 @@ def plan_request(
         known = dict(enumerate(class_names))
         rows = [(f"class{n:04d}_", known.get(n, str(n))) for n in classes or ()]
     starts = [start for start, _ in rows] or [""]
+    columns = min(len(seeds), MOST_COLUMNS) if rows else None
+    shown = {r * len(seeds) + c for r in range(len(rows[:MOST_ROWS])) for c in range(columns or 0)}
     return Request(
         seeds=list(seeds) * len(starts),
         labels=[n for n in classes or () for _ in seeds] or None,
         captions=[text for text in captions or () for _ in seeds] or None,
-        columns=len(seeds) if rows else None,
-        row_names=[name for _, name in rows] or None,
+        grid=shown or set(range(100)),
+        columns=columns,
+        row_names=[name for _, name in rows[:MOST_ROWS]] or None,
         names=[f"{start}seed{seed:06d}" for start in starts for seed in seeds],
     )

