@@ -6,7 +6,6 @@ value raises `DiffusionError`: one sentence with what is wrong and what to type 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import typing
 from collections.abc import Mapping
@@ -32,13 +31,23 @@ class DiffusionOptions:
     """Options whose ranges are declared beside their types."""
 
     GROUP: ClassVar[str]
+    #: An option, how it compares with another one (null is beyond all), and that one.
+    ORDER: ClassVar[tuple[str, str, str] | None] = None
 
     def __post_init__(self) -> None:
         check_ranges(self, f"{self.GROUP}.", DiffusionError)
+        if self.ORDER:
+            low, sign, high = self.ORDER
+            least, most = getattr(self, low), getattr(self, high)
+            require(
+                most is None or (least < most if sign == "<" else least <= most),
+                f"{self.GROUP}.{low}={least}, {high}={most}: {low} {sign} {high} is needed",
+            )
 
 
 Positive = Annotated[float, Key(above=0)]
 NotNegative = Annotated[float, Key(least=0)]
+Inside = Annotated[float, Key(above=0, below=1)]
 Steps = Annotated[int, Key(least=1, most=10**5)]
 
 
@@ -78,12 +87,7 @@ class EDMOptions(ObjectiveOptions):
     sigma_max: Positive = 80.0
     rho: Positive = 7.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            self.sigma_max > self.sigma_min,
-            f"objective.sigma_max={self.sigma_max}: it must exceed sigma_min={self.sigma_min}",
-        )
+    ORDER = ("sigma_min", "<", "sigma_max")
 
 
 @dataclass(frozen=True)
@@ -107,19 +111,13 @@ class DDPMOptions(ObjectiveOptions):
 
     name: str = "ddpm"
     steps: Annotated[int, Key(least=2, most=10**6)] = 1000
-    beta_start: float = 1e-4
-    beta_end: float = 0.02
+    beta_start: Inside = 1e-4
+    beta_end: Inside = 0.02
     learn_sigma: bool = False
     vlb: NotNegative = 1.0
     sigma_data: Positive = 1.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            0 < self.beta_start <= self.beta_end < 1,
-            f"objective.beta_start={self.beta_start}, beta_end={self.beta_end}: "
-            "0 < beta_start <= beta_end < 1 is needed; DiT has 0.0001 and 0.02",
-        )
+    ORDER = ("beta_start", "<=", "beta_end")
 
 
 # --------------------------------------------------------------------------------------- samplers
@@ -176,17 +174,11 @@ class ChurnOptions(SamplerOptions):
     name: str = "churn"
     steps: Steps = 256
     churn: NotNegative = 40.0
-    churn_min: float = 0.05
+    churn_min: NotNegative = 0.05
     churn_max: float = 50.0
     churn_noise: float = 1.003
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            0 <= self.churn_min <= self.churn_max,
-            f"sampler.churn_min={self.churn_min}, churn_max={self.churn_max}: "
-            "0 <= churn_min <= churn_max is needed",
-        )
+    ORDER = ("churn_min", "<=", "churn_max")
 
 
 @dataclass(frozen=True)
@@ -230,16 +222,10 @@ class GuidanceOptions(DiffusionOptions):
 
     name: str = "none"
     scale: float = 1.0
-    low: float = 0.0
+    low: NotNegative = 0.0
     high: float | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            0 <= self.low < (math.inf if self.high is None else self.high),
-            f"guidance.low={self.low}, high={self.high}: 0 <= low < high is needed (in sigma)",
-        )
-
+    ORDER = ("low", "<", "high")
     #: What the weak pass is given in place of the condition.
     WEAK: ClassVar[str] = "given"
 
@@ -428,8 +414,6 @@ def options_of(kind: str, value: Any) -> Any:
         value = {"name": value}
     if isinstance(value, tuple(known.values())):
         return value
-    if dataclasses.is_dataclass(value):
-        value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     if not isinstance(value, Mapping):
         raise DiffusionError(f"{kind}={value!r}: a name or a mapping with a name is needed")
     name = str(value.get("name", next(iter(known))))

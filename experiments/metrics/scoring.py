@@ -170,7 +170,7 @@ def measure(
             for meter in meters:
                 meter.update(images, asked, captions)
             if asked is not None:
-                labels.append(asked.cpu())
+                labels.append(asked)
             done += len(images)
             # All processes are about equally fast: one measures the progress of all.
             bar.update(min(total, done * world()[1]))
@@ -217,27 +217,21 @@ def sample_pieces(
     for number, piece in enumerate(_piece_ranges(options)):
         if piece.start not in mine:
             continue
-        index = torch.arange(piece.start, piece.stop)
-        seeds = options.seed + index
+        index = torch.arange(piece.start, piece.start + batch).clamp_max(piece.stop - 1)
+        seeds, count = options.seed + index, len(piece)
         labels, text, captions = asked_of(dataset, pipeline.model, options, index, device)
-        images = _kept(store, number, seeds) if store else None
+        own = None if labels is None else labels[:count]
+        images = _kept(store, number, seeds[:count]) if store else None
         if images is None:
-            fill = torch.arange(batch).clamp_max(len(index) - 1)
-            made = pipeline.generate(
-                seeds[fill],
-                None if labels is None else labels[fill],
-                None if text is None else text[fill.to(text.device)],
-                batch=batch,
-                device=device,
-            )[: len(index)]
+            made = pipeline.generate(seeds, labels, text, batch=batch, device=device)[:count]
             if not bool(made.isfinite().all()):
                 raise MetricError(
                     "the model samples NaN or infinite pixels: it diverged; try a smaller train.lr"
                 )
             images = dataset.to_pixels(made.to(dataset.device)).cpu()
             if store:
-                store.write(number, images, seeds, None if labels is None else labels.cpu())
-        yield images, labels, captions
+                store.write(number, images, seeds[:count], own)
+        yield images, own, captions and captions[:count]
 
 
 def _kept(store: SampleStore, number: int, seeds: Tensor) -> Tensor | None:
