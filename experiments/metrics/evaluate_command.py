@@ -140,11 +140,8 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
     sampler = chosen_options("sampler", config.sampler, changes["sampler"])
     guidances = [chosen_options("guidance", config.guidance, each) for each in chosen]
     weights, step = checksum(loaded.model), loaded.step
-    title, folder = (
-        f"step-{step:08d}",
-        args.out or (source if source.is_dir() else source.parent) / "evaluations",
-    )
-    where: dict[str, Any] = {"device": device, "cache": args.cache, "console": console}
+    title, beside = f"step-{step:08d}", source if source.is_dir() else source.parent
+    folder = args.out or beside / "evaluations"
     for guidance in guidances:
         pipeline = SamplingPipeline.make(loaded.model, config, sampler, guidance)
         about: dict[str, Any] = {
@@ -164,9 +161,10 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
             # A command that was cut short goes on with the guidances that are missing.
             console.say(f"record      {path}  (scored before; delete it to score again)")
             continue
-        where |= {"out": folder / "samples", "identity": weights + about.get("weaker", "")}
-        parts = (pipeline, config, dataset, options)
-        scores, store = scoring.sample_and_score(*parts, step=step, **where)
+        scores, store = scoring.sample_and_score(
+            pipeline, config, dataset, options, step=step, device=device, cache=args.cache,
+            out=folder / "samples", identity=weights + about.get("weaker", ""), console=console,
+        )  # fmt: skip
         _finish(title, scores, path, settings, console)
         assert store is not None, "samples are kept until they are scored"
         if world()[0]:

@@ -32,11 +32,11 @@ from experiments.metrics.small_networks import (
     AUTOENCODER_VERSION,
     CLASSIFIER_VERSION,
     CodeRecipe,
+    Recipe,
     SmallAutoencoder,
     SmallClassifier,
     checksum,
     load_or_make,
-    recipe_for,
 )
 from experiments.runtime.files import sha256
 
@@ -172,7 +172,11 @@ def build_dinov2(name: str, weights: str | Path | None = None) -> torch.nn.Modul
 
     model, file = MODELS[name], None if weights is None else str(Path(weights).expanduser())
     overlay = {"file": file} if file else None
-    options = {"num_classes": 0, "img_size": SIZE, "pretrained_cfg_overlay": overlay}
+    options: dict[str, Any] = {
+        "num_classes": 0,
+        "img_size": SIZE,
+        "pretrained_cfg_overlay": overlay,
+    }
     try:
         if file and not Path(file).is_file():  # timm would log it beside the error
             raise FileNotFoundError("no such file")
@@ -276,7 +280,8 @@ def _trained(name: str, labelled: bool, cache: Path, dataset: Any, device: Devic
     size = next(split_batches(dataset, "train", torch.arange(1)))[0].shape[-1]
     settings = [dataset.name, dataset.pixels_fingerprint, size]
     if labelled:
-        recipe: Any = recipe_for(dataset.sizes["train"])
+        # 2 to 16 epochs, of 32,000 images in all if possible.
+        recipe: Any = Recipe(epochs=max(2, min(16, 32000 // dataset.sizes["train"])))
         settings = [CLASSIFIER_VERSION, *settings, dataset.num_classes]
         build: Any = partial(SmallClassifier, size, dataset.num_classes, recipe)
         folder, said = "classifiers", "held-out images right"

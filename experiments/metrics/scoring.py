@@ -110,10 +110,6 @@ def sample_and_score(
     """
     device, console = torch.device(device), console or Console(quiet=True)
     total, (rank, processes) = options.samples, world()
-    if total < processes:
-        raise MetricError(
-            f"eval.samples={total} are fewer than {processes} processes; ask for more"
-        )
     cache, conditional = cache or cache_of(config), config.task != "none"
     meters = prepare(options, dataset, cache, device, conditional, config.data)
     made = {part: described(getattr(pipeline, part).options) for part in ("guidance", "sampler")}
@@ -164,7 +160,9 @@ def measure(
     A piece is uint8 images `(B, 3, H, W)` with their classes `(B,)` and captions, or None; `record`
     is what all scores have in common, `what` a word for the progress.
     """
-    done, labels = 0, []
+    done, labels, processes = 0, [], world()[1]
+    if total < processes:
+        raise MetricError(f"{total} images are fewer than {processes} processes; ask for more")
     with console.progress(what, total) as bar:
         for images, asked, captions in pieces:
             for meter in meters:
@@ -173,7 +171,7 @@ def measure(
                 labels.append(asked)
             done += len(images)
             # All processes are about equally fast: one measures the progress of all.
-            bar.update(min(total, done * world()[1]))
+            bar.update(min(total, done * processes))
     asked = gather_rows(torch.cat(labels)) if labels else None
     return [score for meter in meters for score in meter.results(asked, **record)]
 

@@ -148,11 +148,6 @@ class Recipe(_Recipe):
     shift: int = 1
 
 
-def recipe_for(count: int) -> Recipe:
-    """Return the recipe for `count` training images: 2 to 16 epochs, 32,000 images if possible."""
-    return Recipe(epochs=max(2, min(16, 32000 // count)))
-
-
 class SmallClassifier(nn.Module):
     """Convolutions at halved resolutions, `dim` features, a linear head.
 
