@@ -26,7 +26,6 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
-from torchvision.utils import make_grid
 
 from experiments.diffusion.diffusion_options import DiffusionError
 from experiments.runtime.files import atomic_path, atomic_write
@@ -282,11 +281,14 @@ def image_grid(
     scale = max(1, math.ceil(SMALLEST / min(images.shape[2:])))
     tiles = images.cpu().repeat_interleave(scale, 2).repeat_interleave(scale, 3)
     columns = columns or max(1, math.ceil(math.sqrt(len(tiles))))
-    # Whole rows: `make_grid` lays out no more columns than there are images.
-    blank = tiles.new_full((-len(tiles) % columns, *tiles.shape[1:]), PAPER)
-    tiles = torch.cat((tiles, blank))
-    picture = make_grid(tiles, columns, padding=GAP, pad_value=PAPER).permute(1, 2, 0).numpy()
-    return _named(picture, row_names, tiles.shape[2] + GAP) if row_names else picture
+    rows, height, width = math.ceil(len(tiles) / columns), *(side + GAP for side in tiles.shape[2:])
+    # Each with a gap above and to the left.
+    cells = tiles.new_full((rows * columns, 3, height, width), PAPER)
+    cells[: len(tiles), :, GAP:, GAP:] = tiles
+    cells = cells.view(rows, columns, 3, height, width).permute(0, 3, 1, 4, 2)
+    pixels = cells.reshape(rows * height, columns * width, 3).numpy()
+    picture = np.pad(pixels, ((0, GAP), (0, GAP), (0, 0)), constant_values=PAPER)
+    return _named(picture, row_names, height) if row_names else picture
 
 
 def _named(picture: NDArray[np.uint8], names: Sequence[str], pitch: int) -> NDArray[np.uint8]:
