@@ -46,6 +46,20 @@ from experiments.runtime.files import atomic_path, sha256
 # --- processes ------------------------------------------------------------------------------------
 
 
+def join(device: str | None = None) -> Device:
+    """Join the processes of torchrun, if there are any; return this one's device.
+
+    The `device` is what the user chose, by default CUDA where there is one.
+    """
+    gpu = torch.cuda.is_available()
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return device or ("cuda" if gpu else "cpu")
+    from accelerate import PartialState
+
+    # Without the word, accelerate starts no process group where there is no GPU.
+    return PartialState(cpu=device == "cpu" or not gpu).device
+
+
 def world() -> tuple[int, int]:
     """Return (rank, number of processes)."""
     dist = torch.distributed

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,6 +20,7 @@ from experiments.metrics import scoring
 from experiments.metrics.collect import (
     collect,
     gather,
+    join,
     own_images,
     prepare,
     save_reference,
@@ -68,11 +68,7 @@ def evaluate(args: argparse.Namespace) -> int:
     args.metrics, args.features = split_names(args.metrics), split_names(args.features)
     for given in filter(None, (args.write_reference, args.write_samples)):
         check_replaceable(given)  # before what takes minutes
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # join the processes of torchrun
-        from accelerate import PartialState
-
-        device = PartialState(cpu=device.type == "cpu").device
+    device = torch.device(join())
     console = log.Console(quiet=bool(world()[0]))
     run = source.suffix == ".safetensors" or any(
         (source / name).exists() for name in ("config.yaml", "checkpoints")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import re
 from collections.abc import Sequence
 from itertools import chain
@@ -18,6 +17,7 @@ from experiments.data.dataset import create
 from experiments.data.latents import LatentSpace
 from experiments.data.latents_spec import LatentsOptions
 from experiments.diffusion.diffusion_options import DiffusionError
+from experiments.metrics.collect import join, world
 from experiments.metrics.images import Images
 from experiments.metrics.small_networks import checksum
 from experiments.runtime import console as log
@@ -47,14 +47,7 @@ def sample(args: argparse.Namespace) -> int:
     for key, least in (("batch", 1), ("pngs", 0)):
         if getattr(args, key) < least:
             raise DiffusionError(f"--{key} {getattr(args, key)}: {least} or more is needed")
-    accelerator, world = None, int(os.environ.get("WORLD_SIZE", "1"))
-    if world > 1:
-        from accelerate import Accelerator
-
-        # Without the word, accelerate starts no process group where there is no GPU.
-        accelerator = Accelerator(cpu=args.device == "cpu" or not torch.cuda.is_available())
-    main_process = accelerator is None or accelerator.is_main_process
-    device = accelerator.device if accelerator else args.device
+    device, (rank, processes) = join(args.device), world()
     loaded = load_model(args.source, step=args.step, weights=args.weights, device=device)
     model, config = loaded.model, loaded.config
     names = loaded.info.get("class_names") or ()
@@ -71,8 +64,8 @@ def sample(args: argparse.Namespace) -> int:
     dataset = data_of(loaded, changes["data"], next(model.parameters()).device)
     if not dataset.can_decode:
         raise DiffusionError(dataset.cannot_decode)
-    console = log.Console(quiet=not main_process)
-    if main_process:
+    console = log.Console(quiet=bool(rank))
+    if not rank:
         console.say(f"model     {loaded.source} (step {loaded.step}, {args.weights})")
         console.say("\n".join(pipeline.lines()))
     out = Path(args.out)
@@ -83,7 +76,7 @@ def sample(args: argparse.Namespace) -> int:
         return dataset.encode_text([texts[i] for i in rows.tolist()])
 
     # Of two calls that sample in different ways, one would take the other's shards for its own.
-    with locked(out) if main_process else contextlib.nullcontext():
+    with contextlib.nullcontext() if rank else locked(out):
         finished = (out / "samples.npz").exists() and (out / "shards/manifest.json").exists()
         count = len(request.seeds)
         kept = SHARD * len(list((out / "shards").glob("shard-*.npz")))
@@ -103,12 +96,11 @@ def sample(args: argparse.Namespace) -> int:
                     **({} if pipeline.weak is None else {"weaker": checksum(pipeline.weak)}),
                 },
                 batch=args.batch,
-                accelerator=accelerator,
                 # All processes are about equally fast: the first measures the progress of all.
-                progress=lambda done, _: bar.update(min(count, done * world)),
+                progress=lambda done, _: bar.update(min(count, done * processes)),
                 finished=finished,
             )
-        if main_process:
+        if not rank:
             write_pictures(out, request, args.pngs, finished, console)
     return 0
 

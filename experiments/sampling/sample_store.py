@@ -28,6 +28,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
 
 from experiments.diffusion.diffusion_options import DiffusionError
+from experiments.metrics.collect import gather, world
 from experiments.runtime.files import atomic_path, atomic_write
 from experiments.runtime.option_types import differing
 from experiments.sampling.generation import Progress, labels_from_seeds
@@ -137,11 +138,12 @@ def generate_shards(
     settings: Mapping[str, Any] | None = None,
     shard: int = SHARD,
     batch: int = 64,
-    accelerator: Any = None,
     progress: Progress | None = None,
     finished: bool = False,
 ) -> list[Path]:
     """Generate one image per seed into a folder, going on where an earlier call stopped.
+
+    A collective call: the processes share the shards.
 
     Args:
         folder: Where the shards are.
@@ -153,7 +155,6 @@ def generate_shards(
         settings: What else identifies the samples, JSON-able (weights, data, ...).
         shard: Images per file.
         batch: Images at once.
-        accelerator: An `accelerate.Accelerator`: its processes share the shards.
         progress: Called with images done and images in all, of this process's share.
         finished: Only compare the settings: the shards were used and removed already.
 
@@ -167,9 +168,7 @@ def generate_shards(
     if isinstance(labels, str):
         labels = labels_from_seeds(seeds, getattr(pipeline.model, "num_classes", 0), labels)
     labels = None if labels is None else labels.cpu()
-    rank, world = 0, 1
-    if accelerator is not None:
-        rank, world = accelerator.process_index, accelerator.num_processes
+    rank, processes = world()
     parts = ("objective", "sampler", "guidance")
     options = {part: dataclasses.asdict(getattr(pipeline, part).options) for part in parts}
     route = pipeline.guidance.route
@@ -185,14 +184,12 @@ def generate_shards(
     }
     if rank == 0:
         store.claim(about, finished)
-    if accelerator is not None:
-        # Where the first process refuses the folder, the others must not have begun.
-        accelerator.wait_for_everyone()
+    gather(None)  # where the first process refuses the folder, the others must not have begun
     pieces = torch.arange(len(seeds)).split(shard)
     paths = [store.path(k) for k in range(len(pieces))]
     if finished:
         return paths
-    mine = range(rank, len(pieces), world)
+    mine = range(rank, len(pieces), processes)
     done, total = 0, sum(len(pieces[k]) for k in mine)
     report = progress or (lambda *_: None)
     for k in mine:
@@ -209,8 +206,7 @@ def generate_shards(
             store.write(k, pixels, seeds[rows], None if labels is None else labels[rows])
         done += len(rows)
         report(done, total)
-    if accelerator is not None:
-        accelerator.wait_for_everyone()
+    gather(None)
     return paths
 
 
