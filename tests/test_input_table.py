@@ -269,7 +269,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("{run} --guidance cfg guidance.channels=9", "the model has 1"),
             ("{run} sampler.steps=true", "a whole number"),
             ("{run} sampler.reuse=20-30", "try sampler.reuse="),
-            ("{run} --scale nan", "guidance.scale=nan: a number is needed"),
+            ("{run} --scale nan", "guidance.scale=nan: expected a finite number"),
             ("{run} sampler=heun", "type --sampler heun"),
         ]
     ],
@@ -301,7 +301,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("{run} --samples 20 --write-samples {tmp}", "it is no file"),
             ("{run} --samples 20 --write-samples {run}/config.yaml/x.npz", "config.yaml cannot be used"),
             ("{run} --write-reference {run}/config.yaml/x.npz", "config.yaml cannot be used"),
-            (f"{{run}} --guidance cfg,scale={'[' * 5000}", "a number is needed"),
+            (f"{{run}} --guidance cfg,scale={'[' * 5000}", "expected a number"),
         ]
     ],
     # --- prepare

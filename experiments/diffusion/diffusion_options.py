@@ -6,13 +6,14 @@ value raises `DiffusionError`: one sentence with what is wrong and what to type 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from experiments.runtime.option_types import Key, check_ranges, keys_of
+from experiments.runtime.option_types import Key, build, check_ranges, keys_of
 from routing.errors import UserError, suggest
 from routing.route import Route, RouteError, Schedule, ScheduleError, Segment
 
@@ -401,11 +402,11 @@ def options_of(kind: str, value: Any) -> Any:
 
     Args:
         kind: `objective`, `sampler` or `guidance`.
-        value: A name, a mapping or dataclass with a `name` (keys left out keep their defaults), or
-            `None` for the group's first entry.
+        value: A name, a mapping with a `name` (keys left out keep their defaults), options as this
+            returns them, or `None` for the group's first entry.
 
     Raises:
-        DiffusionError: For an unknown name or key, or a wrong value.
+        UserError: For an unknown name or key, or a wrong value.
     """
     known = OPTIONS[kind]
     if value is None:
@@ -418,13 +419,19 @@ def options_of(kind: str, value: Any) -> Any:
         raise DiffusionError(f"{kind}={value!r}: a name or a mapping with a name is needed")
     name = str(value.get("name", next(iter(known))))
     require(name in known, f"{kind}={name}: choose one of {', '.join(known)}{suggest(name, known)}")
-    fields = keys_of(known[name])
-    for key in value:
-        if key not in fields:
-            raise DiffusionError(
-                f"unknown key {kind}.{key} for {kind}={name}{suggest(str(key), fields)}"
-            )
-    return known[name](**{k: _convert(f"{kind}.{k}", fields[k][0], v) for k, v in value.items()})
+    types = {key: hint for key, (hint, _) in keys_of(known[name]).items()}
+    return build(known[name], {k: _read(types.get(k), v) for k, v in value.items()}, f"{kind}.")
+
+
+def _read(hint: Any, value: Any) -> Any:
+    """Return a number that YAML or a command line gave as text, or text that looks like one."""
+    target = (typing.get_args(hint) or (hint,))[0]
+    if target in (int, float, str) and type(value) in (int, float, str):
+        with contextlib.suppress(ValueError, OverflowError):
+            found = target(value)
+            if target is not int or float(value) == found:
+                return found
+    return value
 
 
 def check_weights(source: str, theirs: Any, ours: Any) -> None:
@@ -440,24 +447,3 @@ def check_weights(source: str, theirs: Any, ours: Any) -> None:
 def _network(objective: Any) -> str:
     told = {k: getattr(objective, k) for k in ("time_scale", "reverse") if hasattr(objective, k)}
     return " ".join([f"objective={objective.name}", *(f"objective.{k}={told[k]}" for k in told)])
-
-
-def _convert(key: str, hint: Any, value: Any) -> Any:
-    """Read numbers that YAML or a command line gave as text; refuse values of another kind."""
-    kinds = typing.get_args(hint) or (hint,)
-    target = kinds[0]
-    if value is None and type(None) in kinds:
-        return None
-    if isinstance(value, bool) and target is not str:
-        return value  # where a number belongs, its range refuses it
-    try:
-        if value is None or target is bool:  # a word such as no would count as true
-            raise TypeError
-        found = target(value)
-        if found != found or (target is int and float(value) != found):  # NaN; part of a number
-            raise ValueError
-        return found
-    except (TypeError, ValueError, OverflowError):
-        wanted = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-        said = "null" if value is None else value
-        raise DiffusionError(f"{key}={said}: {wanted[target]} is needed") from None
