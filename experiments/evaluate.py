@@ -30,6 +30,10 @@ goes on where it was when it is given again. torchrun shares the samples over pr
 """
 
 
+def _path(text: str) -> Path:
+    return Path(text).expanduser()
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
     p = Parser(
@@ -60,12 +64,22 @@ def parser() -> argparse.ArgumentParser:
     add("--reference", metavar="FILE", help="statistics (.npz) instead of the held-out split")
     add("--data", metavar="NAME", help="for images: compare with this data set's held-out split")
     add("--split", help="split that --write-reference takes of a run's data")
-    add("--write-reference", metavar="FILE", help="write statistics of real images, score nothing")
-    add("--write-samples", metavar="FILE", help="also write the samples as ADM's evaluator reads")
+    add(
+        "--write-reference",
+        type=_path,
+        metavar="FILE",
+        help="write statistics of real images, score nothing",
+    )
+    add(
+        "--write-samples",
+        type=_path,
+        metavar="FILE",
+        help="also write the samples as ADM's evaluator reads",
+    )
     add("--inception-weights", metavar="FILE", help="torch-fidelity's weights, where offline")
     add("--dinov2-weights", metavar="FILE", help="timm's weights, where offline")
-    add("--cache", metavar="DIR", help="trained classifiers, weights, references")
-    add("--out", metavar="DIR", help="where the record goes (default: RUN/evaluations)")
+    add("--cache", type=_path, metavar="DIR", help="trained classifiers, weights, references")
+    add("--out", type=_path, metavar="DIR", help="where the record goes (default: RUN/evaluations)")
     add("--keep-samples", action="store_true", default=None, help="keep what resuming needs")
     return p
 

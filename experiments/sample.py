@@ -10,9 +10,8 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from experiments.diffusion.diffusion_options import OPTIONS, DiffusionError
+from experiments.diffusion.diffusion_options import OPTIONS
 from experiments.runtime.command import run_command
-from experiments.sampling import request
 from routing.errors import Parser
 
 EXAMPLES = """\
@@ -60,22 +59,9 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> int:
     """Run the command with these arguments; return its exit code."""
     args = parser().parse_intermixed_args(argv)
-    changes = request.parse_overrides(args.changes, **{k: getattr(args, k) for k in request.FLAGS})
-    seeds = request.parse_numbers(args.seeds, "--seeds")
-    captions = None if args.captions is None else request.parse_captions(args.captions)
-    for key, least in (("batch", 1), ("pngs", 0)):
-        if getattr(args, key) < least:
-            raise DiffusionError(f"--{key} {getattr(args, key)}: {least} or more is needed")
-    if args.classes is not None and not args.classes.strip():
-        raise DiffusionError("--classes: class numbers or names such as 3,7, or all")
-    # What can be refused without weights is refused before torch starts.
-    for kind in ("sampler", "guidance"):
-        if "name" in changes[kind]:
-            request.chosen_options(kind, {}, None, changes[kind])
-
     from experiments.sampling.sample_command import sample
 
-    return sample(args, changes, seeds, captions)
+    return sample(args)
 
 
 if __name__ == "__main__":

@@ -233,7 +233,7 @@ TABLE: list[tuple[str, str, str]] = [
     *[
         (SAMPLE, words, part)
         for words, part in [
-            ("{run} --seeds 99999999999999999999", "below 2^63"),
+            ("{run} --seeds 99999999999999999999", "below 10^18"),
             ("{run} --seeds 0-99999999999999", "several calls"),
             ("{run} --seeds \u00b2", "numbers"),
             ("{run} --pngs -1", "--pngs -1"),
@@ -269,7 +269,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("{run} --guidance cfg guidance.channels=9", "the model has 1"),
             ("{run} sampler.steps=true", "a whole number"),
             ("{run} sampler.reuse=20-30", "try sampler.reuse="),
-            ("{run} --scale nan", "guidance.scale=nan: a number is needed"),
+            ("{run} --scale nan", "guidance.scale=nan: expected a finite number"),
             ("{run} sampler=heun", "type --sampler heun"),
         ]
     ],
@@ -301,7 +301,7 @@ TABLE: list[tuple[str, str, str]] = [
             ("{run} --samples 20 --write-samples {tmp}", "it is no file"),
             ("{run} --samples 20 --write-samples {run}/config.yaml/x.npz", "config.yaml cannot be used"),
             ("{run} --write-reference {run}/config.yaml/x.npz", "config.yaml cannot be used"),
-            (f"{{run}} --guidance cfg,scale={'[' * 5000}", "not YAML"),
+            (f"{{run}} --guidance cfg,scale={'[' * 5000}", "expected a number"),
         ]
     ],
     # --- prepare

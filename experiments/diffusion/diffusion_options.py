@@ -6,14 +6,14 @@ value raises `DiffusionError`: one sentence with what is wrong and what to type 
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import math
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from experiments.runtime.option_types import Key, check_ranges, keys_of
+from experiments.runtime.option_types import Key, build, check_ranges, keys_of
 from routing.errors import UserError, suggest
 from routing.route import Route, RouteError, Schedule, ScheduleError, Segment
 
@@ -32,13 +32,23 @@ class DiffusionOptions:
     """Options whose ranges are declared beside their types."""
 
     GROUP: ClassVar[str]
+    #: An option, how it compares with another one (null is beyond all), and that one.
+    ORDER: ClassVar[tuple[str, str, str] | None] = None
 
     def __post_init__(self) -> None:
         check_ranges(self, f"{self.GROUP}.", DiffusionError)
+        if self.ORDER:
+            low, sign, high = self.ORDER
+            least, most = getattr(self, low), getattr(self, high)
+            require(
+                most is None or (least < most if sign == "<" else least <= most),
+                f"{self.GROUP}.{low}={least}, {high}={most}: {low} {sign} {high} is needed",
+            )
 
 
 Positive = Annotated[float, Key(above=0)]
 NotNegative = Annotated[float, Key(least=0)]
+Inside = Annotated[float, Key(above=0, below=1)]
 Steps = Annotated[int, Key(least=1, most=10**5)]
 
 
@@ -78,12 +88,7 @@ class EDMOptions(ObjectiveOptions):
     sigma_max: Positive = 80.0
     rho: Positive = 7.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            self.sigma_max > self.sigma_min,
-            f"objective.sigma_max={self.sigma_max}: it must exceed sigma_min={self.sigma_min}",
-        )
+    ORDER = ("sigma_min", "<", "sigma_max")
 
 
 @dataclass(frozen=True)
@@ -107,19 +112,13 @@ class DDPMOptions(ObjectiveOptions):
 
     name: str = "ddpm"
     steps: Annotated[int, Key(least=2, most=10**6)] = 1000
-    beta_start: float = 1e-4
-    beta_end: float = 0.02
+    beta_start: Inside = 1e-4
+    beta_end: Inside = 0.02
     learn_sigma: bool = False
     vlb: NotNegative = 1.0
     sigma_data: Positive = 1.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            0 < self.beta_start <= self.beta_end < 1,
-            f"objective.beta_start={self.beta_start}, beta_end={self.beta_end}: "
-            "0 < beta_start <= beta_end < 1 is needed; DiT has 0.0001 and 0.02",
-        )
+    ORDER = ("beta_start", "<=", "beta_end")
 
 
 # --------------------------------------------------------------------------------------- samplers
@@ -176,17 +175,11 @@ class ChurnOptions(SamplerOptions):
     name: str = "churn"
     steps: Steps = 256
     churn: NotNegative = 40.0
-    churn_min: float = 0.05
+    churn_min: NotNegative = 0.05
     churn_max: float = 50.0
     churn_noise: float = 1.003
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            0 <= self.churn_min <= self.churn_max,
-            f"sampler.churn_min={self.churn_min}, churn_max={self.churn_max}: "
-            "0 <= churn_min <= churn_max is needed",
-        )
+    ORDER = ("churn_min", "<=", "churn_max")
 
 
 @dataclass(frozen=True)
@@ -230,16 +223,10 @@ class GuidanceOptions(DiffusionOptions):
 
     name: str = "none"
     scale: float = 1.0
-    low: float = 0.0
+    low: NotNegative = 0.0
     high: float | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            0 <= self.low < (math.inf if self.high is None else self.high),
-            f"guidance.low={self.low}, high={self.high}: 0 <= low < high is needed (in sigma)",
-        )
-
+    ORDER = ("low", "<", "high")
     #: What the weak pass is given in place of the condition.
     WEAK: ClassVar[str] = "given"
 
@@ -258,52 +245,44 @@ class GuidanceOptions(DiffusionOptions):
         """Whether a second, weaker model is part of it."""
         return isinstance(self, AutoOptions) or getattr(self, "checkpoint", None) is not None
 
-    def check(
-        self, *, conditional: bool = True, null_seen: bool = True, routed: bool = True,
-        fused: bool = True, weak: bool = True, channels: float = math.inf,
-    ) -> None:  # fmt: skip
+    def check(self, *, channels: float = math.inf, **has: bool) -> None:
         """Refuse a model that lacks what this guidance works with.
 
         Args:
-            conditional: It has classes or text.
-            null_seen: It was trained on the null class too.
-            routed: It was trained with a route, or one is named.
-            fused: It has SPRINT's fusion.
-            weak: A weaker model is there.
             channels: So many it has.
+            **has: Whether it has the keys of `NEEDS`; what is left out is there.
 
         Raises:
             DiffusionError: One sentence with the way out.
         """
+        needs = {
+            "routed": isinstance(self, RoutedOptions),
+            "conditional": self.weak_label != "given",
+            "weak": self.needs_weak,
+            "null_seen": self.weak_label == "null",
+            "fused": isinstance(self, PathDropOptions),
+        }
+        for key, lacking in NEEDS.items():
+            require(has.get(key, True) or not needs[key], f"guidance={self.name} needs {lacking}")
+        guided = getattr(self, "channels", None) or 0
         require(
-            routed or not isinstance(self, RoutedOptions),
-            "guidance=routed needs a route, and this model was trained without one; name one "
-            "to try it (guidance.route=auto), or use guidance=cfg",
-        )
-        require(
-            conditional or self.weak_label == "given",
-            f"guidance={self.name} needs a model with classes or text, and this one has "
-            "neither; use guidance=none, routed or autoguidance",
-        )
-        require(
-            (guided := getattr(self, "channels", None) or 0) <= channels,
+            guided <= channels,
             f"guidance.channels={guided}: the model has {channels}; type null to guide all of them",
         )
-        require(
-            weak or not self.needs_weak,
-            f"guidance={self.name} needs a second, weaker model; "
-            "give guidance.checkpoint=RUN@STEP, e.g. an early step of the same run",
-        )
-        require(
-            null_seen or self.weak_label != "null",
-            f"guidance={self.name} needs the null class, which this run never saw "
-            "(train.label_drop=0); use guidance=icg, routed or none",
-        )
-        require(
-            fused or not isinstance(self, PathDropOptions),
-            "guidance=pathdrop needs a model with SPRINT's fusion, and this one has none; "
-            "use guidance=routed or cfg",
-        )
+
+
+#: What a guidance may need of a model, and what to do where it is not there.
+NEEDS = {
+    "routed": "a route, and this model was trained without one; name one to try it "
+    "(guidance.route=auto), or use guidance=cfg",
+    "conditional": "a model with classes or text, and this one has neither; use guidance=none, "
+    "routed or autoguidance",
+    "weak": "a second, weaker model; give guidance.checkpoint=RUN@STEP, e.g. an early step of the "
+    "same run",
+    "null_seen": "the null class, which this run never saw (train.label_drop=0); use guidance=icg, "
+    "routed or none",
+    "fused": "a model with SPRINT's fusion, and this one has none; use guidance=routed or cfg",
+}
 
 
 @dataclass(frozen=True)
@@ -406,20 +385,16 @@ def rate_over_steps(text: str, key: str) -> Schedule:
     )
 
 
-def _by_name(*kinds: Any) -> dict[str, type]:
-    return {kind.name: kind for kind in kinds}
-
-
-OPTIONS = {
-    "objective": _by_name(EDMOptions, FlowOptions, DDPMOptions),
-    "sampler": _by_name(
-        EulerOptions, SamplerOptions, ChurnOptions, SDEOptions, DDPMSamplerOptions, DDIMOptions
-    ),
-    "guidance": _by_name(
-        GuidanceOptions, CFGOptions, IntervalOptions, RoutedOptions, AutoOptions, APGOptions,
-        ICGOptions, PathDropOptions,
-    ),
-}  # fmt: skip
+_KINDS: tuple[Any, ...] = (
+    EDMOptions, FlowOptions, DDPMOptions,
+    EulerOptions, SamplerOptions, ChurnOptions, SDEOptions, DDPMSamplerOptions, DDIMOptions,
+    GuidanceOptions, CFGOptions, IntervalOptions, RoutedOptions, AutoOptions, APGOptions,
+    ICGOptions, PathDropOptions,
+)  # fmt: skip
+OPTIONS: dict[str, dict[str, type]] = {
+    group: {kind.name: kind for kind in _KINDS if group == kind.GROUP}
+    for group in ("objective", "sampler", "guidance")
+}
 
 
 def options_of(kind: str, value: Any) -> Any:
@@ -427,11 +402,11 @@ def options_of(kind: str, value: Any) -> Any:
 
     Args:
         kind: `objective`, `sampler` or `guidance`.
-        value: A name, a mapping or dataclass with a `name` (keys left out keep their defaults), or
-            `None` for the group's first entry.
+        value: A name, a mapping with a `name` (keys left out keep their defaults), options as this
+            returns them, or `None` for the group's first entry.
 
     Raises:
-        DiffusionError: For an unknown name or key, or a wrong value.
+        UserError: For an unknown name or key, or a wrong value.
     """
     known = OPTIONS[kind]
     if value is None:
@@ -440,19 +415,23 @@ def options_of(kind: str, value: Any) -> Any:
         value = {"name": value}
     if isinstance(value, tuple(known.values())):
         return value
-    if dataclasses.is_dataclass(value):
-        value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     if not isinstance(value, Mapping):
         raise DiffusionError(f"{kind}={value!r}: a name or a mapping with a name is needed")
     name = str(value.get("name", next(iter(known))))
     require(name in known, f"{kind}={name}: choose one of {', '.join(known)}{suggest(name, known)}")
-    fields = keys_of(known[name])
-    for key in value:
-        if key not in fields:
-            raise DiffusionError(
-                f"unknown key {kind}.{key} for {kind}={name}{suggest(str(key), fields)}"
-            )
-    return known[name](**{k: _convert(f"{kind}.{k}", fields[k][0], v) for k, v in value.items()})
+    types = {key: hint for key, (hint, _) in keys_of(known[name]).items()}
+    return build(known[name], {k: _read(types.get(k), v) for k, v in value.items()}, f"{kind}.")
+
+
+def _read(hint: Any, value: Any) -> Any:
+    """Return a number that YAML or a command line gave as text, or text that looks like one."""
+    target = (typing.get_args(hint) or (hint,))[0]
+    if target in (int, float, str) and type(value) in (int, float, str):
+        with contextlib.suppress(ValueError, OverflowError):
+            found = target(value)
+            if target is not int or float(value) == found:
+                return found
+    return value
 
 
 def check_weights(source: str, theirs: Any, ours: Any) -> None:
@@ -468,24 +447,3 @@ def check_weights(source: str, theirs: Any, ours: Any) -> None:
 def _network(objective: Any) -> str:
     told = {k: getattr(objective, k) for k in ("time_scale", "reverse") if hasattr(objective, k)}
     return " ".join([f"objective={objective.name}", *(f"objective.{k}={told[k]}" for k in told)])
-
-
-def _convert(key: str, hint: Any, value: Any) -> Any:
-    """Read numbers that YAML or a command line gave as text; refuse values of another kind."""
-    kinds = typing.get_args(hint) or (hint,)
-    target = kinds[0]
-    if value is None and type(None) in kinds:
-        return None
-    if isinstance(value, bool) and target is not str:
-        return value  # where a number belongs, its range refuses it
-    try:
-        if value is None or target is bool:  # a word such as no would count as true
-            raise TypeError
-        found = target(value)
-        if found != found or (target is int and float(value) != found):  # NaN; part of a number
-            raise ValueError
-        return found
-    except (TypeError, ValueError, OverflowError):
-        wanted = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-        said = "null" if value is None else value
-        raise DiffusionError(f"{key}={said}: {wanted[target]} is needed") from None

@@ -22,7 +22,6 @@ from experiments.diffusion.diffusion_options import (
     DiffusionError,
     GuidanceOptions,
     PathDropOptions,
-    RoutedOptions,
     options_of,
     rate_over_steps,
 )
@@ -39,17 +38,13 @@ class Pass:
     weak: bool = False  # whether the weaker checkpoint runs it
     drop: bool = False  # whether it leaves out the blocks of a fused span (SPRINT)
 
-    @property
-    def batch(self) -> tuple[bool, float, bool]:
-        """Passes with equal keys can be one batch."""
-        return self.weak, self.rate, self.drop
-
 
 class Guidance:
     """A dense conditional pass, guided away from the weak pass of the options. Base of all others.
 
-    The weak pass has another label (CFG, ICG), runs a weaker checkpoint (autoguidance) or leaves
-    out the blocks of a fused span (SPRINT); one that differs in nothing is no guidance.
+    The weak pass has another label (CFG, ICG), runs a weaker checkpoint (autoguidance), leaves out
+    the blocks of a fused span (SPRINT) or has another selection rate (routed guidance, where the
+    label is the null class's if `null_class` is set); one that differs in nothing is no guidance.
     """
 
     def __init__(self, options: GuidanceOptions) -> None:
@@ -57,6 +52,11 @@ class Guidance:
         dropping = isinstance(options, PathDropOptions)
         self.sparse = options.sparse
         self.weak_pass = Pass(options.weak_label, weak=options.needs_weak, drop=dropping)
+        #: Selection rates of both passes over the sampling steps.
+        self.rates = [
+            rate_over_steps(getattr(options, key, "0"), f"guidance.{key}")
+            for key in ("strong", "weak")
+        ]
         #: What passes with a rate do: the route, and further fields of `routing.Routing`.
         self.route: Any = None
         self.routing: dict[str, Any] = {}
@@ -76,7 +76,9 @@ class Guidance:
 
     def guided(self, progress: float) -> list[Pass]:
         """Return the passes where guidance acts: the strong one, then the weak one if any."""
-        return [Pass()] if self.weak_pass == Pass() else [Pass(), self.weak_pass]
+        strong, weak = (rate.at(progress) for rate in self.rates)
+        both = [Pass(rate=strong), replace(self.weak_pass, rate=weak)]
+        return both[:1] if self.weak_pass == Pass() and not self.sparse else both
 
     def combine(self, outputs: list[Tensor], memory: dict[str, Tensor]) -> Tensor:
         """Mix the denoised images of the passes, one `(B, C, H, W)` each.
@@ -110,25 +112,6 @@ class Guidance:
                 )
 
 
-class Routed(Guidance):
-    """Routed guidance: two selection rates, both conditional unless `null_class` is set (CFG+SG).
-
-    Outside the interval, and at scale 1, the strong pass runs alone.
-    """
-
-    options: RoutedOptions
-
-    def __init__(self, options: RoutedOptions) -> None:
-        super().__init__(options)
-        self.strong = rate_over_steps(options.strong, "guidance.strong")
-        self.weak = rate_over_steps(options.weak, "guidance.weak")
-
-    def guided(self, progress: float) -> list[Pass]:
-        """Return the strong and the weak pass at their rates for this step."""
-        weak = replace(self.weak_pass, rate=self.weak.at(progress))
-        return [Pass(rate=self.strong.at(progress)), weak]
-
-
 class APG(Guidance):
     """Adaptive projected guidance: CFG's difference with momentum, a norm limit, and projection.
 
@@ -159,10 +142,6 @@ class APG(Guidance):
         return given + (self.options.scale - 1) * (orthogonal + self.options.eta * parallel)
 
 
-# Those that differ from `Guidance` in more than their options.
-GUIDANCE: dict[str, type[Any]] = {"routed": Routed, "apg": APG}
-
-
 def has_text(model: Any) -> bool:
     """Return whether the model is conditioned on text."""
     return bool((getattr(model, "config", None) or {}).get("text"))
@@ -181,7 +160,7 @@ def create_guidance(options: Any = None, route: Any = None, **routing: Any) -> G
         DiffusionError: If routed guidance has no route.
     """
     resolved = options_of("guidance", options)
-    guidance: Guidance = GUIDANCE.get(resolved.name, Guidance)(resolved)
+    guidance = APG(resolved) if resolved.name == "apg" else Guidance(resolved)
     if guidance.sparse:
         named = getattr(resolved, "route", None)
         chosen = Route.parse(route if named is None else named)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -48,7 +47,14 @@ class Sampler:
 
     def evaluations(self) -> list[tuple[int, float]]:
         """Return (step, native time) of every evaluation of the denoiser, in order."""
-        return list(enumerate(self.times[:-1]))
+        found = []
+
+        def denoise(x: Tensor, time: float, step: int, evaluation: int) -> Prediction:
+            found.append((step, time))
+            return Prediction(x)
+
+        self.sample(denoise, torch.zeros(1, dtype=torch.float64), lambda i, x: x)
+        return found
 
     def start(self, noise: Tensor) -> Tensor:
         """Return the noisy image at the first time, from standard normal `noise`."""
@@ -108,20 +114,13 @@ class Euler(Sampler):
 class Heun(Sampler):
     """Heun's method (EDM, Algorithm 1), order 2; Euler last, as the slope at u = 0 is 0 / 0."""
 
-    def evaluations(self) -> list[tuple[int, float]]:
-        """Return two evaluations a step, one for the last."""
-        found = []
-        for i, (time, after) in enumerate(pairwise(self.times)):
-            found += [(i, self._first(time)), (i, after)]
-        return found[:-1]
-
-    def _first(self, time: float) -> float:
-        """Return the time at which a step's first evaluation is."""
-        return time
-
     def step(self, denoise: Denoise, x: Tensor, i: int, noise: Noise) -> Tensor:
         """Average the slopes at both ends."""
-        time, after = self._first(self.times[i]), self.times[i + 1]
+        return self._step(denoise, x, i, self.times[i])
+
+    def _step(self, denoise: Denoise, x: Tensor, i: int, time: float) -> Tensor:
+        """Take step `i` from `time` on."""
+        after = self.times[i + 1]
         first = self._slope(x, denoise(x, time, i, 2 * i).x0, time)
         guess = self._move(x, first, time, after)
         if i == self.steps - 1:
@@ -141,21 +140,14 @@ class Churn(Heun):
 
     def step(self, denoise: Denoise, x: Tensor, i: int, noise: Noise) -> Tensor:
         """Renoise, then Heun."""
-        time, raised = self.times[i], self._first(self.times[i])
-        if raised != time:
-            ratio = self.alpha(raised) / self.alpha(time)
-            extra = self.sigma(raised) ** 2 - (ratio * self.sigma(time)) ** 2
-            added = self.options.churn_noise * math.sqrt(max(extra, 0.0))
-            x = ratio * x + added * noise(i, x)
-        return super().step(denoise, x, i, noise)
-
-    def _first(self, time: float) -> float:
-        """Return the raised time."""
-        o, level = self.options, self.level(time)
-        if not o.churn or not o.churn_min <= level <= o.churn_max:
-            return time
-        gamma = min(o.churn / self.steps, math.sqrt(2) - 1)
-        return self.from_level(level * (1 + gamma))
+        o, time = self.options, self.times[i]
+        if o.churn and o.churn_min <= (level := self.level(time)) <= o.churn_max:
+            before, gamma = time, min(o.churn / self.steps, math.sqrt(2) - 1)
+            time = self.from_level(level * (1 + gamma))
+            ratio = self.alpha(time) / self.alpha(before)
+            extra = self.sigma(time) ** 2 - (ratio * self.sigma(before)) ** 2
+            x = ratio * x + o.churn_noise * math.sqrt(max(extra, 0.0)) * noise(i, x)
+        return self._step(denoise, x, i, time)
 
 
 class SDE(Sampler):

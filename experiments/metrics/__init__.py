@@ -7,7 +7,7 @@ __getattr__, __dir__, __all__ = lazily(
     {
         "eval_options": ("EvalOptions", "METRICS", "MetricError", "Score"),
         "distances": ("Moments", "SingularCovarianceWarning", "frechet_distance"),
-        "collect": ("Features", "Reference"),
-        "features": ("create_features",),
+        "collect": ("Reference",),
+        "features": ("Features", "create_features"),
     },
 )

@@ -1,17 +1,19 @@
-"""Statistics of images' features: one pass on all processes, and reference files such as ADM's.
+"""From batches of images to numbers: what is collected of their features, references, and meters.
 
-ADM's files (`VIRTUAL_imagenet256_labeled.npz`) hold 10,000 images `arr_0` and, over the whole
-training set, `mu` and `sigma` of the pooled and `mu_s` and `sigma_s` of the spatial Inception
+ADM's reference files (`VIRTUAL_imagenet256_labeled.npz`) hold 10,000 images `arr_0` and, over the
+whole training set, `mu` and `sigma` of the pooled and `mu_s` and `sigma_s` of the spatial Inception
 features. Ours hold the same arrays, `rows` (the feature vectors, for precision, recall and KID) in
 place of the images, and say which features they are of: a distance between features of two networks
 is a number without meaning, so it is refused.
+
+Networks and references are loaded before anything is sampled, so that an evaluation fails early.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,42 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.metrics.distances import Moments
-from experiments.metrics.eval_options import MetricError
-from experiments.metrics.images import Images, array_names, read_arrays, split_images, split_indices
+from experiments.data.dataset import Device
+from experiments.data.probe import adherence
+from experiments.metrics import distances
+from experiments.metrics.eval_options import (
+    METRICS,
+    EvalOptions,
+    MetricError,
+    Score,
+    plan_scores,
+    scored,
+)
+from experiments.metrics.features import Features, create_features, identity, pixel_features
+from experiments.metrics.images import (
+    Images,
+    read_arrays,
+    split_batches,
+    split_indices,
+    whole_split,
+)
 from experiments.runtime.files import atomic_path, sha256
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+def join(device: str | None = None) -> Device:
+    """Join the processes of torchrun, if there are any; return this one's device.
+
+    The `device` is what the user chose, by default CUDA where there is one.
+    """
+    gpu = torch.cuda.is_available()
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return device or ("cuda" if gpu else "cpu")
+    from accelerate import PartialState
+
+    # Without the word, accelerate starts no process group where there is no GPU.
+    return PartialState(cpu=device == "cpu" or not gpu).device
 
 
 def world() -> tuple[int, int]:
@@ -42,23 +76,10 @@ def share(n: int, rank: int | None = None) -> range:
 
 
 def own_images(dataset: Any, split: str) -> Iterator[Tensor]:
-    """Yield this process's part of a split, as `split_images` does."""
+    """Yield this process's part of a split as uint8 batches of shape `(B, 3, H, W)`."""
     index = split_indices(dataset, split)
     mine = share(len(index))
-    return split_images(dataset, split, index[mine.start : mine.stop])
-
-
-@contextlib.contextmanager
-def main_first() -> Iterator[None]:
-    """Let the first process go through the block alone, then the others: a cache is filled once."""
-    rank, size = world()
-    if size > 1 and rank:
-        torch.distributed.barrier()
-    try:
-        yield
-    finally:
-        if size > 1 and not rank:
-            torch.distributed.barrier()
+    return (pixels for pixels, _ in split_batches(dataset, split, index[mine.start : mine.stop]))
 
 
 def gather(own: Any) -> list[Any]:
@@ -71,16 +92,10 @@ def gather(own: Any) -> list[Any]:
 
 def gather_rows(own: Tensor) -> Tensor:
     """Return every process's rows (n, ...), in rank order, on the CPU; n may differ."""
-    parts = gather(own.cpu())
-    return torch.cat(parts) if len(parts) > 1 else parts[0]
+    return torch.cat(gather(own.cpu()))
 
 
-def merge_moments(own: Moments) -> Moments:
-    """Return the moments over all processes, merged in rank order: the same numbers everywhere."""
-    total = Moments(own.dim)
-    for part in gather((own.n, own.mean.cpu(), own.scatter.cpu())):
-        total.merge_parts(*part)
-    return total
+# --- what is collected ----------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -97,62 +112,23 @@ def exact() -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = convolution
 
 
-class Features:
-    """A feature extractor: a subclass says in `measure` what it sees of images."""
-
-    name: str  # one of `eval_options.FEATURES`
-    dim: int  # length of a feature vector
-    checksum: str  # SHA-256 of its weights
-    provides: tuple[str, ...] = ("features",)  # what a call returns: also `logits`, `spatial`
-    device = torch.device("cpu")  # where it runs
-    note = ""  # a line for the log, as the classifier's accuracy
-
-    @torch.no_grad()
-    def __call__(self, images: Tensor) -> dict[str, Tensor]:
-        """Return what `measure` sees of images on any device; see there."""
-        if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
-            raise MetricError(
-                "features take uint8 images of shape (B, 3, H, W), "
-                f"got {images.dtype} {tuple(images.shape)}"
-            )
-        return self.measure(images.to(self.device))
-
-    def measure(self, images: Tensor) -> dict[str, Tensor]:
-        """Return float32 `features` `(B, dim)`, and `logits` and `spatial` rows where provided.
-
-        Args:
-            images: uint8 with shape `(B, 3, H, W)`, on the extractor's device.
-        """
-        raise NotImplementedError
-
-
-def identity(features: Features) -> str:
-    """Return name and start of the weights' checksum, as `digits-classifier@1f2e3d4c`."""
-    return f"{features.name}@{features.checksum[:8]}"
-
-
-@dataclass
-class Collected:
-    """What was wanted of the features of a set of images."""
-
-    n: int  # number of images
-    moments: Moments | None = None  # of the features
-    spatial: Moments | None = None  # of ADM's spatial features
-    rows: Tensor | None = None  # all feature vectors, `(n, d)` float32 on the CPU
-    logits: Tensor | None = None  # `(n, classes)` float32 on the CPU
-
-
-# What a feature extractor returns, for each part of a collection.
-_SOURCES = {"moments": "features", "spatial": "spatial", "rows": "features", "logits": "logits"}
+# Parts of a collection whose moments are kept: the features that they are of, and a suffix.
+_MOMENTS = {"moments": ("features", ""), "spatial": ("spatial", "_s")}
+# Parts that are kept whole: the features that they are of.
+_ROWS = {"rows": "features", "logits": "logits"}
 
 
 class Collector:
-    """Takes in batches of images and keeps the parts of a collection that are wanted."""
+    """Takes in batches of images and keeps the `wanted` parts of their features.
+
+    These are `moments` and `spatial` (of the features, and of ADM's spatial ones), all feature
+    vectors as `rows`, and `logits`.
+    """
 
     def __init__(self, features: Features, wanted: Collection[str]) -> None:
         self.features, self.wanted = features, set(wanted)
         self.n = 0
-        self._sums: dict[str, Moments] = {}
+        self._sums: dict[str, distances.Moments] = {}
         self._rows: dict[str, list[Tensor]] = {}
 
     def update(self, images: Tensor, *conditions: Any) -> None:
@@ -160,17 +136,21 @@ class Collector:
         with exact():
             found = self.features(images)
         self.n += len(images)
-        for key in self.wanted:
-            rows = found[_SOURCES[key]]
-            if key in ("rows", "logits"):
-                self._rows.setdefault(key, []).append(rows.float().cpu())
-            else:
-                if key not in self._sums:
-                    self._sums[key] = Moments(rows.shape[1], self.features.device)
-                self._sums[key].update(rows)
+        for key in self.wanted & _MOMENTS.keys():
+            rows = found[_MOMENTS[key][0]]
+            if key not in self._sums:
+                self._sums[key] = distances.Moments(rows.shape[1], self.features.device)
+            self._sums[key].update(rows)
+        for key in self.wanted & _ROWS.keys():
+            self._rows.setdefault(key, []).append(found[_ROWS[key]].float().cpu())
 
-    def merged(self) -> Collected:
+    def merged(self) -> dict[str, Any]:
         """Return what all processes collected, in rank order; a collective call.
+
+        Returns:
+            The number of images `n`, and what was wanted: `mu` (d,) and `sigma` (d, d) of the
+            features, `mu_s` and `sigma_s` of the spatial ones as float64 arrays, `rows` (n, d) and
+            `logits` (n, classes) as float32 on the CPU.
 
         Raises:
             MetricError: A process has seen no image, and does not know the widths.
@@ -181,15 +161,22 @@ class Collector:
                 f"{int(counts.sum())} images are fewer than {len(counts)} processes; give more "
                 "images or fewer processes"
             )
-        # In an order of our own: all processes have to gather the same.
-        found: dict[str, Any] = {key: merge_moments(v) for key, v in sorted(self._sums.items())}
-        found |= {key: gather_rows(torch.cat(v)) for key, v in sorted(self._rows.items())}
-        return Collected(int(counts.sum()), **found)
+        found: dict[str, Any] = {}
+        # In the tables' order: all processes have to gather the same.
+        for key, (_, suffix) in _MOMENTS.items():
+            if own := self._sums.get(key):
+                total = distances.Moments(len(own.mean))
+                for part in gather((own.n, own.mean.cpu(), own.scatter.cpu())):
+                    total.merge_parts(*part)
+                found[f"mu{suffix}"], found[f"sigma{suffix}"] = total.finish()
+        for key in [key for key in _ROWS if key in self._rows]:
+            found[key] = gather_rows(torch.cat(self._rows[key]))
+        return found | {"n": int(counts.sum())}
 
 
 def collect(
     features: Features, images: Iterable[Tensor], wanted: Collection[str] = ("moments", "rows")
-) -> Collected:
+) -> dict[str, Any]:
     """Run `features` over uint8 batches (B, 3, H, W); each process brings its own part."""
     collector = Collector(features, wanted)
     for batch in images:
@@ -200,22 +187,19 @@ def collect(
 # --- reference statistics -------------------------------------------------------------------------
 
 
-_ARRAYS = ("mu", "sigma", "mu_s", "sigma_s", "rows", "n", "features", "name")
-
-
 @dataclass(frozen=True)
 class Reference:
-    """What samples are compared with."""
+    """What samples are compared with: statistics of real images, None where a file lacks them."""
 
     name: str  # file name, or data set and split
     features: str  # extractor and checksum, as `inception-adm@6726825d`
-    n: int  # number of images behind `mu`; 0 where a file lacks it
-    mu: np.ndarray  # mean of the features, `(d,)` float64, and their covariance, `(d, d)`
-    sigma: np.ndarray
-    mu_s: np.ndarray | None  # the same of ADM's spatial features, d = 2023, or None
-    sigma_s: np.ndarray | None
-    rows: Tensor | None  # feature vectors, `(n, d)` float32, or None
-    checksum: str  # SHA-256 of the file
+    n: int = 0  # number of images behind `mu`
+    mu: Any = None  # mean of the features, `(d,)` float64, and their covariance, `(d, d)`
+    sigma: Any = None
+    mu_s: Any = None  # the same of ADM's spatial features, d = 2023
+    sigma_s: Any = None
+    rows: Tensor | None = None  # feature vectors, `(n, d)` float32
+    checksum: str = ""  # SHA-256 of the file
 
     @property
     def label(self) -> str:
@@ -224,21 +208,11 @@ class Reference:
 
 
 def save_reference(
-    path: str | os.PathLike[str], features: Features, found: Collected, name: str
+    path: str | os.PathLike[str], features: Features, found: dict[str, Any], name: str
 ) -> Path:
-    """Write the statistics of features as an `.npz`, which ADM's evaluator reads too."""
-    if found.moments is None:
-        raise MetricError(
-            f"no moments were collected for {path}; collect with wanted=('moments', ...)"
-        )
-    mu, sigma = found.moments.finish()
-    arrays: dict[str, Any] = {"mu": mu, "sigma": sigma}
-    if found.spatial is not None:
-        arrays["mu_s"], arrays["sigma_s"] = found.spatial.finish()
-    if found.rows is not None:
-        arrays["rows"] = found.rows.numpy()
-    arrays |= {"n": np.int64(found.n), "features": np.str_(identity(features))}
-    arrays["name"] = np.str_(name)
+    """Write what was collected as an `.npz`, which ADM's evaluator reads too."""
+    about = {"features": np.str_(identity(features)), "name": np.str_(name)}
+    arrays = {key: np.asarray(value) for key, value in {**found, **about}.items()}
     with atomic_path(path) as temporary:
         np.savez(temporary, allow_pickle=False, **arrays)
     return Path(path)
@@ -253,70 +227,48 @@ def load_reference(
     of other `features` than the samples' is refused, as a damaged one and missing arrays are.
     """
     path = Path(path).expanduser()
-    present = array_names(path)
-    arrays = read_arrays(path, [k for k in _ARRAYS if k in present])
-    _check_reference(path, arrays, features)
-    if spatial and not {"mu_s", "sigma_s"} <= arrays.keys():
-        raise MetricError(
-            f"{path} has no spatial statistics (mu_s, sigma_s), which sfid needs; leave out sfid"
-        )
-    vectors = torch.from_numpy(arrays["rows"]).float() if "rows" in arrays else None
-    if rows and vectors is None:
-        if "arr_0" not in present:
-            raise MetricError(
-                f"{path} has neither feature rows nor images (arr_0), "
-                "which precision, recall and kid need; leave them out or take one with images"
-            )
-        images = Images(path)
-        vectors = collect(features, images.batches(share(images.n)), ("rows",)).rows
-    return Reference(
-        str(arrays["name"]) if "name" in arrays else path.name,
-        str(arrays["features"]) if "features" in arrays else identity(features),
-        int(arrays["n"]) if "n" in arrays else 0,
-        arrays["mu"], arrays["sigma"], arrays.get("mu_s"), arrays.get("sigma_s"),
-        vectors, sha256(path),
-    )  # fmt: skip
-
-
-def _check_reference(path: Path, arrays: dict[str, Any], features: Features) -> None:
-    missing = [key for key in ("mu", "sigma") if key not in arrays]
-    if missing:
+    fields = Reference.__dataclass_fields__.keys() - {"checksum"}
+    arrays: dict[str, Any] = read_arrays(path, fields)
+    if missing := [key for key in ("mu", "sigma") if key not in arrays]:
         raise MetricError(
             f"{path} has no {' and '.join(missing)}; expected reference statistics as "
             "python experiments/evaluate.py SOURCE --write-reference FILE.npz writes them"
         )
-    if "features" in arrays and str(arrays["features"]) != identity(features):
+    # ADM's files do not say it.
+    ours = identity(features) if "features" in arrays else features.name
+    theirs = str(arrays.get("features", "inception-adm"))
+    if theirs != ours:
         raise MetricError(
-            f"{path} holds features {arrays['features']}, the samples have {identity(features)}; "
-            "write the reference again with these features"
+            f"{path} holds features {theirs}, the samples have {ours}; use features "
+            f"{theirs.partition('@')[0]}, or write the reference again with those of the samples"
         )
-    dim = arrays["mu"].shape[0] if arrays["mu"].ndim == 1 else -1
-    if "features" not in arrays and features.name != "inception-adm":
+    if spatial and not {"mu_s", "sigma_s"} <= arrays.keys():
         raise MetricError(
-            f"{path} is a reference of ADM's kind ({dim} Inception features), "
-            f"the samples have {features.name}; use features inception-adm"
+            f"{path} has no spatial statistics (mu_s, sigma_s), which sfid needs; leave out sfid"
         )
-    if dim != features.dim or arrays["sigma"].shape != (dim, dim):
+    if wrong := [key for key, value in arrays.items() if not _is_good(key, value, features.dim)]:
         raise MetricError(
-            f"{path} holds statistics of {max(dim, 0)} features, {features.name} has "
-            f"{features.dim}; write the reference again with these features"
+            f"{path} is damaged: {', '.join(wrong)} cannot be statistics of {features.name}'s "
+            f"{features.dim} features; write the reference again"
         )
-    wrong = [
-        key
-        for key, value in arrays.items()
-        if key not in ("features", "name")
-        and (value.dtype.kind not in "fiu" or not bool(np.isfinite(value).all()))
-    ]
-    rows, n = arrays.get("rows"), arrays.get("n")
-    if rows is not None and (rows.ndim != 2 or rows.shape[1] != dim):
-        wrong.append("rows")
-    if n is not None and (n.ndim or n.dtype.kind not in "iu" or n < 0):
-        wrong.append("n")
-    if wrong:
-        raise MetricError(
-            f"{path} is damaged: {', '.join(dict.fromkeys(wrong))} cannot be statistics of "
-            f"{dim} features; write the reference again"
-        )
+    arrays |= {key: arrays[key].item() for key in ("name", "features", "n") if key in arrays}
+    if "rows" in arrays:
+        arrays["rows"] = torch.from_numpy(arrays["rows"]).float()
+    elif rows:
+        images = Images(path)
+        arrays["rows"] = collect(features, images.batches(share(images.n)), ("rows",))["rows"]
+    told = {"name": path.name, "features": identity(features), **arrays}
+    return Reference(**told, checksum=sha256(path))
+
+
+def _is_good(key: str, value: np.ndarray, dim: int) -> bool:
+    """Return whether an array can be what its name in a file of `dim` features says."""
+    shapes = {"mu": (dim,), "sigma": (dim, dim), "rows": (*value.shape[:1], dim)}
+    if value.shape != shapes.get(key, value.shape if key.endswith("_s") else ()):
+        return False
+    if key in ("name", "features"):
+        return value.dtype.kind == "U"
+    return value.dtype.kind in ("iu" if key == "n" else "fiu") and bool(np.isfinite(value).all())
 
 
 def heldout_reference(
@@ -342,5 +294,178 @@ def heldout_reference(
     found = collect(features, own_images(dataset, split), wanted)
     if not world()[0]:
         save_reference(path, features, found, f"{dataset.name}-{split}")
-    with main_first():
-        return load_reference(path, features, rows=True, spatial=spatial)
+    gather(None)  # the file is there
+    return load_reference(path, features, rows=True, spatial=spatial)
+
+
+# --- meters ---------------------------------------------------------------------------------------
+
+
+_LARGEST_PIXELS = 64
+# Metrics that compare with nothing.
+_ALONE = ("accuracy", "is")
+
+
+class Meter(Collector):
+    """The metrics of one extractor, against a reference where one compares.
+
+    `train` are features of training images `(T, d)`, for memorisation.
+    """
+
+    def __init__(
+        self,
+        features: Features,
+        metrics: Sequence[str],
+        options: EvalOptions,
+        reference: Reference | None = None,
+        train: Tensor | None = None,
+    ) -> None:
+        needs = {need for metric in metrics for need in METRICS[metric].needs}
+        super().__init__(features, needs & (_MOMENTS.keys() | _ROWS.keys()))
+        self.metrics, self.options = tuple(metrics), options
+        self.reference, self.train = reference, train
+        self.note = features.note  # a line for the log, as the classifier's accuracy
+
+    def results(self, labels: Tensor | None = None, **record: Any) -> list[Score]:
+        """Return the scores over all processes; a collective call."""
+        found, values = self.merged(), dict[str, float]()
+        with exact():
+            for metric in self.metrics:
+                if metric not in values:
+                    values |= self._measure(metric, found, labels)
+        network = None if self.features.name == "pixels" else identity(self.features)
+        label = None if self.reference is None else self.reference.label
+        return [
+            scored(key, value, found["n"], network, None if key in _ALONE else label, record)
+            for key, value in values.items()
+        ]
+
+    def _measure(
+        self, metric: str, found: dict[str, Any], labels: Tensor | None
+    ) -> dict[str, float]:
+        """Return the numbers of one metric; what it needs was collected and loaded before."""
+        real: Any = self.reference
+        o, device = self.options, self.features.device
+        if metric == "fd":
+            theirs = real.mu, real.sigma
+            return {"fd": distances.frechet_distance(found["mu"], found["sigma"], *theirs)}
+        if metric == "sfid":
+            theirs = real.mu_s, real.sigma_s
+            return {"sfid": distances.frechet_distance(found["mu_s"], found["sigma_s"], *theirs)}
+        if metric == "is":
+            return {"is": distances.inception_score(found["logits"])}
+        if metric == "accuracy":
+            assert labels is not None, "plan_scores refused images without classes"
+            right = found["logits"].argmax(dim=1) == labels.cpu()
+            return {"accuracy": right.double().mean().item()}
+        rows, real_rows = found["rows"].to(device), real.rows.to(device)
+        if metric == "kid":
+            subsets = o.kid_subsets, o.kid_subset_size
+            return {"kid": distances.kernel_distance(rows, real_rows, *subsets)}
+        if metric in ("precision", "recall"):
+            # One pass over the distances gives both.
+            both = distances.precision_recall(rows, real_rows, o.neighbours)
+            named = zip(("precision", "recall"), both, strict=True)
+            return {key: value for key, value in named if key in self.metrics}
+        assert self.train is not None, metric
+        ratio, fresh = distances.memorisation(rows, self.train.to(device), real_rows)
+        return {metric: ratio, f"{metric}_heldout": fresh}
+
+
+class AdherenceMeter:
+    """Share of rendered scenes that show the requested class or caption, read by the probe."""
+
+    note = ""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self._sums: dict[str, list[int]] = {}  # by part: hits, and of how many
+
+    def update(
+        self, images: Tensor, labels: Tensor | None = None, captions: Sequence[str] | None = None
+    ) -> None:
+        """Update with a uint8 batch of shape `(B, 3, 32, 32)` and its conditions."""
+        self.n += len(images)
+        asked = {"labels": labels} if captions is None else {"captions": captions}
+        for key, counts in adherence(images, **asked).items():
+            held = self._sums.setdefault(key, [0, 0])
+            self._sums[key] = [a + b for a, b in zip(held, counts, strict=True)]
+
+    def results(self, labels: Tensor | None = None, **record: Any) -> list[Score]:
+        """Return the shares over all processes; a collective call."""
+        packed = torch.tensor([[[self.n, self.n], *self._sums.values()]], dtype=torch.float64)
+        total = gather_rows(packed).sum(dim=0)
+        shares = (total[1:, 0] / total[1:, 1].clamp_min(1)).tolist()
+        main, n = next(iter(self._sums)), int(total[0, 0])
+        names = ["adherence" if key == main else f"adherence_{key}" for key in self._sums]
+        return [
+            scored(name, value, n, None, None, record, space="scenes-probe")
+            for name, value in zip(names, shares, strict=True)
+        ]
+
+
+def pixel_meter(dataset: Any, options: EvalOptions, device: Device = "cpu") -> Meter:
+    """Return the meter of `memorisation_pixels`."""
+    held, _ = whole_split(dataset, "test")
+    if max(held.shape[-2:]) > _LARGEST_PIXELS:
+        raise MetricError(
+            f"memorisation_pixels compares images up to {_LARGEST_PIXELS} pixels wide, these are "
+            f"{held.shape[-1]}; use memorisation on features"
+        )
+    features = pixel_features((held.shape[-2], held.shape[-1]), device)
+    rows, about = features(held)["features"].cpu(), (f"{dataset.name}-test", identity(features))
+    reference = Reference(*about, len(held), rows=rows, checksum=dataset.fingerprint)
+    train = collect(features, own_images(dataset, "train"), ("rows",))["rows"]
+    return Meter(features, ("memorisation_pixels",), options, reference, train)
+
+
+def prepare(
+    options: EvalOptions,
+    dataset: Any,
+    cache: str | os.PathLike[str],
+    device: Device = "cpu",
+    labelled: bool = True,
+    data: Any = None,
+) -> list[Meter | AdherenceMeter]:
+    """Return a meter per extractor and one for adherence, or refuse; a collective call.
+
+    The reference is the held-out split of `dataset` unless `options.reference` names a file, which
+    images from elsewhere (None) need. `labelled`: whether the classes or captions of the images are
+    known; `data`: options of the data set, for a classifier in a run without labels.
+    """
+    name, sizes = (None, {}) if dataset is None else (dataset.name, dataset.sizes)
+    plan = plan_scores(options, name, labelled, sizes)
+    alone = [m for m in options.metrics if {"probe", "pixels"} & set(METRICS[m].needs)]
+    if dataset is not None and dataset.cannot_decode and (alone or any(plan.values())):
+        raise MetricError(f"scores are taken on pixels: {dataset.cannot_decode}")
+    made: list[Meter | AdherenceMeter] = []
+    for name, metrics in plan.items():
+        needs = {need for metric in metrics for need in METRICS[metric].needs}
+        if not needs:
+            continue
+        features = create_features(
+            name, options, cache=cache, dataset=dataset, device=device, data=data
+        )
+        real: Any = None
+        train, spatial = None, "spatial" in needs
+        # A file holds the statistics of one extractor: the main one's.
+        if not needs & {"moments", "rows", "spatial"}:
+            pass
+        elif options.reference is not None and name == options.features[0]:
+            real = load_reference(options.reference, features, "rows" in needs, spatial)
+        elif dataset is not None:
+            real = heldout_reference(dataset, features, cache, spatial=spatial)
+        else:
+            raise MetricError(
+                f"{', '.join(metrics)} compare with real images: pass --reference FILE.npz, "
+                "or --data NAME for a data set's held-out split"
+            )
+        if {"precision", "recall"} & set(metrics):  # refuses too few, early
+            distances.radii(real.rows[: options.neighbours + 1], options.neighbours)
+        if "train" in needs:
+            train = heldout_reference(dataset, features, cache, split="train").rows
+        made.append(Meter(features, metrics, options, real, train))
+    for metric in alone:
+        pixels = metric == "memorisation_pixels"
+        made.append(pixel_meter(dataset, options, device) if pixels else AdherenceMeter())
+    return made

@@ -7,7 +7,7 @@ different quantities, and neither is "the FID".
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import yaml
 
 from experiments.runtime.option_types import Key, check_ranges
-from routing.errors import UserError, suggest
+from routing.errors import UserError, one_of
 
 _CONF = Path(__file__).resolve().parents[1] / "conf" / "eval"
 
@@ -50,10 +50,10 @@ METRICS: dict[str, Metric] = {
     "kid": Metric("KD", ("rows",), "lower"),
     # share of samples classified as the requested class; that show the requested class or caption
     "accuracy": Metric("accuracy", ("labels", "logits"), "higher"),
-    "adherence": Metric("adherence", ("probe",), "higher"),
+    "adherence": Metric("adherence", ("probe", "labels"), "higher"),
     # distance to the nearest training image over that to the nearest held-out image
     "memorisation": Metric("memorisation", ("rows", "train"), "higher"),
-    "memorisation_pixels": Metric("memorisation-pixels", ("pixels", "train"), "higher"),
+    "memorisation_pixels": Metric("memorisation-pixels", ("pixels", "rows", "train"), "higher"),
     # the objective's own loss of a dense pass on held-out data, and of the routed pass
     "heldout_loss": Metric("heldout-loss", ("model",), "lower"),
 }
@@ -81,19 +81,6 @@ _RENAMED = {
     ("fd", "dinov2-vitl14"): "FD-DINOv2",
     ("fd", "dinov2-vits14"): "FD-DINOv2",
 }
-
-
-def check_known(what: str, names: Iterable[str], known: Collection[str]) -> None:
-    """Refuse names that are none of METRICS or FEATURES."""
-    for name in map(str, names):
-        if name not in known:
-            guess = "; did you mean fd?" if name.lower() == "fid" else suggest(name, known)
-            raise MetricError(f"unknown {what} {name!r}: there are {', '.join(known)}{guess}")
-
-
-def direction(metric: str) -> str:
-    """Return `lower` or `higher`: which is better; parts of a metric are like the whole."""
-    return METRICS[metric if metric in METRICS else metric.rsplit("_", 1)[0]].better
 
 
 def full_name(metric: str, n: int, features: str | None) -> str:
@@ -136,17 +123,29 @@ class Score:
         return asdict(self)
 
 
+def scored(
+    key: str,
+    value: float,
+    n: int,
+    features: str | None,
+    reference: str | None,
+    record: dict[str, Any],
+    space: str | None = None,
+) -> Score:
+    """Return a score with its full name, for features or another `space`, and its better end."""
+    name = full_name(key, n, space or (features and features.partition("@")[0]))
+    # Parts of a metric are like the whole.
+    better = METRICS[key if key in METRICS else key.rsplit("_", 1)[0]].better
+    return Score(name, key, value, n, features, reference, better=better, **record)
+
+
 def defaults_for(data: str | None) -> dict[str, Any]:
     """Return the options of `conf/eval` that fit a data set: its own, or the Inception protocol."""
-    return _read(str(data) if (_CONF / f"{data}.yaml").is_file() else "inception")
-
-
-def _read(name: str) -> dict[str, Any]:
-    """Return one file's options, on top of those of the files that it names as its defaults."""
-    own = yaml.safe_load((_CONF / f"{name}.yaml").read_text())
+    path = _CONF / f"{data}.yaml"
+    own = yaml.safe_load((path if path.is_file() else _CONF / "inception.yaml").read_text())
     values: dict[str, Any] = {}
     for parent in own.pop("defaults", ()):
-        values |= _read(parent)
+        values |= defaults_for(parent)
     return values | own
 
 
@@ -179,8 +178,9 @@ class EvalOptions:
             if not isinstance(value, Sequence):
                 raise MetricError(f"eval.{name}={value}: expected a list of names")
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
-        check_known("features", self.features, FEATURES)
-        check_known("metric", self.metrics, METRICS)
+        for name, known in (("features", FEATURES), ("metrics", METRICS)):
+            for word in getattr(self, name):
+                one_of(f"eval.{name}", str(word), list(known), MetricError)
         if not self.metrics:
             raise MetricError(f"no metric was asked for; name some of {', '.join(METRICS)}")
         for name in ("reference", "inception_weights", "dinov2_weights"):
@@ -221,8 +221,14 @@ def plan_scores(
     classes or captions are known; `sizes` are those of its splits, {} where they are not known.
     """
     plan = {f: tuple(m for m in options.metrics if measurable(m, f)) for f in options.features}
-    held = None if options.reference else sizes.get("test")
-    few = min(options.samples, held or options.samples)
+    few = min(options.samples, (not options.reference and sizes.get("test")) or options.samples)
+    have = f"data={data}" if data else "images from elsewhere"
+    lacking = {
+        "labels": not labelled and "requested classes or captions, unknown here",
+        "probe": data != "scenes" and f"data=scenes, here are {have}",
+        "train": (not data or sizes.get("train", 1) is None)
+        and f"a finite set with a held-out split, here are {have}",
+    }
     for metric in options.metrics:
         needs = METRICS[metric].needs
         if not UNSEEN & set(needs) and not any(metric in found for found in plan.values()):
@@ -231,22 +237,12 @@ def plan_scores(
             raise MetricError(
                 f"metric {metric} cannot be measured on features {have}; use {able} or leave it out"
             )
-        if metric in ("accuracy", "adherence") and not labelled:
-            raise MetricError(
-                "accuracy and adherence compare with requested classes or captions, unknown here; "
-                "leave them out of the metrics"
-            )
+        if why := next(filter(None, map(lacking.get, needs)), None):
+            raise MetricError(f"metric {metric} needs {why}; leave it out of the metrics")
         if metric in ("precision", "recall") and few <= options.neighbours:
             raise MetricError(
                 f"precision and recall with {options.neighbours} neighbours need more images than "
                 f"that, got {few} (eval.samples={options.samples})"
-            )
-        finite = data and sizes.get("train", 1) is not None
-        if ("train" in needs and not finite) or (metric == "adherence" and data != "scenes"):
-            have = f"data={data}" if data else "images from elsewhere"
-            need = "data=scenes" if metric == "adherence" else "a finite set with a held-out split"
-            raise MetricError(
-                f"metric {metric} needs {need}, here are {have}; leave it out of the metrics"
             )
     for features in (features for features, metrics in plan.items() if metrics):
         check_features(features, data)
@@ -255,7 +251,7 @@ def plan_scores(
 
 def check_features(name: str, data: str | None) -> None:
     """Refuse an unknown extractor, and the classifier of another data set than `data`."""
-    check_known("features", (name,), FEATURES)
+    one_of("eval.features", name, list(FEATURES), MetricError)
     wanted = name.removesuffix("-classifier")
     if name != wanted != data:
         have = f"the data set {data}" if data else "no data set"

@@ -7,10 +7,9 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,54 +17,63 @@ import torch
 
 from experiments.data.dataset import create
 from experiments.metrics import scoring
-from experiments.metrics.collect import collect, gather, own_images, save_reference, share, world
-from experiments.metrics.eval_options import EvalOptions, MetricError, Score, defaults_for
+from experiments.metrics.collect import (
+    collect,
+    gather,
+    join,
+    own_images,
+    prepare,
+    save_reference,
+    share,
+    world,
+)
+from experiments.metrics.eval_options import (
+    EvalOptions,
+    MetricError,
+    Score,
+    defaults_for,
+    measurable,
+)
 from experiments.metrics.features import create_features
 from experiments.metrics.images import Images
-from experiments.metrics.meters import labelled_data, prepare
 from experiments.metrics.small_networks import checksum
 from experiments.runtime import console as log
-from experiments.runtime.files import atomic_write, check_replaceable, sha256
+from experiments.runtime.files import atomic_write, check_replaceable, default_cache, sha256
 from experiments.sampling import write_npz
-from experiments.sampling.pipeline import SamplingPipeline
-from experiments.sampling.request import chosen_options, parse_overrides
+from experiments.sampling.pipeline import SamplingPipeline, chosen_options, parse_overrides
 from experiments.training import build
 from experiments.training.checkpoint import load_model
 from routing.errors import suggest
-from routing.parsing import yaml_of
 
 #: Options of an evaluation that have an argument of their own name.
 _OPTIONS = ("metrics", "features", "reference", "batch", "inception_weights", "dinov2_weights")
 #: Arguments of the samples that a run makes.
-_SAMPLING = ("guidance", "sampler", "steps", "seed", "write_samples")
+_SAMPLING = (
+    "step", "weights", "keep_samples", "batch", "guidance", "sampler", "steps", "seed",
+    "write_samples",
+)  # fmt: skip
+#: Options of data that decide which samples a run was trained on.
+_HELD = {"held_out", "split_seed", "test_fraction"}
 
 
-def evaluate(arguments: argparse.Namespace) -> int:
+def evaluate(args: argparse.Namespace) -> int:
     """Score what the arguments name, print a table and write the record; return the exit code."""
-    source = Path(arguments.source).expanduser()
+    source = Path(args.source).expanduser()
     if not source.exists():
         siblings = [p.name for p in source.parent.iterdir()] if source.parent.is_dir() else []
         raise MetricError(
             f"{source} does not exist: expected a run folder, a model.safetensors, "
             f"a folder of pictures or an .npz{suggest(source.name, siblings)}"
         )
-    reference = arguments.reference
-    if reference is not None and not Path(reference).expanduser().is_file():
-        raise MetricError(f"--reference {reference}: no such file; expected an .npz of statistics")
-    for name in ("metrics", "features"):
-        setattr(arguments, name, split_names(getattr(arguments, name)))
-    for name in ("cache", "out"):
-        given = getattr(arguments, name)
-        setattr(arguments, name, Path(given).expanduser() if given else None)
-    for given in filter(None, (arguments.write_reference, arguments.write_samples)):
-        check_replaceable(Path(given).expanduser())  # before what takes minutes
-    device = _processes()
+    args.metrics, args.features = split_names(args.metrics), split_names(args.features)
+    for given in filter(None, (args.write_reference, args.write_samples)):
+        check_replaceable(given)  # before what takes minutes
+    device = torch.device(join())
     console = log.Console(quiet=bool(world()[0]))
-    run = source.suffix == ".safetensors" or (
-        source.is_dir()
-        and ((source / "config.yaml").is_file() or (source / "checkpoints").is_dir())
+    run = source.suffix == ".safetensors" or any(
+        (source / name).exists() for name in ("config.yaml", "checkpoints")
     )
-    return (_run if run else _images)(arguments, source, device, console)
+    return (_run if run else _images)(args, source, device, console)
 
 
 def split_names(values: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -73,85 +81,63 @@ def split_names(values: Sequence[str] | None) -> tuple[str, ...] | None:
     return None if values is None else tuple(n for text in values for n in text.split(",") if n)
 
 
-def parse_choice(text: str) -> tuple[str | None, dict[str, Any]]:
-    """Return name and options of `NAME[,KEY=VALUE...]`; an empty name keeps the run's."""
-    name, *parts = text.split(",")
-    changes = {}
-    for part in parts:
-        key, equals, value = part.partition("=")
-        if not equals:
-            raise MetricError(f"{text}: expected NAME,KEY=VALUE,..., got {part!r} after the comma")
-        changes[key] = yaml_of(value, part)
-    return name or None, changes
+def words_of(group: str, choice: str) -> list[str]:
+    """Return `NAME[,KEY=VALUE...]` as words `group.KEY=VALUE`; an empty name keeps the run's."""
+    name, *parts = choice.split(",")
+    return [*([f"{group}.name={name}"] if name else []), *(f"{group}.{part}" for part in parts)]
 
 
-def _given(args: argparse.Namespace, *names: str) -> list[str]:
-    """Return which of the arguments were given, as they are typed."""
-    return [f"--{n.replace('_', '-')}" for n in names if getattr(args, n) is not None]
-
-
-def _processes() -> torch.device:
-    """Join the processes of torchrun, if there are any, and return this one's device."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        from accelerate import PartialState
-
-        return PartialState(cpu=not torch.cuda.is_available()).device
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def _refuse(args: argparse.Namespace, names: Iterable[str], why: str, words: Any = ()) -> None:
+    """Refuse arguments that were given, and `words`, where they have no meaning."""
+    given = [f"--{n.replace('_', '-')}" for n in names if getattr(args, n) is not None]
+    if given := [*given, *words]:
+        raise MetricError(f"{given[0]}{why}; leave it out")
 
 
 # --- runs ---------------------------------------------------------------------------------------
 
 
 def _run(args: argparse.Namespace, source: Path, device: torch.device, console: log.Console) -> int:
-    if args.data is not None:
-        raise MetricError("--data is for images; a run is compared with its own data")
-    if args.split is not None and not args.write_reference:
-        raise MetricError(
-            "--split is for --write-reference: scores compare with the held-out split; leave it out"
-        )
-    changes = parse_overrides(args.changes, steps=args.steps)
-    chosen = [parse_choice(text) for text in args.guidance or [""]]
+    _refuse(args, ["data"], " is for images; a run is compared with its own data")
+    if not args.write_reference:
+        why = " is for --write-reference: scores compare with the held-out split"
+        _refuse(args, ["split"], why)
+    words = [*args.changes, *words_of("sampler", args.sampler or "")]
+    changes = parse_overrides(words, steps=args.steps)
+    chosen = [
+        parse_overrides([*words, *words_of("guidance", text)])["guidance"]
+        for text in args.guidance or [""]
+    ]
     if args.write_samples and len(chosen) > 1:
         raise MetricError("--write-samples takes the samples of one --guidance; give one")
     loaded = load_model(source, args.step, args.weights or "ema", device)
-    held, asked = loaded.config.data.get("held_out") or 0, changes["data"].get("held_out")
-    if isinstance(asked, int) and asked > held:  # of another type, the data set refuses it
-        raise MetricError(
-            f"data.held_out={asked}: the run held {held} samples back and was trained on the rest; "
-            "give others as data.test=FOLDER"
-        )
-    for key in ("split_seed", "test_fraction"):
-        own = loaded.config.data.get(key)
-        if own is not None and changes["data"].get(key, own) != own:
+    own = loaded.config.data
+    for key in changes["data"].keys() & _HELD & {"held_out", *own}:
+        asked, held = changes["data"][key], own.get(key) or 0
+        fewer = key == "held_out" and isinstance(asked, int) and asked < held
+        if asked != held and not fewer:
             raise MetricError(
-                f"data.{key}={changes['data'][key]}: the run was trained with {own}, on samples "
-                "that another split holds out; leave it out"
+                f"data.{key}={asked}: the run was trained with {held}, on samples that another "
+                "split holds out; leave it out, or give others as data.test=FOLDER"
             )
-    config = dataclasses.replace(loaded.config, data={**loaded.config.data, **changes["data"]})
+    config = dataclasses.replace(loaded.config, data={**own, **changes["data"]})
     dataset = build.make_dataset(config, device)
     given = {name: getattr(args, name) for name in ("samples", "seed", *_OPTIONS)}
     options = scoring.options_for(config, **given)
     if args.write_samples and set(options.metrics) == {"heldout_loss"}:
         raise MetricError("--write-samples: heldout_loss draws no samples; add another metric")
     if args.write_reference:
-        split = args.split or "test"
-        unused = _given(args, "samples", "keep_samples", "batch", "step", "weights", *_SAMPLING)
-        if unused := [*unused, *(w for w in args.changes if not w.startswith("data."))]:
-            raise MetricError(f"{unused[0]}: --write-reference takes the whole split of the data")
+        split, other = args.split or "test", [w for w in args.changes if not w.startswith("data.")]
+        why = ": --write-reference takes the whole split of the data"
+        _refuse(args, ["samples", *_SAMPLING], why, other)
         cache, title = args.cache or scoring.cache_of(config), f"{dataset.name}-{split}"
         images = own_images(dataset, split)
         return _write(args, options, dataset, cache, images, title, device, console)
-    name, more = parse_choice(args.sampler or "")
-    for key in changes["sampler"].keys() & more.keys():
-        raise MetricError(f"--sampler {args.sampler}: {key} is given twice; leave one out")
-    sampler = chosen_options("sampler", config.sampler, name, {**changes["sampler"], **more})
-    guidances = [
-        chosen_options("guidance", config.guidance, name, {**changes["guidance"], **more})
-        for name, more in chosen
-    ]
+    sampler = chosen_options("sampler", config.sampler, changes["sampler"])
+    guidances = [chosen_options("guidance", config.guidance, each) for each in chosen]
     weights, step = checksum(loaded.model), loaded.step
-    folder = args.out or (source if source.is_dir() else source.parent) / "evaluations"
-    where: dict[str, Any] = {"device": device, "cache": args.cache, "console": console}
+    title, beside = f"step-{step:08d}", source if source.is_dir() else source.parent
+    folder = args.out or beside / "evaluations"
     for guidance in guidances:
         pipeline = SamplingPipeline.make(loaded.model, config, sampler, guidance)
         about: dict[str, Any] = {
@@ -164,23 +150,24 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
             **({"data": changes["data"]} if changes["data"] else {}),
             **({} if pipeline.weak is None else {"weaker": checksum(pipeline.weak)}),
         }
-        path, settings = _record(folder, f"step-{step:08d}", about, options)
+        path, settings = _record(folder, title, about, options)
         # All processes decide as the first, which alone may have written the file just now.
         kept = gather(path.is_file())[0]
         if kept and not (args.write_samples or args.keep_samples):
             # A command that was cut short goes on with the guidances that are missing.
             console.say(f"record      {path}  (scored before; delete it to score again)")
             continue
-        where |= {"out": folder / "samples", "identity": weights + about.get("weaker", "")}
-        parts = (pipeline, config, dataset, options)
-        scores, store = scoring.sample_and_score(*parts, step=step, **where)
-        _finish(f"step-{step:08d}", scores, path, settings, console)
+        scores, store = scoring.sample_and_score(
+            pipeline, config, dataset, options, step=step, device=device, cache=args.cache,
+            out=folder / "samples", identity=weights + about.get("weaker", ""), console=console,
+        )  # fmt: skip
+        _finish(title, scores, path, settings, console)
         assert store is not None, "samples are kept until they are scored"
         if world()[0]:
             continue
         if args.write_samples:
             pieces = ((images, labels) for images, _, labels in store.shards())
-            write_npz(pieces, options.samples, Path(args.write_samples).expanduser())
+            write_npz(pieces, options.samples, args.write_samples)
             console.say(f"samples     {args.write_samples}")
         if not args.keep_samples:
             shutil.rmtree(store.folder, ignore_errors=True)
@@ -196,18 +183,9 @@ def _run(args: argparse.Namespace, source: Path, device: torch.device, console: 
 def _images(
     args: argparse.Namespace, source: Path, device: torch.device, console: log.Console
 ) -> int:
-    sampling = _given(args, "step", "weights", "keep_samples", "batch", *_SAMPLING)
     changes = [] if args.data is None else [c for c in args.changes if c.startswith("data.")]
-    if given := [*sampling, *(change for change in args.changes if change not in changes)]:
-        raise MetricError(
-            f"{given[0]} is for sampling from a run, and {source} holds images; leave it out, or "
-            "name a run folder"
-        )
-    if args.split is not None:
-        raise MetricError(
-            f"--split is for the data of a run, and {source} holds images; leave it out, or name "
-            f"the folder of the {args.split} images"
-        )
+    why = f" is for sampling from a run, and {source} holds images"
+    _refuse(args, [*_SAMPLING, "split"], why, [c for c in args.changes if c not in changes])
     if "heldout_loss" in (args.metrics or ()):
         raise MetricError(f"heldout_loss is a model's own loss, and {source} holds images")
     images = Images(source)
@@ -219,40 +197,32 @@ def _images(
         )
     data = {**parse_overrides(changes)["data"], "name": args.data}
     dataset = None if args.data is None else create(data, device=device)
-    options = _defaults(args, n)
-    mine = share(n)
-    stream = images.batches(mine)
-    cache = args.cache or scoring.default_cache()
+    # The data set's own options, or the Inception protocol.
+    values = defaults_for(args.data)
+    if args.metrics is None:
+        # The conditions of images are unknown, and a short list suits every extractor.
+        unknown = ("accuracy", "adherence", "heldout_loss")
+        usual = [m for m in values["metrics"] if m not in unknown]
+        values["metrics"] = ["fd", "precision", "recall"] if args.features else usual
+    given = {name: getattr(args, name) for name in _OPTIONS if getattr(args, name) is not None}
+    options = EvalOptions(**{**values, **given, "samples": n})
+    cache, stream = args.cache or default_cache(), images.batches(share(n))
     if args.write_reference:
         return _write(args, options, dataset, cache, stream, source.name, device, console)
     labels = images.labels()
-    labels = None if labels is None else labels[:n]
     meters = prepare(options, dataset, cache, device, labelled=labels is not None)
-    start = mine.start
-    with console.progress("score", n) as bar:
+
+    def pieces() -> Iterator[tuple[Any, Any, None]]:
+        start = share(n).start
         for batch in stream:
-            stop = start + len(batch)
-            for meter in meters:
-                meter.update(batch, None if labels is None else labels[start:stop])
-            start = stop
-            bar.update(min(n, (start - mine.start) * world()[1]))
-    scores = [score for m in meters for score in m.results(labels, source=str(source))]
+            yield batch, None if labels is None else labels[start : start + len(batch)], None
+            start += len(batch)
+
+    scores = scoring.measure(meters, pieces(), n, console, "score", source=str(source))
     about = {"source": str(source), "data": data if changes else args.data}
     path, settings = _record(args.out or Path(), source.stem, about, options)
     _finish(source.stem, scores, path if args.out else None, settings, console)
     return 0
-
-
-def _defaults(args: argparse.Namespace, n: int) -> EvalOptions:
-    """Return the options for images: the data set's own, or the Inception protocol."""
-    values = defaults_for(args.data)
-    if args.metrics is None:
-        # The conditions of images are unknown, and a short list suits every extractor.
-        values["metrics"] = ["fd", "precision", "recall"] if args.features else [
-            m for m in values["metrics"] if m not in ("accuracy", "adherence", "heldout_loss")
-        ]  # fmt: skip
-    given = {name: getattr(args, name) for name in _OPTIONS if getattr(args, name) is not None}
-    return EvalOptions(**{**values, **given, "samples": n})
 
 
 # --- both ---------------------------------------------------------------------------------------
@@ -269,21 +239,19 @@ def _write(
     console: log.Console,
 ) -> int:
     """Write the statistics of real images for one extractor."""
-    if unused := _given(args, "metrics", "reference", "out"):
-        raise MetricError(f"{unused[0]}: --write-reference scores nothing; leave it out")
+    _refuse(args, ["metrics", "reference", "out"], ": --write-reference scores nothing")
     if not options.features or (len(options.features) != 1 and args.features):
         raise MetricError("--write-reference writes one kind of features; give one --features")
-    path = Path(args.write_reference).expanduser()
+    path = args.write_reference
     if path.suffix != ".npz":
         raise MetricError(f"--write-reference {path}: the name must end in .npz")
     name = options.features[0]
-    data = labelled_data(dataset, name)
-    features = create_features(name, options, cache=cache, dataset=data, device=device)
-    wanted = {"moments", "rows"} | ({"spatial"} & set(features.provides))
+    features = create_features(name, options, cache=cache, dataset=dataset, device=device)
+    wanted = {"moments", "rows"} | ({"spatial"} if measurable("sfid", name) else set())
     found = collect(features, images, wanted)
     if not world()[0]:
         save_reference(path, features, found, title)
-    console.say(f"reference   {path}  ({found.n} images, {features.name})")
+    console.say(f"reference   {path}  ({found['n']} images, {features.name})")
     return 0
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import functools
 import io
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,23 +24,51 @@ from torch import Tensor
 
 from experiments.data import probe
 from experiments.data.data_options import DataError, first_line
-from experiments.data.dataset import Device
+from experiments.data.dataset import Device, create
 from experiments.data.image_sets import fetch
-from experiments.metrics.collect import Features, main_first
 from experiments.metrics.eval_options import EvalOptions, MetricError, check_features
-from experiments.metrics.images import labelled_images, split_images
+from experiments.metrics.images import split_batches, whole_split
 from experiments.metrics.small_networks import (
     AUTOENCODER_VERSION,
     CLASSIFIER_VERSION,
     CodeRecipe,
-    KeptNetwork,
+    Recipe,
     SmallAutoencoder,
     SmallClassifier,
     checksum,
     load_or_make,
-    recipe_for,
 )
 from experiments.runtime.files import sha256
+
+
+@dataclass(frozen=True)
+class Features:
+    """A feature extractor."""
+
+    name: str  # one of `eval_options.FEATURES`
+    dim: int  # length of a feature vector
+    checksum: str  # SHA-256 of its weights
+    # From uint8 images `(B, 3, H, W)` on its device to float32 `features` `(B, dim)`, and to
+    # `logits` and `spatial` rows where it has them
+    measure: Callable[[Tensor], dict[str, Tensor]]
+    device: Device = "cpu"  # where it runs
+    note: str = ""  # a line for the log, as the classifier's accuracy
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> dict[str, Tensor]:
+        """Return what `measure` sees of images on any device."""
+        if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
+            raise MetricError(
+                "features take uint8 images of shape (B, 3, H, W), "
+                f"got {images.dtype} {tuple(images.shape)}"
+            )
+        return self.measure(images.to(self.device))
+
+
+def identity(features: Features) -> str:
+    """Return name and start of the weights' checksum, as `digits-classifier@1f2e3d4c`."""
+    return f"{features.name}@{features.checksum[:8]}"
+
 
 # --- published networks ---------------------------------------------------------------------------
 
@@ -57,7 +87,7 @@ _MEAN = (0.485, 0.456, 0.406)
 _STD = (0.229, 0.224, 0.225)
 
 
-def published_weights(cache: Path) -> Path:
+def _published(cache: Path) -> Path:
     """Return the file of Inception's weights in the cache, downloaded if it is not there.
 
     Raises:
@@ -78,50 +108,40 @@ def published_weights(cache: Path) -> Path:
 def load_state(path: str | Path, what: str, option: str) -> dict[str, Tensor]:
     """Return the tensors in a `.safetensors` or PyTorch file; nothing in it is executed."""
     path = Path(path).expanduser()
-    if not path.is_file():
-        raise MetricError(f"{option}={path}: no such file; expected {what}")
     try:
         if path.suffix == ".safetensors":
-            state = load_file(path)
-        else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-        if not state:  # `build_inception` would take it for no weights at all
-            raise ValueError("it is empty")
-        return state
+            return load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise MetricError(
-            f"{option}={path} is not readable as {what} ({first_line(error)[:120]})"
-        ) from None
+        why = first_line(error)[:120]
+        raise MetricError(f"{option}={path} is not readable as {what} ({why})") from None
 
 
-def build_inception() -> torch.nn.Module:
-    """Return torch-fidelity's network, untrained: outputs `2048` and `logits_unbiased`."""
+def build_inception(weights: str | Path) -> torch.nn.Module:
+    """Return torch-fidelity's network with weights of a file: outputs `2048`, `logits_unbiased`."""
     try:
         from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
     except ImportError:
         raise MetricError(
             'inception-adm needs torch-fidelity; install it with pip install -e ".[metrics]"'
         ) from None
-
-    class Inception(FeatureExtractorInceptionV3):
-        """Loads nothing while it is built: upstream would download, or unpickle a file."""
-
-        def load_state_dict(
-            self, state_dict: dict, strict: bool = True, assign: bool = False
-        ) -> object:
-            if not state_dict:
-                return None
-            return super().load_state_dict(state_dict, strict=strict, assign=assign)
-
-    empty = io.BytesIO()
-    torch.save({}, empty)
-    empty.seek(0)
+    # Upstream would unpickle the file: it is given what was read from it safely.
+    state = io.BytesIO()
+    torch.save(load_state(weights, _WHAT, _OPTION), state)
+    state.seek(0)
     outputs = ["2048", "logits_unbiased"]
-    return Inception("inception-adm", outputs, feature_extractor_weights_path=empty)
+    try:
+        return FeatureExtractorInceptionV3(
+            "inception-adm", outputs, feature_extractor_weights_path=state
+        )
+    except (RuntimeError, AttributeError, TypeError):
+        raise MetricError(
+            f"{_OPTION}={weights} holds another network; expected {URL.rpartition('/')[2]}"
+        ) from None
 
 
-class InceptionFeatures(Features):
-    """Inception v3 of 2015 on torch-fidelity's port of the TensorFlow graph.
+def inception(network: torch.nn.Module, device: Device = "cpu") -> Features:
+    """Return Inception v3 of 2015 on torch-fidelity's port of the TensorFlow graph.
 
     ADM (Dhariwal and Nichol 2021) compares three outputs of the network:
 
@@ -130,79 +150,42 @@ class InceptionFeatures(Features):
         softmax without bias    1008 logits: Inception Score
 
     mixed_6 is the port's Mixed_6d. The graph's rows run over height, width, then channel, and so do
-    ours, or mu_s and sigma_s of a published reference batch would not fit. Weights come from a
-    file, from the cache or, once, from a download; `network` is taken as it is.
+    ours, or mu_s and sigma_s of a published reference batch would not fit.
     """
+    network = network.eval().requires_grad_(False).to(device)
+    branch: list[Tensor] = []
+    hooked = network.get_submodule("Mixed_6d.branch1x1")
+    hooked.register_forward_hook(lambda module, inputs, output: branch.append(output))
 
-    name = "inception-adm"
-    dim = 2048
-    provides = ("features", "logits", "spatial")
-
-    def __init__(
-        self,
-        weights: str | Path | None,
-        *,
-        cache: Path,
-        device: Device = "cpu",
-        network: torch.nn.Module | None = None,
-    ) -> None:
-        if network is None:
-            network = build_inception()
-            weights = published_weights(cache) if weights is None else weights
-            state = load_state(weights, _WHAT, _OPTION)
-            try:
-                network.load_state_dict(state)
-            except (RuntimeError, AttributeError, TypeError):
-                raise MetricError(
-                    f"{_OPTION}={weights} holds another network; expected {URL.rpartition('/')[2]}"
-                ) from None
-        self.network = network.eval().requires_grad_(False).to(device)
-        self.device = torch.device(device)
-        self.checksum = checksum(network)
-        self._spatial: Tensor | None = None
-        network.get_submodule("Mixed_6d.branch1x1").register_forward_hook(self._keep)
-
-    def _keep(self, module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        self._spatial = output[:, :SPATIAL_CHANNELS].permute(0, 2, 3, 1).flatten(1).float()
-
-    def measure(self, images: Tensor) -> dict[str, Tensor]:
+    def measure(images: Tensor) -> dict[str, Tensor]:
         """Return features `(B, 2048)`, logits `(B, 1008)` and spatial rows `(B, 2023)`."""
-        features, logits = self.network(images)
-        assert self._spatial is not None, "the hook on Mixed_6d.branch1x1 did not run"
-        spatial, self._spatial = self._spatial, None
+        features, logits = network(images)
+        spatial = branch.pop()[:, :SPATIAL_CHANNELS].permute(0, 2, 3, 1).flatten(1).float()
         return {"features": features, "logits": logits, "spatial": spatial}
 
+    return Features("inception-adm", 2048, checksum(network), measure, device)
 
-def build_dinov2(
-    name: str, weights: str | Path | None = None, pretrained: bool = True
-) -> torch.nn.Module:
-    """Return timm's network without a head; its weights are random unless `pretrained`."""
+
+def build_dinov2(name: str, weights: str | Path | None = None) -> torch.nn.Module:
+    """Return timm's network without a head, with the weights of a file or of timm's cache."""
     import timm
 
-    model = MODELS[name]
-    file = None if weights is None else Path(weights).expanduser()
-    if file is not None and not file.is_file():
-        raise MetricError(f"eval.dinov2_weights={weights}: no such file; expected {model} of timm")
+    model, file = MODELS[name], None if weights is None else str(Path(weights).expanduser())
+    overlay = {"file": file} if file else None
+    options: dict[str, Any] = {
+        "num_classes": 0,
+        "img_size": SIZE,
+        "pretrained_cfg_overlay": overlay,
+    }
     try:
-        return timm.create_model(
-            model,
-            pretrained=pretrained,
-            pretrained_cfg_overlay={"file": str(file)} if file else None,
-            num_classes=0,
-            img_size=SIZE,
-        )
+        if file and not Path(file).is_file():  # timm would log it beside the error
+            raise FileNotFoundError("no such file")
+        return timm.create_model(model, pretrained=True, **options)
     except Exception as error:
-        if not pretrained:
-            raise
-        line = first_line(error)[:120]
-        if weights is not None:
-            raise MetricError(
-                f"eval.dinov2_weights={weights} does not hold {model} ({line})"
-            ) from None
+        where = f"eval.dinov2_weights={weights} does not hold" if file else "timm's cache has no"
         raise MetricError(
-            f"weights of {model} are not in timm's cache and could not be downloaded "
-            f"({line}): fetch model.safetensors of huggingface.co/timm/{model} "
-            "and pass eval.dinov2_weights=FILE"
+            f"{where} {model}, or it cannot be read ({first_line(error)[:120]}): fetch "
+            f"model.safetensors of huggingface.co/timm/{model} and pass eval.dinov2_weights=FILE"
         ) from None
 
 
@@ -221,33 +204,20 @@ def dinov2_input(images: Tensor) -> Tensor:
     return (x / 255 - mean) / std
 
 
-class DinoFeatures(Features):
-    """Class tokens of DINOv2 after the last norm, for FD-DINOv2 (Stein et al. 2023).
+def dinov2(name: str, network: Any, device: Device = "cpu") -> Features:
+    """Return class tokens of DINOv2 after the last norm, for FD-DINOv2 (Stein et al. 2023).
 
     Images are resized to 224x224 (bicubic, antialiased) and scaled by ImageNet's mean and standard
     deviation. timm interpolates the position embedding from 518 to 224 pixels once at loading, the
     original in every forward pass: the numbers agree closely, not to the last digit, so both sides
     of a distance have to come from this extractor, which the reference's check enforces.
     """
+    network = network.eval().requires_grad_(False).to(device)
 
-    def __init__(
-        self,
-        name: str,
-        weights: str | Path | None = None,
-        *,
-        device: Device = "cpu",
-        network: torch.nn.Module | None = None,
-    ) -> None:
-        self.name = name
-        network = build_dinov2(name, weights) if network is None else network
-        self.network = network.eval().requires_grad_(False).to(device)
-        self.device = torch.device(device)
-        self.dim = int(self.network.num_features)  # type: ignore[arg-type]
-        self.checksum = checksum(network)
+    def measure(images: Tensor) -> dict[str, Tensor]:
+        return {"features": network(dinov2_input(images))}
 
-    def measure(self, images: Tensor) -> dict[str, Tensor]:
-        """Return features `(B, dim)`."""
-        return {"features": self.network(dinov2_input(images))}
+    return Features(name, network.num_features, checksum(network), measure, device)
 
 
 # --- by name --------------------------------------------------------------------------------------
@@ -257,58 +227,13 @@ class DinoFeatures(Features):
 _LARGEST = 64
 
 
-class PixelFeatures(Features):
-    """The pixels of images of this height and width themselves as features, in 0..1."""
+def pixel_features(shape: tuple[int, int], device: Device = "cpu") -> Features:
+    """Return the pixels of images of this height and width themselves as features, in 0..1."""
 
-    name = "pixels"
-    checksum = "0" * 64
-
-    def __init__(self, shape: tuple[int, int], device: Device = "cpu") -> None:
-        self.dim, self.device = 3 * shape[0] * shape[1], torch.device(device)
-
-    def measure(self, images: Tensor) -> dict[str, Tensor]:
-        """Return the flattened pixels, `(B, 3 * H * W)`."""
+    def measure(images: Tensor) -> dict[str, Tensor]:
         return {"features": images.flatten(1).float() / 255}
 
-
-class TrainedFeatures(Features):
-    """A small network that was trained on the data set itself: its classifier or autoencoder."""
-
-    def __init__(
-        self, name: str, kept: KeptNetwork, size: int, said: str, device: Device = "cpu"
-    ) -> None:
-        self.name, self.size, self.quality = name, size, kept.quality
-        self.device = torch.device(device)
-        self.model: Any = kept.model.to(device)
-        self.dim, self.provides = self.model.dim, self.model.provides
-        self.checksum = kept.checksum
-        origin = "trained now, kept in" if kept.fresh else "from"
-        self.note = f"{name}: {kept.quality:.1%} of {said}, {origin} {kept.path}"
-
-    def measure(self, images: Tensor) -> dict[str, Tensor]:
-        """Return features, and logits of a classifier."""
-        if images.shape[-2:] != (self.size, self.size):
-            raise MetricError(
-                f"{self.name} takes images of {self.size}x{self.size} pixels, "
-                f"got {images.shape[-1]}x{images.shape[-2]}; choose other features"
-            )
-        return dict(zip(self.provides, self.model(images), strict=True))
-
-
-class ProbeFeatures(Features):
-    """The network that reads rendered scenes; its weights come with the project."""
-
-    name = "scenes-probe"
-    dim = probe.FEATURES
-
-    def __init__(self, device: Device = "cpu") -> None:
-        self.device = torch.device(device)
-        self.checksum = sha256(probe.WEIGHTS) if probe.WEIGHTS.is_file() else ""
-        probe.load(str(self.device))
-
-    def measure(self, images: Tensor) -> dict[str, Tensor]:
-        """Return features."""
-        return {"features": probe.probe(images)["features"]}
+    return Features("pixels", 3 * shape[0] * shape[1], "0" * 64, measure, device)
 
 
 def create_features(
@@ -318,62 +243,69 @@ def create_features(
     cache: str | os.PathLike[str],
     dataset: Any = None,
     device: Device = "cpu",
+    data: Any = None,
 ) -> Features:
     """Return the extractor called `name`, one of `eval_options.FEATURES`, on `device`.
 
     The `options` say where the weights of the large networks are; the folder `cache` has trained
-    classifiers and downloaded weights; `dataset` is the run's.
+    classifiers and downloaded weights; `dataset` is the run's, and `data` its options: a classifier
+    is trained on labels, whatever the run's task is.
 
     Raises:
         MetricError: An unknown name, a classifier of another data set, or missing weights.
     """
     check_features(name, None if dataset is None else dataset.name)
-    options = options or EvalOptions()
+    options, cache = options or EvalOptions(), Path(cache)
     if name == "inception-adm":
-        return InceptionFeatures(options.inception_weights, cache=Path(cache), device=device)
+        return inception(build_inception(options.inception_weights or _published(cache)), device)
     if name.startswith("dinov2-"):
-        return DinoFeatures(name, options.dinov2_weights, device=device)
+        return dinov2(name, build_dinov2(name, options.dinov2_weights), device)
     if name == "scenes-probe":
-        return ProbeFeatures(device)
-    if name == "autoencoder":
-        return _autoencoder(Path(cache), dataset, device)
-    return _classifier(name, Path(cache), dataset, device)
-
-
-def _classifier(name: str, cache: Path, dataset: Any, device: Device) -> TrainedFeatures:
-    size, classes = dataset.shape[-1], dataset.num_classes
-    recipe = recipe_for(dataset.sizes["train"])
-    settings = [CLASSIFIER_VERSION, dataset.name, dataset.pixels_fingerprint, size, classes]
-    build = partial(SmallClassifier, size, classes, recipe)
-    splits = partial(labelled_images, dataset)
-    with main_first():
-        trained = load_or_make(cache / "classifiers", dataset.name, settings, recipe, build, splits)
-    return TrainedFeatures(name, trained, size, "held-out images right", device)
-
-
-def _autoencoder(cache: Path, dataset: Any, device: Device) -> TrainedFeatures:
+        probe.load(str(device))  # refuses missing weights
+        return Features(name, probe.FEATURES, sha256(probe.WEIGHTS), probe.probe, device)
     if dataset is None:
         raise MetricError(
             "the autoencoder is trained on a data set's images, here is none; pass --data NAME or "
             "choose other features"
         )
+    labelled = name != "autoencoder"
+    if labelled and dataset.task != "class":
+        dataset = create(data or {"name": dataset.name}, task="class", device=dataset.device)
+    return _trained(name, labelled, cache, dataset, device)
+
+
+def _trained(name: str, labelled: bool, cache: Path, dataset: Any, device: Device) -> Features:
+    """Return a network of the data set's own: its classifier, or without labels its autoencoder."""
     # Latents have another side than the images that they are decoded to.
-    size = next(split_images(dataset, "train", torch.arange(1))).shape[-1]
-    if size > _LARGEST:
+    size = next(split_batches(dataset, "train", torch.arange(1)))[0].shape[-1]
+    settings = [dataset.name, dataset.pixels_fingerprint, size]
+    if labelled:
+        # 2 to 16 epochs, of 32,000 images in all if possible.
+        recipe: Any = Recipe(epochs=max(2, min(16, 32000 // dataset.sizes["train"])))
+        settings = [CLASSIFIER_VERSION, *settings, dataset.num_classes]
+        build: Any = partial(SmallClassifier, size, dataset.num_classes, recipe)
+        folder, said = "classifiers", "held-out images right"
+    elif size > _LARGEST:
         raise MetricError(
             f"the autoencoder is for images up to {_LARGEST} pixels wide, these are {size}; "
             "choose other features, such as inception-adm"
         )
-    recipe = CodeRecipe()
-    build = partial(SmallAutoencoder, size, recipe)
-    settings = [AUTOENCODER_VERSION, dataset.name, dataset.pixels_fingerprint, size]
+    else:
+        recipe, settings = CodeRecipe(), [AUTOENCODER_VERSION, *settings]
+        build = partial(SmallAutoencoder, size, recipe)
+        folder, said = "autoencoders", "the held-out images' variance explained"
+    splits = partial(whole_split, dataset)
+    kept = load_or_make(cache / folder, dataset.name, settings, recipe, build, splits)
+    model = kept.model.to(device)
 
-    def splits(split: str) -> tuple[Tensor]:
-        return (torch.cat([x.cpu() for x in split_images(dataset, split)]),)
+    def measure(images: Tensor) -> dict[str, Tensor]:
+        if images.shape[-2:] != (size, size):
+            raise MetricError(
+                f"{name} takes images of {size}x{size} pixels, "
+                f"got {images.shape[-1]}x{images.shape[-2]}; choose other features"
+            )
+        return model(images)
 
-    with main_first():
-        trained = load_or_make(
-            cache / "autoencoders", dataset.name, settings, recipe, build, splits
-        )
-    said = "the held-out images' variance explained"
-    return TrainedFeatures("autoencoder", trained, size, said, device)
+    origin = "trained now, kept in" if kept.fresh else "from"
+    note = f"{name}: {kept.quality:.1%} of {said}, {origin} {kept.path}"
+    return Features(name, model.dim, checksum(model), measure, device, note)

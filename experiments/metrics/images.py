@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import math
 import zipfile
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -51,25 +50,10 @@ def split_indices(dataset: Any, split: str, limit: int | None = None) -> Tensor:
     return torch.arange(count) * size // count
 
 
-def split_images(dataset: Any, split: str, index: Tensor | None = None) -> Iterator[Tensor]:
-    """Yield a split, or the samples `index` of it, as uint8 batches of shape `(B, 3, H, W)`."""
-    for pixels, _ in _batches(dataset, split, index):
-        yield pixels
-
-
-def labelled_images(dataset: Any, split: str) -> tuple[Tensor, Tensor]:
-    """Return images `(N, 3, H, W)` uint8 and labels `(N,)` of a split, on the CPU."""
-    pixels, labels = zip(*_batches(dataset, split), strict=True)
-    if any(y is None for y in labels):
-        raise MetricError(
-            f"data={dataset.name} task={dataset.task} has no labels to train a classifier on"
-        )
-    return torch.cat(pixels).cpu(), torch.cat(labels).cpu()
-
-
-def _batches(
+def split_batches(
     dataset: Any, split: str, index: Tensor | None = None
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Yield a split, or its samples `index`, as uint8 batches (B, 3, H, W) and labels (B,)."""
     if dataset.cannot_decode:
         raise MetricError(f"scores are taken on pixels: {dataset.cannot_decode}")
     index = split_indices(dataset, split) if index is None else index
@@ -79,144 +63,140 @@ def _batches(
         yield dataset.to_pixels(found.x), found.y
 
 
-# --- arrays in .npz files -------------------------------------------------------------------------
-
-
-def read_arrays(path: Path, wanted: Iterable[str]) -> dict[str, np.ndarray]:
-    """Return whole arrays of an `.npz` file.
-
-    Raises:
-        MetricError: A damaged file, Python objects, or an array packed so tightly that reading it
-            would fill the memory.
-    """
-    found = {}
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for name in wanted:
-                info = archive.getinfo(f"{name}.npy")
-                if info.file_size > max(_PLAIN, _TIGHTEST * info.compress_size):
-                    raise MetricError(
-                        f"{path}: {name} would unpack from {info.compress_size} to "
-                        f"{info.file_size} bytes, which no array of numbers does"
-                    )
-                with archive.open(info) as handle:
-                    found[name] = npy.read_array(handle, allow_pickle=False)
-    except MetricError:
-        raise
-    except Exception as error:
-        raise MetricError(
-            f"{path} is damaged or holds Python objects ({first_line(error)[:100]})"
-        ) from None
-    return found
-
-
-def array_names(path: Path) -> list[str]:
-    """Return the names of the arrays in an `.npz` file."""
-    if not path.is_file():
-        raise MetricError(f"{path}: no such file; expected an .npz")
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return [name.removesuffix(".npy") for name in archive.namelist()]
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
-        raise MetricError(f"{path} is no .npz file, or was cut off while it was written") from None
+def whole_split(dataset: Any, split: str) -> tuple[Tensor, Tensor | None]:
+    """Return images `(N, 3, H, W)` uint8 and labels `(N,)`, if any, of a split, on the CPU."""
+    pixels, labels = zip(*split_batches(dataset, split), strict=True)
+    known = [y for y in labels if y is not None]
+    return torch.cat(pixels).cpu(), torch.cat(known).cpu() if known else None
 
 
 # --- images of no run -----------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[tuple[IO[bytes], tuple[int, ...]]]:
-    """Open the images of an `.npz` file: their bytes `(N, H, W, 3)` uint8, and this shape."""
-    present = array_names(path)
+def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open an `.npz` file; what the block finds wrong with its bytes is one sentence."""
+    if not path.is_file():
+        raise MetricError(f"{path}: no such file; expected an .npz")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            yield archive
+    except MetricError:
+        raise
+    except Exception as error:  # zip, zlib and numpy's headers raise a dozen types between them
+        why = first_line(error)[:100]
+        raise MetricError(
+            f"{path} is no .npz file, or was cut off, damaged or holds Python objects ({why})"
+        ) from None
+
+
+def read_arrays(path: Path, wanted: Iterable[str]) -> dict[str, np.ndarray]:
+    """Return those of the arrays `wanted` that an `.npz` file has.
+
+    Raises:
+        MetricError: A damaged file, Python objects, or an array packed so tightly that reading it
+            would fill the memory.
+    """
+    found = {}
+    with _archive(path) as archive:
+        for info in archive.infolist():
+            name = info.filename.removesuffix(".npy")
+            if name not in wanted:
+                continue
+            if info.file_size > max(_PLAIN, _TIGHTEST * info.compress_size):
+                raise MetricError(
+                    f"{path}: {name} would unpack from {info.compress_size} to "
+                    f"{info.file_size} bytes, which no array of numbers does"
+                )
+            with archive.open(info) as handle:
+                found[name] = npy.read_array(handle, allow_pickle=False)
+    return found
+
+
+def _images_in(archive: zipfile.ZipFile) -> tuple[IO[bytes], tuple[int, ...]]:
+    """Return the bytes of an archive's images `(N, H, W, 3)` uint8, and this shape."""
+    present = [name.removesuffix(".npy") for name in archive.namelist()]
     if "arr_0" not in present:
         raise MetricError(
-            f"{path} has no images (arr_0); it holds {', '.join(present) or 'nothing'}"
+            f"{archive.filename} has no images (arr_0), which metrics on feature rows (precision, "
+            f"recall, kid) need; it holds {', '.join(present) or 'nothing'}"
         )
-    with zipfile.ZipFile(path) as archive, contextlib.ExitStack() as stack:
-        try:
-            handle = stack.enter_context(archive.open("arr_0.npy"))
-            version = npy.read_magic(handle)
-            read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-            shape, fortran, dtype = read(handle)
-            if any(type(side) is not int or side < 0 for side in shape):
-                raise ValueError(f"its shape is {shape}")
-        except Exception as error:
-            # numpy parses headers as Python text: a damaged one raises any of a dozen types.
-            raise MetricError(f"arr_0 in {path} is damaged ({first_line(error)[:100]})") from None
-        if dtype != np.uint8 or len(shape) != 4 or shape[3] != 3 or fortran:
-            found = "Python objects" if dtype.hasobject else f"{dtype} {shape}"
-            raise MetricError(
-                f"arr_0 in {path} is {found}{' in column order' if fortran else ''}; expected "
-                "uint8 images (N, H, W, 3)"
-            )
-        yield handle, shape
+    handle = archive.open("arr_0.npy")
+    version = npy.read_magic(handle)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, fortran, dtype = read(handle)
+    if dtype != np.uint8 or len(shape) != 4 or shape[3] != 3 or fortran:
+        found = "Python objects" if dtype.hasobject else f"{dtype} {shape}"
+        raise MetricError(
+            f"arr_0 in {archive.filename} is {found}{' in column order' if fortran else ''}; "
+            "expected uint8 images (N, H, W, 3)"
+        )
+    if any(type(side) is not int or side < 0 for side in shape):
+        raise ValueError(f"arr_0 has shape {shape}")
+    return handle, shape
 
 
 class Images:
     """Images on disk in order: pictures by name, or an `.npz` as ADM's samples and references."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.files: list[Path] = []
+        self.path, self.files = path, list[Path]()
         if path.is_dir():
             self.files = sorted(p for p in path.iterdir() if p.suffix.lower() in PICTURES)
+            self.n = len(self.files)
             if not self.files:
                 raise MetricError(
                     f"{path} is neither a run folder nor a folder of pictures "
                     f"({', '.join(s.removeprefix('.') for s in PICTURES)})"
                 )
-            self.n = len(self.files)
         else:
-            with _opened(path) as (_, shape):
-                self.n = shape[0]
+            with _archive(path) as archive:
+                self.n = _images_in(archive)[1][0]
 
     def labels(self) -> Tensor | None:
         """Return the classes `(N,)` that ADM's batches carry as `arr_1`, or None."""
-        if self.files or "arr_1" not in array_names(self.path):
-            return None
-        found = read_arrays(self.path, ["arr_1"])["arr_1"]
-        if found.dtype.kind not in "iu" or found.shape != (self.n,):
+        found = None if self.files else read_arrays(self.path, ["arr_1"]).get("arr_1")
+        if found is None or found.dtype.kind not in "iu" or found.shape != (self.n,):
             return None
         return torch.from_numpy(found.astype(np.int64))
 
     def batches(self, part: range, batch: int = 64) -> Iterator[Tensor]:
         """Yield the images numbered `part` as uint8 batches `(B, 3, H, W)`."""
-        if self.files:
-            for start in range(part.start, part.stop, batch):
-                yield self._pictures(self.files[start : min(start + batch, part.stop)])
-            return
-        with _opened(self.path) as (handle, shape):
-            item = math.prod(shape[1:])
-            for first in range(0, min(part.stop, self.n), batch):
-                count = min(batch, self.n - first)
-                try:
-                    data = handle.read(count * item)
-                except (zipfile.BadZipFile, EOFError, OSError, ValueError, MemoryError, zlib.error):
-                    data = b""
-                if len(data) != count * item:
-                    raise MetricError(
-                        f"{self.path} is damaged: arr_0 ends before image {first + count} of "
-                        f"{self.n}"
-                    )
-                low, high = max(part.start - first, 0), min(part.stop - first, count)
-                if low < high:
-                    images = np.frombuffer(data, np.uint8).reshape(count, *shape[1:])[low:high]
-                    yield torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
+        for images in (self._pictures if self.files else self._rows)(part, batch):
+            yield torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
 
-    def _pictures(self, files: list[Path]) -> Tensor:
-        arrays = []
-        for path in (self.files[0], *files):  # the first of all has the size of all
-            try:
-                with Image.open(path) as picture:
-                    arrays.append(np.asarray(eight_bits(picture)))
-            except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-                why = first_line(error)[:100]
-                raise MetricError(f"{path} is not a readable picture ({why}); remove it") from None
-            if arrays[-1].shape != arrays[0].shape:
-                h, w = arrays[-1].shape[:2]
-                first = arrays[0].shape
-                raise MetricError(
-                    f"{path} is {w}x{h}, {self.files[0].name} is {first[1]}x{first[0]}; "
-                    "all pictures must have one size"
-                )
-        return torch.from_numpy(np.stack(arrays[1:]).transpose(0, 3, 1, 2).copy())
+    def _rows(self, part: range, batch: int) -> Iterator[np.ndarray]:
+        stop = min(part.stop, self.n)
+        with _archive(self.path) as archive:
+            handle, shape = _images_in(archive)
+            for first in range(0, stop, batch):
+                count = min(batch, stop - first)
+                data = handle.read(count * math.prod(shape[1:]))
+                if len(data) != count * math.prod(shape[1:]):
+                    raise EOFError(f"arr_0 ends before image {first + count} of {self.n}")
+                images = np.frombuffer(data, np.uint8).reshape(count, *shape[1:])
+                if first + count > part.start:
+                    yield images[max(part.start - first, 0) :]
+
+    def _pictures(self, part: range, batch: int) -> Iterator[np.ndarray]:
+        first = _picture(self.files[0]).shape
+        for start in range(part.start, part.stop, batch):
+            files = self.files[start : min(start + batch, part.stop)]
+            arrays = [_picture(path) for path in files]
+            for path, (h, w, _) in zip(files, (a.shape for a in arrays), strict=True):
+                if (h, w) != first[:2]:
+                    raise MetricError(
+                        f"{path} is {w}x{h}, {self.files[0].name} is {first[1]}x{first[0]}; "
+                        "all pictures must have one size"
+                    )
+            if arrays:
+                yield np.stack(arrays)
+
+
+def _picture(path: Path) -> np.ndarray:
+    try:
+        with Image.open(path) as picture:
+            return np.asarray(eight_bits(picture))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        why = first_line(error)[:100]
+        raise MetricError(f"{path} is not a readable picture ({why}); remove it") from None

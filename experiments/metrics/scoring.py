@@ -13,10 +13,11 @@ routes and backbones, which takes most of the noise out of the difference betwee
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,10 +30,9 @@ from experiments.config.schema import Config
 from experiments.diffusion.auxiliary_losses import masked_mean, pixel_mask
 from experiments.diffusion.diffusion_options import DiffusionError
 from experiments.diffusion.objective import Objective, create_objective
-from experiments.metrics.collect import exact, gather_rows, main_first, share, world
-from experiments.metrics.eval_options import EvalOptions, MetricError, Score, options_for
+from experiments.metrics.collect import exact, gather, gather_rows, prepare, share, world
+from experiments.metrics.eval_options import EvalOptions, MetricError, Score, options_for, scored
 from experiments.metrics.images import split_indices
-from experiments.metrics.meters import prepare, scored
 from experiments.runtime.console import Console
 from experiments.runtime.files import default_cache
 from experiments.sampling.generation import evaluating, labels_from_seeds
@@ -69,7 +69,6 @@ def score(
     step: int | None = None,
     guidance: Any = None,
     sampler: Any = None,
-    accelerator: Any = None,
     console: Console | None = None,
     **changes: Any,
 ) -> list[Score]:
@@ -82,16 +81,13 @@ def score(
         step: Training step of the weights, for the record.
         guidance: Name or mapping in place of the run's own.
         sampler: Name or mapping in place of the run's own.
-        accelerator: Gives the device; processes are found through torch.distributed.
         console: Shows progress.
         **changes: Fields of `EvalOptions` in place of the run's own.
     """
     options = options_for(config, **changes)
-    device = accelerator.device if accelerator is not None else next(model.parameters()).device
-    pipeline = SamplingPipeline.make(model, config, sampler, guidance)
-    return sample_and_score(
-        pipeline, config, dataset, options, step=step, device=device, console=console
-    )[0]
+    parts = (SamplingPipeline.make(model, config, sampler, guidance), config, dataset, options)
+    device = next(model.parameters()).device
+    return sample_and_score(*parts, step=step, device=device, console=console)[0]
 
 
 def sample_and_score(
@@ -114,10 +110,6 @@ def sample_and_score(
     """
     device, console = torch.device(device), console or Console(quiet=True)
     total, (rank, processes) = options.samples, world()
-    if total < processes:
-        raise MetricError(
-            f"eval.samples={total} are fewer than {processes} processes; ask for more"
-        )
     cache, conditional = cache or cache_of(config), config.task != "none"
     meters = prepare(options, dataset, cache, device, conditional, config.data)
     made = {part: described(getattr(pipeline, part).options) for part in ("guidance", "sampler")}
@@ -133,30 +125,19 @@ def sample_and_score(
         # Samples made in exactly this way; those of another way are in another folder.
         text = json.dumps(about, sort_keys=True)
         store = SampleStore(out / hashlib.sha256(text.encode()).hexdigest()[:12])
-        with main_first():
-            if not rank:
-                store.claim(about)
-    done, labels = 0, []
+        if not rank:
+            store.claim(about)
+        gather(None)  # the folder is claimed
     losses = "heldout_loss" in options.metrics
     missing = no_split(dataset) if losses else ""
-    said = [meter.note for meter in meters]
-    for note in filter(None, [*said, missing and f"heldout_loss is missing: {missing}"]):
+    notes = [*(meter.note for meter in meters), missing and f"heldout_loss is missing: {missing}"]
+    for note in filter(None, notes):
         console.once(note)
     # A loss alone needs no samples.
     pieces = sample_pieces(pipeline, dataset, options, device, store) if meters else ()
-    with console.progress("sample", total) as bar:
-        for images, asked, captions in pieces:
-            for meter in meters:
-                meter.update(images, asked, captions)
-            if asked is not None:
-                labels.append(asked.cpu())
-            done += len(images)
-            # All processes are about equally fast: one measures the progress of all.
-            bar.update(min(total, done * processes))
-    requested = gather_rows(torch.cat(labels)) if labels else None
     macs = pipeline.cost().macs
     record = {**made, "seed": options.seed, "step": step, "macs_per_sample": macs}
-    results = [score for meter in meters for score in meter.results(requested, **record)]
+    results = measure(meters, pieces, total, console, "sample", **record)
     if losses and not missing:
         parts = (pipeline.model, config, dataset, pipeline.objective, device)
         results += heldout_scores(HeldOut(*parts), options.batch, **record)
@@ -164,6 +145,35 @@ def sample_and_score(
 
 
 # --- the samples ---------------------------------------------------------------------------------
+
+
+def measure(
+    meters: Sequence[Any],
+    pieces: Iterable[tuple[Tensor, Tensor | None, list[str] | None]],
+    total: int,
+    console: Console,
+    what: str,
+    **record: Any,
+) -> list[Score]:
+    """Return the scores of `total` images over all processes, each with its pieces of them.
+
+    A piece is uint8 images `(B, 3, H, W)` with their classes `(B,)` and captions, or None; `record`
+    is what all scores have in common, `what` a word for the progress.
+    """
+    done, labels, processes = 0, [], world()[1]
+    if total < processes:
+        raise MetricError(f"{total} images are fewer than {processes} processes; ask for more")
+    with console.progress(what, total) as bar:
+        for images, asked, captions in pieces:
+            for meter in meters:
+                meter.update(images, asked, captions)
+            if asked is not None:
+                labels.append(asked)
+            done += len(images)
+            # All processes are about equally fast: one measures the progress of all.
+            bar.update(min(total, done * processes))
+    asked = gather_rows(torch.cat(labels)) if labels else None
+    return [score for meter in meters for score in meter.results(asked, **record)]
 
 
 def asked_of(
@@ -196,9 +206,7 @@ def sample_pieces(
     device: torch.device,
     store: SampleStore | None = None,
 ) -> Iterator[tuple[Tensor, Tensor | None, list[str] | None]]:
-    """Yield this process's share of the samples, made now or read from `store`.
-
-    A piece is uint8 images `(B, 3, H, W)` with their classes `(B,)` and captions, or None.
+    """Yield this process's share of the samples for `measure`, made now or read from `store`.
 
     Every piece is sampled as one full batch (a short one is filled up and cut), so that an image
     does not depend on where a run was interrupted, nor on the number of processes.
@@ -207,38 +215,30 @@ def sample_pieces(
     for number, piece in enumerate(_piece_ranges(options)):
         if piece.start not in mine:
             continue
-        index = torch.arange(piece.start, piece.stop)
-        seeds = options.seed + index
+        index = torch.arange(piece.start, piece.start + batch).clamp_max(piece.stop - 1)
+        seeds, count = options.seed + index, len(piece)
         labels, text, captions = asked_of(dataset, pipeline.model, options, index, device)
-        images = _kept(store, number, seeds) if store else None
+        own = None if labels is None else labels[:count]
+        images = _kept(store, number, seeds[:count]) if store else None
         if images is None:
-            fill = torch.arange(batch).clamp_max(len(index) - 1)
-            made = pipeline.generate(
-                seeds[fill],
-                None if labels is None else labels[fill],
-                None if text is None else text[fill.to(text.device)],
-                batch=batch,
-                device=device,
-            )[: len(index)]
+            made = pipeline.generate(seeds, labels, text, batch=batch, device=device)[:count]
             if not bool(made.isfinite().all()):
                 raise MetricError(
                     "the model samples NaN or infinite pixels: it diverged; try a smaller train.lr"
                 )
             images = dataset.to_pixels(made.to(dataset.device)).cpu()
             if store:
-                store.write(number, images, seeds, None if labels is None else labels.cpu())
-        yield images, labels, captions
+                store.write(number, images, seeds[:count], own)
+        yield images, own, captions and captions[:count]
 
 
 def _kept(store: SampleStore, number: int, seeds: Tensor) -> Tensor | None:
     """Return the images of a kept piece; one that is absent or damaged is made again."""
-    try:
+    with contextlib.suppress(DiffusionError):
         images, found, _ = store.read(number)
-    except DiffusionError:
-        return None
-    if images.shape[3] != 3 or not np.array_equal(found, seeds.numpy()):
-        return None
-    return torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
+        if images.shape[3] == 3 and np.array_equal(found, seeds.numpy()):
+            return torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
+    return None
 
 
 # --- loss on held-out data ------------------------------------------------------------------------
@@ -373,6 +373,6 @@ def heldout_scores(data: HeldOut, batch: int, **record: Any) -> list[Score]:
     count, *sums = gather_rows(total.unsqueeze(0)).sum(dim=0).tolist()
     label = f"{data.dataset.name}-test@{data.dataset.fingerprint[:8]}"
     return [
-        scored(name, value / count, len(index), None, None, label, record)
+        scored(name, value / count, len(index), None, label, record)
         for name, value in zip(names, sums, strict=True)
     ]

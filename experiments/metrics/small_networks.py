@@ -10,14 +10,13 @@ that machines agree to far more digits than a score prints.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -31,19 +30,17 @@ from experiments.runtime.files import atomic_path, locked
 CLASSIFIER_VERSION, AUTOENCODER_VERSION = 1, 1
 # Seconds to wait for another process that trains.
 _WAIT_S = 3600.0
-# Images that a classifier is trained on without a word.
-_QUICK = 10000
+# Numbers of training images that are learnt from without a word.
+_QUICK = 10**6
 
 
-@dataclass(frozen=True)
-class KeptNetwork:
+class KeptNetwork(NamedTuple):
     """A network with its record."""
 
     model: Any  # the network, in evaluation mode
     # On the held-out split: the share that a classifier gets right, the share of the variance that
     # an autoencoder explains
     quality: float
-    checksum: str  # SHA-256 over its weights
     path: Path  # its file in the cache
     fresh: bool  # whether this call trained it
 
@@ -57,78 +54,64 @@ def checksum(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-@contextlib.contextmanager
-def training(seed: int) -> Iterator[None]:
-    """Fixed seed and one thread: sums in one order, hence the same weights everywhere."""
-    threads = torch.get_num_threads()
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        torch.manual_seed(seed)
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)
-
-
-def announce(name: str) -> None:
-    """Say on stderr why the next minute is spent on training a network."""
-    print(
-        f"training the {name} that scores need, once for this machine; up to minutes on a CPU",
-        file=sys.stderr,
-        flush=True,
-    )
-
-
 def load_or_make(
     folder: Path,
     name: str,
     settings: list[Any],
     recipe: _Recipe,
     build: Callable[[], Any],
-    splits: Callable[[str], tuple[Tensor, ...]],
+    splits: Callable[[str], tuple[Any, ...]],
 ) -> KeptNetwork:
     """Return a network from the cache, or train and keep it while other processes wait.
 
     Its file is named after the data set, `name`, and after what decides the weights: the recipe and
-    the `settings`, as JSON holds them. `build` returns the network untrained, which has
-    `learn(name, ...)` and `quality(...)`; `splits` what these take of the split `train` or `test`:
-    images (N, 3, H, W) uint8 and, for a classifier, labels (N,).
+    the `settings`, as JSON holds them. `build` returns the network untrained, which has `learn` and
+    `quality`; `splits` what these take of the split `train` or `test`: images (N, 3, H, W) uint8,
+    and labels (N,) for a classifier.
     """
     identity = json.dumps([*settings, vars(recipe)], sort_keys=True)
     path = folder / f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.safetensors"
-    if found := _load(path, build, identity):
+
+    def kept() -> KeptNetwork | None:
+        """Return what the file holds, or None if it is not there, broken or of something else."""
+        try:
+            with safe_open(path, framework="pt") as handle:
+                metadata = handle.metadata() or {}
+            if metadata.get("identity") != identity:
+                return None
+            with torch.random.fork_rng(devices=[]):
+                model = build()
+            model.load_state_dict(load_file(path))
+            quality = float(metadata["accuracy"])
+        except (OSError, SafetensorError, RuntimeError, KeyError, ValueError):
+            return None
+        return KeptNetwork(model.eval().requires_grad_(False), quality, path, fresh=False)
+
+    if found := kept():
         return found
     with locked(folder, wait_s=_WAIT_S):
-        if found := _load(path, build, identity):
+        if found := kept():
             return found
-        images = splits("train")
-        with training(recipe.seed):
-            model = build().double()
-            model.learn(name, *images)
+        images, threads = splits("train"), torch.get_num_threads()
+        if images[0].numel() > _QUICK:
+            said = f"training a network for scores of {name}, once for this machine"
+            print(f"{said}; up to minutes on a CPU", file=sys.stderr, flush=True)
+        # Fixed seed and one thread: sums in one order, hence the same weights everywhere.
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            torch.manual_seed(recipe.seed)
+            torch.set_num_threads(1)
+            try:
+                model = build().double()
+                model.learn(*images)
+            finally:
+                torch.set_num_threads(threads)
         model.float().eval().requires_grad_(False)
         with torch.no_grad():
             quality = model.quality(*splits("test"))
         with atomic_path(path) as temporary:
             metadata = {"identity": identity, "accuracy": repr(quality)}
             save_file(model.state_dict(), temporary, metadata=metadata)
-    return KeptNetwork(model, quality, checksum(model), path, fresh=True)
-
-
-def _load(path: Path, build: Callable[[], nn.Module], identity: str) -> KeptNetwork | None:
-    """Return what the file holds, or None if it is not there, broken or of something else."""
-    try:
-        with safe_open(path, framework="pt") as handle:
-            metadata = handle.metadata() or {}
-        if metadata.get("identity") != identity:
-            return None
-        with torch.random.fork_rng(devices=[]):
-            model = build()
-        model.load_state_dict(load_file(path))
-        quality = float(metadata["accuracy"])
-    except (OSError, SafetensorError, RuntimeError, KeyError, ValueError):
-        return None
-    model.eval().requires_grad_(False)
-    return KeptNetwork(model, quality, checksum(model), path, fresh=False)
+    return KeptNetwork(model, quality, path, fresh=True)
 
 
 @dataclass(frozen=True)
@@ -165,19 +148,12 @@ class Recipe(_Recipe):
     shift: int = 1
 
 
-def recipe_for(count: int) -> Recipe:
-    """Return the recipe for `count` training images: 2 to 16 epochs, 32,000 images if possible."""
-    return Recipe(epochs=max(2, min(16, 32000 // count)))
-
-
 class SmallClassifier(nn.Module):
     """Convolutions at halved resolutions, `dim` features, a linear head.
 
     The side, 8 or more, is halved until 4 to 7 remain, from 16 on by the first convolution already,
     which saves most of the time.
     """
-
-    provides = ("features", "logits")
 
     def __init__(self, size: int, classes: int, recipe: Recipe) -> None:
         super().__init__()
@@ -195,23 +171,23 @@ class SmallClassifier(nn.Module):
         self.neck = nn.Linear(channels * size * size, recipe.dim)
         self.head = nn.Linear(recipe.dim, classes)
 
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return features `(B, dim)` and logits `(B, classes)` of uint8 images `(B, 3, H, W)`."""
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        """Return features `(B, dim)` and logits `(B, classes)` of `(B, 3, H, W)` in 0..255."""
         x = images.to(self.head.weight.dtype) / 127.5 - 1
         features = self.neck(self.body(x))
-        return features, self.head(F.gelu(features))
+        return {"features": features, "logits": self.head(F.gelu(features))}
 
-    def learn(self, name: str, images: Tensor, labels: Tensor) -> None:
-        """Train on a data set's images (N, 3, H, W) uint8."""
-        if len(images) > _QUICK:
-            announce(f"{name}-classifier")
-        recipe = self.recipe
+    def learn(self, images: Tensor, labels: Tensor) -> None:
+        """Train on a data set's images (N, 3, H, W) uint8, moved by up to `shift` whole pixels."""
+        recipe, pad, (h, w) = self.recipe, self.recipe.shift, images.shape[-2:]
 
         def losses() -> Iterator[Tensor]:
             for _ in range(recipe.epochs):
                 for index in torch.randperm(len(images)).split(recipe.batch):
-                    offset = torch.randint(-recipe.shift, recipe.shift + 1, (2,)).tolist()
-                    logits = self(_shift(images[index], *offset))[1]
+                    y, x = (pad - torch.randint(-pad, pad + 1, (2,))).tolist()
+                    # What comes in repeats the border.
+                    padded = F.pad(images[index].float(), [pad] * 4, mode="replicate")
+                    logits = self(padded[..., y : y + h, x : x + w])["logits"]
                     yield F.cross_entropy(logits, labels[index], label_smoothing=0.05)
 
         decay = [p for p in self.parameters() if p.ndim > 1]
@@ -222,17 +198,9 @@ class SmallClassifier(nn.Module):
     def quality(self, images: Tensor, labels: Tensor) -> float:
         """Return the share of `images` that is taken for `labels`."""
         pieces = zip(images.split(1024), labels.split(1024), strict=True)
-        return sum(int((self(x)[1].argmax(dim=1) == y).sum()) for x, y in pieces) / len(images)
-
-
-def _shift(images: Tensor, down: int, right: int) -> Tensor:
-    """Move the images by whole pixels; what comes in repeats the border."""
-    pad = max(abs(down), abs(right))
-    if not pad:
-        return images
-    h, w = images.shape[-2:]
-    padded = F.pad(images.float(), (pad, pad, pad, pad), mode="replicate").to(images.dtype)
-    return padded[..., pad - down : pad - down + h, pad - right : pad - right + w]
+        return sum(int((self(x)["logits"].argmax(dim=1) == y).sum()) for x, y in pieces) / len(
+            images
+        )
 
 
 # --- autoencoder ---------------------------------------------------------------------------------
@@ -253,11 +221,9 @@ class SmallAutoencoder(nn.Module):
     image's numbers at most: as long as a grey image it would be the pixels again.
     """
 
-    provides = ("features",)
-
     def __init__(self, size: int, recipe: CodeRecipe) -> None:
         super().__init__()
-        self.recipe, self.size = recipe, size
+        self.recipe = recipe
         self.dim = min(recipe.dim, size * size // 2)
         down: list[nn.Module] = []
         up: list[nn.Module] = []
@@ -273,9 +239,9 @@ class SmallAutoencoder(nn.Module):
         back = nn.Linear(self.dim, channels * size * size)
         self.decoder = nn.Sequential(back, nn.Unflatten(1, inner), *up)
 
-    def forward(self, images: Tensor) -> tuple[Tensor]:
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
         """Return the codes `(B, dim)` of uint8 images `(B, 3, H, W)`."""
-        return (self.encoder(self.scaled(images)),)
+        return {"features": self.encoder(self.scaled(images))}
 
     def scaled(self, images: Tensor) -> Tensor:
         """Return uint8 images in -1..1, in the weights' precision."""
@@ -286,10 +252,8 @@ class SmallAutoencoder(nn.Module):
         target = self.scaled(images)
         return (self.decoder(self.encoder(target)) - target).square()
 
-    def learn(self, name: str, images: Tensor) -> None:
+    def learn(self, images: Tensor, labels: Tensor | None = None) -> None:
         """Train on the squared error of a data set's images (N, 3, H, W) uint8."""
-        if self.size >= 16:
-            announce(f"autoencoder of {name}")
         recipe = self.recipe
 
         def losses() -> Iterator[Tensor]:
@@ -302,7 +266,7 @@ class SmallAutoencoder(nn.Module):
 
         fit(self.parameters(), recipe, recipe.steps, losses())
 
-    def quality(self, images: Tensor) -> float:
+    def quality(self, images: Tensor, labels: Tensor | None = None) -> float:
         """Return the share of the pixels' variance that is there again after decoding."""
         parts = images.split(1024)
         mean = sum(self.scaled(part).sum(dim=0) for part in parts) / len(images)

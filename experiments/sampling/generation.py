@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -34,33 +35,26 @@ from routing.stack import Reuse, Routing
 
 @dataclass
 class ReusePlan:
-    """Which evaluations compute blocks `start..end`, and what they left behind."""
+    """Which evaluations compute `blocks`, and what they left behind, for each number of passes."""
 
-    start: int  # first block that is reused
-    end: int  # last one, included
+    blocks: tuple[int, ...]  # indices of those that are reused
     every: int  # compute them at every n-th evaluation
     _computed: dict[int, int] = field(default_factory=dict)
     _kept: dict[int, Reuse] = field(default_factory=dict)
-
-    @property
-    def blocks(self) -> tuple[int, ...]:
-        """Indices of the blocks."""
-        return tuple(range(self.start, self.end + 1))
 
     def replays(self, evaluation: int, copies: int) -> bool:
         """Return whether an evaluation reuses; if not, it counts as computed.
 
         A batch of another number of passes, `copies`, has nothing to reuse.
         """
-        last = self._computed.get(copies)
-        if last is not None and evaluation - last < self.every:
+        if evaluation - self._computed.get(copies, -self.every) < self.every:
             return True
         self._computed[copies] = evaluation
         return False
 
     def of(self, evaluation: int, copies: int) -> Reuse:
         """Return what the stack records or replays at this evaluation."""
-        kept = self._kept.setdefault(copies, Reuse(self.start, self.end))
+        kept = self._kept.setdefault(copies, Reuse(self.blocks[0], self.blocks[-1]))
         return kept.replay() if self.replays(evaluation, copies) else kept.record()
 
 
@@ -69,8 +63,9 @@ def plan_reuse(options: SamplerOptions, depth: int, sparse: bool = False) -> Reu
 
     `options.reuse` names the blocks as a route does (`4-9`, `2--3`).
     """
-    blocks = options.reused(depth, sparse)
-    return None if blocks is None else ReusePlan(blocks.start, blocks.end, options.reuse_every)
+    found = options.reused(depth, sparse)
+    blocks = found and tuple(range(found.start, found.end + 1))
+    return ReusePlan(blocks, options.reuse_every) if blocks else None
 
 
 # --- images ---------------------------------------------------------------------------------------
@@ -127,32 +122,24 @@ class Guided:
 
     def _conditions(self, group: list[Pass], evaluation: int) -> dict[str, Tensor]:
         """Return labels and text of the passes of one batch, one after the other."""
-        conditions: dict[str, Tensor] = {}
-        if getattr(self.model, "num_classes", 0):
-            conditions["y"] = torch.cat([self._labels(p.label, evaluation) for p in group])
-        if has_text(self.model) and self.text is not None:
-            conditions["text"] = torch.cat([self._text(p.label, evaluation) for p in group])
-            dropped = [
-                torch.full_like(self.seeds, p.label == "null", dtype=torch.bool) for p in group
-            ]
-            conditions["text_drop"] = torch.cat(dropped)
-        return conditions
+        found = [self._condition(item.label, evaluation) for item in group]
+        return {key: torch.cat([each[key] for each in found]) for key in found[0]}
 
-    def _labels(self, kind: str, evaluation: int) -> Tensor:
-        classes = self.model.num_classes
-        if kind == "random":
-            return self._draws(evaluation, 1, 0).integers("icg", 1, classes)[:, 0]
-        if kind == "null" or self.labels is None:
-            return torch.full_like(self.seeds, classes)
-        return self.labels
-
-    def _text(self, kind: str, evaluation: int) -> Tensor:
-        assert self.text is not None
-        if kind != "random":
-            return self.text
-        # ICG for text (Sadat et al. 2024): noise of the embedding's spread.
-        noise = self._draws(evaluation, 1, 0).normal("icg", tuple(self.text.shape[1:]))
-        return noise.to(self.text) * self.text.std(dim=(1, 2), keepdim=True)
+    def _condition(self, kind: str, evaluation: int) -> dict[str, Tensor]:
+        """Return labels (B,), or text states (B, L, E) and whether they are dropped, of a pass."""
+        found, random = {}, self._draws(evaluation, 1, 0)
+        if classes := getattr(self.model, "num_classes", 0):
+            null = torch.full_like(self.seeds, classes)
+            found["y"] = null if kind == "null" or self.labels is None else self.labels
+            if kind == "random":
+                found["y"] = random.integers("icg", 1, classes)[:, 0]
+        if has_text(self.model) and (text := self.text) is not None:
+            found["text_drop"] = torch.full_like(self.seeds, kind == "null", dtype=torch.bool)
+            found["text"] = text
+            if kind == "random":  # ICG for text (Sadat et al. 2024): noise of the states' spread
+                noise = random.normal("icg", tuple(text.shape[1:])).to(text)
+                found["text"] = noise * text.std(dim=(1, 2), keepdim=True)
+        return found
 
     def _shortcuts(
         self, model: Any, item: Pass, copies: int, evaluation: int, first: int
@@ -177,26 +164,13 @@ class Guided:
 
 def batches(passes: list[Pass]) -> list[list[Pass]]:
     """Group passes that can be one batch: the same network on the same number of tokens."""
-    return [list(group) for _, group in groupby(passes, key=lambda item: item.batch)]
+    alike = groupby(passes, key=lambda item: (item.weak, item.rate, item.drop))
+    return [list(group) for _, group in alike]
 
 
 def progress_of(step: int, steps: int) -> float:
     """Return 0 at the first and 1 at the last of `steps` steps."""
     return step / (steps - 1) if steps > 1 else 0.0
-
-
-def check_conditions(model: Any, labels: Tensor | None, text: Tensor | None) -> None:
-    """Refuse labels and text that the model cannot take."""
-    classes = getattr(model, "num_classes", 0)
-    if labels is not None and not classes:
-        raise DiffusionError("this model has no classes; leave the labels out")
-    wrong = [] if labels is None else [v for v in labels.unique().tolist() if not 0 <= v <= classes]
-    if wrong:
-        raise DiffusionError(
-            f"class {wrong[0]}: this model knows classes 0..{classes - 1}, and {classes} for none"
-        )
-    if text is not None and not has_text(model):
-        raise DiffusionError("this model is not conditioned on text; leave the captions out")
 
 
 def labels_from_seeds(seeds: Tensor, num_classes: int, how: str = "from-seed") -> Tensor | None:
@@ -211,11 +185,6 @@ def labels_from_seeds(seeds: Tensor, num_classes: int, how: str = "from-seed") -
     if how != "from-seed":
         raise DiffusionError(f"labels={how}: choose from-seed or balanced, or give class numbers")
     return Draws(SAMPLING_SEED, 0, seeds).integers("label", 1, num_classes)[:, 0]
-
-
-def seeded_noise(seeds: Tensor, draw: int, shape: tuple[int, ...]) -> Tensor:
-    """Return standard normal noise of each seed, `(n, *shape)`; `draw` 0 is the start."""
-    return Draws(SAMPLING_SEED, 0, seeds).normal(f"sampler.{draw}", shape)
 
 
 def generate(
@@ -261,15 +230,24 @@ def generate(
         if isinstance(given, Tensor) and len(given) != len(seeds):
             raise DiffusionError(f"{what} for {len(given)} images, and {len(seeds)} seeds")
     guidance.check(model, weak_model)
-    depth = getattr(model, "depth", 0)
-    plan_reuse(sampler.options, depth, guidance.sparse)
-    device = torch.device(device) if device is not None else device_of(model)
+    plan = partial(plan_reuse, sampler.options, getattr(model, "depth", 0), guidance.sparse)
+    plan()  # refuses what cannot be
+    if device is None:  # the model's
+        first = next(model.parameters(), None) if isinstance(model, torch.nn.Module) else None
+        device = "cpu" if first is None else first.device
     seeds = seeds.to(device, torch.int64)
     classes = getattr(model, "num_classes", 0)
     if isinstance(labels, str):
         labels = labels_from_seeds(seeds, classes, labels)
-    check_conditions(model, labels, text)
-    labels = None if labels is None else labels.to(device, torch.int64)
+    if labels is not None and not classes:
+        raise DiffusionError("this model has no classes; leave the labels out")
+    if labels is not None:
+        labels = labels.to(device, torch.int64)
+        if wrong := [v for v in labels.unique().tolist() if not 0 <= v <= classes]:
+            known = f"this model knows classes 0..{classes - 1}, and {classes} for none"
+            raise DiffusionError(f"class {wrong[0]}: {known}")
+    if text is not None and not has_text(model):
+        raise DiffusionError("this model is not conditioned on text; leave the captions out")
 
     size = model.config["input_size"]
     shape = (model.in_channels, *((size, size) if isinstance(size, int) else size))
@@ -289,7 +267,7 @@ def generate(
                 None if labels is None else labels[rows],
                 None if text is None else text[rows.to(text.device)].to(device),
                 weak_model,
-                plan_reuse(sampler.options, depth, guidance.sparse),
+                plan(),
             )
             images.append(_batch(guided, sampler, shape)[: count - start])
             if progress:
@@ -299,12 +277,12 @@ def generate(
 
 def _batch(guided: Guided, sampler: Sampler, shape: tuple[int, ...]) -> Tensor:
     """Sample one batch; the state is in float64 where the device has it (as EDM's is)."""
-    dtype = widest(guided.seeds.device)
-    start = seeded_noise(guided.seeds, 0, shape).to(dtype)
+    draws = Draws(SAMPLING_SEED, 0, guided.seeds)
 
     def noise(i: int, x: Tensor) -> Tensor:
-        return seeded_noise(guided.seeds, i + 1, tuple(x.shape[1:])).to(x)
+        return draws.normal(f"sampler.{i + 1}", shape).to(x)
 
+    start = draws.normal("sampler.0", shape).to(widest(guided.seeds.device))
     return sampler.sample(guided, sampler.start(start), noise).to(torch.float32)
 
 
@@ -319,9 +297,3 @@ def evaluating(*models: Any) -> Iterator[None]:
     finally:
         for model, mode in modes:
             model.train(mode)
-
-
-def device_of(model: Any) -> torch.device:
-    """Return the device of a model's first parameter, or the CPU."""
-    first = next(iter(model.parameters()), None) if isinstance(model, torch.nn.Module) else None
-    return first.device if first is not None else torch.device("cpu")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
@@ -13,13 +13,15 @@ from torch import Tensor
 from backbones.cost import cost as backbone_cost
 from experiments.config.parent import split
 from experiments.config.schema import Config
-from experiments.diffusion.diffusion_options import DiffusionError, check_weights
+from experiments.diffusion.diffusion_options import DiffusionError, check_weights, options_of
 from experiments.diffusion.guidance import Guidance, create_guidance
 from experiments.diffusion.objective import Objective, create_objective
 from experiments.diffusion.samplers import Sampler, create_sampler
 from experiments.sampling.generation import batches, generate, plan_reuse, progress_of
 from experiments.training.checkpoint import load_model
 from experiments.training.routes import check_guided, first_route
+from routing.errors import suggest
+from routing.parsing import Malformed, yaml_of
 from routing.selection import Selection
 
 #: Images on which the error of reuse is measured.
@@ -35,7 +37,6 @@ class SamplingCost:
     """What one image costs."""
 
     macs: float  # multiply-accumulates of all passes of one image
-    per_step: tuple[float, ...]  # the same for each sampling step
     evaluations: int  # how often the sampler asks for a denoised image (NFE)
     passes: int  # how many forward passes per image that makes
     batches: int  # how many calls of a network: passes that can be one batch are one
@@ -59,7 +60,7 @@ def sampling_cost(
         depth: Number of blocks; needed for reuse, and for routes that count from the end.
     """
     plan = plan_reuse(sampler.options, depth, guidance.sparse)
-    per_step, passes, calls = [0.0] * sampler.steps, 0, 0
+    macs, passes, calls = 0.0, 0, 0
     evaluations = sampler.evaluations()
     for evaluation, (step, native) in enumerate(evaluations):
         level = float(objective.level(torch.tensor(native, dtype=torch.float64)))
@@ -72,10 +73,10 @@ def sampling_cost(
                 # A fused span is the model's route.
                 route = guidance.route.resolve(depth) if depth else guidance.route
                 skipped = (route.sparse_blocks,)
-            per_step[step] += len(group) * cost(first.rate, first.weak, *skipped)
+            macs += len(group) * cost(first.rate, first.weak, *skipped)
             calls += 1
         passes += len(made)
-    return SamplingCost(sum(per_step), tuple(per_step), len(evaluations), passes, calls)
+    return SamplingCost(macs, len(evaluations), passes, calls)
 
 
 def model_cost(
@@ -219,3 +220,48 @@ def described(options: Any) -> str:
         and (f.name in ("steps", "scale") or getattr(options, f.name) != f.default)
     ]
     return " ".join([options.name, *changed])
+
+
+# --- from words to options ----------------------------------------------------------------------
+
+
+#: Groups of a run's configuration that may be changed for sampling: `guidance.scale=2`.
+GROUPS = ("sampler", "guidance", "data")
+#: Flags that mean such a key.
+FLAGS = {"steps": "sampler.steps", "scale": "guidance.scale"}
+FLAGS |= {"sampler": "sampler.name", "guidance": "guidance.name"}
+
+
+def parse_overrides(items: Sequence[str], **flags: Any) -> dict[str, dict[str, Any]]:
+    """Read `guidance.scale=2` and the like into a mapping per group.
+
+    `flags` are the values of some of `FLAGS`; None is not given.
+    """
+    found: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
+    given = [f"{FLAGS[name]}={value}" for name, value in flags.items() if value is not None]
+    for item in [*items, *given]:
+        key, equals, value = item.partition("=")
+        group, dot, name = key.partition(".")
+        if group not in GROUPS or not dot or not equals:
+            hint = "" if group in GROUPS else suggest(group, GROUPS)
+            if key in ("sampler", "guidance"):
+                hint = f"; type --{key} {value}"
+            raise DiffusionError(
+                f"{item}: sampling can change {', '.join(f'{g}.KEY=VALUE' for g in GROUPS)}{hint}"
+            )
+        if name in found[group]:
+            raise DiffusionError(f"{key} is given twice, also as {value}; give one of the two")
+        try:
+            found[group][name] = yaml_of(value, item)
+        except Malformed:
+            found[group][name] = value  # a path, such as one that begins with a bracket
+    return found
+
+
+def chosen_options(kind: str, configured: Mapping[str, Any], changes: Mapping[str, Any]) -> Any:
+    """Return a group's options: the run's own, or those by default of another name, changed."""
+    same = changes.get("name", configured.get("name")) == configured.get("name")
+    options = options_of(kind, {**(configured if same else {}), **changes})
+    if options.name == "none" and changes.get("scale") is not None and options.scale != 1:
+        raise DiffusionError(f"scale {options.scale:g}: there is no guidance; add --guidance cfg")
+    return options

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
+import re
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,12 +17,12 @@ from experiments.data.dataset import create
 from experiments.data.latents import LatentSpace
 from experiments.data.latents_spec import LatentsOptions
 from experiments.diffusion.diffusion_options import DiffusionError
+from experiments.metrics.collect import join, world
 from experiments.metrics.images import Images
 from experiments.metrics.small_networks import checksum
 from experiments.runtime import console as log
 from experiments.runtime.files import locked, sha256
-from experiments.sampling.pipeline import SamplingPipeline
-from experiments.sampling.request import Request, chosen_options, parse_classes, plan_request
+from experiments.sampling.pipeline import FLAGS, SamplingPipeline, chosen_options, parse_overrides
 from experiments.sampling.sample_store import (
     SHARD,
     generate_shards,
@@ -31,48 +32,40 @@ from experiments.sampling.sample_store import (
     write_npz,
 )
 from experiments.training.checkpoint import TrainedModel, load_model
+from routing.errors import suggest
 
 MOST_COLUMNS, MOST_ROWS = 16, 20
 #: Options of data that have nothing to do with where the training data are.
 SHOWING = ("vae", "vae_dtype", "decode_batch")
 
 
-def sample(
-    args: argparse.Namespace,
-    changes: dict[str, dict[str, Any]],
-    seeds: list[int],
-    captions: list[str] | None,
-) -> int:
-    """Sample what the arguments name, going on where an earlier call was killed.
-
-    `changes` are options of sampler, guidance and data by group; there is an image for each seed
-    and class or caption.
-    """
-    accelerator, world = None, int(os.environ.get("WORLD_SIZE", "1"))
-    if world > 1:
-        from accelerate import Accelerator
-
-        # Without the word, accelerate starts no process group where there is no GPU.
-        accelerator = Accelerator(cpu=args.device == "cpu" or not torch.cuda.is_available())
-    main_process = accelerator is None or accelerator.is_main_process
-    device = accelerator.device if accelerator else args.device
+def sample(args: argparse.Namespace) -> int:
+    """Sample what the arguments name, going on where an earlier call was killed."""
+    changes = parse_overrides(args.changes, **{key: getattr(args, key) for key in FLAGS})
+    seeds = parse_numbers(args.seeds, "--seeds")
+    captions = None if args.captions is None else parse_captions(args.captions)
+    for key, least in (("batch", 1), ("pngs", 0)):
+        if getattr(args, key) < least:
+            raise DiffusionError(f"--{key} {getattr(args, key)}: {least} or more is needed")
+    device, (rank, processes) = join(args.device), world()
     loaded = load_model(args.source, step=args.step, weights=args.weights, device=device)
     model, config = loaded.model, loaded.config
     names = loaded.info.get("class_names") or ()
-    classes = args.classes and parse_classes(args.classes, model.num_classes, names)
+    given = args.classes is not None
+    classes = parse_classes(args.classes, model.num_classes, names) if given else None
     if captions is None and model.prefix:
         raise DiffusionError("this model is conditioned on text; give --captions 'one; another'")
     if captions is not None and not model.prefix:
         raise DiffusionError("--captions: this model is not conditioned on text; leave them out")
-    request = plan_request(seeds, classes or None, captions, names)
-    sampler = chosen_options("sampler", config.sampler, args.sampler, changes["sampler"])
-    guidance = chosen_options("guidance", config.guidance, args.guidance, changes["guidance"])
+    request = plan_request(seeds, classes, captions, names)
+    sampler = chosen_options("sampler", config.sampler, changes["sampler"])
+    guidance = chosen_options("guidance", config.guidance, changes["guidance"])
     pipeline = SamplingPipeline.make(model, config, sampler, guidance)
     dataset = data_of(loaded, changes["data"], next(model.parameters()).device)
     if not dataset.can_decode:
         raise DiffusionError(dataset.cannot_decode)
-    console = log.Console(quiet=not main_process)
-    if main_process:
+    console = log.Console(quiet=bool(rank))
+    if not rank:
         console.say(f"model     {loaded.source} (step {loaded.step}, {args.weights})")
         console.say("\n".join(pipeline.lines()))
     out = Path(args.out)
@@ -83,7 +76,7 @@ def sample(
         return dataset.encode_text([texts[i] for i in rows.tolist()])
 
     # Of two calls that sample in different ways, one would take the other's shards for its own.
-    with locked(out) if main_process else contextlib.nullcontext():
+    with contextlib.nullcontext() if rank else locked(out):
         finished = (out / "samples.npz").exists() and (out / "shards/manifest.json").exists()
         count = len(request.seeds)
         kept = SHARD * len(list((out / "shards").glob("shard-*.npz")))
@@ -103,12 +96,11 @@ def sample(
                     **({} if pipeline.weak is None else {"weaker": checksum(pipeline.weak)}),
                 },
                 batch=args.batch,
-                accelerator=accelerator,
                 # All processes are about equally fast: the first measures the progress of all.
-                progress=lambda done, _: bar.update(min(count, done * world)),
+                progress=lambda done, _: bar.update(min(count, done * processes)),
                 finished=finished,
             )
-        if main_process:
+        if not rank:
             write_pictures(out, request, args.pngs, finished, console)
     return 0
 
@@ -142,19 +134,17 @@ def write_pictures(
     for shard in (out / "shards").glob("shard-*.npz"):  # an earlier call may have been killed here
         shard.unlink()
     if not grid.exists() or len(list((out / "png").glob("*.png"))) < min(pngs, count):
-        made, gridded, tiles = Images(npz), grid_positions(request), list[torch.Tensor]()
+        made, tiles = Images(npz), list[torch.Tensor]()
         drawn = made.labels() if request.labels is None else None
-        first = made.batches(range(max(pngs, *gridded) + 1))
+        first = made.batches(range(max(pngs, *request.grid) + 1))
         for number, image in enumerate(chain.from_iterable(first)):
-            if number in gridded:
+            if number in request.grid:
                 tiles.append(image)
             if number < pngs:
                 kind = "" if drawn is None else f"_class{drawn[number]:04d}"
                 name = f"{request.names[number]}{kind}.png"
                 save_png(image.permute(1, 2, 0).numpy(), out / "png" / name)
-        columns = request.columns and min(request.columns, MOST_COLUMNS)
-        names = request.row_names and request.row_names[:MOST_ROWS]
-        save_png(image_grid(torch.stack(tiles), columns, names), grid)
+        save_png(image_grid(torch.stack(tiles), request.columns, request.row_names), grid)
     console.say(f"grid      {grid}")
     shown = len(list((out / "png").glob("*.png")))  # an earlier call may have been asked for more
     if shown:
@@ -162,10 +152,110 @@ def write_pictures(
     console.say(f"npz       {npz} (arr_0, for ADM's evaluator)")
 
 
-def grid_positions(request: Request) -> set[int]:
-    """Return which images the grid shows: a row per class or caption, or the first hundred."""
-    if request.columns is None:
-        return set(range(100))
-    rows = range(min(len(request.seeds) // request.columns, MOST_ROWS))
-    columns = range(min(request.columns, MOST_COLUMNS))
-    return {row * request.columns + column for row in rows for column in columns}
+# --- what is asked for ----------------------------------------------------------------------------
+
+
+# Ten million seeds are 80 MB, and twenty days of images.
+_MOST = 10_000_000
+
+
+def parse_numbers(text: str, key: str) -> list[int]:
+    """Read `3`, `0-63` or `0-9,20,30-31` as numbers in that order, each once."""
+    numbers: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*([0-9]{1,18})(?:-([0-9]{1,18}))?\s*", part)
+        first, last = (int(end or found[1]) for end in found.groups()) if found else (1, 0)
+        if last < first:
+            raise DiffusionError(
+                f"{key} {text}: expected numbers such as 3,7 or ranges such as 0-63, from the "
+                "smaller to the larger number, all below 10^18"
+            )
+        if len(numbers) + last - first >= _MOST:
+            raise DiffusionError(
+                f"{key} {text}: more than {_MOST:,} at once; ask for them in several calls"
+            )
+        numbers += range(first, last + 1)
+    return numbers
+
+
+def parse_classes(text: str, num_classes: int, names: Sequence[str] = ()) -> list[int]:
+    """Read class numbers, ranges or names, separated by commas; `all` is every class."""
+    if not num_classes:
+        raise DiffusionError("--classes: this model has no classes; leave it out")
+    if text == "all":
+        return list(range(num_classes))
+    chosen: list[int] = []
+    for part in (piece.strip() for piece in text.split(",")):
+        if part in names:
+            chosen.append(list(names).index(part))
+        elif part[:1].isdigit():
+            chosen += parse_numbers(part, "--classes")
+        else:
+            guess = suggest(part, names)
+            some = ", ".join(list(names)[:10]) or f"0..{num_classes - 1}"
+            raise DiffusionError(
+                f"--classes {part}: no class of that name{guess or f'; there are {some}'}"
+            )
+    wrong = [number for number in chosen if number >= num_classes]
+    if wrong:
+        raise DiffusionError(
+            f"--classes {wrong[0]}: this model has {num_classes} classes, 0..{num_classes - 1}"
+        )
+    return chosen
+
+
+def parse_captions(text: str) -> list[str]:
+    """Read captions separated by semicolons, or one per line from a `.txt` file."""
+    if text.endswith(".txt"):
+        try:
+            lines = Path(text).read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            raise DiffusionError(f"--captions {text}: expected text in UTF-8 ({error})") from None
+    else:
+        lines = text.split(";")
+    captions = [line.strip() for line in lines if line.strip()]
+    if not captions:
+        raise DiffusionError("--captions: give one or more, separated by semicolons")
+    return captions
+
+
+class Request(NamedTuple):
+    """The images to make, in order."""
+
+    seeds: list[int]  # one per image
+    # Class of each, or None where the seeds draw them or there are no classes
+    labels: list[int] | None
+    captions: list[str] | None  # caption of each, or None
+    grid: set[int]  # which of them the grid shows: a row per class or caption, or the first hundred
+    columns: int | None  # images in a row of the grid
+    row_names: list[str] | None  # names of the grid's rows, if rows mean something
+    names: list[str]  # file name of each image, without suffix
+
+
+def plan_request(
+    seeds: Sequence[int],
+    classes: Sequence[int] | None,
+    captions: Sequence[str] | None,
+    class_names: Sequence[str] = (),
+) -> Request:
+    """Return every seed for every class or caption, one row of the grid for each of those."""
+    for key, given in (("--seeds", seeds), ("--classes", classes or ())):
+        if len({*given}) < len(given):
+            raise DiffusionError(f"{key}: a number stands twice, and its images would share a name")
+    if captions is not None:
+        rows = [(f"caption{row:03d}_", text) for row, text in enumerate(captions)]
+    else:
+        known = dict(enumerate(class_names))
+        rows = [(f"class{n:04d}_", known.get(n, str(n))) for n in classes or ()]
+    starts = [start for start, _ in rows] or [""]
+    columns = min(len(seeds), MOST_COLUMNS) if rows else None
+    shown = {r * len(seeds) + c for r in range(len(rows[:MOST_ROWS])) for c in range(columns or 0)}
+    return Request(
+        seeds=list(seeds) * len(starts),
+        labels=[n for n in classes or () for _ in seeds] or None,
+        captions=[text for text in captions or () for _ in seeds] or None,
+        grid=shown or set(range(100)),
+        columns=columns,
+        row_names=[name for _, name in rows[:MOST_ROWS]] or None,
+        names=[f"{start}seed{seed:06d}" for start in starts for seed in seeds],
+    )

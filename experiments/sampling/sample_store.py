@@ -24,10 +24,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
 
 from experiments.diffusion.diffusion_options import DiffusionError
+from experiments.metrics.collect import gather, world
 from experiments.runtime.files import atomic_path, atomic_write
 from experiments.runtime.option_types import differing
 from experiments.sampling.generation import Progress, labels_from_seeds
@@ -100,23 +101,18 @@ class SampleStore:
         """Yield all shards in order."""
         try:
             about = json_of((self.folder / "manifest.json").read_bytes())
-            count, size = about["count"], about["shard"]
-            total = about.get("shards", -(-count // size))
-            if not all(type(value) is int and value > 0 for value in (count, size, total)):
+            total = about.get("shards", -(-about["count"] // about["shard"]))
+            found = len(list(self.folder.glob("shard-*.npz")))
+            if type(total) is not int or total < 1:
                 raise ValueError("counts")
-        except (OSError, ValueError, KeyError, TypeError, ArithmeticError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError):
             raise DiffusionError(
                 f"{self.folder} is no folder of samples: it has no manifest.json that says how many"
-            ) from error
-        present = {path.name for path in self.folder.glob("shard-*.npz")}
-        first = next((k for k in range(total) if self.path(k).name not in present), None)
-        if first is not None:
-            # Counted from those that are there: a manifest may claim any number.
-            later = sum(self.path(first).name < n < self.path(total).name for n in present)
+            ) from None
+        if found < total:
             raise DiffusionError(
-                f"{self.folder} lacks {total - first - later} of {total} shards "
-                f"(the first is {self.path(first).name}); "
-                "run the sampling command again to make them"
+                f"{self.folder} has {found} of {total} shards; run the sampling command again to "
+                "make the others"
             )
         for k in range(total):
             yield self.read(k)
@@ -142,11 +138,12 @@ def generate_shards(
     settings: Mapping[str, Any] | None = None,
     shard: int = SHARD,
     batch: int = 64,
-    accelerator: Any = None,
     progress: Progress | None = None,
     finished: bool = False,
 ) -> list[Path]:
     """Generate one image per seed into a folder, going on where an earlier call stopped.
+
+    A collective call: the processes share the shards.
 
     Args:
         folder: Where the shards are.
@@ -158,7 +155,6 @@ def generate_shards(
         settings: What else identifies the samples, JSON-able (weights, data, ...).
         shard: Images per file.
         batch: Images at once.
-        accelerator: An `accelerate.Accelerator`: its processes share the shards.
         progress: Called with images done and images in all, of this process's share.
         finished: Only compare the settings: the shards were used and removed already.
 
@@ -172,9 +168,7 @@ def generate_shards(
     if isinstance(labels, str):
         labels = labels_from_seeds(seeds, getattr(pipeline.model, "num_classes", 0), labels)
     labels = None if labels is None else labels.cpu()
-    rank, world = 0, 1
-    if accelerator is not None:
-        rank, world = accelerator.process_index, accelerator.num_processes
+    rank, processes = world()
     parts = ("objective", "sampler", "guidance")
     options = {part: dataclasses.asdict(getattr(pipeline, part).options) for part in parts}
     route = pipeline.guidance.route
@@ -190,38 +184,29 @@ def generate_shards(
     }
     if rank == 0:
         store.claim(about, finished)
-    if accelerator is not None:
-        # Where the first process refuses the folder, the others must not have begun.
-        accelerator.wait_for_everyone()
+    gather(None)  # where the first process refuses the folder, the others must not have begun
     pieces = torch.arange(len(seeds)).split(shard)
     paths = [store.path(k) for k in range(len(pieces))]
     if finished:
         return paths
-    mine = range(rank, len(pieces), world)
+    mine = range(rank, len(pieces), processes)
     done, total = 0, sum(len(pieces[k]) for k in mine)
-
-    def made(count: int, _: int = 0) -> None:
-        """Report the images of one shard among all."""
-        if progress:
-            progress(done + count, total)
-
+    report = progress or (lambda *_: None)
     for k in mine:
         rows = pieces[k]
-        if paths[k].exists():
-            made(len(rows))
-        else:
+        if not paths[k].exists():
             images = pipeline.generate(
                 seeds[rows],
                 None if labels is None else labels[rows],
                 None if text is None else text(rows),
                 batch=batch,
-                progress=made,
+                progress=lambda count, _, done=done: report(done + count, total),  # type: ignore[misc]
             )
             pixels = torch.cat([to_pixels(piece).cpu() for piece in images.split(batch)])
             store.write(k, pixels, seeds[rows], None if labels is None else labels[rows])
         done += len(rows)
-    if accelerator is not None:
-        accelerator.wait_for_everyone()
+        report(done, total)
+    gather(None)
     return paths
 
 
@@ -279,38 +264,27 @@ GAP = 2
 PAPER = 255  # white, as the page that a grid is printed on
 
 
-def to_array(images: Tensor | NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return uint8 images `(N, 3, H, W)` or `(N, H, W, 3)` as an array `(N, H, W, 3)`."""
-    array = np.asarray(images.cpu() if hasattr(images, "cpu") else images)
-    if array.dtype != np.uint8 or array.ndim != 4 or 3 not in (array.shape[1], array.shape[3]):
-        raise ValueError(
-            f"images are uint8 (N, 3, H, W) or (N, H, W, 3); these are {array.dtype} {array.shape}"
-        )
-    return array if array.shape[3] == 3 else np.ascontiguousarray(array.transpose(0, 2, 3, 1))
-
-
 def image_grid(
-    images: Tensor | NDArray[np.uint8],
-    columns: int | None = None,
-    row_names: Sequence[str] | None = None,
+    images: Tensor, columns: int | None = None, row_names: Sequence[str] | None = None
 ) -> NDArray[np.uint8]:
-    """Tile uint8 images, `(N, 3, H, W)` or `(N, H, W, 3)`, row by row: uint8 `(height, width, 3)`.
+    """Tile uint8 images `(N, 3, H, W)` row by row: uint8 `(height, width, 3)`.
 
     Without `columns` it is about square; `row_names` stand to the left; places without an image are
     white. The pixels of images whose shorter side is below `SMALLEST` are repeated.
     """
-    tiles = to_array(images)
-    scale = max(1, math.ceil(SMALLEST / min(tiles.shape[1:3])))
-    tiles = tiles.repeat(scale, axis=1).repeat(scale, axis=2)
-    count, height, width, _ = tiles.shape
-    columns = columns or max(1, math.ceil(math.sqrt(count)))
-    rows = max(1, math.ceil(count / columns))
-    shape = (rows * (height + GAP) + GAP, columns * (width + GAP) + GAP, 3)
-    picture = np.full(shape, PAPER, dtype=np.uint8)
-    for i, tile in enumerate(tiles):
-        top, left = (i // columns) * (height + GAP) + GAP, (i % columns) * (width + GAP) + GAP
-        picture[top : top + height, left : left + width] = tile
-    return _named(picture, row_names, height + GAP) if row_names else picture
+    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
+        raise ValueError(f"images are uint8 (N, 3, H, W), got {images.dtype} {tuple(images.shape)}")
+    scale = max(1, math.ceil(SMALLEST / min(images.shape[2:])))
+    tiles = images.cpu().repeat_interleave(scale, 2).repeat_interleave(scale, 3)
+    columns = columns or max(1, math.ceil(math.sqrt(len(tiles))))
+    rows, height, width = math.ceil(len(tiles) / columns), *(side + GAP for side in tiles.shape[2:])
+    # Each with a gap above and to the left.
+    cells = tiles.new_full((rows * columns, 3, height, width), PAPER)
+    cells[: len(tiles), :, GAP:, GAP:] = tiles
+    cells = cells.view(rows, columns, 3, height, width).permute(0, 3, 1, 4, 2)
+    pixels = cells.reshape(rows * height, columns * width, 3).numpy()
+    picture = np.pad(pixels, ((0, GAP), (0, GAP), (0, 0)), constant_values=PAPER)
+    return _named(picture, row_names, height) if row_names else picture
 
 
 def _named(picture: NDArray[np.uint8], names: Sequence[str], pitch: int) -> NDArray[np.uint8]:
@@ -341,18 +315,16 @@ def save_gif(
 
     Smaller ones are put on a page of the largest one's size.
     """
-    if not frames:
-        raise ValueError("a GIF needs at least one frame")
     pages: list[Any] = []
     for name in frames:
         with Image.open(name) as image:
             pages.append(image.convert("RGB"))
-    size = max(page.width for page in pages), max(page.height for page in pages)
-    sheets = [Image.new("RGB", size, (PAPER,) * 3) for _ in pages]
-    for sheet, page in zip(sheets, pages, strict=True):
-        sheet.paste(page, (0, 0))
-    times = [round(1000 * seconds)] * len(sheets)
-    times[-1] = round(4000 * seconds)
+    width, height = max(page.width for page in pages), max(page.height for page in pages)
+    sheets = [
+        ImageOps.expand(page, (0, 0, width - page.width, height - page.height), fill="white")
+        for page in pages
+    ]
+    times = [round(1000 * seconds)] * (len(sheets) - 1) + [round(4000 * seconds)]
     with atomic_path(path) as temporary:
         sheets[0].save(
             temporary, format="GIF", save_all=True, append_images=sheets[1:], duration=times, loop=0

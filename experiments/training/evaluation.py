@@ -104,8 +104,8 @@ class Evaluation:
         if found:
             console.cut_jsonl(path, step - 1)
         with self.state.averaged() as model:
-            on = {"accelerator": self.accelerator, "console": self.console}
-            results = score(model, self.config, self.dataset, step=step, **on)
+            parts = (model, self.config, self.dataset)
+            results = score(*parts, step=step, console=self.console)
         if self.accelerator.is_main_process and results:
             entries = [{**entry.to_dict(), "of": len(results)} for entry in results]
             console.append_jsonl(path, entries)

@@ -15,13 +15,9 @@ from oracles import GAUSSIAN, MIXTURE, Oracle
 from torch.distributions import Normal, kl_divergence
 
 from experiments.diffusion import create_objective
-from experiments.diffusion.diffusion_options import (
-    OPTIONS,
-    DiffusionError,
-    options_of,
-    rate_over_steps,
-)
+from experiments.diffusion.diffusion_options import OPTIONS, options_of, rate_over_steps
 from experiments.diffusion.objective import expand
+from routing.errors import UserError
 from routing.rng import Draws
 
 OBJECTIVES = ("edm", "flow", "ddpm")
@@ -282,21 +278,21 @@ def test_expand():
         ("emd", "did you mean edm"),
         ({"name": "edm", "sigma_mn": 1}, "did you mean sigma_min"),
         ({"name": "edm", "rho": -1}, "objective.rho=-1.0: expected a number above 0"),
-        ({"name": "edm", "rho": "seven"}, "objective.rho=seven: a number is needed"),
-        ({"name": "edm", "sigma_max": 0.001}, "must exceed"),
+        ({"name": "edm", "rho": "seven"}, "objective.rho='seven': expected a number"),
+        ({"name": "edm", "sigma_max": 0.001}, "sigma_min < sigma_max is needed"),
         ({"name": "flow", "times": "logit"}, "lognormal uniform"),
         ({"name": "ddpm", "steps": 2.5}, "whole number"),
-        ({"name": "ddpm", "beta_end": 2}, "DiT has 0.0001 and 0.02"),
-        ({"name": "ddpm", "beta_start": None}, "objective.beta_start=null: a number is needed"),
-        ({"name": "edm", "p_mean": float("nan")}, "objective.p_mean=nan: a number is needed"),
+        ({"name": "ddpm", "beta_end": 2}, "expected a number above 0 and below 1; try objective.beta_end=0.02"),
+        ({"name": "ddpm", "beta_start": None}, "objective.beta_start=null: expected a number"),
+        ({"name": "edm", "p_mean": float("nan")}, "objective.p_mean=nan: expected a finite number"),
         ({"name": "edm", "sigma_max": float("inf")}, "expected a number above 0"),
-        ({"name": "flow", "mean": None}, "objective.mean=null: a number is needed"),
-        ({"name": "flow", "reverse": "no"}, "objective.reverse=no: true or false is needed"),
+        ({"name": "flow", "mean": None}, "objective.mean=null: expected a number"),
+        ({"name": "flow", "reverse": "no"}, "objective.reverse='no': expected true or false"),
         (3, "a name or a mapping"),
     ],
 )
 def test_wrong_options_say_what_to_type(value, says):
-    with pytest.raises(DiffusionError, match=says):
+    with pytest.raises(UserError, match=says):
         create_objective(value)
 
 

@@ -9,9 +9,9 @@ import torch
 from oracles import GAUSSIAN, MIXTURE, Mixture, Oracle
 
 from experiments.diffusion import create_guidance, create_objective, create_sampler
-from experiments.diffusion.diffusion_options import DiffusionError
 from experiments.diffusion.objective import Prediction
 from experiments.sampling import generate
+from routing.errors import UserError
 
 OBJECTIVES = ("edm", "flow", "ddpm")
 # Enough steps for each that the method's own error is below the sampling error of N images.
@@ -203,5 +203,5 @@ def test_shift_spends_steps_on_noise():
     ],
 )
 def test_wrong_input_says_what_to_type(objective, sampler, says):
-    with pytest.raises(DiffusionError, match=says):
+    with pytest.raises(UserError, match=says):
         create_sampler(sampler, create_objective(objective))

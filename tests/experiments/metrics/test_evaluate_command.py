@@ -14,8 +14,7 @@ import torch
 from small import ROOT, small
 
 from experiments.evaluate import main
-from experiments.metrics.eval_options import MetricError
-from experiments.metrics.evaluate_command import parse_choice, split_names
+from experiments.metrics.evaluate_command import split_names, words_of
 from experiments.runtime.command import run_command
 from experiments.training import build, checkpoint
 
@@ -122,11 +121,11 @@ def test_pictures_are_scored(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
     from PIL import Image
 
     from experiments.data import create
-    from experiments.metrics.images import labelled_images
+    from experiments.metrics.images import whole_split
 
     folder = tmp_path / "pictures"
     folder.mkdir()
-    pixels, _ = labelled_images(create({"name": "digits"}), "test")
+    pixels, _ = whole_split(create({"name": "digits"}), "test")
     for i, image in enumerate(pixels[:90]):
         Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f"{i:04d}.png")
     asked = (folder, "--data", "digits", "--metrics", "fd", "--out", tmp_path / "e")
@@ -139,7 +138,7 @@ def test_pictures_are_scored(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
         said = f"{option.split('=')[0]} is for sampling from a run, and {folder} holds images; leave it out"
         assert said in capsys.readouterr().err
     assert command(*asked, "--split", "train") == 2
-    assert "name the folder of the train images" in capsys.readouterr().err
+    assert f"--split is for sampling from a run, and {folder} holds images" in capsys.readouterr().err
     assert command(folder, "--metrics", "accuracy", "--features", "digits-classifier") == 2
     assert "unknown here" in capsys.readouterr().err
 
@@ -149,7 +148,7 @@ def test_pictures_are_scored(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
     [
         (("--metrics", "fdi"), "did you mean fd"),
         (("--guidance", "cgf"), "guidance=cgf: choose one of"),
-        (("--guidance", "cfg,scale"), "expected NAME,KEY=VALUE"),
+        (("--guidance", "cfg,scale"), "guidance.scale: sampling can change"),
         (("--guidance", "cfg,scal=2"), "did you mean scale"),
         (("--sampler", "huen"), "did you mean heun"),
         (("--data", "digits"), "--data is for images"),
@@ -165,8 +164,8 @@ def test_pictures_are_scored(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
         (("--write-reference", "x.npz", "sampler.steps=5"), "sampler.steps=5: --write-reference takes"),
         (("--write-reference", "x.npz", "--metrics", "fd"), "--metrics: --write-reference scores"),
         (("--guidance", "none,scale=3"), "scale 3: there is no guidance"),
-        (("--sampler", "heun,steps=5", "--steps", 2), "steps is given twice"),
-        (("--steps", 2, "sampler.steps=3"), "--steps 2 and sampler.steps=3: give one"),
+        (("--sampler", "heun,steps=5", "--steps", 2), "sampler.steps is given twice"),
+        (("--steps", 2, "sampler.steps=3"), "sampler.steps is given twice, also as 2"),
         (("--split", "train"), "--split is for --write-reference"),
         (("--write-samples", "x.npz", "--guidance", "none", "cfg"), "one --guidance"),
         (("data.split_seed=1",), "the run was trained with 0"),
@@ -200,12 +199,10 @@ def test_a_source_that_is_not_there(run: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_choices_and_lists() -> None:
-    assert parse_choice("") == (None, {})
-    assert parse_choice("cfg,scale=2") == ("cfg", {"scale": 2})
-    assert parse_choice("routed,weak=cosine:0.6:0") == ("routed", {"weak": "cosine:0.6:0"})
+    assert words_of("guidance", "") == []
+    assert words_of("guidance", "cfg,scale=2") == ["guidance.name=cfg", "guidance.scale=2"]
+    assert words_of("guidance", ",weak=cosine:0.6:0") == ["guidance.weak=cosine:0.6:0"]
     assert split_names(["fd,is", "kid"]) == ("fd", "is", "kid")
-    with pytest.raises(MetricError, match="after the comma"):
-        parse_choice("cfg,2")
 
 
 def test_a_named_choice_keeps_the_runs_other_options(run: Path, tmp_path: Path) -> None:

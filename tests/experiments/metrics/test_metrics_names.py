@@ -69,11 +69,11 @@ def test_yaml_has_every_option_with_a_comment(path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"metrics": ("fdi",)}, "unknown metric 'fdi': there are fd, sfid, .*; did you mean fd"),
+        ({"metrics": ("fdi",)}, "eval.metrics 'fdi': expected one of fd, sfid, .*; did you mean fd"),
         ({"metrics": ("precison",)}, "did you mean precision"),
         ({"metrics": ()}, "no metric was asked for"),
         ({"metrics": 5}, "eval.metrics=5: expected a list of names"),
-        ({"features": [None]}, "unknown features 'None'"),
+        ({"features": [None]}, "eval.features 'None'"),
         ({"features": ("inception",)}, "did you mean inception-adm"),
         ({"labels": "balance"}, "did you mean balanced"),
         ({"samples": 1}, "eval.samples=1: expected a whole number of at least 2"),

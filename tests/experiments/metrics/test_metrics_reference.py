@@ -11,16 +11,12 @@ import torch
 
 from experiments.metrics.collect import collect, heldout_reference, load_reference, save_reference
 from experiments.metrics.eval_options import MetricError
-from experiments.metrics.features import PixelFeatures
+from experiments.metrics.features import Features, pixel_features
 from experiments.metrics.images import Images
 
 
-class Other(PixelFeatures):
-    name = "inception-adm"
-    checksum = "1" * 64
-
-    def __init__(self, dim: int = 48) -> None:
-        self.dim = dim
+def other(dim: int = 48) -> Features:
+    return Features("inception-adm", dim, "1" * 64, pixel_features((4, 4)).measure)
 
 
 def pictures(n: int, seed: int = 0, side: int = 4) -> torch.Tensor:
@@ -29,11 +25,11 @@ def pictures(n: int, seed: int = 0, side: int = 4) -> torch.Tensor:
 
 
 @pytest.fixture
-def pixels() -> PixelFeatures:
-    return PixelFeatures((4, 4))
+def pixels() -> Features:
+    return pixel_features((4, 4))
 
 
-def test_what_is_written_is_read_back(tmp_path: Path, pixels: PixelFeatures) -> None:
+def test_what_is_written_is_read_back(tmp_path: Path, pixels: Features) -> None:
     images = pictures(60)
     found = collect(pixels, images.split(16), ("moments", "rows"))
     path = save_reference(tmp_path / "real.npz", pixels, found, "pictures")
@@ -49,7 +45,7 @@ def test_what_is_written_is_read_back(tmp_path: Path, pixels: PixelFeatures) -> 
 
 
 def test_a_process_without_an_image_is_an_error_everywhere(
-    pixels: PixelFeatures, monkeypatch: pytest.MonkeyPatch
+    pixels: Features, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As two processes would see it, of which the other one has no image: it must not wait.
     monkeypatch.setattr(
@@ -65,16 +61,16 @@ def test_pictures_of_another_autoencoder_are_another_reference(tmp_path: Path, v
 
     from experiments.data import create
 
-    other = AutoencoderKL.from_pretrained(vae)
+    changed = AutoencoderKL.from_pretrained(vae)
     with torch.no_grad():
-        other.decoder.conv_out.bias.add_(0.2)
-    other.save_pretrained(tmp_path / "other")
+        changed.decoder.conv_out.bias.add_(0.2)
+    changed.save_pretrained(tmp_path / "other")
     store = write_store(tmp_path / "s", latents(6, side=2), [0, 1] * 3)
     found = []
     for name in (vae, tmp_path / "other", vae):
         options = {"name": "latents", "path": str(store), "held_out": 3, "vae": str(name)}
         found.append(
-            heldout_reference(create(options), PixelFeatures((16, 16)), tmp_path / "cache")
+            heldout_reference(create(options), pixel_features((16, 16)), tmp_path / "cache")
         )
     assert found[0].checksum == found[2].checksum != found[1].checksum
 
@@ -91,7 +87,7 @@ def test_adm_reference_batches_are_read(tmp_path: Path) -> None:
     }
     path = tmp_path / "VIRTUAL.npz"
     np.savez(path, arr_0=images.permute(0, 2, 3, 1).numpy(), **arrays)
-    back = load_reference(path, Other(), rows=True, spatial=True)
+    back = load_reference(path, other(), rows=True, spatial=True)
     for key, value in arrays.items():
         assert np.array_equal(getattr(back, key), value)
     # Rows are not stored: they come from the images.
@@ -99,35 +95,35 @@ def test_adm_reference_batches_are_read(tmp_path: Path) -> None:
     assert torch.equal(back.rows, images.flatten(1).float() / 255)
 
 
-def test_other_features_are_refused(tmp_path: Path, pixels: PixelFeatures) -> None:
+def test_other_features_are_refused(tmp_path: Path, pixels: Features) -> None:
     found = collect(pixels, [pictures(60)], ("moments",))
     path = save_reference(tmp_path / "real.npz", pixels, found, "pictures")
     with pytest.raises(
         MetricError, match="holds features pixels@00000000, the samples have inception-adm@11111111"
     ):
-        load_reference(path, Other())
+        load_reference(path, other())
     adm = tmp_path / "adm.npz"
     np.savez(adm, mu=np.zeros(48), sigma=np.eye(48))
     with pytest.raises(MetricError, match="use features inception-adm"):
         load_reference(adm, pixels)
     with pytest.raises(
-        MetricError, match="holds statistics of 48 features, inception-adm has 2048"
+        MetricError, match="mu, sigma cannot be statistics of inception-adm's 2048 features"
     ):
-        load_reference(adm, Other(2048))
+        load_reference(adm, other(2048))
 
 
 def test_missing_parts_are_named(tmp_path: Path) -> None:
     path = tmp_path / "part.npz"
     np.savez(path, mu=np.zeros(48))
     with pytest.raises(MetricError, match="has no sigma; expected reference statistics"):
-        load_reference(path, Other())
+        load_reference(path, other())
     np.savez(path, mu=np.zeros(48), sigma=np.eye(48))
     with pytest.raises(MetricError, match="no spatial statistics .* leave out sfid"):
-        load_reference(path, Other(), spatial=True)
-    with pytest.raises(MetricError, match="neither feature rows nor images"):
-        load_reference(path, Other(), rows=True)
+        load_reference(path, other(), spatial=True)
+    with pytest.raises(MetricError, match="has no images .*precision, recall, kid"):
+        load_reference(path, other(), rows=True)
     with pytest.raises(MetricError, match="no such file"):
-        load_reference(tmp_path / "none.npz", Other())
+        load_reference(tmp_path / "none.npz", other())
 
 
 def test_nothing_is_unpickled(tmp_path: Path) -> None:
@@ -142,7 +138,7 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
             **{"mu": np.zeros(48), "sigma": np.eye(48)} | {key: np.array([Bomb()], dtype=object)},
         )
         with pytest.raises(MetricError, match="Python objects"):
-            load_reference(path, Other(), rows=True)
+            load_reference(path, other(), rows=True)
         if key == "arr_0":
             with pytest.raises(MetricError, match="Python objects"):
                 list(Images(path).batches(range(4)))
@@ -155,7 +151,7 @@ def test_damaged_files_are_one_sentence(tmp_path: Path, keep: int) -> None:
     np.savez(path, mu=np.zeros(48), sigma=np.eye(48))
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(MetricError, match="no .npz file, or was cut off"):
-        load_reference(path, Other())
+        load_reference(path, other())
 
 
 def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
@@ -167,7 +163,7 @@ def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
         data[data.index(name) + 240] ^= 0xFF
     path.write_bytes(bytes(data))
     with pytest.raises(MetricError, match="damaged"):
-        load_reference(path, Other())
+        load_reference(path, other())
     with pytest.raises(MetricError, match="damaged"):
         list(Images(path).batches(range(4)))
 

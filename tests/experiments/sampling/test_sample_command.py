@@ -21,14 +21,15 @@ from experiments.diffusion.diffusion_options import DiffusionError
 from experiments.runtime.command import run_command
 from experiments.runtime.console import Console
 from experiments.runtime.files import locked
-from experiments.sampling.request import (
+from experiments.sampling.pipeline import parse_overrides
+from experiments.sampling.sample_command import (
+    data_of,
     parse_captions,
     parse_classes,
     parse_numbers,
-    parse_overrides,
     plan_request,
+    write_pictures,
 )
-from experiments.sampling.sample_command import data_of, write_pictures
 from experiments.sampling.sample_store import SampleStore
 from experiments.training import build, checkpoint
 
@@ -207,18 +208,24 @@ def test_text_model(tmp_path, capsys):
     [
         (["--classes", "12"], "10 classes, 0..9"),
         (["--classes", "cat"], "no class of that name"),
-        (["--seeds", "9-3"], "counts down; try 3-9"),
+        (["--seeds", "9-3"], "from the smaller to the larger"),
         (["--seeds", "x"], "numbers such as 3,7"),
         (["--guidance", "rooted"], "did you mean routed"),
         (["--guidance", "autoguidance"], "guidance.checkpoint=RUN@STEP"),
         (["--guidance", "cfg", "guidance.sclae=2"], "did you mean scale"),
-        (["--guidance", "none", "--scale", "2"], "scale 2: there is no guidance; add --guidance cfg"),
+        (
+            ["--guidance", "none", "--scale", "2"],
+            "scale 2: there is no guidance; add --guidance cfg",
+        ),
         (["--guidance", "none", "guidance.scale=2"], "scale 2: there is no guidance"),
-        (["--scale", "2", "guidance.scale=3"], "--scale 2.0 and guidance.scale=3: give one"),
-        (["--guidance", "cfg", "--scale", "nan"], "guidance.scale=nan: a number is needed"),
-        (["--sampler", "euler", "sampler.name=heun"], "--sampler euler and sampler.name=heun: give"),
+        (["--scale", "2", "guidance.scale=3"], "guidance.scale is given twice, also as 2.0"),
+        (["--guidance", "cfg", "--scale", "nan"], "guidance.scale=nan: expected a finite number"),
+        (["--sampler", "euler", "sampler.name=heun"], "sampler.name is given twice, also as euler"),
         (["--captions", ""], "--captions: give one or more"),
-        (["--guidance", "autoguidance", "guidance.checkpoint=/no"], "guidance.checkpoint=/no: /no does"),
+        (
+            ["--guidance", "autoguidance", "guidance.checkpoint=/no"],
+            "guidance.checkpoint=/no: /no does",
+        ),
         (["--sampler", "huen"], "did you mean heun"),
         (["--steps", "0"], "at least 1"),
         (["--captions", "a cat"], "not conditioned on text"),
@@ -281,7 +288,7 @@ def test_numbers_classes_captions_overrides():
     with pytest.raises(DiffusionError, match="did you mean dog"):
         parse_classes("dgo", 3, names)
     assert parse_captions("a; b ;") == ["a", "b"]
-    with pytest.raises(DiffusionError, match="no such file"):
+    with pytest.raises(DiffusionError, match="No such file"):
         parse_captions("none.txt")
     found = parse_overrides(
         ["guidance.scale=2", "sampler.reuse=null", "guidance.weak=cosine:0.6:0"]
@@ -413,7 +420,13 @@ def test_a_damaged_description_of_latents_is_one_sentence(wrong):
     from experiments.data.latents_spec import LatentsOptions
 
     def restored(decoding):
-        info = {"shape": [4, 8, 8], "num_classes": 0, "class_names": [], "text": None, "fingerprint": "x"}
+        info = {
+            "shape": [4, 8, 8],
+            "num_classes": 0,
+            "class_names": [],
+            "text": None,
+            "fingerprint": "x",
+        }
         return LatentSpace.restore(LatentsOptions(), {**info, "decoding": decoding})
 
     good = {"shift": [0.0] * 4, "unit": [1.0] * 4, "vae": "x"}

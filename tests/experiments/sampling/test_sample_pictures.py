@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from experiments.sampling.sample_store import GAP, image_grid, save_gif, save_png, to_array
+from experiments.sampling.sample_store import GAP, image_grid, save_gif, save_png
 
 
 def images(n, size=8):
@@ -24,10 +24,8 @@ def test_grid_is_row_major_and_enlarged_by_a_whole_factor():
     assert (picture[50 + GAP :, 2 * 50 + GAP :] == 255).all()  # a place without an image
 
 
-def test_large_images_keep_their_size_and_both_layouts_are_read():
-    picture = image_grid(images(4, size=64))
-    assert picture.shape == (2 * 66 + 2, 2 * 66 + 2, 3)
-    assert np.array_equal(picture, image_grid(to_array(images(4, size=64))))
+def test_large_images_keep_their_size():
+    assert image_grid(images(4, size=64)).shape == (2 * 66 + 2, 2 * 66 + 2, 3)
 
 
 def test_rows_can_have_names():
@@ -62,5 +60,3 @@ def test_png_and_gif(tmp_path):
         gif.seek(0)
         first = np.asarray(gif.convert("RGB"))
     assert abs(int(first[20, 20, 0]) - 40) <= 2 and (first[60:, :] == 255).all()
-    with pytest.raises(ValueError, match="at least one frame"):
-        save_gif([], tmp_path / "none.gif")
