@@ -50,6 +50,11 @@ class QueueJob:
         """Whether it is in the queue or running."""
         return self.state in LIVE
 
+    @property
+    def running(self) -> bool:
+        """Whether it holds a node."""
+        return self.state in RUNNING
+
 
 def call(words: Sequence[str], timeout: float = 60.0) -> str:
     """Return what a Slurm command (words, never a shell) printed; `SweepError` if it fails."""

@@ -1,6 +1,7 @@
 """Launching without Slurm: in this process, in a pool, and what the disk says afterwards."""
 
 import errno
+import functools
 import io
 import json
 import os
@@ -59,9 +60,9 @@ def test_debug_runs_everything_and_the_same_command_nothing(shop):
 def test_what_belongs_to_launch_is_refused_elsewhere(shop):
     shop("launch", "cluster=debug")
     for command in ("status", "retry", "cancel"):
-        assert "dry=true belongs to launch" in shop(command, "dry=true", code=2)
+        assert "dry= belongs to launch" in shop(command, "dry=true", code=2)
     for command in ("status", "cancel"):
-        assert "cluster belongs to launch and retry" in shop(command, "cluster=local", code=2)
+        assert "cluster= belongs to launch and retry" in shop(command, "cluster=local", code=2)
     assert shop.states() == {0: "done", 1: "done"}
 
 
@@ -69,8 +70,7 @@ def test_a_run_of_another_shell_is_running(shop, monkeypatch):
     shop("launch", "cluster=debug")
     row = shop.rows()[0]
     monkeypatch.setattr(Sweep, "is_done", lambda self, run: False)
-    attempts = shop.sweep.attempts(row.run.name)
-    attempts.note("start", step=0, pid=os.getpid(), host=job.host())
+    shop.sweep.note(row.run.name, "start", step=0, pid=os.getpid(), host=job.host())
     assert shop.rows()[0].live and "press Ctrl-C there" in shop("cancel")
     # A launch that leaves it alone changes nothing of it.
     assert "1 of 1 in the queue or running" in shop("launch", "cluster=debug", "seed=0", "train.steps=5")
@@ -78,10 +78,11 @@ def test_a_run_of_another_shell_is_running(shop, monkeypatch):
     (shop.sweep.path / "sweep.json").unlink()  # as one does with a damaged one
     shop("launch", "cluster=debug")
     assert shop.rows()[0].live
-    attempts.note("start", step=0, pid=2**22 + 1, host=job.host())  # no such process
+    shop.sweep.note(row.run.name, "start", step=0, pid=2**22 + 1, host=job.host())  # no such process
     assert shop.states()[0] == "failed"
     # A process that is younger than the start bears the number of the one that was killed.
-    append_jsonl(attempts.path, [{"event": "start", "time": 1e9, "pid": os.getpid(), "host": job.host()}])
+    started = {"event": "start", "time": 1e9, "pid": os.getpid(), "host": job.host()}
+    append_jsonl(shop.sweep.attempts(row.run.name), [started])
     assert shop.states()[0] == "failed"
 
 
@@ -104,7 +105,7 @@ def test_a_failure_is_shown_and_the_next_run_starts(shop):
     shop("retry")
     assert shop.states() == {0: "done", 1: "done"}
     lines = shop("show", "--run", "_s0-")
-    assert "retry" in lines and "how failed" in lines and "how done" in lines
+    assert lines.count("batch ") >= 2 and "how failed" in lines and "how done" in lines
 
 
 def test_retry_has_the_place_and_the_scale_that_each_run_was_launched_with(shop, monkeypatch):
@@ -183,7 +184,7 @@ def test_stages_follow_each_other_in_this_process(shop):
         shop("launch", "cluster=debug", "n=4", "w=2", "seed=0", f"train.steps={steps}")
         rows, _ = run_status.statuses(shop.sweep)
         assert [row.why for row in rows if row.state != "done"] == ["its run has gone on since"]
-    assert len(shop.sweep.attempts(next(r.run.name for r in rows if r.run.varies.get("w") == "2")).events()) == 8
+    assert len(shop.sweep.events(next(r.run.name for r in rows if r.run.varies.get("w") == "2"))) == 8
 
 
 def test_a_command_that_refuses_its_words_is_a_sentence_here_and_a_traceback_in_the_log(shop):
@@ -290,7 +291,7 @@ def test_a_pool_outlives_a_full_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(pool.subprocess, "Popen", popen)
     monkeypatch.setattr(pool.signal, "signal", lambda *_: None)
     pool.Pool(tmp_path).run()
-    assert started == ["a.json", "b.json"] and refusals[:4] == [1, 1, 1, 1]
+    assert started == ["a.json", "b.json"] and refusals[:4] == [0, 0, 0, 0]
     assert run_folder.read(tmp_path / "state.json")["runs"] == {"a": "ENDED", "b": "ENDED"}
 
 
@@ -363,22 +364,22 @@ def test_a_grid_of_this_folder_is_found_by_its_name(shop, monkeypatch):
         assert "rename it" in shop("launch", "cluster=debug", code=2)
 
 
-def tree(folder):
-    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != "lock"}
+def noted(sweep):
+    """What is on disk of launches, the copy of the code apart."""
+    return {p: p.read_bytes() for p in sweep.path.rglob("*") if p.is_file()}
 
 
-def test_a_refused_submission_leaves_nothing_behind(shop, monkeypatch):
+def test_nothing_is_noted_of_a_refused_submission(shop, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     refused = ["cluster=local", "cluster.gpus=1"]
-    before = tree(shop.runs)
     assert "needs 1 GPUs, 0 are visible" in shop("launch", *refused, code=2)
-    assert tree(shop.runs) == before and not (shop.sweep.path).exists()
+    assert noted(shop.sweep) == {} and not list(shop.runs.glob("dit-*"))
     shop.stub({"sleep": 0}, seed0={"fail": 3})
     shop("launch", "cluster=debug", code=1)
-    before = tree(shop.runs)
+    before = noted(shop.sweep)
     for command in ("retry", "launch"):
         shop(command, *refused, *(["seed=5"] if command == "launch" else []), code=2)
-        assert tree(shop.runs) == before
+        assert noted(shop.sweep) == before
 
 
 def test_a_submission_without_an_answer_stays_noted(shop, monkeypatch):
@@ -416,30 +417,27 @@ def make_run(root, name="r", **changes):
     return PlannedRun.from_dict({**values, **changes})
 
 
-def test_attempts_without_progress_are_counted_since_the_last_retry(tmp_path):
-    attempts = Sweep(tmp_path, "g").attempts("r")
+def test_attempts_without_progress_are_counted_in_a_submission(tmp_path):
+    sweep = Sweep(tmp_path, "g")
     for step in (0, 5, 5):
-        attempts.note("start", step=step)
-        attempts.note("end", how="requeued")
-    assert (attempts.fruitless(5), attempts.fruitless(0), attempts.fruitless(9)) == (2, 0, 0)
-    for event in ("retry", {}), ("cancelled", {}), ("end", {"how": "stopped", "signal": "SIGINT"}), ("end", {"how": "done"}):
-        attempts.note("start", step=5)
-        assert attempts.fruitless(5)
-        attempts.note(event[0], **event[1])
-        assert attempts.fruitless(5) == 0
-    attempts.note("start", step=5)
-    attempts.note("end", how="stopped", signal="SIGTERM")  # a pre-emption without a warning
-    assert attempts.fruitless(5) == 1
+        sweep.note("r", "start", step=step, batch="b")
+        sweep.note("r", "end", how="requeued")
+    assert [sweep.fruitless("r", step, "b") for step in (5, 0, 9)] == [2, 0, 0]
+    # What is retried, or launched again after a stop, is another submission.
+    assert sweep.fruitless("r", 5, "c") == 0
+    sweep.note("r", "start", step=5, batch="c")
+    sweep.note("r", "end", how="stopped", signal="SIGTERM")  # a pre-emption without a warning
+    assert (sweep.fruitless("r", 5, "c"), sweep.fruitless("r", 5, "b")) == (1, 0)
 
 
 def test_the_fourth_start_from_one_step_is_given_up(tmp_path):
     run = make_run(tmp_path, args=[f"paths.runs={tmp_path}"])
-    one = job.Job(run.to_dict(), str(tmp_path), "g", str(tmp_path), None, "b", "debug")
+    one = job.Job(run.__dict__, str(tmp_path), "g", str(tmp_path), None, "b", "debug")
     for _ in range(3):
-        one.attempts.note("start", step=0)
-    with pytest.raises(job.GivenUp, match="3 attempts started at step 0"):
-        job.execute(one)
-    assert one.attempts.events()[-1]["how"] == "given up"
+        one.folder.note(run.name, "start", step=0, batch="b")
+    with pytest.raises(job.RunFailed, match="3 attempts started at step 0"):
+        one()
+    assert one.folder.events(run.name)[-1]["how"] == "failed"
 
 
 def test_a_command_that_returns_a_code_or_leaves_nothing_failed(tmp_path):
@@ -448,10 +446,10 @@ def test_a_command_that_returns_a_code_or_leaves_nothing_failed(tmp_path):
         ("stub_command:nothing", "holds no finished run"),
     ):
         run = make_run(tmp_path, entry=entry, name=entry.split(":")[1])
-        one = job.Job(run.to_dict(), str(tmp_path), "g", str(tmp_path), None, "b", "debug")
+        one = job.Job(run.__dict__, str(tmp_path), "g", str(tmp_path), None, "b", "debug")
         with pytest.raises(job.RunFailed, match=said):
-            job.execute(one)
-        assert one.attempts.events()[-1]["how"] == "failed"
+            one()
+        assert one.folder.events(run.name)[-1]["how"] == "failed"
 
 
 @pytest.mark.parametrize(
@@ -460,20 +458,20 @@ def test_a_command_that_returns_a_code_or_leaves_nothing_failed(tmp_path):
 )
 def test_a_job_that_cannot_begin_says_why(cwd, code, said, tmp_path):
     run = make_run(tmp_path)
-    one = job.Job(run.to_dict(), str(tmp_path), "g", str(tmp_path / cwd), code, "b", "local")
+    one = job.Job(run.__dict__, str(tmp_path), "g", str(tmp_path / cwd), code, "b", "local")
     with pytest.raises((FileNotFoundError, job.RunFailed)):
         one()
-    assert re.search(said, one.attempts.events()[-1]["error"])
+    assert re.search(said, one.folder.events(run.name)[-1]["error"])
 
 
 def test_a_signal_before_training_listens_asks_for_a_requeue(tmp_path):
     for entry, code, how in (("usr2", job.REQUEUE, "requeued"), ("term", job.STOPPED, "stopped")):
         run = make_run(tmp_path, entry=f"stub_command:{entry}", name=entry)
-        one = job.Job(run.to_dict(), str(tmp_path), "g", str(tmp_path), None, "b", "debug")
+        one = job.Job(run.__dict__, str(tmp_path), "g", str(tmp_path), None, "b", "debug")
         before = signal.getsignal(signal.SIGUSR2)
         with pytest.raises(SystemExit) as caught:
-            job.execute(one)
-        assert caught.value.code == code and one.attempts.events()[-1]["how"] == how
+            one()
+        assert caught.value.code == code and one.folder.events(run.name)[-1]["how"] == how
         assert signal.getsignal(signal.SIGUSR2) is before
 
 
@@ -496,7 +494,7 @@ def test_the_id_for_requeueing_is_the_array_tasks(monkeypatch):
 def test_a_job_survives_submitits_pickle(tmp_path):
     import pickle
 
-    one = job.Job(make_run(tmp_path).to_dict(), str(tmp_path), "g", "/", None)
+    one = job.Job(make_run(tmp_path).__dict__, str(tmp_path), "g", "/", None)
     assert pickle.loads(pickle.dumps(one)) == one
     assert one.checkpoint().function == one
 
@@ -514,8 +512,8 @@ def test_half_written_and_foreign_lines_are_passed_over(tmp_path):
     (batch,) = sweep.batches()
     assert batch.ids == {"r": "18"} and batch.code == "c"
     # Times beyond the calendar are none that could be shown.
-    append_jsonl(sweep.attempts("r").path, [{"event": "end", "time": t} for t in (1e300, 1e9)])
-    assert [event["time"] for event in sweep.attempts("r").events()] == [1e9]
+    append_jsonl(sweep.attempts("r"), [{"event": "end", "time": t} for t in (1e300, 1e9)])
+    assert [event["time"] for event in sweep.events("r")] == [1e9]
     append_jsonl(sweep.path / "x.jsonl", [{"a": 1}])
     assert (sweep.path / "x.jsonl").read_text() == '{"a": 1}\n'
 
@@ -671,10 +669,10 @@ def fake_sweep(root, count, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda fd: None)
     for i, run in enumerate(runs):
         kind = ("done", "running", "pending", "failed", "killed", "requeued", "cancelled")[i % 7]
-        folder, attempts = Path(run.folder), sweep.attempts(run.name)
+        folder, note = Path(run.folder), functools.partial(sweep.note, run.name)
         folder.mkdir()
         if kind not in ("pending", "cancelled"):
-            attempts.note("start", step=0, pid=1)
+            note("start", step=0, pid=1)
         if kind == "done":
             (folder / "summary.json").write_text(
                 json.dumps({"status": "done", "step": 10, "scores": {"FD": 2.5}})
@@ -693,7 +691,7 @@ def fake_sweep(root, count, monkeypatch):
         elif kind == "pending":
             queue[f"18_{i}"] = slurm.QueueJob(f"18_{i}", "PENDING", "Priority", "", "many.b")
         elif kind == "failed":
-            attempts.note(
+            note(
                 "end",
                 how="failed",
                 rank=0,
@@ -701,7 +699,7 @@ def fake_sweep(root, count, monkeypatch):
                 where="experiments/x.py:3",
             )
         elif kind == "requeued":
-            attempts.note("end", how="requeued", step=3)
+            note("end", how="requeued", step=3)
             queue[f"18_{i}"] = slurm.QueueJob(f"18_{i}", "PENDING", "BeginTime", "", "many.b")
     return sweep, queue
 
@@ -748,14 +746,12 @@ def test_a_retry_that_has_not_begun_is_starting_whatever_the_killed_run_said(tmp
     sweep.intend(JobBatch("many.c", "slurm", "slurm", [run.name], 1.0, "c"))
     sweep.submitted("many.c", {run.name: "19"})
     queue["19"] = slurm.QueueJob("19", "RUNNING", "None", "n1", "many.c")
-    attempts = sweep.attempts(run.name)
-    attempts.path.unlink()
-    append_jsonl(attempts.path, [{"event": "start", "time": 1e9, "batch": "many.b"}])
-    attempts.note("retry")
+    sweep.attempts(run.name).unlink()
+    append_jsonl(sweep.attempts(run.name), [{"event": "start", "time": 1e9, "batch": "many.b"}])
     monkeypatch.setattr(slurm, "queue", lambda: queue)
     (row,), _ = run_status.statuses(sweep, [run])
     assert (row.state, row.step, row.elapsed, row.beat) == ("starting", 3, 0, None)
-    attempts.note("start", batch="many.c")
+    sweep.note(run.name, "start", batch="many.c")
     (row,), _ = run_status.statuses(sweep, [run])
     assert (row.state, row.step) == ("running", 4)
 
@@ -795,7 +791,7 @@ def test_a_silent_scheduler_is_said_and_launching_is_refused(tmp_path, monkeypat
     ],
 )
 def test_what_ended_a_job_is_said_in_words(state, code, remarks, said):
-    assert run_status.in_words(state, slurm.QueueJob("1", state, exit=code), remarks) == said
+    assert run_status.in_words(slurm.QueueJob("1", state, exit=code), remarks) == said
 
 
 def test_a_held_job_says_how_it_is_released_and_has_no_estimate(tmp_path, monkeypatch):
@@ -820,12 +816,12 @@ def timed_sweep(root, monkeypatch, done, running, pending, throttle, reason="Job
     states, now = {}, time.time()
     for i, run in enumerate(runs):
         Path(run.folder).mkdir()
-        attempts, spent = sweep.attempts(run.name), [*done, *running]
+        spent = [*done, *running]
         if i < len(spent):
-            append_jsonl(attempts.path, [{"event": "start", "time": now - spent[i][0], "step": 0}])
+            append_jsonl(sweep.attempts(run.name), [{"event": "start", "time": now - spent[i][0], "step": 0}])
             states[run.name] = "RUNNING"
         if i < len(done):
-            attempts.note("end", how="done")
+            sweep.note(run.name, "end", how="done")
             (Path(run.folder) / "summary.json").write_text(
                 json.dumps({"status": "done", "step": 100, "wall_s": done[i][1]})
             )
