@@ -112,21 +112,20 @@ def multirun(argv: list[str]) -> int:
         Interrupted: A signal asked for a stop; the runs after this one do not start.
     """
     # Flags and Hydra's own words as they are.
-    own = [readable(w) if "=" in w else w for w in argv if not w.startswith(("-", "hydra"))]
     theirs = [word for word in argv if word.startswith(("-", "hydra"))]
+    own = [readable(word) if "=" in word else word for word in argv if word not in theirs]
     sampled = any(word.startswith("hydra/sweeper") for word in theirs)  # it alone knows the runs
-    runs = [] if sampled else [load(words) for words in _split(own)]
-    failed = []
+    runs, failed = [] if sampled else [load(words) for words in _split(own)], []
     try:
-        if set(theirs) - {"-m", "--multirun"}:
+        if {*theirs} - {"-m", "--multirun"}:
             _launched([*theirs, *own])
-        else:
-            for config in runs:
-                try:
-                    _run(config)
-                except UserError as error:  # no reason to give up the others
-                    print_error(error)
-                    failed.append(config.name)
+            return 0
+        for config in runs:
+            try:
+                _run(config)
+            except UserError as error:  # no reason to give up the others
+                print_error(error)
+                failed.append(config.name)
     finally:
         if runs and not runs[0].dry:
             print(_summed_up(runs), flush=True)

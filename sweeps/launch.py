@@ -62,8 +62,6 @@ def _taken_back(sweep: Sweep) -> Iterator[None]:
     before = {path: path.read_bytes() for path in files if path.is_file()}
     try:
         yield
-    except slurm.Unsure:
-        raise
     except SweepError:
         for path in files:
             if path in before:

@@ -20,8 +20,13 @@ from sweeps.jobs.sweep_folder import JobBatch, Sweep, all_sweeps
 from sweeps.planning.planned_runs import PlannedRun
 
 POOL = "waits for a worker"
-# In the order of the table.
-STATES = ("running", "starting", "failed", "requeued", "pending", "stopped", "new", "done")
+LIVE = ("running", "starting", "requeued", "pending")
+# In the order of the table, with their colours, legible on dark and on light: blue vanishes on
+# black, yellow and cyan on white.
+STATES = {
+    "running": "green", "starting": "green", "failed": "bold red", "requeued": "magenta",
+    "pending": "magenta", "stopped": "magenta", "new": "dim", "done": "",
+}  # fmt: skip
 
 
 @dataclass
@@ -53,7 +58,7 @@ class RunStatus:
     @property
     def live(self) -> bool:
         """Whether a job for it is in a queue or running."""
-        return self.state in ("running", "starting", "requeued", "pending")
+        return self.state in LIVE
 
 
 Jobs = dict[str, slurm.QueueJob]
@@ -98,7 +103,7 @@ def statuses(
                 rows[name].sweep, rows[name].why = other.name, f"queued by sweep {other.name}"
     estimate(list(rows.values()), latest)
     shown = [row for name, row in rows.items() if name in chosen]
-    return sorted(shown, key=lambda row: STATES.index(row.state)), trouble
+    return sorted(shown, key=lambda row: [*STATES].index(row.state)), trouble
 
 
 def ask(
@@ -284,16 +289,10 @@ def in_words(job: slurm.QueueJob, remarks: str) -> str:
     return f"{_ENDS.get(state, state)}{exit_code}"
 
 
-def tail(path: Path | None, size: int = 4096) -> tuple[str, str]:
+def tail(path: Path | None) -> tuple[str, str]:
     """Return the last line of a log that a run wrote, and what Slurm put beside it."""
-    if path is None:
-        return "", ""
-    try:
-        with path.open("rb") as handle:
-            handle.seek(max(0, path.stat().st_size - size))
-            lines = handle.read().decode(errors="replace").splitlines()
-    except OSError:
-        return "", ""
+    written = path.read_bytes()[-4096:] if path is not None and path.is_file() else b""
+    lines = written.decode(errors="replace").splitlines()
     theirs = ("srun:", "slurmstepd", "submitit ")
     own = [line.strip() for line in lines if line.strip() and not line.startswith(theirs)]
     return "".join(own[-1:])[:300], "\n".join(line for line in lines if line.startswith(theirs))

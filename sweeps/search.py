@@ -20,7 +20,7 @@ from routing.parsing import whole
 from sweeps import SweepError
 from sweeps.jobs.cluster_resources import Resources
 from sweeps.jobs.sweep_folder import Sweep
-from sweeps.launch import Launched, cancel, launch, retry
+from sweeps.launch import cancel, launch, retry
 from sweeps.planning.grid import Grid
 from sweeps.planning.overrides import show
 from sweeps.planning.planned_runs import Plan, PlannedRun
@@ -67,7 +67,7 @@ class Search:
         raw, where = found.raw["search"], f"grid {found.name}: search"
         wanted = raw.get("trials", 20) if trials is None else trials
         self.trials, over = whole(wanted, f"{where}: trials=", SweepError), raw.get("over")
-        if self.trials < 1 or not isinstance(over, dict) or not over:
+        if self.trials < 1 or not over:
             raise SweepError(f"{where}: expected trials of at least 1 and over: {{key: values}}")
         if typed := sorted(set(over) & set(user)):
             raise SweepError(f"{where}: {typed[0]} is searched over; leave the word out")
@@ -109,7 +109,8 @@ class Search:
                 self._start(old)
                 # What ended while nobody looked.
                 runs = [run for _, run in self.live.values()]
-                _go_on(retry(self.sweep, runs, place, _quiet, self.found))
+                if retry(self.sweep, runs, place, _quiet, self.found).stopped:
+                    raise KeyboardInterrupt
             while True:
                 # As many as there is room for.
                 new = min(room - len(self.live), self.trials - len(self.study.trials))
@@ -152,7 +153,8 @@ class Search:
             started[run.name] = run
         if started:
             made = Plan(self.found, self.corner.scale, self.sweep.root, list(started.values()))
-            _go_on(launch(made, self.place, _quiet if self.place.kind != "debug" else self.say))
+            if launch(made, self.place, self.say if self.place.kind == "debug" else _quiet).stopped:
+                raise KeyboardInterrupt  # a run in this process was stopped: so is the search
 
     def _settled(self, trial: Any, row: RunStatus) -> bool:
         """Tell what is known of a trial; return whether it is over."""
@@ -196,12 +198,6 @@ def _distribution(where: str, space: Any) -> Any:
 
 
 def _quiet(_: str) -> None: ...
-
-
-def _go_on(done: Launched) -> None:
-    """Raise `KeyboardInterrupt` if a run in this process was stopped: so is the search."""
-    if done.stopped:
-        raise KeyboardInterrupt
 
 
 def _brief(value: Any) -> Any:

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -10,16 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.runtime.console import clock
-from sweeps import SweepError
 from sweeps.jobs.sweep_folder import Sweep
 from sweeps.planning.planned_runs import PlannedRun
 from sweeps.run_status import STATES, RunStatus, statuses
-
-# Legible on dark and on light: blue vanishes on black, yellow and cyan on white.
-_COLOUR = {
-    "running": "green", "starting": "green", "failed": "bold red",
-    "requeued": "magenta", "pending": "magenta", "stopped": "magenta", "new": "dim", "done": "",
-}  # fmt: skip
 
 
 def counts(rows: Sequence[RunStatus]) -> str:
@@ -73,55 +65,37 @@ def elapsed(sweep: Sweep, rows: Sequence[RunStatus]) -> float:
 
 def as_json(sweep: Sweep, rows: Sequence[RunStatus], trouble: str) -> dict[str, Any]:
     """Return what the table shows as plain values, times in seconds."""
-    etas, keys = [row.eta for row in rows if row.live], varying(rows)
+    live, keys = [row for row in rows if row.live], varying(rows)
+    etas = [row.eta for row in live if row.eta is not None]
     runs = [(row.run, {**row.__dict__, "label": label(row, keys)}) for row in rows]
     return {
         "sweep": sweep.name,
         "counts": Counter(row.state for row in rows),
         "elapsed": elapsed(sweep, rows),
-        "eta": max(etas) if etas and None not in etas else None,
+        "eta": max(etas) if etas and len(etas) == len(live) else None,
         "trouble": trouble,
         "runs": [{**values, "run": run.name, "folder": run.folder} for run, values in runs],
     }
 
 
-def one_run(runs: Sequence[PlannedRun], part: str) -> PlannedRun:
-    """Return the run whose name contains `part`; raise `SweepError` unless there is just one."""
-    found = [r for r in runs if part in r.name]
-    if len(found) != 1:
-        some = ", ".join(r.name for r in (found or runs)[:4])
-        raise SweepError(
-            f"{len(found)} runs have {part!r} in their name; expected one, such as --run {some}"
-        )
-    return found[0]
-
-
-def follow(sweep: Sweep, run: PlannedRun, seconds: float = 0.5) -> None:
+def follow(sweep: Sweep, run: PlannedRun) -> None:
     """Print what a run's log says from its last lines on, until it is no longer live."""
     read: dict[Path, int] = {}
     shown = ""
-    with contextlib.suppress(KeyboardInterrupt):
-        for look in itertools.count():
-            rows = [] if look % 10 else statuses(sweep, [run])[0]
-            batch = sweep.latest_batches().get(run.name)
-            for kind in ("out", "err"):
-                log = sweep.log(batch, run.name, kind) if batch else None
-                if log is not None and log.is_file():
-                    _print_on(log, read)
-            for row in rows:
-                if shown != (shown := f"{row.state} {row.why}"):
-                    print("\n".join(plain([row])), flush=True)
-                if not row.live:
-                    return
-            time.sleep(seconds)
-
-
-def _print_on(log: Path, read: dict[Path, int]) -> None:
-    with log.open("rb") as handle:
-        handle.seek(read.get(log, max(0, log.stat().st_size - 4096)))
-        sys.stdout.write(handle.read().decode(errors="replace"))
-        sys.stdout.flush()
-        read[log] = handle.tell()
+    for look in itertools.count():
+        rows = [] if look % 10 else statuses(sweep, [run])[0]
+        batch = sweep.latest_batches().get(run.name)
+        for log in [sweep.log(batch, run.name, kind) for kind in ("out", "err")] if batch else ():
+            if log is not None and log.is_file():
+                text = log.read_text(errors="replace")
+                print(text[read.get(log, max(0, len(text) - 4096)) :], end="", flush=True)
+                read[log] = len(text)
+        for row in rows:
+            if shown != (shown := f"{row.state} {row.why}"):
+                print("\n".join(plain([row])), flush=True)
+            if not row.live:
+                return
+        time.sleep(0.5)
 
 
 def details(sweep: Sweep, one: PlannedRun) -> list[str]:
@@ -173,7 +147,7 @@ def table(title: str, rows: Sequence[RunStatus], width: int, room: int | None = 
         if width >= 100 and row.steps and row.state in ("running", "requeued"):
             step.append(" " + "\u2501" * min(8, round(8 * (row.step or 0) / row.steps)), "green")
         what = label(row, keys, named=not one) or row.run.label or row.run.name
-        state = Text(row.state, _COLOUR[row.state])
+        state = Text(row.state, STATES[row.state])
         remarks = Text(note(row), no_wrap=True, overflow="ellipsis")
         made.add_row(state, Text(what), step, *others, remarks)
     return made

@@ -1,6 +1,7 @@
 """The commands: launch, status, retry, cancel, show, list."""
 
 import argparse
+import contextlib
 import functools
 import json
 import re
@@ -180,8 +181,7 @@ def _launch(chosen: argparse.Namespace) -> int:
         raise SweepError(f"--trials: grid {found.name} has no search section (see search_route)")
     while True:
         made = planned(found)
-        for label, why in made.left_out:
-            print(f"left out: {label} ({why})")
+        print("".join(f"{line}\n" for line in made.notes()), end="")
         if dry != "false":
             _dry_run(made, place, full=dry == "full")
             return 0
@@ -191,11 +191,9 @@ def _launch(chosen: argparse.Namespace) -> int:
             failed = f"{len(done.failed)} of {len(done.submitted)} failed"
             print(failed if done.failed else "stopped")
             return 1
-        if place.kind == "debug" and made.waiting and done.submitted:
-            continue  # parents are done now: the next stage can be planned
-        for label, why in made.waiting:
-            print(f"waiting: {label} (for {why}); launch again when that is done")
-        return 0
+        if not (place.kind == "debug" and made.waiting and done.submitted):
+            return 0
+        # Parents are done now: the next stage can be planned.
 
 
 def _check_ready(made: Plan, place: cluster_resources.Resources) -> None:
@@ -206,12 +204,8 @@ def _check_ready(made: Plan, place: cluster_resources.Resources) -> None:
 
 
 def _dry_run(made: Plan, place: cluster_resources.Resources, full: bool) -> None:
-    for line in estimate(made, place.tflops):
-        print(line)
-    for label, why in made.waiting:
-        print(f"waiting: {label} (for {why})")
-    for run in made.runs if full else ():
-        print(f"{run.entry} {shlex.join(run.args)}")
+    words = [f"{run.entry} {shlex.join(run.args)}" for run in made.runs] if full else []
+    print("\n".join([*estimate(made, place.tflops), *words]))
     counts = f"{len(made.runs)} runs on cluster={place.name}, {len(made.waiting)} waiting"
     more = "" if full else " (dry=full adds the words of every run)"
     print(f"{counts}; nothing was submitted{more}")
@@ -326,24 +320,24 @@ def _cancel(chosen: argparse.Namespace) -> None:
 def _show(chosen: argparse.Namespace) -> None:
     if chosen.run is not None or chosen.follow:
         sweep, runs, _ = _sweep(chosen)
-        one = status_table.one_run(runs, chosen.run or "")
-        if chosen.follow:
-            status_table.follow(sweep, one)
-        else:
-            print("\n".join(status_table.details(sweep, one)))
+        found = [run for run in runs if (chosen.run or "") in run.name]
+        if len(found) != 1:
+            some = ", ".join(run.name for run in (found or runs)[:4])
+            raise SweepError(f"{len(found)} runs are so named; expected one, such as --run {some}")
+        if not chosen.follow:
+            print("\n".join(status_table.details(sweep, found[0])))
+            return
+        with contextlib.suppress(KeyboardInterrupt):
+            status_table.follow(sweep, found[0])
         return
-    words, found = CommandWords(chosen.words), grid.load(chosen.grid)
-    made = plan(found, words.scale, words.overrides)
-    print(f"{found.name}: {found.title}")
-    print(f"makes: {', '.join(found.makes) or 'nothing of its own'}")
-    if found.raw.get("note"):
-        print(" ".join(found.raw["note"].split()))
-    for run in made.runs:
-        print(f"  {run.name}  {run.label}")
-    for label, why in made.waiting:
-        print(f"  waits for {why}: {label}")
-    for label, why in made.left_out:
-        print(f"  left out: {label} ({why})")
+    words, one = CommandWords(chosen.words), grid.load(chosen.grid)
+    made = plan(one, words.scale, words.overrides)
+    print(f"{one.name}: {one.title}")
+    print(f"makes: {', '.join(one.makes) or 'nothing of its own'}")
+    if one.raw.get("note"):
+        print(" ".join(one.raw["note"].split()))
+    for line in (*(f"{run.name}  {run.label}" for run in made.runs), *made.notes()):
+        print(f"  {line}")
     print(f"{len(made.runs)} runs at scale {words.scale}, {len(made.waiting)} waiting")
 
 

@@ -91,7 +91,7 @@ def again(values: Mapping[str, Any], overrides: Mapping[str, str]) -> Resources:
 
 
 _CODE = ("setup", "srun", "python")
-_TEXTS = ("partition", "account", "qos", "constraint", "exclude", "time", "python")
+OPTIONS = ("partition", "account", "qos", "constraint", "exclude")  # sbatch's own
 # Options of sbatch that the sweep itself sets, or that have a key which its other parts read too.
 _OURS = "array|chdir|error|job-name|open-mode|output|requeue|signal|wrap"
 _KEYS = "nodes|ntasks|ntasks-per-node|time"
@@ -123,7 +123,8 @@ def _checked(name: str, values: Mapping[str, Any], typed: Mapping[str, str]) -> 
     where, shapes = f"resources {name}", get_type_hints(Resources)
     if "scales" in typed:
         raise SweepError("cluster.scales is the file's; type cluster.KEY=VALUE for one launch")
-    read = {k: v if k in _TEXTS else yaml_of(v, f"cluster.{k}={v}") for k, v in typed.items()}
+    texts = (*OPTIONS, "time", "python")
+    read = {k: v if k in texts else yaml_of(v, f"cluster.{k}={v}") for k, v in typed.items()}
     given = {key: value for key, value in {**values, **read}.items() if value is not None}
     for key in given:
         one_of(f"{where}: unknown key", str(key), [*shapes][1:], SweepError)

@@ -31,9 +31,8 @@ from sweeps.planning.overrides import fits, record
 from sweeps.planning.planned_runs import PlannedRun
 
 FRUITLESS = 3  # attempts that start from the same step before a run is given up
-# No part of a snapshot of the code.
-_SKIP = {"__pycache__", ".ipynb_checkpoints", "notebooks", ".mypy_cache", ".ruff_cache"}
-_LEFT = (".pyc", ".so.tmp", "~")
+# No part of a snapshot of the code; hidden files are an editor's.
+_IGNORED = shutil.ignore_patterns(".*", "__pycache__", "notebooks", "*.pyc", "*.so.tmp", "*~")
 
 
 @dataclass
@@ -76,12 +75,13 @@ class Sweep:
         """Return the runs of every launch so far, by name."""
         path = self.path / "sweep.json"
         values: Any = run_folder.read(path).get("runs") if path.is_file() else {}
-        try:
-            return {name: PlannedRun.from_dict(run) for name, run in values.items()}
-        except (AttributeError, SweepError):  # launching would read it, too
-            raise SweepError(
-                f"{path} cannot be read; if it is damaged, remove it, then launch the grid again"
-            ) from None
+        with contextlib.suppress(AttributeError, SweepError):
+            known = {name: record(PlannedRun, run) for name, run in values.items()}
+            if all(is_file_name(run.name) for run in known.values()):
+                return known
+        raise SweepError(  # launching would read it, too
+            f"{path} cannot be read; if it is damaged, remove it, then launch the grid again"
+        )
 
     def add(self, title: str, runs: Iterable[PlannedRun]) -> None:
         """Write runs into the sweep's file; a name that is there gets the new one's steps."""
@@ -93,7 +93,8 @@ class Sweep:
         """Return the submissions in order, each with its ids if they were written."""
         found: dict[str, JobBatch] = {}
         for line in read_jsonl(self.path / "batches.jsonl"):
-            name, ids = str(line.get("batch")), line.get("ids")
+            name = str(line.get("batch"))
+            ids: Any = line.get("ids")
             if "runs" not in line:
                 if name in found and fits(ids, dict[str, str]):
                     found[name].ids.update(ids)
@@ -166,27 +167,20 @@ def snapshot(where: Path, root: Path = ROOT, own: Path | None = None) -> Path:
 
     A grid in Python, `own`, is kept beside them. The caller holds the lock of all sweeps.
     """
-    # Read once: what is edited meanwhile is whole in the copy, and its name is the copy's hash.
-    contents = {}
-    for path in sorted(path for package in PACKAGES for path in (root / package).rglob("*")):
-        inside, name = path.relative_to(root), path.name
-        # Hidden files are an editor's: a lock may be a link to nothing.
-        left = _SKIP & {*inside.parts} or name.startswith(".") or name.endswith(_LEFT)
-        if not left and path.is_file():
-            contents[inside] = path.read_bytes()
+    building = where / ".building"
+    shutil.rmtree(building, ignore_errors=True)  # of a copy that was cut off
+    for package in PACKAGES:
+        shutil.copytree(root / package, building / package, ignore=_IGNORED)
     if own is not None:
-        contents[Path(own.name)] = own.read_bytes()
+        shutil.copy(own, building)
     digest = hashlib.sha256()
-    for path, content in contents.items():
-        digest.update(f"{path}\0{len(content)}\0".encode() + content)
-    target, building = where / digest.hexdigest()[:12], where / ".building"
+    for path in sorted(path for path in building.rglob("*") if path.is_file()):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(building)}\0{len(content)}\0".encode() + content)
+    target = where / digest.hexdigest()[:12]
     if (target / "snapshot.json").is_file():
+        shutil.rmtree(building)
         return target
-    for unfinished in (building, target):  # of a copy that was cut off, as by a full disk
-        shutil.rmtree(unfinished, ignore_errors=True)
-    for path, content in contents.items():
-        (building / path).parent.mkdir(parents=True, exist_ok=True)
-        (building / path).write_bytes(content)
     facts = {"commit": code_commit(root), "hash": target.name, "time": time.time()}
     atomic_write(building / "snapshot.json", json.dumps(facts, indent=1))
     building.rename(target)

@@ -118,7 +118,12 @@ class Grid:
         if self.raw.get("search"):
             # A search is planned, and its cost estimated, at one corner of its space.
             over = self.raw["search"].get("over") or {}
-            return self.at({k: _corner(k, v) for k, v in over.items()}).stages(scale)
+            try:
+                corner = {k: v[0] if isinstance(v, list) else v["low"] for k, v in over.items()}
+            except (LookupError, TypeError):
+                what = "lists of values or {low: 1, high: 4}, with step: or log: true"
+                raise SweepError(f"search over {over}: expected {what}") from None
+            return self.at(corner).stages(scale)
         first = {k: v for k, v in self.raw.items() if k in STAGE}
         first = {"name": first.get("command") or "train", **first}
         stages: dict[str, Stage] = {}
@@ -129,9 +134,7 @@ class Grid:
             if stage.name in stages:
                 raise SweepError(f"two stages are named {stage.name!r}; rename one")
             if stage.of is not None:
-                one_of(
-                    f"stage {stage.name} is of no earlier stage:", stage.of, [*stages], SweepError
-                )
+                one_of(f"{stage.name} is of no earlier stage:", stage.of, [*stages], SweepError)
             stages[stage.name] = stage
         return [*stages.values()]
 
@@ -148,17 +151,6 @@ class Grid:
         }
         kept = {key: value for key, value in self.raw.items() if key != "search"}
         return replace(self, raw={**kept, "base": base, "cells": [rest | filled]})
-
-
-def _corner(key: str, space: Any) -> Any:
-    if isinstance(space, list) and space:
-        return space[0]
-    if isinstance(space, Mapping) and {"low", "high"} <= space.keys():
-        return space["low"]
-    raise SweepError(
-        f"search over {key}: expected a list of values or {{low: 1, high: 4}}, with step: or log: "
-        f"true, got {space!r}"
-    )
 
 
 @dataclass(frozen=True)
@@ -297,10 +289,12 @@ def _add(cells: list[GridCell], stage: Stage, scale: str, parentless: bool) -> N
     """Add a stage's cells, for each of its parents among `cells`; or `SweepError`."""
     parents: list[int | None] = [None]
     if stage.of is not None:
+        wanted = {k: v if isinstance(v, list) else [v] for k, v in stage.where.items()}
         parents = [
             index
             for index, cell in enumerate(cells)
-            if cell.stage.name == stage.of and _matches(cell, stage.where)
+            if cell.stage.name == stage.of
+            and all(any(same(cell.overrides.get(k), v) for v in vs) for k, vs in wanted.items())
         ]
         if not parents and not parentless:
             raise SweepError(f"stage {stage.name!r} has no parent at scale {scale}")
@@ -311,20 +305,12 @@ def _add(cells: list[GridCell], stage: Stage, scale: str, parentless: bool) -> N
         )
     for parent in parents:
         base: dict[str, Any] = {"scale": Typed(scale)} if stage.trains else {}
-        inherited: Mapping[str, Any] = {}
-        if parent is not None:
-            base |= cells[parent].overrides if stage.trains else {}
-            inherited = cells[parent].varies
+        if parent is not None and stage.trains:
+            base |= cells[parent].overrides
+        inherited = {} if parent is None else cells[parent].varies
         for varies in stage.combinations():
             overrides = {**base, **stage.base, **varies}
             cells.append(GridCell(stage, overrides, {**inherited, **varies}, parent))
-
-
-def _matches(cell: GridCell, where: Mapping[str, Any]) -> bool:
-    return all(
-        any(same(cell.overrides.get(key), v) for v in (want if isinstance(want, list) else [want]))
-        for key, want in where.items()
-    )
 
 
 def _check(raw: Any, shapes: Mapping[str, Any]) -> None:
@@ -349,18 +335,13 @@ def _stage(raw: Any, scale: str, known: Mapping[str, str]) -> Stage | None:
         if "of" in merged:
             return None
         raise SweepError(f"has no scale {scale}: {merged['refused']}")
-    base, axes = (
-        {
-            k: v
-            for k, v in {**(raw.get(key) or {}), **(section.get(key) or {})}.items()
-            if v is not None
-        }
-        for key in ("base", "axes")
-    )
+    for key in ("base", "axes"):
+        both = {**(raw.get(key) or {}), **(section.get(key) or {})}
+        merged[key] = {k: v for k, v in both.items() if v is not None}
+    base, axes = merged["base"], merged["axes"]
     columns, rows = merged.get("zip", {}), merged.get("cells") or [{}]
     if len({*map(len, columns.values())}) > 1 or not all([*axes.values(), *columns.values()]):
-        lists = {**axes, **columns}
-        raise SweepError(f"axes need values, and columns of zip one length, got {lists}")
+        raise SweepError(f"axes need values, zip columns of one length, got {axes | columns}")
     command = merged.get("command", "train")
     name, trains = merged.get("name", command), command == "train"
     if not is_file_name(name):  # its runs' files get it
@@ -370,15 +351,14 @@ def _stage(raw: Any, scale: str, known: Mapping[str, str]) -> Stage | None:
         one_of("fits", kind, ("route", "data"), SweepError)
     if "where" in merged and "of" not in merged:
         raise SweepError("where picks runs of an earlier stage; say which with of")
-    default = [0] if trains and "of" not in merged else None
-    seeds = merged.get("seeds", default)
+    seeds = merged.get("seeds", [0] if trains and "of" not in merged else None)
     # Both are set for every run, whatever a file says of them.
-    elsewhere = {} if seeds is None else {"seed": "the list seeds has them"}
-    if trains:
-        elsewhere["paths.runs"] = "type paths.runs=FOLDER with every command"
-    for key, where in elsewhere.items():
-        if any(key in words for words in (base, axes, columns, *rows)):
-            raise SweepError(f"{key} is no key of base, axes, zip or cells; {where}")
+    taken = {"seed", "paths.runs"} & {key for row in (base, axes, columns, *rows) for key in row}
+    if taken and (trains or seeds is not None):
+        raise SweepError(
+            f"{' and '.join(taken)} is no key of base, axes, zip or cells; the list seeds has "
+            "seeds, and paths.runs=FOLDER is typed with every command"
+        )
     factors: dict[str, Rows] = {}
     if seeds is not None:
         factors["seed"] = [{"seed": whole(seed, "seeds: ", SweepError)} for seed in seeds]

@@ -23,8 +23,8 @@ from experiments.training.routes import TrainingRoutes, run_cost
 from routing.errors import UserError, one_of
 from routing.route import RouteError
 from sweeps import SweepError
-from sweeps.planning.grid import Grid, GridCell, expand, is_file_name
-from sweeps.planning.overrides import KEY, Typed, fill, only, record, show
+from sweeps.planning.grid import Grid, GridCell, expand
+from sweeps.planning.overrides import KEY, Typed, fill, only, show
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,6 @@ class PlannedRun:
         words = (word.partition("=") for word in self.args)
         return {k: v for k, equals, v in words if equals and KEY.match(k)} | dict(self.varies)
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> PlannedRun:
-        """Build a run from a sweep's file; `SweepError` if its values are not a run's."""
-        run = record(cls, values)
-        if not is_file_name(run.name):
-            raise SweepError(f"a run cannot be named {run.name!r}")
-        return run
-
 
 @dataclass
 class Plan:
@@ -84,6 +76,11 @@ class Plan:
     # (label, name of the parent or reason)
     waiting: list[tuple[str, str]] = field(default_factory=list)
     left_out: list[tuple[str, str]] = field(default_factory=list)
+
+    def notes(self) -> list[str]:
+        """Return a line for each cell that waits or is left out."""
+        waiting = [f"waiting: {cell} (for {why}; launch again then)" for cell, why in self.waiting]
+        return [f"left out: {cell} ({why})" for cell, why in self.left_out] + waiting
 
 
 def plan(
@@ -112,7 +109,14 @@ def plan(
         if run is None:
             continue
         if (first := seen.setdefault(run.name, cell)) is not cell:
-            raise SweepError(_coincide(made, first, cell, run.name))
+            config = made.configs.get(run.name)
+            about = f", route {config.resolved_route} at depth {config.depth}" if config else ""
+            raise SweepError(
+                f"grid {grid.name}: cells coincide at scale {scale}, '{first.label}' and "
+                f"'{cell.label}' are one run{about}; a dense run does not depend on how tokens are "
+                "routed, and no name holds keys that only report, such as train.steps: launch once "
+                "for each"
+            )
         planned[index] = run
         made.runs.append(run)
     if not made.runs and not made.waiting:
@@ -173,26 +177,6 @@ def _command(made: Plan, cell: GridCell, parent: PlannedRun | None) -> PlannedRu
         parent.folder if parent else "", None,
         {k: show(v) for k, v in cell.varies.items()},
     )  # fmt: skip
-
-
-def _coincide(made: Plan, first: GridCell, second: GridCell, name: str) -> str:
-    keys = {**first.varies, **second.varies}
-    both = {key: (first.varies.get(key), second.varies.get(key)) for key in keys}
-    differ = {key: pair for key, pair in both.items() if show(pair[0]) != show(pair[1])}
-    pairs = (f"{key}={show(one)} and {key}={show(two)}" for key, (one, two) in differ.items())
-    what = (
-        f"{' with '.join(pairs)} make one and the same run"
-        if differ
-        else f"'{first.label}' stands twice"
-    )
-    config, roles, why = made.configs.get(name), {role(key) for key in differ}, ""
-    if config is not None and "route" in differ:
-        why = f": both are route {config.resolved_route} at depth {config.depth}"
-    elif config is not None and config.resolved_route == "none" and roles == {"routes"}:
-        why = ": a dense run does not depend on how tokens are routed"
-    elif roles == {"reports"}:
-        why = f": a run's name does not hold {' or '.join(differ)}; launch once for each"
-    return f"grid {made.grid.name}: cells coincide at scale {made.scale}, {what}{why}"
 
 
 # --- cost -----------------------------------------------------------------------------------------

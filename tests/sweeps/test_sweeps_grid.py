@@ -140,7 +140,7 @@ def test_a_grid_may_refuse_a_scale_with_its_reason(tmp_path):
         ({"axis": {}}, "unknown key 'axis'.*did you mean axes"),
         ({"axes": {"route": "none"}}, "axes must be a mapping of keys to lists of values"),
         ({"axes": {"route": []}}, "axes need values"),
-        ({"zip": {"a": [1], "b": [1, 2]}}, "columns of zip one length, got.*a.*b"),
+        ({"zip": {"a": [1], "b": [1, 2]}}, "zip columns of one length, got.*a.*b"),
         ({"cells": {"a": 1}}, "cells must be a list of mappings.*got"),
         ({"command": "trian"}, "did you mean train"),
         ({"command": "call", "entry": "subprocess:call"}, "unknown key 'entry'"),

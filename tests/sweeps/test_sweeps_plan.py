@@ -37,26 +37,23 @@ def test_runs_have_the_names_and_folders_of_their_configs(tmp_path):
     for run in made.runs:
         assert run.folder == str(tmp_path / "runs" / run.name)
         assert made.configs[run.name].folder == Path(run.folder)
-        assert planned_runs.PlannedRun.from_dict(json.loads(json.dumps(run.__dict__))) == run
+        assert planned_runs.PlannedRun(**json.loads(json.dumps(run.__dict__))) == run
 
 
-def test_coinciding_cells_are_refused_with_the_reason(tmp_path):
-    with pytest.raises(
-        SweepError, match="coincide at scale tiny, route=auto and route=2-8 make one.*depth 12"
-    ):
-        planned(tmp_path, axes={"route": ["auto", "2-8"]})
-    with pytest.raises(
-        SweepError,
-        match="routing.selection=random and routing.selection=rows.*a dense run does not",
-    ):
-        planned(tmp_path, axes={"routing.selection": ["random", "rows"]})
-    with pytest.raises(SweepError, match="train.steps=2.*does not hold train.steps; launch once"):
-        planned(tmp_path, axes={"train.steps": [2, 4]})
-    with pytest.raises(SweepError, match="'seed=1' stands twice"):
-        planned(tmp_path, seeds=[1, 1])
-    # At depth 12 the two ways of scaling a route are one: the grid itself runs deeper there.
-    with pytest.raises(SweepError, match="route=2-8 and route=2--4"):
-        planned(tmp_path, axes={"route": ["2-8", "2--4"]})
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        ({"axes": {"route": ["auto", "2-8"]}}, "route=auto seed=0' and 'route=2-8 seed=0'.*route 2-8 at depth 12"),
+        ({"axes": {"routing.selection": ["random", "rows"]}}, "random seed=0' and.*rows.*a dense run does not depend"),
+        ({"axes": {"train.steps": [2, 4]}}, "train.steps=2.*no name holds keys that only report.*launch once"),
+        ({"seeds": [1, 1]}, "'seed=1' and 'seed=1' are one run"),
+        # At depth 12 the two ways of scaling a route are one: the grid itself runs deeper there.
+        ({"axes": {"route": ["2-8", "2--4"]}}, "route=2-8 seed=0' and 'route=2--4"),
+    ],
+)
+def test_coinciding_cells_are_refused_with_the_reason(raw, said, tmp_path):
+    with pytest.raises(SweepError, match=f"coincide at scale tiny.*{said}"):
+        planned(tmp_path, **raw)
 
 
 def test_a_route_that_does_not_fit_is_left_out_or_refused(tmp_path):

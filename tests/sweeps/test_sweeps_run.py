@@ -22,6 +22,7 @@ import experiments.runtime.command
 from experiments.runtime.console import append_jsonl, read_jsonl
 from experiments.runtime.files import code_commit
 from experiments.training import run_folder
+from routing.errors import UserError
 from sweeps import SweepError, launch, run_status, status_table, sweeps_command
 from sweeps.jobs import cluster_resources, job, pool, slurm, sweep_folder
 from sweeps.jobs.sweep_folder import JobBatch, Sweep
@@ -384,7 +385,7 @@ def test_nothing_is_noted_of_a_refused_submission(shop, monkeypatch):
 
 def test_a_submission_without_an_answer_stays_noted(shop, monkeypatch):
     def unsure(*_):
-        raise slurm.Unsure("sbatch had no answer")
+        raise UserError("sbatch had no answer")
 
     monkeypatch.setattr(slurm, "submit", unsure)
     monkeypatch.setattr(slurm, "queue", dict)
@@ -414,7 +415,7 @@ def make_run(root, name="r", **changes):
         "name": name, "stage": "train", "label": f"name={name}", "entry": "stub_training:main", "args": [],
         "trains": True, "folder": str(root / name), "steps": 10, "varies": {"seed": "0"},
     }  # fmt: skip
-    return PlannedRun.from_dict({**values, **changes})
+    return PlannedRun(**{**values, **changes})
 
 
 def test_attempts_without_progress_are_counted_in_a_submission(tmp_path):
@@ -579,7 +580,7 @@ def test_a_sweep_that_cannot_be_read_leaves_the_others_in_the_list(tmp_path, cap
     run = {"name": "r", "stage": "", "label": "", "entry": "train", "args": [], "trains": True}
     run |= {"folder": str(tmp_path / "r"), "steps": 1, "varies": {}}
     for name in ("good", "torn"):
-        Sweep(tmp_path, name).add("t", [PlannedRun.from_dict(run)])
+        Sweep(tmp_path, name).add("t", [PlannedRun(**run)])
     (tmp_path / ".sweeps" / "torn" / "sweep.json").write_text('{"runs":')
     assert sweeps_command.main(["status", f"paths.runs={tmp_path}"]) == 0
     said = capsys.readouterr()
@@ -1024,7 +1025,7 @@ def test_clients_without_a_cluster_say_where_to_go(tmp_path, monkeypatch):
     )
     client.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(SweepError, match="no Slurm cluster answers squeue here.*cluster=local"):
+    with pytest.raises(SweepError, match="squeue: .*Unable to contact.*cluster=local"):
         slurm.queue()
     client.write_text("#!/bin/sh\necho 'squeue: error: Invalid user' >&2; exit 1\n")
     with pytest.raises(SweepError, match="squeue: squeue: error: Invalid user"):
