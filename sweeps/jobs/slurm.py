@@ -56,10 +56,8 @@ def call(words: Sequence[str]) -> str:
         done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         reason = " ".join(str(getattr(error, "stderr", None) or error).split())
-        raise SweepError(
-            f"{words[0]}: {reason}; where no Slurm cluster answers use cluster=local or "
-            "cluster=debug"
-        ) from None
+        advice = "where no Slurm cluster answers use cluster=local or cluster=debug"
+        raise SweepError(f"{words[0]}: {reason}; {advice}") from None
     return done.stdout
 
 
