@@ -7,7 +7,7 @@ import traceback
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 
 from experiments.runtime.files import atomic_write, locked
@@ -25,24 +25,11 @@ Runs = list[PlannedRun]
 LIVE = "in the queue or running"
 
 
-@dataclass
-class Launched:
-    """What a launch did."""
-
-    submitted: list[str] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)  # in this process only
-    stopped: bool = False
-
-    @property
-    def well(self) -> bool:
-        """Whether nothing failed or was stopped."""
-        return not (self.failed or self.stopped)
-
-
-def launch(made: Plan, resources: Resources, say: Say = print) -> Launched:
+def launch(made: Plan, resources: Resources, say: Say = print) -> Runs | None:
     """Submit what is missing of a plan (not done, not live, not failed); `say` takes lines.
 
-    `SweepError` if the scheduler refuses; nothing is noted as submitted then.
+    Return the runs that failed in this process, None if nothing was missing. `SweepError` if the
+    scheduler refuses; nothing is noted as submitted then.
     """
     sweep = Sweep(made.root, made.grid.name)
     with locked(sweep.locked_folder, wait_s=60.0), _taken_back(sweep):
@@ -50,7 +37,7 @@ def launch(made: Plan, resources: Resources, say: Say = print) -> Launched:
         sweep.add(made.grid.title, noted)
         if not runs:
             say("nothing to submit")
-            return Launched()
+            return None
         batch = _submit(sweep, runs, resources, made.grid.code, say)
     return _run_here(sweep, runs, batch, say)
 
@@ -99,11 +86,11 @@ def missing(sweep: Sweep, runs: Sequence[PlannedRun], say: Say) -> tuple[Runs, R
 def retry(
     sweep: Sweep, runs: Sequence[PlannedRun], resources: Resources, say: Say = print,
     found: Grid | None = None,
-) -> Launched:  # fmt: skip
+) -> Runs | None:  # fmt: skip
     """Submit failed and stopped runs of a sweep again; each goes on from its last checkpoint.
 
-    `found` is its grid, if that is one in Python; `SweepError` for code that neither it nor this
-    suite has, as the sweep's file may name.
+    It returns what `launch` does. `found` is its grid, if that is one in Python; `SweepError` for
+    code that neither it nor this suite has, as the sweep's file may name.
     """
     known = {*ENTRIES.values(), *(found.commands.values() if found else ())}
     if others := {run.entry for run in runs} - known:
@@ -116,7 +103,7 @@ def retry(
         chosen = [run for run in runs if run.name in due]
         if not chosen:
             say("nothing has failed or stopped")
-            return Launched()
+            return None
         batch = _submit(sweep, chosen, resources, found.code if found else None, say)
     return _run_here(sweep, chosen, batch, say)
 
@@ -179,9 +166,12 @@ def _submit(
     return batch
 
 
-def _run_here(sweep: Sweep, runs: Sequence[PlannedRun], batch: JobBatch, say: Say) -> Launched:
-    """Run what is debugged one after the other: a failure is shown and the next one starts."""
-    found = Launched([run.name for run in runs])
+def _run_here(sweep: Sweep, runs: Sequence[PlannedRun], batch: JobBatch, say: Say) -> Runs:
+    """Run what is debugged one after the other; return those that failed, which are shown.
+
+    `SystemExit` if one was asked to stop.
+    """
+    failed = []
     for number, run in enumerate(runs if batch.kind == "debug" else (), 1):
         say(f"--- {number}/{len(runs)}  {run.name}  {run.label}")
         try:
@@ -189,16 +179,16 @@ def _run_here(sweep: Sweep, runs: Sequence[PlannedRun], batch: JobBatch, say: Sa
         except SystemExit as exit_:
             if exit_.code in (REQUEUE, STOPPED):
                 say("stopped; the same command goes on")
-                found.stopped = True
-                break
+                raise SystemExit(1) from None
             raise
         except Exception as error:
             text = "".join(traceback.format_exception(error))
             sweep.logs.mkdir(parents=True, exist_ok=True)
             (sweep.logs / f"{batch.name}_{run.name}.err").write_text(text)
             # What a run says of itself is a sentence; the place in the code is in the log.
-            own = isinstance(error, UserError)
             with contextlib.suppress(OSError):
-                sys.stderr.write(f"error: {error}\n" if own else text)
-            found.failed.append(run.name)
-    return found
+                sys.stderr.write(f"error: {error}\n" if isinstance(error, UserError) else text)
+            failed.append(run)
+    if failed:
+        say(f"{len(failed)} of {len(runs)} failed")
+    return failed

@@ -109,8 +109,7 @@ class Search:
                 self._start(old)
                 # What ended while nobody looked.
                 runs = [run for _, run in self.live.values()]
-                if retry(self.sweep, runs, place, _quiet, self.found).stopped:
-                    raise KeyboardInterrupt
+                retry(self.sweep, runs, place, _quiet, self.found)
             while True:
                 # As many as there is room for.
                 new = min(room - len(self.live), self.trials - len(self.study.trials))
@@ -153,8 +152,7 @@ class Search:
             started[run.name] = run
         if started:
             made = Plan(self.found, self.corner.scale, self.sweep.root, list(started.values()))
-            if launch(made, self.place, self.say if self.place.kind == "debug" else _quiet).stopped:
-                raise KeyboardInterrupt  # a run in this process was stopped: so is the search
+            launch(made, self.place, self.say if self.place.kind == "debug" else _quiet)
 
     def _settled(self, trial: Any, row: RunStatus) -> bool:
         """Tell what is known of a trial; return whether it is over."""

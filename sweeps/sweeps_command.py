@@ -186,13 +186,9 @@ def _launch(chosen: argparse.Namespace) -> int:
             _dry_run(made, place, full=dry == "full")
             return 0
         _check_ready(made, place)
-        done = launch(made, place)
-        if not done.well:
-            failed = f"{len(done.failed)} of {len(done.submitted)} failed"
-            print(failed if done.failed else "stopped")
-            return 1
-        if not (place.kind == "debug" and made.waiting and done.submitted):
-            return 0
+        failed = launch(made, place)
+        if failed is None or failed or place.kind != "debug" or not made.waiting:
+            return int(bool(failed))
         # Parents are done now: the next stage can be planned.
 
 
@@ -309,7 +305,7 @@ def _retry(chosen: argparse.Namespace) -> int:
     found = grid.load(chosen.grid) if chosen.grid.endswith(".py") else None
     # What is submitted first does not wait.
     ordered = sorted(groups.values(), key=lambda group: group[0].kind == "debug")
-    return int(not all([retry(sweep, part, place, found=found).well for place, part in ordered]))
+    return int(any([retry(sweep, part, place, found=found) for place, part in ordered]))
 
 
 def _cancel(chosen: argparse.Namespace) -> None:

@@ -45,14 +45,6 @@ STOPPED = 76  # ... or has saved and stopped because it was told to
 KILLED = "killed by signal 9 (out of memory?)"
 
 
-class RunFailed(SweepError):
-    """A run's command returned a code other than 0, made no progress, or ran other code."""
-
-
-class EarlySignal(BaseException):
-    """A signal that came while nothing could be saved."""
-
-
 @dataclass(frozen=True)
 class Job:
     """What is submitted: plain values, so a requeued job needs nothing but this and the disk."""
@@ -97,9 +89,9 @@ class Job:
         self.folder.note(run.name, "end", how=how, step=run.saved_step, job=self.id, **values)
 
     def check_progress(self, step: int) -> None:
-        """Raise `RunFailed` if this submission began at `step` often enough already."""
+        """Raise `SweepError` if this submission began at `step` often enough already."""
         if self.folder.fruitless(self.run["name"], step, self.batch) >= FRUITLESS:
-            raise RunFailed(
+            raise SweepError(
                 f"given up: {FRUITLESS} attempts started at step {step} and none saved a later "
                 "one; see what ends them, then python -m sweeps retry"
             )
@@ -108,7 +100,7 @@ class Job:
         """Run it (submitit calls this in every task): note the attempt, answer signals.
 
         Raises:
-            RunFailed: It returned another code than 0, runs other code than was submitted, or this
+            SweepError: It returned another code than 0, runs other code than was submitted, or this
                 would be the fourth start from the same step.
         """
         run = PlannedRun(**self.run)
@@ -151,7 +143,7 @@ def _failures(job: Job, rank: int) -> Iterator[None]:
 
 
 def _call(run: PlannedRun) -> str | None:
-    """Call the entry point; return the signal that interrupted it, None if done; or `RunFailed`."""
+    """Call the entry point; return the signal that interrupted it, None if it is done."""
     choose_spinning()
     module, _, name = run.entry.partition(":")
     try:
@@ -161,17 +153,15 @@ def _call(run: PlannedRun) -> str | None:
         code = exit_.code
     except Interrupted as error:
         return error.reason
-    except EarlySignal as error:
-        return str(error)
     for reason, number in EXIT_CODES.items():
-        if code == number and run.trains:
+        if code == number:
             return reason
     if code not in (0, None):
         status = run_folder.read(Path(run.folder) / "status.json") if run.folder else {}
         why = status.get("error") or "see the lines above in this log"
-        raise RunFailed(f"{run.entry} returned {code}: {why}")
+        raise SweepError(f"{run.entry} returned {code}: {why}")
     if run.trains and not run.finished:
-        raise RunFailed(
+        raise SweepError(
             f"{run.entry} returned, but {run.folder} holds no finished run of {run.steps} steps"
         )
     return None
@@ -184,7 +174,7 @@ def _early() -> Iterator[None]:
     def unwind(number: int, _frame: FrameType | None) -> None:
         # A forked data worker inherits the handler and gets the signal too.
         if os.getpid() == owner:
-            raise EarlySignal(signal.Signals(number).name)
+            raise SystemExit(EXIT_CODES[signal.Signals(number).name])
 
     owner, kept = os.getpid(), {}
     for name in ("SIGUSR2", "SIGTERM"):
@@ -213,7 +203,7 @@ def _watchdog(job: Job, run: PlannedRun, rank: int) -> Iterator[None]:
                 since = time.monotonic()
             elif time.monotonic() - since > 0.7 * job.signal_s:
                 job.note_end("requeued", signal="USR2, not answered in time")
-                with contextlib.suppress(RunFailed):
+                with contextlib.suppress(SweepError):
                     if not _requeue(job):
                         os._exit(REQUEUE)
                 return
@@ -259,7 +249,7 @@ def _requeue(job: Job) -> bool:
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     if done.returncode:
         reason = " ".join(done.stderr.split())
-        raise RunFailed(f"scontrol requeue {job.id}: {reason}; python -m sweeps retry goes on")
+        raise SweepError(f"scontrol requeue {job.id}: {reason}; python -m sweeps retry goes on")
     return True
 
 
@@ -267,9 +257,9 @@ def _requeue(job: Job) -> bool:
 
 
 def check_code(code: Path) -> None:
-    """Make sure that children run the snapshot; raise `RunFailed` if this process does not."""
+    """Make sure that children run the snapshot; raise `SweepError` if this process does not."""
     if code.resolve() != ROOT:
-        raise RunFailed(
+        raise SweepError(
             f"the job imported sweeps from {ROOT}, not from its snapshot {code}: "
             "PYTHONPATH or a .pth file of this environment comes first"
         )

@@ -180,8 +180,8 @@ def script(sweep: Sweep, resources: Resources, runs: int, code: Path) -> str:
 
     command = f"{python(resources)} -u -m submitit.core._submit {shlex.quote(str(sweep.logs))}"
     options = parameters(resources, f"{sweep.name}.BATCH", code, sweep.logs)
-    count = {"map_count": runs} if runs > 1 else {}
-    return _make_sbatch_string(command=command, folder=sweep.logs, **count, **options)
+    options |= {"map_count": runs} if runs > 1 else {}
+    return _make_sbatch_string(command=command, folder=sweep.logs, **options)
 
 
 def submit(

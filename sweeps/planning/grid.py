@@ -14,7 +14,7 @@ import math
 import re
 import runpy
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -76,12 +76,6 @@ class Stage:
     of: str | None = None
     where: Mapping[str, Any] = field(default_factory=dict)
     trains: bool = True  # a cell is a run folder's training rather than another command
-
-    def combinations(self) -> Iterator[dict[str, Any]]:
-        """Yield what varies, by key, the seed last."""
-        for rows in itertools.product(*self.factors.values()):
-            varies = {key: value for row in rows for key, value in row.items()}
-            yield dict(sorted(varies.items(), key=lambda item: item[0] == "seed"))
 
     def set_keys(self) -> set[str]:
         """Return the keys that the stage sets."""
@@ -308,7 +302,10 @@ def _add(cells: list[GridCell], stage: Stage, scale: str, parentless: bool) -> N
         if parent is not None and stage.trains:
             base |= cells[parent].overrides
         inherited = {} if parent is None else cells[parent].varies
-        for varies in stage.combinations():
+        for rows in itertools.product(*stage.factors.values()):
+            varies = {key: value for row in rows for key, value in row.items()}
+            # A label ends with the seed.
+            varies = dict(sorted(varies.items(), key=lambda item: item[0] == "seed"))
             overrides = {**base, **stage.base, **varies}
             cells.append(GridCell(stage, overrides, {**inherited, **varies}, parent))
 

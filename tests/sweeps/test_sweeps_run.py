@@ -119,7 +119,7 @@ def test_retry_has_the_place_and_the_scale_that_each_run_was_launched_with(shop,
     shop("launch", "cluster=debug", "cluster.time=60", "scale=small", "seed=1", code=1)
     places = []
     monkeypatch.setattr(
-        sweeps_command, "retry", lambda _, runs, place, **__: places.append((runs[0].stage, place)) or launch.Launched()
+        sweeps_command, "retry", lambda _, runs, place, **__: places.append((runs[0].stage, place)) or []
     )
     shop("retry", "cluster.throttle=3")
     assert {(stage, place.time, place.throttle) for stage, place in places} == {("score", "50", 3), ("train", "60", 3)}
@@ -436,7 +436,7 @@ def test_the_fourth_start_from_one_step_is_given_up(tmp_path):
     one = job.Job(run.__dict__, str(tmp_path), "g", str(tmp_path), None, "b", "debug")
     for _ in range(3):
         one.folder.note(run.name, "start", step=0, batch="b")
-    with pytest.raises(job.RunFailed, match="3 attempts started at step 0"):
+    with pytest.raises(SweepError, match="3 attempts started at step 0"):
         one()
     assert one.folder.events(run.name)[-1]["how"] == "failed"
 
@@ -448,7 +448,7 @@ def test_a_command_that_returns_a_code_or_leaves_nothing_failed(tmp_path):
     ):
         run = make_run(tmp_path, entry=entry, name=entry.split(":")[1])
         one = job.Job(run.__dict__, str(tmp_path), "g", str(tmp_path), None, "b", "debug")
-        with pytest.raises(job.RunFailed, match=said):
+        with pytest.raises(SweepError, match=said):
             one()
         assert one.folder.events(run.name)[-1]["how"] == "failed"
 
@@ -460,7 +460,7 @@ def test_a_command_that_returns_a_code_or_leaves_nothing_failed(tmp_path):
 def test_a_job_that_cannot_begin_says_why(cwd, code, said, tmp_path):
     run = make_run(tmp_path)
     one = job.Job(run.__dict__, str(tmp_path), "g", str(tmp_path / cwd), code, "b", "local")
-    with pytest.raises((FileNotFoundError, job.RunFailed)):
+    with pytest.raises((FileNotFoundError, SweepError)):
         one()
     assert re.search(said, one.folder.events(run.name)[-1]["error"])
 
@@ -477,7 +477,7 @@ def test_a_signal_before_training_listens_asks_for_a_requeue(tmp_path):
 
 
 def test_a_job_that_imports_other_code_than_its_snapshot_refuses(tmp_path):
-    with pytest.raises(job.RunFailed, match="not from its snapshot"):
+    with pytest.raises(SweepError, match="not from its snapshot"):
         job.check_code(tmp_path)
 
 
