@@ -51,11 +51,6 @@ class RunStatus:
     trained: float = 0.0  # those of them spent on steps
 
     @property
-    def progress(self) -> str:
-        """`120/1000`, or what is known of it."""
-        return "" if self.steps is None else f"{self.step or 0}/{self.steps}"
-
-    @property
     def live(self) -> bool:
         """Whether a job for it is in a queue or running."""
         return self.state in LIVE

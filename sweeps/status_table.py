@@ -35,7 +35,8 @@ def _cells(row: RunStatus) -> tuple[str, str, str, str, str]:
     speed = f"{row.speed:.4g}" if row.speed else ""
     spent = clock(row.elapsed) if row.elapsed >= 1 else ""
     eta = "" if row.eta is None else clock(row.eta)
-    return row.progress, speed, spent, eta, f"{row.job}  {row.node}".strip()
+    progress = "" if row.steps is None else f"{row.step or 0}/{row.steps}"
+    return progress, speed, spent, eta, f"{row.job}  {row.node}".strip()
 
 
 def plain(rows: Sequence[RunStatus]) -> list[str]:

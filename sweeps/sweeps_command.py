@@ -109,8 +109,14 @@ def _dispatch(words: list[str]) -> int | None:
 class CommandWords:
     """A command's words, sorted: scale, cluster and its keys, and overrides of the runs."""
 
-    def __init__(self, words: Sequence[str], throttle: int | None = None) -> None:
-        self.typed = overrides.parse(words)
+    def __init__(self, chosen: argparse.Namespace) -> None:
+        self.typed = overrides.parse(chosen.words)
+        for key in {key.partition(".")[0] for key in self.typed} & {"cluster", "dry"}:
+            theirs = ("launch", "retry") if key == "cluster" else ("launch",)
+            if chosen.command not in theirs:
+                where = " and ".join(theirs)
+                raise SweepError(f"{key}= belongs to {where}; leave it out of {chosen.command}")
+        throttle = getattr(chosen, "throttle", None)
         ours = ("scale", "cluster", "dry")
         keys = [key for key in self.typed if key.startswith("cluster.")]
         self.overrides = {k: v for k, v in self.typed.items() if k not in (*ours, *keys)}
@@ -164,7 +170,7 @@ def _values(run: PlannedRun, every: Mapping[str, PlannedRun]) -> dict[str, str]:
 
 
 def _launch(chosen: argparse.Namespace) -> int:
-    words = CommandWords(chosen.words, chosen.throttle)
+    words = CommandWords(chosen)
     dry = "true" if chosen.dry_run and words.dry == "false" else words.dry
     found = grid.load(chosen.grid)
     place = words.resources("slurm" if dry != "false" else "")
@@ -215,14 +221,7 @@ def _dry_run(made: Plan, place: cluster_resources.Resources, full: bool) -> None
 
 def _sweep(chosen: argparse.Namespace) -> tuple[Sweep, list[PlannedRun], CommandWords]:
     """Return the sweep, those of its runs that match the words, and the words."""
-    words = CommandWords(chosen.words, getattr(chosen, "throttle", None))
-    for key in ("dry", "cluster"):
-        if getattr(words, key) not in ("", "false") and (key, chosen.command) != (
-            "cluster",
-            "retry",
-        ):
-            where = "launch and retry" if key == "cluster" else "launch"
-            raise SweepError(f"{key}= belongs to {where}; leave it out of {chosen.command}")
+    words = CommandWords(chosen)
     name = grid.check_name(re.sub(r"\.(yaml|yml|py)\Z", "", Path(chosen.grid).name))
     sweep = Sweep(words.root, name)
     if not sweep.exists():
@@ -267,7 +266,8 @@ def _status(chosen: argparse.Namespace) -> None:
 
 
 def _all_sweeps(chosen: argparse.Namespace, before: str = "") -> None:
-    words = CommandWords([*filter(None, [getattr(chosen, "grid", None)]), *chosen.words])
+    chosen.words += filter(None, [getattr(chosen, "grid", None)])  # no grid, but a first word
+    words = CommandWords(chosen)
     queue, found, told, troubles = functools.cache(slurm_queue), [], [], set()
     launched = all_sweeps(words.root)
     for sweep in launched:
@@ -326,7 +326,7 @@ def _show(chosen: argparse.Namespace) -> None:
         with contextlib.suppress(KeyboardInterrupt):
             status_table.follow(sweep, found[0])
         return
-    words, one = CommandWords(chosen.words), grid.load(chosen.grid)
+    words, one = CommandWords(chosen), grid.load(chosen.grid)
     made = plan(one, words.scale, words.overrides)
     print(f"{one.name}: {one.title}")
     print(f"makes: {', '.join(one.makes) or 'nothing of its own'}")

@@ -55,14 +55,12 @@ def start(
             [sys.executable, "-m", "sweeps.jobs.pool", str(folder)], cwd=code, env=environment,
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
-    end, over = time.monotonic() + 60, False
-    while not (folder / "state.json").is_file():
-        if over:
-            process.terminate()  # its runs would be nobody's
-            raise SweepError(f"the pool did not start; see {folder / 'pool.log'}")
-        # Looked for once more: it may have written it last.
-        over = time.monotonic() > end or process.poll() is not None
+    state, looks = folder / "state.json", 3000  # a minute
+    while process.poll() is None and not state.is_file() and (looks := looks - 1):
         time.sleep(0.02)
+    if not state.is_file():
+        process.terminate()  # its runs would be nobody's
+        raise SweepError(f"the pool did not start; see {folder / 'pool.log'}")
     process.returncode = 0  # it outlives this command on purpose: no warning about that
     return {run.name: f"{batch.name}/{run.name}" for run in runs}
 

@@ -1,5 +1,6 @@
 """Plans: checked cells, names, coinciding cells, budgets, cost; resources."""
 
+import argparse
 import dataclasses
 import datetime
 import json
@@ -196,7 +197,9 @@ def test_equal_hours_take_measured_speeds(tmp_path):
 
 def test_two_throttles_are_refused():
     with pytest.raises(SweepError, match="are one setting; type one"):
-        sweeps_command.CommandWords(["cluster.throttle=2"], 4)
+        sweeps_command.CommandWords(
+            argparse.Namespace(command="launch", words=["cluster.throttle=2"], throttle=4)
+        )
 
 
 def test_the_estimate_prints_every_run_and_the_sum(tmp_path):
