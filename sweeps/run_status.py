@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import psutil
@@ -317,11 +318,11 @@ def estimate(rows: Sequence[RunStatus], latest: Mapping[str, JobBatch]) -> None:
 
     def left(row: RunStatus) -> float:
         like = max(len(_kind(row) & other) for other, _ in known)
-        rate = _mean([rate for other, rate in known if len(_kind(row) & other) == like])
+        rate = fmean([rate for other, rate in known if len(_kind(row) & other) == like])
         return max(1.0, rate * (row.steps or 1) - row.elapsed)
 
     done = [row for row in rows if row.state == "done" and row.elapsed > 0]
-    beside = _mean([row.elapsed - row.trained for row in done if row.trained])
+    beside = fmean([row.elapsed - row.trained for row in done if row.trained] or [0.0])
     known = [(_kind(row), row.elapsed / max(1, row.step or row.steps or 1)) for row in done]
     active = [row for row in rows if row.state in ("running", "starting")]
     told = [row for row in active if row.eta is not None]
@@ -346,10 +347,6 @@ def estimate(rows: Sequence[RunStatus], latest: Mapping[str, JobBatch]) -> None:
         free.sort()
         row.eta = free[0] + left(row)
         free[0] = row.eta
-
-
-def _mean(numbers: Sequence[float]) -> float:
-    return sum(numbers) / len(numbers) if numbers else 0.0
 
 
 def _kind(row: RunStatus) -> frozenset[tuple[str, str]]:

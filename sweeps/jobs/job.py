@@ -35,9 +35,10 @@ from experiments.runtime.files import atomic_write
 from experiments.training import run_folder
 from routing.errors import UserError
 from sweeps import SweepError
-from sweeps.jobs.sweep_folder import FRUITLESS, JobBatch, Sweep, python_path
+from sweeps.jobs.sweep_folder import JobBatch, Sweep, python_path
 from sweeps.planning.planned_runs import PlannedRun
 
+FRUITLESS = 3  # attempts that start from the same step before a run is given up
 # Exit codes: a local worker asks for a place at the end of the queue (EX_TEMPFAIL) ...
 REQUEUE = 75
 STOPPED = 76  # ... or has saved and stopped because it was told to
@@ -69,8 +70,15 @@ class Job:
 
     @property
     def id(self) -> str | None:
-        """The id that Slurm's commands take for this job; None in a pool."""
-        return own_id() if self.kind == "slurm" else None
+        """The id that `scontrol requeue` needs for this process's job; None outside Slurm.
+
+        The raw job id is wrong for the one task of an array whose raw id equals the array's: it
+        means them all.
+        """
+        if self.kind != "slurm":
+            return None
+        array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+        return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")
 
     @property
     def folder(self) -> Sweep:
@@ -90,7 +98,9 @@ class Job:
 
     def check_progress(self, step: int) -> None:
         """Raise `SweepError` if this submission began at `step` often enough already."""
-        if self.folder.fruitless(self.run["name"], step, self.batch) >= FRUITLESS:
+        events = self.folder.events(self.run["name"])
+        starts = [e for e in events if e["event"] == "start" and e.get("batch") == self.batch]
+        if len(starts) >= FRUITLESS and all(e.get("step") == step for e in starts[-FRUITLESS:]):
             raise SweepError(
                 f"given up: {FRUITLESS} attempts started at step {step} and none saved a later "
                 "one; see what ends them, then python -m sweeps retry"
@@ -294,16 +304,6 @@ def export_ranks() -> int:
     os.environ["MASTER_PORT"] = str(random.Random(seed).randint(20000, 30000))
     distributed = submitit.helpers.TorchDistributedEnvironment()
     return int(distributed.export(set_cuda_visible_devices=False, overwrite=True).rank)
-
-
-def own_id() -> str | None:
-    """Return the id that `scontrol requeue` needs for this process's job, None outside Slurm.
-
-    The raw job id is wrong for the one task of an array whose raw id equals the array's: it means
-    them all.
-    """
-    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")
 
 
 if __name__ == "__main__":  # `python -m sweeps.jobs.job FILE` is what a local worker starts

@@ -30,7 +30,6 @@ from sweeps.planning.grid import is_file_name
 from sweeps.planning.overrides import fits, record
 from sweeps.planning.planned_runs import PlannedRun
 
-FRUITLESS = 3  # attempts that start from the same step before a run is given up
 # No part of a snapshot of the code; hidden files are an editor's.
 _IGNORED = shutil.ignore_patterns(".*", "__pycache__", "notebooks", "*.pyc", "*.so.tmp", "*~")
 
@@ -141,16 +140,6 @@ class Sweep:
     def note(self, run: str, event: str, **values: Any) -> None:
         """Append an event of a run with the time."""
         append_jsonl(self.attempts(run), [{"event": event, "time": time.time(), **values}])
-
-    def fruitless(self, run: str, step: int, batch: str) -> int:
-        """Count a run's last starts in a submission that began at `step` too."""
-        count = 0
-        for event in reversed(self.events(run)):
-            if event["event"] == "start":
-                if event.get("step") != step or event.get("batch") != batch:
-                    break
-                count += 1
-        return count
 
 
 def all_sweeps(root: Path) -> list[Sweep]:

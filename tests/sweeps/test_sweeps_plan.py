@@ -248,7 +248,6 @@ def test_times_as_slurm_reads_them(text, minutes):
 
 def test_accounting_is_asked_for_numbers_alone(monkeypatch):
     asked = []
-    monkeypatch.setattr(slurm.shutil, "which", lambda name: name)
     monkeypatch.setattr(slurm, "call", lambda words: asked.append(words[-1]) or "7_1|FAILED|1:0|n1\n")
     assert slurm.history(["x_1", "7_1", "7_2", ""])["7_1"].exit == "1:0" and asked == ["7"]
     assert slurm.history(["x_1"]) == {} and asked == ["7"]
